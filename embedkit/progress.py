@@ -1,0 +1,105 @@
+"""Progress of long work: a bar on a terminal, log lines otherwise."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from types import TracebackType
+from typing import TextIO
+
+__all__ = ["Progress"]
+
+logger = logging.getLogger("embedkit")
+
+_BAR_SECONDS = 0.1
+_LINE_SECONDS = 10.0
+_BAR_WIDTH = 24
+
+
+class Progress:
+    """Counts units of work and tells how far they are.
+
+    On a terminal it draws one line on stderr; elsewhere it logs a line every ten seconds at INFO.
+    Use it as a context manager.
+
+    Args:
+        label: what is being done, e.g. ``"encode"``.
+        total: units in all, or None when that is not known.
+        unit: plural name of a unit, e.g. ``"texts"``.
+        enabled: False is silent; None shows progress only on a terminal or when INFO is logged.
+    """
+
+    def __init__(
+        self,
+        label: str,
+        total: int | None = None,
+        *,
+        unit: str = "items",
+        enabled: bool | None = None,
+        stream: TextIO | None = None,
+    ) -> None:
+        self.label, self.total, self.unit = label, total, unit
+        self.done = 0
+        self.note = ""
+        self._stream = stream or sys.stderr
+        self._terminal = self._stream.isatty()
+        self._enabled = enabled is not False
+        self._started = self._shown = time.monotonic()
+        self._drawn = False
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._drawn:
+            self._draw()
+            self._stream.write("\n")
+            self._stream.flush()
+
+    def advance(self, count: int = 1, note: str = "") -> None:
+        """Count ``count`` more units; ``note`` is shown behind the figures, a loss say."""
+        self.done += count
+        self.note = note or self.note
+        if not self._enabled:
+            return
+        now = time.monotonic()
+        if now - self._shown < (_BAR_SECONDS if self._terminal else _LINE_SECONDS):
+            return
+        self._shown = now
+        if self._terminal:
+            self._draw()
+        else:
+            logger.info("%s", self._text())
+
+    def _draw(self) -> None:
+        self._drawn = True
+        self._stream.write("\r\x1b[K" + self._text(bar=True))
+        self._stream.flush()
+
+    def _text(self, *, bar: bool = False) -> str:
+        seconds = time.monotonic() - self._started
+        rate = self.done / seconds if seconds > 0 else 0.0
+        parts = [self.label]
+        if self.total:
+            share = min(1.0, self.done / self.total)
+            if bar:
+                parts.append("█" * int(share * _BAR_WIDTH) + "░" * (_BAR_WIDTH - int(share * _BAR_WIDTH)))
+            parts.append(f"{100 * share:.0f}%")
+        parts.append(f"{self.done:,}{f'/{self.total:,}' if self.total else ''} {self.unit}, {rate:,.0f}/s")
+        if self.total and rate:
+            parts.append(f"{_duration((self.total - self.done) / rate)} left")
+        if self.note:
+            parts.append(self.note)
+        return "  ".join(parts)
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(int(max(0.0, seconds)), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h{minutes:02d}m" if hours else f"{minutes}m{rest:02d}s"
