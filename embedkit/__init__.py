@@ -1,0 +1,72 @@
+"""embedkit: small, fast sentence encoders, from training to search.
+
+Public names are imported when they are first used, so that ``import embedkit`` costs nothing::
+
+    from embedkit import Encoder
+
+    encoder = Encoder.load("tiny-sct.onnx")
+    embeddings = encoder.encode(["a text", "another"])  # (2, D) float32, unit rows
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from embedkit.errors import (
+        BundleError,
+        EmbedkitError,
+        InputError,
+        MissingExtraError,
+        ModelError,
+        ModelNotFoundError,
+        ProviderError,
+        TextOverflowError,
+    )
+    from embedkit.protocols import TextEncoder, VectorIndex
+    from embedkit.runtime.encoder import Encoder
+    from embedkit.serving.retrieval.collection import Collection
+
+__all__ = [
+    "BundleError",
+    "Collection",
+    "EmbedkitError",
+    "Encoder",
+    "InputError",
+    "MissingExtraError",
+    "ModelError",
+    "ModelNotFoundError",
+    "ProviderError",
+    "TextEncoder",
+    "TextOverflowError",
+    "VectorIndex",
+    "__version__",
+]
+
+__version__ = "0.1.0"
+
+_HOME_OF = {
+    "BundleError": "embedkit.errors",
+    "Collection": "embedkit.serving.retrieval.collection",
+    "EmbedkitError": "embedkit.errors",
+    "Encoder": "embedkit.runtime.encoder",
+    "InputError": "embedkit.errors",
+    "MissingExtraError": "embedkit.errors",
+    "ModelError": "embedkit.errors",
+    "ModelNotFoundError": "embedkit.errors",
+    "ProviderError": "embedkit.errors",
+    "TextEncoder": "embedkit.protocols",
+    "TextOverflowError": "embedkit.errors",
+    "VectorIndex": "embedkit.protocols",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'embedkit' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOME_OF[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
