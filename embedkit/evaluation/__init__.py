@@ -1,0 +1,5 @@
+"""How good an encoder is: similarity of sentences and re-ranking, on published sets or one's own."""
+
+from __future__ import annotations
+
+__all__: list[str] = []
