@@ -1,0 +1,228 @@
+"""The command `embedkit`: finds the command asked for, runs it, and turns errors into exit codes.
+
+Only the module of that command is imported, and the heavy imports of a command stand inside its
+``run``; so ``--help`` is quick and a missing extra concerns only the commands that need it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import difflib
+import importlib
+import logging
+import os
+import sys
+import traceback
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, Protocol, cast
+
+from embedkit import __version__
+from embedkit.errors import EmbedkitError, MissingExtraError
+
+__all__ = ["COMMANDS", "EXIT_CODES", "Command", "main"]
+
+logger = logging.getLogger("embedkit")
+
+
+class Command(NamedTuple):
+    """Where a command lives, and the extra that brings what it imports."""
+
+    module: str
+    extra: str | None = None
+
+
+COMMANDS = {
+    "train": Command("embedkit.cli.train", extra="train"),
+    "methods": Command("embedkit.cli.methods", extra="train"),
+    "export": Command("embedkit.cli.export", extra="export"),
+    "inspect": Command("embedkit.cli.inspect"),
+    "encode": Command("embedkit.cli.encode"),
+    "evaluate": Command("embedkit.cli.evaluate", extra="export"),
+    "index": Command("embedkit.cli.index", extra="serve"),
+    "search": Command("embedkit.cli.search", extra="serve"),
+    "doctor": Command("embedkit.cli.doctor"),
+}
+
+# The first row that fits decides. 0 is success, 2 (wrong usage) comes from argparse; what fits no
+# row is a bug of ours and shows its trace.
+EXIT_CODES: tuple[tuple[type[BaseException], int], ...] = (
+    (BrokenPipeError, 0),  # the reader, `head` say, has seen enough
+    (EmbedkitError, 1),
+    (OSError, 1),
+    (KeyboardInterrupt, 130),
+)
+
+
+class CommandModule(Protocol):
+    """What every `cli/<command>.py` offers."""
+
+    HELP: str
+    EXAMPLES: str
+
+    def configure(self, parser: argparse.ArgumentParser, /) -> None:
+        """Add the command's arguments."""
+
+    def run(self, arguments: argparse.Namespace, /) -> int | None:
+        """Do it; None means success."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code.
+
+    Raises:
+        SystemExit: with 2 for wrong usage and 0 after ``--help`` or ``--version``, as argparse does.
+    """
+    arguments = argparse.Namespace(json=False, debug=False, verbose=0, quiet=False)
+    parser = _top_parser()
+    parser.parse_args(argv, arguments)
+    if arguments.command is None:
+        parser.error(f"a command is missing; the commands are {', '.join(COMMANDS)}")
+    command = COMMANDS.get(arguments.command)
+    if command is None:
+        parser.error(_unknown_command(arguments.command))
+    module = _load(command)
+    _command_parser(arguments.command, module).parse_args(arguments.rest, arguments)
+    with _messages(arguments.verbose, quiet=arguments.quiet):
+        return _run(module, command, arguments)
+
+
+def _run(module: CommandModule, command: Command, arguments: argparse.Namespace) -> int:
+    try:
+        with _missing_packages_named(command):
+            code = module.run(arguments)
+        sys.stdout.flush()
+    except tuple(kind for kind, _ in EXIT_CODES) as error:
+        if arguments.debug:
+            traceback.print_exc()
+        _report(error)
+        return next(code for kind, code in EXIT_CODES if isinstance(error, kind))
+    return code or 0
+
+
+def _report(error: BaseException) -> None:
+    """Tell an error in one line on stderr; a closed pipe is nobody's error."""
+    if isinstance(error, BrokenPipeError):
+        # The interpreter flushes stdout once more when it ends, into nowhere this time.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    elif isinstance(error, KeyboardInterrupt):
+        print("interrupted", file=sys.stderr)
+    else:
+        print(f"error: {error}", file=sys.stderr)
+
+
+def _load(command: Command) -> CommandModule:
+    return cast(CommandModule, importlib.import_module(command.module))
+
+
+@contextlib.contextmanager
+def _missing_packages_named(command: Command) -> Iterator[None]:
+    """Turn the failed import of a package that is not ours into the pip command that brings it."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package in {"", "embedkit"}:
+            raise
+        wanted = f"embedkit[{command.extra}]" if command.extra else package
+        raise MissingExtraError(f'{package} is not installed; it comes with: pip install "{wanted}"') from error
+
+
+def _unknown_command(name: str) -> str:
+    near = difflib.get_close_matches(name, COMMANDS, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"the commands are {', '.join(COMMANDS)}"
+    return f"there is no command {name!r}; {hint}"
+
+
+# Parsers
+
+
+def _top_parser() -> argparse.ArgumentParser:
+    parser = _TopParser(
+        prog="embedkit",
+        usage="embedkit COMMAND ... | embedkit COMMAND --help",
+        description="Small, fast sentence encoders: train, export, encode, evaluate, search.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"embedkit {__version__}")
+    parser.add_argument("command", nargs="?", help=argparse.SUPPRESS)
+    parser.add_argument("rest", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    _add_common_options(parser)
+    return parser
+
+
+class _TopParser(argparse.ArgumentParser):
+    """Collects the commands' one-line descriptions only when somebody asks for help."""
+
+    def format_help(self) -> str:
+        lines = [f"  {name:<10} {_load(command).HELP}" for name, command in COMMANDS.items()]
+        self.epilog = "\n".join(["commands:", *lines])
+        return super().format_help()
+
+
+def _command_parser(name: str, module: CommandModule) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=f"embedkit {name}",
+        description=module.HELP,
+        epilog=f"examples:\n{_indented(module.EXAMPLES)}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    module.configure(parser)
+    _add_common_options(parser)
+    return parser
+
+
+def _indented(examples: str) -> str:
+    return "\n".join(f"  {line.strip()}" for line in examples.strip().splitlines())
+
+
+def _add_common_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that every command has, also to the parsers of its sub-commands.
+
+    They leave no default behind, so that each may stand before or after the command's name.
+    """
+    group = parser.add_argument_group("common options")
+    absent = argparse.SUPPRESS
+    group.add_argument("--json", action="store_true", default=absent, help="print the result as JSON")
+    group.add_argument("--debug", action="store_true", default=absent, help="show the trace of an error")
+    group.add_argument("-v", "--verbose", action="count", default=absent, help="tell more; -vv everything")
+    group.add_argument("-q", "--quiet", action="store_true", default=absent, help="tell only errors")
+    for action in parser._actions:  # noqa: SLF001 - argparse has no public way to its sub-parsers
+        if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001
+            for sub_parser in action.choices.values():
+                _add_common_options(sub_parser)
+
+
+# Messages
+
+
+@contextlib.contextmanager
+def _messages(verbose: int, *, quiet: bool) -> Iterator[None]:
+    """Send embedkit's log and Python's warnings to stderr while a command runs."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_MessageFormatter())
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.ERROR if quiet else {0: logging.WARNING, 1: logging.INFO}.get(verbose, logging.DEBUG))
+    try:
+        with warnings.catch_warnings():
+            warnings.showwarning = _log_warning
+            yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+
+
+class _MessageFormatter(logging.Formatter):
+    """Plain lines, with the level in front where it matters."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        text = super().format(record)
+        return text if record.levelno == logging.INFO else f"{record.levelname.lower()}: {text}"
+
+
+def _log_warning(message: Warning | str, *_: object, **__: object) -> None:
+    logger.warning("%s", message)
