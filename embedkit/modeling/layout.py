@@ -1,0 +1,177 @@
+"""The folder layout of sentence-transformers: which modules a model has, and their settings.
+
+::
+
+    modules.json                        the modules in order
+    config.json, model.safetensors      the backbone, as transformers writes it
+    tokenizer.json, tokenizer_config.json
+    sentence_bert_config.json           max_seq_length
+    config_sentence_transformers.json   prompts
+    1_Pooling/config.json
+    2_Dense/config.json, model.safetensors     only with a head (its weights are not written here)
+    N_Normalize/
+
+A folder without ``modules.json`` is a plain transformers model: only the backbone is known.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from embedkit.errors import ModelError
+
+__all__ = ["HEAD_FOLDER", "POOLINGS", "Layout", "read_layout", "write_layout"]
+
+POOLINGS = ("mean", "cls")
+HEAD_FOLDER = "2_Dense"
+
+_POOLING_KEYS = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls"}
+_SUPPORTED = (
+    ["Transformer", "Pooling"],
+    ["Transformer", "Pooling", "Normalize"],
+    ["Transformer", "Pooling", "Dense"],
+    ["Transformer", "Pooling", "Dense", "Normalize"],
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What a model folder says beside its weights.
+
+    Attributes:
+        backbone: folder of the transformers model and its tokenizer.
+        pooling: ``"mean"`` or ``"cls"``, None if the folder does not say.
+        max_length: tokens of the longest text, None if the folder does not say.
+        lowercase: texts are lowercased before they reach the tokenizer.
+        head: folder of the dense head, None without one.
+        prompts: name -> text put before a text.
+    """
+
+    backbone: Path
+    pooling: str | None = None
+    max_length: int | None = None
+    lowercase: bool = False
+    head: Path | None = None
+    prompts: dict[str, str] = field(default_factory=dict)
+
+
+def read_layout(folder: Path) -> Layout:
+    """Read the layout of a model folder.
+
+    Raises:
+        ModelError: a file is damaged, or the model has modules or settings that embedkit does not know.
+    """
+    if not (folder / "modules.json").is_file():
+        return Layout(backbone=folder)
+    modules = _read_modules(folder)
+    backbone = modules["Transformer"]
+    settings = _read_json(backbone / "sentence_bert_config.json", missing={})
+    prompts = _read_json(folder / "config_sentence_transformers.json", missing={}).get("prompts") or {}
+    return Layout(
+        backbone=backbone,
+        pooling=_read_pooling(modules["Pooling"], prompts),
+        max_length=settings.get("max_seq_length"),
+        lowercase=bool(settings.get("do_lower_case")),
+        head=_check_head(modules["Dense"]) if "Dense" in modules else None,
+        prompts={name: text for name, text in prompts.items() if text},
+    )
+
+
+def write_layout(
+    folder: Path,
+    *,
+    hidden: int,
+    pooling: str,
+    max_length: int,
+    head: int | None,
+    prompts: dict[str, str],
+) -> None:
+    """Write the layout's JSON files into a folder that holds a transformers model.
+
+    Args:
+        folder: where to.
+        hidden: H, width of the backbone.
+        pooling: ``"mean"`` or ``"cls"``.
+        max_length: tokens of the longest text.
+        head: D, width of the dense head, or None without one.
+        prompts: name -> text put before a text.
+    """
+    pooled = {"word_embedding_dimension": hidden}
+    pooled |= {key: name == pooling for key, name in _POOLING_KEYS.items()}
+    pooled |= {"pooling_mode_max_tokens": False, "pooling_mode_mean_sqrt_len_tokens": False}
+    dense = {
+        "in_features": hidden,
+        "out_features": head,
+        "bias": True,
+        "activation_function": "torch.nn.modules.activation.Tanh",
+    }
+    described: list[tuple[str, dict[str, Any] | None]] = [("Transformer", None), ("Pooling", pooled)]
+    described += [("Dense", dense)] if head else []
+    described += [("Normalize", None)]
+
+    modules = []
+    for index, (kind, settings) in enumerate(described):
+        path = f"{index}_{kind}" if index else ""
+        (folder / path).mkdir(exist_ok=True)
+        if settings is not None:
+            _write_json(folder / path / "config.json", settings)
+        module_type = f"sentence_transformers.models.{kind}"
+        modules.append({"idx": index, "name": str(index), "path": path, "type": module_type})
+    _write_json(folder / "modules.json", modules)
+    _write_json(folder / "sentence_bert_config.json", {"max_seq_length": max_length, "do_lower_case": False})
+    _write_json(
+        folder / "config_sentence_transformers.json",
+        {"prompts": prompts, "default_prompt_name": None, "similarity_fn_name": "cosine"},
+    )
+
+
+def _read_modules(folder: Path) -> dict[str, Path]:
+    """Kind of module -> its folder, in order."""
+    modules = _read_json(folder / "modules.json")
+    try:
+        found = {module["type"].rpartition(".")[2]: folder / module["path"] for module in modules}
+    except (TypeError, KeyError, AttributeError) as error:
+        raise ModelError(f"{folder / 'modules.json'} is not a list of modules with type and path") from error
+    if list(found) not in _SUPPORTED or len(found) != len(modules):
+        raise ModelError(
+            f"{folder} has the modules {', '.join(found)}; embedkit reads Transformer, Pooling, "
+            "then at most one Dense and one Normalize"
+        )
+    return found
+
+
+def _read_pooling(folder: Path, prompts: dict[str, str]) -> str:
+    settings = _read_json(folder / "config.json")
+    mode = settings.get("pooling_mode")
+    if mode is None:
+        active = [key for key, on in settings.items() if key.startswith("pooling_mode_") and on]
+        mode = _POOLING_KEYS.get(active[0]) if len(active) == 1 else active
+    if mode not in POOLINGS:
+        raise ModelError(f"{folder / 'config.json'} asks for another pooling than mean or cls: {settings}")
+    if any(prompts.values()) and not settings.get("include_prompt", True):
+        raise ModelError(f"{folder} leaves prompts out of the pooling, which embedkit does not support")
+    return str(mode)
+
+
+def _check_head(folder: Path) -> Path:
+    settings = _read_json(folder / "config.json")
+    activation = str(settings.get("activation_function", "")).rpartition(".")[2]
+    if activation != "Tanh" or not settings.get("bias", True) or settings.get("use_residual"):
+        raise ModelError(f"{folder} is not a plain dense layer with bias and tanh: {settings}")
+    return folder
+
+
+def _read_json(path: Path, *, missing: Any = None) -> Any:
+    if missing is not None and not path.is_file():
+        return missing
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path} cannot be read as JSON: {error}") from error
+
+
+def _write_json(path: Path, content: Any) -> None:
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,61 @@
+"""Where a model is: a folder on this machine, or a model id on the hub."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from huggingface_hub import snapshot_download
+
+from embedkit.errors import ModelError, ModelNotFoundError
+
+__all__ = ["find_folder"]
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+_DESCRIPTIONS = ["*.json", "*.txt", "*.model"]
+_WEIGHTS = ["*.safetensors", "*/pytorch_model.bin"]
+_OLD_WEIGHTS = ["pytorch_model*.bin"]
+_OTHER_FORMS = ["onnx/*", "openvino/*", "coreml/*"]
+
+
+def find_folder(source: str | os.PathLike[str]) -> Path:
+    """The folder that holds a model, downloaded first if ``source`` is a hub id.
+
+    A path that exists wins. What looks like a path and does not exist never goes to the network.
+
+    Raises:
+        ModelNotFoundError: there is no such folder, or the hub has no such model or cannot be reached.
+        ModelError: ``source`` is a file.
+    """
+    path = Path(source).expanduser()
+    if path.is_dir():
+        return path
+    if path.exists():
+        raise ModelError(f"{source} is a file; expected a model folder or a hub id")
+    if not isinstance(source, str) or not _is_hub_id(source):
+        raise ModelNotFoundError(f"there is no model folder {source}")
+    return _download(source)
+
+
+def _is_hub_id(source: str) -> bool:
+    """``name`` or ``org/name``, where ``org`` is not a folder that stands here."""
+    if not _HUB_ID.fullmatch(source) or source.endswith((".onnx", ".safetensors", ".bin")):
+        return False
+    organisation, slash, _ = source.partition("/")
+    return not (slash and Path(organisation).is_dir())
+
+
+def _download(hub_id: str) -> Path:
+    try:
+        folder = Path(
+            snapshot_download(hub_id, allow_patterns=_DESCRIPTIONS + _WEIGHTS, ignore_patterns=_OTHER_FORMS)
+        )
+        if not any(folder.glob("*.safetensors")):
+            snapshot_download(hub_id, allow_patterns=_OLD_WEIGHTS)
+    except (OSError, ValueError) as error:  # the hub's own errors are kinds of these two
+        reason = str(error).strip().partition("\n")[0]
+        raise ModelNotFoundError(
+            f"there is no folder {hub_id!r} here, and the hub gave no model of that name: {reason}"
+        ) from error
+    return folder

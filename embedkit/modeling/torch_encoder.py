@@ -1,0 +1,124 @@
+"""Embeds texts with a torch model: dev scores while training, teacher vectors, the reference of an export."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from embedkit.errors import ConfigError
+from embedkit.modeling.encoder import SentenceEncoder
+from embedkit.protocols import FloatArray
+
+__all__ = ["PRECISIONS", "TorchEncoder"]
+
+PRECISIONS = ("fp32", "bf16")
+
+
+class TorchEncoder:
+    """A :class:`~embedkit.protocols.TextEncoder` over a :class:`SentenceEncoder`, which it does not copy.
+
+    The model is put into evaluation mode for each call and back afterwards, so it may be one in training.
+
+    Args:
+        model: the network; moved to ``device`` if one is given.
+        precision: ``"bf16"`` runs the matrix products in bfloat16: about 2.5 times as fast on CPUs with AMX,
+            embeddings differ in the third digit.
+        device: ``"cpu"``, ``"cuda"`` or another torch device; None leaves the model where it is.
+        max_tokens_per_batch: tokens in a batch, padding included; bounds the memory.
+
+    Raises:
+        ConfigError: unknown precision, or a device that torch does not have here.
+    """
+
+    def __init__(
+        self,
+        model: SentenceEncoder,
+        *,
+        precision: str = "fp32",
+        device: str | None = None,
+        max_tokens_per_batch: int = 8192,
+    ) -> None:
+        if precision not in PRECISIONS:
+            raise ConfigError(f"precision is one of {', '.join(PRECISIONS)}, not {precision!r}")
+        self.model = model
+        self.precision = precision
+        self.max_tokens_per_batch = max_tokens_per_batch
+        if device is not None:
+            _move(model, device)
+
+    @property
+    def name(self) -> str:
+        """What people call the model."""
+        return self.model.name
+
+    @property
+    def fingerprint(self) -> str:
+        """Hex SHA-256 of the model as it is now, and of the precision unless that is fp32."""
+        fingerprint = self.model.fingerprint()
+        if self.precision == "fp32":
+            return fingerprint
+        return hashlib.sha256(f"{fingerprint} {self.precision}".encode()).hexdigest()
+
+    @property
+    def dimension(self) -> int:
+        """D, width of an embedding."""
+        return self.model.dimension
+
+    @property
+    def max_length(self) -> int:
+        """The longest text in tokens; longer ones are truncated."""
+        return self.model.max_length
+
+    def encode(self, texts: Sequence[str], /) -> FloatArray:
+        """Embed texts: ``(N, D) float32, unit rows``, in the order given.
+
+        Raises:
+            InputError: an item is not a ``str``.
+        """
+        ids = self.model.tokenizer.tokenize(texts).ids
+        embeddings = np.empty((len(ids), self.dimension), dtype=np.float32)
+        was_training = self.model.training
+        self.model.eval()
+        try:
+            for rows in _batches([len(row) for row in ids], self.max_tokens_per_batch):
+                embeddings[rows] = self._embed([ids[row] for row in rows])
+        finally:
+            self.model.train(was_training)
+        return embeddings
+
+    @torch.inference_mode()
+    def _embed(self, ids: Sequence[Sequence[int]]) -> FloatArray:
+        batch = self.model.tokenizer.pad(ids)
+        device = self.model.device
+        input_ids = torch.from_numpy(batch.input_ids).to(device)
+        attention_mask = torch.from_numpy(batch.attention_mask).to(device)
+        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=self.precision == "bf16"):
+            raw = self.model(input_ids, attention_mask)
+        unit: FloatArray = functional.normalize(raw.float(), dim=1).cpu().numpy()
+        return unit
+
+
+def _move(model: SentenceEncoder, device: str) -> None:
+    try:
+        model.to(torch.device(device))
+    except (RuntimeError, AssertionError) as error:  # torch says "not compiled with CUDA" by an AssertionError
+        reason = str(error).strip().partition("\n")[0]
+        raise ConfigError(f"device {device!r} cannot be used here: {reason}") from error
+
+
+def _batches(lengths: Sequence[int], max_tokens: int) -> Iterator[list[int]]:
+    """Rows in batches of similar length, longest first, so that a lack of memory shows at once."""
+    rows: list[int] = []
+    longest = 0
+    for row in sorted(range(len(lengths)), key=lambda row: (-lengths[row], row)):
+        if rows and (len(rows) + 1) * longest > max_tokens:
+            yield rows
+            rows = []
+        longest = longest if rows else lengths[row]
+        rows.append(row)
+    if rows:
+        yield rows

@@ -1,0 +1,69 @@
+"""A model folder's tokenizer files: read whatever there is, write what other libraries read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from transformers import AutoTokenizer
+
+from embedkit.errors import ModelError
+from embedkit.runtime.tokenization import Tokenizer
+
+__all__ = ["load_tokenizer", "write_tokenizer"]
+
+# A role that transformers knows, and how the tokenizer families spell it.
+_ROLES = {
+    "pad_token": ("[PAD]", "<pad>"),
+    "unk_token": ("[UNK]", "<unk>"),
+    "cls_token": ("[CLS]", "<s>"),
+    "sep_token": ("[SEP]", "</s>"),
+    "mask_token": ("[MASK]", "<mask>"),
+}
+
+
+def load_tokenizer(folder: Path, max_length: int, *, lowercase: bool = False) -> Tokenizer:
+    """Load the tokenizer of a model folder; an old one without ``tokenizer.json`` is converted.
+
+    Args:
+        folder: a transformers folder.
+        max_length: the longest text in tokens, special tokens included.
+        lowercase: the model expects lowercased texts.
+
+    Raises:
+        ModelError: there is no tokenizer, it cannot be read, or it keeps capitals where it should not.
+    """
+    if (folder / "tokenizer.json").is_file():
+        tokenizer = Tokenizer.load(folder, max_length)
+    else:
+        tokenizer = Tokenizer(_convert(folder), max_length)
+    if lowercase and tokenizer.tokenize(["Ab"]).ids != tokenizer.tokenize(["ab"]).ids:
+        raise ModelError(
+            f"{folder} lowercases texts before its tokenizer, which embedkit does not support; "
+            "put the lowercasing into tokenizer.json"
+        )
+    return tokenizer
+
+
+def write_tokenizer(folder: Path, tokenizer: Tokenizer) -> None:
+    """Write ``tokenizer.json`` and the ``tokenizer_config.json`` that tells transformers how to use it."""
+    (folder / "tokenizer.json").write_text(tokenizer.json, encoding="utf-8")
+    pieces = {token["content"] for token in json.loads(tokenizer.json).get("added_tokens", [])}
+    roles = {role: next((s for s in spellings if s in pieces), None) for role, spellings in _ROLES.items()}
+    settings = {
+        # The generic class takes tokenizer.json as it is; a BertTokenizer would put its own lowercasing over it.
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": tokenizer.max_length,
+        "model_input_names": ["input_ids", "attention_mask"],
+        **{role: piece for role, piece in roles.items() if piece is not None},
+    }
+    text = json.dumps(settings, indent=2, ensure_ascii=False) + "\n"
+    (folder / "tokenizer_config.json").write_text(text, encoding="utf-8")
+
+
+def _convert(folder: Path) -> str:
+    try:
+        return str(AutoTokenizer.from_pretrained(folder).backend_tokenizer.to_str())
+    except (OSError, ValueError, AttributeError, ImportError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise ModelError(f"{folder} has no tokenizer.json, and none can be made: {reason}") from error
