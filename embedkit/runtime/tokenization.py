@@ -113,9 +113,7 @@ class Tokenizer:
             InputError: an item is not a ``str``, or not valid Unicode; names its position.
         """
         if isinstance(texts, (str, bytes)):
-            raise InputError(
-                f"expected a sequence of texts, got one {type(texts).__name__}; wrap it in a list"
-            )
+            raise InputError(f"expected a sequence of texts, got one {type(texts).__name__}; wrap it in a list")
         texts = list(texts)
         if not set(map(type, texts)) <= {str}:  # a tuple, for one, would pass for a pair of texts
             _check_texts(texts)

@@ -1,0 +1,228 @@
+"""What a bundle says of itself: the manifest, and golden texts to prove it on another machine."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import numpy as np
+
+from embedkit.errors import BundleError
+from embedkit.protocols import FloatArray
+
+__all__ = ["Golden", "Manifest"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """What a model is and where it comes from.
+
+    Attributes:
+        name: what people call the model.
+        kind: ``"encoder"``.
+        dimension: D, the width of an embedding.
+        max_length: longest text in tokens, special tokens included.
+        pooling: how tokens become one embedding, ``"mean"`` or ``"cls"``.
+        normalize: whether the graph gives unit rows.
+        prompts: prompt name -> text put before each text, e.g. ``{"query": "query: "}``.
+        base: what the student started from.
+        method: the training method, e.g. ``"sct"``.
+        teacher: ``{"name": ..., "fingerprint": ...}``, or nothing.
+        corpus: one ``{"name", "rows", "sha256", "licence"}`` for each corpus.
+        config: the resolved configuration of the training.
+        metrics: task -> figures.
+        gates: gate -> what the export measured and allowed.
+        precision: of the weights, e.g. ``"fp32"`` or ``"int8"``.
+        target: the processor it was made for, e.g. ``"cpu-avx2"``.
+        licence: of the weights, an SPDX expression.
+        created_by: the program and version that wrote it.
+    """
+
+    name: str
+    dimension: int
+    max_length: int
+    kind: str = "encoder"
+    pooling: str = "mean"
+    normalize: bool = True
+    prompts: Mapping[str, str] = field(default_factory=dict)
+    base: str = ""
+    method: str = ""
+    teacher: Mapping[str, Any] = field(default_factory=dict)
+    corpus: list[Mapping[str, Any]] = field(default_factory=list)
+    config: Mapping[str, Any] = field(default_factory=dict)
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+    gates: Mapping[str, Any] = field(default_factory=dict)
+    precision: str = "fp32"
+    target: str = ""
+    licence: str = ""
+    created_by: str = ""
+
+    def to_json(self) -> str:
+        """The manifest as canonical JSON: all fields, keys sorted, no spaces.
+
+        Raises:
+            BundleError: a field holds something that is not JSON, a NaN for one.
+        """
+        return _dump({item.name: getattr(self, item.name) for item in fields(self)}, "manifest")
+
+    @classmethod
+    def from_json(cls, text: str) -> Manifest:
+        """Read what :meth:`to_json` wrote.
+
+        Raises:
+            BundleError: a field is missing, unknown or of the wrong kind; names it.
+        """
+        values = _load(text, "manifest", set(_MANIFEST_KINDS))
+        for name, kind in _MANIFEST_KINDS.items():
+            _expect(values[name], kind, f"manifest.{name}")
+        if values["kind"] != "encoder":
+            raise BundleError(f'manifest.kind should be "encoder", not {values["kind"]!r}')
+        for name in ("dimension", "max_length"):
+            if not 1 <= values[name] <= 1_000_000:
+                raise BundleError(f"manifest.{name} should be between 1 and 1,000,000, not {values[name]}")
+        for name, prompt in values["prompts"].items():
+            _expect(prompt, str, f"manifest.prompts.{name}")
+        for position, entry in enumerate(values["corpus"]):
+            _expect(entry, dict, f"manifest.corpus[{position}]")
+        return cls(**values)
+
+
+@dataclass(frozen=True, eq=False)
+class Golden:
+    """Texts with the token ids and embeddings they had when the bundle was written.
+
+    Attributes:
+        texts: G texts, at least one.
+        token_ids: their ids, special tokens included.
+        vectors: ``(G, D) float32``, what the graph gave.
+        tolerance: largest absolute difference that another machine may show.
+    """
+
+    texts: list[str]
+    token_ids: list[list[int]]
+    vectors: FloatArray
+    tolerance: float
+
+    def to_json(self) -> str:
+        """The golden texts as canonical JSON."""
+        values = {
+            "texts": self.texts,
+            "token_ids": [[int(number) for number in row] for row in self.token_ids],
+            "vectors": base64.b64encode(np.asarray(self.vectors).astype("<f4").tobytes()).decode("ascii"),
+            "tolerance": float(self.tolerance),
+        }
+        return _dump(values, "golden")
+
+    @classmethod
+    def from_json(cls, text: str) -> Golden:
+        """Read what :meth:`to_json` wrote.
+
+        Raises:
+            BundleError: a field is missing, unknown or of the wrong kind; names it.
+        """
+        values = _load(text, "golden", set(_GOLDEN_KINDS))
+        for name, kind in _GOLDEN_KINDS.items():
+            _expect(values[name], kind, f"golden.{name}")
+        texts, token_ids = values["texts"], values["token_ids"]
+        if not texts or len(texts) != len(token_ids):
+            raise BundleError(f"golden holds {len(texts)} texts and {len(token_ids)} rows of token_ids")
+        for position, (entry, row) in enumerate(zip(texts, token_ids, strict=True)):
+            _expect(entry, str, f"golden.texts[{position}]")
+            _expect(row, list, f"golden.token_ids[{position}]")
+            if not all(type(number) is int and number >= 0 for number in row):
+                raise BundleError(f"golden.token_ids[{position}] should hold whole numbers from 0 up")
+        if not (math.isfinite(values["tolerance"]) and values["tolerance"] > 0):
+            raise BundleError(f"golden.tolerance should be above 0, not {values['tolerance']}")
+        return cls(texts, token_ids, _unpack(values["vectors"], len(texts)), float(values["tolerance"]))
+
+    def check_against(self, manifest: Manifest) -> None:
+        """Make sure that these are texts of that model.
+
+        Raises:
+            BundleError: the width or a length is not the manifest's.
+        """
+        if self.vectors.shape[1] != manifest.dimension:
+            raise BundleError(
+                f"golden.vectors are {self.vectors.shape[1]} wide, manifest.dimension is {manifest.dimension}"
+            )
+        longest = max(map(len, self.token_ids))
+        if longest > manifest.max_length:
+            raise BundleError(
+                f"golden.token_ids holds {longest} ids, manifest.max_length is {manifest.max_length}"
+            )
+
+
+_MANIFEST_KINDS: dict[str, type] = {
+    "name": str,
+    "kind": str,
+    "dimension": int,
+    "max_length": int,
+    "pooling": str,
+    "normalize": bool,
+    "prompts": dict,
+    "base": str,
+    "method": str,
+    "teacher": dict,
+    "corpus": list,
+    "config": dict,
+    "metrics": dict,
+    "gates": dict,
+    "precision": str,
+    "target": str,
+    "licence": str,
+    "created_by": str,
+}
+_GOLDEN_KINDS: dict[str, type] = {"texts": list, "token_ids": list, "vectors": str, "tolerance": float}
+_JSON_WORDS = {
+    str: "a string",
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    dict: "an object",
+    list: "a list",
+}
+
+
+def _dump(values: Mapping[str, Any], what: str) -> str:
+    try:
+        return json.dumps(values, sort_keys=True, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise BundleError(f"the {what} cannot be written as JSON: {error}") from error
+
+
+def _load(text: str, what: str, names: set[str]) -> dict[str, Any]:
+    """Parse an object that must hold exactly the members ``names``."""
+    try:
+        values = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise BundleError(f"the {what} is not JSON: {error}") from error
+    _expect(values, dict, what)
+    if missing := sorted(names - values.keys()):
+        raise BundleError(f"{what}.{missing[0]} is missing")
+    if unknown := sorted(values.keys() - names):
+        raise BundleError(f"{what}.{unknown[0]} is not known in this format")
+    return dict(values)
+
+
+def _expect(value: object, kind: type, where: str) -> None:
+    """Check the kind of a JSON value, exactly: true is no number; a whole number will do for a float."""
+    if type(value) is not kind and not (kind is float and type(value) is int):
+        raise BundleError(f"{where} should be {_JSON_WORDS[kind]}, not {json.dumps(value)[:60]}")
+
+
+def _unpack(encoded: str, rows: int) -> FloatArray:
+    try:
+        content = base64.b64decode(encoded, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise BundleError(f"golden.vectors is not base64: {error}") from error
+    if not content or len(content) % (4 * rows):
+        raise BundleError(f"golden.vectors is {len(content)} bytes, no multiple of {rows} rows of float32")
+    vectors = np.frombuffer(content, dtype="<f4").reshape(rows, -1).astype(np.float32)
+    if not np.isfinite(vectors).all():
+        raise BundleError("golden.vectors holds values that are not finite")
+    return vectors

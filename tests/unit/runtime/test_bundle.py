@@ -1,0 +1,318 @@
+"""A bundle is read whole or refused, quickly and with one kind of error."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import json
+import random
+import time
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from embedkit.errors import (
+    BundleError,
+    BundleIntegrityError,
+    BundleVersionError,
+    ModelNotFoundError,
+    StorageError,
+)
+from embedkit.runtime import bundle as bundle_module
+from embedkit.runtime.bundle import Bundle, Golden, Manifest, read_bundle, write_bundle
+
+Rewrite = Callable[[Callable[[onnx.ModelProto], None]], Path]
+
+
+@pytest.fixture
+def parts(toy_bundle: Path, toy_model_bytes: bytes) -> tuple[bytes, Manifest, str, Golden]:
+    """What write_bundle takes."""
+    read = read_bundle(toy_bundle)
+    return toy_model_bytes, read.manifest, read.tokenizer_json, read.golden
+
+
+@pytest.fixture
+def rewrite(toy_bundle: Path, tmp_path: Path) -> Rewrite:
+    """Change a bundle with the onnx package, behind our back; the fingerprint is not renewed."""
+
+    def apply(change: Callable[[onnx.ModelProto], None]) -> Path:
+        model = onnx.load_model(toy_bundle)
+        change(model)
+        (tmp_path / "changed.onnx").write_bytes(model.SerializeToString())
+        return tmp_path / "changed.onnx"
+
+    return apply
+
+
+def entry(model: onnx.ModelProto, name: str) -> onnx.StringStringEntryProto:
+    found: onnx.StringStringEntryProto
+    (found,) = (item for item in model.metadata_props if item.key == f"embedkit.{name}")
+    return found
+
+
+def sealed(path: Path) -> Path:
+    """Give a changed bundle the fingerprint of its new content, as its author could."""
+    fields = bundle_module._read_model(path.read_bytes())
+    ours = [part for part in fields if bundle_module._key(part) != "embedkit.fingerprint"]
+    ours.append(bundle_module._entry("fingerprint", bundle_module._fingerprint(ours)))
+    path.write_bytes(b"".join(part.raw for part in ours))
+    return path
+
+
+def test_what_is_written_is_read(tmp_path: Path, parts: tuple[bytes, Manifest, str, Golden]) -> None:
+    model, manifest, tokenizer, golden = parts
+    manifest = dataclasses.replace(
+        manifest,
+        prompts={"query": "query: "},
+        corpus=[{"name": "ä", "rows": 3, "sha256": "0" * 64, "licence": "CC0-1.0"}],
+        metrics={"sts": {"spearman": 0.5}},
+    )
+    fingerprint = write_bundle(tmp_path / "b.onnx", model, manifest, tokenizer, golden)
+    read = read_bundle(tmp_path / "b.onnx")
+    assert read.manifest == manifest
+    assert read.tokenizer_json == tokenizer
+    assert read.golden.texts == golden.texts
+    assert read.golden.token_ids == golden.token_ids
+    assert read.golden.tolerance == golden.tolerance
+    np.testing.assert_array_equal(read.golden.vectors, golden.vectors)
+    assert read.fingerprint == fingerprint
+    assert len(fingerprint) == 64
+    assert read.model == (tmp_path / "b.onnx").read_bytes()
+
+
+def test_same_parts_give_same_bytes(tmp_path: Path, parts: tuple[bytes, Manifest, str, Golden]) -> None:
+    write_bundle(tmp_path / "a.onnx", *parts)
+    write_bundle(tmp_path / "b.onnx", *parts)
+    assert (tmp_path / "a.onnx").read_bytes() == (tmp_path / "b.onnx").read_bytes()
+
+
+def test_writing_a_bundle_over_again_replaces_our_metadata_and_keeps_the_rest(
+    tmp_path: Path, parts: tuple[bytes, Manifest, str, Golden]
+) -> None:
+    model = onnx.load_model_from_string(parts[0])
+    model.metadata_props.add(key="author", value="someone")
+    write_bundle(tmp_path / "a.onnx", model.SerializeToString(), *parts[1:])
+    write_bundle(tmp_path / "b.onnx", (tmp_path / "a.onnx").read_bytes(), *parts[1:])
+    assert (tmp_path / "a.onnx").read_bytes() == (tmp_path / "b.onnx").read_bytes()
+    assert onnx.load_model(tmp_path / "b.onnx").metadata_props[0].value == "someone"
+
+
+def test_a_bundle_saved_again_by_onnx_is_still_whole(toy_bundle: Path, rewrite: Rewrite) -> None:
+    assert rewrite(lambda model: None).read_bytes() == toy_bundle.read_bytes()
+
+
+def test_onnx_runtime_alone_finds_everything(toy_bundle: Path) -> None:
+    session = onnxruntime.InferenceSession(toy_bundle, providers=["CPUExecutionProvider"])
+    metadata = session.get_modelmeta().custom_metadata_map
+    assert metadata["embedkit.format"] == "1"
+    assert json.loads(metadata["embedkit.manifest"])["dimension"] == 16
+    tokenizer = zlib.decompress(base64.b64decode(metadata["embedkit.tokenizer"].removeprefix("zlib+base64:")))
+    assert json.loads(tokenizer)["model"]["type"] == "WordPiece"
+
+
+def test_a_tokenizer_too_small_to_compress_stands_as_it_is(
+    tmp_path: Path, parts: tuple[bytes, Manifest, str, Golden]
+) -> None:
+    model, manifest, _, golden = parts
+    write_bundle(tmp_path / "b.onnx", model, manifest, '{"a":"é"}', golden)
+    assert entry(onnx.load_model(tmp_path / "b.onnx"), "tokenizer").value == '{"a":"é"}'
+    assert read_bundle(tmp_path / "b.onnx").tokenizer_json == '{"a":"é"}'
+
+
+def test_every_truncation_is_a_bundle_error(toy_bundle: Path, tmp_path: Path) -> None:
+    content = toy_bundle.read_bytes()
+    cuts = {*range(200), *range(0, len(content), 487), *range(len(content) - 300, len(content))}
+    for cut in cuts:
+        with pytest.raises(BundleError):
+            bundle_module._parse(tmp_path / "cut.onnx", content[:cut])
+
+
+def test_every_flipped_bit_is_a_bundle_error(toy_bundle: Path, tmp_path: Path) -> None:
+    content = toy_bundle.read_bytes()
+    chance = random.Random(0)
+    for _ in range(400):
+        damaged = bytearray(content)
+        position = chance.randrange(len(content))
+        damaged[position] ^= 1 << chance.randrange(8)
+        with pytest.raises(BundleError):
+            bundle_module._parse(tmp_path / "flipped.onnx", bytes(damaged))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.sampled_from([b"", b"\x08\x08"]), st.binary(max_size=300))
+def test_noise_is_a_bundle_error(start: bytes, noise: bytes) -> None:
+    with pytest.raises(BundleError):
+        bundle_module._parse(Path("noise.onnx"), start + noise)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "empty"),
+        (b"\xff\xd8\xff\xe0\x00\x10JFIF" + bytes(500), "not an ONNX file"),
+        (b"\x08\x08", "no graph"),
+        (b"\x08\x08\x3a" + b"\x80\xe4\x97\xd0\x12" + b"x" * 90, "declares 5,000,000,000 bytes"),
+        (b"\x08\x08\x3a" + b"\xff" * 20, "does not end"),
+        (b"\x08\x08\x3b", "wire type 3"),
+    ],
+)
+def test_other_files_are_refused_with_the_reason(tmp_path: Path, content: bytes, words: str) -> None:
+    (tmp_path / "other.onnx").write_bytes(content)
+    with pytest.raises(BundleError, match=words) as caught:
+        read_bundle(tmp_path / "other.onnx")
+    assert "other.onnx" in str(caught.value)
+
+
+def test_a_plain_onnx_model_is_refused(tmp_path: Path, toy_model_bytes: bytes) -> None:
+    (tmp_path / "plain.onnx").write_bytes(toy_model_bytes)
+    with pytest.raises(BundleError, match="no embedkit bundle"):
+        read_bundle(tmp_path / "plain.onnx")
+
+
+def test_a_missing_file_and_a_folder_are_told_apart(tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFoundError, match="no bundle at"):
+        read_bundle(tmp_path / "none.onnx")
+    with pytest.raises(BundleError, match="not a file"):
+        read_bundle(tmp_path)
+
+
+def test_a_file_larger_than_protobuf_allows_is_refused_unread(tmp_path: Path) -> None:
+    with (tmp_path / "huge.onnx").open("wb") as file:
+        file.truncate(5 * 2**30)  # sparse
+    started = time.monotonic()
+    with pytest.raises(BundleError, match="at most 2 GiB"):
+        read_bundle(tmp_path / "huge.onnx")
+    assert time.monotonic() - started < 1
+
+
+def test_a_newer_format_says_what_to_upgrade(rewrite: Rewrite) -> None:
+    def change(model: onnx.ModelProto) -> None:
+        entry(model, "format").value = "2"
+
+    with pytest.raises(BundleVersionError, match="pip install --upgrade embedkit"):
+        read_bundle(rewrite(change))
+
+
+@pytest.mark.parametrize("value", ["", "one", "0", "-1", "1.5", "²", "9" * 400])
+def test_a_format_that_is_none_is_refused(rewrite: Rewrite, value: str) -> None:
+    def change(model: onnx.ModelProto) -> None:
+        entry(model, "format").value = value
+
+    with pytest.raises(BundleError, match="format"):
+        read_bundle(rewrite(change))
+
+
+@pytest.mark.parametrize("name", ["manifest", "tokenizer", "golden", "fingerprint"])
+def test_tampering_with_metadata_is_seen(rewrite: Rewrite, name: str) -> None:
+    def change(model: onnx.ModelProto) -> None:
+        value = entry(model, name).value
+        entry(model, name).value = value[:-9] + ("a" if value[-9] != "a" else "b") + value[-8:]
+
+    with pytest.raises(BundleIntegrityError, match="fingerprint"):
+        read_bundle(rewrite(change))
+
+
+def test_tampering_with_a_weight_is_seen(rewrite: Rewrite) -> None:
+    def change(model: onnx.ModelProto) -> None:
+        weights = model.graph.initializer[0]
+        weights.raw_data = weights.raw_data[:-1] + bytes([weights.raw_data[-1] ^ 1])
+
+    with pytest.raises(BundleIntegrityError, match="fingerprint"):
+        read_bundle(rewrite(change))
+
+
+def test_metadata_given_twice_is_refused(rewrite: Rewrite) -> None:
+    def change(model: onnx.ModelProto) -> None:
+        model.metadata_props.add(key="embedkit.manifest", value="{}")
+
+    with pytest.raises(BundleIntegrityError, match="twice"):
+        read_bundle(rewrite(change))
+
+
+@pytest.mark.parametrize("name", ["manifest", "tokenizer", "golden"])
+def test_metadata_that_is_missing_is_named(rewrite: Rewrite, name: str) -> None:
+    path = rewrite(lambda model: model.metadata_props.remove(entry(model, name)))
+    with pytest.raises(BundleError, match=f"lacks embedkit.{name}"):
+        read_bundle(sealed(path))
+
+
+def test_a_tokenizer_that_unpacks_beyond_bounds_is_refused(
+    rewrite: Rewrite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bundle_module, "_LARGEST_TOKENIZER_BYTES", 50_000)
+    bomb = base64.b64encode(zlib.compress(bytes(10_000_000))).decode()
+
+    def change(model: onnx.ModelProto) -> None:
+        entry(model, "tokenizer").value = "zlib+base64:" + bomb
+
+    with pytest.raises(BundleError, match="larger than 50,000 bytes"):
+        read_bundle(sealed(rewrite(change)))
+
+
+@pytest.mark.parametrize("value", ["zlib+base64:@@", "zlib+base64:aGVsbG8=", "zlib+base64:"])
+def test_a_tokenizer_that_does_not_unpack_is_refused(rewrite: Rewrite, value: str) -> None:
+    def change(model: onnx.ModelProto) -> None:
+        entry(model, "tokenizer").value = value
+
+    with pytest.raises(BundleError, match="tokenizer"):
+        read_bundle(sealed(rewrite(change)))
+
+
+def test_external_data_is_refused_wherever_it_stands(
+    tmp_path: Path, parts: tuple[bytes, Manifest, str, Golden]
+) -> None:
+    model = onnx.load_model_from_string(parts[0])
+    tensor = onnx.numpy_helper.from_array(np.zeros(4, dtype=np.float32), "hidden")
+    onnx.external_data_helper.set_external_data(tensor, "/etc/passwd")
+    inner = onnx.helper.make_graph([onnx.helper.make_node("Constant", [], ["x"], value=tensor)], "inner", [], [])
+    model.graph.node.append(onnx.helper.make_node("If", ["flag"], ["y"], then_branch=inner, else_branch=inner))
+    with pytest.raises(BundleError, match="external data"):
+        write_bundle(tmp_path / "b.onnx", model.SerializeToString(), *parts[1:])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_nothing_is_written_when_a_part_is_wrong(
+    tmp_path: Path, parts: tuple[bytes, Manifest, str, Golden]
+) -> None:
+    model, manifest, tokenizer, golden = parts
+    wrong = [
+        (b"", manifest, tokenizer, golden),
+        (model[:1000], manifest, tokenizer, golden),
+        (model, dataclasses.replace(manifest, dimension=8), tokenizer, golden),
+        (model, dataclasses.replace(manifest, metrics={"sts": float("nan")}), tokenizer, golden),
+        (model, manifest, "\ud800", golden),
+        (model, manifest, tokenizer, dataclasses.replace(golden, tolerance=0.0)),
+    ]
+    for given_parts in wrong:
+        with pytest.raises(BundleError):
+            write_bundle(tmp_path / "b.onnx", *given_parts)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_failed_write_leaves_the_old_bundle(
+    tmp_path: Path, parts: tuple[bytes, Manifest, str, Golden], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "b.onnx"
+    path.write_bytes(b"old")
+
+    def full(self: Path, content: bytes) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(StorageError, match="No space left"):
+        write_bundle(path, *parts)
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_bundle_prints_without_its_contents(toy_bundle: Path) -> None:
+    read = read_bundle(toy_bundle)
+    assert isinstance(read, Bundle)
+    assert len(repr(read)) < 1000
