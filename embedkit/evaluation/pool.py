@@ -9,7 +9,7 @@ import numpy as np
 from embedkit.progress import Progress
 from embedkit.protocols import FloatArray, TextEncoder
 
-__all__ = ["EmbeddingPool"]
+__all__ = ["EmbeddingPool", "cosines"]
 
 _TEXTS_PER_CALL = 2048
 """Enough for an encoder to sort by length inside one call, few enough for the progress to move."""
@@ -21,9 +21,7 @@ class EmbeddingPool:
     Args:
         encoder: what encodes the texts.
         texts: all texts that will be asked for; repeated ones are encoded once.
-        label: what the progress on stderr is called.
-
-    ``pool[texts]`` is ``(len(texts), D) float32``, one row per text in the order asked.
+        label: what the progress is called.
     """
 
     def __init__(self, encoder: TextEncoder, texts: Iterable[str], *, label: str) -> None:
@@ -39,5 +37,30 @@ class EmbeddingPool:
     def __len__(self) -> int:
         return len(self._rows)
 
-    def __getitem__(self, texts: Sequence[str]) -> FloatArray:
-        return self._embeddings[[self._rows[text] for text in texts]]
+    def cosines(self, first: Sequence[str], second: Sequence[str]) -> FloatArray:
+        """Cosine of each text of ``first`` with the one at its place in ``second``: ``(N,) float32``."""
+        return cosines(self._embeddings[self._of(first)], self._embeddings[self._of(second)])
+
+    def _of(self, texts: Sequence[str]) -> list[int]:
+        return [self._rows[text] for text in texts]
+
+
+def cosines(first: FloatArray, second: FloatArray) -> FloatArray:
+    """Cosine of each row of ``first`` with the same row of ``second``.
+
+    Computed in float64 and rounded to float32, so that pairs of equal texts tie exactly, whatever their
+    embedding and place; a broken embedding (zero, infinite or not a number) gives 0, as in the
+    evaluation code of SimCSE and SCT.
+
+    Args:
+        first: ``(N, D) float32``.
+        second: ``(N, D) float32``.
+
+    Returns:
+        ``(N,) float32``.
+    """
+    x, y = first.astype(np.float64), second.astype(np.float64)
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        norms = np.linalg.norm(x, axis=1) * np.linalg.norm(y, axis=1)
+        quotients = np.einsum("nd,nd->n", x, y) / norms
+    return np.where(np.isfinite(quotients), quotients, 0.0).astype(np.float32)

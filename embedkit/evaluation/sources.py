@@ -1,4 +1,4 @@
-"""Evaluation sets in any of their published forms, from a file or from the Hugging Face hub."""
+"""Where evaluation sets come from, and scored pairs in each of their forms."""
 
 from __future__ import annotations
 
@@ -8,111 +8,98 @@ from pathlib import Path
 import numpy as np
 
 from embedkit.errors import DataError
-from embedkit.evaluation.records import HubDataset, Record, read_json_lines, read_parquet, read_table
+from embedkit.evaluation.hub import HubDataset
+from embedkit.evaluation.rows import Row, plain_suffix, read_rows, read_table
 from embedkit.evaluation.sts import ScoredPairs
 
-__all__ = ["load_scored_pairs", "locate"]
+__all__ = ["collect_pairs", "load_scored_pairs", "locate"]
 
-_FIRST = ("sentence1", "sentence_A", "text1")
-_SECOND = ("sentence2", "sentence_B", "text2")
-_SCORE = ("score", "relatedness_score", "label")
+_FIRST = ("sentence1", "sentence_A")
+_SECOND = ("sentence2", "sentence_B")
+_SCORE = ("score", "relatedness_score")
+_STSB = ["genre", "file", "year", "id", "score", "sentence1", "sentence2"]
 
-_SUFFIXES = (".jsonl", ".json", ".tsv", ".csv", ".txt", ".parquet")
+_FILE_SUFFIXES = (".csv", ".gz", ".json", ".jsonl", ".parquet", ".tsv", ".txt", ".xz")
 
 
-def locate(source: str | Path) -> Path | HubDataset:
-    """Decide whether a set is a path or a hub id; what exists on disk is never looked for on the hub.
+def locate(source: str | Path | HubDataset, *, revision: str | None = None) -> Path | HubDataset:
+    """Tell a path from a hub id: what exists here, or looks like a file, never goes to the network.
+
+    Args:
+        source: a path, a hub data set, ``org/name`` or ``hf://org/name[@revision][:split]``.
+        revision: of a hub id that names none.
 
     Raises:
-        DataError: neither.
+        DataError: there is no such file, and it is no hub id.
     """
-    text = str(source)
-    if isinstance(source, Path) or not text.startswith("hf://"):
-        path = Path(source)
+    if isinstance(source, HubDataset):
+        return source
+    if not str(source).startswith("hf://"):
+        path = Path(source).expanduser()
         if path.exists():
             return path
-        plain = path.with_suffix("") if path.suffix in (".gz", ".xz") else path
-        if isinstance(source, Path) or plain.suffix in _SUFFIXES or text.startswith((".", "/", "~")):
-            raise DataError(f"no file or folder {path}")
-    return HubDataset.parse(text)
+        if isinstance(source, Path) or path.suffix in _FILE_SUFFIXES:
+            raise DataError(f"there is no file or folder {path}")
+    found = HubDataset.parse(str(source))
+    return HubDataset(found.id, found.revision or revision, found.split)
 
 
 def load_scored_pairs(
-    source: str | Path, *, split: str = "test", revision: str | None = None, name: str | None = None
+    source: str | Path | HubDataset, *, name: str | None = None, split: str = "test", revision: str | None = None
 ) -> ScoredPairs:
     """Load pairs of sentences with a score each.
 
-    Files: STS-B as published (TAB, score in column 5, sentences in columns 6 and 7, no header), SICK
-    (TAB with a header), TSV or CSV of ``sentence1, sentence2, score`` with or without a header, and
-    JSONL or Parquet with these columns; text files also as ``.gz`` or ``.xz``. Hub: ``org/name`` or
-    ``hf://org/name[@revision][:split]``.
+    Files: STS-B as published (TAB; score in field 5, sentences in fields 6 and 7; no header), SICK (TAB
+    with a header), TSV or CSV of ``sentence1, sentence2, score`` with or without a header, JSONL or
+    Parquet with these columns. Text files may be ``.gz`` or ``.xz``. Hub: data sets with these columns.
 
     Args:
-        source: a path or a hub id.
-        split: the hub split where ``source`` names none.
-        revision: the hub revision where ``source`` names none.
-        name: what the set is called; the file's stem or hub id if not given.
+        source: a path, a hub data set, ``org/name`` or ``hf://org/name[@revision][:split]``.
+        name: what the set is called; the file's or the hub's name if not given.
+        split: of a hub id that names none.
+        revision: of a hub id that names none.
 
     Raises:
-        DataError: missing, empty or malformed; names the file and line.
-        MissingExtraError: a hub id or Parquet without the extra ``bench``.
+        DataError: missing, empty or malformed; says which file and line.
+        MissingExtraError: a hub id or a Parquet file without the extra ``bench``.
     """
-    found = locate(source)
-    if isinstance(found, Path):
-        return collect_pairs(name or found.name.partition(".")[0], _file_records(found))
-    pinned = HubDataset(found.id, found.revision or revision, found.split)
-    return collect_pairs(name or found.id, pinned.records(split=split))
+    found = locate(source, revision=revision)
+    if isinstance(found, HubDataset):
+        return collect_pairs(name or found.id, found.rows(split=split))
+    if found.is_dir():
+        raise DataError(f"expected a file of scored pairs, {found} is a folder")
+    tabular = plain_suffix(found) not in (".jsonl", ".json", ".parquet")
+    return collect_pairs(name or found.name.partition(".")[0], _table_rows(found) if tabular else read_rows(found))
 
 
-def collect_pairs(name: str, records: Iterable[Record]) -> ScoredPairs:
-    """Scored pairs from rows that have two sentences and a score under one of their usual names."""
-    first, second, scores = [], [], []
-    for record in records:
-        first.append(record.text(*_FIRST))
-        second.append(record.text(*_SECOND))
-        scores.append(record.number(*_SCORE))
-    return ScoredPairs(name, first, second, np.asarray(scores, dtype=np.float64))
+def collect_pairs(name: str, rows: Iterable[Row]) -> ScoredPairs:
+    """Scored pairs from rows that have two sentences and a score under their usual names."""
+    triples = [(row.text(*_FIRST), row.text(*_SECOND), row.number(*_SCORE)) for row in rows]
+    scores = np.array([score for _, _, score in triples], dtype=np.float64)
+    return ScoredPairs(name, [first for first, _, _ in triples], [second for _, second, _ in triples], scores)
 
 
-def _file_records(path: Path) -> Iterator[Record]:
-    if path.is_dir():
-        raise DataError(f"expected a file of scored pairs, {path} is a folder")
-    plain = path.with_suffix("") if path.suffix in (".gz", ".xz") else path
-    if plain.suffix in (".jsonl", ".json"):
-        return read_json_lines(path)
-    return read_parquet(path) if plain.suffix == ".parquet" else _table_records(path)
+def _table_rows(path: Path) -> Iterator[Row]:
+    """Rows of a table with or without a header; extra fields are passed over (STS-B has sources there)."""
+    columns: list[str] | None = None
+    for place, fields in read_table(path):
+        if columns is None:
+            columns = _columns_without_header(fields)
+            if columns is None:
+                columns = fields
+                continue
+        if len(fields) < len(columns):
+            raise DataError(f"{place}: expected {len(columns)} fields, got {len(fields)}")
+        yield Row(place, dict(zip(columns, fields, strict=False)))
 
 
-def _table_records(path: Path) -> Iterator[Record]:
-    rows = read_table(path)
-    first = next(rows, None)
-    if first is None:
-        return
-    columns = _columns(*first)
-    if columns is None:  # the first line is the header
-        columns = first[1]
-    else:
-        yield _record(*first, columns)
-    for place, fields in rows:
-        if fields and fields != [""]:
-            yield _record(place, fields, columns)
-
-
-def _columns(place: str, fields: list[str]) -> list[str] | None:
-    """Names of the columns of a table without a header, told by where its first row has a number."""
+def _columns_without_header(fields: list[str]) -> list[str] | None:
+    """The columns of a table whose first line is data, told by where that line has a number."""
     if len(fields) >= 7 and _is_number(fields[4]):
-        return ["genre", "file", "year", "id", "score", "sentence1", "sentence2"]
+        return _STSB
     if len(fields) == 3 and _is_number(fields[2]):
         return ["sentence1", "sentence2", "score"]
-    Record(place, dict.fromkeys(fields)).value(*_SCORE)
     return None
-
-
-def _record(place: str, fields: list[str], columns: list[str]) -> Record:
-    """Fields behind the named ones are passed over: STS-B has its sources there in some rows."""
-    if len(fields) < len(columns):
-        raise DataError(f"{place}: expected {len(columns)} columns, got {len(fields)}")
-    return Record(place, dict(zip(columns, fields, strict=False)))
 
 
 def _is_number(text: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,9 +10,9 @@ import numpy.typing as npt
 
 from embedkit.errors import DataError
 from embedkit.evaluation.pool import EmbeddingPool
-from embedkit.protocols import FloatArray, TextEncoder
+from embedkit.protocols import TextEncoder
 
-__all__ = ["ScoredPairs", "cosines", "evaluate_pairs", "spearman"]
+__all__ = ["Correlations", "ScoredPairs", "correlate", "evaluate_pairs", "spearman"]
 
 Float64Array = npt.NDArray[np.float64]
 
@@ -42,12 +43,31 @@ class ScoredPairs:
                 f"got {len(self.first)}, {len(self.second)} and {len(self.scores)}"
             )
         if not self.first:
-            raise DataError(f"{self.name}: no scored pair in it")
+            raise DataError(f"{self.name}: expected scored pairs, found none")
         if not np.isfinite(self.scores).all():
             raise DataError(f"{self.name}: a score is not a finite number")
 
     def __len__(self) -> int:
         return len(self.first)
+
+
+@dataclass(frozen=True)
+class Correlations:
+    """Spearman's correlations of one model on a set of one or more subsets, NaN where undefined.
+
+    Attributes:
+        all: over the pairs of all subsets at once: the headline of the papers since SimCSE.
+        mean: plain average over the subsets, the figure of the original SentEval.
+        wmean: average over the subsets weighted by their sizes.
+        parts: by subset name.
+        undefined: why ``all`` is NaN, empty if it is not.
+    """
+
+    all: float
+    mean: float
+    wmean: float
+    parts: dict[str, float]
+    undefined: str
 
 
 def spearman(a: npt.ArrayLike, b: npt.ArrayLike) -> float:
@@ -69,22 +89,18 @@ def spearman(a: npt.ArrayLike, b: npt.ArrayLike) -> float:
     return float(np.clip((x @ y) / spread, -1.0, 1.0)) if spread > 0 else float("nan")
 
 
-def cosines(first: FloatArray, second: FloatArray) -> Float64Array:
-    """Cosine of each row of ``first`` with the same row of ``second``.
-
-    Args:
-        first: ``(N, D) float32``.
-        second: ``(N, D) float32``.
-
-    Returns:
-        ``(N,) float64``. A cosine that is not a number (a zero or broken embedding) counts as 0, as in
-        the evaluation code of SimCSE and SCT.
-    """
-    x, y = first.astype(np.float64), second.astype(np.float64)
-    norms = np.linalg.norm(x, axis=1) * np.linalg.norm(y, axis=1)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        quotients: Float64Array = np.einsum("nd,nd->n", x, y) / norms
-    return np.where(np.isfinite(quotients), quotients, 0.0)
+def correlate(pool: EmbeddingPool, subsets: Sequence[ScoredPairs]) -> Correlations:
+    """Correlate the cosines of embedded pairs with their scores, over all subsets and over each."""
+    predicted = [pool.cosines(pairs.first, pairs.second) for pairs in subsets]
+    parts = [spearman(cosines, pairs.scores) for cosines, pairs in zip(predicted, subsets, strict=True)]
+    cosines, scores = np.concatenate(predicted), np.concatenate([pairs.scores for pairs in subsets])
+    return Correlations(
+        all=spearman(cosines, scores),
+        mean=float(np.mean(parts)),
+        wmean=float(np.average(parts, weights=[len(pairs) for pairs in subsets])),
+        parts={pairs.name: part for pairs, part in zip(subsets, parts, strict=True)},
+        undefined=_why_undefined(cosines, scores),
+    )
 
 
 def evaluate_pairs(encoder: TextEncoder, pairs: ScoredPairs) -> float:
@@ -97,12 +113,19 @@ def evaluate_pairs(encoder: TextEncoder, pairs: ScoredPairs) -> float:
         :func:`spearman`.
     """
     pool = EmbeddingPool(encoder, [*pairs.first, *pairs.second], label=pairs.name)
-    return spearman(cosines(pool[pairs.first], pool[pairs.second]), pairs.scores)
+    return spearman(pool.cosines(pairs.first, pairs.second), pairs.scores)
 
 
 def _centred_ranks(values: Float64Array) -> Float64Array:
     """Ranks from 1 with ties averaged, less their mean."""
     _, group, counts = np.unique(values, return_inverse=True, return_counts=True)
-    last = np.cumsum(counts)
-    ranks = last - (counts - 1) / 2
+    ranks = np.cumsum(counts) - (counts - 1) / 2
     return np.asarray(ranks[group] - (len(values) + 1) / 2, dtype=np.float64)
+
+
+def _why_undefined(cosines: npt.NDArray[np.float32], scores: Float64Array) -> str:
+    if len(scores) < 2:
+        return "there is only one pair"
+    if np.ptp(scores) == 0:
+        return "all scores of the set are equal"
+    return "all cosines of the model are equal" if np.ptp(cosines) == 0 else ""

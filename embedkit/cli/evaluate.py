@@ -1,0 +1,110 @@
+"""`embedkit evaluate`: figures of one or several models on published or one's own sets."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from embedkit.evaluation.results import Evaluation
+    from embedkit.protocols import TextEncoder
+
+__all__ = ["EXAMPLES", "HELP", "configure", "run"]
+
+HELP = "similarity (STS) and re-ranking figures of one or several models"
+EXAMPLES = """
+embedkit evaluate tiny-sct.onnx --task sts --task stsb-dev --data data/
+embedkit evaluate runs/tiny all-mini.onnx --task askubuntu --task mine.jsonl --data data/ -o report.md
+"""
+
+_TASK_HELP = (
+    "sts (the seven sets), sts12 ... sts16, stsb, stsb-dev, sickr, sick-trial, askubuntu, askubuntu-dev, "
+    "scidocs, or a file, folder or hub id of scored pairs or of re-ranking; may be given several times"
+)
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument(
+        "models",
+        nargs="+",
+        metavar="MODEL",
+        help="a bundle, a bundled name, a run folder, a model folder or a hub id",
+    )
+    parser.add_argument("--task", dest="tasks", action="append", required=True, metavar="TASK", help=_TASK_HELP)
+    parser.add_argument(
+        "--data",
+        type=Path,
+        metavar="DIR",
+        help="folder with the named sets in their published layout; without it they are loaded from the hub",
+    )
+    parser.add_argument(
+        "--convention",
+        choices=("useb", "mteb"),
+        help="how re-ranking is scored; both, where the data allow it, if not given",
+    )
+    parser.add_argument(
+        "--backend",
+        choices=("auto", "onnx", "torch"),
+        default="auto",
+        help="what runs the models; auto takes torch for folders without an ONNX file and for hub ids",
+    )
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="also write a report: .json or .md")
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Evaluate every model on every task; the data of all tasks is loaded before the first model."""
+    from embedkit.evaluation.catalogue import load_task
+    from embedkit.evaluation.report import to_json, to_text
+    from embedkit.evaluation.tasks import evaluate
+
+    _check_report(arguments.output)
+    names = dict.fromkeys(arguments.tasks)
+    tasks = [load_task(name, data=arguments.data, convention=arguments.convention) for name in names]
+    evaluations = []
+    for source in dict.fromkeys(arguments.models):
+        encoder = _load_encoder(source, arguments.backend)
+        evaluations += [evaluate(encoder, task) for task in tasks]
+    if arguments.output is not None:
+        _write_report(arguments.output, evaluations)
+    print(json.dumps(to_json(evaluations), indent=2) if arguments.json else to_text(evaluations).rstrip())
+
+
+def _load_encoder(source: str, backend: str) -> TextEncoder:
+    """Load a model with torch if its folder has no ONNX file, or if it is a hub id; else with ONNX Runtime."""
+    path = Path(source).expanduser()
+    if (path / "model" / "config.json").is_file():  # a run folder keeps its encoder in model/
+        path /= "model"
+    if backend == "auto":
+        has_onnx = path.is_file() or any(path.glob("*.onnx")) or any(path.glob("onnx/*.onnx"))
+        on_hub = not path.exists() and "/" in source and path.suffix != ".onnx"
+        backend = "torch" if on_hub or (path.is_dir() and not has_onnx) else "onnx"
+    location = str(path) if path.exists() else source
+    if backend == "onnx":
+        from embedkit.runtime.encoder import Encoder
+
+        return Encoder.load(location)
+    from embedkit.modeling.encoder import SentenceEncoder
+    from embedkit.modeling.torch_encoder import TorchEncoder
+
+    return TorchEncoder(SentenceEncoder.load(location))
+
+
+def _check_report(path: Path | None) -> None:
+    """Refuse an unknown form before hours of work, not after."""
+    from embedkit.errors import InputError
+
+    if path is not None and path.suffix not in (".json", ".md"):
+        raise InputError(f"expected a report file that ends in .json or .md, got {path}")
+
+
+def _write_report(path: Path, evaluations: list[Evaluation]) -> None:
+    from embedkit.atomic import atomic_file
+    from embedkit.evaluation.report import to_json, to_markdown
+
+    markdown = path.suffix == ".md"
+    text = to_markdown(evaluations) if markdown else json.dumps(to_json(evaluations), indent=2) + "\n"
+    with atomic_file(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")

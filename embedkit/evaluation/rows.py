@@ -1,0 +1,199 @@
+"""Rows of evaluation files, each with the place to name when something is wrong with it."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import lzma
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from embedkit.errors import DataError
+from embedkit.extras import require
+
+__all__ = ["Row", "plain_suffix", "read_json_lines", "read_lines", "read_parquet", "read_rows", "read_table"]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row: its fields by column name, and where it stands, ``file.tsv:12`` say.
+
+    Each accessor takes the usual names of a column and reads the first that the row has.
+    """
+
+    place: str
+    fields: Mapping[str, Any]
+
+    def value(self, *columns: str) -> Any:
+        """The field as it is.
+
+        Raises:
+            DataError: the row has none of ``columns``.
+        """
+        for column in columns:
+            if column in self.fields:
+                return self.fields[column]
+        found = ", ".join(map(str, self.fields)) or "none"
+        raise DataError(f"{self.place}: expected a column {' or '.join(columns)}; its columns are: {found:.200}")
+
+    def text(self, *columns: str) -> str:
+        """The field, a string.
+
+        Raises:
+            DataError: no such column, or not a string.
+        """
+        value = self.value(*columns)
+        if not isinstance(value, str):
+            raise DataError(f"{self.place}: expected a string as {columns[0]}, got {value!r:.80}")
+        return value
+
+    def texts(self, *columns: str) -> list[str]:
+        """The field, a list of strings.
+
+        Raises:
+            DataError: no such column, or not a list of strings.
+        """
+        value = self.value(*columns)
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            raise DataError(f"{self.place}: expected a list of strings as {columns[0]}, got {value!r:.80}")
+        return value
+
+    def identifier(self, *columns: str) -> str:
+        """The field, a string or an integer, as a string.
+
+        Raises:
+            DataError: no such column, or neither.
+        """
+        value = self.value(*columns)
+        if not isinstance(value, str | int):
+            raise DataError(f"{self.place}: expected an id as {columns[0]}, got {value!r:.80}")
+        return str(value)
+
+    def number(self, *columns: str) -> float:
+        """The field, a finite number or the digits of one.
+
+        Raises:
+            DataError: no such column, or not a finite number.
+        """
+        value = self.value(*columns)
+        try:
+            number = float(value)
+        except (TypeError, ValueError):
+            number = math.nan
+        if not math.isfinite(number):
+            raise DataError(f"{self.place}: expected a finite number as {columns[0]}, got {value!r:.80}")
+        return number
+
+
+def read_rows(path: Path) -> Iterator[Row]:
+    """The rows of a JSONL or Parquet file, or of a table whose first line names the columns.
+
+    Raises:
+        DataError: the file cannot be read, or a row is malformed.
+        MissingExtraError: a Parquet file without pyarrow.
+    """
+    suffix = plain_suffix(path)
+    if suffix in (".jsonl", ".json"):
+        yield from read_json_lines(path)
+    elif suffix == ".parquet":
+        yield from read_parquet(path)
+    else:
+        table = read_table(path)
+        _, columns = next(table, ("", []))
+        for place, fields in table:
+            if len(fields) != len(columns):
+                raise DataError(f"{place}: expected {len(columns)} fields, got {len(fields)}")
+            yield Row(place, dict(zip(columns, fields, strict=True)))
+
+
+def plain_suffix(path: Path) -> str:
+    """The suffix that tells the form of a file: ``.jsonl`` for ``test.jsonl.gz``."""
+    return Path(path.stem).suffix if path.suffix in (".gz", ".xz") else path.suffix
+
+
+def read_lines(path: Path) -> Iterator[tuple[str, str]]:
+    r"""The place and text of each line of a UTF-8 file, also ``.gz`` or ``.xz``.
+
+    Lines end at ``\n`` or ``\r\n`` only: texts hold other characters that Python counts as line ends.
+
+    Raises:
+        DataError: the file is missing, cannot be decompressed or is not UTF-8.
+    """
+    number = 0
+    with _opened(path) as binary:
+        try:
+            for number, raw in enumerate(binary, start=1):
+                line = raw.decode("utf-8-sig" if number == 1 else "utf-8")
+                yield f"{path}:{number}", line.removesuffix("\n").removesuffix("\r")
+        except UnicodeDecodeError as error:
+            raise DataError(f"{path}:{number}: expected UTF-8 text: {error.reason}") from error
+        except (OSError, EOFError, lzma.LZMAError) as error:
+            raise DataError(f"{path}: cannot be read after line {number}: {error}") from error
+
+
+def read_json_lines(path: Path) -> Iterator[Row]:
+    """One row per line that is a JSON object; blank lines are passed over.
+
+    Raises:
+        DataError: a line is not a JSON object.
+    """
+    for place, line in read_lines(path):
+        if not line.strip():
+            continue
+        try:
+            fields = json.loads(line)
+        except ValueError as error:
+            raise DataError(f"{place}: expected a JSON object: {error}") from error
+        if not isinstance(fields, dict):
+            raise DataError(f"{place}: expected a JSON object, got {line:.60}")
+        yield Row(place, fields)
+
+
+def read_parquet(path: Path) -> Iterator[Row]:
+    """One row per row of a Parquet file.
+
+    Raises:
+        MissingExtraError: pyarrow is not installed.
+        DataError: the file is not Parquet.
+    """
+    parquet = require("pyarrow.parquet", extra="bench")
+    try:
+        table = parquet.read_table(path)
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: cannot be read as Parquet: {error}") from error
+    for number, fields in enumerate(table.to_pylist(), start=1):
+        yield Row(f"{path}, row {number}", fields)
+
+
+def read_table(path: Path) -> Iterator[tuple[str, list[str]]]:
+    """The place and fields of each line that is not blank.
+
+    Lines are split at TABs, quotes being text, if the first one has a TAB; otherwise they are CSV.
+    """
+    first = next(read_lines(path), ("", ""))[1]
+    rows = ((place, line.split("\t")) for place, line in read_lines(path)) if "\t" in first else _read_csv(path)
+    return ((place, fields) for place, fields in rows if any(fields))
+
+
+def _opened(path: Path) -> IO[bytes]:
+    try:
+        if path.suffix == ".gz":
+            return gzip.open(path, "rb")  # type: ignore[return-value]
+        return lzma.open(path, "rb") if path.suffix == ".xz" else path.open("rb")
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+def _read_csv(path: Path) -> Iterator[tuple[str, list[str]]]:
+    with _opened(path) as binary:
+        reader = csv.reader(io.TextIOWrapper(binary, encoding="utf-8-sig", newline=""), strict=True)
+        try:
+            for fields in reader:
+                yield f"{path}:{reader.line_num}", fields
+        except (csv.Error, UnicodeDecodeError) as error:
+            raise DataError(f"{path}:{reader.line_num + 1}: cannot be read as CSV: {error}") from error

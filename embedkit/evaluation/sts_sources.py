@@ -1,0 +1,134 @@
+"""The published STS sets, from SentEval's files or from the hub, with the sizes that they should have.
+
+Text is taken raw. SentEval lower-cases and tokenizes its copy, which hardly changes an uncased model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from embedkit.errors import DataError
+from embedkit.evaluation.hub import HubDataset
+from embedkit.evaluation.rows import Row, read_lines
+from embedkit.evaluation.sources import load_scored_pairs
+from embedkit.evaluation.sts import ScoredPairs
+
+__all__ = ["STS_YEARS", "StsSet", "load_sick", "load_stsb", "load_year"]
+
+STS_YEARS: dict[str, dict[str, int]] = {
+    "sts12": {"MSRpar": 750, "MSRvid": 750, "SMTeuroparl": 459, "surprise.OnWN": 750, "surprise.SMTnews": 399},
+    "sts13": {"FNWN": 189, "headlines": 750, "OnWN": 561},
+    "sts14": {
+        "deft-forum": 450, "deft-news": 300, "headlines": 750, "images": 750, "OnWN": 750, "tweet-news": 750,
+    },
+    "sts15": {"answers-forums": 375, "answers-students": 750, "belief": 375, "headlines": 750, "images": 750},
+    "sts16": {
+        "answer-answer": 254, "headlines": 249, "plagiarism": 230, "postediting": 244, "question-question": 209,
+    },
+}  # fmt: skip
+"""Scored pairs by year and subset. STS13 is without SMT, whose text is not free."""
+
+_STSB = {"dev": ("sts-dev.csv", "validation", 1500), "test": ("sts-test.csv", "test", 1379)}
+_SICK = {"trial": ("SICK_trial.txt", 500), "test": ("SICK_test_annotated.txt", 4927)}
+
+
+@dataclass(frozen=True)
+class StsSet:
+    """A published set.
+
+    Attributes:
+        name: of the task.
+        subsets: its parts; a single one if the source does not tell them apart.
+        expected: published number of scored pairs by subset, or in all under the set's own name.
+        source: the folder, file or hub id that it came from.
+    """
+
+    name: str
+    subsets: list[ScoredPairs]
+    expected: dict[str, int]
+    source: str
+
+    @property
+    def rows(self) -> int:
+        """Scored pairs in all."""
+        return sum(map(len, self.subsets))
+
+    def differences(self) -> list[str]:
+        """Where the numbers of pairs differ from the published ones, a sentence each."""
+        found = {pairs.name: len(pairs) for pairs in self.subsets}
+        return [
+            f"{subset} has {found.get(subset, 0)} scored pairs, published are {size}"
+            for subset, size in self.expected.items()
+            if found.get(subset, 0) != size
+        ]
+
+
+def load_year(name: str, source: Path | HubDataset) -> StsSet:
+    """STS12 to STS16: a folder of ``STS.input.SUBSET.txt`` and ``STS.gs.SUBSET.txt``, or a hub data set.
+
+    Pairs whose line in the gold file is empty were not scored and are dropped. The hub has one pool
+    without the names of the subsets.
+
+    Raises:
+        DataError: nothing is there, or a file is malformed.
+    """
+    expected = STS_YEARS[name]
+    if isinstance(source, HubDataset):
+        pairs = load_scored_pairs(source, name=name)
+        return StsSet(name, [pairs], {name: sum(expected.values())}, str(source))
+    inputs = {subset: source / f"STS.input.{subset}.txt" for subset in expected}
+    subsets = [_read_subset(subset, path) for subset, path in inputs.items() if path.is_file()]
+    if not subsets:
+        raise DataError(f"{source}: expected files STS.input.SUBSET.txt and STS.gs.SUBSET.txt, found none")
+    return StsSet(name, subsets, expected, str(source))
+
+
+def load_stsb(source: Path | HubDataset, split: str) -> StsSet:
+    """STS-B, ``"dev"`` or ``"test"``.
+
+    Raises:
+        DataError: missing or malformed.
+    """
+    file, hub_split, expected = _STSB[split]
+    name = "stsb" if split == "test" else "stsb-dev"
+    if isinstance(source, HubDataset):
+        pairs = load_scored_pairs(source, name=name, split=hub_split)
+    else:
+        pairs = load_scored_pairs(source / file, name=name)
+    return StsSet(name, [pairs], {name: expected}, str(source))
+
+
+def load_sick(source: Path | HubDataset, split: str) -> StsSet:
+    """SICK relatedness as released for SemEval-2014, ``"trial"`` or ``"test"``.
+
+    The hub's ``mteb/sickr-sts`` holds all 9,927 pairs under ``test``, so its figure is another one.
+
+    Raises:
+        DataError: missing or malformed.
+    """
+    file, expected = _SICK[split]
+    name = "sickr" if split == "test" else "sick-trial"
+    pairs = load_scored_pairs(source / file if isinstance(source, Path) else source, name=name)
+    return StsSet(name, [pairs], {name: expected}, str(source))
+
+
+def _read_subset(subset: str, inputs: Path) -> ScoredPairs:
+    """Pairs (s1 TAB s2, further fields are sources) and the line-parallel gold scores."""
+    gold = inputs.with_name(f"STS.gs.{subset}.txt")
+    texts, scores = list(read_lines(inputs)), list(read_lines(gold))
+    if len(texts) != len(scores):
+        raise DataError(f"{inputs} has {len(texts)} lines but {gold} has {len(scores)}")
+    first, second, numbers = [], [], []
+    for (place, line), (gold_place, score) in zip(texts, scores, strict=True):
+        if not score.strip():
+            continue
+        fields = line.split("\t")
+        if len(fields) < 2:
+            raise DataError(f"{place}: expected two sentences with a TAB between them, got {line:.60}")
+        first.append(fields[0])
+        second.append(fields[1])
+        numbers.append(Row(gold_place, {"score": score}).number("score"))
+    return ScoredPairs(subset, first, second, np.array(numbers, dtype=np.float64))

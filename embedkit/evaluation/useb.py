@@ -1,0 +1,181 @@
+"""AskUbuntu and SciDocs as the Unsupervised Sentence Embedding Benchmark (USEB) lays them out.
+
+Source: the benchmark's published evaluators, which SCT's Table 3 was measured with. Both read titles only.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from embedkit.errors import DataError
+from embedkit.evaluation.reranking import Query, RerankingSet
+from embedkit.evaluation.reranking_sources import NO_POSITIVE, collect_lists
+from embedkit.evaluation.rows import Row, read_lines
+
+__all__ = ["has_askubuntu", "has_scidocs", "load_askubuntu", "load_askubuntu_pooled", "load_scidocs"]
+
+_SCIDOCS_TASKS = ("cite", "cocite", "coview", "coread")
+_NO_TITLE = "without a title"
+
+
+# AskUbuntu: dev.txt and test.txt of query id, similar ids, 20 candidate ids and their BM25 scores.
+
+
+class _Question(NamedTuple):
+    place: str
+    id: str
+    similar: list[str]
+    candidates: list[str]
+
+
+def has_askubuntu(folder: Path) -> bool:
+    """Whether the folder holds AskUbuntu's questions and their titles."""
+    return (folder / "test.txt").is_file() and _titles_file(folder).is_file()
+
+
+def load_askubuntu(folder: Path, split: str = "test") -> RerankingSet:
+    """AskUbuntu: candidates in BM25 order, queries without a similar question left out.
+
+    Args:
+        folder: has ``text_tokenized.txt`` or ``.gz``, ``dev.txt`` and ``test.txt``.
+        split: ``"dev"`` or ``"test"``.
+
+    Raises:
+        DataError: a file is missing or malformed, or a question has no title there.
+    """
+    questions = list(_questions(folder / f"{split}.txt"))
+    titles = _titles(folder, questions)
+    queries = []
+    for question in questions:
+        if question.similar:
+            candidates = [titles[each] for each in question.candidates]
+            relevant = np.isin(question.candidates, question.similar)
+            queries.append(Query(titles[question.id], question.candidates, candidates, relevant))
+    skipped = len(questions) - len(queries)
+    return RerankingSet(f"askubuntu-{split}", queries, {NO_POSITIVE: skipped} if skipped else {})
+
+
+def load_askubuntu_pooled(folder: Path) -> RerankingSet:
+    """MTEB's AskUbuntuDupQuestions from the same files: dev and test, each query with both kinds.
+
+    Raises:
+        DataError: as :func:`load_askubuntu`.
+    """
+    questions = [*_questions(folder / "dev.txt"), *_questions(folder / "test.txt")]
+    titles = _titles(folder, questions)
+
+    def row(question: _Question) -> Row:
+        texts = {True: list[str](), False: list[str]()}
+        for each in question.candidates:
+            texts[each in question.similar].append(titles[each])
+        return Row(
+            question.place, {"query": titles[question.id], "positive": texts[True], "negative": texts[False]}
+        )
+
+    return collect_lists("askubuntu", map(row, questions))
+
+
+def _questions(path: Path) -> Iterator[_Question]:
+    for place, line in read_lines(path):
+        fields = line.split("\t")
+        if len(fields) != 4:
+            raise DataError(
+                f"{place}: expected query, similar, candidates and scores between TABs, got {line:.60}"
+            )
+        query, similar, candidates, scores = fields[0], *(field.split() for field in fields[1:])
+        if len(candidates) != len(scores) or not set(similar) <= set(candidates):
+            raise DataError(f"{place}: expected a score for each candidate, similar questions among them")
+        bm25 = np.array([Row(place, {"BM25 score": score}).number("BM25 score") for score in scores])
+        yield _Question(place, query, similar, [candidates[row] for row in np.argsort(-bm25, kind="stable")])
+
+
+def _titles_file(folder: Path) -> Path:
+    plain = folder / "text_tokenized.txt"
+    return plain if plain.is_file() else folder / "text_tokenized.txt.gz"
+
+
+def _titles(folder: Path, questions: list[_Question]) -> dict[str, str]:
+    wanted = {each for question in questions for each in (question.id, *question.candidates)}
+    lines = (line.split("\t") for _, line in read_lines(_titles_file(folder)))
+    titles = {fields[0]: fields[1].strip() for fields in lines if len(fields) > 1 and fields[0] in wanted}
+    if len(titles) < len(wanted):
+        example = min(wanted - titles.keys())
+        raise DataError(f"{_titles_file(folder)}: {len(wanted) - len(titles)} titles are missing, {example} say")
+    return titles
+
+
+# SciDocs: relevance of papers for four tasks, and the papers' titles.
+
+
+def has_scidocs(folder: Path) -> bool:
+    """Whether the folder holds SciDocs in USEB's form or in its authors'."""
+    return (folder / "data.json").is_file() or (folder / "cite" / "test.qrel").is_file()
+
+
+def load_scidocs(folder: Path) -> list[RerankingSet]:
+    """SciDocs: one set for each of cite, co-cite, co-view and co-read.
+
+    As in USEB, queries and candidates without a title are left out; a relevant paper without one still
+    counts as not found.
+
+    Args:
+        folder: has ``data.json`` (USEB: ``corpus`` and, under ``test``, relevance by task), or
+            ``TASK/test.qrel`` and ``paper_metadata_view_cite_read.json`` (the authors of SciDocs).
+
+    Raises:
+        DataError: a file is missing or malformed.
+    """
+    if (folder / "data.json").is_file():
+        data = _read_json(folder / "data.json", "corpus", "test")
+        papers, judgements = data["corpus"], data["test"]
+    else:
+        papers = _read_json(folder / "paper_metadata_view_cite_read.json")
+        judgements = {task: _read_qrel(folder / task / "test.qrel") for task in _SCIDOCS_TASKS}
+    missing = [task for task in _SCIDOCS_TASKS if task not in judgements]
+    if missing:
+        raise DataError(f"{folder}: expected the tasks {', '.join(_SCIDOCS_TASKS)}; {', '.join(missing)} missing")
+    titles = {paper: (fields.get("title") or "") for paper, fields in papers.items()}
+    return [_scidocs_set(task, judgements[task], titles) for task in _SCIDOCS_TASKS]
+
+
+def _scidocs_set(
+    task: str, judgements: Mapping[str, Mapping[str, int]], titles: Mapping[str, str]
+) -> RerankingSet:
+    queries, skipped = [], Counter[str]()
+    for paper, marks in judgements.items():
+        wanted = sum(mark > 0 for mark in marks.values())
+        if not wanted or not titles.get(paper):
+            skipped[_NO_TITLE if wanted else NO_POSITIVE] += 1
+            continue
+        ids = [each for each in marks if titles.get(each)]
+        relevant = np.array([marks[each] > 0 for each in ids], dtype=np.bool_)
+        candidates = [titles[each].strip() for each in ids]
+        queries.append(Query(titles[paper].strip(), ids, candidates, relevant, wanted - int(relevant.sum())))
+    return RerankingSet(task, queries, dict(skipped))
+
+
+def _read_qrel(path: Path) -> dict[str, dict[str, int]]:
+    judgements = defaultdict[str, dict[str, int]](dict)
+    for place, line in read_lines(path):
+        fields = line.split()
+        if len(fields) != 4 or not fields[3].lstrip("-").isdecimal():
+            raise DataError(f"{place}: expected query, 0, document and relevance, got {line:.80}")
+        judgements[fields[0]][fields[2]] = int(fields[3])
+    return judgements
+
+
+def _read_json(path: Path, *keys: str) -> dict[str, Any]:
+    text = "\n".join(line for _, line in read_lines(path))
+    try:
+        data = json.loads(text)
+    except ValueError as error:
+        raise DataError(f"{path}: expected JSON: {error}") from error
+    if not isinstance(data, dict) or not all(isinstance(data.get(key), dict) for key in keys):
+        raise DataError(f"{path}: expected a JSON object{' of ' if keys else ''}{' and '.join(keys)}")
+    return data
