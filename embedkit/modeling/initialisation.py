@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -14,9 +12,19 @@ from transformers import BertConfig, BertModel
 from embedkit.errors import ModelError
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.sizes import Size
+from embedkit.modeling.torch_encoder import TorchEncoder
+from embedkit.modeling.vocabulary import real_words
+from embedkit.protocols import FloatArray
 from embedkit.runtime.tokenization import Tokenizer
 
 __all__ = ["from_pretrained", "from_teacher", "random"]
+
+Float64Array = npt.NDArray[np.float64]
+
+_WORD_SCALE = 0.05  # root mean square of the word table, as in trained BERT models
+_POSITION_SCALE = 0.1  # what is left of the random position and type rows, which blur a bag of words
+_BALLAST = np.array([1.0, -1.0]) / np.sqrt(2.0)
+_SIF_CONSTANT = 1e-4
 
 
 def from_pretrained(
@@ -56,3 +64,76 @@ def random(
         torch.manual_seed(seed)
         backbone = BertModel(config, add_pooling_layer=False)
     return SentenceEncoder(backbone, tokenizer.with_max_length(max_length), pooling=pooling)
+
+
+def from_teacher(teacher: SentenceEncoder, size: Size, *, max_length: int, seed: int) -> SentenceEncoder:
+    """A BERT encoder that starts as a projected bag of the teacher's words, where a random one starts blind.
+
+    What is carried over is the tokenizer and the word table; the transformer layers, and the small
+    position and type rows, are those of :func:`random`. With BERT's initialisation the layers hardly
+    change their input, so the mean-pooled embedding begins as the mean of the word rows. Each row holds
+
+    * a direction in H - 2 dimensions: the teacher's embedding of that word alone, unit length, reduced
+      by PCA that was fitted on the real words (not special, not ``[unused]``), then turned at random,
+      so that all dimensions carry equally much;
+    * its weight by smooth inverse frequency, ``a / (a + p)``, as the length of that direction, with p from
+      the word's place in the vocabulary by Zipf's law (vocabularies list frequent words first). Special
+      tokens weigh nothing;
+    * ballast in the last two dimensions, +b and -b, that gives all rows one length. LayerNorm would
+      otherwise stretch every word to the same length; the scale of the last LayerNorm is 0 on these two
+      dimensions to begin with, so the ballast leaves the embedding and the weights stay.
+
+    Sources: Arora et al. 2017 (smooth inverse frequency); model2vec (words through a teacher, PCA, Zipf).
+
+    Args:
+        teacher: any encoder; its tokenizer becomes the student's.
+        size: shape of the student.
+        max_length: the student's longest text in tokens.
+        seed: of everything random.
+
+    Raises:
+        ModelError: the teacher's vocabulary holds no real word.
+    """
+    words = real_words(teacher.tokenizer)
+    if not words:
+        raise ModelError(f"the vocabulary of {teacher.name} holds no word to start from")
+    student = random(teacher.tokenizer, size, max_length=max_length, seed=seed)
+    directions = _project(_embed_words(teacher, words), size.hidden - len(_BALLAST), seed)
+    weights = _smooth_inverse_frequencies(len(words))[:, None]
+    table = np.zeros((teacher.tokenizer.vocabulary_size, size.hidden))
+    table[:, -2:] = _BALLAST
+    table[words] = np.hstack([weights * directions, np.sqrt(1.0 - weights**2) * _BALLAST])
+    _install(student, table * (_WORD_SCALE * np.sqrt(size.hidden)))
+    return student
+
+
+def _embed_words(teacher: SentenceEncoder, words: list[int]) -> FloatArray:
+    """The teacher's embedding of each word alone: ``(W, D) float32, unit rows``."""
+    frame = teacher.tokenizer.tokenize([""]).ids[0]
+    return TorchEncoder(teacher).encode_ids([[*frame[:1], word, *frame[1:]] for word in words])
+
+
+def _project(embeddings: FloatArray, width: int, seed: int) -> Float64Array:
+    """Directions ``(W, width) float64, unit rows``: leading principal components, turned at random."""
+    centred = embeddings.astype(np.float64) - embeddings.mean(axis=0, dtype=np.float64)
+    _, components = np.linalg.eigh(centred.T @ centred)  # ascending
+    leading = components[:, ::-1][:, :width]
+    leading = leading * np.sign(leading[np.abs(leading).argmax(axis=0), np.arange(leading.shape[1])])
+    rotation, _ = np.linalg.qr(np.random.default_rng(seed).standard_normal((width, width)))
+    projected = centred @ leading @ rotation[: leading.shape[1]]
+    return projected / np.linalg.norm(projected, axis=1, keepdims=True).clip(min=1e-12)
+
+
+def _smooth_inverse_frequencies(count: int) -> Float64Array:
+    """Weights ``(count,)`` in (0, 1), rising from the most frequent word to the rarest."""
+    shares = 1.0 / np.arange(2, count + 2)
+    return _SIF_CONSTANT / (_SIF_CONSTANT + shares / shares.sum())
+
+
+def _install(student: SentenceEncoder, table: Float64Array) -> None:
+    embeddings = student.backbone.embeddings
+    with torch.no_grad():
+        embeddings.word_embeddings.weight.copy_(torch.from_numpy(table))
+        embeddings.position_embeddings.weight.mul_(_POSITION_SCALE)
+        embeddings.token_type_embeddings.weight.mul_(_POSITION_SCALE)
+        student.backbone.encoder.layer[-1].output.LayerNorm.weight[-2:] = 0.0

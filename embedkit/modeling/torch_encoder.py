@@ -79,7 +79,10 @@ class TorchEncoder:
         Raises:
             InputError: an item is not a ``str``.
         """
-        ids = self.model.tokenizer.tokenize(texts).ids
+        return self.encode_ids(self.model.tokenizer.tokenize(texts).ids)
+
+    def encode_ids(self, ids: Sequence[Sequence[int]], /) -> FloatArray:
+        """Embed texts given as token ids, special tokens included: ``(N, D) float32, unit rows``."""
         embeddings = np.empty((len(ids), self.dimension), dtype=np.float32)
         was_training = self.model.training
         self.model.eval()

@@ -1,16 +1,17 @@
-"""A model folder's tokenizer files: read whatever there is, write what other libraries read."""
+"""A model's vocabulary and its tokenizer files: read whatever there is, write what other libraries read."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
+import tokenizers
 from transformers import AutoTokenizer
 
 from embedkit.errors import ModelError
 from embedkit.runtime.tokenization import Tokenizer
 
-__all__ = ["load_tokenizer", "write_tokenizer"]
+__all__ = ["load_tokenizer", "real_words", "write_tokenizer"]
 
 # A role that transformers knows, and how the tokenizer families spell it.
 _ROLES = {
@@ -59,6 +60,16 @@ def write_tokenizer(folder: Path, tokenizer: Tokenizer) -> None:
     }
     text = json.dumps(settings, indent=2, ensure_ascii=False) + "\n"
     (folder / "tokenizer_config.json").write_text(text, encoding="utf-8")
+
+
+def real_words(tokenizer: Tokenizer) -> list[int]:
+    """Ids of the vocabulary's words and word pieces, ascending: no special tokens, no ``[unused]`` rows."""
+    pieces = tokenizers.Tokenizer.from_str(tokenizer.json).get_vocab(with_added_tokens=True)
+    return sorted(
+        number
+        for piece, number in pieces.items()
+        if number not in tokenizer.special_ids and not piece.startswith("[unused")
+    )
 
 
 def _convert(folder: Path) -> str:
