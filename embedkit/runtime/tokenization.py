@@ -106,8 +106,13 @@ class Tokenizer:
         """The same tokenizer, cutting at another length."""
         return Tokenizer(self.json, max_length)
 
-    def tokenize(self, texts: Sequence[str]) -> Tokens:
+    def tokenize(self, texts: Sequence[str], *, prompt: str = "", first: int = 0) -> Tokens:
         """Turn texts into token ids.
+
+        Args:
+            texts: N texts.
+            prompt: put before each.
+            first: position of ``texts[0]`` in what the caller was given, for messages.
 
         Raises:
             InputError: an item is not a ``str``, or not valid Unicode; names its position.
@@ -116,11 +121,12 @@ class Tokenizer:
             raise InputError(f"expected a sequence of texts, got one {type(texts).__name__}; wrap it in a list")
         texts = list(texts)
         if not set(map(type, texts)) <= {str}:  # a tuple, for one, would pass for a pair of texts
-            _check_texts(texts)
+            _check_texts(texts, first)
+        prompted = [prompt + text for text in texts] if prompt else texts
         try:
-            encodings = self._tokenizer.encode_batch_fast(texts)
+            encodings = self._tokenizer.encode_batch_fast(prompted)
         except (TypeError, ValueError) as error:
-            _check_texts(texts)
+            _check_texts(texts, first)
             raise InputError(f"the tokenizer refused these texts: {error}") from error
         ids = [encoding.ids for encoding in encodings]
         overflowing = [
@@ -156,9 +162,9 @@ def _find_pad_id(tokenizer: tokenizers.Tokenizer) -> int:
     return next((number for number in found if number is not None), 0)
 
 
-def _check_texts(texts: Sequence[object]) -> None:
+def _check_texts(texts: Sequence[object], first: int) -> None:
     """Name the first item that is no text."""
-    for position, text in enumerate(texts):
+    for position, text in enumerate(texts, first):
         if not isinstance(text, str):
             raise InputError(f"texts[{position}] is {type(text).__name__}, expected str")
         try:

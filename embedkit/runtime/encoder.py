@@ -1,0 +1,440 @@
+"""The encoder: texts in, unit rows out."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, TypedDict, Unpack, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from embedkit.errors import InputError, ModelError, TextOverflowError
+from embedkit.progress import Progress
+from embedkit.protocols import FloatArray
+from embedkit.runtime.batching import read_chunks, token_batches
+from embedkit.runtime.bundle import Bundle, Manifest, read_bundle
+from embedkit.runtime.location import find_model
+from embedkit.runtime.packing import Packing, Precision, unit_rows
+from embedkit.runtime.sentence_transformers import FolderModel, pool, read_folder
+from embedkit.runtime.session import Session
+from embedkit.runtime.tokenization import Tokenizer
+
+__all__ = ["EncodeOptions", "Encoder", "OnOverflow", "Verification"]
+
+logger = logging.getLogger("embedkit")
+
+OnOverflow = Literal["truncate", "error"]
+
+_TOKENS_PER_BATCH = 8192
+_CHUNK_TEXTS = 4096
+_CHUNK_CHARACTERS = 4_000_000
+_POSITIONS_NAMED = 5
+_BUNDLE_OUTPUTS = ("sentence_embedding",)
+_FOLDER_OUTPUTS = ("sentence_embedding", "last_hidden_state", "token_embeddings")
+_QUERY_PROMPTS = ("query",)
+_DOCUMENT_PROMPTS = ("document", "passage", "corpus")
+
+
+class EncodeOptions(TypedDict, total=False):
+    """Keywords of :meth:`Encoder.encode`."""
+
+    batch_size: int | None
+    normalize_embeddings: bool
+    prompt_name: str | None
+    prompt: str | None
+    truncate_dim: int | None
+    precision: Precision
+    show_progress_bar: bool | None
+    on_overflow: OnOverflow
+
+
+class Verification(TypedDict):
+    """What :meth:`Encoder.verify` found.
+
+    ``texts`` golden texts were encoded; their token ids were the same if ``same_tokens``; the largest
+    absolute ``difference`` of any value may be ``tolerance``; ``passed`` if both are as they should.
+    """
+
+    passed: bool
+    texts: int
+    same_tokens: bool
+    difference: float
+    tolerance: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """The checked wishes of one call."""
+
+    prompt: str
+    packing: Packing
+    batch_size: int | None
+    refuse_overflow: bool
+    show_progress: bool | None
+
+
+class Encoder:
+    """A sentence encoder on ONNX Runtime. Use :meth:`load`; safe to share between threads.
+
+    A text longer than ``max_length`` tokens is cut. This is never silent: each call counts such texts
+    and logs one warning to the logger ``embedkit``, which Python shows on stderr unless logging is set
+    up otherwise. A log line and no :mod:`warnings` warning, because those are shown once for a place
+    and not once for a call, and because long texts must not fail a program that turns warnings into
+    errors. Who wants an error says ``on_overflow="error"``.
+    """
+
+    def __init__(
+        self,
+        model: Bundle | FolderModel,
+        *,
+        threads: int | None = None,
+        providers: Sequence[str] | None = None,
+        max_tokens_per_batch: int = _TOKENS_PER_BATCH,
+    ) -> None:
+        if type(max_tokens_per_batch) is not int or max_tokens_per_batch < 1:
+            raise InputError(
+                f"max_tokens_per_batch must be a whole number from 1 up, not {max_tokens_per_batch!r}"
+            )
+        is_bundle = isinstance(model, Bundle)
+        self._manifest = model.manifest
+        self._fingerprint = model.fingerprint
+        self._golden = model.golden if isinstance(model, Bundle) else None
+        self._default_prompt = "" if isinstance(model, Bundle) else model.default_prompt
+        self._normalize_here = model.manifest.normalize and not is_bundle
+        self._max_tokens = max_tokens_per_batch
+        self._tokenizer = _make_tokenizer(model)
+        outputs = _BUNDLE_OUTPUTS if is_bundle else _FOLDER_OUTPUTS
+        self._session = Session(model.model, outputs=outputs, threads=threads, providers=providers)
+        if self._session.width not in (None, self.dimension):
+            raise ModelError(
+                f"the graph gives {self._session.width} dimensions, not {self.dimension} as it declares"
+            )
+
+    @classmethod
+    def load(
+        cls,
+        source: str | os.PathLike[str],
+        *,
+        file: str | None = None,
+        threads: int | None = None,
+        providers: Sequence[str] | None = None,
+        max_tokens_per_batch: int = _TOKENS_PER_BATCH,
+    ) -> Encoder:
+        """Load a bundle, or a folder written by sentence-transformers that holds an ONNX graph.
+
+        Args:
+            source: a path, which is tried first and never goes to the network; the name of a bundle
+                that came with embedkit; or a hub id ``org/name``.
+            file: the graph in a sentence-transformers folder, ``onnx/model.onnx`` if None.
+            threads: threads of one batch; as many as this process may use (affinity and container
+                quota) if None.
+            providers: ONNX Runtime execution providers in order of preference, the CPU's if None. One
+                that is not there is an error.
+            max_tokens_per_batch: bound of a batch's texts times its longest in tokens; more needs more
+                memory.
+
+        Raises:
+            ModelNotFoundError: there is nothing under that path, name or id.
+            BundleError: the file is damaged, newer than this embedkit, or no bundle.
+            ModelError: the model cannot be used.
+            ProviderError: a provider is not there or did not start.
+        """
+        path = find_model(source, file=file)
+        model = _read(path, file)
+        if isinstance(model, FolderModel) and Path(source).expanduser() != path:
+            # Downloaded: the hub id says more than the folder of the cache.
+            model = replace(model, manifest=replace(model.manifest, name=str(source)))
+        try:
+            return cls(model, threads=threads, providers=providers, max_tokens_per_batch=max_tokens_per_batch)
+        except ModelError as error:
+            raise ModelError(f"{path}: {error}") from error
+
+    @property
+    def manifest(self) -> Manifest:
+        """What the model is and where it comes from."""
+        return self._manifest
+
+    @property
+    def name(self) -> str:
+        """What people call the model."""
+        return self._manifest.name
+
+    @property
+    def fingerprint(self) -> str:
+        """Hex SHA-256 of everything that decides the embeddings."""
+        return self._fingerprint
+
+    @property
+    def dimension(self) -> int:
+        """D, the width of an embedding."""
+        return self._manifest.dimension
+
+    @property
+    def max_length(self) -> int:
+        """The longest text in tokens, special tokens included."""
+        return self._manifest.max_length
+
+    def __repr__(self) -> str:
+        return f"Encoder(name={self.name!r}, dimension={self.dimension}, max_length={self.max_length})"
+
+    def encode(
+        self,
+        texts: str | Iterable[str],
+        *,
+        batch_size: int | None = None,
+        normalize_embeddings: bool = True,
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        truncate_dim: int | None = None,
+        precision: Precision = "float32",
+        show_progress_bar: bool | None = None,
+        on_overflow: OnOverflow = "truncate",
+    ) -> npt.NDArray[Any]:
+        """Embed texts.
+
+        Args:
+            texts: one text, or any iterable of them. An empty text is allowed; its embedding is that of
+                the special tokens alone.
+            batch_size: largest number of texts in a batch; only the token budget counts if None.
+            normalize_embeddings: whether rows have length 1; False only where the graph leaves it open.
+            prompt_name: name of one of the model's prompts, put before every text.
+            prompt: a prompt of your own instead.
+            truncate_dim: keep only the first so many dimensions, scaled to length 1 again.
+            precision: ``"float32"``; ``"ubinary"`` or ``"binary"`` for one bit a dimension, in uint8 or
+                int8, as in sentence-transformers.
+            show_progress_bar: None shows one on a terminal when it takes long.
+            on_overflow: what to do with a text longer than ``max_length``: ``"truncate"`` cuts it,
+                ``"error"`` refuses.
+
+        Returns:
+            ``(N, D) float32, unit rows`` in the order given, ``(D,)`` for one text; binary precisions give
+            ``(N, ceil(D / 8))``.
+
+        Raises:
+            InputError: an item is no text (names its position), or an argument does not fit the model.
+            TextOverflowError: a text is too long and ``on_overflow="error"``.
+        """
+        plan = self._plan(
+            batch_size=batch_size,
+            normalize_embeddings=normalize_embeddings,
+            prompt_name=prompt_name,
+            prompt=prompt,
+            truncate_dim=truncate_dim,
+            precision=precision,
+            show_progress_bar=show_progress_bar,
+            on_overflow=on_overflow,
+        )
+        if isinstance(texts, str):
+            (rows,) = self._stream([texts], plan)
+            return np.asarray(rows[0])
+        listed = list(_iterable(texts))
+        embeddings = np.empty((len(listed), plan.packing.width), dtype=plan.packing.dtype)
+        done = 0
+        for rows in self._stream(listed, plan, total=len(listed)):
+            embeddings[done : done + len(rows)] = rows
+            done += len(rows)
+        return embeddings
+
+    def encode_batches(self, texts: Iterable[str], **options: Unpack[EncodeOptions]) -> Iterator[npt.NDArray[Any]]:
+        """Embed a stream of texts of any length in bounded memory.
+
+        Args:
+            texts: any iterable of texts, read a chunk at a time: 4096 texts or about 4 million characters.
+            options: the keywords of :meth:`encode`.
+
+        Returns:
+            An iterator over arrays ``(n, D) float32, unit rows``, one for each chunk; one after the
+            other they are what :meth:`encode` gives.
+
+        Raises:
+            InputError: as :meth:`encode`; for an argument at once, for a text when its chunk is reached.
+            TextOverflowError: as :meth:`encode`, when its chunk is reached.
+        """
+        if isinstance(texts, str):
+            raise InputError("encode_batches takes an iterable of texts; use encode for one text")
+        return self._stream(_iterable(texts), self._plan(**options))
+
+    def encode_query(self, texts: str | Iterable[str], **options: Unpack[EncodeOptions]) -> npt.NDArray[Any]:
+        """:meth:`encode` with the model's prompt for queries, if it has one and none is asked for."""
+        return self.encode(texts, **self._with_prompt(_QUERY_PROMPTS, options))
+
+    def encode_document(self, texts: str | Iterable[str], **options: Unpack[EncodeOptions]) -> npt.NDArray[Any]:
+        """:meth:`encode` with the model's prompt for documents, if it has one and none is asked for."""
+        return self.encode(texts, **self._with_prompt(_DOCUMENT_PROMPTS, options))
+
+    def similarity(self, a: npt.ArrayLike, b: npt.ArrayLike) -> FloatArray:
+        """Cosine of every embedding in ``a`` with every one in ``b``.
+
+        Args:
+            a: ``(N, D)`` or ``(D,)`` floats.
+            b: ``(M, D)`` or ``(D,)`` floats.
+
+        Returns:
+            ``(N, M) float32``; a row of zeros has the cosine 0 with everything.
+
+        Raises:
+            InputError: these are not embeddings of the same width.
+        """
+        rows, columns = _as_rows(a, "a"), _as_rows(b, "b")
+        if rows.shape[1] != columns.shape[1]:
+            raise InputError(f"a has {rows.shape[1]} dimensions and b has {columns.shape[1]}")
+        return unit_rows(rows) @ unit_rows(columns).T
+
+    def verify(self) -> Verification:
+        """Encode the golden texts of the bundle and compare with what they were when it was written.
+
+        Raises:
+            ModelError: the model is no bundle, so it has none.
+        """
+        if self._golden is None:
+            raise ModelError(f"{self.name} is no bundle and has no golden texts to verify")
+        same = self._tokenizer.tokenize(self._golden.texts).ids == self._golden.token_ids
+        rows = self._embed(self._golden.token_ids)
+        difference = float(np.abs(rows - self._golden.vectors).max())
+        return Verification(
+            passed=same and difference <= self._golden.tolerance,
+            texts=len(self._golden.texts),
+            same_tokens=same,
+            difference=difference,
+            tolerance=self._golden.tolerance,
+        )
+
+    def _plan(
+        self,
+        *,
+        batch_size: int | None = None,
+        normalize_embeddings: bool = True,
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        truncate_dim: int | None = None,
+        precision: Precision = "float32",
+        show_progress_bar: bool | None = None,
+        on_overflow: OnOverflow = "truncate",
+    ) -> _Plan:
+        """Check the keywords of :meth:`encode`."""
+        if batch_size is not None and (type(batch_size) is not int or batch_size < 1):
+            raise InputError(f"batch_size must be a whole number from 1 up, not {batch_size!r}")
+        if on_overflow not in get_args(OnOverflow):
+            raise InputError(f'on_overflow must be "truncate" or "error", not {on_overflow!r}')
+        packing = Packing.choose(
+            self.dimension,
+            truncate_dim=truncate_dim,
+            unit=self._manifest.normalize,
+            normalize=normalize_embeddings,
+            precision=precision,
+        )
+        return _Plan(
+            prompt=self._choose_prompt(prompt_name, prompt),
+            packing=packing,
+            batch_size=batch_size,
+            refuse_overflow=on_overflow == "error",
+            show_progress=show_progress_bar,
+        )
+
+    def _choose_prompt(self, prompt_name: str | None, prompt: str | None) -> str:
+        if prompt is not None and prompt_name is not None:
+            raise InputError("give prompt or prompt_name, not both")
+        if prompt is not None and not isinstance(prompt, str):
+            raise InputError(f"prompt must be a str, not {type(prompt).__name__}")
+        if prompt_name is None:
+            return self._default_prompt if prompt is None else prompt
+        if prompt_name not in self._manifest.prompts:
+            known = ", ".join(self._manifest.prompts) or "none"
+            raise InputError(f"{self.name} has no prompt {prompt_name!r}; it has {known}")
+        return self._manifest.prompts[prompt_name]
+
+    def _with_prompt(self, names: Sequence[str], options: EncodeOptions) -> EncodeOptions:
+        """Name the first of these prompts that the model has, unless the caller chose one."""
+        if options.get("prompt") is not None or options.get("prompt_name") is not None:
+            return options
+        found = next((name for name in names if name in self._manifest.prompts), None)
+        return {**options, "prompt_name": found}
+
+    def _stream(self, texts: Iterable[str], plan: _Plan, total: int | None = None) -> Iterator[npt.NDArray[Any]]:
+        """Embed chunk by chunk; whatever ends the stream, truncation is told."""
+        done = truncated = 0
+        progress = Progress("encode", total, unit="texts", enabled=plan.show_progress)
+        try:
+            with progress:
+                for chunk in read_chunks(texts, most_texts=_CHUNK_TEXTS, most_characters=_CHUNK_CHARACTERS):
+                    ids, overflowing = self._tokenizer.tokenize(chunk, prompt=plan.prompt, first=done)
+                    if overflowing and plan.refuse_overflow:
+                        raise TextOverflowError(self._describe_overflow(overflowing, done))
+                    truncated += len(overflowing)
+                    done += len(chunk)
+                    yield plan.packing.apply(self._embed(ids, plan.batch_size, progress))
+        finally:
+            if truncated:
+                logger.warning("%d of %d texts were cut to %d tokens", truncated, done, self.max_length)
+
+    def _embed(
+        self, ids: Sequence[Sequence[int]], batch_size: int | None = None, progress: Progress | None = None
+    ) -> FloatArray:
+        """Run the model over the token ids of a chunk: ``(N, D) float32`` in their order."""
+        if len(ids) == 1:
+            return self._run(ids)
+        rows = np.empty((len(ids), self.dimension), dtype=np.float32)
+        lengths = np.fromiter(map(len, ids), dtype=np.int64, count=len(ids))
+        for positions in token_batches(lengths, most_tokens=self._max_tokens, most_texts=batch_size):
+            rows[positions] = self._run([ids[position] for position in positions])
+            if progress:
+                progress.advance(len(positions))
+        return rows
+
+    def _run(self, ids: Sequence[Sequence[int]]) -> FloatArray:
+        """One token batch through the graph and what a folder leaves to be done after it."""
+        batch = self._tokenizer.pad(ids)
+        rows = self._session.run(batch)
+        if rows.ndim == 3:
+            rows = pool(rows, batch, self._manifest.pooling)
+        return unit_rows(rows) if self._normalize_here else rows
+
+    def _describe_overflow(self, overflowing: Sequence[int], first: int) -> str:
+        named = ", ".join(f"texts[{first + position}]" for position in overflowing[:_POSITIONS_NAMED])
+        more = f" and {len(overflowing) - _POSITIONS_NAMED} more" if len(overflowing) > _POSITIONS_NAMED else ""
+        return (
+            f"longer than {self.max_length} tokens: {named}{more}; shorten them, or let them be cut with "
+            'on_overflow="truncate"'
+        )
+
+
+def _read(path: Path, file: str | None) -> Bundle | FolderModel:
+    """Read what stands at ``path``: a bundle, a folder with one bundle, or a sentence-transformers folder."""
+    if not path.is_dir():
+        if file is not None:
+            raise InputError(f"file={file!r} chooses from a folder, and {path} is a file")
+        return read_bundle(path)
+    if (path / "modules.json").exists():
+        return read_folder(path, file=file)
+    bundles = sorted(path.glob("*.onnx")) if file is None else [path / file]
+    if len(bundles) != 1:
+        found = f"{len(bundles)} .onnx files, of which one has to be chosen" if bundles else "neither"
+        raise ModelError(f"{path} should hold one bundle or a modules.json; it has {found}")
+    return read_bundle(bundles[0])
+
+
+def _make_tokenizer(model: Bundle | FolderModel) -> Tokenizer:
+    try:
+        return Tokenizer(model.tokenizer_json, model.manifest.max_length)
+    except InputError as error:  # its length, which nobody gave here
+        raise ModelError(str(error)) from error
+
+
+def _iterable(texts: object) -> Iterable[str]:
+    if isinstance(texts, (bytes, bytearray)) or not isinstance(texts, Iterable):
+        raise InputError(f"expected a text or an iterable of texts, got {type(texts).__name__}")
+    return texts
+
+
+def _as_rows(embeddings: npt.ArrayLike, name: str) -> FloatArray:
+    try:
+        rows = np.atleast_2d(np.asarray(embeddings, dtype=np.float32))
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{name} must hold numbers, as encode gives them: {error}") from error
+    if rows.ndim != 2:
+        raise InputError(f"{name} must be (N, D) or (D,), not {rows.shape}")
+    return rows

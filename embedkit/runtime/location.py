@@ -1,0 +1,81 @@
+"""Where a model is: a path, the name of a bundle that came with embedkit, or a hub id; in that order."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from pathlib import Path
+
+from embedkit.errors import ModelNotFoundError
+from embedkit.extras import require
+
+__all__ = ["bundled_names", "find_model"]
+
+_BUNDLED = Path(__file__).parent.parent / "bundled"
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+
+
+def bundled_names() -> list[str]:
+    """Names of the bundles that came with embedkit."""
+    return sorted(path.stem for path in _BUNDLED.glob("*.onnx"))
+
+
+def find_model(source: str | os.PathLike[str], *, file: str | None = None) -> Path:
+    """The file or folder of a model.
+
+    A path that exists wins. What looks like a path and does not exist, and anything but a string,
+    never goes to the network.
+
+    Args:
+        source: a path, a bundled name, or a hub id ``org/name``.
+        file: the ONNX file wanted of a hub repository, ``onnx/model.onnx`` if None.
+
+    Raises:
+        ModelNotFoundError: there is none; lists the bundled names.
+    """
+    path = Path(source).expanduser()
+    if os.path.exists(path):  # noqa: PTH110 - Path.exists raises on a name too long for a path
+        return path
+    if not isinstance(source, str) or _looks_like_a_path(source):
+        raise ModelNotFoundError(f"there is no file or folder {source}; {_bundled_sentence(path.stem)}")
+    if source in bundled_names():
+        return _BUNDLED / f"{source}.onnx"
+    if _HUB_ID.fullmatch(source):
+        return _download(source, file)
+    raise ModelNotFoundError(f"no model is called {source!r}; {_bundled_sentence(source)}")
+
+
+def _looks_like_a_path(source: str) -> bool:
+    """``models/tiny`` is a path where a folder ``models`` stands, and could be a hub id elsewhere."""
+    parent = Path(source).parent
+    return (
+        source.endswith(".onnx")
+        or source.startswith((".", "~", os.sep))
+        or "\\" in source
+        or source.count("/") > 1
+        or (parent != Path() and parent.is_dir())
+    )
+
+
+def _bundled_sentence(wanted: str) -> str:
+    names = bundled_names()
+    if not names:
+        return "no bundles come with this embedkit"
+    near = difflib.get_close_matches(wanted, names, n=1)
+    question = f"did you mean {near[0]!r}? " if near else ""
+    return f"{question}the bundled models are {', '.join(names)}"
+
+
+def _download(hub_id: str, file: str | None) -> Path:
+    """Fetch the descriptions and one graph, not the dozen forms that many repositories hold."""
+    hub = require("huggingface_hub", extra="train")
+    name = hub_id.partition("/")[2]
+    graphs = [file] if file else ["onnx/model.onnx", "model.onnx", f"{name}.onnx"]
+    try:
+        return Path(hub.snapshot_download(hub_id, allow_patterns=["*.json", *graphs]))
+    except (OSError, ValueError) as error:  # the hub's own errors are kinds of these two
+        reason = str(error).strip().partition("\n")[0]
+        raise ModelNotFoundError(
+            f"there is no {hub_id!r} here and the hub gave none: {reason}; {_bundled_sentence(name)}"
+        ) from error

@@ -1,0 +1,150 @@
+"""ONNX Runtime sessions: the only module that imports onnxruntime."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from embedkit.errors import InputError, MissingExtraError, ModelError, ProviderError
+from embedkit.protocols import FloatArray
+from embedkit.runtime.distributions import explain_missing_onnxruntime, installed_distributions
+from embedkit.runtime.threads import available_threads
+from embedkit.runtime.tokenization import TokenBatch
+
+try:
+    import onnxruntime
+    from onnxruntime import GraphOptimizationLevel, InferenceSession, SessionOptions
+except ImportError as error:
+    raise MissingExtraError(f"{explain_missing_onnxruntime()} ({error})") from error
+
+__all__ = ["Session", "available_providers"]
+
+_CPU = "CPUExecutionProvider"
+_FEEDS = ("input_ids", "attention_mask", "token_type_ids")
+_TYPES = {"tensor(int64)": np.int64, "tensor(int32)": np.int32}
+_ERRORS_ONLY = 3
+
+
+class Session:
+    """A loaded graph: token batches in, floats out. Safe to share between threads.
+
+    Args:
+        model: a serialized ONNX model without external data.
+        outputs: names of the output wanted; the first that the graph has is taken.
+        threads: threads of one run; as many as this process may use if None.
+        providers: ONNX Runtime execution providers in order of preference; the CPU's if None.
+
+    Attributes:
+        threads: threads of one run.
+        providers: the execution providers at work.
+        output: name of the output taken.
+        width: size of its last axis, or None where the graph leaves it open.
+
+    Raises:
+        ProviderError: a provider is not there or did not start; nothing runs elsewhere in silence.
+        ModelError: ONNX Runtime refuses the graph, or its inputs and outputs are not an encoder's.
+    """
+
+    def __init__(
+        self,
+        model: bytes,
+        *,
+        outputs: Sequence[str],
+        threads: int | None = None,
+        providers: Sequence[str] | None = None,
+    ) -> None:
+        if threads is not None and (type(threads) is not int or threads < 1):
+            raise InputError(f"threads must be a whole number from 1 up, not {threads!r}")
+        self.threads = threads or available_threads()
+        self._session = _open(model, _options(self.threads), _check_providers(providers))
+        self.providers: list[str] = self._session.get_providers()
+        self._input_types = _read_input_types(self._session)
+        self.output, self.width = _choose_output(self._session, outputs)
+
+    def run(self, batch: TokenBatch) -> FloatArray:
+        """Run the graph on one token batch.
+
+        Returns:
+            The output, ``(B, D)`` or ``(B, L, H) float32``.
+
+        Raises:
+            ModelError: the graph failed.
+        """
+        feeds = {"input_ids": batch.input_ids, "attention_mask": batch.attention_mask}
+        if "token_type_ids" in self._input_types:
+            feeds["token_type_ids"] = np.zeros_like(batch.input_ids)
+        wanted = {name: feeds[name].astype(kind, copy=False) for name, kind in self._input_types.items()}
+        try:
+            (result,) = self._session.run([self.output], wanted)
+        except Exception as error:  # ONNX Runtime's errors have no common ancestor but Exception
+            raise ModelError(f"ONNX Runtime failed on batch {batch.input_ids.shape}: {error}") from error
+        return np.asarray(result, dtype=np.float32)
+
+
+def available_providers() -> list[str]:
+    """Execution providers that the installed ONNX Runtime was built with."""
+    return list(onnxruntime.get_available_providers())
+
+
+def _check_providers(providers: Sequence[str] | None) -> list[str]:
+    if isinstance(providers, str):
+        raise InputError(f"providers must be a list of names; did you mean [{providers!r}]?")
+    wanted = [_CPU] if providers is None else list(providers)
+    available = available_providers()
+    missing = [name for name in wanted if name not in available]
+    if not wanted:
+        raise InputError("providers is an empty list; None stands for the CPU")
+    if missing:
+        installed = " and ".join(f"{name} {number}" for name, number in installed_distributions().items())
+        raise ProviderError(
+            f"{missing[0]} is not among the providers of the installed {installed or 'ONNX Runtime'}: "
+            f"{', '.join(available)}"
+        )
+    return wanted
+
+
+def _options(threads: int) -> SessionOptions:
+    options = SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.graph_optimization_level = GraphOptimizationLevel.ORT_ENABLE_ALL
+    options.enable_mem_pattern = False  # a plan is kept for every shape, and ours are never the same
+    options.log_severity_level = _ERRORS_ONLY
+    return options
+
+
+def _open(model: bytes, options: SessionOptions, providers: list[str]) -> InferenceSession:
+    try:
+        session = InferenceSession(model, sess_options=options, providers=providers)
+    except Exception as error:  # as above
+        raise ModelError(f"ONNX Runtime cannot load the graph: {error}") from error
+    lost = [name for name in providers if name not in session.get_providers()]
+    if lost:
+        raise ProviderError(
+            f"{lost[0]} did not start (its libraries or its device are missing; ONNX Runtime's log says which), "
+            f"only {', '.join(session.get_providers())} did"
+        )
+    session.disable_fallback()
+    return session
+
+
+def _read_input_types(session: InferenceSession) -> dict[str, npt.DTypeLike]:
+    found: dict[str, npt.DTypeLike] = {}
+    for item in session.get_inputs():
+        if item.name not in _FEEDS or item.type not in _TYPES:
+            raise ModelError(
+                f"the graph wants {item.name!r}, {item.type}; expected integers named {', '.join(_FEEDS)}"
+            )
+        found[item.name] = _TYPES[item.type]
+    return found
+
+
+def _choose_output(session: InferenceSession, names: Sequence[str]) -> tuple[str, int | None]:
+    shapes = {item.name: item.shape for item in session.get_outputs()}
+    for name in names:
+        if name in shapes:
+            width = shapes[name][-1] if shapes[name] else None
+            return name, width if isinstance(width, int) else None
+    raise ModelError(f"the graph gives {', '.join(shapes)}; expected {' or '.join(names)}")

@@ -1,0 +1,57 @@
+"""How many threads this process may really use: its affinity and its control group decide, not the machine."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+__all__ = ["available_threads"]
+
+
+def available_threads(root: Path = Path("/")) -> int:
+    """Processors that this process may keep busy, at least 1.
+
+    The smaller of its affinity mask and the quota of its control group or of any group above it
+    (versions 1 and 2). A container on a large machine is often given only a few.
+
+    Args:
+        root: where ``proc`` and ``sys`` stand; another place only in tests.
+    """
+    limits = [_quota(folder) for folder in _control_groups(root)]
+    return max(1, min([_affinity(), *(int(limit) for limit in limits if limit is not None)]))
+
+
+def _affinity() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1  # not on macOS and Windows
+
+
+def _control_groups(root: Path) -> Iterator[Path]:
+    """Folders of the groups that hold this process, innermost first; a container sees only the last."""
+    for line in _read(root / "proc/self/cgroup").splitlines():
+        _, controllers, group = [*line.split(":", 2), "", ""][:3]
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        mount = root / "sys/fs/cgroup" / ("cpu" if controllers else "")
+        inner = PurePosixPath(group.lstrip("/"))
+        yield from (mount / folder for folder in (inner, *inner.parents))
+
+
+def _quota(folder: Path) -> float | None:
+    """Processors that a group may keep busy, or None where it has no limit."""
+    version_2 = _read(folder / "cpu.max").split()
+    version_1 = [*_read(folder / "cpu.cfs_quota_us").split(), *_read(folder / "cpu.cfs_period_us").split()]
+    try:
+        quota, period = (int(value) for value in version_2 or version_1)
+    except ValueError:  # "max", or no such files
+        return None
+    return quota / period if quota > 0 and period > 0 else None
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return ""
