@@ -1,0 +1,176 @@
+"""`embedkit doctor`: what this machine and this installation can do, and what is wrong with them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import re
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from embedkit import __version__
+from embedkit.errors import EmbedkitError
+
+__all__ = ["EXAMPLES", "HELP", "configure", "run"]
+
+HELP = "what this installation can do on this machine; checks the bundled models"
+EXAMPLES = """
+embedkit doctor
+embedkit doctor --json > doctor.json
+"""
+
+# What decides how fast int8 runs, and with which target to export: see `embedkit export --help`.
+_CPU_FEATURES = ("avx2", "avx512f", "avx_vnni", "avx512_vnni", "amx_int8", "asimd", "asimddp", "i8mm", "sve")
+_FAISS = ("faiss-cpu", "faiss-gpu", "faiss-gpu-cu11", "faiss-gpu-cu12")
+_REQUIREMENT_OF_EXTRA = re.compile(r"(?P<package>[\w.-]+)[^;]*;.*\bextra == ['\"](?P<extra>\w+)['\"]")
+
+Report = dict[str, Any]
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add no arguments: there is nothing to choose."""
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the report; 1 if there are problems, which a missing extra is not."""
+    report = _examine()
+    print(json.dumps(report, indent=2) if arguments.json else _to_text(report))
+    return 1 if report["problems"] else 0
+
+
+def _examine() -> Report:
+    problems: list[str] = []
+    runtime = _examine_runtime(problems)
+    faiss = _installed(_FAISS)
+    if len(faiss) > 1:
+        names = list(faiss)
+        problems.append(
+            f"{' and '.join(names)} are both installed and overwrite each other's files; remove them with "
+            f"`pip uninstall -y {' '.join(names)}`, then install the one you want"
+        )
+    return {
+        "embedkit": __version__,
+        "python": platform.python_version(),
+        "platform": f"{platform.system()} {platform.machine()}",
+        "onnxruntime": runtime,
+        "faiss": faiss,
+        "threads": _threads(),
+        "cpu_features": cpu_features(),
+        "extras": _missing_by_extra(),
+        "bundled": _check_bundled(problems) if runtime["providers"] else {},
+        "problems": problems,
+    }
+
+
+def _examine_runtime(problems: list[str]) -> Report:
+    from embedkit.runtime.distributions import explain_missing_onnxruntime, installed_distributions
+
+    distributions = installed_distributions()
+    if len(distributions) > 1:
+        problems.append(explain_missing_onnxruntime())
+    try:
+        from embedkit.runtime.session import available_providers
+
+        providers = available_providers()
+    except EmbedkitError as error:
+        providers = []
+        if len(distributions) <= 1:
+            problems.append(str(error))
+    return {"distributions": distributions, "providers": providers}
+
+
+def _installed(names: tuple[str, ...]) -> dict[str, str]:
+    found = {}
+    for name in names:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _threads() -> dict[str, int]:
+    from embedkit.runtime.threads import available_threads
+
+    return {"usable": available_threads(), "processors": os.cpu_count() or 1}
+
+
+def cpu_features(cpuinfo: Path = Path("/proc/cpuinfo")) -> list[str] | None:
+    """The features of this processor that matter to int8, or None where the system does not tell."""
+    try:
+        text = cpuinfo.read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return None
+    line = re.search(r"^(?:flags|Features)\s*:(.*)$", text, re.MULTILINE)
+    flags = set(line.group(1).split()) if line else set()
+    return [feature for feature in _CPU_FEATURES if feature in flags]
+
+
+def _missing_by_extra() -> dict[str, list[str]] | None:
+    """Extra -> packages of it that are not installed; None when embedkit runs from a plain folder."""
+    try:
+        requirements = metadata.requires("embedkit") or []
+    except metadata.PackageNotFoundError:
+        return None
+    missing: dict[str, list[str]] = {}
+    for requirement in requirements:
+        match = _REQUIREMENT_OF_EXTRA.match(requirement)
+        if match and match["package"] != "embedkit":
+            absent = missing.setdefault(match["extra"], [])
+            if not _installed((match["package"],)):
+                absent.append(match["package"])
+    return missing
+
+
+def _check_bundled(problems: list[str]) -> dict[str, Report]:
+    from embedkit.runtime.encoder import Encoder
+    from embedkit.runtime.location import bundled_names
+
+    checks: dict[str, Report] = {}
+    for name in bundled_names():
+        try:
+            check = Encoder.load(name).verify()
+        except EmbedkitError as error:
+            problems.append(f"the bundled model {name} cannot be used: {error}")
+            continue
+        checks[name] = dict(check)
+        if not check["passed"]:
+            problems.append(
+                f"the bundled model {name} gives other embeddings on this machine than where it was made: "
+                f"they differ by {check['difference']:.1e}, at most {check['tolerance']:.1e} is allowed"
+            )
+    return checks
+
+
+def _to_text(report: Report) -> str:
+    runtime, threads = report["onnxruntime"], report["threads"]
+    versions = ", ".join(f"{name} {version}" for name, version in runtime["distributions"].items())
+    features = report["cpu_features"]
+    lines = [
+        ("embedkit", report["embedkit"]),
+        ("python", f"{report['python']} on {report['platform']}"),
+        ("onnxruntime", f"{versions or 'not installed'}: {', '.join(runtime['providers']) or 'no providers'}"),
+        ("faiss", ", ".join(f"{name} {version}" for name, version in report["faiss"].items()) or "not installed"),
+        ("threads", f"{threads['usable']} of {threads['processors']} processors"),
+        ("cpu", "unknown" if features is None else " ".join(features) or "none of the int8 features"),
+        *[("extra", line) for line in _extra_lines(report["extras"])],
+        *[("bundled", f"{name} {_check_line(check)}") for name, check in report["bundled"].items()],
+        *[("problem", problem) for problem in report["problems"]],
+    ]
+    return "\n".join(f"{label:<12} {text}" for label, text in lines)
+
+
+def _extra_lines(extras: dict[str, list[str]] | None) -> list[str]:
+    if extras is None:
+        return ["unknown: embedkit is run from a folder, not installed"]
+    return [
+        f'{extra}: pip install "embedkit[{extra}]" (for {", ".join(missing)})' if missing else f"{extra}: complete"
+        for extra, missing in extras.items()
+    ]
+
+
+def _check_line(check: Report) -> str:
+    return f"differs by {check['difference']:.1e} from where it was made, {check['tolerance']:.1e} is allowed"

@@ -1,0 +1,158 @@
+"""`embedkit doctor`: facts about this machine, and sentences about what is wrong."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from embedkit.cli import doctor
+from embedkit.cli.main import main
+from embedkit.runtime import location
+
+X86 = "processor\t: 0\nflags\t\t: fpu sse4_2 avx2 avx512f avx512_vnni\nbugs\t\t: spectre_v1\n"
+ARM = "processor\t: 0\nFeatures\t: fp asimd aes asimddp i8mm\nCPU part\t: 0xd40\n"
+
+
+@pytest.fixture
+def distributions(monkeypatch):
+    """Pretend that exactly these distributions are installed; name -> version."""
+
+    def install(found):
+        def version(name):
+            if name in found:
+                return found[name]
+            raise doctor.metadata.PackageNotFoundError(name)
+
+        monkeypatch.setattr("importlib.metadata.version", version)
+        monkeypatch.setattr("embedkit.runtime.distributions.version", version)
+
+    return install
+
+
+@pytest.fixture
+def bundled(monkeypatch, tmp_path):
+    """A folder that takes the place of the bundled models."""
+    monkeypatch.setattr(location, "_BUNDLED", tmp_path)
+    return tmp_path
+
+
+def report(capsys):
+    code = main(["doctor", "--json"])
+    return code, json.loads(capsys.readouterr().out)
+
+
+def test_a_healthy_machine(bundled, capsys):
+    code, found = report(capsys)
+    assert (code, found["problems"]) == (0, [])
+    assert found["python"] == sys.version.split()[0]
+    assert "CPUExecutionProvider" in found["onnxruntime"]["providers"]
+    assert 1 <= found["threads"]["usable"] <= found["threads"]["processors"]
+
+
+def test_text_has_a_line_for_each_fact(bundled, toy_bundle, capsys):
+    shutil.copy(toy_bundle, bundled / "toy.onnx")
+    assert main(["doctor"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    labels = [line.split()[0] for line in lines]
+    assert set(labels) == {"embedkit", "python", "onnxruntime", "faiss", "threads", "cpu", "extra", "bundled"}
+    assert any(line.startswith("bundled      toy differs by") for line in lines)
+
+
+def test_two_onnx_runtimes_are_a_problem(bundled, distributions, capsys):
+    distributions({"onnxruntime": "1.31.1", "onnxruntime-gpu": "1.31.0"})
+    code, found = report(capsys)
+    assert code == 1
+    (problem,) = found["problems"]
+    assert problem.startswith("onnxruntime and onnxruntime-gpu are both installed")
+    assert "pip uninstall -y onnxruntime onnxruntime-gpu" in problem
+
+
+def test_two_faisses_are_a_problem(bundled, distributions, capsys):
+    distributions({"onnxruntime": "1.31.1", "faiss-cpu": "1.9.0", "faiss-gpu-cu12": "1.9.0"})
+    code, found = report(capsys)
+    assert code == 1
+    assert found["faiss"] == {"faiss-cpu": "1.9.0", "faiss-gpu-cu12": "1.9.0"}
+    assert found["problems"][0].startswith("faiss-cpu and faiss-gpu-cu12 are both installed")
+
+
+def test_bundled_models_are_checked(bundled, toy_bundle, capsys):
+    shutil.copy(toy_bundle, bundled / "toy.onnx")
+    code, found = report(capsys)
+    assert code == 0
+    assert found["bundled"]["toy"]["passed"] is True
+
+
+def test_a_damaged_bundled_model_is_a_problem(bundled, toy_bundle, capsys):
+    (bundled / "toy.onnx").write_bytes(toy_bundle.read_bytes()[:-100])
+    code, found = report(capsys)
+    assert code == 1
+    assert found["problems"][0].startswith("the bundled model toy cannot be used")
+
+
+def test_a_bundled_model_that_computes_something_else_is_a_problem(bundled, toy_bundle, monkeypatch, capsys):
+    shutil.copy(toy_bundle, bundled / "toy.onnx")
+    finding = {"passed": False, "texts": 3, "same_tokens": True, "difference": 0.5, "tolerance": 1e-4}
+    monkeypatch.setattr("embedkit.runtime.encoder.Encoder.verify", lambda _self: finding)
+    code, found = report(capsys)
+    assert code == 1
+    assert "they differ by 5.0e-01, at most 1.0e-04 is allowed" in found["problems"][0]
+
+
+@pytest.mark.parametrize(
+    ("text", "features"),
+    [(X86, ["avx2", "avx512f", "avx512_vnni"]), (ARM, ["asimd", "asimddp", "i8mm"]), ("model name : toy\n", [])],
+)
+def test_cpu_features(tmp_path, text, features):
+    (tmp_path / "cpuinfo").write_text(text)
+    assert doctor.cpu_features(tmp_path / "cpuinfo") == features
+
+
+def test_cpu_features_are_unknown_where_the_system_does_not_tell(tmp_path):
+    assert doctor.cpu_features(tmp_path / "cpuinfo") is None
+
+
+def test_extras_name_what_they_lack(monkeypatch, distributions):
+    requirements = [
+        "numpy>=2.0",
+        'torch>=2.4; extra == "train"',
+        'transformers<6,>=4.57; extra == "train"',
+        'faiss-cpu>=1.9; extra == "serve"',
+        'embedkit[serve,train]; extra == "all"',
+    ]
+    monkeypatch.setattr("importlib.metadata.requires", lambda _name: requirements)
+    distributions({"torch": "2.13.0", "faiss-cpu": "1.15.1"})
+    missing = doctor._missing_by_extra()
+    assert missing == {"train": ["transformers"], "serve": []}
+    assert doctor._extra_lines(missing) == [
+        'train: pip install "embedkit[train]" (for transformers)',
+        "serve: complete",
+    ]
+
+
+def test_needs_the_base_packages_only():
+    script = (
+        "import sys\n"
+        "for name in ('torch', 'transformers', 'onnx', 'faiss', 'scipy', 'datasets', 'huggingface_hub'):\n"
+        "    sys.modules[name] = None\n"
+        "from embedkit.cli.main import main\n"
+        "sys.exit(main(['doctor']))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_tells_that_onnx_runtime_is_missing():
+    script = (
+        "import sys\n"
+        "sys.modules['onnxruntime'] = None\n"
+        "from embedkit.cli.main import main\n"
+        "sys.exit(main(['doctor']))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, "")
+    assert "problem" in done.stdout
+    assert "no providers" in done.stdout

@@ -1,0 +1,273 @@
+"""The command `embedkit` itself: commands found, options spread, errors turned into exit codes."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import logging
+import os
+import subprocess
+import sys
+import types
+import warnings
+
+import pytest
+
+import embedkit
+from embedkit import errors
+from embedkit.cli import main as cli
+from embedkit.cli.main import COMMANDS, EXIT_CODES, Command, main
+
+ERRORS = [getattr(errors, name) for name in errors.__all__]
+
+
+@pytest.fixture
+def play(monkeypatch):
+    """Give embedkit one more command, `play`, that runs the function given."""
+
+    def install(run, configure=lambda _parser: None):
+        module = types.ModuleType("embedkit.cli.play")
+        module.HELP, module.EXAMPLES = "plays", "embedkit play one\nembedkit play two"
+        module.configure, module.run = configure, run
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+        monkeypatch.setitem(COMMANDS, "play", Command(module.__name__, extra="toys"))
+
+    return install
+
+
+def raising(error):
+    def run(_arguments):
+        raise error
+
+    return run
+
+
+def make(kind):
+    return kind("out of luck", {}) if kind is errors.GateError else kind("out of luck")
+
+
+class TestExitCodes:
+    @pytest.mark.parametrize(("returned", "code"), [(None, 0), (0, 0), (1, 1), (3, 3)])
+    def test_what_a_command_returns_is_the_code(self, play, returned, code):
+        play(lambda _arguments: returned)
+        assert main(["play"]) == code
+
+    @pytest.mark.parametrize("kind", ERRORS, ids=lambda kind: kind.__name__)
+    def test_every_error_of_ours_is_one_line_and_1(self, play, kind, capsys):
+        play(raising(make(kind)))
+        assert main(["play"]) == 1
+        assert capsys.readouterr() == ("", "error: out of luck\n")
+
+    def test_an_error_of_the_system_is_one_line_and_1(self, play, capsys):
+        play(raising(PermissionError(13, "Permission denied", "texts.txt")))
+        assert main(["play"]) == 1
+        assert capsys.readouterr().err == "error: [Errno 13] Permission denied: 'texts.txt'\n"
+
+    def test_ctrl_c_is_130(self, play, capsys):
+        play(raising(KeyboardInterrupt()))
+        assert main(["play"]) == 130
+        assert capsys.readouterr().err == "interrupted\n"
+
+    def test_a_bug_keeps_its_trace(self, play):
+        play(raising(ZeroDivisionError("ours")))
+        with pytest.raises(ZeroDivisionError):
+            main(["play"])
+
+    @pytest.mark.parametrize("argv", [[], ["nonsense"], ["play", "--nonsense"], ["--nonsense"], ["play", "more"]])
+    def test_wrong_usage_is_2(self, play, argv):
+        play(lambda _arguments: 0)
+        with pytest.raises(SystemExit) as exit_:
+            main(argv)
+        assert exit_.value.code == 2
+
+    def test_the_table_has_no_other_codes(self):
+        assert {code for _, code in EXIT_CODES} == {0, 1, 130}
+
+    def test_debug_shows_the_trace(self, play, capsys):
+        play(raising(errors.InputError("out of luck")))
+        assert main(["play", "--debug"]) == 1
+        assert "Traceback" in capsys.readouterr().err
+
+    @pytest.mark.skipif(os.name != "posix", reason="pipes of another kind")
+    def test_a_reader_that_has_seen_enough_is_no_error(self):
+        command = f"'{sys.executable}' -m embedkit doctor --json"
+        script = f"set -o pipefail; {command} | true"
+        done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr) == (0, "")
+
+
+class TestMissingPackages:
+    def test_names_the_extra_of_the_command(self, play, capsys):
+        play(raising(ModuleNotFoundError("No module named 'torch.nn'", name="torch.nn")))
+        assert main(["play"]) == 1
+        expected = 'error: torch is not installed; it comes with: pip install "embedkit[toys]"\n'
+        assert capsys.readouterr().err == expected
+
+    def test_names_the_package_where_there_is_no_extra(self, play, monkeypatch, capsys):
+        play(raising(ModuleNotFoundError("No module named 'numpy'", name="numpy")))
+        monkeypatch.setitem(COMMANDS, "play", COMMANDS["play"]._replace(extra=None))
+        assert main(["play"]) == 1
+        assert capsys.readouterr().err.endswith('pip install "numpy"\n')
+
+    def test_a_module_of_ours_that_is_missing_is_a_bug(self, play):
+        play(raising(ModuleNotFoundError("No module named 'embedkit.gone'", name="embedkit.gone")))
+        with pytest.raises(ModuleNotFoundError):
+            main(["play"])
+
+
+class TestUsage:
+    def test_a_slip_gets_a_suggestion(self, capsys):
+        with pytest.raises(SystemExit):
+            main(["evalaute"])
+        assert "did you mean 'evaluate'?" in capsys.readouterr().err
+
+    def test_a_strange_word_gets_the_list(self, capsys):
+        with pytest.raises(SystemExit):
+            main(["xyzzy"])
+        assert f"the commands are {', '.join(COMMANDS)}" in capsys.readouterr().err
+
+    def test_version(self, capsys):
+        with pytest.raises(SystemExit) as exit_:
+            main(["--version"])
+        assert exit_.value.code == 0
+        assert capsys.readouterr().out == f"embedkit {embedkit.__version__}\n"
+
+    def test_help_lists_every_command(self, capsys):
+        with pytest.raises(SystemExit) as exit_:
+            main(["--help"])
+        shown = capsys.readouterr().out
+        assert exit_.value.code == 0
+        for name, command in COMMANDS.items():
+            assert f"  {name:<10} {importlib.import_module(command.module).HELP}\n" in shown
+
+    @pytest.mark.parametrize("name", COMMANDS)
+    def test_help_of_a_command_ends_in_its_examples(self, name, capsys):
+        with pytest.raises(SystemExit) as exit_:
+            main([name, "--help"])
+        assert exit_.value.code == 0
+        *_, heading, first, second = capsys.readouterr().out.rstrip().splitlines()
+        assert heading == "examples:"
+        assert first.startswith(f"  embedkit {name}")
+        assert second.startswith(f"  embedkit {name}")
+
+    @pytest.mark.parametrize("name", COMMANDS)
+    def test_description_is_one_line_without_a_full_stop(self, name):
+        text = importlib.import_module(COMMANDS[name].module).HELP
+        assert "\n" not in text
+        assert not text.endswith(".")
+        assert len(text) <= 90
+
+    @pytest.mark.parametrize("name", COMMANDS)
+    def test_options_of_commands_are_not_guessed(self, name):
+        with pytest.raises(SystemExit):
+            main([name, "--jso"])
+
+
+class TestCommonOptions:
+    @pytest.fixture
+    def seen(self, play):
+        seen = []
+        play(seen.append)
+        return seen
+
+    @pytest.mark.parametrize("argv", [["--json", "play"], ["play", "--json"]])
+    def test_stand_before_or_after_the_command(self, seen, argv):
+        main(argv)
+        assert (seen[0].json, seen[0].debug, seen[0].verbose, seen[0].quiet) == (True, False, 0, False)
+
+    @pytest.mark.parametrize(
+        "argv", [["play", "small", "--json"], ["play", "--json", "small"], ["--json", "play", "small"]]
+    )
+    def test_reach_the_parsers_of_sub_commands(self, play, argv):
+        def configure(parser: argparse.ArgumentParser) -> None:
+            parser.add_subparsers(dest="size").add_parser("small")
+
+        seen = []
+        play(seen.append, configure)
+        main(argv)
+        assert (seen[0].json, seen[0].size) == (True, "small")
+
+    def test_are_off_if_not_given(self, seen):
+        main(["play"])
+        assert (seen[0].json, seen[0].debug, seen[0].verbose, seen[0].quiet) == (False, False, 0, False)
+
+
+class TestMessages:
+    LEVELS = ("debug", "info", "warning", "error")
+
+    @pytest.fixture(autouse=True)
+    def talk(self, play):
+        def run(_arguments):
+            for level in self.LEVELS:
+                getattr(logging.getLogger("embedkit.play"), level)("from %s", level)
+            warnings.warn("this will go", FutureWarning, stacklevel=1)
+
+        play(run)
+
+    @pytest.mark.filterwarnings("default")
+    @pytest.mark.parametrize(
+        ("options", "shown"),
+        [
+            ([], ["warning: from warning", "error: from error", "warning: this will go"]),
+            (["-q"], ["error: from error"]),
+            (["-v"], ["from info", "warning: from warning", "error: from error", "warning: this will go"]),
+            (
+                ["-vv"],
+                [
+                    "debug: from debug",
+                    "from info",
+                    "warning: from warning",
+                    "error: from error",
+                    "warning: this will go",
+                ],
+            ),
+        ],
+    )
+    def test_go_to_stderr_as_far_as_wanted(self, options, shown, capsys):
+        main(["play", *options])
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        assert captured.err.splitlines() == shown
+
+    @pytest.mark.filterwarnings("default")
+    def test_leave_no_handler_behind(self, capsys):
+        logger, shown = logging.getLogger("embedkit"), warnings.showwarning
+        before = (list(logger.handlers), logger.level)
+        main(["play", "-vv"])
+        main(["play", "-q"])
+        assert (list(logger.handlers), logger.level) == before
+        assert warnings.showwarning is shown
+        assert capsys.readouterr().err.count("from debug") == 1
+
+
+class TestLightness:
+    def loaded(self, *argv: str) -> set[str]:
+        script = (
+            "import json, sys\n"
+            "from embedkit.cli.main import main\n"
+            "try: main(sys.argv[1:])\n"
+            "except SystemExit: pass\n"
+            "print(json.dumps(sorted(sys.modules)))"
+        )
+        done = subprocess.run([sys.executable, "-c", script, *argv], capture_output=True, text=True, check=True)
+        return set(json.loads(done.stdout.splitlines()[-1]))
+
+    @pytest.mark.parametrize("argv", [["--help"], *([name, "--help"] for name in COMMANDS)], ids=" ".join)
+    def test_help_loads_no_numpy(self, argv):
+        assert not self.loaded(*argv) & {"numpy", "onnxruntime", "tokenizers", "torch"}
+
+    def test_a_command_loads_no_other_command(self):
+        loaded = {name for name in self.loaded("doctor", "--help") if name.startswith("embedkit.cli.")}
+        assert loaded == {"embedkit.cli.main", "embedkit.cli.doctor"}
+
+
+def test_python_dash_m_is_the_same_command():
+    done = subprocess.run(
+        [sys.executable, "-m", "embedkit", "--version"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == f"embedkit {embedkit.__version__}\n"
+
+
+def test_unknown_command_names_what_was_typed():
+    assert "'trian'" in cli._unknown_command("trian")
