@@ -1,0 +1,154 @@
+"""Who imports whom: by contract, and by looking at what is loaded."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import json
+import os
+import pkgutil
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import embedkit
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "embedkit"
+FILES = sorted(PACKAGE.rglob("*.py"))
+MODULES = sorted(module.name for module in pkgutil.walk_packages(embedkit.__path__, "embedkit."))
+HEAVY = {"torch", "transformers", "onnx", "faiss", "scipy", "sklearn", "datasets", "huggingface_hub", "pyarrow"}
+
+# One violation for each contract in pyproject.toml: (file, line put into it, name of the contract).
+VIOLATIONS = [
+    ("runtime/packing.py", "import embedkit.evaluation", "Rooms import downwards only"),
+    ("cellar/__init__.py", '"""A room without a floor."""', "Rooms import downwards only"),
+    ("training/losses/__init__.py", "import embedkit.training.loop", "Inside training"),
+    ("evaluation/sts.py", "import torch", "runtime and evaluation need"),
+    ("serving/retrieval/collection.py", "import torch", "serving reaches no training framework"),
+    ("training/methods/simcse.py", "import embedkit.training.methods.sct", "Methods do not know each other"),
+    ("export/__init__.py", "import onnxruntime", "ONNX Runtime is met in one module"),
+    ("training/losses/__init__.py", "import transformers", "transformers is met in"),
+    ("cli/search.py", "import faiss", "FAISS is met in one module"),
+]
+
+
+def lint_imports(folder: Path) -> subprocess.CompletedProcess[str]:
+    command = "from importlinter.cli import lint_imports_command; lint_imports_command()"
+    return subprocess.run(
+        [sys.executable, "-c", command, "--config", str(ROOT / "pyproject.toml"), "--no-cache"],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(folder), "COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_contracts_hold():
+    done = lint_imports(ROOT)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.fixture(scope="module")
+def broken_house(tmp_path_factory) -> str:
+    """What import-linter says about a copy of the package with all violations in it."""
+    folder = tmp_path_factory.mktemp("house")
+    shutil.copytree(PACKAGE, folder / "embedkit", ignore=shutil.ignore_patterns("__pycache__"))
+    for name, line, _ in VIOLATIONS:
+        path = folder / "embedkit" / name
+        path.parent.mkdir(exist_ok=True)
+        text = path.read_text(encoding="utf-8") if path.exists() else ""
+        path.write_text(f"{text}\n{line}\n", encoding="utf-8")
+    return lint_imports(folder).stdout
+
+
+@pytest.mark.parametrize("contract", sorted({contract for *_, contract in VIOLATIONS}))
+def test_contracts_notice_a_violation(broken_house, contract):
+    assert any(line.startswith(contract) and line.endswith("BROKEN") for line in broken_house.splitlines())
+
+
+def test_every_contract_has_a_violation(broken_house):
+    assert "KEPT" not in broken_house
+
+
+def loaded_by(script: str) -> set[str]:
+    """Top-level packages in memory after a script ran in a fresh interpreter."""
+    ending = "\nimport json, sys; print(json.dumps(sorted({name.partition('.')[0] for name in sys.modules})))"
+    done = subprocess.run([sys.executable, "-c", script + ending], capture_output=True, text=True, check=True)
+    return set(json.loads(done.stdout.splitlines()[-1]))
+
+
+def test_import_embedkit_loads_nothing():
+    assert not loaded_by("import embedkit") & {"numpy", "onnxruntime", "tokenizers", *HEAVY}
+
+
+def test_encoding_loads_the_three_base_packages_only(toy_bundle):
+    script = f"""
+from embedkit import Encoder
+encoder = Encoder.load({str(toy_bundle)!r})
+assert encoder.encode(["a good dog", "the cat"]).shape == (2, encoder.dimension)
+assert encoder.verify()["passed"]
+"""
+    loaded = loaded_by(script)
+    assert loaded >= {"numpy", "onnxruntime", "tokenizers"}
+    assert not loaded & HEAVY
+
+
+def test_searching_loads_no_heavy_package(toy_bundle, tmp_path):
+    (tmp_path / "docs.txt").write_text("a good dog\nthe cat is asleep\nred apple\n", encoding="utf-8")
+    script = f"""
+from embedkit import Collection, Encoder
+encoder = Encoder.load({str(toy_bundle)!r})
+Collection.build({str(tmp_path / "docs.txt")!r}, encoder=encoder, path={str(tmp_path / "index")!r})
+assert len(Collection.open({str(tmp_path / "index")!r}, encoder=encoder).search("a dog", k=2)) == 2
+"""
+    assert not loaded_by(script) & HEAVY
+
+
+def test_evaluating_loads_no_heavy_package(toy_bundle):
+    script = f"""
+import numpy as np
+from embedkit import Encoder
+from embedkit.evaluation.sts import ScoredPairs, evaluate_pairs
+pairs = ScoredPairs("toy", ["a dog", "red", "sea"], ["a cat", "blue", "boat"], np.array([3.0, 1.0, 2.0]))
+assert -1.0 <= evaluate_pairs(Encoder.load({str(toy_bundle)!r}), pairs) <= 1.0
+"""
+    assert not loaded_by(script) & HEAVY
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_every_module_can_be_imported(module):
+    importlib.import_module(module)
+
+
+def may_import_late(path: Path) -> bool:
+    """Commands may, so that `--help` is quick."""
+    return path.parent == PACKAGE / "cli"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_stand_at_the_top(path):
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    late = [
+        node.lineno
+        for function in ast.walk(tree)
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
+        for node in ast.walk(function)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+    ]
+    assert may_import_late(path) or not late, f"function-level imports in lines {late}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_modules_are_imported_by_name_only_where_the_house_allows(path):
+    allowed = {
+        PACKAGE / "__init__.py",  # public names, on first use
+        PACKAGE / "extras.py",  # optional packages
+        PACKAGE / "cli" / "main.py",  # the command called
+    }
+    used = "import_module" in path.read_text(encoding="utf-8")
+    assert path in allowed or not used
