@@ -66,23 +66,15 @@ def run(arguments: argparse.Namespace) -> None:
     evaluations = []
     for source in dict.fromkeys(arguments.models):
         encoder = _load_encoder(source, arguments.backend)
-        evaluations += [evaluate(encoder, task) for task in tasks]
+        evaluations += [evaluate(encoder, task, progress=False if arguments.quiet else None) for task in tasks]
     if arguments.output is not None:
         _write_report(arguments.output, evaluations)
     print(json.dumps(to_json(evaluations), indent=2) if arguments.json else to_text(evaluations).rstrip())
 
 
 def _load_encoder(source: str, backend: str) -> TextEncoder:
-    """Load a model with torch if its folder has no ONNX file, or if it is a hub id; else with ONNX Runtime."""
-    path = Path(source).expanduser()
-    if (path / "model" / "config.json").is_file():  # a run folder keeps its encoder in model/
-        path /= "model"
-    if backend == "auto":
-        has_onnx = path.is_file() or any(path.glob("*.onnx")) or any(path.glob("onnx/*.onnx"))
-        on_hub = not path.exists() and "/" in source and path.suffix != ".onnx"
-        backend = "torch" if on_hub or (path.is_dir() and not has_onnx) else "onnx"
-    location = str(path) if path.exists() else source
-    if backend == "onnx":
+    location = _location(source)
+    if (_backend_for(location) if backend == "auto" else backend) == "onnx":
         from embedkit.runtime.encoder import Encoder
 
         return Encoder.load(location)
@@ -90,6 +82,22 @@ def _load_encoder(source: str, backend: str) -> TextEncoder:
     from embedkit.modeling.torch_encoder import TorchEncoder
 
     return TorchEncoder(SentenceEncoder.load(location))
+
+
+def _location(source: str) -> str:
+    """The model folder of a run folder; else the path or name as it is."""
+    path = Path(source).expanduser()
+    if (path / "model" / "config.json").is_file():
+        return str(path / "model")
+    return str(path) if path.exists() else source
+
+
+def _backend_for(location: str) -> str:
+    """ONNX Runtime for files, bundled names and folders with an ONNX file; torch for other folders and hub ids."""
+    path = Path(location)
+    if path.is_dir():
+        return "onnx" if any(path.glob("*.onnx")) or any(path.glob("onnx/*.onnx")) else "torch"
+    return "torch" if "/" in location and not path.exists() and path.suffix != ".onnx" else "onnx"
 
 
 def _check_report(path: Path | None) -> None:

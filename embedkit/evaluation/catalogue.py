@@ -12,7 +12,7 @@ from embedkit.errors import DataError, InputError
 from embedkit.evaluation.hub import HubDataset
 from embedkit.evaluation.reranking import Rule, merged, stable, trec_eval, trec_eval_1000
 from embedkit.evaluation.reranking_sources import has_tables, load_lists, load_tables
-from embedkit.evaluation.rows import plain_suffix, read_rows
+from embedkit.evaluation.rows import RECORD_SUFFIXES, plain_suffix, read_rows
 from embedkit.evaluation.sources import load_scored_pairs, locate
 from embedkit.evaluation.sts_sources import STS_YEARS, StsSet, load_sick, load_stsb, load_year
 from embedkit.evaluation.tasks import RankingTest, RerankingTask, StsTask, Task
@@ -212,7 +212,7 @@ def _is_reranking(source: Source) -> bool:
         return True
     if isinstance(source, HubDataset):
         rows = source.rows()
-    elif plain_suffix(source) in (".jsonl", ".json", ".parquet"):
+    elif plain_suffix(source) in RECORD_SUFFIXES:
         rows = read_rows(source)
     else:
         return False

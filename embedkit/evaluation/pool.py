@@ -11,7 +11,7 @@ from embedkit.protocols import FloatArray, TextEncoder
 
 __all__ = ["EmbeddingPool", "cosines"]
 
-_TEXTS_PER_CALL = 2048
+_TEXTS_PER_CALL = 4096
 """Enough for an encoder to sort by length inside one call, few enough for the progress to move."""
 
 
@@ -22,17 +22,20 @@ class EmbeddingPool:
         encoder: what encodes the texts.
         texts: all texts that will be asked for; repeated ones are encoded once.
         label: what the progress is called.
+        progress: False is silent; None shows it on a terminal, or logs it.
     """
 
-    def __init__(self, encoder: TextEncoder, texts: Iterable[str], *, label: str) -> None:
+    def __init__(
+        self, encoder: TextEncoder, texts: Iterable[str], *, label: str, progress: bool | None = None
+    ) -> None:
         self._rows = {text: row for row, text in enumerate(dict.fromkeys(texts))}
         distinct = list(self._rows)
         self._embeddings = np.empty((len(distinct), encoder.dimension), dtype=np.float32)
-        with Progress(label, len(distinct), unit="texts") as progress:
+        with Progress(label, len(distinct), unit="texts", enabled=progress) as bar:
             for start in range(0, len(distinct), _TEXTS_PER_CALL):
                 chunk = distinct[start : start + _TEXTS_PER_CALL]
                 self._embeddings[start : start + len(chunk)] = encoder.encode(chunk)
-                progress.advance(len(chunk))
+                bar.advance(len(chunk))
 
     def __len__(self) -> int:
         return len(self._rows)

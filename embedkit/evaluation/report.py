@@ -85,6 +85,6 @@ def _footnotes(evaluations: Sequence[Evaluation]) -> list[str]:
         notes.append(f"{each.model}: texts are cut off after {each.max_length} tokens")
         for result in each.results:
             name = f"{result.name} ({result.convention})" if result.convention else result.name
-            notes += [f"{name}: {count} queries {reason} left out" for reason, count in result.skipped.items()]
+            notes += [f"{name}: queries {reason}, left out: {count}" for reason, count in result.skipped.items()]
             notes += [note if note.startswith(name) else f"{name}: {note}" for note in result.notes]
     return list(dict.fromkeys(notes))

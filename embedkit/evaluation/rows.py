@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import csv
 import gzip
-import io
-import json
 import lzma
 import math
 from collections.abc import Iterator, Mapping
@@ -14,9 +12,12 @@ from pathlib import Path
 from typing import IO, Any
 
 from embedkit.errors import DataError
-from embedkit.extras import require
+from embedkit.records import read_records
 
-__all__ = ["Row", "plain_suffix", "read_json_lines", "read_lines", "read_parquet", "read_rows", "read_table"]
+__all__ = ["RECORD_SUFFIXES", "Row", "plain_suffix", "read_lines", "read_rows", "read_table"]
+
+RECORD_SUFFIXES = (".jsonl", ".parquet")
+"""Files whose rows name their columns themselves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,18 +98,16 @@ def read_rows(path: Path) -> Iterator[Row]:
         DataError: the file cannot be read, or a row is malformed.
         MissingExtraError: a Parquet file without pyarrow.
     """
-    suffix = plain_suffix(path)
-    if suffix in (".jsonl", ".json"):
-        yield from read_json_lines(path)
-    elif suffix == ".parquet":
-        yield from read_parquet(path)
-    else:
-        table = read_table(path)
-        _, columns = next(table, ("", []))
-        for place, fields in table:
-            if len(fields) != len(columns):
-                raise DataError(f"{place}: expected {len(columns)} fields, got {len(fields)}")
-            yield Row(place, dict(zip(columns, fields, strict=True)))
+    if plain_suffix(path) in RECORD_SUFFIXES:
+        for number, record in read_records(path):
+            yield Row(f"{path}:{number}", record)
+        return
+    table = read_table(path)
+    _, columns = next(table, ("", []))
+    for place, fields in table:
+        if len(fields) != len(columns):
+            raise DataError(f"{place}: expected {len(columns)} fields, got {len(fields)}")
+        yield Row(place, dict(zip(columns, fields, strict=True)))
 
 
 def plain_suffix(path: Path) -> str:
@@ -124,50 +123,8 @@ def read_lines(path: Path) -> Iterator[tuple[str, str]]:
     Raises:
         DataError: the file is missing, cannot be decompressed or is not UTF-8.
     """
-    number = 0
-    with _opened(path) as binary:
-        try:
-            for number, raw in enumerate(binary, start=1):
-                line = raw.decode("utf-8-sig" if number == 1 else "utf-8")
-                yield f"{path}:{number}", line.removesuffix("\n").removesuffix("\r")
-        except UnicodeDecodeError as error:
-            raise DataError(f"{path}:{number}: expected UTF-8 text: {error.reason}") from error
-        except (OSError, EOFError, lzma.LZMAError) as error:
-            raise DataError(f"{path}: cannot be read after line {number}: {error}") from error
-
-
-def read_json_lines(path: Path) -> Iterator[Row]:
-    """One row per line that is a JSON object; blank lines are passed over.
-
-    Raises:
-        DataError: a line is not a JSON object.
-    """
-    for place, line in read_lines(path):
-        if not line.strip():
-            continue
-        try:
-            fields = json.loads(line)
-        except ValueError as error:
-            raise DataError(f"{place}: expected a JSON object: {error}") from error
-        if not isinstance(fields, dict):
-            raise DataError(f"{place}: expected a JSON object, got {line:.60}")
-        yield Row(place, fields)
-
-
-def read_parquet(path: Path) -> Iterator[Row]:
-    """One row per row of a Parquet file.
-
-    Raises:
-        MissingExtraError: pyarrow is not installed.
-        DataError: the file is not Parquet.
-    """
-    parquet = require("pyarrow.parquet", extra="bench")
-    try:
-        table = parquet.read_table(path)
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: cannot be read as Parquet: {error}") from error
-    for number, fields in enumerate(table.to_pylist(), start=1):
-        yield Row(f"{path}, row {number}", fields)
+    for number, line in enumerate(_raw_lines(path), start=1):
+        yield f"{path}:{number}", line.removesuffix("\n").removesuffix("\r")
 
 
 def read_table(path: Path) -> Iterator[tuple[str, list[str]]]:
@@ -180,20 +137,30 @@ def read_table(path: Path) -> Iterator[tuple[str, list[str]]]:
     return ((place, fields) for place, fields in rows if any(fields))
 
 
-def _opened(path: Path) -> IO[bytes]:
+def _raw_lines(path: Path) -> Iterator[str]:
+    """Decoded lines with their ends."""
+    number = 0
     try:
-        if path.suffix == ".gz":
-            return gzip.open(path, "rb")  # type: ignore[return-value]
-        return lzma.open(path, "rb") if path.suffix == ".xz" else path.open("rb")
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror or error}") from error
+        with _opened(path) as binary:
+            for number, raw in enumerate(binary, start=1):
+                yield raw.decode("utf-8-sig" if number == 1 else "utf-8")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}:{number}: expected UTF-8 text: {error.reason}") from error
+    except (OSError, EOFError, lzma.LZMAError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise DataError(f"{path}: cannot be read beyond line {number}: {reason}") from error
+
+
+def _opened(path: Path) -> IO[bytes]:
+    if path.suffix == ".gz":
+        return gzip.open(path, "rb")  # type: ignore[return-value]
+    return lzma.open(path, "rb") if path.suffix == ".xz" else path.open("rb")
 
 
 def _read_csv(path: Path) -> Iterator[tuple[str, list[str]]]:
-    with _opened(path) as binary:
-        reader = csv.reader(io.TextIOWrapper(binary, encoding="utf-8-sig", newline=""), strict=True)
-        try:
-            for fields in reader:
-                yield f"{path}:{reader.line_num}", fields
-        except (csv.Error, UnicodeDecodeError) as error:
-            raise DataError(f"{path}:{reader.line_num + 1}: cannot be read as CSV: {error}") from error
+    reader = csv.reader(_raw_lines(path), strict=True)
+    try:
+        for fields in reader:
+            yield f"{path}:{reader.line_num}", fields
+    except csv.Error as error:
+        raise DataError(f"{path}:{reader.line_num}: cannot be read as CSV: {error}") from error

@@ -9,7 +9,7 @@ import numpy as np
 
 from embedkit.errors import DataError
 from embedkit.evaluation.hub import HubDataset
-from embedkit.evaluation.rows import Row, plain_suffix, read_rows, read_table
+from embedkit.evaluation.rows import RECORD_SUFFIXES, Row, plain_suffix, read_rows, read_table
 from embedkit.evaluation.sts import ScoredPairs
 
 __all__ = ["collect_pairs", "load_scored_pairs", "locate"]
@@ -19,7 +19,7 @@ _SECOND = ("sentence2", "sentence_B")
 _SCORE = ("score", "relatedness_score")
 _STSB = ["genre", "file", "year", "id", "score", "sentence1", "sentence2"]
 
-_FILE_SUFFIXES = (".csv", ".gz", ".json", ".jsonl", ".parquet", ".tsv", ".txt", ".xz")
+_FILE_SUFFIXES = (".csv", ".gz", ".jsonl", ".parquet", ".tsv", ".txt", ".xz")
 
 
 def locate(source: str | Path | HubDataset, *, revision: str | None = None) -> Path | HubDataset:
@@ -68,8 +68,8 @@ def load_scored_pairs(
         return collect_pairs(name or found.id, found.rows(split=split))
     if found.is_dir():
         raise DataError(f"expected a file of scored pairs, {found} is a folder")
-    tabular = plain_suffix(found) not in (".jsonl", ".json", ".parquet")
-    return collect_pairs(name or found.name.partition(".")[0], _table_rows(found) if tabular else read_rows(found))
+    rows = read_rows(found) if plain_suffix(found) in RECORD_SUFFIXES else _table_rows(found)
+    return collect_pairs(name or found.name.partition(".")[0], rows)
 
 
 def collect_pairs(name: str, rows: Iterable[Row]) -> ScoredPairs:
@@ -86,7 +86,7 @@ def _table_rows(path: Path) -> Iterator[Row]:
         if columns is None:
             columns = _columns_without_header(fields)
             if columns is None:
-                columns = fields
+                columns = _checked_header(place, fields)
                 continue
         if len(fields) < len(columns):
             raise DataError(f"{place}: expected {len(columns)} fields, got {len(fields)}")
@@ -100,6 +100,13 @@ def _columns_without_header(fields: list[str]) -> list[str] | None:
     if len(fields) == 3 and _is_number(fields[2]):
         return ["sentence1", "sentence2", "score"]
     return None
+
+
+def _checked_header(place: str, fields: list[str]) -> list[str]:
+    header = Row(place, dict.fromkeys(fields))
+    for names in (_FIRST, _SECOND, _SCORE):
+        header.value(*names)
+    return fields
 
 
 def _is_number(text: str) -> bool:

@@ -106,13 +106,13 @@ def correlate(pool: EmbeddingPool, subsets: Sequence[ScoredPairs]) -> Correlatio
 def evaluate_pairs(encoder: TextEncoder, pairs: ScoredPairs) -> float:
     """Spearman's correlation of the encoder's cosines with the scores of ``pairs``.
 
-    Each distinct text is encoded once. Texts are taken as they are: neither lower-cased nor tokenized.
+    Each distinct text is encoded once, silently. Texts are taken as they are, not lower-cased.
 
     Returns:
         The correlation in [-1, 1] (tables print it times 100); NaN where it is undefined, see
         :func:`spearman`.
     """
-    pool = EmbeddingPool(encoder, [*pairs.first, *pairs.second], label=pairs.name)
+    pool = EmbeddingPool(encoder, [*pairs.first, *pairs.second], label=pairs.name, progress=False)
     return spearman(pool.cosines(pairs.first, pairs.second), pairs.scores)
 
 

@@ -173,15 +173,16 @@ class RerankingTask:
         return [test.result(self.name, pool) for test in self.tests]
 
 
-def evaluate(encoder: TextEncoder, task: Task) -> Evaluation:
+def evaluate(encoder: TextEncoder, task: Task, *, progress: bool | None = None) -> Evaluation:
     """Evaluate an encoder on a task, each distinct text encoded once.
 
     Args:
         encoder: the model.
         task: from :func:`embedkit.evaluation.catalogue.load_task`.
+        progress: False is silent; None shows it on a terminal, or logs it.
     """
     started = time.perf_counter()
-    pool = EmbeddingPool(encoder, task.texts(), label=f"{encoder.name} on {task.name}")
+    pool = EmbeddingPool(encoder, task.texts(), label=f"{encoder.name} on {task.name}", progress=progress)
     results = task.results(pool)
     return Evaluation(
         model=encoder.name,

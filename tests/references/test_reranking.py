@@ -1,0 +1,95 @@
+"""Average precision by each rule against slow versions written from the protocols.
+
+The figures in ``TREC_EVAL`` were printed by trec_eval itself (pytrec_eval-terrier 0.5.11).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn.metrics import average_precision_score
+
+from embedkit.evaluation.reranking import Query, merged, stable, trec_eval
+
+TREC_EVAL = [
+    # relevance, scores, map, map_cut_2
+    ({"a": 1, "b": 0, "c": 1, "d": 0}, {"a": 0.5, "b": 0.5, "c": 0.5, "d": 0.5}, 0.5, 0.25),
+    (
+        {"d1": 0, "d2": 1, "d10": 1, "d9": 0},
+        {"d1": 0.3, "d2": 0.3, "d10": 0.7, "d9": 0.3},
+        0.8333333333333333,
+        0.5,
+    ),
+    ({"a": 1, "b": 0, "c": 0, "x": 1, "y": 1}, {"a": 0.1, "b": 0.9, "c": 0.1}, 0.1111111111111111, 0.0),
+    ({"A": 1, "a": 0, "B": 0, "é": 1}, {"A": 0.2, "a": 0.2, "B": 0.2, "é": 0.2}, 0.75, 0.5),
+]
+
+
+def slow_average_precision(ranking, relevant, total):
+    """Walk down the ranking; at each relevant document note the share of relevant ones so far."""
+    precisions = 0.0
+    for depth in range(1, len(ranking) + 1):
+        if ranking[depth - 1] in relevant:
+            precisions += sum(each in relevant for each in ranking[:depth]) / depth
+    return precisions / total
+
+
+def slow_stable(scores, ids, relevant):
+    """USEB's AskUbuntu: Python's sort keeps the order of equal scores."""
+    ranking = [each for each, _ in sorted(zip(ids, scores, strict=True), key=lambda pair: pair[1], reverse=True)]
+    return slow_average_precision(ranking, relevant, len(relevant))
+
+
+def slow_trec_eval(scores, ids, relevant, missing):
+    """trec_eval: by score, then by document id, both descending."""
+    ranking = []
+    left = dict(zip(ids, scores, strict=True))
+    while left:
+        best = max(left.values())
+        name = max(each for each, score in left.items() if score == best)
+        ranking.append(name)
+        del left[name]
+    return slow_average_precision(ranking, relevant, len(relevant) + missing)
+
+
+@st.composite
+def rankings(draw):
+    """Few distinct scores, so that most cases have ties; ids whose order as strings is not their order."""
+    size = draw(st.integers(1, 12))
+    ids = draw(st.lists(st.integers(0, 200).map(str), min_size=size, max_size=size, unique=True))
+    marks = draw(st.lists(st.booleans(), min_size=size, max_size=size).filter(any))
+    scores = draw(st.lists(st.sampled_from([-0.5, 0.0, 0.25, 0.3, 1.0]), min_size=size, max_size=size))
+    missing = draw(st.integers(0, 3))
+    query = Query("query", ids, ids, np.array(marks), missing)
+    return query, np.array(scores, dtype=np.float32), {name for name, mark in zip(ids, marks, strict=True) if mark}
+
+
+@given(rankings())
+def test_stable(case):
+    query, scores, relevant = case
+    assert stable(scores, query) == pytest.approx(slow_stable(scores, query.ids, relevant), abs=1e-12)
+
+
+@given(rankings())
+def test_trec_eval(case):
+    query, scores, relevant = case
+    expected = slow_trec_eval(scores, query.ids, relevant, query.missing)
+    assert trec_eval(scores, query) == pytest.approx(expected, abs=1e-12)
+
+
+@given(rankings())
+def test_merged_is_scikit_learns(case):
+    query, scores, _ = case
+    assert merged(scores, query) == pytest.approx(average_precision_score(query.relevant, scores), abs=1e-12)
+
+
+@pytest.mark.parametrize(("relevance", "scores", "whole", "at_two"), TREC_EVAL)
+def test_trec_eval_prints_the_same(relevance, scores, whole, at_two):
+    marks = np.array([relevance[each] > 0 for each in scores])
+    missing = sum(mark > 0 for each, mark in relevance.items() if each not in scores)
+    query = Query("query", list(scores), list(scores), marks, missing)
+    values = np.array(list(scores.values()), dtype=np.float32)
+    assert trec_eval(values, query) == pytest.approx(whole, abs=1e-12)
+    assert trec_eval(values, query, cutoff=2) == pytest.approx(at_two, abs=1e-12)

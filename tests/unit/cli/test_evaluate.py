@@ -1,0 +1,116 @@
+"""`embedkit evaluate`: which loader a model gets, and what comes out where."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from embedkit.cli.evaluate import _backend_for, _location
+from embedkit.cli.main import main
+
+
+@pytest.fixture
+def pairs(tmp_path):
+    path = tmp_path / "pairs.tsv"
+    path.write_text("a good dog\ta good dog\t5\na good dog\ta bad dog\t3\nthe cat is asleep\ta red ship\t0\n")
+    return path
+
+
+@pytest.fixture
+def lists(tmp_path):
+    path = tmp_path / "lists.jsonl"
+    rows = [
+        {"query": "a good dog", "positive": ["a good old dog"], "negative": ["rain in summer", "my red car"]},
+        {"query": "a red ship", "positive": [], "negative": ["a dog"]},
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_a_table_on_stdout_and_nothing_else(toy_bundle, pairs, lists, capsys):
+    assert main(["evaluate", str(toy_bundle), "--task", str(pairs), "--task", str(lists)]) == 0
+    header, *rows = capsys.readouterr().out.splitlines()
+    assert header.split() == ["set", "measure", "rows", "toy"]
+    assert rows[0].split() == ["pairs", "all", "3", "pairs", "100.00"]
+    assert rows[1].split() == ["lists", "(mteb)", "map", "1", "queries", "100.00"]
+    assert "lists (mteb): queries without a positive, left out: 1" in rows
+    assert "toy: texts are cut off after 12 tokens" in rows
+
+
+def test_json_names_the_model_by_its_fingerprint(toy_bundle, pairs, capsys):
+    from embedkit.runtime.encoder import Encoder
+
+    assert main(["evaluate", str(toy_bundle), "--task", str(pairs), "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    (evaluation,) = report["evaluations"]
+    assert evaluation["fingerprint"] == Encoder.load(toy_bundle).fingerprint
+    assert evaluation["results"][0]["value"] == pytest.approx(1)
+    assert "onnxruntime" in report["versions"]
+
+
+def test_several_models_are_columns(toy_bundle, write_toy_bundle, pairs, tmp_path, capsys):
+    other = write_toy_bundle(tmp_path / "other.onnx", name="other")
+    assert main(["evaluate", str(toy_bundle), str(other), "--task", str(pairs)]) == 0
+    assert capsys.readouterr().out.splitlines()[1].split()[-2:] == ["100.00", "100.00"]
+
+
+@pytest.mark.parametrize(("name", "start"), [("report.md", "# Evaluation"), ("report.json", "{")])
+def test_reports_are_written(toy_bundle, pairs, tmp_path, name, start):
+    target = tmp_path / "new" / name
+    assert main(["evaluate", str(toy_bundle), "--task", str(pairs), "-o", str(target)]) == 0
+    assert target.read_text().startswith(start)
+    assert [path.name for path in target.parent.iterdir()] == [name]
+
+
+def test_a_report_of_unknown_form_is_refused_first(pairs, capsys):
+    assert main(["evaluate", "gone.onnx", "--task", str(pairs), "-o", "report.html"]) == 1
+    assert "ends in .json or .md" in capsys.readouterr().err
+
+
+def test_data_is_checked_before_models_are_loaded(tmp_path, capsys):
+    broken = tmp_path / "broken.tsv"
+    broken.write_text("a\tb\t1\na\tb\n")
+    assert main(["evaluate", "gone.onnx", "--task", str(broken)]) == 1
+    assert capsys.readouterr().err == f"error: {broken}:2: expected 3 fields, got 2\n"
+
+
+def test_a_model_that_is_not_there(pairs, capsys):
+    assert main(["evaluate", "gone.onnx", "--task", str(pairs)]) == 1
+    assert "gone.onnx" in capsys.readouterr().err
+
+
+def test_a_task_is_required(toy_bundle):
+    with pytest.raises(SystemExit) as caught:
+        main(["evaluate", str(toy_bundle)])
+    assert caught.value.code == 2
+
+
+@pytest.mark.parametrize(
+    ("files", "location", "backend"),
+    [
+        (["tiny.onnx"], "tiny.onnx", "onnx"),
+        ([], "tiny-sct", "onnx"),
+        ([], "gone.onnx", "onnx"),
+        ([], "here/gone.onnx", "onnx"),
+        ([], "org/name", "torch"),
+        (["model/model.safetensors", "model/config.json"], "model", "torch"),
+        (["model/model.safetensors", "model/onnx/model.onnx"], "model", "onnx"),
+        (["model/model.onnx"], "model", "onnx"),
+    ],
+)
+def test_what_a_path_holds_decides_the_backend(tmp_path, monkeypatch, files, location, backend):
+    monkeypatch.chdir(tmp_path)
+    for name in files:
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).touch()
+    assert _backend_for(location) == backend
+
+
+def test_a_run_folder_is_its_model_folder(tmp_path):
+    model = tmp_path / "run" / "model"
+    model.mkdir(parents=True)
+    (model / "config.json").write_text("{}")
+    assert _location(str(tmp_path / "run")) == str(model)
+    assert _location("org/name") == "org/name"

@@ -1,0 +1,182 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from embedkit.errors import DataError, InputError
+from embedkit.evaluation import sts_sources
+from embedkit.evaluation.catalogue import TASKS, load_task
+from embedkit.evaluation.tasks import RerankingTask, StsTask, evaluate
+
+LISTS = [{"query": "red apple", "positive": ["red apples", "an apple"], "negative": ["blue sky", "red sky"]}]
+
+
+@pytest.fixture
+def sts_data(write_lines, tmp_path, monkeypatch):
+    """A data folder in SentEval's layout with two of the seven sets, whole as far as the toy sizes go."""
+    monkeypatch.setitem(sts_sources.STS_YEARS, "sts13", {"FNWN": 3, "OnWN": 2})
+    monkeypatch.setitem(sts_sources._STSB, "test", ("sts-test.csv", "test", 2))
+    write_lines("downstream/STS/STS13-en-test/STS.input.FNWN.txt", "a b\ta b", "a b\ta c", "a b\tc d", "x\ty")
+    write_lines("downstream/STS/STS13-en-test/STS.gs.FNWN.txt", "5", "3", "1", "")
+    write_lines("downstream/STS/STS13-en-test/STS.input.OnWN.txt", "e f\te f", "e f\te g")
+    write_lines("downstream/STS/STS13-en-test/STS.gs.OnWN.txt", "1", "2")
+    stsb = [f"g\tf\ty\t{i}\t{score}\ta b\t{text}" for i, (score, text) in enumerate([(1, "a b"), (4, "a c")])]
+    write_lines("downstream/STS/STSBenchmark/sts-test.csv", *stsb)
+    return tmp_path
+
+
+def test_a_year_has_all_mean_and_wmean(words, sts_data):
+    (result,) = evaluate(words, load_task("sts13", data=sts_data)).results
+    assert result.measures["mean"] == pytest.approx(0)
+    assert result.measures["wmean"] == pytest.approx(0.2)
+    assert result.value == result.measures["all"] != result.measures["mean"]
+    assert {name: (part.rows, part.value) for name, part in result.parts.items()} == {
+        "FNWN": (3, pytest.approx(1)),
+        "OnWN": (2, pytest.approx(-1)),
+    }
+    assert (result.rows, result.expected, result.complete, result.notes) == (5, 5, True, [])
+
+
+def test_sts_says_which_sets_are_missing(words, sts_data):
+    *sets, average = evaluate(words, load_task("sts", data=sts_data)).results
+    assert [result.name for result in sets] == ["sts13", "stsb"]
+    assert average.measure == "mean of the 2 available"
+    assert average.value == pytest.approx((sets[0].value + sets[1].value) / 2)
+    assert (average.rows, average.expected, average.complete) == (2, 7, False)
+    missing = [note.partition(" ")[0] for note in average.notes]
+    assert missing == ["sts12", "sts14", "sts15", "sts16", "sickr"]
+
+
+def test_sets_that_are_not_the_published_ones_stay_out_of_the_average(words, sts_data, write_lines):
+    write_lines("downstream/STS/STS13-en-test/STS.input.OnWN.txt", "e f\te f", "e f\te g", "h\th")
+    write_lines("downstream/STS/STS13-en-test/STS.gs.OnWN.txt", "1", "2", "3")
+    sts13, stsb, average = evaluate(words, load_task("sts", data=sts_data)).results
+    assert sts13.complete is False
+    assert sts13.notes == ["OnWN has 3 scored pairs, published are 2"]
+    assert average.value == stsb.value
+    assert "sts13 is not in the mean: it is not the published set" in average.notes
+
+
+def test_the_average_of_seven_needs_seven(words, sts_data, monkeypatch):
+    from embedkit.evaluation import catalogue
+
+    monkeypatch.setattr(catalogue, "_SEVEN", {name: catalogue._SEVEN[name] for name in ("sts13", "stsb")})
+    *_, average = evaluate(words, load_task("sts", data=sts_data)).results
+    assert (average.measure, average.complete, average.notes) == ("average of 2", True, [])
+
+
+def test_a_set_without_a_correlation_is_null_with_its_reason(words, write_lines):
+    path = write_lines("flat.tsv", "a\ta\t2", "a\tb\t2")
+    evaluation = evaluate(words, load_task(str(path)))
+    assert evaluation.results[0].value is None
+    assert evaluation.results[0].notes == ["Spearman's correlation is undefined: all scores of the set are equal"]
+    assert json.loads(json.dumps(evaluation.to_json(), allow_nan=False))["results"][0]["value"] is None
+
+
+def test_none_of_the_seven_is_an_error(tmp_path):
+    with pytest.raises(DataError, match="none of the seven STS sets can be loaded"):
+        load_task("sts", data=tmp_path)
+
+
+def test_askubuntu_by_both_conventions(words, askubuntu):
+    useb, mteb = evaluate(words, load_task("askubuntu", data=askubuntu.parent)).results
+    assert (useb.convention, useb.measure, useb.value, useb.rows, useb.expected) == ("useb", "map", 1, 2, 186)
+    assert (mteb.convention, mteb.measure, mteb.rows, mteb.expected) == ("mteb", "map", 2, 361)
+    assert set(mteb.measures) == {"map", "map_at_1000"}
+    assert useb.complete is mteb.complete is False
+    assert useb.notes == ["askubuntu has 2 queries, published are 186"]
+    assert useb.skipped == {"without a positive": 1}
+
+
+def test_one_convention_may_be_asked_for(words, askubuntu):
+    for convention in ("useb", "mteb"):
+        task = load_task("askubuntu", data=askubuntu.parent, convention=convention)
+        assert [result.convention for result in evaluate(words, task).results] == [convention]
+    with pytest.raises(DataError, match="allows the convention useb only"):
+        load_task("askubuntu-dev", data=askubuntu.parent, convention="mteb")
+
+
+def test_ties_are_scored_as_each_convention_says(words, write_json_lines):
+    rows = [{"query": "red", "positive": ["red"], "negative": ["red"]}]
+    task = load_task(str(write_json_lines("ties.jsonl", *rows)))
+    assert evaluate(words, task).results[0].measures == {"map": 0.5, "map_at_1000": 0.5}
+    rows = [{"query": "red", "positive": ["red", "red"], "negative": ["red"]}]
+    task = load_task(str(write_json_lines("ties.jsonl", *rows)))
+    # merged: precision 2/3 at the only threshold; trec_eval puts the negative first: (1/2 + 2/3) / 2
+    assert evaluate(words, task).results[0].measures == pytest.approx({"map": 2 / 3, "map_at_1000": 7 / 12})
+
+
+def test_scidocs_is_the_unweighted_mean_of_its_tasks(words, tmp_path):
+    papers = {"q": {"title": "red apple"}, "a": {"title": "red apple pie"}, "b": {"title": "sky"}}
+    good, bad = {"a": 1, "b": 0}, {"a": 0, "b": 1}
+    marks = {"cite": {"q": good}, "cocite": {"q": good}, "coview": {"q": bad}, "coread": {"q": bad, "a": bad}}
+    (tmp_path / "scidocs").mkdir()
+    (tmp_path / "scidocs" / "data.json").write_text(json.dumps({"corpus": papers, "test": marks}))
+    (result,) = evaluate(words, load_task("scidocs", data=tmp_path)).results
+    assert result.value == pytest.approx((1 + 1 + 0.5 + 0.5) / 4)
+    assert {name: part.rows for name, part in result.parts.items()} == {
+        "cite": 1,
+        "cocite": 1,
+        "coview": 1,
+        "coread": 2,
+    }
+    assert (result.convention, result.rows, result.complete) == ("useb", 5, None)
+
+
+def test_mtebs_files_of_a_named_task(words, tmp_path, write_json_lines):
+    write_json_lines("rerank/askubuntudupquestions-reranking/test.jsonl.gz", *LISTS)
+    (result,) = evaluate(words, load_task("askubuntu", data=tmp_path)).results
+    assert (result.convention, result.rows, result.expected) == ("mteb", 1, 361)
+
+
+def test_own_sets_are_told_apart_by_their_columns(write_json_lines, write_lines):
+    lists = write_json_lines("lists.jsonl", *LISTS)
+    pairs = write_json_lines("pairs.jsonl", {"sentence1": "a", "sentence2": "b", "score": 1})
+    assert isinstance(load_task(str(lists)), RerankingTask)
+    assert isinstance(load_task(str(pairs)), StsTask)
+    assert load_task(str(write_lines("pairs.tsv", "a\tb\t1"))).name == "pairs"
+
+
+def test_own_sets_are_found_in_the_data_folder(write_json_lines, tmp_path):
+    write_json_lines("rerank/mine.jsonl", *LISTS)
+    for name in ("mine", "mine.jsonl", "rerank/mine.jsonl"):
+        assert load_task(name, data=tmp_path).name == "mine"
+
+
+def test_unknown_names_get_a_hint(tmp_path):
+    with pytest.raises(InputError, match="there is no task 'askubutu'; did you mean 'askubuntu'"):
+        load_task("askubutu")
+    with pytest.raises(InputError, match="the tasks are sts, sts12"):
+        load_task("zzz", data=tmp_path)
+    with pytest.raises(InputError, match="expected one of the conventions useb, mteb, got 'beir'"):
+        load_task("sts", convention="beir")
+
+
+def test_missing_data_is_named(tmp_path):
+    with pytest.raises(DataError, match="there is no data folder"):
+        load_task("stsb", data=tmp_path / "gone")
+    with pytest.raises(DataError, match="has no STSBenchmark"):
+        load_task("stsb", data=tmp_path)
+    with pytest.raises(DataError, match="SICK is not on the hub"):
+        load_task("sick-trial")
+
+
+@pytest.mark.parametrize("name", ["sts@abc", "stsb@abc"])
+def test_a_revision_is_for_one_set_on_the_hub(name, tmp_path):
+    with pytest.raises(InputError, match="a revision pins one data set"):
+        load_task(name, data=tmp_path if name == "stsb@abc" else None)
+
+
+@pytest.mark.parametrize("name", sorted(TASKS))
+def test_every_task_says_what_its_data_folder_lacks(name, tmp_path):
+    with pytest.raises(DataError, match=r" has no |none of the seven"):
+        load_task(name, data=tmp_path)
+
+
+def test_each_text_of_a_task_is_encoded_once(words, sts_data):
+    evaluation = evaluate(words, load_task("sts", data=sts_data))
+    assert sorted(words.seen) == ["a b", "a c", "c d", "e f", "e g"]
+    assert evaluation.texts == 5
+    assert (evaluation.model, evaluation.fingerprint, evaluation.max_length) == ("words", "f" * 64, 12)
+    assert evaluation.seconds > 0

@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import types
+
+import pytest
+
+from embedkit.errors import DataError
+from embedkit.evaluation import hub
+from embedkit.evaluation.catalogue import load_task
+from embedkit.evaluation.hub import HubDataset
+from embedkit.evaluation.sources import load_scored_pairs
+
+PAIR = {"sentence1": "a", "sentence2": "b", "score": 1.0}
+
+
+@pytest.fixture
+def fake_hub(monkeypatch):
+    """A stand-in for the package `datasets`: {id: {configuration: {split: rows}}}; records what was asked."""
+    contents, asked = {}, []
+
+    def table(id_, configuration):
+        if id_ not in contents:
+            raise FileNotFoundError(f"Dataset '{id_}' doesn't exist on the Hub\nsecond line")
+        return contents[id_][configuration or "default"]
+
+    def load_dataset(id_, configuration=None, *, split, revision):
+        asked.append((id_, configuration, split, revision))
+        return table(id_, configuration)[split]
+
+    def get_dataset_split_names(id_, configuration=None, *, revision):
+        return list(table(id_, configuration))
+
+    def get_dataset_config_names(id_, *, revision):
+        return list(contents[id_])
+
+    functions = (load_dataset, get_dataset_split_names, get_dataset_config_names)
+    module = types.SimpleNamespace(**{function.__name__: function for function in functions})
+    monkeypatch.setattr(hub, "require", lambda name, *, extra: module)
+    return types.SimpleNamespace(contents=contents, asked=asked)
+
+
+@pytest.mark.parametrize(
+    ("text", "parsed"),
+    [
+        ("org/name", HubDataset("org/name")),
+        ("hf://org/name", HubDataset("org/name")),
+        ("hf://org/name@v1.0", HubDataset("org/name", "v1.0")),
+        ("hf://org/name:dev", HubDataset("org/name", None, "dev")),
+        ("hf://org/na-me.x@refs/pr/1:dev", HubDataset("org/na-me.x", "refs/pr/1", "dev")),
+    ],
+)
+def test_written_form(text, parsed):
+    assert HubDataset.parse(text) == parsed
+
+
+@pytest.mark.parametrize("text", ["name", "a/b/c", "org/", "hf://org", "org/name@", "org/name:"])
+def test_other_forms_are_refused(text):
+    with pytest.raises(DataError, match="hf://org/name"):
+        HubDataset.parse(text)
+
+
+def test_split_and_revision_reach_the_hub(fake_hub):
+    fake_hub.contents["org/sts"] = {"default": {"validation": [PAIR], "test": [PAIR, PAIR]}}
+    assert len(load_scored_pairs("org/sts")) == 2
+    assert len(load_scored_pairs("hf://org/sts@abc:validation")) == 1
+    assert [each[2:] for each in fake_hub.asked] == [("test", None), ("validation", "abc")]
+
+
+def test_the_only_split_is_read_whatever_its_name(fake_hub):
+    fake_hub.contents["org/sts"] = {"default": {"train": [PAIR]}}
+    assert len(load_scored_pairs("org/sts")) == 1
+
+
+def test_a_wrong_value_names_data_set_split_and_row(fake_hub):
+    fake_hub.contents["org/sts"] = {"default": {"test": [PAIR, {**PAIR, "score": None}]}}
+    with pytest.raises(DataError, match=r"hf://org/sts:test, row 2: expected a finite number"):
+        load_scored_pairs("org/sts")
+
+
+def test_whatever_the_hub_raises_is_one_line(fake_hub):
+    with pytest.raises(DataError) as caught:
+        load_scored_pairs("org/gone")
+    expected = "cannot load hf://org/gone from the hub: Dataset 'org/gone' doesn't exist on the Hub"
+    assert str(caught.value) == expected
+
+
+def test_a_task_name_may_pin_a_revision(fake_hub):
+    fake_hub.contents["mteb/stsbenchmark-sts"] = {"default": {"validation": [PAIR], "test": [PAIR]}}
+    load_task("stsb@abc")
+    load_task("stsb-dev@def")
+    assert [each[2:] for each in fake_hub.asked] == [("test", "abc"), ("validation", "def")]
+
+
+def test_the_real_package_reads_a_local_folder(write_json_lines, monkeypatch):
+    pytest.importorskip("datasets")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    folder = write_json_lines("repository/test.jsonl", PAIR, PAIR).parent
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", folder / "cache")
+    rows = list(HubDataset(str(folder)).rows())
+    assert [row.fields for row in rows] == [PAIR, PAIR]
+    assert HubDataset(str(folder)).configurations() == ["default"]

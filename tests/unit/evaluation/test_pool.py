@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from embedkit.evaluation import pool as pool_module
+from embedkit.evaluation.pool import EmbeddingPool, cosines
+
+
+def test_texts_are_encoded_once_over_several_calls(words, monkeypatch):
+    monkeypatch.setattr(pool_module, "_TEXTS_PER_CALL", 2)
+    texts = ["a", "b", "a", "c", "b", "d e"]
+    pool = EmbeddingPool(words, texts, label="pool")
+    assert words.seen == ["a", "b", "c", "d e"]
+    assert len(pool) == 4
+    np.testing.assert_allclose(pool.cosines(["a", "d e", "d e"], ["a", "d e", "b"]), [1, 1, 0], atol=1e-7)
+
+
+def test_a_broken_embedding_has_cosine_zero():
+    good = np.array([[1, 0]] * 4, dtype=np.float32)
+    broken = np.array([[0, 0], [np.nan, 1], [np.inf, 0], [0.6, 0.8]], dtype=np.float32)
+    np.testing.assert_array_equal(cosines(good, broken), np.array([0, 0, 0, 0.6], dtype=np.float32))
+
+
+def test_equal_texts_tie_exactly_wherever_they_stand():
+    random = np.random.default_rng(3)
+    rows = random.standard_normal((300, 384)).astype(np.float32)
+    assert set(cosines(rows, rows)) == {np.float32(1)}
+
+
+def test_rows_need_not_be_unit_rows():
+    assert cosines(np.float32([[3, 0]]), np.float32([[2, 2]]))[0] == pytest.approx(np.sqrt(0.5))

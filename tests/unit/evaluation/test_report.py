@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+
+from embedkit import __version__
+from embedkit.evaluation.report import to_json, to_markdown, to_text
+from embedkit.evaluation.results import Evaluation, Part, Result
+
+STS = Result(
+    name="sts13",
+    measure="all",
+    value=0.80601,
+    measures={"all": 0.80601, "mean": None},
+    rows=1499,
+    unit="pairs",
+    source="data/STS13-en-test",
+    expected=1500,
+    complete=False,
+    parts={"FNWN": Part(189, 0.5)},
+    notes=["OnWN has 560 scored pairs, published are 561"],
+)
+SCIDOCS = Result(
+    name="scidocs",
+    convention="useb",
+    measure="map",
+    value=0.65,
+    measures={"map": 0.65},
+    rows=4000,
+    unit="queries",
+    source="data/scidocs",
+    parts={"cite": Part(1000, 0.6)},
+    skipped={"without a title": 2},
+)
+
+
+def evaluation(model, results, fingerprint=""):
+    return Evaluation(
+        model=model,
+        fingerprint=fingerprint or model,
+        dimension=384,
+        max_length=128,
+        task="t",
+        texts=10,
+        seconds=1.5,
+        results=results,
+    )
+
+
+TWO = [
+    evaluation("tiny", [STS]),
+    evaluation("tiny", [SCIDOCS]),
+    evaluation("small", [dataclasses.replace(STS, value=0.9, measures={"all": 0.9, "mean": 0.8})]),
+]
+
+
+def test_models_stand_side_by_side():
+    table, _, notes = to_text(TWO).partition("\n\n")
+    assert table.splitlines() == [
+        "set             measure  rows                tiny  small",
+        "sts13           all      1,499 pairs*       80.60  90.00",
+        "sts13           mean     1,499 pairs*   undefined  80.00",
+        "scidocs (useb)  map      4,000 queries      65.00",
+        "  cite          map      1,000 queries      60.00",
+    ]
+    assert notes.splitlines() == [
+        "tiny: texts are cut off after 128 tokens",
+        "sts13: OnWN has 560 scored pairs, published are 561",
+        "scidocs (useb): queries without a title, left out: 2",
+        "small: texts are cut off after 128 tokens",
+    ]
+
+
+def test_two_models_of_one_name_keep_their_columns():
+    header = to_text([evaluation("tiny", [STS], "a"), evaluation("tiny", [STS], "b")]).splitlines()[0]
+    assert header.split() == ["set", "measure", "rows", "tiny", "tiny"]
+
+
+def test_markdown_is_a_table_with_notes_and_versions():
+    lines = to_markdown(TWO).splitlines()
+    assert lines[2:5] == [
+        "| set | measure | rows | tiny | small |",
+        "|---|---|---|---:|---:|",
+        "| sts13 | all | 1,499 pairs* | 80.60 | 90.00 |",
+    ]
+    assert lines[-1].startswith(f"- embedkit {__version__}, python 3.")
+
+
+def test_json_has_everything_and_no_nan():
+    report = json.loads(json.dumps(to_json(TWO), allow_nan=False))
+    assert report["versions"].keys() >= {"embedkit", "python", "numpy"}
+    first = report["evaluations"][0]
+    assert first["fingerprint"] == "tiny"
+    assert first["results"][0]["measures"] == {"all": 0.80601, "mean": None}
+    assert first["results"][0]["parts"] == {"FNWN": {"rows": 189, "value": 0.5}}
+    assert first["results"][0]["complete"] is False
+    assert first["seconds"] == pytest.approx(1.5)

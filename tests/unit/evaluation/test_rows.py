@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import pytest
+
+from embedkit.errors import DataError
+from embedkit.evaluation.rows import Row, read_lines, read_rows, read_table
+
+
+def texts(rows):
+    return [fields for _, fields in rows]
+
+
+def test_lines_end_where_files_say_and_not_at_other_separators(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_bytes("\ufeffone\u2028still one\r\ntwo\x85\rstill two\nthree".encode())
+    assert texts(read_lines(path)) == ["one\u2028still one", "two\x85\rstill two", "three"]
+
+
+def test_a_place_names_file_and_line(write_lines):
+    path = write_lines("a.txt", "x", "y")
+    assert [place for place, _ in read_lines(path)] == [f"{path}:1", f"{path}:2"]
+
+
+def test_compressed_lines(write_lines):
+    assert texts(read_lines(write_lines("a.txt.gz", "x", "y"))) == ["x", "y"]
+
+
+def test_unreadable_files_are_data_errors(tmp_path):
+    with pytest.raises(DataError, match=r"gone\.txt: cannot be read beyond line 0: No such file"):
+        list(read_lines(tmp_path / "gone.txt"))
+    latin = tmp_path / "latin.txt"
+    latin.write_bytes(b"fine\ncaf\xe9 noir\n")
+    for read in (read_lines, read_table):
+        with pytest.raises(DataError, match=r"latin\.txt:2: expected UTF-8"):
+            list(read(latin))
+    for name in ("broken.txt.gz", "broken.txt.xz"):
+        (tmp_path / name).write_bytes(b"not compressed")
+        with pytest.raises(DataError, match="cannot be read beyond line 0"):
+            list(read_lines(tmp_path / name))
+
+
+def test_tab_separated_quotes_are_text(write_lines):
+    path = write_lines("a.csv", 'he said "no\tb', "", '"x" y\tz')
+    assert texts(read_table(path)) == [['he said "no', "b"], ['"x" y', "z"]]
+
+
+def test_csv_quotes_are_quotes(write_lines):
+    path = write_lines("a.csv", '"one, two",b', "", '"three', 'lines",d')
+    assert list(read_table(path)) == [(f"{path}:1", ["one, two", "b"]), (f"{path}:4", ["three\nlines", "d"])]
+
+
+def test_broken_csv_names_its_line(write_lines):
+    with pytest.raises(DataError, match=r"a\.csv:3: cannot be read as CSV"):
+        list(read_table(write_lines("a.csv", "a,b", "c,d", '"x"y,z')))
+
+
+def test_a_table_with_a_header_gives_rows(write_lines):
+    rows = list(read_rows(write_lines("a.tsv", "id\tscore", "x\t1.5")))
+    assert [row.fields for row in rows] == [{"id": "x", "score": "1.5"}]
+    with pytest.raises(DataError, match=r"b\.tsv:2: expected 2 fields, got 1"):
+        list(read_rows(write_lines("b.tsv", "id\tscore", "x")))
+
+
+def test_json_lines_and_parquet_give_the_same_rows(write_json_lines, tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    objects = [{"query": "a", "positive": ["b"]}, {"query": "c", "positive": ["d", "e"]}]
+    parquet.write_table(pyarrow.Table.from_pylist(objects), tmp_path / "a.parquet")
+    for path in (write_json_lines("a.jsonl.gz", *objects), tmp_path / "a.parquet"):
+        assert [row.fields for row in read_rows(path)] == objects
+
+
+ROW = Row("a.jsonl:7", {"text": "x", "n": 3, "list": ["a"], "none": None, "digits": "2.5"})
+
+
+def test_accessors_take_the_first_column_there_is():
+    assert ROW.text("title", "text") == "x"
+    assert ROW.texts("list") == ["a"]
+    assert ROW.identifier("n") == "3"
+    assert ROW.number("digits") == 2.5
+
+
+@pytest.mark.parametrize(
+    ("read", "message"),
+    [
+        (
+            lambda: ROW.text("title", "name"),
+            "a.jsonl:7: expected a column title or name; its columns are: text, n",
+        ),
+        (lambda: ROW.text("none"), "a.jsonl:7: expected a string as none, got None"),
+        (lambda: ROW.texts("text"), "a.jsonl:7: expected a list of strings as text, got 'x'"),
+        (lambda: ROW.identifier("none"), "a.jsonl:7: expected an id as none, got None"),
+        (lambda: ROW.number("text"), "a.jsonl:7: expected a finite number as text, got 'x'"),
+        (lambda: ROW.number("none"), "a.jsonl:7: expected a finite number as none, got None"),
+    ],
+)
+def test_accessors_say_what_was_expected_where(read, message):
+    with pytest.raises(DataError) as caught:
+        read()
+    assert str(caught.value).startswith(message)
