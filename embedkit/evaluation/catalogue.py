@@ -29,7 +29,8 @@ __all__ = ["CONVENTIONS", "TASKS", "load_task"]
 CONVENTIONS = ("useb", "mteb")
 
 Source = Path | HubDataset
-Tests = Mapping[str, Callable[[Source], RankingTest]]
+Tests = Mapping[str, Callable[[], RankingTest]]
+"""Convention -> what loads its test."""
 
 _LIST_RULES: dict[str, Rule] = {"map": merged, "map_at_1000": trec_eval_1000}
 _TABLE_RULES: dict[str, Rule] = {"map_at_1000": trec_eval_1000}
@@ -136,47 +137,50 @@ def _one_set(load: Callable[[_Shelf], StsSet], shelf: _Shelf, _: tuple[str, ...]
 
 def _askubuntu(shelf: _Shelf, conventions: tuple[str, ...]) -> Task:
     source = shelf.find(*_ASKUBUNTU, *_ASKUBUNTU_MTEB, hub_id="mteb/askubuntudupquestions-reranking")
-    if not (isinstance(source, Path) and has_askubuntu(source)):
-        return _reranking(
-            "askubuntu", source, conventions, {"mteb": partial(_mteb_test, "askubuntu", expected=361)}
-        )
-    tests: Tests = {"useb": partial(_askubuntu_test, "test", 186), "mteb": _askubuntu_pooled_test}
-    return _reranking("askubuntu", source, conventions, tests)
+    tests: Tests = {"mteb": partial(_mteb_test, "askubuntu", source, 361)}
+    if isinstance(source, Path) and has_askubuntu(source):
+        tests = {
+            "useb": partial(_askubuntu_test, source, "test", 186),
+            "mteb": partial(_askubuntu_pooled_test, source, 361),
+        }
+    return _reranking("askubuntu", source, tests, conventions)
 
 
 def _askubuntu_dev(shelf: _Shelf, conventions: tuple[str, ...]) -> Task:
     source = shelf.find(*_ASKUBUNTU)
-    return _reranking("askubuntu-dev", source, conventions, {"useb": partial(_askubuntu_test, "dev", 189)})
+    tests: Tests = {"useb": partial(_askubuntu_test, Path(str(source)), "dev", 189)}
+    return _reranking("askubuntu-dev", source, tests, conventions)
 
 
 def _scidocs(shelf: _Shelf, conventions: tuple[str, ...]) -> Task:
     source = shelf.find(*_SCIDOCS, *_SCIDOCS_MTEB, hub_id="mteb/scidocs-reranking")
+    tests: Tests = {"mteb": partial(_mteb_test, "scidocs", source, 3978)}
     if isinstance(source, Path) and has_scidocs(source):
-        return _reranking("scidocs", source, conventions, {"useb": _scidocs_test})
-    return _reranking("scidocs", source, conventions, {"mteb": partial(_mteb_test, "scidocs", expected=3978)})
+        tests = {"useb": partial(_scidocs_test, source)}
+    return _reranking("scidocs", source, tests, conventions)
 
 
-def _reranking(name: str, source: Source, conventions: tuple[str, ...], tests: Tests) -> Task:
-    """A task of those ``tests`` (by convention) that are wanted."""
-    wanted = [load(source) for convention, load in tests.items() if convention in conventions]
+def _reranking(name: str, source: Source, tests: Tests, conventions: tuple[str, ...]) -> Task:
+    """A task of those tests that are wanted, loaded now."""
+    wanted = [load() for convention, load in tests.items() if convention in conventions]
     if not wanted:
         raise DataError(f"{source} allows the convention {' or '.join(tests)} only")
     return RerankingTask(name, wanted)
 
 
-def _askubuntu_test(split: str, expected: int, source: Source) -> RankingTest:
-    return RankingTest("useb", [load_askubuntu(Path(str(source)), split)], {"map": stable}, str(source), expected)
+def _askubuntu_test(folder: Path, split: str, expected: int) -> RankingTest:
+    return RankingTest("useb", [load_askubuntu(folder, split)], {"map": stable}, str(folder), expected)
 
 
-def _askubuntu_pooled_test(source: Source) -> RankingTest:
-    return RankingTest("mteb", [load_askubuntu_pooled(Path(str(source)))], _LIST_RULES, str(source), 361)
+def _askubuntu_pooled_test(folder: Path, expected: int) -> RankingTest:
+    return RankingTest("mteb", [load_askubuntu_pooled(folder)], _LIST_RULES, str(folder), expected)
 
 
-def _scidocs_test(source: Source) -> RankingTest:
-    return RankingTest("useb", load_scidocs(Path(str(source))), {"map": trec_eval}, str(source))
+def _scidocs_test(folder: Path) -> RankingTest:
+    return RankingTest("useb", load_scidocs(folder), {"map": trec_eval}, str(folder))
 
 
-def _mteb_test(name: str, source: Source, *, expected: int | None = None) -> RankingTest:
+def _mteb_test(name: str, source: Source, expected: int | None) -> RankingTest:
     if has_tables(source):
         return RankingTest("mteb", [load_tables(source, name=name)], _TABLE_RULES, str(source), expected)
     return RankingTest("mteb", [load_lists(source, name=name)], _LIST_RULES, str(source), expected)
@@ -202,7 +206,7 @@ def _own_source(name: str, folder: Path | None) -> Source:
 def _own_task(source: Source, conventions: tuple[str, ...]) -> Task:
     name = source.id if isinstance(source, HubDataset) else source.name.partition(".")[0]
     if _is_reranking(source):
-        return _reranking(name, source, conventions, {"mteb": partial(_mteb_test, name)})
+        return _reranking(name, source, {"mteb": partial(_mteb_test, name, source, None)}, conventions)
     return StsTask(name, [StsSet(name, [load_scored_pairs(source, name=name)], {}, str(source))])
 
 

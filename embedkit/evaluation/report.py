@@ -86,5 +86,5 @@ def _footnotes(evaluations: Sequence[Evaluation]) -> list[str]:
         for result in each.results:
             name = f"{result.name} ({result.convention})" if result.convention else result.name
             notes += [f"{name}: queries {reason}, left out: {count}" for reason, count in result.skipped.items()]
-            notes += [note if note.startswith(name) else f"{name}: {note}" for note in result.notes]
+            notes += [f"{name}: {note}" for note in result.notes]
     return list(dict.fromkeys(notes))

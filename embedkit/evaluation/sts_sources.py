@@ -59,10 +59,10 @@ class StsSet:
     def differences(self) -> list[str]:
         """Where the numbers of pairs differ from the published ones, a sentence each."""
         found = {pairs.name: len(pairs) for pairs in self.subsets}
+        wrong = {name: size for name, size in self.expected.items() if found.get(name, 0) != size}
         return [
-            f"{subset} has {found.get(subset, 0)} scored pairs, published are {size}"
-            for subset, size in self.expected.items()
-            if found.get(subset, 0) != size
+            ("" if name == self.name else f"{name}: ") + f"{found.get(name, 0)} scored pairs, published are {size}"
+            for name, size in wrong.items()
         ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -63,12 +64,15 @@ class StsTask:
 
     def _average(self, results: list[Result], wanted: int) -> Result:
         """The unweighted mean over the sets that are the published ones."""
-        counted = [each for each in results if each.complete and each.value is not None]
-        left_out = [each.name for each in results if each not in counted]
-        value = defined(float(np.mean([each.value for each in counted]))) if counted else None
+        counted = [each for each in results if each.complete]
+        values = [math.nan if each.value is None else each.value for each in counted]
+        value = defined(float(np.mean(values))) if values else None
         measure = f"average of {wanted}" if len(counted) == wanted else f"mean of the {len(counted)} available"
         notes = [f"{name} is not in the mean: {why}" for name, why in self.missing.items()]
-        notes += [f"{name} is not in the mean: it is not the published set" for name in left_out]
+        notes += [
+            f"{name} is not in the mean: it is not the published set"
+            for name in (each.name for each in results if not each.complete)
+        ]
         return Result(
             name=self.name,
             measure=measure,
@@ -91,7 +95,7 @@ def _sts_result(pool: EmbeddingPool, sts: StsSet) -> Result:
         notes.append(f"Spearman's correlation is undefined: {found.undefined}")
     if len(sts.subsets) > 1:
         measures |= {"mean": defined(found.mean), "wmean": defined(found.wmean)}
-    elif sts.name in STS_YEARS:
+    elif sts.name in STS_YEARS and sts.name in sts.expected:
         notes.append("no mean and wmean: the source does not tell the subsets apart")
     sizes = {pairs.name: len(pairs) for pairs in sts.subsets}
     return Result(
@@ -153,7 +157,7 @@ class RankingTest:
             complete=None if self.expected is None else not differs,
             parts={each.name: Part(size, value) for each, size, value in parts},
             skipped={reason: sum(n for other, n in skipped if other == reason) for reason, _ in skipped},
-            notes=[f"{name} has {rows} queries, published are {self.expected}"] if differs else [],
+            notes=[f"{rows} queries, published are {self.expected}"] if differs else [],
         )
 
 

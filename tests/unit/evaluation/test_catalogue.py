@@ -53,7 +53,7 @@ def test_sets_that_are_not_the_published_ones_stay_out_of_the_average(words, sts
     write_lines("downstream/STS/STS13-en-test/STS.gs.OnWN.txt", "1", "2", "3")
     sts13, stsb, average = evaluate(words, load_task("sts", data=sts_data)).results
     assert sts13.complete is False
-    assert sts13.notes == ["OnWN has 3 scored pairs, published are 2"]
+    assert sts13.notes == ["OnWN: 3 scored pairs, published are 2"]
     assert average.value == stsb.value
     assert "sts13 is not in the mean: it is not the published set" in average.notes
 
@@ -64,6 +64,13 @@ def test_the_average_of_seven_needs_seven(words, sts_data, monkeypatch):
     monkeypatch.setattr(catalogue, "_SEVEN", {name: catalogue._SEVEN[name] for name in ("sts13", "stsb")})
     *_, average = evaluate(words, load_task("sts", data=sts_data)).results
     assert (average.measure, average.complete, average.notes) == ("average of 2", True, [])
+
+
+def test_a_mean_with_an_undefined_figure_is_undefined(words, sts_data, write_lines):
+    stsb = [f"g\tf\ty\t{i}\t3\ta b\t{text}" for i, text in enumerate(["a b", "a c"])]
+    write_lines("downstream/STS/STSBenchmark/sts-test.csv", *stsb)
+    *_, stsb, average = evaluate(words, load_task("sts", data=sts_data)).results
+    assert stsb.value is average.value is None
 
 
 def test_a_set_without_a_correlation_is_null_with_its_reason(words, write_lines):
@@ -85,7 +92,7 @@ def test_askubuntu_by_both_conventions(words, askubuntu):
     assert (mteb.convention, mteb.measure, mteb.rows, mteb.expected) == ("mteb", "map", 2, 361)
     assert set(mteb.measures) == {"map", "map_at_1000"}
     assert useb.complete is mteb.complete is False
-    assert useb.notes == ["askubuntu has 2 queries, published are 186"]
+    assert useb.notes == ["2 queries, published are 186"]
     assert useb.skipped == {"without a positive": 1}
 
 

@@ -20,7 +20,7 @@ STS = Result(
     expected=1500,
     complete=False,
     parts={"FNWN": Part(189, 0.5)},
-    notes=["OnWN has 560 scored pairs, published are 561"],
+    notes=["OnWN: 560 scored pairs, published are 561"],
 )
 SCIDOCS = Result(
     name="scidocs",
@@ -67,7 +67,7 @@ def test_models_stand_side_by_side():
     ]
     assert notes.splitlines() == [
         "tiny: texts are cut off after 128 tokens",
-        "sts13: OnWN has 560 scored pairs, published are 561",
+        "sts13: OnWN: 560 scored pairs, published are 561",
         "scidocs (useb): queries without a title, left out: 2",
         "small: texts are cut off after 128 tokens",
     ]
