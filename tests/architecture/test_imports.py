@@ -68,7 +68,7 @@ def broken_house(tmp_path_factory) -> str:
 
 @pytest.mark.parametrize("contract", sorted({contract for *_, contract in VIOLATIONS}))
 def test_contracts_notice_a_violation(broken_house, contract):
-    assert any(line.startswith(contract) and line.endswith("BROKEN") for line in broken_house.splitlines())
+    assert any(line.startswith(contract) and "BROKEN" in line for line in broken_house.splitlines())
 
 
 def test_every_contract_has_a_violation(broken_house):

@@ -1,0 +1,106 @@
+"""Rules about the text of the repository that no linter knows."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import pkgutil
+import re
+from pathlib import Path
+
+import pytest
+
+import embedkit
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "embedkit"
+MODULES = sorted(PACKAGE.rglob("*.py"))
+WRITTEN = sorted(
+    path
+    for pattern in ("*.md", "*.toml", "Makefile", ".ci/run", "embedkit/**/*", "docs/**/*", "tests/**/*.py")
+    for path in [*ROOT.glob(pattern), *(ROOT / "examples").rglob("*.*"), *(ROOT / "benchmarks").rglob("*.*")]
+    if path.is_file() and path.suffix in {"", ".py", ".md", ".toml", ".json"} and "__pycache__" not in path.parts
+)
+DRAWERS = {"base", "common", "core", "helper", "helpers", "misc", "tools", "util", "utils"}
+# The places that exist on one machine only: roots of absolute paths, as they look in text.
+PRIVATE_PLACE = re.compile(r"(?<![\w.~}\])/-])/(?:work|root|home|Users|mnt|opt|tmp)/\w")
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def module_of(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+@pytest.fixture(params=MODULES, ids=name_of)
+def tree(request) -> ast.Module:
+    return ast.parse(request.param.read_text(encoding="utf-8"))
+
+
+def test_no_file_is_a_drawer():
+    assert not [name_of(path) for path in MODULES if DRAWERS & set(path.stem.split("_"))]
+
+
+def test_every_folder_of_code_is_a_package():
+    folders = {path.parent for path in MODULES}
+    assert not [name_of(folder) for folder in folders if not (folder / "__init__.py").exists()]
+
+
+def test_every_module_has_a_docstring(tree):
+    assert ast.get_docstring(tree)
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_public_names_are_listed_sorted_and_there(path):
+    module = importlib.import_module(module_of(path))
+    names = module.__all__
+    assert len(names) == len(set(names))
+    assert [name for name in names if not hasattr(module, name)] == []
+
+
+@pytest.mark.parametrize("path", [path for path in MODULES if path.parent != PACKAGE / "cli"], ids=name_of)
+def test_only_commands_print(path):
+    calls = [
+        node.lineno
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
+    ]
+    assert not calls
+
+
+def test_public_names_of_the_package():
+    assert embedkit.__all__ == sorted(embedkit.__all__)
+    assert dir(embedkit) == embedkit.__all__
+    for name in embedkit.__all__:
+        assert getattr(embedkit, name) is not None
+
+
+def test_unknown_public_name():
+    with pytest.raises(AttributeError, match="has no attribute 'Encodr'"):
+        embedkit.Encodr  # noqa: B018
+
+
+def test_errors_are_drawn_in_their_docstring():
+    errors = importlib.import_module("embedkit.errors")
+    drawn = re.findall(r"^[\s│├└─]*(\w+Error) ?(?:\((\w+)\))?", errors.__doc__, flags=re.MULTILINE)
+    assert sorted(name for name, _ in drawn) == errors.__all__
+    for name, builtin in drawn:
+        bases = {base.__name__ for base in getattr(errors, name).__mro__}
+        assert {builtin} - {""} <= bases
+
+
+@pytest.mark.parametrize("path", WRITTEN, ids=name_of)
+def test_text_names_no_place_of_one_machine(path):
+    if path == Path(__file__):
+        pytest.skip("holds the pattern")
+    found = [line for line in path.read_text(encoding="utf-8").splitlines() if PRIVATE_PLACE.search(line)]
+    assert not found
+
+
+def test_every_package_is_walked():
+    """A folder that `walk_packages` misses would miss the wheel's test as well."""
+    walked = {module.name for module in pkgutil.walk_packages(embedkit.__path__, "embedkit.")}
+    assert {module_of(path) for path in MODULES} - {"embedkit"} == walked

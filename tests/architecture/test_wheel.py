@@ -1,0 +1,103 @@
+"""What `pip install embedkit` brings, built without git and without the network."""
+
+from __future__ import annotations
+
+import email
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import embedkit
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+BASE = {"numpy", "onnxruntime", "tokenizers"}
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """The wheel built from a copy that holds the files git would give, but no git."""
+    source = tmp_path_factory.mktemp("source")
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    shutil.copytree(ROOT / "embedkit", source / "embedkit", ignore=shutil.ignore_patterns("__pycache__"))
+    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(source / "dist")]
+    done = subprocess.run([*command, str(source)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (path,) = (source / "dist").glob("*.whl")
+    with zipfile.ZipFile(path) as archive:
+        yield archive
+
+
+@pytest.fixture(scope="module")
+def about(wheel):
+    (name,) = [name for name in wheel.namelist() if name.endswith(".dist-info/METADATA")]
+    return email.message_from_bytes(wheel.read(name))
+
+
+def requirements(about, extra=None):
+    """Names of the packages that an extra brings, or the bare package if None."""
+    found = set()
+    for line in about.get_all("Requires-Dist"):
+        requirement, _, marker = line.partition(";")
+        wanted = f'extra == "{extra}"' if extra else ""
+        if marker.strip().replace("'", '"') == wanted:
+            found.add(re.split(r"[<>=!~\[ ]", requirement.strip())[0])
+    return found
+
+
+def test_holds_every_module_and_nothing_else(wheel):
+    inside = {name for name in wheel.namelist() if ".dist-info/" not in name}
+    bundled = (ROOT / "embedkit" / "bundled").glob("*")
+    expected = [*(ROOT / "embedkit").rglob("*.py"), ROOT / "embedkit" / "py.typed", *bundled]
+    assert inside == {path.relative_to(ROOT).as_posix() for path in expected if path.is_file()}
+
+
+def test_holds_the_licence(wheel):
+    assert any(name.endswith("/licenses/LICENSE") for name in wheel.namelist())
+
+
+def test_version_is_that_of_the_code(about):
+    assert about["Version"] == embedkit.__version__
+
+
+def test_brings_three_packages(about):
+    assert requirements(about) == BASE
+
+
+def test_extras(about):
+    assert set(about.get_all("Provides-Extra")) == set(PROJECT["optional-dependencies"])
+    assert "torch" in requirements(about, "train")
+    assert "onnx" in requirements(about, "export")
+    assert requirements(about, "serve") == {"faiss-cpu"}
+
+
+@pytest.mark.parametrize("extra", sorted(PROJECT["optional-dependencies"]))
+def test_no_extra_brings_a_package_that_overwrites_another(extra):
+    rivals = re.compile(r"onnxruntime|faiss-(?!cpu)")
+    assert not [line for line in PROJECT["optional-dependencies"][extra] if rivals.match(line)]
+
+
+@pytest.mark.parametrize("extra", ["train", "export", "serve", "bench"])
+def test_all_means_all_that_go_together(extra):
+    (everything,) = PROJECT["optional-dependencies"]["all"]
+    assert extra in re.split(r"[\[\],]", everything)
+
+
+def test_every_extra_that_a_message_names_exists():
+    pattern = re.compile(r"""extra=["'](\w+)["']|embedkit\[([\w,]+)\]""")
+    for path in [*(ROOT / "embedkit").rglob("*.py"), *ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]:
+        for match in pattern.finditer(path.read_text(encoding="utf-8")):
+            named = set((match[1] or match[2]).split(","))
+            assert named <= {*PROJECT["optional-dependencies"], "extra"}, path
+
+
+def test_command_exists(wheel):
+    (name,) = [name for name in wheel.namelist() if name.endswith("entry_points.txt")]
+    assert wheel.read(name).decode().split("\n")[1] == "embedkit = embedkit.cli.main:main"
