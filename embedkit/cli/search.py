@@ -1,0 +1,113 @@
+"""`embedkit search`: the documents of a collection nearest to a query."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import shutil
+import sys
+import time
+import unicodedata
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from embedkit.runtime.encoder import Encoder
+    from embedkit.serving.retrieval.collection import Hit
+    from embedkit.serving.retrieval.manifest import Manifest
+
+__all__ = ["EXAMPLES", "HELP", "configure", "run"]
+
+HELP = "find the documents of a collection nearest in meaning to a query"
+EXAMPLES = """
+embedkit search idx/ "how do bees find their way home?" -k 5
+embedkit search idx/ "refund after 30 days" -m tiny-sct.onnx --json
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument("collection", type=Path, metavar="IDX", help="folder that `embedkit index build` made")
+    parser.add_argument("query", help="text to search for")
+    parser.add_argument("-k", type=int, default=10, help="results wanted; default: 10")
+    parser.add_argument("-m", "--model", help="the model that made the collection, where it is no longer found")
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Search, and tell results on stdout and times on stderr."""
+    from embedkit.serving.retrieval.collection import Collection
+    from embedkit.serving.retrieval.manifest import Manifest
+
+    encoder = _load_encoder(arguments.model, Manifest.read(arguments.collection))
+    collection = Collection.open(arguments.collection, encoder=encoder)
+    started = time.perf_counter()
+    embeddings = collection.encode_queries([arguments.query])
+    encoded = time.perf_counter()
+    (hits,) = collection.search_embeddings(embeddings, arguments.k)
+    times = {"encode_ms": 1e3 * (encoded - started), "search_ms": 1e3 * (time.perf_counter() - encoded)}
+    if arguments.json:
+        ranked = [{"rank": rank, **dataclasses.asdict(hit)} for rank, hit in enumerate(hits, 1)]
+        print(json.dumps({"query": arguments.query, "hits": ranked, **times}, ensure_ascii=False))
+    else:
+        for line in _table(hits, shutil.get_terminal_size().columns if sys.stdout.isatty() else None):
+            print(line)
+    if not arguments.quiet:
+        print(f"encode {times['encode_ms']:.1f} ms, search {times['search_ms']:.1f} ms", file=sys.stderr)
+
+
+def _load_encoder(model: str | None, manifest: Manifest) -> Encoder:
+    """Load the model asked for, or the one that the collection remembers: where it was, else by its name."""
+    from embedkit.errors import ModelNotFoundError
+    from embedkit.runtime.encoder import Encoder
+
+    if model is not None:
+        return Encoder.load(model)
+    for source in filter(None, (manifest.source, manifest.model)):
+        try:
+            return Encoder.load(source)
+        except ModelNotFoundError:
+            continue
+    raise ModelNotFoundError(
+        f"the collection was built with {manifest.model}, which is no longer at {manifest.source}; "
+        "say where it is with -m MODEL"
+    )
+
+
+def _table(hits: list[Hit], width: int | None) -> list[str]:
+    """One line for each hit: rank, score, id, text; cut to ``width`` columns of the terminal if there is one."""
+    ids = [_one_line(hit.id) for hit in hits]
+    id_width, rank_width = max(map(_columns, ids), default=0), len(str(len(hits)))
+    lines = []
+    for rank, (hit, id_) in enumerate(zip(hits, ids, strict=True), 1):
+        padding = " " * (id_width - _columns(id_))
+        line = f"{rank:>{rank_width}}  {hit.score:7.4f}  {id_}{padding}  {_one_line(hit.text)}"
+        lines.append(line if width is None else _cut(line, width))
+    return lines
+
+
+def _one_line(text: str) -> str:
+    """Line breaks become spaces, and so does what would steer the terminal."""
+    return " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
+
+
+def _columns(text: str) -> int:
+    """Columns that a text takes on a terminal: two for wide letters, none for combining marks."""
+    return sum(_letter_columns(letter) for letter in text)
+
+
+def _letter_columns(letter: str) -> int:
+    if unicodedata.combining(letter):
+        return 0
+    return 2 if unicodedata.east_asian_width(letter) in "WF" else 1
+
+
+def _cut(text: str, width: int) -> str:
+    if _columns(text) <= width:
+        return text
+    used = 0
+    for position, letter in enumerate(text):
+        used += _letter_columns(letter)
+        if used > width - 1:
+            return text[:position] + "…"
+    return text

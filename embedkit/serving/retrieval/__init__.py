@@ -1,0 +1,9 @@
+"""Search by meaning: collections of documents, and the indexes that find the nearest of them."""
+
+from __future__ import annotations
+
+from embedkit.serving.retrieval.collection import Collection, Hit
+from embedkit.serving.retrieval.documents import Document
+from embedkit.serving.retrieval.exact_index import ExactIndex
+
+__all__ = ["Collection", "Document", "ExactIndex", "Hit"]

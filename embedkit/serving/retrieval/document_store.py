@@ -1,0 +1,133 @@
+"""Documents on disk: JSON lines found by row or by id without holding them in memory.
+
+Three files::
+
+    documents.jsonl   {"id", "text", "metadata"?} a line
+    offsets.npy       (N + 1,) int64: where each line starts, in bytes
+    ids.npy           (2, N) uint64: hashes of the ids in ascending order, and their rows
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from array import array
+from collections.abc import Iterable
+from pathlib import Path
+from types import NoneType
+from typing import ClassVar
+
+import numpy as np
+
+from embedkit.errors import CollectionError, DataError
+from embedkit.serving.retrieval.array_file import map_array, map_bytes, write_array
+from embedkit.serving.retrieval.documents import Document
+
+__all__ = ["DocumentStore", "write_documents"]
+
+_LINES, _OFFSETS, _IDS = "documents.jsonl", "offsets.npy", "ids.npy"
+
+
+class DocumentStore:
+    """Reads the documents that :func:`write_documents` wrote; safe to share between threads.
+
+    Args:
+        folder: where they are.
+        count: how many there are.
+
+    Raises:
+        CollectionError: a file is missing or is not of that many documents.
+    """
+
+    FILES: ClassVar[frozenset[str]] = frozenset({_LINES, _OFFSETS, _IDS})
+
+    def __init__(self, folder: Path, count: int) -> None:
+        self._path = folder / _LINES
+        self._lines = map_bytes(self._path)
+        self._offsets = map_array(folder / _OFFSETS, (count + 1,), "<i8")
+        self._hashes, self._rows = map_array(folder / _IDS, (2, count), "<u8")
+
+    def __len__(self) -> int:
+        """The number of documents."""
+        return len(self._rows)
+
+    def read(self, row: int) -> Document:
+        """The document at a row.
+
+        Raises:
+            CollectionError: the files are damaged there.
+        """
+        try:
+            start, end = self._offsets[row : row + 2]
+            record = json.loads(self._lines[start:end].tobytes())
+            id_, text, metadata = record["id"], record["text"], record.get("metadata")
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+            raise self._damaged(row) from error
+        if not (isinstance(id_, str) and isinstance(text, str) and isinstance(metadata, (dict, NoneType))):
+            raise self._damaged(row)
+        return Document(id_, text, metadata)
+
+    def find(self, id_: str) -> int | None:
+        """The row of the document with this id, or None.
+
+        Raises:
+            CollectionError: the files are damaged there.
+        """
+        key = np.uint64(_hash(id_))
+        start, end = (int(np.searchsorted(self._hashes, key, side)) for side in ("left", "right"))
+        return next((int(row) for row in self._rows[start:end] if self.read(int(row)).id == id_), None)
+
+    def refuse_repeated_ids(self) -> None:
+        """Check that every id stands for one document.
+
+        Raises:
+            DataError: an id is given twice.
+        """
+        for position in np.flatnonzero(self._hashes[1:] == self._hashes[:-1]) + 1:
+            row = int(self._rows[position])
+            id_ = self.read(row).id
+            first = self.find(id_)
+            if first is not None and first != row:
+                raise DataError(
+                    f"documents {first + 1} and {row + 1} have the same id {id_!r}; ids must be unique"
+                )
+
+    def _damaged(self, row: int) -> CollectionError:
+        return CollectionError(f"{self._path} or {_OFFSETS} beside it is damaged at row {row}; build it again")
+
+
+def write_documents(folder: Path, documents: Iterable[Document]) -> DocumentStore:
+    """Write documents as they come; keeps some 30 bytes of each in memory.
+
+    Raises:
+        DataError: there are none, an id is given twice, or a document cannot be written as JSON.
+    """
+    offsets, hashes = array("q", [0]), array("Q")
+    with (folder / _LINES).open("wb") as file:
+        for document in documents:
+            offsets.append(offsets[-1] + file.write(_line(document, len(hashes))))
+            hashes.append(_hash(document.id))
+    count = len(hashes)
+    if not count:
+        raise DataError("there are no documents; a collection needs at least one")
+    # Stable, so that a document repeated is found behind the one that it repeats.
+    order = np.argsort(np.frombuffer(hashes, dtype=np.uint64), kind="stable")
+    write_array(folder / _OFFSETS, (count + 1,), "<i8", [np.frombuffer(offsets, dtype=np.int64)])
+    write_array(folder / _IDS, (2, count), "<u8", [np.frombuffer(hashes, dtype=np.uint64)[order], order])
+    store = DocumentStore(folder, count)
+    store.refuse_repeated_ids()
+    return store
+
+
+def _line(document: Document, row: int) -> bytes:
+    record: dict[str, object] = {"id": document.id, "text": document.text}
+    if document.metadata is not None:
+        record["metadata"] = document.metadata
+    try:
+        return json.dumps(record, ensure_ascii=False, allow_nan=False).encode() + b"\n"
+    except (TypeError, ValueError, RecursionError) as error:
+        raise DataError(f"document {row + 1} (id {document.id!r}) cannot be written as JSON: {error}") from error
+
+
+def _hash(id_: str) -> int:
+    return int.from_bytes(hashlib.blake2b(id_.encode(), digest_size=8).digest(), "little")

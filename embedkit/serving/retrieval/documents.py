@@ -1,0 +1,109 @@
+"""Documents: what a collection is built from, read one at a time from files or iterables."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from embedkit.errors import DataError, InputError
+from embedkit.records import read_records
+
+__all__ = ["Document", "DocumentSource", "read_documents"]
+
+DocumentSource = str | os.PathLike[str] | Iterable[str | Mapping[str, Any] | tuple[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """One text of a collection.
+
+    Attributes:
+        id: as given, or the row number.
+        text: what is embedded.
+        metadata: the other columns of its record, if there are any.
+    """
+
+    id: str
+    text: str
+    metadata: dict[str, Any] | None = None
+
+
+def read_documents(
+    source: DocumentSource, *, text_column: str = "text", id_column: str | None = None
+) -> Iterator[Document]:
+    """Yield the documents of a file or an iterable, streaming.
+
+    Args:
+        source: path of a ``.jsonl``, ``.csv``, ``.tsv``, ``.txt`` or ``.parquet`` file (see
+            :func:`embedkit.records.read_records`), or texts, mappings or ``(id, text)`` pairs.
+        text_column: where records have their text.
+        id_column: where records have their id, a string or an integer. By default ``"id"`` if the first
+            record has that, else the row number from 0 is the id.
+
+    Raises:
+        DataError: a file is missing or malformed, a column is missing, a text is empty.
+        InputError: an item of an iterable is none of the three forms.
+    """
+    for row, (place, record) in enumerate(_records(source)):
+        if row == 0 and id_column is None and "id" in record:
+            id_column = "id"
+        yield _document(record, place, row, text_column, id_column)
+
+
+def _records(source: DocumentSource) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Every record with the place to name when something is wrong with it."""
+    if isinstance(source, (str, os.PathLike)):
+        path = Path(source)
+        yield from ((f"{path}:{line}", record) for line, record in read_records(path))
+        return
+    if isinstance(source, Mapping):
+        raise InputError("expected an iterable of documents, got one mapping; give mapping.items() for id -> text")
+    yield from ((f"document {number}", _record(item, number)) for number, item in enumerate(_items(source), 1))
+
+
+def _items(source: Iterable[Any]) -> Iterator[Any]:
+    try:
+        yield from source
+    except OSError as error:  # from the caller's iterator; it would look like a failure to write
+        raise DataError(f"the documents cannot be read to their end: {error}") from error
+
+
+def _record(item: Any, number: int) -> Mapping[str, Any]:
+    if isinstance(item, str):
+        return {"text": item}
+    if isinstance(item, Mapping):
+        return item
+    if isinstance(item, tuple) and len(item) == 2:
+        return {"id": item[0], "text": item[1]}
+    raise InputError(
+        f"document {number}: expected a text, a mapping or a pair (id, text), got {type(item).__name__}"
+    )
+
+
+def _document(
+    record: Mapping[str, Any], place: str, row: int, text_column: str, id_column: str | None
+) -> Document:
+    text = _value(record, text_column, place, "text_column")
+    if not isinstance(text, str):
+        raise DataError(f"{place}: expected a string as {text_column}, got {text!r:.80}")
+    if not text.strip():
+        raise DataError(f"{place}: the text is empty; leave such documents out")
+    id_ = str(row) if id_column is None else _id(_value(record, id_column, place, "id_column"), id_column, place)
+    metadata = {name: value for name, value in record.items() if name not in (text_column, id_column)}
+    return Document(id_, text, metadata or None)
+
+
+def _value(record: Mapping[str, Any], column: str, place: str, argument: str) -> Any:
+    if column not in record:
+        names = ", ".join(map(str, record)) or "nothing"
+        raise DataError(f"{place}: there is no column {column!r} among {names}; name it with {argument}")
+    return record[column]
+
+
+def _id(value: Any, column: str, place: str) -> str:
+    if isinstance(value, bool) or not isinstance(value, (str, int)) or value == "":
+        raise DataError(f"{place}: expected a string or an integer as {column}, got {value!r:.80}")
+    return str(value)

@@ -1,0 +1,209 @@
+"""Exact search with numpy: the oracle that every other index has to agree with.
+
+Float32 scores of a matrix product depend, in their last bits, on how BLAS cut the matrices into blocks, so
+equal texts at different rows would get different scores. Therefore the product only proposes candidates:
+all rows that its rounding error could have pushed out of the best ``k``. These are scored again in float64,
+each row by itself, rounded to float32 and sorted; equal scores go to the lower row. The result does not depend
+on blocks, threads, or which other queries are searched for at the same time.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from embedkit.errors import InputError
+from embedkit.protocols import FloatArray
+from embedkit.serving.retrieval.array_file import map_array, write_array
+
+__all__ = ["ExactIndex", "Ranking", "checked_queries", "checked_rows", "rank", "score_slack"]
+
+_ROW_BLOCK = 8192
+_QUERY_BLOCK = 256
+
+RowNumbers = npt.NDArray[np.int64]
+
+
+class Ranking(NamedTuple):
+    """Rows found for one query, best first."""
+
+    scores: FloatArray
+    rows: RowNumbers
+
+
+_NOTHING = Ranking(np.empty(0, dtype=np.float32), np.empty(0, dtype=np.int64))
+
+
+class ExactIndex:
+    """Inner products with every row, block by block; the rows may be mapped from a file.
+
+    Args:
+        rows: ``(N, D) float32, unit rows``; kept, not copied.
+    """
+
+    FILE: ClassVar[str] = "vectors.npy"
+    MAPPED: ClassVar[bool] = True
+
+    def __init__(self, rows: FloatArray) -> None:
+        self._rows = checked_rows(rows)
+
+    @classmethod
+    def build(cls, rows: FloatArray) -> Self:
+        """Index ``rows``, ``(N, D) float32, unit rows``; kept, not copied."""
+        return cls(rows)
+
+    @classmethod
+    def load(cls, path: Path, count: int, dimension: int) -> Self:
+        """Map a file of ``count`` rows that :meth:`save` wrote.
+
+        Raises:
+            CollectionError: the file is missing or is not such a file.
+        """
+        return cls(map_array(path, (count, dimension), "<f4"))
+
+    def save(self, path: Path) -> None:
+        """Write the rows as a ``.npy`` file."""
+        write_array(path, self._rows.shape, "<f4", [self._rows])
+
+    def __len__(self) -> int:
+        """The number of rows held."""
+        return len(self._rows)
+
+    def search(self, queries: FloatArray, k: int, /) -> tuple[FloatArray, RowNumbers]:
+        """The best ``k`` rows for each query, equal scores in the order of the rows.
+
+        Needs memory for the result and some 50 MB more, however many rows and queries there are.
+
+        Args:
+            queries: ``(Q, D) float32, unit rows``.
+            k: results wanted, at least 1.
+
+        Returns:
+            scores ``(Q, min(k, N)) float32`` in descending order and rows ``(Q, min(k, N)) int64``.
+
+        Raises:
+            InputError: the queries have another width or are not finite, or ``k`` is below 1.
+        """
+        queries, k = checked_queries(queries, k, self._rows.shape)
+        scores = np.empty((len(queries), k), dtype=np.float32)
+        rows = np.empty((len(queries), k), dtype=np.int64)
+        for start in range(0, len(queries), _QUERY_BLOCK):
+            rankings = self._search_block(queries[start : start + _QUERY_BLOCK], k)
+            for query, ranking in enumerate(rankings, start):
+                scores[query], rows[query] = ranking
+        return scores, rows
+
+    def _search_block(self, queries: FloatArray, k: int) -> list[Ranking]:
+        best = [_NOTHING] * len(queries)
+        slack = score_slack(queries)
+        for start in range(0, len(self._rows), _ROW_BLOCK):
+            rows = self._rows[start : start + _ROW_BLOCK]
+            with np.errstate(over="ignore", invalid="ignore"):  # of damaged rows; the caller looks at the scores
+                products = queries @ rows.T
+            for i, scores in enumerate(products):
+                floor = best[i].scores[-1] if len(best[i].scores) == k else np.float32(-np.inf)
+                found = rank(queries[i], rows, _shortlist(scores, k, floor - slack[i], slack[i]), k)
+                best[i] = _merge(best[i], Ranking(found.scores, found.rows + start), k)
+        return best
+
+
+def rank(query: FloatArray, rows: FloatArray, candidates: RowNumbers, k: int) -> Ranking:
+    """Score some rows exactly and keep the best ``k``.
+
+    Args:
+        query: ``(D,) float32``.
+        rows: ``(N, D) float32``.
+        candidates: ``(C,) int64``, row numbers without repetition.
+        k: results wanted.
+
+    Returns:
+        at most ``k`` scores and row numbers, best first, equal scores in the order of the rows.
+    """
+    candidates = np.sort(candidates)
+    # Not a matrix product: a sum along the last axis adds up every row in the same order.
+    with np.errstate(over="ignore", invalid="ignore"):
+        products = rows[candidates].astype(np.float64) * query.astype(np.float64)
+        scores = products.sum(axis=1).astype(np.float32)
+    return _best(Ranking(scores, candidates), k)
+
+
+def score_slack(queries: FloatArray) -> FloatArray:
+    """How far below the k-th score, both taken from a float32 product, a row of the true best ``k`` can lie.
+
+    Twice the bound ``D u |q| |x|`` on the error of an inner product of width D with unit roundoff ``u = 2**-24``
+    (Higham, Accuracy and Stability of Numerical Algorithms, section 3.1), doubled once more for rows that are
+    not exactly of length one and for the final rounding.
+
+    Args:
+        queries: ``(Q, D) float32``.
+
+    Returns:
+        ``(Q,) float32``.
+    """
+    norms = np.linalg.norm(queries, axis=1)
+    return np.asarray(2 * queries.shape[1] * np.finfo(np.float32).eps * norms, dtype=np.float32)
+
+
+def checked_rows(rows: FloatArray) -> FloatArray:
+    """The rows of an index, C-contiguous float32, without a copy where they are that already.
+
+    Raises:
+        InputError: not a matrix of numbers.
+    """
+    return np.ascontiguousarray(_matrix(rows, "rows"))
+
+
+def checked_queries(queries: FloatArray, k: int, shape: tuple[int, ...]) -> tuple[FloatArray, int]:
+    """Queries as an index wants them, C-contiguous float32, and ``min(k, N)``.
+
+    Args:
+        queries: ``(Q, D)``, numbers.
+        k: results wanted.
+        shape: ``(N, D)`` of the index.
+
+    Raises:
+        InputError: the queries have another width or are not finite, or ``k`` is below 1.
+    """
+    count, dimension = shape
+    if k < 1:
+        raise InputError(f"expected k of at least 1, got {k}")
+    queries = np.ascontiguousarray(_matrix(queries, "queries"))
+    if queries.shape[1] != dimension:
+        raise InputError(f"expected queries of width {dimension}, as the index has, got width {queries.shape[1]}")
+    broken = np.flatnonzero(~np.isfinite(queries).all(axis=1))
+    if broken.size:
+        raise InputError(f"expected finite queries, but query {broken[0]} holds NaN or infinity")
+    return queries, min(k, count)
+
+
+def _matrix(values: Any, name: str) -> FloatArray:
+    try:
+        matrix = np.asarray(values, dtype=np.float32)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"expected {name} as a float32 matrix: {error}") from error
+    if matrix.ndim != 2:
+        raise InputError(f"expected {name} as a matrix of two axes, got shape {matrix.shape}")
+    return matrix
+
+
+def _shortlist(scores: FloatArray, k: int, threshold: np.float32, slack: np.float32) -> RowNumbers:
+    """Rows whose rough score reaches ``threshold`` and does not rule them out of the best ``k`` here."""
+    # Asked the other way round so that a NaN, which only a damaged file can hold, is kept and sorted last.
+    candidates = np.flatnonzero(~(scores < threshold))
+    if len(candidates) > k:
+        kth = np.partition(scores[candidates], -k)[-k]
+        candidates = candidates[~(scores[candidates] < kth - slack)]
+    return candidates
+
+
+def _merge(one: Ranking, other: Ranking, k: int) -> Ranking:
+    both = Ranking(np.concatenate((one.scores, other.scores)), np.concatenate((one.rows, other.rows)))
+    return _best(both, k)
+
+
+def _best(ranking: Ranking, k: int) -> Ranking:
+    order = np.lexsort((ranking.rows, -ranking.scores))[:k]
+    return Ranking(ranking.scores[order], ranking.rows[order])

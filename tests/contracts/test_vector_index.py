@@ -1,0 +1,180 @@
+"""What every index promises: the answers of the exact oracle, to the last bit."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from embedkit.errors import CollectionError, InputError, MissingExtraError
+from embedkit.protocols import VectorIndex
+from embedkit.serving.retrieval.exact_index import ExactIndex
+from embedkit.serving.retrieval.index_kinds import INDEX_KINDS, index_class
+
+WIDTH = 24
+
+
+@pytest.fixture(params=INDEX_KINDS)
+def index_kind(request):
+    try:
+        return index_class(request.param)
+    except MissingExtraError as error:
+        pytest.skip(str(error))
+
+
+def unit_rows(count, *, width=WIDTH, seed=0):
+    rows = np.random.default_rng(seed).standard_normal((count, width))
+    return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
+
+
+def oracle(rows, queries, k):
+    """Every score in float64, rounded to float32; sorted by score, then row. Obvious, and slow."""
+    scores, numbers = [], []
+    for query in queries.astype(np.float64):
+        exact = [np.float32(np.sum(row * query)) for row in rows.astype(np.float64)]
+        order = sorted(range(len(rows)), key=lambda row: (-exact[row], row))[:k]
+        scores.append([exact[row] for row in order])
+        numbers.append(order)
+    return np.array(scores, dtype=np.float32), np.array(numbers, dtype=np.int64)
+
+
+def assert_same(found, expected):
+    np.testing.assert_array_equal(found[1], expected[1])
+    np.testing.assert_array_equal(found[0], expected[0])
+    assert (found[0].dtype, found[1].dtype) == (np.float32, np.int64)
+
+
+@pytest.mark.parametrize("k", [1, 3, 10, 299, 300])
+def test_agrees_with_the_slow_reference(index_kind, k):
+    rows, queries = unit_rows(300), unit_rows(7, seed=1)
+    assert_same(index_kind.build(rows).search(queries, k), oracle(rows, queries, k))
+
+
+@pytest.mark.parametrize("queries", [1, 19, 20, 21, 300])  # FAISS changes its algorithm at 20
+def test_agrees_with_the_exact_index_over_many_blocks(index_kind, queries):
+    rows, wanted = unit_rows(20_000), unit_rows(queries, seed=2)
+    assert_same(index_kind.build(rows).search(wanted, 12), ExactIndex(rows).search(wanted, 12))
+
+
+def test_equal_rows_come_in_their_order(index_kind):
+    rows = unit_rows(5)[np.arange(600) % 5]
+    queries = unit_rows(25, seed=3)
+    index = index_kind.build(rows)
+    for k in (1, 7, 130, 600):
+        assert_same(index.search(queries, k), oracle(rows, queries, k))
+
+
+def test_equal_rows_across_blocks(index_kind):
+    """Rows far apart are multiplied in different blocks, whose float32 scores differ in the last bits."""
+    rows = np.repeat(unit_rows(1, width=384), 17_001, axis=0)
+    rows[5_000] = unit_rows(1, width=384, seed=9)
+    queries = unit_rows(3, width=384, seed=4)
+    for query in (queries, rows[:1], rows[5_000:5_001]):
+        scores, numbers = index_kind.build(rows).search(query, 40)
+        for found, exact in zip(
+            numbers, query.astype(np.float64) @ rows[[0, 5_000]].T.astype(np.float64), strict=True
+        ):
+            expected = [row for row in range(50) if row != 5_000]
+            expected = [5_000, *expected] if exact[1] > exact[0] else expected
+            assert found.tolist() == expected[:40]
+        assert len(np.unique(scores[:, 1:])) == len(query)
+
+
+def test_a_query_is_answered_alike_alone_and_in_company(index_kind):
+    rows, queries = unit_rows(3_000, width=100), unit_rows(64, width=100, seed=5)
+    index = index_kind.build(rows)
+    together = index.search(queries, 9)
+    for i in range(len(queries)):
+        assert_same(index.search(queries[i : i + 1], 9), (together[0][i : i + 1], together[1][i : i + 1]))
+
+
+def test_more_results_wanted_than_rows(index_kind):
+    rows, queries = unit_rows(4), unit_rows(2, seed=6)
+    scores, numbers = index_kind.build(rows).search(queries, 50)
+    assert scores.shape == numbers.shape == (2, 4)
+    assert_same((scores, numbers), oracle(rows, queries, 4))
+
+
+def test_no_rows(index_kind):
+    index = index_kind.build(np.empty((0, WIDTH), dtype=np.float32))
+    scores, numbers = index.search(unit_rows(3), 5)
+    assert len(index) == 0
+    assert scores.shape == numbers.shape == (3, 0)
+    assert (scores.dtype, numbers.dtype) == (np.float32, np.int64)
+
+
+def test_no_queries(index_kind):
+    scores, numbers = index_kind.build(unit_rows(9)).search(np.empty((0, WIDTH), dtype=np.float32), 5)
+    assert scores.shape == numbers.shape == (0, 5)
+
+
+@pytest.mark.parametrize(
+    "convert",
+    [
+        np.asfortranarray,
+        lambda rows: rows.astype(np.float64),
+        lambda rows: np.repeat(rows, 2, axis=1)[:, ::2],
+        lambda rows: rows[::-1][::-1],
+        lambda rows: rows.astype(">f4"),
+    ],
+    ids=["fortran", "float64", "strided", "reversed", "big-endian"],
+)
+def test_memory_layout_does_not_matter(index_kind, convert):
+    rows, queries = unit_rows(50), unit_rows(6, seed=7)
+    assert_same(index_kind.build(convert(rows)).search(convert(queries), 5), oracle(rows, queries, 5))
+
+
+@pytest.mark.parametrize(
+    ("queries", "message"),
+    [
+        (unit_rows(2, width=WIDTH + 1), "width 24"),
+        (unit_rows(1)[0], "two axes"),
+        (np.full((2, WIDTH), np.nan, dtype=np.float32), "query 0"),
+        (np.concatenate([unit_rows(3), np.full((1, WIDTH), np.inf, dtype=np.float32)]), "query 3"),
+        ([["a"] * WIDTH], "float32"),
+    ],
+    ids=["width", "one-axis", "nan", "infinity", "text"],
+)
+def test_refuses_queries_that_cannot_be(index_kind, queries, message):
+    with pytest.raises(InputError, match=message):
+        index_kind.build(unit_rows(5)).search(queries, 3)
+
+
+@pytest.mark.parametrize("k", [0, -1])
+def test_refuses_no_results(index_kind, k):
+    with pytest.raises(InputError, match="at least 1"):
+        index_kind.build(unit_rows(5)).search(unit_rows(1), k)
+
+
+def test_is_a_vector_index(index_kind):
+    index = index_kind.build(unit_rows(5))
+    assert isinstance(index, VectorIndex)
+    assert len(index) == 5
+
+
+def test_survives_the_disk(index_kind, tmp_path):
+    rows, queries = unit_rows(77), unit_rows(5, seed=8)
+    path = tmp_path / index_kind.FILE
+    index_kind.build(rows).save(path)
+    index = index_kind.load(path, 77, WIDTH)
+    assert len(index) == 77
+    assert_same(index.search(queries, 10), oracle(rows, queries, 10))
+    assert [file.name for file in tmp_path.iterdir()] == [index_kind.FILE]
+
+
+@pytest.mark.parametrize(("count", "width"), [(76, WIDTH), (77, WIDTH - 1), (WIDTH, 77)])
+def test_refuses_a_file_of_another_shape(index_kind, tmp_path, count, width):
+    index_kind.build(unit_rows(77)).save(tmp_path / "index")
+    with pytest.raises(CollectionError, match=str(tmp_path / "index")):
+        index_kind.load(tmp_path / "index", count, width)
+
+
+@pytest.mark.parametrize("content", [b"", b"\x00" * 200, b"IxFI", b"\x93NUMPY\x01\x00v\x00" + b"{" * 118])
+def test_refuses_a_foreign_file(index_kind, tmp_path, content):
+    (tmp_path / "index").write_bytes(content)
+    with pytest.raises(CollectionError, match=str(tmp_path / "index")):
+        index_kind.load(tmp_path / "index", 3, WIDTH)
+
+
+def test_refuses_a_missing_file(index_kind, tmp_path):
+    with pytest.raises(CollectionError, match="index"):
+        index_kind.load(tmp_path / "index", 3, WIDTH)

@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+pytest.importorskip("onnx")  # writes the toy bundle
+
+from embedkit.cli.main import main
+from embedkit.runtime.encoder import Encoder
+from embedkit.serving.retrieval import Collection
+
+ROWS = [{"key": "a", "body": "a good dog"}, {"key": "b", "body": "the cat is asleep"}]
+
+
+@pytest.fixture
+def documents(tmp_path):
+    path = tmp_path / "docs.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    return path
+
+
+def build(documents, bundle, output, *options):
+    columns = ("--text-column", "body", "--id-column", "key")
+    return main(["index", "build", str(documents), "-m", str(bundle), "-o", str(output), *columns, *options])
+
+
+@pytest.mark.parametrize("kind", ["exact", "flat"])
+def test_builds_what_can_be_searched(tmp_path, documents, toy_bundle, capsys, kind):
+    if kind == "flat":
+        pytest.importorskip("faiss")
+    assert build(documents, toy_bundle, tmp_path / "idx", "--kind", kind) == 0
+    output = capsys.readouterr()
+    assert f"2 documents, 16 dimensions, index {kind}, model toy" in output.out
+    collection = Collection.open(tmp_path / "idx", encoder=Encoder.load(toy_bundle))
+    assert [hit.id for hit in collection.search("a good dog")] == ["a", "b"]
+    assert collection.manifest.source == str(toy_bundle.resolve())
+
+
+def test_json_is_the_only_output(tmp_path, documents, toy_bundle, capsys):
+    assert build(documents, toy_bundle, tmp_path / "idx", "--json") == 0
+    built = json.loads(capsys.readouterr().out)
+    assert main(["index", "verify", str(tmp_path / "idx"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == built
+    assert built["documents"] == 2
+    assert built["bytes"] == sum(file.stat().st_size for file in (tmp_path / "idx").glob("generation-*/*"))
+
+
+def test_verify_needs_no_model_and_names_the_damaged_file(tmp_path, documents, toy_bundle, capsys):
+    build(documents, toy_bundle, tmp_path / "idx")
+    assert main(["index", "verify", str(tmp_path / "idx")]) == 0
+    assert "verified" in capsys.readouterr().out
+    (file,) = (tmp_path / "idx").glob("generation-*/vectors.npy")
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    assert main(["index", "verify", str(tmp_path / "idx")]) == 1
+    assert str(file) in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"), [(("--kind", "hnsw"), "no index 'hnsw'"), (("--text-column", "title"), "docs.jsonl:1")]
+)
+def test_mistakes_are_one_line(tmp_path, documents, toy_bundle, capsys, options, message):
+    assert build(documents, toy_bundle, tmp_path / "idx", *options) == 1
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "idx").exists()
+
+
+def test_an_action_is_needed(capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(["index"])
+    assert caught.value.code == 2
+    assert "build|verify" in capsys.readouterr().err

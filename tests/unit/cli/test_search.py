@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+
+pytest.importorskip("onnx")  # writes the toy bundle
+
+from embedkit.cli import search as command
+from embedkit.cli.main import main
+from embedkit.runtime.encoder import Encoder
+from embedkit.serving.retrieval import Collection, Hit
+
+TEXTS = ["a good dog", "the cat\nis \x1b[31masleep", "snow and ice"]
+
+
+@pytest.fixture
+def bundle(tmp_path, toy_bundle):
+    return shutil.copy(toy_bundle, tmp_path / "toy.onnx")
+
+
+@pytest.fixture
+def index(tmp_path, bundle):
+    Collection.build(TEXTS, encoder=Encoder.load(bundle), path=tmp_path / "idx", source=str(bundle))
+    return str(tmp_path / "idx")
+
+
+def test_finds_the_model_again_and_prints_a_list(index, capsys):
+    assert main(["search", index, "the cat is asleep", "-k", "2"]) == 0
+    output = capsys.readouterr()
+    lines = output.out.splitlines()
+    assert len(lines) == 2
+    assert lines[0].startswith("1  ")
+    assert lines[0].endswith("  1  the cat is [31masleep")
+    assert "encode" in output.err
+    assert "ms" in output.err
+
+
+def test_json(index, capsys):
+    assert main(["search", index, "a good dog", "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["query"] == "a good dog"
+    assert [hit["rank"] for hit in result["hits"]] == [1, 2, 3]
+    assert result["hits"][0] == {
+        "rank": 1, "id": "0", "score": pytest.approx(1.0, abs=1e-5), "text": "a good dog", "metadata": None,
+    }  # fmt: skip
+    assert result["encode_ms"] > 0
+    assert result["search_ms"] > 0
+
+
+def test_quiet_tells_only_the_results(index, capsys):
+    assert main(["search", index, "a good dog", "--quiet"]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_a_model_that_moved_is_asked_for(index, bundle, tmp_path, capsys):
+    bundle.rename(tmp_path / "moved.onnx")
+    assert main(["search", index, "a good dog"]) == 1
+    assert "-m MODEL" in capsys.readouterr().err
+    assert main(["search", index, "a good dog", "-m", str(tmp_path / "moved.onnx")]) == 0
+
+
+def test_another_model_is_refused(index, tmp_path, write_toy_bundle, capsys):
+    other = write_toy_bundle(tmp_path / "other.onnx", name="other")
+    assert main(["search", index, "a good dog", "-m", str(other)]) == 1
+    error = capsys.readouterr().err
+    assert "built with toy" in error
+    assert "not with other" in error
+
+
+@pytest.mark.parametrize("options", [["-k", "0"], ["-m", "nothing.onnx"]])
+def test_mistakes_are_one_line(index, capsys, options):
+    assert main(["search", index, "a good dog", *options]) == 1
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_no_collection(tmp_path, capsys):
+    assert main(["search", str(tmp_path / "idx"), "a good dog"]) == 1
+    assert "no collection" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "width", "expected"),
+    [
+        ("abcdef", 6, "abcdef"),
+        ("abcdef", 5, "abcd…"),
+        ("雪雪雪", 6, "雪雪雪"),
+        ("雪雪雪", 5, "雪雪…"),
+        ("ü" * 4, 4, "ü" * 4),
+    ],
+)
+def test_lines_are_cut_by_columns(text, width, expected):
+    assert command._cut(text, width) == expected
+
+
+def test_columns_stand_below_each_other():
+    hits = [Hit("雪", 0.5, "snow"), Hit("a-long-id", -0.25, "text")]
+    lines = command._table(hits, None)
+    assert lines == ["1   0.5000  雪         snow", "2  -0.2500  a-long-id  text"]
+    assert command._table(hits, 20) == ["1   0.5000  雪     …", "2  -0.2500  a-long-…"]
+    assert command._table([], 20) == []

@@ -1,0 +1,471 @@
+from __future__ import annotations
+
+import errno
+import json
+import random
+import shutil
+import threading
+import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from embedkit.errors import (
+    CollectionError,
+    DataError,
+    EmbedkitError,
+    FingerprintError,
+    InputError,
+    MissingExtraError,
+    ModelError,
+    StorageError,
+)
+from embedkit.serving.retrieval import Collection, Document, Hit
+from embedkit.serving.retrieval import collection as collection_module
+
+
+def generation_of(collection):
+    return collection.path / collection.manifest.generation
+
+
+def snapshot(folder):
+    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+# Round trip
+
+
+def test_what_is_built_is_found(collection, encoder, documents):
+    opened = Collection.open(collection.path, encoder=encoder)
+    assert len(opened) == len(documents)
+    hits = opened.search("how bees find their way home", k=3)
+    assert [type(hit) for hit in hits] == [Hit] * 3
+    assert hits[0] == Hit("bees", pytest.approx(1.0), "how bees find their way home", {"year": 1973})
+    assert hits[1].id == "ships"
+    assert [hit.score for hit in hits] == sorted((hit.score for hit in hits), reverse=True)
+    opened.verify()
+
+
+def test_documents_come_back_whole(collection, documents):
+    for document in documents:
+        metadata = {name: value for name, value in document.items() if name not in ("id", "text")} or None
+        assert collection.get(document["id"]) == Document(document["id"], document["text"], metadata)
+    assert collection.get("wasps") is None
+
+
+def test_several_queries_are_answered_as_one_by_one(collection):
+    queries = ["tea", "bread and water", "雪が降る", "ships"]
+    assert collection.search(queries, k=2) == [collection.search(query, k=2) for query in queries]
+    assert collection.search([]) == []
+
+
+def test_k_may_exceed_the_documents(collection, documents):
+    assert len(collection.search("tea", k=1000)) == len(documents)
+
+
+def test_both_indexes_give_the_same(tmp_path, encoder):
+    pytest.importorskip("faiss")
+    texts = [f"{a} {b}" for a in "abcdefghij" for b in "klmnopqrst"] * 2
+    found = [
+        Collection.build(texts, encoder=encoder, path=tmp_path / kind, index=kind).search(
+            ["a k", "j", "q t"], k=30
+        )
+        for kind in ("exact", "flat")
+    ]
+    assert found[0] == found[1]
+
+
+def test_a_file_of_documents(tmp_path, encoder, documents):
+    lines = "".join(json.dumps(document) + "\n" for document in documents)
+    (tmp_path / "docs.jsonl").write_text(lines)
+    collection = Collection.build(tmp_path / "docs.jsonl", encoder=encoder, path=str(tmp_path / "idx"))
+    assert collection.get("bread") == Document("bread", "bread of rye\nand water", {"year": None})
+
+
+def test_more_documents_than_a_chunk(tmp_path, encoder, monkeypatch):
+    monkeypatch.setattr(collection_module, "_CHUNK", 7)
+    texts = [f"text {i}" for i in range(24)]
+    collection = Collection.build(iter(texts), encoder=encoder, path=tmp_path / "idx")
+    assert list(map(len, encoder.calls)) == [7, 7, 7, 3]
+    assert [collection.search(text, k=1)[0].id for text in texts] == [str(i) for i in range(24)]
+    vectors = np.load(generation_of(collection) / "vectors.npy", allow_pickle=False)
+    np.testing.assert_allclose(vectors, encoder.encode(texts), atol=1e-6)
+
+
+def test_the_files_of_a_generation(collection, kind):
+    index = {"exact": "vectors.npy", "flat": "flat.faiss"}[kind]
+    assert {path.name for path in generation_of(collection).iterdir()} == {
+        "documents.jsonl",
+        "offsets.npy",
+        "ids.npy",
+        index,
+    }
+    assert {path.name for path in collection.path.iterdir()} == {"manifest.json", "generation-000001"}
+
+
+def test_the_manifest_tells_what_was_built(tmp_path, encoder):
+    manifest = Collection.build(
+        ["a"], encoder=encoder, path=tmp_path / "idx", source="/models/words.onnx"
+    ).manifest
+    assert (manifest.model, manifest.fingerprint) == (encoder.name, encoder.fingerprint)
+    assert (manifest.dimension, manifest.count, manifest.index) == (16, 1, "exact")
+    assert manifest.source == "/models/words.onnx"
+    assert manifest.created_by.startswith("embedkit ")
+
+
+def test_prompts_are_used_where_the_encoder_has_them(tmp_path, prompted_encoder):
+    collection = Collection.build(["a b"], encoder=prompted_encoder, path=tmp_path / "idx")
+    collection.search("c d")
+    assert prompted_encoder.calls == [["passage: a b"], ["query: c d"]]
+
+
+def test_threads_may_share_a_collection(collection, documents):
+    queries = [document["text"] for document in documents] * 8
+    expected = [collection.search(query, k=3) for query in queries]
+    barrier = threading.Barrier(8)
+
+    def search_all(_):
+        barrier.wait()
+        return [collection.search(query, k=3) for query in queries]
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(found == expected for found in pool.map(search_all, range(8)))
+
+
+def test_memory_does_not_grow_with_the_texts(tmp_path, encoder, monkeypatch):
+    monkeypatch.setattr(collection_module, "_CHUNK", 50)
+    monkeypatch.setattr(encoder, "encode", lambda texts: np.tile(np.float32([0.6, 0.8]), (len(texts), 8)) / 8**0.5)
+    texts = (f"{i} " + "word " * 2_000 for i in range(2_000))  # 20 MB
+    tracemalloc.start()
+    try:
+        collection = Collection.build(texts, encoder=encoder, path=tmp_path / "idx")
+        collection.search("word", k=3)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert (generation_of(collection) / "documents.jsonl").stat().st_size > 20e6
+    assert peak < 4e6
+
+
+# Wrong input
+
+
+def test_another_model_is_refused_with_both_names(collection, other_encoder):
+    with pytest.raises(FingerprintError, match=r"built with words .*not with other-words .*build it again"):
+        Collection.open(collection.path, encoder=other_encoder)
+
+
+def test_without_an_encoder_embeddings_can_be_searched(collection, encoder):
+    opened = Collection.open(collection.path)
+    assert opened.search_embeddings(encoder.encode(["tea"]), k=1)[0][0].id == "tea"
+    with pytest.raises(InputError, match="without an encoder"):
+        opened.search("tea")
+
+
+@pytest.mark.parametrize("query", [["a", 3], [None], [b"a"]])
+def test_queries_are_strings(collection, query):
+    with pytest.raises(InputError, match="position"):
+        collection.search(query)
+
+
+def test_k_is_at_least_one(collection):
+    with pytest.raises(InputError, match="at least 1"):
+        collection.search("a", k=0)
+
+
+@pytest.mark.parametrize(
+    ("texts", "error"),
+    [
+        ([], DataError),
+        (["a", ""], DataError),
+        ([("x", "a"), ("x", "b")], DataError),
+        ([{"body": "a"}], DataError),
+        (["a", 3], InputError),
+    ],
+)
+def test_bad_documents_leave_nothing_and_cost_no_encoding(tmp_path, encoder, texts, error):
+    with pytest.raises(error):
+        Collection.build(texts, encoder=encoder, path=tmp_path / "idx")
+    assert list(tmp_path.iterdir()) == []
+    assert encoder.calls == []
+
+
+def test_an_unknown_index_is_refused_before_anything_is_read(tmp_path, encoder):
+    def texts():
+        pytest.fail("read")
+        yield "a"
+
+    with pytest.raises(InputError, match="hnsw"):
+        Collection.build(texts(), encoder=encoder, path=tmp_path / "idx", index="hnsw")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda rows: rows[:-1], "shape"),
+        (lambda rows: rows[:, :-1], "shape"),
+        (lambda rows: rows * 2, "length 2"),
+        (lambda rows: rows * np.float32("nan"), "length nan"),
+    ],
+)
+def test_an_encoder_that_breaks_its_promise(tmp_path, encoder, monkeypatch, spoil, message):
+    encode = encoder.encode
+    monkeypatch.setattr(encoder, "encode", lambda texts: spoil(encode(texts)))
+    with pytest.raises(ModelError, match=message):
+        Collection.build(["a", "b"], encoder=encoder, path=tmp_path / "idx")
+    assert list(tmp_path.iterdir()) == []
+
+
+# Replacing
+
+
+def test_a_collection_is_replaced_whole(collection, encoder, kind):
+    replaced = Collection.build(["new"], encoder=encoder, path=collection.path, index=kind)
+    assert {path.name for path in collection.path.iterdir()} == {"manifest.json", "generation-000002"}
+    assert len(replaced) == len(Collection.open(collection.path, encoder=encoder)) == 1
+    # Who still has the old one open goes on reading it.
+    assert collection.search("tea", k=1)[0].id == "tea"
+    assert collection.get("bees").metadata == {"year": 1973}
+
+
+def test_another_model_may_build_over_it(collection, other_encoder):
+    Collection.build(["new"], encoder=other_encoder, path=collection.path)
+    assert Collection.open(collection.path, encoder=other_encoder).search("new")[0].id == "0"
+
+
+def test_files_of_others_beside_a_collection_stay(collection, encoder):
+    (collection.path / "README").write_text("mine")
+    (collection.path / "generation-notes").mkdir()
+    Collection.build(["new"], encoder=encoder, path=collection.path)
+    assert (collection.path / "README").read_text() == "mine"
+    assert (collection.path / "generation-notes").is_dir()
+
+
+@pytest.mark.parametrize(
+    "name", ["notes.txt", "manifest.json", "generation-000001", ".hidden", ".generation-000001.part"]
+)
+def test_a_folder_with_something_else_is_left_alone(tmp_path, encoder, name):
+    (tmp_path / name).write_text('{"name": "my app"}')
+    before = snapshot(tmp_path)
+    with pytest.raises(CollectionError):
+        Collection.build(["a"], encoder=encoder, path=tmp_path)
+    assert snapshot(tmp_path) == before
+
+
+def test_a_file_is_left_alone(tmp_path, encoder):
+    (tmp_path / "idx").write_text("mine")
+    with pytest.raises(CollectionError, match="is a file"):
+        Collection.build(["a"], encoder=encoder, path=tmp_path / "idx")
+    assert (tmp_path / "idx").read_text() == "mine"
+
+
+def test_an_empty_folder_is_taken(tmp_path, encoder):
+    (tmp_path / "idx").mkdir()
+    assert len(Collection.build(["a"], encoder=encoder, path=tmp_path / "idx")) == 1
+
+
+def test_a_collection_may_be_built_from_itself(collection, encoder):
+    def texts():
+        yield from (hit.text for hit in collection.search("tea", k=2))
+
+    assert len(Collection.build(texts(), encoder=encoder, path=collection.path)) == 2
+
+
+def test_a_generation_may_change_while_it_is_opened(collection, encoder, monkeypatch):
+    old = collection_module.Manifest.read(collection.path)
+    Collection.build(["new"], encoder=encoder, path=collection.path)
+    manifests = iter([old])
+    read = collection_module.Manifest.read
+    monkeypatch.setattr(collection_module.Manifest, "read", lambda folder: next(manifests, None) or read(folder))
+    assert len(Collection.open(collection.path, encoder=encoder)) == 1
+
+
+# Failures
+
+
+class Interruption:
+    """Lets an encoder stop at its second chunk, as a Ctrl-C or a full disk would stop it."""
+
+    def __init__(self, encoder, error):
+        self.encode, self.error = encoder.encode, error
+        encoder.encode = self
+
+    def __call__(self, texts):
+        if self.error and "second" in texts:
+            raise self.error
+        return self.encode(texts)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), MemoryError(), RuntimeError("model")], ids=repr)
+def test_an_interrupted_build_leaves_the_old_collection(collection, encoder, monkeypatch, error):
+    monkeypatch.setattr(collection_module, "_CHUNK", 1)
+    before = snapshot(collection.path)
+    interruption = Interruption(encoder, error)
+    with pytest.raises(type(error)):
+        Collection.build(["first", "second"], encoder=encoder, path=collection.path)
+    assert snapshot(collection.path) == before
+    interruption.error = None
+    assert len(Collection.build(["first", "second"], encoder=encoder, path=collection.path)) == 2
+
+
+def test_an_interrupted_first_build_leaves_nothing(tmp_path, encoder):
+    Interruption(encoder, KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        Collection.build(["first", "second"], encoder=encoder, path=tmp_path / "idx")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["documents.jsonl", "offsets.npy", "ids.npy", "index", "manifest"])
+def test_a_full_disk_leaves_the_old_collection(collection, encoder, kind, monkeypatch, name):
+    full = {"index": {"exact": "vectors.npy", "flat": ".flat.faiss."}[kind], "manifest": ".manifest.json."}
+    before, wanted, opened = snapshot(collection.path), full.get(name, name), Path.open
+
+    def open_on_a_full_disk(path, mode="r", *arguments, **options):
+        file = opened(path, mode, *arguments, **options)
+        if path.name.startswith(wanted) and "w" in mode:
+            file.close()
+            return opened(Path("/dev/full"), mode, *arguments, **options)
+        return file
+
+    monkeypatch.setattr(Path, "open", open_on_a_full_disk)
+    with pytest.raises(StorageError, match="No space left") as caught:
+        Collection.build(["new"], encoder=encoder, path=collection.path, index=kind)
+    assert caught.value.errno == errno.ENOSPC
+    assert str(collection.path) in str(caught.value)
+    assert snapshot(collection.path) == before
+
+
+def test_two_builds_at_once(tmp_path, encoder):
+    pytest.importorskip("fcntl")
+
+    def texts():
+        yield "outer"
+        with pytest.raises(CollectionError, match="another process is building"):
+            Collection.build(["inner"], encoder=encoder, path=tmp_path / "idx")
+
+    assert len(Collection.build(texts(), encoder=encoder, path=tmp_path / "idx")) == 1
+
+
+def test_a_missing_faiss_is_told_before_the_work(tmp_path, encoder, monkeypatch):
+    import sys
+
+    monkeypatch.setitem(sys.modules, "faiss", None)
+    monkeypatch.delitem(sys.modules, "embedkit.serving.retrieval.faiss_index", raising=False)
+    with pytest.raises(MissingExtraError):
+        Collection.build(["a"], encoder=encoder, path=tmp_path / "idx", index="flat")
+    assert list(tmp_path.iterdir()) == []
+
+
+# Damage
+
+
+def test_there_is_no_collection(tmp_path, encoder):
+    with pytest.raises(CollectionError, match="no collection"):
+        Collection.open(tmp_path / "idx", encoder=encoder)
+
+
+def data_files(collection):
+    return sorted(generation_of(collection).iterdir())
+
+
+@pytest.mark.parametrize("number", range(4))
+@pytest.mark.parametrize("damage", ["truncated", "longer", "empty", "missing", "folder"])
+def test_a_file_of_another_length_is_found_at_opening(collection, encoder, number, damage):
+    path = data_files(collection)[number]
+    content = path.read_bytes()
+    path.unlink()
+    if damage == "folder":
+        path.mkdir()
+    elif damage != "missing":
+        path.write_bytes({"truncated": content[:-1], "longer": content + b"\0", "empty": b""}[damage])
+    with pytest.raises(CollectionError, match=path.name):
+        Collection.open(collection.path, encoder=encoder)
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_a_changed_byte_is_found_by_verify(collection, encoder, number):
+    path = data_files(collection)[number]
+    content = bytearray(path.read_bytes())
+    content[-3] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(CollectionError, match=path.name):
+        Collection.open(collection.path, encoder=encoder).verify()
+
+
+def test_faiss_never_reads_a_changed_file(collection, kind, monkeypatch):
+    if kind != "flat":
+        pytest.skip("mapped, not read")
+    import faiss
+
+    monkeypatch.setattr(faiss, "read_index", lambda *_: pytest.fail("read"))
+    path = generation_of(collection) / "flat.faiss"
+    content = bytearray(path.read_bytes())
+    content[40] ^= 255
+    path.write_bytes(content)
+    with pytest.raises(CollectionError, match="SHA-256"):
+        Collection.open(collection.path)
+
+
+def test_files_of_two_collections_do_not_mix(tmp_path, encoder, kind):
+    one = Collection.build(["a b", "c d"], encoder=encoder, path=tmp_path / "one", index=kind)
+    other = Collection.build(["a b", "c d", "e"], encoder=encoder, path=tmp_path / "other", index=kind)
+    for path in data_files(other):
+        backup = (generation_of(one) / path.name).read_bytes()
+        shutil.copy(path, generation_of(one) / path.name)
+        with pytest.raises(CollectionError, match=path.name):
+            Collection.open(one.path)
+        (generation_of(one) / path.name).write_bytes(backup)
+    one.verify()
+
+
+def test_random_damage_never_crashes(collection, encoder, documents):
+    chance = random.Random(0)
+    noticed = 0
+    for path in data_files(collection):
+        original = path.read_bytes()
+        for _ in range(40):
+            content = bytearray(original)
+            for _ in range(chance.choice((1, 4, 64))):
+                content[chance.randrange(len(content))] = chance.randrange(256)
+            path.write_bytes(content)
+            noticed += use(collection.path, encoder, documents)
+            if content != original:
+                with pytest.raises(CollectionError):
+                    Collection.open(collection.path).verify()
+        path.write_bytes(original)
+    assert noticed
+    assert not use(collection.path, encoder, documents)
+
+
+def use(path, encoder, documents):
+    """Open, search and get; True if a CollectionError told of damage. Any other error is a failure."""
+    steps = (
+        lambda opened: opened.search(["tea", "bees find their way"], k=5),
+        lambda opened: [opened.get(document["id"]) for document in documents],
+    )
+    errors = []
+    for step in steps:
+        try:
+            step(Collection.open(path, encoder=encoder))
+        except CollectionError as error:
+            errors.append(str(error))
+    assert all(str(path) in error for error in errors)
+    return bool(errors)
+
+
+def test_a_manifest_with_other_files_is_refused(collection, encoder):
+    manifest = collection.manifest
+    manifest.files["../../secret"] = manifest.files.pop(
+        "vectors.npy" if manifest.index == "exact" else "flat.faiss"
+    )
+    manifest.write(collection.path)
+    with pytest.raises(CollectionError, match="other files"):
+        Collection.open(collection.path, encoder=encoder)
+
+
+def test_every_error_is_ours(collection):
+    shutil.rmtree(generation_of(collection))
+    with pytest.raises(EmbedkitError, match="generation-000001"):
+        Collection.open(collection.path)

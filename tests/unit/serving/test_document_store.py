@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from embedkit.errors import CollectionError, DataError
+from embedkit.serving.retrieval import document_store
+from embedkit.serving.retrieval.document_store import DocumentStore, write_documents
+from embedkit.serving.retrieval.documents import Document
+
+DOCUMENTS = [
+    Document("a", "one\ntwo\r\nthree"),
+    Document("b", "\u2028 \x00 ü 雪 \U0001f41d", {"n": None, "deep": {"x": [1, 2.5, True]}}),
+    Document("", "an id may be odd", {}),
+]
+
+
+def test_what_is_written_is_read_by_row_and_found_by_id(tmp_path):
+    write_documents(tmp_path, iter(DOCUMENTS))
+    store = DocumentStore(tmp_path, 3)
+    assert len(store) == 3
+    assert [store.read(row) for row in range(3)] == DOCUMENTS
+    assert [store.find(document.id) for document in DOCUMENTS] == [0, 1, 2]
+    assert store.find("c") is None
+    assert {file.name for file in tmp_path.iterdir()} == DocumentStore.FILES
+
+
+def test_many_ids_are_found(tmp_path):
+    store = write_documents(tmp_path, (Document(f"id-{i}", "t") for i in range(3_000)))
+    assert all(store.find(f"id-{i}") == i for i in range(0, 3_000, 7))
+    assert store.find("id-3000") is None
+
+
+def test_a_repeated_id_names_both_documents(tmp_path):
+    documents = [Document(id_, "t") for id_ in ("x", "y", "z", "y")]
+    with pytest.raises(DataError, match="documents 2 and 4 have the same id 'y'"):
+        write_documents(tmp_path, documents)
+
+
+def test_ids_with_one_hash_are_told_apart(tmp_path, monkeypatch):
+    monkeypatch.setattr(document_store, "_hash", lambda id_: 2**64 - 1)
+    store = write_documents(tmp_path, [Document(id_, "t") for id_ in "xyz"])
+    assert [store.find(id_) for id_ in "xyzw"] == [0, 1, 2, None]
+    with pytest.raises(DataError, match="documents 1 and 3 have the same id 'x'"):
+        write_documents(tmp_path, [Document(id_, "t") for id_ in "xyx"])
+
+
+def test_no_documents(tmp_path):
+    with pytest.raises(DataError, match="no documents"):
+        write_documents(tmp_path, [])
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        Document("a", "half \ud83d of a letter"),
+        Document("half \ud83d", "text"),
+        Document("a", "text", {"n": float("nan")}),
+        Document("a", "text", {"n": object()}),
+        Document("a", "text", {"n": b"bytes"}),
+    ],
+    ids=["surrogate", "surrogate-id", "nan", "object", "bytes"],
+)
+def test_what_json_cannot_hold_is_refused(tmp_path, document):
+    with pytest.raises(DataError, match=r"document 2 .* cannot be written as JSON"):
+        write_documents(tmp_path, [Document("first", "t"), document])
+
+
+def test_a_document_deeper_than_json_goes_is_refused(tmp_path):
+    deep: list[object] = []
+    for _ in range(100_000):
+        deep = [deep]
+    with pytest.raises(DataError, match="cannot be written"):
+        write_documents(tmp_path, [Document("a", "text", {"deep": deep})])
+
+
+@pytest.mark.parametrize(
+    "line",
+    [b"{}", b"[]", b"null", b'{"id": 1, "text": "a"}', b'{"id": "a", "text": 1}', b"\xff", b"[" * 100_000,
+     b'{"id": "a", "text": "a", "metadata": 3}'],
+)  # fmt: skip
+def test_a_damaged_line_is_an_error(tmp_path, line):
+    write_documents(tmp_path, [Document("a", "t" * 2 * len(line))])
+    path = tmp_path / "documents.jsonl"
+    path.write_bytes(line.ljust(path.stat().st_size))
+    with pytest.raises(CollectionError, match=r"documents\.jsonl"):
+        DocumentStore(tmp_path, 1).read(0)
+
+
+@pytest.mark.parametrize("value", [-1, 0, 2**62, -(2**63)])
+def test_damaged_offsets_are_an_error(tmp_path, value):
+    write_documents(tmp_path, [Document("a", "text"), Document("b", "text")])
+    content = bytearray((tmp_path / "offsets.npy").read_bytes())
+    content[128:] = np.array([0, value, 20], dtype="<i8").tobytes()
+    (tmp_path / "offsets.npy").write_bytes(content)
+    with pytest.raises(CollectionError, match="damaged at row 0"):
+        DocumentStore(tmp_path, 2).read(0)
+
+
+def test_damaged_rows_of_ids_are_an_error(tmp_path):
+    write_documents(tmp_path, [Document("a", "text")])
+    content = bytearray((tmp_path / "ids.npy").read_bytes())
+    content[-8:] = b"\xff" * 8
+    (tmp_path / "ids.npy").write_bytes(content)
+    with pytest.raises(CollectionError, match="damaged at row"):
+        DocumentStore(tmp_path, 1).find("a")

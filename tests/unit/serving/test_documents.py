@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from embedkit.errors import DataError, InputError
+from embedkit.serving.retrieval.documents import Document, read_documents
+
+
+def write(path, content):
+    path.write_text(content, encoding="utf-8")
+    return path
+
+
+def test_json_lines_with_ids_and_metadata(tmp_path):
+    path = write(tmp_path / "d.jsonl", '{"id": 7, "text": "a\\nb", "n": {"x": [1]}}\n\n{"id": "ü", "text": "c"}\n')
+    assert list(read_documents(path)) == [Document("7", "a\nb", {"n": {"x": [1]}}), Document("ü", "c")]
+
+
+def test_rows_are_ids_if_there_are_none(tmp_path):
+    path = write(tmp_path / "d.jsonl", '{"body": "a"}\n{"body": "b"}\n')
+    assert [document.id for document in read_documents(str(path), text_column="body")] == ["0", "1"]
+
+
+def test_columns_are_chosen(tmp_path):
+    path = write(tmp_path / "d.jsonl", '{"_id": "q", "id": 3, "title": "t", "text": "a"}\n')
+    assert list(read_documents(path, text_column="title", id_column="_id")) == [
+        Document("q", "t", {"id": 3, "text": "a"})
+    ]
+
+
+def test_csv_with_a_line_break_in_a_text(tmp_path):
+    path = write(tmp_path / "d.csv", 'id,text,lang\n1,"a ""b""\nc",en\n')
+    assert list(read_documents(path)) == [Document("1", 'a "b"\nc', {"lang": "en"})]
+
+
+def test_tsv_by_position(tmp_path):
+    path = write(tmp_path / "d.tsv", 'd1\ta "quoted text\nd2\tb\n')
+    assert list(read_documents(path, text_column="text2", id_column="text1")) == [
+        Document("d1", 'a "quoted text'),
+        Document("d2", "b"),
+    ]
+
+
+def test_txt(tmp_path):
+    path = write(tmp_path / "d.txt", "a\nb\u2028c\n")
+    assert list(read_documents(path)) == [Document("0", "a"), Document("1", "b\u2028c")]
+
+
+def test_parquet(tmp_path):
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(arrow.table({"id": [1, 2], "text": ["a", "b"], "n": [0.5, None]}), tmp_path / "d.parquet")
+    assert list(read_documents(tmp_path / "d.parquet")) == [
+        Document("1", "a", {"n": 0.5}),
+        Document("2", "b", {"n": None}),
+    ]
+
+
+def test_iterables():
+    assert list(read_documents(iter(["a", "b"]))) == [Document("0", "a"), Document("1", "b")]
+    assert list(read_documents({"x": "a", "y": "b"}.items())) == [Document("x", "a"), Document("y", "b")]
+    assert list(read_documents([{"id": 1, "text": "a", "n": 2}])) == [Document("1", "a", {"n": 2})]
+
+
+def test_one_mapping_is_not_an_iterable_of_documents():
+    with pytest.raises(InputError, match="items"):
+        list(read_documents({"x": "a"}))
+
+
+@pytest.mark.parametrize("item", [3, None, ["a", "b"], ("a", "b", "c"), b"a"])
+def test_other_items_are_refused_by_position(item):
+    with pytest.raises(InputError, match="document 2: .*" + type(item).__name__):
+        list(read_documents(["a", item]))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "place", "message"),
+    [
+        ("d.jsonl", '{"text": "a"}\n{"text": \n', "d.jsonl:2", "JSON"),
+        ("d.jsonl", '{"text": "a"}\n["text"]\n', "d.jsonl:2", "object"),
+        ("d.jsonl", '{"text": "a"}\n\n{"body": "b"}\n', "d.jsonl:3", "no column 'text' among body"),
+        ("d.jsonl", '{"text": "a", "id": 1}\n{"text": "b"}\n', "d.jsonl:2", "no column 'id'"),
+        ("d.jsonl", '{"text": "a"}\n{"text": ["b"]}\n', "d.jsonl:2", "expected a string"),
+        ("d.jsonl", '{"text": "a"}\n{"text": " \\n"}\n', "d.jsonl:2", "empty"),
+        ("d.jsonl", '{"text": "a", "id": true}\n', "d.jsonl:1", "as id"),
+        ("d.jsonl", '{"text": "a", "id": ""}\n', "d.jsonl:1", "as id"),
+        ("d.jsonl", '{"text": "a", "id": 1.5}\n', "d.jsonl:1", "as id"),
+        ("d.jsonl", '{"text": ' + "[" * 100_000 + "\n", "d.jsonl:1", "JSON"),
+        ("d.jsonl", '{"text": "a", "n": ' + "9" * 5000 + "}\n", "d.jsonl:1", "JSON"),
+        ("d.csv", "text,n\na,1\nb\n", "d.csv:3", "2 cells"),
+        ("d.txt", "a\n\nb\n", "d.txt:2", "empty"),
+        ("d.doc", "a", "d.doc", r"\.jsonl"),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_place(tmp_path, name, content, place, message):
+    path = write(tmp_path / name, content)
+    with pytest.raises(DataError, match=message) as caught:
+        list(read_documents(path))
+    assert str(path.parent / place) in str(caught.value)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(DataError, match=r"nothing\.jsonl"):
+        list(read_documents(tmp_path / "nothing.jsonl"))
+
+
+def test_text_in_another_encoding(tmp_path):
+    (tmp_path / "d.txt").write_bytes("naïve".encode("latin-1"))
+    with pytest.raises(DataError, match="UTF-8"):
+        list(read_documents(tmp_path / "d.txt"))
+
+
+def test_a_failing_iterator_is_no_failure_to_write():
+    def texts():
+        yield "a"
+        raise ConnectionError("the line is down")
+
+    with pytest.raises(DataError, match="the line is down"):
+        list(read_documents(texts()))
+
+
+def test_reading_is_lazy(tmp_path):
+    path = write(tmp_path / "d.jsonl", json.dumps({"text": "a"}) + "\nnot JSON\n")
+    assert next(read_documents(path)) == Document("0", "a")

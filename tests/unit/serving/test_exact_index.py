@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from embedkit.serving.retrieval import exact_index
+from embedkit.serving.retrieval.exact_index import ExactIndex, score_slack
+
+
+@pytest.fixture(params=[1, 2, 7, 1000])
+def block(request, monkeypatch):
+    monkeypatch.setattr(exact_index, "_ROW_BLOCK", request.param)
+    monkeypatch.setattr(exact_index, "_QUERY_BLOCK", request.param)
+
+
+def unit_rows(count, width, seed):
+    rows = np.random.default_rng(seed).standard_normal((count, width))
+    return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
+
+
+@pytest.mark.usefixtures("block")
+@pytest.mark.parametrize("k", [1, 5, 40])
+def test_blocks_do_not_change_the_answer(k):
+    rows, queries = unit_rows(40, 8, 0)[np.arange(90) % 40], unit_rows(11, 8, 1)
+    exact = (rows.astype(np.float64) @ queries.astype(np.float64).T).T
+    scores, numbers = ExactIndex(rows).search(queries, k)
+    for i in range(len(queries)):
+        # numbers 0-39, 40-79 and 80-89 repeat the same rows
+        order = sorted(range(90), key=lambda row: (-exact[i, row % 40], row))
+        assert numbers[i].tolist() == order[:k]
+    np.testing.assert_allclose(scores, np.take_along_axis(exact, numbers, axis=1), atol=1e-7)
+
+
+@pytest.mark.usefixtures("block")
+@pytest.mark.parametrize("value", [np.nan, np.inf, 3e38])
+def test_damaged_rows_neither_crash_nor_hide_the_others(value):
+    rows, queries = unit_rows(30, 8, 2), unit_rows(4, 8, 3)
+    expected = ExactIndex(rows[4:]).search(queries, 5)[1] + 4
+    rows[:4] = value
+    scores, numbers = ExactIndex(rows).search(queries, 30)
+    assert all(sorted(row) == list(range(30)) for row in numbers.tolist())
+    for row, wanted in zip(numbers.tolist(), expected.tolist(), strict=True):
+        assert [number for number in row if number >= 4][:5] == wanted
+    assert not np.isfinite(scores).all() or value == 3e38
+
+
+@pytest.mark.parametrize("width", [16, 384, 1024])
+def test_the_slack_covers_the_error_of_a_float32_product(width):
+    rows, queries = unit_rows(500, width, 4), unit_rows(50, width, 5)
+    error = np.abs(queries @ rows.T - queries.astype(np.float64) @ rows.astype(np.float64).T).max()
+    assert 2 * error < score_slack(queries).min()
+    assert score_slack(queries).max() < 1e-3
+
+
+def test_rows_are_not_copied(tmp_path):
+    ExactIndex(unit_rows(10, 4, 6)).save(tmp_path / "vectors.npy")
+    index = ExactIndex.load(tmp_path / "vectors.npy", 10, 4)
+    base = index._rows
+    while not isinstance(base, np.memmap):
+        base = base.base
+        assert base is not None

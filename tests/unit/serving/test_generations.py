@@ -1,0 +1,121 @@
+"""Builds that are killed, in processes of their own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from embedkit.serving.retrieval import Collection
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="kills with SIGKILL")
+
+# Builds a collection of two texts over whatever is there, and kills itself at the moment named.
+BUILD = """
+import os, runpy, shutil, signal, sys
+from pathlib import Path
+from embedkit.serving.retrieval import Collection, collection, document_store
+
+conftest, path, moment, kind = sys.argv[1:]
+encoder = runpy.run_path(conftest)["WordEncoder"]()
+collection._CHUNK = 1
+
+def die(*arguments, **options):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def texts():
+    yield "first text"
+    if moment == "reading":
+        die()
+    yield "second text"
+
+def dies_before(owner, name):
+    setattr(owner, name, die)
+
+def dies_after(owner, name):
+    original = getattr(owner, name)
+    setattr(owner, name, lambda *arguments, **options: (original(*arguments, **options), die()))
+
+replace, rename = Path.replace, Path.rename
+if moment == "documents written":
+    dies_after(document_store, "write_array")
+elif moment == "encoding":
+    encode = encoder.encode
+    encoder.encode = lambda texts: die() if "second text" in texts else encode(texts)
+elif moment == "index written":
+    dies_before(collection.FileSeal, "of")
+elif moment == "generation in place":
+    dies_after(Path, "rename")
+elif moment == "manifest written":
+    dies_before(Path, "replace")
+elif moment == "manifest in place":
+    dies_after(Path, "replace")
+elif moment == "old one half removed":
+    remove = os.unlink
+    def die_after_one(*arguments, **options):
+        remove(*arguments, **options)
+        die()
+    shutil.os.unlink = die_after_one
+
+Collection.build(texts(), encoder=encoder, path=path, index=kind)
+"""
+
+KEEPS_OLD = [
+    "reading",
+    "documents written",
+    "encoding",
+    "index written",
+    "generation in place",
+    "manifest written",
+]
+HAS_NEW = ["manifest in place", "old one half removed"]
+
+
+def build_and_die(path, moment, kind="exact"):
+    conftest = Path(__file__).with_name("conftest.py")
+    root = Path(__file__).parents[3]
+    done = subprocess.run(
+        [sys.executable, "-c", BUILD, conftest, path, moment, kind],
+        env=os.environ | {"PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr
+
+
+@pytest.mark.parametrize("moment", KEEPS_OLD + HAS_NEW)
+def test_a_kill_leaves_the_old_or_the_new_collection(tmp_path, encoder, documents, moment):
+    path = tmp_path / "idx"
+    Collection.build(documents, encoder=encoder, path=path)
+    build_and_die(path, moment)
+    survivor = Collection.open(path, encoder=encoder)
+    survivor.verify()
+    assert len(survivor) == (len(documents) if moment in KEEPS_OLD else 2)
+    assert survivor.search("tea", k=1)[0].text in ("tea", "first text", "second text")
+
+    Collection.build(["again"], encoder=encoder, path=path)
+    assert sorted(entry.name for entry in path.iterdir())[1:] == ["manifest.json"]
+    assert len(Collection.open(path, encoder=encoder)) == 1
+
+
+@pytest.mark.parametrize("moment", ["reading", "generation in place", "manifest written"])
+def test_a_killed_first_build_can_be_repeated(tmp_path, encoder, moment):
+    path = tmp_path / "idx"
+    build_and_die(path, moment)
+    assert list(path.iterdir())
+    Collection.build(["again"], encoder=encoder, path=path)
+    assert sorted(entry.name for entry in path.iterdir()) == ["generation-000001", "manifest.json"]
+
+
+def test_a_kill_while_faiss_writes(tmp_path, encoder):
+    pytest.importorskip("faiss")
+    path = tmp_path / "idx"
+    build_and_die(path, "manifest written", "flat")
+    assert len(Collection.build(["again"], encoder=encoder, path=path, index="flat")) == 1
+    assert sorted(entry.name for entry in path.iterdir()) == ["generation-000001", "manifest.json"]

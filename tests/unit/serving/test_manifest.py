@@ -1,0 +1,171 @@
+from __future__ import annotations
+
+import json
+import random
+import shutil
+
+import pytest
+
+from embedkit.errors import CollectionError
+from embedkit.serving.retrieval.document_store import DocumentStore
+from embedkit.serving.retrieval.manifest import FileSeal, Manifest, _checksum
+
+MANIFEST = Manifest(
+    model="tiny ü",
+    source=None,
+    fingerprint="f" * 64,
+    dimension=16,
+    count=3,
+    index="exact",
+    generation="generation-000004",
+    files={name: FileSeal(7, "0" * 64) for name in (*DocumentStore.FILES, "vectors.npy")},
+    prompts={"query": "q: "},
+    created_by="embedkit 0",
+)
+
+
+def forge(folder, **changes):
+    """Change fields and seal the manifest again, as somebody would who wants to do harm."""
+    MANIFEST.write(folder)
+    fields = json.loads((folder / "manifest.json").read_text())
+    del fields["checksum"]
+    fields |= changes
+    fields = {name: value for name, value in fields.items() if value is not ...}
+    fields["checksum"] = _checksum(fields)
+    (folder / "manifest.json").write_text(json.dumps(fields))
+
+
+def test_what_is_written_is_read(tmp_path):
+    MANIFEST.write(tmp_path)
+    assert Manifest.read(tmp_path) == MANIFEST
+
+
+def test_it_may_be_formatted_again(tmp_path):
+    MANIFEST.write(tmp_path)
+    fields = json.loads((tmp_path / "manifest.json").read_text())
+    (tmp_path / "manifest.json").write_text(json.dumps(dict(reversed(fields.items()))))
+    assert Manifest.read(tmp_path) == MANIFEST
+
+
+@pytest.mark.parametrize("name", ["nothing", "nothing/at/all", "file/below"])
+def test_no_collection(tmp_path, name):
+    (tmp_path / "file").touch()
+    with pytest.raises(CollectionError, match=r"no collection at .*index build"):
+        Manifest.read(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"null",
+        b"[]",
+        b"{}",
+        b'{"name": "my app", "short_name": "app"}',
+        b"\xff",
+        b"[" * 100_000,
+        b" " * 2**21,
+    ],
+)
+def test_another_file_is_refused(tmp_path, content):
+    (tmp_path / "manifest.json").write_bytes(content)
+    with pytest.raises(CollectionError, match=r"manifest\.json is not the manifest of a collection"):
+        Manifest.read(tmp_path)
+
+
+def test_a_folder_in_its_place_is_refused(tmp_path):
+    (tmp_path / "manifest.json").mkdir()
+    with pytest.raises(CollectionError, match=r"cannot read .*manifest\.json"):
+        Manifest.read(tmp_path)
+
+
+def test_a_newer_format_says_what_to_upgrade(tmp_path):
+    forge(tmp_path, **{"embedkit.collection": 2, "count": "another form"})
+    with pytest.raises(CollectionError, match="upgrade embedkit"):
+        Manifest.read(tmp_path)
+
+
+def test_a_change_is_noticed(tmp_path):
+    MANIFEST.write(tmp_path)
+    path = tmp_path / "manifest.json"
+    path.write_text(path.read_text().replace('"dimension": 16', '"dimension": 17'))
+    with pytest.raises(CollectionError, match="changed after it was written"):
+        Manifest.read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"generation": "../../etc"},
+        {"generation": "generation-1"},
+        {"generation": 1},
+        {"count": 0},
+        {"count": True},
+        {"count": 3.0},
+        {"dimension": -1},
+        {"dimension": "16"},
+        {"index": "pickle"},
+        {"index": ["exact"]},
+        {"model": None},
+        {"fingerprint": 0},
+        {"source": 5},
+        {"prompts": {"query": 1}},
+        {"prompts": []},
+        {"created_by": ...},
+        {"files": {}},
+        {"files": []},
+        {"files": {name: {"bytes": 1, "sha256": "0" * 64} for name in DocumentStore.FILES}},
+        {"files": {name: {"bytes": 1, "sha256": "x" * 64} for name in (*DocumentStore.FILES, "vectors.npy")}},
+        {"files": {name: {"bytes": -1, "sha256": "0" * 64} for name in (*DocumentStore.FILES, "vectors.npy")}},
+        {"files": {name: {"bytes": 1} for name in (*DocumentStore.FILES, "vectors.npy")}},
+        {"files": dict.fromkeys((*DocumentStore.FILES, "vectors.npy"))},
+        {"embedkit.collection": "1"},
+        {"embedkit.collection": 0},
+    ],
+    ids=str,
+)
+def test_a_sealed_but_impossible_field_is_refused(tmp_path, change):
+    forge(tmp_path, **change)
+    with pytest.raises(CollectionError, match="damaged"):
+        Manifest.read(tmp_path)
+
+
+def test_any_damage_is_noticed_or_harmless(tmp_path):
+    MANIFEST.write(tmp_path)
+    path, chance = tmp_path / "manifest.json", random.Random(0)
+    original = path.read_bytes()
+    refused = 0
+    for _ in range(400):
+        content = bytearray(original)
+        for _ in range(chance.choice((1, 1, 3))):
+            content[chance.randrange(len(content))] = chance.randrange(256)
+        path.write_bytes(content[: chance.choice((len(content), chance.randrange(len(content))))])
+        try:
+            assert Manifest.read(tmp_path) == MANIFEST
+        except CollectionError:
+            refused += 1
+    assert refused > 350
+
+
+def test_a_seal_notices_length_and_content(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(b"abc")
+    seal = FileSeal.of(path)
+    seal.check_content(path)
+    path.write_bytes(b"abd")
+    seal.check_length(path)
+    with pytest.raises(CollectionError, match="SHA-256"):
+        seal.check_content(path)
+    path.write_bytes(b"ab")
+    with pytest.raises(CollectionError, match="expected 3 bytes, found 2"):
+        seal.check_length(path)
+    path.unlink()
+    with pytest.raises(CollectionError, match="cannot read"):
+        seal.check_content(path)
+
+
+def test_writing_leaves_nothing_else(tmp_path):
+    MANIFEST.write(tmp_path)
+    MANIFEST.write(tmp_path)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["manifest.json"]
+    shutil.rmtree(tmp_path)
