@@ -186,7 +186,7 @@ def _convert(value: Any, hint: Any, path: str, problems: list[str]) -> Any:
         if not isinstance(value, list | tuple):
             raise _Problem(f"{path} is a list, not {value!r}")
         return tuple(_convert(item, arguments[0], f"{path}[{i}]", problems) for i, item in enumerate(value))
-    return _convert_scalar(value, hint, path)
+    return _convert_scalar(value, origin or hint, path)
 
 
 def _convert_union(value: Any, arguments: tuple[Any, ...], path: str, problems: list[str]) -> Any:

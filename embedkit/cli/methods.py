@@ -1,0 +1,99 @@
+"""`embedkit methods`: what can be trained, from which paper, with which settings."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from typing import Any
+
+__all__ = ["EXAMPLES", "HELP", "configure", "run"]
+
+HELP = "list training methods and recipes with their settings"
+EXAMPLES = """
+embedkit methods
+embedkit methods sct-distillation --size mini
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument("name", nargs="?", help="show the settings of one method")
+    parser.add_argument("--size", default="tiny", choices=["tiny", "mini", "small"], help="for the defaults")
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Print the table, or one method's settings."""
+    from embedkit.errors import ConfigError
+
+    table = _table(arguments.size)
+    if arguments.name is not None:
+        if arguments.name not in table:
+            raise ConfigError(f"there is no method {arguments.name!r}; there are {', '.join(table)}")
+        table = {arguments.name: table[arguments.name]}
+    if arguments.json:
+        print(json.dumps(table))
+    elif arguments.name is None:
+        for name, row in table.items():
+            print(f"{name:<18} {row['kind']:<7} {row['needs']:<24} {row['idea']} ({row['paper']})")
+    else:
+        _print_settings(arguments.name, table[arguments.name])
+
+
+def _table(size: str) -> dict[str, dict[str, Any]]:
+    from embedkit.training.methods import METHODS
+    from embedkit.training.recipes import RECIPES
+
+    table: dict[str, dict[str, Any]] = {}
+    for name, entry in METHODS.items():
+        spec = entry.method.batch_spec
+        needs = f"{spec.views} views" + (", teacher" if spec.teacher else "")
+        table[name] = _row("method", entry.method, entry.paper, needs, entry.config, entry.method.presets, size)
+    for name, recipe in RECIPES.items():
+        needs = "as its stages"
+        table[name] = _row("recipe", recipe.function, recipe.paper, needs, recipe.config, recipe.presets, size)
+    return table
+
+
+def _row(
+    kind: str, thing: Any, paper: str, needs: str, config: type[Any], presets: Any, size: str
+) -> dict[str, Any]:
+    preset = presets.get(size, {})
+    return {
+        "kind": kind,
+        "paper": paper,
+        "needs": needs,
+        "idea": (thing.__doc__ or "").strip().partition("\n")[0].rstrip("."),
+        "optim": dict(preset.get("optim", {})),
+        "settings": _settings(config, preset.get("settings", {})),
+    }
+
+
+def _settings(config: type[Any], preset: Any) -> dict[str, Any]:
+    rows: dict[str, Any] = {}
+    for field in dataclasses.fields(config):
+        default = field.default if field.default is not dataclasses.MISSING else field.default_factory()  # type: ignore[misc]
+        below = preset.get(field.name)
+        if dataclasses.is_dataclass(default):
+            rows[field.name] = _settings(type(default), below or {})
+        else:
+            rows[field.name] = {
+                "default": default if below is None else below,
+                "doc": field.metadata.get("doc", ""),
+            }
+    return rows
+
+
+def _print_settings(name: str, row: dict[str, Any]) -> None:
+    print(f"{name}: {row['idea']} ({row['paper']}); needs {row['needs']}")
+    for key, value in row["optim"].items():
+        print(f"  optim.{key:<36} {value}")
+    _print_rows(row["settings"], "settings.")
+
+
+def _print_rows(rows: dict[str, Any], prefix: str) -> None:
+    for key, value in rows.items():
+        if "default" in value and "doc" in value:
+            print(f"  {prefix + key:<42} {value['default']!s:<10} {value['doc']}")
+        else:
+            _print_rows(value, f"{prefix}{key}.")

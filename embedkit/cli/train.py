@@ -1,0 +1,152 @@
+"""`embedkit train`: from text, and a teacher if there is one, to a run folder."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from embedkit.training.checkpoint import TrainState
+    from embedkit.training.config import RunConfig
+
+__all__ = ["EXAMPLES", "HELP", "configure", "run"]
+
+HELP = "train a small encoder from text, with or without a teacher"
+EXAMPLES = """
+embedkit train --method sct --size tiny --corpus texts.txt --teacher all-MiniLM-L6-v2/ -o runs/tiny
+embedkit train recipe.toml --set optim.lr=3e-4 -o runs/tiny --resume
+"""
+
+# Flag -> where its value goes in the configuration.
+_FLAGS = {
+    "method": "method",
+    "name": "name",
+    "size": "student.size",
+    "student": "student.source",
+    "start": "student.start",
+    "tokenizer": "student.tokenizer",
+    "teacher": "teacher.source",
+    "dev": "dev.pairs",
+    "epochs": "optim.epochs",
+    "steps": "optim.steps",
+    "seed": "seed",
+    "data": "data",
+    "cache": "cache",
+}
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument("recipe", nargs="?", help="a TOML recipe; flags and --set are laid over it")
+    parser.add_argument("-o", "--output", help="the run folder; default: runs/NAME")
+    parser.add_argument("--method", help="see `embedkit methods`; sct with a teacher means sct-two-stage")
+    parser.add_argument("--size", help="tiny, mini or small")
+    parser.add_argument("--corpus", action="append", metavar="FILE", help="text; may be repeated")
+    parser.add_argument("--text-column", help="column of the text in .csv, .jsonl, .parquet and hub sets")
+    parser.add_argument("--view-columns", nargs=2, metavar="COLUMN", help="columns of two views of a sentence")
+    parser.add_argument("--teacher", help="folder, hub id, bundle, or .npy/.parquet of vectors aligned by row")
+    parser.add_argument("--teacher-name", help="what cards call the teacher")
+    parser.add_argument("--student", help="pre-trained model to start from, folder or hub id")
+    parser.add_argument("--start", help="teacher or random: where a student without --student comes from")
+    parser.add_argument("--tokenizer", help="model whose tokenizer the student shares; default: the teacher")
+    parser.add_argument("--dev", help="scored sentence pairs that choose the best step (STS-B dev, say)")
+    parser.add_argument("--epochs", type=int, help="passes over the corpus")
+    parser.add_argument("--steps", type=int, help="steps, instead of epochs")
+    parser.add_argument("--seed", type=int)
+    parser.add_argument("--name", help="what the encoder is called")
+    parser.add_argument("--data", help="folder that relative paths of the recipe start from")
+    parser.add_argument("--cache", help="folder of prepared corpora and teacher vectors")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="any setting")
+    parser.add_argument("--check", action="store_true", help="check and print the configuration, train nothing")
+    parser.add_argument("--resume", action="store_true", help="go on with an interrupted run")
+
+
+def run(arguments: argparse.Namespace) -> int | None:
+    """Train, or check what would be trained."""
+    import tomli_w
+
+    from embedkit.config import to_mapping
+    from embedkit.training.recipes.run import run as train
+    from embedkit.training.recipes.stage import Control
+
+    config = _config(arguments)
+    folder = Path(arguments.output or Path("runs") / (config.name or config.method))
+    if arguments.check:
+        plain = to_mapping(config)
+        print(json.dumps(plain) if arguments.json else tomli_w.dumps(plain), end="")
+        return None
+    with _stop_flag() as should_stop:
+        state = train(config, folder, Control(arguments.resume, should_stop))
+    _print(state, folder, as_json=arguments.json)
+    return None if state.finished else 130
+
+
+def _config(arguments: argparse.Namespace) -> RunConfig:
+    from embedkit.config import apply_overrides, load_toml
+    from embedkit.training.recipes.run import resolve
+
+    mapping = load_toml(arguments.recipe) if arguments.recipe else {}
+    flags = ((key, getattr(arguments, flag)) for flag, key in _FLAGS.items())
+    mapping = apply_overrides(mapping, [f"{key}={json.dumps(value)}" for key, value in flags if value is not None])
+    if arguments.corpus:
+        mapping["corpus"] = [_source(path, arguments) for path in arguments.corpus]
+    if arguments.teacher_name:
+        mapping = apply_overrides(mapping, [f"teacher.name={json.dumps(arguments.teacher_name)}"])
+    if arguments.method == "sct" and "teacher" in mapping:
+        mapping["method"] = "sct-two-stage"
+    mapping = apply_overrides(mapping, arguments.set)
+    return resolve(mapping, source=arguments.recipe or "")
+
+
+def _source(path: str, arguments: argparse.Namespace) -> dict[str, Any]:
+    source: dict[str, Any] = {"path": path}
+    if arguments.text_column:
+        source["text_column"] = arguments.text_column
+    if arguments.view_columns:
+        source["view_columns"] = arguments.view_columns
+    return source
+
+
+@contextlib.contextmanager
+def _stop_flag() -> Iterator[Callable[[], bool]]:
+    """Let the first Ctrl-C or SIGTERM end the run at the next step; the second Ctrl-C ends it at once."""
+    asked = False
+
+    def ask(number: int, _: object) -> None:
+        nonlocal asked
+        if asked:
+            raise KeyboardInterrupt
+        asked = True
+
+    signals = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, ask) for number in signals]
+    try:
+        yield lambda: asked
+    finally:
+        for number, handler in zip(signals, before, strict=True):
+            signal.signal(number, handler)
+
+
+def _print(state: TrainState, folder: Path, *, as_json: bool) -> None:
+    result = {
+        "folder": str(folder),
+        "finished": state.finished,
+        "steps": state.step,
+        "seconds": round(state.seconds, 1),
+        "dev_spearman": state.best_score,
+        "best_step": state.best_step,
+    }
+    if as_json:
+        print(json.dumps(result))
+    elif not state.finished:
+        print(f"stopped after step {state.step}; go on with the same command and --resume")
+    else:
+        print(f"{folder}/model: {state.step:,} steps in {state.seconds:,.0f} s")
+        if state.best_score is not None:
+            print(f"best development Spearman {100 * state.best_score:.2f} at step {state.best_step:,}")
+        print(f"next: embedkit export {folder} -o {folder.name}.onnx --precision int8")

@@ -1,0 +1,138 @@
+"""Batches: a pure function of corpus, seed and step, so that a resumed run sees what it would have seen."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from embedkit.errors import ConfigError
+from embedkit.runtime.tokenization import Tokenizer
+from embedkit.training.corpus import Corpus
+from embedkit.training.method import Batch, BatchSpec, View
+from embedkit.training.teachers import TeacherVectors
+from embedkit.training.views import ViewsConfig, augment
+
+__all__ = ["BatchSource"]
+
+_PREFETCH = 4
+_CHUNKS = 4
+
+
+class BatchSource:
+    """Makes the batches of a run.
+
+    Every epoch is a new permutation of the corpus; a last, short batch is left out. Each view is cut
+    into chunks of similar length, which changes no result and saves most of the padding.
+
+    Args:
+        corpus: the text.
+        tokenizer: the student's.
+        spec: what the method needs.
+        batch_size: B.
+        seed: of order and augmentations.
+        views: how views are made.
+        teacher: its vectors, if the method needs them.
+
+    Raises:
+        ConfigError: the corpus is smaller than a batch, or the method needs a teacher and has none.
+    """
+
+    def __init__(
+        self,
+        corpus: Corpus,
+        tokenizer: Tokenizer,
+        *,
+        spec: BatchSpec,
+        batch_size: int,
+        seed: int,
+        views: ViewsConfig,
+        teacher: TeacherVectors | None = None,
+    ) -> None:
+        if len(corpus) < batch_size:
+            raise ConfigError(f"the corpus has {len(corpus)} rows, fewer than optim.batch_size = {batch_size}")
+        if spec.teacher and teacher is None:
+            raise ConfigError("this method needs a teacher: name one with --teacher or [teacher]")
+        if spec.views > 2:
+            raise ConfigError(f"this method needs {spec.views} views; two can be made")
+        self.steps_per_epoch = len(corpus) // batch_size
+        self._corpus, self._tokenizer, self._spec = corpus, tokenizer, spec
+        self._batch_size, self._seed = batch_size, seed
+        self._augmentations, self._rate = (views.first, views.second)[: spec.views], views.rate
+        self._teacher = teacher if spec.teacher else None
+        self._epoch = -1
+        self._order = np.empty(0, dtype=np.int64)
+
+    def batch(self, step: int) -> Batch:
+        """The batch of a step, counted from 0."""
+        rows = self._rows(step)
+        generator = np.random.default_rng([self._seed, 1, step])
+        columns = [min(view, self._corpus.views - 1) for view in range(self._spec.views)]
+        views = []
+        for column, name in zip(columns, self._augmentations, strict=True):
+            ids = self._tokenizer.tokenize(self._corpus.texts(rows, column)).ids
+            views.append(self._view(ids, name, generator))
+        if self._teacher is None:
+            return Batch(tuple(views))
+        # One tensor for a column that serves both views: methods then compute its targets once.
+        vectors = {column: torch.from_numpy(self._teacher.read(rows, column)) for column in set(columns)}
+        return Batch(tuple(views), tuple(vectors[column] for column in columns))
+
+    def stream(self, start: int, stop: int) -> Iterator[Batch]:
+        """Batches of the steps from ``start`` to ``stop``, made a few ahead in a thread of its own."""
+        ahead: queue.Queue[Batch | BaseException] = queue.Queue(_PREFETCH)
+        ended = threading.Event()
+
+        def produce() -> None:
+            try:
+                for step in range(start, stop):
+                    _put(ahead, self.batch(step), ended)
+                    if ended.is_set():
+                        return
+            except BaseException as error:  # handed to the consumer, which raises it
+                _put(ahead, error, ended)
+
+        thread = threading.Thread(target=produce, name="embedkit-batches", daemon=True)
+        thread.start()
+        try:
+            for _ in range(start, stop):
+                item = ahead.get()
+                if isinstance(item, BaseException):
+                    raise item
+                yield item
+        finally:
+            ended.set()
+            thread.join()
+
+    def _rows(self, step: int) -> npt.NDArray[np.int64]:
+        epoch, place = divmod(step, self.steps_per_epoch)
+        if epoch != self._epoch:
+            self._order = np.random.default_rng([self._seed, 0, epoch]).permutation(len(self._corpus))
+            self._epoch = epoch
+        return self._order[place * self._batch_size : (place + 1) * self._batch_size]
+
+    def _view(self, ids: Sequence[list[int]], name: str, generator: np.random.Generator) -> View:
+        length = self._tokenizer.max_length
+        changed = [
+            augment(row, name, rate=self._rate, max_length=length, generator=generator) for row in ids
+        ]
+        by_length = np.argsort([len(row) for row in changed], kind="stable")
+        chunks = []
+        for rows in np.array_split(by_length, min(_CHUNKS, len(changed))):
+            tokens = self._tokenizer.pad([changed[row] for row in rows])
+            chunks.append((torch.from_numpy(tokens.input_ids), torch.from_numpy(tokens.attention_mask)))
+        return View(tuple(chunks), torch.from_numpy(np.argsort(by_length, kind="stable")))
+
+
+def _put(ahead: queue.Queue[Batch | BaseException], item: Batch | BaseException, ended: threading.Event) -> None:
+    """Put, unless the consumer has gone."""
+    while not ended.is_set():
+        try:
+            ahead.put(item, timeout=0.1)
+            return
+        except queue.Full:
+            continue

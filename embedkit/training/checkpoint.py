@@ -1,0 +1,112 @@
+"""Checkpoints: the complete state of a run, in one safetensors file, written atomically."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from embedkit.atomic import atomic_file
+from embedkit.errors import CheckpointError
+from embedkit.training.optim import AdamW
+
+__all__ = ["TrainState", "load_checkpoint", "save_checkpoint"]
+
+_FORMAT = "1"
+
+
+@dataclasses.dataclass
+class TrainState:
+    """What changes while a run goes on, beside tensors.
+
+    Attributes:
+        step: optimizer steps done.
+        best_score: best development score so far.
+        best_step: the step it was measured at.
+        stale_epochs: epochs in a row whose end brought no better score.
+        epoch_best: best score when the current epoch began.
+        seconds: time spent training.
+        finished: whether the run reached its end.
+    """
+
+    step: int = 0
+    best_score: float | None = None
+    best_step: int | None = None
+    stale_epochs: int = 0
+    epoch_best: float | None = None
+    seconds: float = 0.0
+    finished: bool = False
+
+
+def save_checkpoint(
+    path: Path, method: nn.Module, optimizer: AdamW, scaler: torch.amp.GradScaler, state: TrainState
+) -> None:
+    """Write parameters, buffers, optimizer, scaler and random state.
+
+    Raises:
+        StorageError: the file cannot be written; the checkpoint before it stays.
+    """
+    tensors = {f"method/{name}": tensor for name, tensor in method.state_dict().items()}
+    groups = []
+    for number, group in enumerate(optimizer.param_groups):
+        groups.append({key: value for key, value in group.items() if key != "params"})
+        for place, parameter in enumerate(group["params"]):
+            for name, tensor in optimizer.state.get(parameter, {}).items():
+                tensors[f"optimizer/{number}/{place}/{name}"] = tensor
+    tensors["random/cpu"] = torch.get_rng_state()
+    if torch.cuda.is_available():
+        tensors["random/cuda"] = torch.cuda.get_rng_state()
+    metadata = {
+        "format": _FORMAT,
+        "state": json.dumps(dataclasses.asdict(state)),
+        "groups": json.dumps(groups),
+        "scaler": json.dumps(scaler.state_dict()),
+    }
+    with atomic_file(path) as temporary:
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, temporary, metadata)
+
+
+def load_checkpoint(
+    path: Path, method: nn.Module, optimizer: AdamW, scaler: torch.amp.GradScaler
+) -> TrainState:
+    """Bring a run back to where :func:`save_checkpoint` left it.
+
+    Raises:
+        CheckpointError: the file is missing or damaged, or belongs to other settings.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata: dict[str, str] = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+        state = TrainState(**json.loads(metadata["state"]))
+        method.load_state_dict(_section(tensors, "method/"))
+        _restore_optimizer(optimizer, json.loads(metadata["groups"]), _section(tensors, "optimizer/"))
+        if saved := json.loads(metadata["scaler"]):
+            scaler.load_state_dict(saved)
+        torch.set_rng_state(tensors["random/cpu"])
+        if torch.cuda.is_available() and "random/cuda" in tensors:
+            torch.cuda.set_rng_state(tensors["random/cuda"])
+    except FileNotFoundError:
+        raise CheckpointError(f"there is no checkpoint {path}") from None
+    except (OSError, SafetensorError, KeyError, IndexError, TypeError, ValueError, RuntimeError) as error:
+        raise CheckpointError(f"{path} is damaged or belongs to other settings: {error}") from error
+    return state
+
+
+def _section(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+def _restore_optimizer(optimizer: AdamW, groups: list[dict[str, Any]], tensors: dict[str, Tensor]) -> None:
+    for group, saved in zip(optimizer.param_groups, groups, strict=True):
+        group.update(saved)
+    for path, tensor in tensors.items():
+        number, place, name = path.split("/")
+        parameter = optimizer.param_groups[int(number)]["params"][int(place)]
+        optimizer.state[parameter][name] = tensor.to(parameter.device)

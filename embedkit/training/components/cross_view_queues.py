@@ -1,0 +1,46 @@
+"""The two queues of cross-view training, and their ablations."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from torch import Tensor, nn
+
+from embedkit.training.components.queue import VectorQueue
+
+__all__ = ["CrossViewQueues", "QueueKind"]
+
+QueueKind = Literal["two", "one", "frozen", "none"]
+
+
+class CrossViewQueues(nn.Module):
+    """D1 and D2, filled with the reference vectors of view 1 and view 2.
+
+    Args:
+        size: K, vectors a queue.
+        dimension: D.
+        kind: ``"two"`` is SCT; ``"one"`` queue is shared and takes view 1 only; ``"frozen"`` queues keep
+            their random rows; ``"none"`` scores against the batch alone.
+        seed: of the random rows.
+    """
+
+    def __init__(self, size: int, dimension: int, *, kind: QueueKind, seed: int) -> None:
+        super().__init__()
+        size = 0 if kind == "none" else size
+        count = 1 if kind == "one" else 2
+        self.frozen = kind == "frozen"
+        self.queues = nn.ModuleList(
+            VectorQueue(size, dimension, seed=2 * seed + number) for number in range(count)
+        )
+
+    @property
+    def rows(self) -> tuple[Tensor, Tensor]:
+        """D1 and D2, each ``(K, D), unit rows``."""
+        return self.queues[0].rows, self.queues[-1].rows
+
+    def enqueue(self, first: Tensor, second: Tensor) -> None:
+        """Add the reference vectors ``(B, D)`` of view 1 and view 2."""
+        if self.frozen:
+            return
+        for queue, vectors in zip(self.queues, (first, second), strict=False):
+            queue.enqueue(vectors)

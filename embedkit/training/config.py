@@ -1,0 +1,78 @@
+"""The whole configuration of a run: one dataclass a table of the TOML file."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any, Literal
+
+from embedkit.config import setting
+from embedkit.errors import ConfigError
+from embedkit.training.corpus import SourceConfig
+from embedkit.training.optim import OptimConfig
+from embedkit.training.teachers import TeacherConfig
+from embedkit.training.views import ViewsConfig
+
+__all__ = ["DevConfig", "RunConfig", "StudentConfig"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StudentConfig:
+    """The encoder that is trained."""
+
+    size: Literal["tiny", "mini", "small"] = setting("tiny", "shape: 2 x 128, 4 x 256 or 4 x 512")
+    source: str | None = setting(None, "a pre-trained model to start from, folder or hub id; overrides size")
+    start: Literal["teacher", "random"] = setting(
+        "teacher", "without source: the teacher's vocabulary and word table, or its vocabulary alone"
+    )
+    tokenizer: str | None = setting(
+        None, "model whose tokenizer (and word table) a student without source gets; default: the teacher"
+    )
+    pooling: Literal["mean", "cls"] = setting("mean", "how token states become one embedding")
+    max_length: int = setting(128, "longest text in tokens, special tokens included", minimum=3)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DevConfig:
+    """Selection on a development set; never on a test set."""
+
+    pairs: str | None = setting(None, "file or hub id of scored sentence pairs; without it the last step is kept")
+    every: int = setting(64, "steps between evaluations; epoch ends are always evaluated", minimum=1)
+    patience: int | None = setting(
+        None, "stop after this many epochs in a row without a better score; the authors' code has 7", minimum=1
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """Everything that decides a run.
+
+    Relative paths of corpus, teacher vectors and development pairs start from ``data``.
+    """
+
+    method: str = setting(doc="a name that `embedkit methods` lists")
+    name: str | None = setting(None, "what the encoder is called; default: the run folder's name")
+    seed: int = setting(1000, "of initialisation, order, augmentation, dropout and queues", minimum=0)
+    data: str = setting(".", "folder that relative paths start from")
+    cache: str = setting(".embedkit-cache", "folder of prepared corpora and teacher vectors")
+    device: str | None = setting(None, "cpu, cuda or another torch device; default: cuda if there is one")
+    threads: int | None = setting(None, "torch threads; default: torch's own choice", minimum=1)
+    checkpoint_minutes: float = setting(5.0, "time between checkpoints", above=0)
+    student: StudentConfig = setting(factory=StudentConfig)
+    corpus: tuple[SourceConfig, ...] = setting((), "the sources of text")
+    views: ViewsConfig = setting(factory=ViewsConfig)
+    teacher: TeacherConfig | None = setting(None, "for distillation")
+    optim: OptimConfig = setting(factory=OptimConfig)
+    dev: DevConfig = setting(factory=DevConfig)
+    settings: dict[str, Any] = setting(factory=dict, doc="the method's own settings")
+
+    def __post_init__(self) -> None:
+        if not self.corpus:
+            raise ConfigError("corpus is missing: name at least one file or hub set with --corpus or [[corpus]]")
+
+    def resolve(self, path: str) -> str:
+        """A path of this config as seen from the current folder; hub ids stay as they are."""
+        if path.startswith("hf://"):
+            return path
+        joined = Path(self.data) / path
+        return str(joined) if joined.exists() or Path(path).suffix else path

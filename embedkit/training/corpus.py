@@ -1,0 +1,277 @@
+"""The corpus: raw text from files or the hub, normalised, deduplicated, counted, and read by row from disk."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import itertools
+import json
+import logging
+import re
+import unicodedata
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from embedkit.atomic import atomic_folder
+from embedkit.config import setting
+from embedkit.errors import DataError
+from embedkit.extras import require
+from embedkit.progress import Progress
+from embedkit.records import Record, read_records
+
+__all__ = ["Corpus", "CorpusCard", "SourceConfig"]
+
+logger = logging.getLogger(__name__)
+
+_FORMAT = 1
+_HUB = "hf://"
+_COLUMN_GUESSES = ("text", "sentence", "content", "title")
+_SPACE = re.compile(r"\s+")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SourceConfig:
+    """One source of text."""
+
+    path: str = setting(doc="file, or hf://org/name:split on the Hugging Face hub")
+    name: str | None = setting(None, "what the card calls it; default: the file's name")
+    licence: str = setting("unknown", "the text's licence, for the card")
+    text_column: str | None = setting(None, "column of the text in .csv, .jsonl, .parquet and hub sets")
+    view_columns: tuple[str, ...] = setting((), "columns of two views of the same sentence (back-translations)")
+    limit: int | None = setting(None, "read at most this many rows", minimum=1)
+    min_words: int = setting(1, "rows with fewer words in a view are dropped", minimum=1)
+    max_words: int | None = setting(None, "rows with more words in a view are dropped", minimum=1)
+
+    @property
+    def label(self) -> str:
+        """The name shown in cards."""
+        return self.name or Path(self.path.removeprefix(_HUB)).name.split(".")[0]
+
+
+@dataclasses.dataclass(frozen=True)
+class CorpusCard:
+    """What became of one source; ``sha256`` is taken over the hashes of the rows kept, in order."""
+
+    name: str
+    licence: str
+    rows: int
+    read: int
+    empty: int
+    duplicates: int
+    sha256: str
+
+
+class Corpus:
+    """Texts in a memory-mapped folder: ``len(corpus)`` rows of ``corpus.views`` texts each.
+
+    Ten million sentences cost 24 bytes a row and view in page cache, not in memory.
+
+    Attributes:
+        views: texts a row, 1 or 2.
+        cards: one :class:`CorpusCard` a source.
+        source_rows: (N,) int64, each row's position among all rows read, for vectors aligned by row.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            card = json.loads((folder / "corpus.json").read_text(encoding="utf-8"))
+            self.views: int = card["views"]
+            self.cards = [CorpusCard(**source) for source in card["sources"]]
+            self.source_rows: npt.NDArray[np.int64] = np.load(folder / "source_rows.npy", mmap_mode="r")
+            self._spans: npt.NDArray[np.int64] = np.load(folder / "spans.npy", mmap_mode="r")
+            self._text = np.memmap(folder / "text.bin", dtype=np.uint8, mode="r")
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise DataError(f"{folder} is not a prepared corpus ({error}); delete it and run again") from error
+        self.folder = folder
+
+    @classmethod
+    def prepare(
+        cls, sources: Sequence[SourceConfig], cache: Path, *, show_progress: bool | None = None
+    ) -> Corpus:
+        """Read, normalise and deduplicate sources into a folder under ``cache``; reuse one that is there.
+
+        Text is brought to Unicode NFC with single spaces. Rows that are empty in any view and repeated
+        rows are dropped and counted. The folder is named by the content of the sources and appears whole.
+
+        Raises:
+            DataError: a source is missing, malformed, of another form, or nothing is left.
+            StorageError: the cache cannot be written.
+        """
+        if not sources:
+            raise DataError("a corpus has at least one source; none was given")
+        folder = cache / "corpus" / _key(sources)
+        if not folder.is_dir():
+            with atomic_folder(folder) as temporary:
+                _write(sources, temporary, show_progress)
+        corpus = cls(folder)
+        for card in corpus.cards:
+            logger.info(
+                "corpus %s: %s rows of %s read (%s empty or out of bounds, %s repeated)",
+                *(card.name, f"{card.rows:,}", f"{card.read:,}", f"{card.empty:,}", f"{card.duplicates:,}"),
+            )
+        return corpus
+
+    def __len__(self) -> int:
+        return len(self._spans)
+
+    def texts(self, rows: Sequence[int] | npt.NDArray[np.int64], view: int = 0) -> list[str]:
+        """The texts of some rows, in the order asked for."""
+        spans = self._spans[np.asarray(rows, dtype=np.int64), view : view + 2]
+        return [self._text[start:end].tobytes().decode("utf-8") for start, end in spans.tolist()]
+
+
+def normalise(text: str) -> str:
+    """Unicode NFC, whitespace runs (line breaks too) as one space, ends stripped."""
+    return _SPACE.sub(" ", unicodedata.normalize("NFC", text)).strip()
+
+
+def _key(sources: Sequence[SourceConfig]) -> str:
+    digest = hashlib.sha256(f"corpus {_FORMAT}".encode())
+    for source in sources:
+        digest.update(repr(dataclasses.replace(source, name=source.label)).encode())
+        if not source.path.startswith(_HUB):
+            with contextlib.suppress(OSError), open(source.path, "rb") as file:
+                digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()[:32]
+
+
+class _Table:
+    """Rows on their way to disk: text appended to a file, everything else eight bytes a value."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.read = 0
+        self.views = 0
+        self.hashes, self.spans, self.source_rows = array("Q"), array("q"), array("q")
+        self._file, self._position = file, 0
+
+    def __len__(self) -> int:
+        return len(self.hashes)
+
+    def add(self, row: tuple[str, ...] | None) -> None:
+        """Append a row's texts one behind the other; spans get each start and the last end."""
+        self.read += 1
+        if row is None:
+            return
+        if len(row) != (self.views or len(row)):
+            raise DataError(f"a source gives {len(row)} views a row, the one before it {self.views}")
+        self.views = len(row)
+        self.hashes.append(_hash(row))
+        self.source_rows.append(self.read - 1)
+        self.spans.append(self._position)
+        for text in row:
+            self._position += self._file.write(text.encode("utf-8"))
+            self.spans.append(self._position)
+
+
+def _write(sources: Sequence[SourceConfig], folder: Path, show_progress: bool | None) -> None:
+    """Stream every source into text.bin, then index the first of equal rows."""
+    marks = [(0, 0)]
+    with (
+        open(folder / "text.bin", "wb") as file,
+        Progress("read corpus", unit="rows", enabled=show_progress) as progress,
+    ):
+        table = _Table(file)
+        for source in sources:
+            for row in _rows(source):
+                table.add(row)
+                progress.advance()
+            marks.append((table.read, len(table)))
+    if not len(table):
+        raise DataError(f"no text in {', '.join(source.path for source in sources)}")
+    hashes = np.frombuffer(table.hashes, dtype=np.uint64)
+    keep = np.sort(np.unique(hashes, return_index=True)[1])
+    np.save(folder / "spans.npy", np.frombuffer(table.spans, np.int64).reshape(-1, table.views + 1)[keep])
+    np.save(folder / "source_rows.npy", np.frombuffer(table.source_rows, np.int64)[keep])
+    cards = [
+        _card(source, before, after, hashes, keep)
+        for source, before, after in zip(sources, marks, marks[1:], strict=False)
+    ]
+    card = {"format": _FORMAT, "views": table.views, "sources": [dataclasses.asdict(card) for card in cards]}
+    (folder / "corpus.json").write_text(json.dumps(card, indent=1), encoding="utf-8")
+
+
+def _card(
+    source: SourceConfig,
+    before: tuple[int, int],
+    after: tuple[int, int],
+    hashes: npt.NDArray[np.uint64],
+    keep: npt.NDArray[np.int64],
+) -> CorpusCard:
+    """Count one source between two marks (rows read, rows written)."""
+    read, written = after[0] - before[0], after[1] - before[1]
+    mine = keep[(keep >= before[1]) & (keep < after[1])]
+    return CorpusCard(
+        name=source.label,
+        licence=source.licence,
+        rows=len(mine),
+        read=read,
+        empty=read - written,
+        duplicates=written - len(mine),
+        sha256=hashlib.sha256(hashes[mine].tobytes()).hexdigest(),
+    )
+
+
+def _hash(row: Sequence[str]) -> int:
+    return int.from_bytes(hashlib.blake2b("\0".join(row).encode("utf-8"), digest_size=8).digest(), "little")
+
+
+def _rows(source: SourceConfig) -> Iterator[tuple[str, ...] | None]:
+    """The views of each row, normalised; None for a row that is empty or out of bounds."""
+    records = _hub_records(source.path) if source.path.startswith(_HUB) else read_records(Path(source.path))
+    columns: tuple[str, ...] = ()
+    for line, record in itertools.islice(records, source.limit):
+        columns = columns or _columns(source, record)
+        try:
+            row = tuple(normalise(record[column]) for column in columns)
+        except (KeyError, TypeError) as error:
+            raise DataError(
+                f"{source.path}:{line}: expected text in {', '.join(columns)}; found {_describe(record)}"
+            ) from error
+        yield row if all(_fits(text, source) for text in row) else None
+
+
+def _fits(text: str, source: SourceConfig) -> bool:
+    words = text.count(" ") + 1 if text else 0
+    return source.min_words <= words <= (source.max_words or words)
+
+
+def _columns(source: SourceConfig, record: Record) -> tuple[str, ...]:
+    """Which columns hold the views, decided on the first row."""
+    wanted = source.view_columns or ((source.text_column,) if source.text_column else ())
+    missing = [column for column in wanted if column not in record]
+    if missing:
+        raise DataError(f"{source.path} has no column {', '.join(missing)}; it has {', '.join(record)}")
+    if wanted:
+        return wanted
+    if "text1" in record:
+        return tuple(column for column in ("text1", "text2") if column in record)
+    guesses = [column for column in _COLUMN_GUESSES if column in record]
+    if not guesses:
+        raise DataError(f"{source.path}: name the text's column; there are {', '.join(record)}")
+    return (guesses[0],)
+
+
+def _describe(record: Record) -> str:
+    return ", ".join(f"{key}: {type(value).__name__}" for key, value in record.items())
+
+
+def _hub_records(path: str) -> Iterable[tuple[int, Record]]:
+    """Stream a hub data set ``hf://org/name:split`` (``hf://org/name/config:split`` for a configuration)."""
+    datasets: Any = require("datasets", extra="train")
+    name, _, split = path.removeprefix(_HUB).partition(":")
+    parts = name.split("/")
+    try:
+        rows = datasets.load_dataset(
+            "/".join(parts[:2]), *parts[2:3], split=split or "train", streaming=True
+        )
+        yield from enumerate(rows, 1)
+    except DataError:
+        raise
+    except Exception as error:  # the hub client raises many kinds; all mean that the text cannot be had
+        raise DataError(f"{path} cannot be read from the hub: {error}") from error

@@ -1,0 +1,243 @@
+"""The loop. There is one, and it knows no method."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import math
+import time
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from embedkit.errors import TrainingError
+from embedkit.progress import Progress
+from embedkit.training.batches import BatchSource
+from embedkit.training.checkpoint import TrainState, load_checkpoint, save_checkpoint
+from embedkit.training.method import Method, StepOutput
+from embedkit.training.optim import OptimConfig, build_optimizer, schedule
+from embedkit.training.run_folder import RunFolder
+
+__all__ = ["LoopConfig", "train"]
+
+logger = logging.getLogger(__name__)
+
+_LOG_EVERY = 10
+_COST_STEPS = 20
+_AMP = {"off": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LoopConfig:
+    """What the loop needs to know of a run's configuration."""
+
+    optim: OptimConfig
+    seed: int
+    dev_every: int = 64
+    patience: int | None = None
+    checkpoint_minutes: float = 5.0
+
+
+def train(
+    method: Method,
+    batches: BatchSource,
+    config: LoopConfig,
+    folder: RunFolder,
+    *,
+    evaluate: Callable[[], float] | None = None,
+    resume: bool = False,
+    should_stop: Callable[[], bool] = lambda: False,
+    show_progress: bool | None = None,
+) -> TrainState:
+    """Train a method and leave the encoder in ``folder.model``.
+
+    With ``evaluate`` the encoder with the highest score is kept, else the last one. A run that was
+    interrupted goes on from its last checkpoint and ends with the same bits as one that was not,
+    given the same machine, versions and number of threads.
+
+    Args:
+        method: on its device.
+        batches: made for the method's spec.
+        config: optimizer, seed and intervals.
+        folder: where checkpoints, metrics and the encoder go.
+        evaluate: scores ``method.encoder`` on a development set; higher is better.
+        resume: go on from the last checkpoint if there is one.
+        should_stop: asked after each step; True saves a checkpoint and returns.
+        show_progress: see :class:`~embedkit.progress.Progress`.
+
+    Returns:
+        the final state; ``finished`` is False if the run was stopped.
+
+    Raises:
+        TrainingError: the loss is not finite.
+        CheckpointError: the checkpoint is damaged or belongs to other settings.
+        StorageError: the disk is full; the last checkpoint stays.
+    """
+    return _Run(method, batches, config, folder, evaluate, should_stop).train(resume, show_progress)
+
+
+class _Run:
+    """The moving parts of one call of :func:`train`."""
+
+    def __init__(
+        self,
+        method: Method,
+        batches: BatchSource,
+        config: LoopConfig,
+        folder: RunFolder,
+        evaluate: Callable[[], float] | None,
+        should_stop: Callable[[], bool],
+    ) -> None:
+        self.method, self.batches, self.config, self.folder = method, batches, config, folder
+        self.evaluate, self.should_stop = evaluate, should_stop
+        self.optim = config.optim
+        self.device = method.encoder.device
+        self.optimizer = build_optimizer(method, config.optim)
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.optim.amp == "fp16")
+        self.state = TrainState()
+        self.steps_per_epoch = max(1, batches.steps_per_epoch // config.optim.accumulate)
+        self.total = config.optim.steps or config.optim.epochs * self.steps_per_epoch
+        self.window: list[StepOutput] = []
+        self.saved_at = self.started = time.monotonic()
+
+    def train(self, resume: bool, show_progress: bool | None) -> TrainState:
+        torch.manual_seed(self.config.seed)
+        if resume and self.folder.last.exists():
+            self.state = load_checkpoint(self.folder.last, self.method, self.optimizer, self.scaler)
+            self.folder.rewind(self.state.step)
+        if not self.state.finished:
+            self._loop(show_progress)
+        return self.state
+
+    def _loop(self, show_progress: bool | None) -> None:
+        first = self.state.step
+        seconds = self.state.seconds
+        self.method.train()
+        stream = self.batches.stream(first * self.optim.accumulate, self.total * self.optim.accumulate)
+        with Progress("train", self.total, unit="steps", enabled=show_progress) as progress:
+            progress.advance(first)
+            for _ in range(first, self.total):
+                loss = self._step(stream)
+                self.state.seconds = seconds + time.monotonic() - self.started
+                self._after_step(first)
+                progress.advance(note=f"loss {loss:.4f}{self._best()}")
+                if self._exhausted():
+                    break
+                if self.should_stop():
+                    self._checkpoint()
+                    logger.info("stopped after step %d; --resume goes on from here", self.state.step)
+                    stream.close()
+                    return
+            stream.close()
+        self._finish()
+
+    def _step(self, stream: Iterator[object]) -> float:
+        """One optimizer step over ``accumulate`` batches; the mean loss."""
+        rate = schedule(self.optim, self.state.step, self.total)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        outputs = [self._backward(next(stream)) for _ in range(self.optim.accumulate)]
+        self.scaler.unscale_(self.optimizer)
+        torch.nn.utils.clip_grad_norm_(self.method.parameters(), self.optim.clip)
+        scale = self.scaler.get_scale()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad(set_to_none=True)
+        if self.scaler.get_scale() >= scale:  # a smaller scale means that fp16 overflowed and no step was made
+            self.method.after_step(outputs)
+        self.state.step += 1
+        self.window += [StepOutput(output.loss.detach(), output.metrics) for output in outputs]
+        loss = sum(output.loss.item() for output in outputs) / len(outputs)
+        if not math.isfinite(loss):
+            raise TrainingError(
+                f"the loss is {loss} at step {self.state.step}; lower optim.lr or raise the temperatures"
+            )
+        return loss
+
+    def _backward(self, batch: object) -> StepOutput:
+        with torch.autocast(self.device.type, _AMP[self.optim.amp], enabled=self.optim.amp != "off"):
+            output: StepOutput = self.method(batch.to(self.device))  # type: ignore[attr-defined]
+        self.scaler.scale(output.loss / self.optim.accumulate).backward()
+        return output
+
+    def _after_step(self, first: int) -> None:
+        """Everything that happens only every so many steps."""
+        step = self.state.step
+        epoch_end = step % self.steps_per_epoch == 0 or step == self.total
+        if step % _LOG_EVERY == 0 or step == self.total:
+            self._log()
+        if self.evaluate is not None and (step % self.config.dev_every == 0 or epoch_end):
+            self._select()
+        if epoch_end:
+            self._close_epoch()
+        if step - first == _COST_STEPS:
+            left = (time.monotonic() - self.started) / _COST_STEPS * (self.total - step) / 60
+            logger.info("about %.0f minutes for the remaining %s steps", left, f"{self.total - step:,}")
+        if time.monotonic() - self.saved_at > 60 * self.config.checkpoint_minutes:
+            self._checkpoint()
+
+    def _log(self) -> None:
+        step, window = self.state.step, self.window
+        record: dict[str, float] = {"step": step, "epoch": step / self.steps_per_epoch}
+        record["loss"] = _mean([output.loss for output in window])
+        for name in window[0].metrics:
+            record[name] = _mean([output.metrics[name] for output in window])
+        record["lr"] = schedule(self.optim, step - 1, self.total)
+        record["seconds"] = round(self.state.seconds, 3)
+        self.folder.log(record)
+        self.window = []
+
+    def _select(self) -> None:
+        """Score the encoder on the development set and keep it if it is strictly better."""
+        evaluate = self.evaluate
+        if evaluate is None:
+            return
+        began = time.monotonic()
+        score = evaluate()
+        if not math.isfinite(score):
+            score = -1.0  # an encoder that gives every text the same embedding ranks nothing
+        self.folder.log(
+            {"step": self.state.step, "dev": score, "dev_seconds": round(time.monotonic() - began, 3)}
+        )
+        if self.state.best_score is None or score > self.state.best_score:
+            self.state.best_score, self.state.best_step = score, self.state.step
+            self.method.encoder.save(self.folder.best)
+
+    def _close_epoch(self) -> None:
+        state = self.state
+        better = state.best_score is not None and (
+            state.epoch_best is None or state.best_score > state.epoch_best
+        )
+        state.stale_epochs = 0 if better else state.stale_epochs + 1
+        state.epoch_best = state.best_score
+
+    def _exhausted(self) -> bool:
+        patience = self.config.patience
+        if self.evaluate is None or patience is None or self.state.stale_epochs < patience:
+            return False
+        logger.info("no better development score in %d epochs; stopping early", patience)
+        return True
+
+    def _finish(self) -> None:
+        if self.evaluate is None:
+            self.method.encoder.save(self.folder.model)
+        else:
+            best = type(self.method.encoder).load(self.folder.best)
+            best.save(self.folder.model)
+        self.state.finished = True
+        self._checkpoint()
+        summary = {key: value for key, value in dataclasses.asdict(self.state).items() if value is not None}
+        logger.info("trained: %s", json.dumps(summary))
+
+    def _checkpoint(self) -> None:
+        save_checkpoint(self.folder.last, self.method, self.optimizer, self.scaler, self.state)
+        self.saved_at = time.monotonic()
+
+    def _best(self) -> str:
+        return f", dev {self.state.best_score:.4f}" if self.state.best_score is not None else ""
+
+
+def _mean(values: list[Tensor]) -> float:
+    return float(torch.stack([value.float() for value in values]).mean())

@@ -1,0 +1,125 @@
+"""Cross-view similarity distributions: the loss of SCT and of its distillation.
+
+Source: SCT (Limkonchotiwat et al., TACL 2023), equations 1 to 4; keys and their order follow the
+authors' code, which scores against the queue *and* the current batch (K + B keys).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+__all__ = ["Keys", "Objective", "cross_view_loss", "similarity_logits"]
+
+Objective = Literal["kl", "cross_entropy", "contrastive"]
+
+
+class Keys(NamedTuple):
+    """What one view is scored against: past reference vectors, and those of the batch.
+
+    Attributes:
+        queue: ``(K, D) float32, unit rows``; K may be 0.
+        batch: ``(B, D) float32, unit rows``; row i belongs to sentence i.
+    """
+
+    queue: Tensor
+    batch: Tensor
+
+
+def similarity_logits(queries: Tensor, keys: Keys, temperature: float) -> Tensor:
+    """Cosines of unit rows over temperature: ``(B, K + B) float32``, whatever the autocast.
+
+    At K = 131,072 and temperature 0.01 logits reach 100, out of reach for half precision.
+    """
+    with torch.autocast(queries.device.type, enabled=False):
+        scaled = queries.float() / temperature
+        return torch.cat([scaled @ keys.queue.T, scaled @ keys.batch.T], dim=1)
+
+
+def cross_view_loss(
+    online: tuple[Tensor, Tensor],
+    keys: tuple[Keys, Keys],
+    *,
+    temperature: float,
+    reference_temperature: float,
+    objective: Objective = "kl",
+    identical_view: bool = False,
+    weight: float = 0.5,
+) -> Tensor:
+    """Match each online view's similarity distribution with the reference distribution of the other view.
+
+    With Q1, Q2 the keys and r1, r2 their batch parts: ``c1 = softmax(z1 Q2 / temperature)`` learns
+    ``t2 = softmax(r2 Q2 / reference_temperature)``, and ``c2 = softmax(z2 Q1 / temperature)`` learns ``t1``.
+    No gradient reaches the keys.
+
+    Args:
+        online: z1, z2, each ``(B, D) float, unit rows``.
+        keys: Q1, Q2 of view 1 and view 2.
+        temperature: of the online distributions.
+        reference_temperature: of the reference distributions.
+        objective: ``"kl"`` (SCT), ``"cross_entropy"`` (same gradient) or ``"contrastive"`` (InfoNCE on
+            the sentence's own reference vector), the last two for the ablations of Tables 4 and 6.
+        identical_view: the ablation without cross-view wiring: z1 meets Q1 and learns t1.
+        weight: of each direction; 0.5 is the paper's, 1.0 the authors' code's.
+
+    Returns:
+        a scalar, summed over keys and averaged over the batch.
+    """
+    first, second = keys if identical_view else keys[::-1]
+    target = _targets(reference_temperature)
+    divergence = _OBJECTIVES[objective]
+    loss = divergence(similarity_logits(online[0], first, temperature), first, target)
+    loss = loss + divergence(similarity_logits(online[1], second, temperature), second, target)
+    return weight * loss
+
+
+class _Target(NamedTuple):
+    """A reference distribution ``(B, K + B)`` and the mean entropy of its rows, in nats."""
+
+    probabilities: Tensor
+    entropy: Tensor
+
+
+Targets = Callable[[Keys], _Target]
+
+
+def _targets(temperature: float) -> Targets:
+    """Reference distributions, computed once where both views share queue and vectors."""
+    known: dict[tuple[int, int], _Target] = {}
+
+    @torch.no_grad()
+    def target(keys: Keys) -> _Target:
+        identity = (keys.queue.data_ptr(), keys.batch.data_ptr())
+        if identity not in known:
+            logarithms = similarity_logits(keys.batch, keys, temperature).log_softmax(dim=1)
+            probabilities = logarithms.exp()
+            entropy = -torch.einsum("bk,bk->", probabilities, logarithms) / len(logarithms)
+            known[identity] = _Target(probabilities, entropy)
+        return known[identity]
+
+    return target
+
+
+def _cross_entropy(logits: Tensor, keys: Keys, target: Targets) -> Tensor:
+    return functional.cross_entropy(logits, target(keys).probabilities)
+
+
+def _kl(logits: Tensor, keys: Keys, target: Targets) -> Tensor:
+    """Cross-entropy less the target's entropy, which has no gradient."""
+    return _cross_entropy(logits, keys, target) - target(keys).entropy
+
+
+def _contrastive(logits: Tensor, keys: Keys, _: Targets) -> Tensor:
+    own = len(keys.queue) + torch.arange(len(logits), device=logits.device)
+    return functional.cross_entropy(logits, own)
+
+
+_OBJECTIVES: dict[Objective, Callable[[Tensor, Keys, Targets], Tensor]] = {
+    "kl": _kl,
+    "cross_entropy": _cross_entropy,
+    "contrastive": _contrastive,
+}

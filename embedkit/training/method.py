@@ -1,0 +1,110 @@
+"""The interface between the loop and a training method."""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from embedkit.modeling.encoder import SentenceEncoder
+
+__all__ = ["Batch", "BatchSpec", "Method", "Presets", "StepOutput", "View", "pooled"]
+
+
+Presets = Mapping[str, Mapping[str, Mapping[str, Any]]]
+"""Size -> config table ("optim", "settings") -> the paper's values for that size."""
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchSpec:
+    """What a method needs in every batch; checked before step 0."""
+
+    views: int = 1
+    teacher: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class View:
+    """One view of B sentences as token chunks of similar length, so that little is padding.
+
+    Attributes:
+        chunks: ``(input_ids, attention_mask)``, each ``(b, l) int64``, the b summing to B.
+        order: ``(B,) int64``; row i of the batch is row ``order[i]`` of the chunks laid end to end.
+    """
+
+    chunks: tuple[tuple[Tensor, Tensor], ...]
+    order: Tensor
+
+    def to(self, device: torch.device) -> View:
+        """The same view on another device."""
+        chunks = tuple((ids.to(device), mask.to(device)) for ids, mask in self.chunks)
+        return View(chunks, self.order.to(device))
+
+
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    """One batch.
+
+    Attributes:
+        views: as many as the method's spec asks for.
+        teacher: one ``(B, T) float32, unit rows`` for each view, or empty.
+    """
+
+    views: tuple[View, ...]
+    teacher: tuple[Tensor, ...] = ()
+
+    def to(self, device: torch.device) -> Batch:
+        """The same batch on another device."""
+        return Batch(
+            tuple(view.to(device) for view in self.views),
+            tuple(vectors.to(device) for vectors in self.teacher),
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class StepOutput:
+    """What a forward pass gives.
+
+    Attributes:
+        loss: scalar, to be minimised.
+        metrics: detached scalars for the log.
+        carry: detached tensors that :meth:`Method.after_step` needs, a queue's new rows say.
+    """
+
+    loss: Tensor
+    metrics: Mapping[str, Tensor] = dataclasses.field(default_factory=dict)
+    carry: Mapping[str, Tensor] = dataclasses.field(default_factory=dict)
+
+
+class Method(nn.Module, ABC):
+    """A training method: networks, queues and pointers as parameters and buffers, and a loss.
+
+    Attributes:
+        batch_spec: what it needs in a batch.
+        presets: the paper's settings for each size, laid under what the user says.
+        encoder: the product; evaluated, checkpointed, exported.
+    """
+
+    batch_spec: ClassVar[BatchSpec]
+    presets: ClassVar[Presets] = {}
+    encoder: SentenceEncoder
+
+    @abstractmethod
+    def forward(self, batch: Batch) -> StepOutput:
+        """The loss of a batch. Must not change any state."""
+
+    def after_step(self, outputs: Sequence[StepOutput]) -> None:  # noqa: B027 - most methods have nothing to do
+        """Update queues and averages.
+
+        Called only when the optimizer really stepped, with the outputs of every accumulated batch.
+        """
+
+
+def pooled(encoder: SentenceEncoder, view: View) -> Tensor:
+    """Pooled embeddings of a view before any head: ``(B, H)``, in batch order."""
+    rows = torch.cat([encoder.pooled(ids, mask) for ids, mask in view.chunks])
+    return rows[view.order]

@@ -1,0 +1,26 @@
+"""Training methods by name. Adding one is a file here and a line in this table."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from embedkit.training.method import Method
+from embedkit.training.methods.sct import SCT, SCTConfig, SCTDistillation, SCTDistillationConfig
+
+__all__ = ["METHODS", "MethodEntry"]
+
+
+class MethodEntry(NamedTuple):
+    """A method, the class of its settings, and where it was published."""
+
+    config: type[Any]
+    method: type[Method]
+    paper: str
+
+
+_SCT = "Limkonchotiwat et al., TACL 2023"
+
+METHODS: dict[str, MethodEntry] = {
+    "sct": MethodEntry(SCTConfig, SCT, _SCT),
+    "sct-distillation": MethodEntry(SCTDistillationConfig, SCTDistillation, _SCT),
+}

@@ -1,0 +1,227 @@
+"""SCT: self-supervised cross-view training, and distillation by the same cross-view distributions.
+
+Small encoders learn better from *distributions* than from single positives: each online view must
+rank a long queue of past sentences as the reference ranks the other view. Reference and online
+network share their weights; only the online side has a projector, which is dropped afterwards. In
+distillation a frozen teacher is the reference, and a dense layer with tanh, kept at inference, brings
+the student to the teacher's width.
+
+Source: Limkonchotiwat et al., "An Efficient Self-Supervised Cross-View Training For Sentence
+Embedding", TACL 2023, equations 1 to 4; settings of Table 1 and of the authors' code.
+
+Differs from the paper: keys are queue *and* batch, K + B in all, and the oldest B leave after the
+loss, as in the authors' code. The paper adds the distillation loss to the self-supervised one; the
+authors' code runs them one after the other, which is the default (recipe ``sct-two-stage``). ``joint``
+adds them: distillation on the dense layer's output with teacher-wide queues, self-supervision on
+the projected pooled embedding with queues of the student's width (the paper does not say how the
+two widths meet). Differs from the authors' code: the two directions are averaged, not summed
+(``weight``); queues are part of the checkpoint; the unused projector of stage two is not built.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from embedkit.config import setting
+from embedkit.modeling.encoder import SentenceEncoder
+from embedkit.training.components.heads import Projector
+from embedkit.training.components.moving_average import MovingAverage
+from embedkit.training.components.cross_view_queues import CrossViewQueues, QueueKind
+from embedkit.training.losses.cross_view import Keys, Objective, cross_view_loss
+from embedkit.training.method import Batch, BatchSpec, Method, Presets, StepOutput, View, pooled
+
+__all__ = ["SCT", "SCTConfig", "SCTDistillation", "SCTDistillationConfig"]
+
+
+def _preset(*, lr: float, **settings: float) -> Mapping[str, Mapping[str, Any]]:
+    return {"optim": {"lr": lr}, "settings": settings}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SCTConfig:
+    """Settings of SCT; the defaults are the paper's for Tiny."""
+
+    queue_size: int = setting(131_072, "K, vectors a queue; Tiny and Mini 131,072, Small 65,536", minimum=0)
+    temperature: float = setting(0.04, "of the online distributions; Tiny 0.04, Mini and Small 0.03", above=0)
+    reference_temperature: float = setting(0.03, "Tiny 0.03, Mini 0.01, Small 0.02", above=0)
+    weight: float = setting(0.5, "of each direction; the authors' code has 1.0", above=0)
+    projector_blocks: int = setting(3, "blocks of the projector; 0 trains without one", minimum=0)
+    projector_expansion: int = setting(10, "hidden width of a block over the embedding's", minimum=1)
+    objective: Objective = setting("kl", "cross_entropy and contrastive are ablations")
+    wiring: Literal["cross", "identical"] = setting("cross", "identical views are an ablation")
+    reference: Literal["online", "momentum"] = setting("online", "momentum: an averaged copy, an ablation")
+    momentum: float = setting(0.999, "share of the average kept in a step", minimum=0, maximum=1)
+    queues: QueueKind = setting("two", "the others are ablations")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SCTDistillationConfig:
+    """Settings of SCT distillation; the defaults are the authors' for Tiny."""
+
+    queue_size: int = setting(131_072, "K, teacher vectors a queue; Mini 65,536", minimum=0)
+    temperature: float = setting(0.04, "of the student's distributions; Mini and Small 0.05", above=0)
+    reference_temperature: float = setting(0.03, "of the teacher's; Mini and Small 0.04", above=0)
+    weight: float = setting(0.5, "of each direction; the authors' code has 1.0", above=0)
+    objective: Objective = setting("kl", "cross_entropy and contrastive are ablations")
+    wiring: Literal["cross", "identical"] = setting("cross", "identical views are an ablation")
+    queues: QueueKind = setting("two", "one is the same, and cheaper, where the teacher sees one view only")
+    joint: bool = setting(False, "add the self-supervised loss, as the paper writes it")
+    self_supervised: SCTConfig = setting(factory=SCTConfig, doc="settings of the loss that joint adds")
+
+
+class SCT(Method):
+    """Self-supervised cross-view training of an encoder without a head."""
+
+    batch_spec: ClassVar[BatchSpec] = BatchSpec(views=2)
+    # Table 1 of the paper.
+    presets: ClassVar[Presets] = {
+        "tiny": _preset(lr=5e-4, queue_size=131_072, reference_temperature=0.03, temperature=0.04),
+        "mini": _preset(lr=3e-4, queue_size=131_072, reference_temperature=0.01, temperature=0.03),
+        "small": _preset(lr=3e-4, queue_size=65_536, reference_temperature=0.02, temperature=0.03),
+    }
+
+    def __init__(self, encoder: SentenceEncoder, config: SCTConfig, *, seed: int) -> None:
+        super().__init__()
+        encoder.set_head(None)
+        self.encoder = encoder
+        self.self_supervision = SelfSupervision(encoder, config, seed=seed)
+
+    def forward(self, batch: Batch) -> StepOutput:
+        """``L_SCT`` of two views."""
+        embeddings = pooled(self.encoder, batch.views[0]), pooled(self.encoder, batch.views[1])
+        loss, carry = self.self_supervision(self.encoder, batch, embeddings)
+        return StepOutput(loss, carry=carry)
+
+    def after_step(self, outputs: Sequence[StepOutput]) -> None:
+        """Fill the queues with the batch's reference vectors; move the average if there is one."""
+        self.self_supervision.after_step(self.encoder, outputs)
+
+
+class SCTDistillation(Method):
+    """Cross-view distillation of an encoder that gets a dense head of the teacher's width.
+
+    Args:
+        encoder: the student; a head is added unless its width is the teacher's.
+        config: settings.
+        seed: of queues and projector.
+        teacher_dimension: T, width of the teacher's vectors.
+    """
+
+    batch_spec: ClassVar[BatchSpec] = BatchSpec(views=2, teacher=True)
+    # README of the authors' code.
+    presets: ClassVar[Presets] = {
+        "tiny": _preset(lr=5e-4, queue_size=131_072, reference_temperature=0.03, temperature=0.04),
+        "mini": _preset(lr=1e-4, queue_size=65_536, reference_temperature=0.04, temperature=0.05),
+        "small": _preset(lr=1e-4, queue_size=131_072, reference_temperature=0.04, temperature=0.05),
+    }
+
+    def __init__(
+        self, encoder: SentenceEncoder, config: SCTDistillationConfig, *, seed: int, teacher_dimension: int
+    ) -> None:
+        super().__init__()
+        if encoder.dimension != teacher_dimension:
+            encoder.set_head(teacher_dimension)
+        self.encoder, self.config = encoder, config
+        self.queues = CrossViewQueues(config.queue_size, teacher_dimension, kind=config.queues, seed=seed)
+        self.self_supervision = (
+            SelfSupervision(encoder, config.self_supervised, seed=seed) if config.joint else None
+        )
+
+    def forward(self, batch: Batch) -> StepOutput:
+        """``L_CD``, plus ``L_SCT`` when joint."""
+        embeddings = pooled(self.encoder, batch.views[0]), pooled(self.encoder, batch.views[1])
+        teacher1, teacher2 = batch.teacher
+        queue1, queue2 = self.queues.rows
+        loss = cross_view_loss(
+            (self._student(embeddings[0]), self._student(embeddings[1])),
+            (Keys(queue1, teacher1), Keys(queue2, teacher2)),
+            **_loss_settings(self.config),
+        )
+        carry = {"teacher1": teacher1, "teacher2": teacher2}
+        if self.self_supervision is None:
+            return StepOutput(loss, carry=carry)
+        extra, references = self.self_supervision(self.encoder, batch, embeddings)
+        parts = {"distillation": loss.detach(), "self_supervised": extra.detach()}
+        return StepOutput(loss + extra, parts, {**carry, **references})
+
+    def after_step(self, outputs: Sequence[StepOutput]) -> None:
+        """Fill the queues with the batch's teacher vectors."""
+        for output in outputs:
+            self.queues.enqueue(output.carry["teacher1"], output.carry["teacher2"])
+        if self.self_supervision is not None:
+            self.self_supervision.after_step(self.encoder, outputs)
+
+    def _student(self, embeddings: Tensor) -> Tensor:
+        head = self.encoder.head
+        return functional.normalize((embeddings if head is None else head(embeddings)).float(), dim=1)
+
+
+class SelfSupervision(nn.Module):
+    """SCT's loss with what it needs beside the encoder: projector, queues, averaged copy.
+
+    The encoder is passed in at each call, so that it is registered once, in the method.
+    """
+
+    def __init__(self, encoder: SentenceEncoder, config: SCTConfig, *, seed: int) -> None:
+        super().__init__()
+        self.config = config
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.projector = Projector(
+                encoder.hidden, blocks=config.projector_blocks, expansion=config.projector_expansion
+            )
+        self.queues = CrossViewQueues(config.queue_size, encoder.hidden, kind=config.queues, seed=seed)
+        self.average = (
+            MovingAverage(encoder, momentum=config.momentum) if config.reference == "momentum" else None
+        )
+
+    def forward(
+        self, encoder: SentenceEncoder, batch: Batch, embeddings: tuple[Tensor, Tensor]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss, and the reference vectors that :meth:`after_step` enqueues.
+
+        Args:
+            encoder: the online network.
+            batch: two views.
+            embeddings: the views' pooled embeddings with gradient, each ``(B, H)``.
+        """
+        references = self._refer(encoder, batch.views[0]), self._refer(encoder, batch.views[1])
+        queue1, queue2 = self.queues.rows
+        loss = cross_view_loss(
+            (self._project(embeddings[0]), self._project(embeddings[1])),
+            (Keys(queue1, references[0]), Keys(queue2, references[1])),
+            **_loss_settings(self.config),
+        )
+        return loss, {"reference1": references[0], "reference2": references[1]}
+
+    def after_step(self, encoder: SentenceEncoder, outputs: Sequence[StepOutput]) -> None:
+        """Enqueue the reference vectors; let the average follow the encoder."""
+        for output in outputs:
+            self.queues.enqueue(output.carry["reference1"], output.carry["reference2"])
+        if self.average is not None:
+            self.average.update(encoder)
+
+    def _project(self, embeddings: Tensor) -> Tensor:
+        return functional.normalize(self.projector(embeddings).float(), dim=1)
+
+    @torch.no_grad()
+    def _refer(self, encoder: SentenceEncoder, view: View) -> Tensor:
+        """Reference embeddings, in train mode and so with dropout masks of their own."""
+        network = encoder if self.average is None else self.average.network
+        return functional.normalize(pooled(network, view).float(), dim=1)
+
+
+def _loss_settings(config: SCTConfig | SCTDistillationConfig) -> dict[str, Any]:
+    return {
+        "temperature": config.temperature,
+        "reference_temperature": config.reference_temperature,
+        "objective": config.objective,
+        "identical_view": config.wiring == "identical",
+        "weight": config.weight,
+    }

@@ -1,0 +1,78 @@
+"""SCT in two stages, as its authors ran it: self-supervision, then distillation from where that ended.
+
+Source: the authors' code of Limkonchotiwat et al., TACL 2023.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from embedkit.config import setting
+from embedkit.modeling.encoder import SentenceEncoder
+from embedkit.training.checkpoint import TrainState
+from embedkit.training.config import RunConfig
+from embedkit.training.methods.sct import SCT, SCTConfig, SCTDistillation, SCTDistillationConfig
+from embedkit.training.optim import OptimConfig
+from embedkit.training.recipes.stage import Control, Materials, train_stage
+from embedkit.training.run_folder import RunFolder
+
+__all__ = ["PRESETS", "TwoStageConfig", "sct_two_stage"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TwoStageConfig:
+    """Settings of both stages; ``[optim]`` of the run is the second stage's."""
+
+    self_supervised: SCTConfig = setting(factory=SCTConfig, doc="stage one")
+    self_supervised_optim: OptimConfig = setting(factory=OptimConfig, doc="optimizer of stage one")
+    distillation: SCTDistillationConfig = setting(factory=SCTDistillationConfig, doc="stage two")
+
+
+PRESETS = {
+    size: {
+        "optim": SCTDistillation.presets[size]["optim"],
+        "settings": {
+            "self_supervised": SCT.presets[size]["settings"],
+            "self_supervised_optim": SCT.presets[size]["optim"],
+            "distillation": SCTDistillation.presets[size]["settings"],
+        },
+    }
+    for size in SCT.presets
+}
+
+
+def sct_two_stage(
+    config: RunConfig,
+    settings: TwoStageConfig,
+    materials: Materials,
+    encoder: SentenceEncoder,
+    folder: RunFolder,
+    control: Control,
+) -> TrainState:
+    """Train both stages; the first one's run lies in ``folder/self-supervised``."""
+    first = RunFolder(folder.path / "self-supervised")
+    if not (control.resume and folder.last.exists()):
+        state = train_stage(
+            "sct",
+            settings.self_supervised,
+            settings.self_supervised_optim,
+            config,
+            materials,
+            encoder,
+            first,
+            control,
+        )
+        if not state.finished:
+            return state
+        name, encoder = encoder.name, SentenceEncoder.load(first.model)
+        encoder.name = name
+    return train_stage(
+        "sct-distillation",
+        settings.distillation,
+        config.optim,
+        config,
+        materials,
+        encoder,
+        folder,
+        control,
+    )

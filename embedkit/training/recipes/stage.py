@@ -1,0 +1,151 @@
+"""One stage: a method trained by the loop on the materials of a run."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from embedkit.errors import ConfigError
+from embedkit.evaluation.sources import load_scored_pairs
+from embedkit.evaluation.sts import ScoredPairs, evaluate_pairs
+from embedkit.modeling.encoder import SentenceEncoder
+from embedkit.modeling.torch_encoder import TorchEncoder
+from embedkit.training.batches import BatchSource
+from embedkit.training.checkpoint import TrainState
+from embedkit.training.config import RunConfig
+from embedkit.training.corpus import Corpus
+from embedkit.training.loop import LoopConfig, train
+from embedkit.training.method import Method
+from embedkit.training.methods import METHODS
+from embedkit.training.optim import OptimConfig
+from embedkit.training.run_folder import RunFolder
+from embedkit.training.teachers import TeacherVectors, load_vectors
+
+__all__ = ["Control", "Materials", "prepare", "train_stage"]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class Control:
+    """How a run is steered from outside: resume, stop, progress."""
+
+    resume: bool = False
+    should_stop: Callable[[], bool] = lambda: False
+    show_progress: bool | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Materials:
+    """What all stages of a run share."""
+
+    corpus: Corpus
+    teacher: TeacherVectors | None
+    dev: ScoredPairs | None
+
+
+def prepare(config: RunConfig, control: Control) -> Materials:
+    """Read the corpus, the teacher's vectors and the development pairs.
+
+    Raises:
+        DataError: a source is missing or malformed.
+        CacheError: the teacher cache is damaged or in use.
+    """
+    pairs = load_scored_pairs(config.resolve(config.dev.pairs)) if config.dev.pairs else None
+    sources = [
+        dataclasses.replace(source, path=config.resolve(source.path)) for source in config.corpus
+    ]
+    corpus = Corpus.prepare(sources, Path(config.cache), show_progress=control.show_progress)
+    vectors = None
+    if config.teacher is not None:
+        teacher = dataclasses.replace(config.teacher, source=config.resolve(config.teacher.source))
+        vectors = load_vectors(teacher, corpus, Path(config.cache), show_progress=control.show_progress)
+    return Materials(corpus, vectors, pairs)
+
+
+def train_stage(
+    method_name: str,
+    settings: Any,
+    optim: OptimConfig,
+    config: RunConfig,
+    materials: Materials,
+    encoder: SentenceEncoder,
+    folder: RunFolder,
+    control: Control,
+) -> TrainState:
+    """Train one method from ``encoder``; the result is in ``folder.model``.
+
+    Args:
+        method_name: a key of :data:`~embedkit.training.methods.METHODS`.
+        settings: an instance of the method's config class.
+        optim: of this stage.
+        config: of the whole run.
+        materials: from :func:`prepare`.
+        encoder: where training starts; trained in place.
+        folder: of this stage.
+        control: resume, stop, progress.
+
+    Raises:
+        ConfigError: the method needs what the run does not have.
+        TrainingError, CheckpointError, StorageError: see :func:`~embedkit.training.loop.train`.
+    """
+    method = _build(METHODS[method_name].method, encoder, settings, config.seed, materials.teacher)
+    method.to(_device(config.device))
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    batches = BatchSource(
+        materials.corpus,
+        encoder.tokenizer,
+        spec=method.batch_spec,
+        batch_size=optim.batch_size,
+        seed=config.seed,
+        views=config.views,
+        teacher=materials.teacher,
+    )
+    loop = LoopConfig(
+        optim=optim,
+        seed=config.seed,
+        dev_every=config.dev.every,
+        patience=config.dev.patience,
+        checkpoint_minutes=config.checkpoint_minutes,
+    )
+    pairs = materials.dev
+    return train(
+        method,
+        batches,
+        loop,
+        folder,
+        evaluate=None if pairs is None else lambda: evaluate_pairs(TorchEncoder(encoder), pairs),
+        resume=control.resume,
+        should_stop=control.should_stop,
+        show_progress=control.show_progress,
+    )
+
+
+def _build(
+    method: type[Method],
+    encoder: SentenceEncoder,
+    settings: Any,
+    seed: int,
+    teacher: TeacherVectors | None,
+) -> Method:
+    """Methods that distil are told the width of the teacher's vectors."""
+    extra: dict[str, Any] = {"seed": seed}
+    if "teacher_dimension" in inspect.signature(method).parameters:
+        if teacher is None:
+            raise ConfigError("this method needs a teacher: name one with --teacher or [teacher]")
+        extra["teacher_dimension"] = teacher.dimension
+    return method(encoder, settings, **extra)
+
+
+def _device(name: str | None) -> torch.device:
+    try:
+        return torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
+    except RuntimeError as error:
+        raise ConfigError(f"{name!r} is not a torch device: {error}") from error

@@ -1,0 +1,105 @@
+"""The run folder: configuration, environment, metrics, checkpoints and the finished encoder."""
+
+from __future__ import annotations
+
+import json
+import platform
+import sys
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+import torch
+
+from embedkit.atomic import atomic_file, storage_errors
+from embedkit.config import load_toml
+from embedkit.errors import ConfigError
+
+__all__ = ["RunFolder"]
+
+_PACKAGES = ("embedkit", "torch", "transformers", "tokenizers", "numpy", "onnx", "onnxruntime")
+
+
+class RunFolder:
+    """One training run on disk; :mod:`~embedkit.training.recipes` give each stage a folder of its own.
+
+    Args:
+        path: the folder; made when something is first written.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.config = self.path / "config.toml"
+        self.metrics = self.path / "metrics.jsonl"
+        self.card = self.path / "run.json"
+        self.last = self.path / "checkpoints" / "last.safetensors"
+        self.best = self.path / "checkpoints" / "best"
+        self.initial = self.path / "initial"
+        self.model = self.path / "model"
+
+    def start(self, config: Mapping[str, Any], *, resume: bool) -> None:
+        """Write the resolved configuration and the environment, or check that a resumed run has the same.
+
+        Raises:
+            ConfigError: the folder holds another run, or a run and ``resume`` is False.
+        """
+        if self.config.exists():
+            if not resume:
+                raise ConfigError(f"{self.path} already holds a run; add --resume, or choose another folder")
+            changed = sorted(_changes(load_toml(self.config), config))
+            if changed:
+                raise ConfigError(f"{self.path} was started with other settings: {', '.join(changed)}")
+            return
+        self._write(self.config, tomli_w.dumps(dict(config)))
+        self._write(self.path / "environment.json", json.dumps(_environment(), indent=1))
+
+    def log(self, record: Mapping[str, Any]) -> None:
+        """Append a line to metrics.jsonl."""
+        with storage_errors(self.metrics), open(self.metrics, "a", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")
+
+    def rewind(self, step: int) -> None:
+        """Drop the metrics of steps after ``step``, which a resumed run is about to repeat."""
+        if self.metrics.exists():
+            lines = self.metrics.read_text(encoding="utf-8").splitlines(keepends=True)
+            kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step]
+            self._write(self.metrics, "".join(kept))
+
+    def finish(self, card: Mapping[str, Any]) -> None:
+        """Write run.json, which export reads for the manifest."""
+        self._write(self.card, json.dumps(card, indent=1))
+
+    def _write(self, path: Path, text: str) -> None:
+        with atomic_file(path) as temporary:
+            temporary.write_text(text, encoding="utf-8")
+
+
+def _environment() -> dict[str, Any]:
+    versions = {}
+    for package in _PACKAGES:
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            versions[package] = None
+    cuda = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    return {
+        "python": sys.version.split()[0],
+        "platform": platform.platform(),
+        "threads": torch.get_num_threads(),
+        "cuda": cuda,
+        "packages": versions,
+    }
+
+
+def _changes(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> set[str]:
+    """Dotted names of the settings in which two configurations differ."""
+    changed = set()
+    for key in {*old, *new}:
+        before, after = old.get(key), new.get(key)
+        if isinstance(before, dict) and isinstance(after, dict):
+            changed |= _changes(before, after, f"{prefix}{key}.")
+        elif before != after:
+            changed.add(prefix + key)
+    return changed

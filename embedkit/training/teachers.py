@@ -1,0 +1,218 @@
+"""Teachers: where the vectors come from that a student learns to imitate."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import logging
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from embedkit.config import setting
+from embedkit.errors import DataError, TrainingError
+from embedkit.extras import require
+from embedkit.modeling.encoder import SentenceEncoder
+from embedkit.modeling.torch_encoder import TorchEncoder
+from embedkit.progress import Progress
+from embedkit.protocols import FloatArray, TextEncoder
+from embedkit.runtime.encoder import Encoder
+from embedkit.training.corpus import Corpus
+from embedkit.training.vector_cache import VectorCache, text_hashes
+
+__all__ = ["AlignedVectors", "CachedVectors", "TeacherConfig", "TeacherVectors", "load_encoder", "load_vectors"]
+
+logger = logging.getLogger(__name__)
+
+_CHUNK = 4096
+_ALIGNED = (".npy", ".parquet")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TeacherConfig:
+    """Which teacher, and how it reads text."""
+
+    source: str = setting(
+        doc="a folder or hub id of transformers or sentence-transformers, a bundle, or a .npy or .parquet "
+        "of vectors aligned with the corpus by row"
+    )
+    name: str | None = setting(None, "what cards call it; required for a .npy or .parquet")
+    pooling: Literal["mean", "cls"] | None = setting(None, "default: what the model's own files say")
+    max_length: int | None = setting(None, "longest text in tokens; default: the model's own", minimum=3)
+    precision: Literal["fp32", "bf16"] = setting("fp32", "arithmetic of a torch teacher")
+    device: str | None = setting(None, "cpu, cuda or another torch device; default: the CPU")
+    dtype: Literal["float32", "float16"] = setting("float32", "how the cache stores vectors")
+    vector_column: str = setting("embedding", "column of the vectors in a .parquet")
+
+    @property
+    def aligned(self) -> bool:
+        """Whether the source holds vectors instead of a model."""
+        return Path(self.source).suffix in _ALIGNED
+
+
+class TeacherVectors(Protocol):
+    """A teacher's vectors for the rows of one corpus."""
+
+    name: str
+    fingerprint: str
+    dimension: int
+
+    def read(self, rows: npt.NDArray[np.int64], view: int) -> FloatArray:
+        """Unit rows ``(B, D) float32`` for some corpus rows and one of their views."""
+
+
+def load_encoder(config: TeacherConfig) -> TextEncoder:
+    """The teacher as an encoder: a bundle through the runtime, anything else through torch.
+
+    Raises:
+        ModelNotFoundError, ModelError, BundleError: the source cannot be loaded.
+    """
+    if Path(config.source).suffix == ".onnx":
+        return Encoder.load(config.source)
+    model = SentenceEncoder.load(config.source, pooling=config.pooling, max_length=config.max_length)
+    model.name = config.name or model.name
+    return TorchEncoder(model, precision=config.precision, device=config.device)
+
+
+def load_vectors(
+    config: TeacherConfig, corpus: Corpus, cache: Path, *, show_progress: bool | None = None
+) -> TeacherVectors:
+    """The teacher's vectors for every text of the corpus, computed only where the cache lacks them.
+
+    Raises:
+        DataError: aligned vectors do not fit the corpus.
+        CacheError: the cache is damaged or in use.
+        TrainingError: the teacher gave vectors that are not finite.
+    """
+    if config.aligned:
+        return AlignedVectors(config, corpus)
+    return CachedVectors(load_encoder(config), corpus, cache, config.dtype, show_progress=show_progress)
+
+
+class CachedVectors:
+    """Vectors of a teacher that can encode, kept in a :class:`VectorCache`.
+
+    The teacher sees every view of every row once, in evaluation mode: its vectors carry no dropout
+    and never change (the authors' distillation does the same).
+    """
+
+    def __init__(
+        self,
+        teacher: TextEncoder,
+        corpus: Corpus,
+        cache: Path,
+        dtype: Literal["float32", "float16"] = "float32",
+        *,
+        show_progress: bool | None = None,
+    ) -> None:
+        self.name, self.fingerprint, self.dimension = teacher.name, teacher.fingerprint, teacher.dimension
+        self._cache = VectorCache(
+            cache, fingerprint=teacher.fingerprint, dimension=teacher.dimension, dtype=dtype
+        )
+        try:
+            self._places = self._fill(teacher, corpus, show_progress)
+        except BaseException:
+            self._cache.close()
+            raise
+
+    def read(self, rows: npt.NDArray[np.int64], view: int) -> FloatArray:
+        """See :class:`TeacherVectors`."""
+        return self._cache.read(self._places[view, rows])
+
+    def _fill(self, teacher: TextEncoder, corpus: Corpus, show: bool | None) -> npt.NDArray[np.int64]:
+        hashes = [_corpus_hashes(corpus, view) for view in range(corpus.views)]
+        missing = [np.flatnonzero(self._cache.find(of_view) < 0) for of_view in hashes]
+        total = sum(map(len, missing))
+        logger.info("teacher %s: %s vectors cached, %s to compute", self.name, len(self._cache), total)
+        started = time.monotonic()
+        with Progress(f"teacher {self.name}", total, unit="texts", enabled=show) as progress:
+            for view, rows in enumerate(missing):
+                for chunk in _chunks(rows):
+                    self._encode(teacher, corpus.texts(chunk, view), hashes[view][chunk])
+                    if progress.done == 0:
+                        _tell_cost(total, len(chunk), time.monotonic() - started)
+                    progress.advance(len(chunk))
+        return np.stack([self._cache.find(of_view) for of_view in hashes])
+
+    def _encode(self, teacher: TextEncoder, texts: list[str], hashes: npt.NDArray[np.uint64]) -> None:
+        """Encode the texts of a chunk that are still unknown; a text can stand in both views."""
+        unknown = np.flatnonzero(self._cache.find(hashes) < 0)
+        unknown = unknown[np.unique(hashes[unknown], axis=0, return_index=True)[1]]
+        if not len(unknown):
+            return
+        vectors = teacher.encode([texts[i] for i in unknown])
+        if not np.isfinite(vectors).all():
+            raise TrainingError(f"teacher {self.name} gave vectors that are not finite")
+        self._cache.append(hashes[unknown], vectors)
+
+
+class AlignedVectors:
+    """Vectors from elsewhere, an API say: row i belongs to the i-th row read from the sources.
+
+    A ``.npy`` holds ``(N, D)``, or ``(N, V, D)`` with a vector for each view; a ``.parquet`` a list
+    column. Rows that the corpus dropped as repeated or empty are skipped here too. Vectors are
+    normalised to unit length.
+    """
+
+    def __init__(self, config: TeacherConfig, corpus: Corpus) -> None:
+        if not config.name:
+            raise DataError(f"{config.source}: vectors need a declared name (teacher.name)")
+        self.name = config.name
+        self._vectors = _load_aligned(config)
+        self._rows = corpus.source_rows
+        read = sum(card.read for card in corpus.cards)
+        if len(self._vectors) != read:
+            raise DataError(f"{config.source} has {len(self._vectors):,} vectors; {read:,} corpus rows were read")
+        self.dimension = self._vectors.shape[-1]
+        with open(config.source, "rb") as file:
+            content = hashlib.file_digest(file, "sha256").hexdigest()
+        self.fingerprint = hashlib.sha256(f"{self.name} {content}".encode()).hexdigest()
+
+    def read(self, rows: npt.NDArray[np.int64], view: int) -> FloatArray:
+        """See :class:`TeacherVectors`."""
+        vectors = self._vectors[self._rows[rows]]
+        vectors = vectors[:, min(view, vectors.shape[1] - 1)] if vectors.ndim == 3 else vectors
+        vectors = np.asarray(vectors, dtype=np.float32)
+        lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+        if not np.isfinite(lengths).all() or (lengths == 0).any():
+            raise DataError(f"teacher {self.name}: a vector is zero or not finite")
+        unit: FloatArray = vectors / lengths
+        return unit
+
+
+def _load_aligned(config: TeacherConfig) -> Any:
+    path = Path(config.source)
+    if not path.is_file():
+        raise DataError(f"there is no file {path}")
+    try:
+        if path.suffix == ".npy":
+            vectors = np.load(path, mmap_mode="r", allow_pickle=False)
+        else:
+            parquet: Any = require("pyarrow.parquet", extra="train")
+            column = parquet.read_table(path, columns=[config.vector_column])[config.vector_column]
+            vectors = np.asarray(column.to_pylist(), dtype=np.float32)
+    except (OSError, ValueError, KeyError) as error:
+        raise DataError(f"{path} holds no vectors that can be read: {error}") from error
+    if vectors.ndim not in (2, 3) or vectors.dtype.kind != "f":
+        raise DataError(f"{path}: expected floats of shape (N, D) or (N, V, D), found {vectors.dtype} {vectors.shape}")
+    return vectors
+
+
+def _corpus_hashes(corpus: Corpus, view: int) -> npt.NDArray[np.uint64]:
+    chunks = (text_hashes(corpus.texts(rows, view)) for rows in _chunks(np.arange(len(corpus))))
+    return np.concatenate(list(chunks))
+
+
+def _chunks(rows: npt.NDArray[np.int64]) -> Iterator[npt.NDArray[np.int64]]:
+    for start in range(0, len(rows), _CHUNK):
+        yield rows[start : start + _CHUNK]
+
+
+def _tell_cost(total: int, done: int, seconds: float) -> None:
+    if total > done:
+        minutes = seconds / done * (total - done) / 60
+        logger.info("the teacher needs about %.0f more minutes for %s texts", minutes, f"{total - done:,}")

@@ -1,0 +1,176 @@
+"""Teacher vectors on disk, found again by the text they belong to."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from embedkit.atomic import atomic_file, storage_errors
+from embedkit.errors import CacheError
+from embedkit.protocols import FloatArray
+
+__all__ = ["VectorCache", "text_hashes"]
+
+_FORMAT = 1
+_RECORD = np.dtype([("high", "<u8"), ("low", "<u8"), ("crc", "<u4")])
+
+
+def text_hashes(texts: Sequence[str]) -> npt.NDArray[np.uint64]:
+    """128-bit BLAKE2b of each text as two words: ``(N, 2) uint64``."""
+    digests = b"".join(hashlib.blake2b(text.encode("utf-8"), digest_size=16).digest() for text in texts)
+    return np.frombuffer(digests, dtype="<u8").reshape(-1, 2)
+
+
+class VectorCache:
+    """An append-only, memory-mapped store of one teacher's vectors, addressed by text.
+
+    The folder's name is a hash of the teacher's fingerprint (which covers weights, tokenizer, pooling
+    and length) and the dtype, so another teacher never finds these vectors. A vector is written
+    before its record, and what a kill left unfinished is cut off on opening: everything that was
+    recorded before is found again and nothing is computed twice. Each vector is checked against its
+    CRC-32 when it is read. One process writes at a time.
+
+    Args:
+        folder: where caches live; this one gets a folder of its own below.
+        fingerprint: of the teacher.
+        dimension: D, the width of a vector.
+        dtype: how vectors are stored; they are always read as float32.
+
+    Raises:
+        CacheError: another process is writing, or the folder holds something else.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        fingerprint: str,
+        dimension: int,
+        dtype: Literal["float32", "float16"] = "float32",
+    ) -> None:
+        self.dimension, self.dtype = dimension, np.dtype(dtype)
+        identity = {"format": _FORMAT, "teacher": fingerprint, "dimension": dimension, "dtype": dtype}
+        key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:32]
+        self.folder = folder / "vectors" / key
+        with storage_errors(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._lock = open(self.folder / "lock", "w")  # noqa: SIM115 - held until close()
+        self._take_lock()
+        self._check_identity(identity)
+        with storage_errors(self.folder):
+            self._vectors = open(self.folder / "vectors.bin", "ab")  # noqa: SIM115
+            self._records = open(self.folder / "records.bin", "ab")  # noqa: SIM115
+        self._recover()
+
+    def _take_lock(self) -> None:
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            self._lock.close()
+            raise CacheError(f"another process is using the teacher cache {self.folder}") from error
+
+    def _check_identity(self, identity: dict[str, object]) -> None:
+        card = self.folder / "cache.json"
+        if not card.exists():
+            with atomic_file(card) as temporary:
+                temporary.write_text(json.dumps(identity, indent=1), encoding="utf-8")
+        try:
+            found = json.loads(card.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise CacheError(f"{card} is damaged; delete {self.folder}") from error
+        if found != identity:
+            raise CacheError(f"{card} describes another cache; delete {self.folder}")
+
+    def _recover(self) -> None:
+        """Cut both files to the last vector that has a whole record, and index the records."""
+        count = min(self._records.tell() // _RECORD.itemsize, self._vectors.tell() // self._row_bytes)
+        self._records.truncate(count * _RECORD.itemsize)
+        self._vectors.truncate(count * self._row_bytes)
+        self._count = count
+        self._index()
+
+    def _index(self) -> None:
+        self._known = np.fromfile(self.folder / "records.bin", dtype=_RECORD)
+        self._order = np.argsort(self._known["high"], kind="stable")
+        self._sorted = self._known["high"][self._order]
+        self._rows = (
+            np.memmap(self.folder / "vectors.bin", self.dtype, "r", shape=(self._count, self.dimension))
+            if self._count
+            else np.empty((0, self.dimension), self.dtype)
+        )
+
+    @property
+    def _row_bytes(self) -> int:
+        return self.dimension * self.dtype.itemsize
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __enter__(self) -> VectorCache:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the files and let other processes write."""
+        for file in (self._vectors, self._records, self._lock):
+            file.close()
+
+    def find(self, hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
+        """Where the vectors of some texts stand: ``(N,) int64``, -1 for a text that is not here.
+
+        Args:
+            hashes: ``(N, 2) uint64`` from :func:`text_hashes`.
+        """
+        if not self._count:
+            return np.full(len(hashes), -1, np.int64)
+        places = np.minimum(np.searchsorted(self._sorted, hashes[:, 0]), self._count - 1)
+        rows = self._order[places]
+        found = (self._known["high"][rows] == hashes[:, 0]) & (self._known["low"][rows] == hashes[:, 1])
+        return np.where(found, rows, -1)
+
+    def append(self, hashes: npt.NDArray[np.uint64], vectors: FloatArray) -> None:
+        """Add vectors ``(N, D)`` for texts that :meth:`find` did not know, and force them to disk.
+
+        Raises:
+            StorageError: the disk is full; what was there before stays.
+        """
+        rows = np.ascontiguousarray(vectors, dtype=self.dtype)
+        records = np.empty(len(rows), dtype=_RECORD)
+        records["high"], records["low"] = hashes[:, 0], hashes[:, 1]
+        records["crc"] = [zlib.crc32(row) for row in rows]
+        with storage_errors(self.folder):
+            for file, data in ((self._vectors, rows), (self._records, records)):
+                file.write(data.tobytes())
+                file.flush()
+                os.fsync(file.fileno())
+        self._count += len(rows)
+        self._index()
+
+    def read(self, rows: npt.NDArray[np.int64]) -> FloatArray:
+        """Vectors by place: ``(N, D) float32``.
+
+        Raises:
+            CacheError: a vector does not match its checksum.
+        """
+        vectors = self._rows[rows]
+        for row, vector in zip(rows.tolist(), vectors, strict=True):
+            if zlib.crc32(np.ascontiguousarray(vector)) != self._known["crc"][row]:
+                raise CacheError(f"{self.folder}: vector {row} is damaged; delete the folder and run again")
+        return vectors.astype(np.float32)
