@@ -9,7 +9,7 @@ import pytest
 
 resource = pytest.importorskip("resource")  # not on Windows
 
-ROUNDS = 7
+ROUNDS = 4
 
 
 def processor_seconds(statement: str) -> float:
