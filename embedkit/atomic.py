@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import secrets
 import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -34,18 +35,17 @@ def atomic_file(path: str | os.PathLike[str]) -> Iterator[Path]:
     ``path`` before stays as it was.
 
     Raises:
-        StorageError: the disk is full or the folder cannot be written.
+        StorageError: the disk is full, the folder cannot be written, or ``path`` is no ordinary file.
     """
     target = Path(path)
     with storage_errors(target):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".part")
-        os.close(handle)
-    temporary = Path(name)
+        if target.exists() and not target.is_file():  # renaming over /dev/null would remove it
+            raise StorageError(errno.EEXIST, f"cannot write {target}: it is not an ordinary file")
+        temporary = _name_beside(target)
+        os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
     try:
         with storage_errors(target):
             yield temporary
-            _make_readable(temporary)
             _flush(temporary)
             temporary.replace(target)
             _flush(target.parent)
@@ -57,24 +57,24 @@ def atomic_file(path: str | os.PathLike[str]) -> Iterator[Path]:
 def atomic_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Yield a temporary folder beside ``path``; on success it takes the place of ``path``.
 
-    A folder that stood there is moved aside first and removed last, so that a kill leaves the old or
-    the new one, never a mixture.
+    A folder that stood there is moved aside first and removed last. So there is never a mixture of the
+    two; a kill in the instant between the moves leaves the old one under its hidden name.
 
     Raises:
-        StorageError: the disk is full or the folder cannot be written.
+        StorageError: the disk is full, the folder cannot be written, or ``path`` is a file.
     """
     target = Path(path)
     with storage_errors(target):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}.", suffix=".part"))
+        if target.exists() and not target.is_dir():
+            raise StorageError(errno.ENOTDIR, f"cannot write {target}: it is not a folder")
+        temporary = _name_beside(target)
+        temporary.mkdir()
     retired = temporary.with_suffix(".old")
     try:
         with storage_errors(target):
             yield temporary
-            temporary.chmod(0o777 & ~_umask())
             for file in temporary.rglob("*"):
-                if file.is_file():
-                    _flush(file)
+                _flush(file)
             if target.exists():
                 target.rename(retired)
             temporary.rename(target)
@@ -86,19 +86,17 @@ def atomic_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
         shutil.rmtree(retired, ignore_errors=True)
 
 
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
-
-
-def _make_readable(path: Path) -> None:
-    """Give a file made by ``mkstemp`` (owner only) the permissions of an ordinary new file."""
-    path.chmod(0o666 & ~_umask())
+def _name_beside(target: Path) -> Path:
+    """A hidden name in the same folder, which is made if need be; nothing stands under it."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    return target.parent / f".{target.name[:40]}.{secrets.token_hex(6)}.part"
 
 
 def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
+    """Have the disk hold what was written; Windows does so for folders by itself and cannot be asked."""
+    if path.is_dir() and os.name == "nt":
+        return
+    descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
     try:
         os.fsync(descriptor)
     finally:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import logging
+import shutil
 import sys
 import time
 from types import TracebackType
-from typing import TextIO
+from typing import Self, TextIO
 
 __all__ = ["Progress"]
 
 logger = logging.getLogger("embedkit")
 
 _BAR_SECONDS = 0.1
+_PATIENCE_SECONDS = 2.0
 _LINE_SECONDS = 10.0
 _BAR_WIDTH = 24
 
@@ -20,14 +22,15 @@ _BAR_WIDTH = 24
 class Progress:
     """Counts units of work and tells how far they are.
 
-    On a terminal it draws one line on stderr; elsewhere it logs a line every ten seconds at INFO.
-    Use it as a context manager.
+    On a terminal it draws one line on stderr; elsewhere it logs a line every ten seconds at INFO to
+    the logger ``embedkit``. Use it as a context manager.
 
     Args:
         label: what is being done, e.g. ``"encode"``.
         total: units in all, or None when that is not known.
         unit: plural name of a unit, e.g. ``"texts"``.
-        enabled: False is silent; None shows progress only on a terminal or when INFO is logged.
+        enabled: False is silent; None draws only what takes longer than two seconds; True draws at once.
+        stream: where to draw, stderr if None.
     """
 
     def __init__(
@@ -43,12 +46,13 @@ class Progress:
         self.done = 0
         self.note = ""
         self._stream = stream or sys.stderr
-        self._terminal = self._stream.isatty()
+        self._terminal = self._stream is not None and self._stream.isatty()  # None under pythonw
         self._enabled = enabled is not False
         self._started = self._shown = time.monotonic()
+        self._pause = _BAR_SECONDS if enabled else _PATIENCE_SECONDS
         self._drawn = False
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -69,17 +73,19 @@ class Progress:
         if not self._enabled:
             return
         now = time.monotonic()
-        if now - self._shown < (_BAR_SECONDS if self._terminal else _LINE_SECONDS):
+        if now - self._shown < (self._pause if self._terminal else _LINE_SECONDS):
             return
         self._shown = now
         if self._terminal:
+            self._pause = _BAR_SECONDS
             self._draw()
         else:
             logger.info("%s", self._text())
 
     def _draw(self) -> None:
         self._drawn = True
-        self._stream.write("\r\x1b[K" + self._text(bar=True))
+        columns = shutil.get_terminal_size().columns  # a line that wraps could not be drawn over
+        self._stream.write("\r\x1b[K" + self._text(bar=True)[: columns - 1])
         self._stream.flush()
 
     def _text(self, *, bar: bool = False) -> str:

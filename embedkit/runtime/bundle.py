@@ -62,6 +62,14 @@ class Bundle:
     fingerprint: str
     model: bytes = field(repr=False, compare=False)
 
+    def size_by_part(self) -> dict[str, int]:
+        """Bytes of the graph, of each of our metadata entries, and of the rest; in all, those of the file."""
+        sizes = {"graph": 0, "tokenizer": 0, "golden": 0, "manifest": 0, "rest": 0}
+        for part in read_fields(memoryview(self.model)):
+            name = "graph" if part.number == _GRAPH else _key(part).removeprefix(_PREFIX)
+            sizes[name if name in sizes else "rest"] += len(part.raw)
+        return sizes
+
 
 def write_bundle(
     path: str | os.PathLike[str], model: bytes, manifest: Manifest, tokenizer_json: str, golden: Golden

@@ -15,12 +15,13 @@ import numpy.typing as npt
 from embedkit.errors import InputError, ModelError, TextOverflowError
 from embedkit.progress import Progress
 from embedkit.protocols import FloatArray
+from embedkit.runtime.arguments import check_count, check_iterable
 from embedkit.runtime.batching import read_chunks, token_batches
 from embedkit.runtime.bundle import Bundle, Manifest, read_bundle
 from embedkit.runtime.location import find_model
 from embedkit.runtime.packing import Packing, Precision, unit_rows
 from embedkit.runtime.sentence_transformers import FolderModel, pool, read_folder
-from embedkit.runtime.session import Session
+from embedkit.runtime.session import CPU, Session
 from embedkit.runtime.tokenization import Tokenizer
 
 __all__ = ["EncodeOptions", "Encoder", "OnOverflow", "Verification"]
@@ -29,7 +30,10 @@ logger = logging.getLogger("embedkit")
 
 OnOverflow = Literal["truncate", "error"]
 
-_TOKENS_PER_BATCH = 8192
+# On a CPU small batches stay in its caches: with a 6-layer encoder 512 to 1024 tokens took two thirds of the
+# time of 8192. Other devices need large ones to be busy.
+_CPU_TOKENS_PER_BATCH = 1024
+_DEVICE_TOKENS_PER_BATCH = 16_384
 _CHUNK_TEXTS = 4096
 _CHUNK_CHARACTERS = 4_000_000
 _POSITIONS_NAMED = 5
@@ -93,22 +97,21 @@ class Encoder:
         *,
         threads: int | None = None,
         providers: Sequence[str] | None = None,
-        max_tokens_per_batch: int = _TOKENS_PER_BATCH,
+        max_tokens_per_batch: int | None = None,
     ) -> None:
-        if type(max_tokens_per_batch) is not int or max_tokens_per_batch < 1:
-            raise InputError(
-                f"max_tokens_per_batch must be a whole number from 1 up, not {max_tokens_per_batch!r}"
-            )
         is_bundle = isinstance(model, Bundle)
         self._manifest = model.manifest
         self._fingerprint = model.fingerprint
         self._golden = model.golden if isinstance(model, Bundle) else None
         self._default_prompt = "" if isinstance(model, Bundle) else model.default_prompt
         self._normalize_here = model.manifest.normalize and not is_bundle
-        self._max_tokens = max_tokens_per_batch
         self._tokenizer = _make_tokenizer(model)
         outputs = _BUNDLE_OUTPUTS if is_bundle else _FOLDER_OUTPUTS
         self._session = Session(model.model, outputs=outputs, threads=threads, providers=providers)
+        on_cpu = self._session.providers[0] == CPU
+        self._max_tokens = check_count(max_tokens_per_batch, "max_tokens_per_batch") or (
+            _CPU_TOKENS_PER_BATCH if on_cpu else _DEVICE_TOKENS_PER_BATCH
+        )
         if self._session.width not in (None, self.dimension):
             raise ModelError(
                 f"the graph gives {self._session.width} dimensions, not {self.dimension} as it declares"
@@ -122,7 +125,7 @@ class Encoder:
         file: str | None = None,
         threads: int | None = None,
         providers: Sequence[str] | None = None,
-        max_tokens_per_batch: int = _TOKENS_PER_BATCH,
+        max_tokens_per_batch: int | None = None,
     ) -> Encoder:
         """Load a bundle, or a folder written by sentence-transformers that holds an ONNX graph.
 
@@ -134,8 +137,8 @@ class Encoder:
                 quota) if None.
             providers: ONNX Runtime execution providers in order of preference, the CPU's if None. One
                 that is not there is an error.
-            max_tokens_per_batch: bound of a batch's texts times its longest in tokens; more needs more
-                memory.
+            max_tokens_per_batch: bound of a batch's texts times its longest in tokens; 1024 on a CPU and
+                16,384 elsewhere if None.
 
         Raises:
             ModelNotFoundError: there is nothing under that path, name or id.
@@ -231,7 +234,7 @@ class Encoder:
         if isinstance(texts, str):
             (rows,) = self._stream([texts], plan)
             return np.asarray(rows[0])
-        listed = list(_iterable(texts))
+        listed = list(check_iterable(texts))
         embeddings = np.empty((len(listed), plan.packing.width), dtype=plan.packing.dtype)
         done = 0
         for rows in self._stream(listed, plan, total=len(listed)):
@@ -256,7 +259,7 @@ class Encoder:
         """
         if isinstance(texts, str):
             raise InputError("encode_batches takes an iterable of texts; use encode for one text")
-        return self._stream(_iterable(texts), self._plan(**options))
+        return self._stream(check_iterable(texts), self._plan(**options))
 
     def encode_query(self, texts: str | Iterable[str], **options: Unpack[EncodeOptions]) -> npt.NDArray[Any]:
         """:meth:`encode` with the model's prompt for queries, if it has one and none is asked for."""
@@ -316,8 +319,6 @@ class Encoder:
         on_overflow: OnOverflow = "truncate",
     ) -> _Plan:
         """Check the keywords of :meth:`encode`."""
-        if batch_size is not None and (type(batch_size) is not int or batch_size < 1):
-            raise InputError(f"batch_size must be a whole number from 1 up, not {batch_size!r}")
         if on_overflow not in get_args(OnOverflow):
             raise InputError(f'on_overflow must be "truncate" or "error", not {on_overflow!r}')
         packing = Packing.choose(
@@ -330,7 +331,7 @@ class Encoder:
         return _Plan(
             prompt=self._choose_prompt(prompt_name, prompt),
             packing=packing,
-            batch_size=batch_size,
+            batch_size=check_count(batch_size, "batch_size"),
             refuse_overflow=on_overflow == "error",
             show_progress=show_progress_bar,
         )
@@ -422,12 +423,6 @@ def _make_tokenizer(model: Bundle | FolderModel) -> Tokenizer:
         return Tokenizer(model.tokenizer_json, model.manifest.max_length)
     except InputError as error:  # its length, which nobody gave here
         raise ModelError(str(error)) from error
-
-
-def _iterable(texts: object) -> Iterable[str]:
-    if isinstance(texts, (bytes, bytearray)) or not isinstance(texts, Iterable):
-        raise InputError(f"expected a text or an iterable of texts, got {type(texts).__name__}")
-    return texts
 
 
 def _as_rows(embeddings: npt.ArrayLike, name: str) -> FloatArray:

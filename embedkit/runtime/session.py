@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from embedkit.errors import InputError, MissingExtraError, ModelError, ProviderError
 from embedkit.protocols import FloatArray
+from embedkit.runtime.arguments import check_count
 from embedkit.runtime.distributions import explain_missing_onnxruntime, installed_distributions
 from embedkit.runtime.threads import available_threads
 from embedkit.runtime.tokenization import TokenBatch
@@ -19,9 +21,9 @@ try:
 except ImportError as error:
     raise MissingExtraError(f"{explain_missing_onnxruntime()} ({error})") from error
 
-__all__ = ["Session", "available_providers"]
+__all__ = ["CPU", "Session", "available_providers", "write_optimized"]
 
-_CPU = "CPUExecutionProvider"
+CPU = "CPUExecutionProvider"
 _FEEDS = ("input_ids", "attention_mask", "token_type_ids")
 _TYPES = {"tensor(int64)": np.int64, "tensor(int32)": np.int32}
 _ERRORS_ONLY = 3
@@ -55,9 +57,7 @@ class Session:
         threads: int | None = None,
         providers: Sequence[str] | None = None,
     ) -> None:
-        if threads is not None and (type(threads) is not int or threads < 1):
-            raise InputError(f"threads must be a whole number from 1 up, not {threads!r}")
-        self.threads = threads or available_threads()
+        self.threads = check_count(threads, "threads") or available_threads()
         self._session = _open(model, _options(self.threads), _check_providers(providers))
         self.providers: list[str] = self._session.get_providers()
         self._input_types = _read_input_types(self._session)
@@ -88,10 +88,21 @@ def available_providers() -> list[str]:
     return list(onnxruntime.get_available_providers())
 
 
+def write_optimized(model: bytes, path: Path) -> None:
+    """Write ``model`` as ONNX Runtime rewrites it for this machine's CPU, so that its operators can be seen.
+
+    Raises:
+        ModelError: ONNX Runtime refuses the graph.
+    """
+    options = _options(threads=1)
+    options.optimized_model_filepath = str(path)
+    _open(model, options, [CPU])
+
+
 def _check_providers(providers: Sequence[str] | None) -> list[str]:
     if isinstance(providers, str):
         raise InputError(f"providers must be a list of names; did you mean [{providers!r}]?")
-    wanted = [_CPU] if providers is None else list(providers)
+    wanted = [CPU] if providers is None else list(providers)
     available = available_providers()
     missing = [name for name in wanted if name not in available]
     if not wanted:

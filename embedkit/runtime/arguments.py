@@ -1,0 +1,31 @@
+"""Checks of what callers give, shared by the modules that take it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from embedkit.errors import InputError
+
+__all__ = ["check_count", "check_iterable"]
+
+
+def check_count(value: int | None, name: str) -> int | None:
+    """Let None and whole numbers from 1 up pass.
+
+    Raises:
+        InputError: it is something else.
+    """
+    if value is not None and (type(value) is not int or value < 1):
+        raise InputError(f"{name} must be a whole number from 1 up, not {value!r}")
+    return value
+
+
+def check_iterable(texts: object) -> Iterable[str]:
+    """Let iterables pass, but not bytes; the items are checked when they are tokenized.
+
+    Raises:
+        InputError: it is something else.
+    """
+    if isinstance(texts, (bytes, bytearray)) or not isinstance(texts, Iterable):
+        raise InputError(f"expected a text or an iterable of texts, got {type(texts).__name__}")
+    return texts
