@@ -57,8 +57,10 @@ class RunFolder:
 
     def log(self, record: Mapping[str, Any]) -> None:
         """Append a line to metrics.jsonl."""
-        with storage_errors(self.metrics), open(self.metrics, "a", encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
+        with storage_errors(self.metrics):
+            self.path.mkdir(parents=True, exist_ok=True)
+            with self.metrics.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(record) + "\n")
 
     def rewind(self, step: int) -> None:
         """Drop the metrics of steps after ``step``, which a resumed run is about to repeat."""
