@@ -8,6 +8,7 @@ import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -103,7 +104,7 @@ class SentenceEncoder(nn.Module):
 
     def pooled(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """Pooled states before the head: ``(B, L) int64`` twice ``-> (B, H) float32``."""
-        states = self.backbone(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+        states: Tensor = self.backbone(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
         if self.pooling == "cls":
             return states[:, 0].float()
         # In float32 even under autocast: sums over long texts lose too much in bfloat16.
@@ -112,8 +113,10 @@ class SentenceEncoder(nn.Module):
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """Embeddings, through the head if there is one, not normalised: ``(B, D)``."""
-        pooled = self.pooled(input_ids, attention_mask)
-        return pooled if self.head is None else self.head(pooled)
+        embeddings = self.pooled(input_ids, attention_mask)
+        if self.head is not None:
+            embeddings = self.head(embeddings)
+        return embeddings
 
     def set_head(self, dimension: int | None) -> None:
         """Put a new, randomly initialised head of width D behind the pooling, or take it away (None)."""
@@ -194,8 +197,7 @@ def _check_fit(config: PretrainedConfig, tokenizer: Tokenizer) -> None:
         )
     if tokenizer.max_length > _longest_text(config):
         raise ModelError(
-            f"max_length is {tokenizer.max_length}, but this model takes at most "
-            f"{_longest_text(config)} tokens"
+            f"max_length is {tokenizer.max_length}, but this model takes at most {_longest_text(config)} tokens"
         )
 
 
@@ -204,7 +206,7 @@ def _longest_text(config: PretrainedConfig) -> int:
     if positions is None:
         raise ModelError(f"models of type {config.model_type!r} do not say how long a text they take")
     if config.model_type in _OFFSET_POSITIONS:
-        return int(positions) - int(config.pad_token_id) - 1
+        return int(positions) - int(config.pad_token_id or 0) - 1
     return int(positions)
 
 
@@ -220,10 +222,12 @@ def _load_backbone(folder: Path) -> PreTrainedModel:
     missing = sorted(key for key in report["missing_keys"] if not key.startswith(_UNUSED_WEIGHTS))
     if missing:  # transformers would go on with random numbers in their place
         raise ModelError(f"{folder} lacks {len(missing)} of the model's weights, {missing[0]} for one")
-    return model.float()
+    backbone: PreTrainedModel = model.float()
+    return backbone
 
 
-def _from_pretrained(folder: Path) -> tuple[PreTrainedModel, dict[str, list[str]]]:
+def _from_pretrained(folder: Path) -> Any:
+    """The model, and what transformers has to say about its weights."""
     config = AutoConfig.from_pretrained(folder)
     options = {"config": config, "output_loading_info": True}
     try:

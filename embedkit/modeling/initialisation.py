@@ -121,19 +121,22 @@ def _project(embeddings: FloatArray, width: int, seed: int) -> Float64Array:
     leading = leading * np.sign(leading[np.abs(leading).argmax(axis=0), np.arange(leading.shape[1])])
     rotation, _ = np.linalg.qr(np.random.default_rng(seed).standard_normal((width, width)))
     projected = centred @ leading @ rotation[: leading.shape[1]]
-    return projected / np.linalg.norm(projected, axis=1, keepdims=True).clip(min=1e-12)
+    unit: Float64Array = projected / np.linalg.norm(projected, axis=1, keepdims=True).clip(min=1e-12)
+    return unit
 
 
 def _smooth_inverse_frequencies(count: int) -> Float64Array:
     """Weights ``(count,)`` in (0, 1), rising from the most frequent word to the rarest."""
     shares = 1.0 / np.arange(2, count + 2)
-    return _SIF_CONSTANT / (_SIF_CONSTANT + shares / shares.sum())
+    weights: Float64Array = _SIF_CONSTANT / (_SIF_CONSTANT + shares / shares.sum())
+    return weights
 
 
 def _install(student: SentenceEncoder, table: Float64Array) -> None:
-    embeddings = student.backbone.embeddings
+    weight = student.backbone.get_parameter
+    last = int(student.backbone.config.num_hidden_layers) - 1
     with torch.no_grad():
-        embeddings.word_embeddings.weight.copy_(torch.from_numpy(table))
-        embeddings.position_embeddings.weight.mul_(_POSITION_SCALE)
-        embeddings.token_type_embeddings.weight.mul_(_POSITION_SCALE)
-        student.backbone.encoder.layer[-1].output.LayerNorm.weight[-2:] = 0.0
+        weight("embeddings.word_embeddings.weight").copy_(torch.from_numpy(table))
+        weight("embeddings.position_embeddings.weight").mul_(_POSITION_SCALE)
+        weight("embeddings.token_type_embeddings.weight").mul_(_POSITION_SCALE)
+        weight(f"encoder.layer.{last}.output.LayerNorm.weight")[-len(_BALLAST) :] = 0.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -12,6 +12,7 @@ from torch.nn import functional
 from embedkit.errors import ConfigError
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.protocols import FloatArray
+from embedkit.runtime.batching import token_batches
 
 __all__ = ["PRECISIONS", "TorchEncoder"]
 
@@ -84,10 +85,11 @@ class TorchEncoder:
     def encode_ids(self, ids: Sequence[Sequence[int]], /) -> FloatArray:
         """Embed texts given as token ids, special tokens included: ``(N, D) float32, unit rows``."""
         embeddings = np.empty((len(ids), self.dimension), dtype=np.float32)
+        lengths = np.array([len(row) for row in ids], dtype=np.int64)
         was_training = self.model.training
         self.model.eval()
         try:
-            for rows in _batches([len(row) for row in ids], self.max_tokens_per_batch):
+            for rows in token_batches(lengths, most_tokens=self.max_tokens_per_batch):
                 embeddings[rows] = self._embed([ids[row] for row in rows])
         finally:
             self.model.train(was_training)
@@ -111,17 +113,3 @@ def _move(model: SentenceEncoder, device: str) -> None:
     except (RuntimeError, AssertionError) as error:  # torch says "not compiled with CUDA" by an AssertionError
         reason = str(error).strip().partition("\n")[0]
         raise ConfigError(f"device {device!r} cannot be used here: {reason}") from error
-
-
-def _batches(lengths: Sequence[int], max_tokens: int) -> Iterator[list[int]]:
-    """Rows in batches of similar length, longest first, so that a lack of memory shows at once."""
-    rows: list[int] = []
-    longest = 0
-    for row in sorted(range(len(lengths)), key=lambda row: (-lengths[row], row)):
-        if rows and (len(rows) + 1) * longest > max_tokens:
-            yield rows
-            rows = []
-        longest = longest if rows else lengths[row]
-        rows.append(row)
-    if rows:
-        yield rows

@@ -1,0 +1,86 @@
+"""`embedkit export`: a trained encoder becomes one verified `.onnx` file."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from embedkit.export.pipeline import ExportReport
+
+__all__ = ["EXAMPLES", "HELP", "configure", "run"]
+
+HELP = "write a verified .onnx bundle of a run or of a model"
+EXAMPLES = """
+embedkit export runs/tiny -o tiny-sct.onnx --precision int8 --dev data/stsbenchmark/sts-dev.csv
+embedkit export sentence-transformers/all-MiniLM-L6-v2 -o minilm.onnx --precision fp32
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument("source", metavar="RUN_OR_MODEL", help="a run folder, a model folder or a hub id")
+    parser.add_argument("-o", "--output", required=True, type=Path, metavar="FILE", help="the bundle to write")
+    parser.add_argument(
+        "--precision", choices=("fp32", "int8"), default="int8", help="of the weights; default: int8"
+    )
+    parser.add_argument(
+        "--target",
+        choices=("cpu-avx2", "cpu-vnni", "arm64"),
+        default="cpu-avx2",
+        help="processor that int8 is for: cpu-avx2 (7-bit weights) is right on every one, cpu-vnni and arm64 use "
+        "8 bits; default: cpu-avx2",
+    )
+    parser.add_argument(
+        "--dev",
+        metavar="PAIRS",
+        help="file or hub id of scored pairs; the bundle must rank them as the model does",
+    )
+    parser.add_argument("--name", help="what the bundle is called; default: the run's or the model's name")
+    parser.add_argument("--licence", default="", metavar="SPDX", help="of the weights, e.g. Apache-2.0")
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Export, and show what the gates measured."""
+    from embedkit.evaluation.sources import load_scored_pairs
+    from embedkit.export.pipeline import export_source
+
+    report = export_source(
+        arguments.source,
+        arguments.output,
+        precision=arguments.precision,
+        target=arguments.target,
+        name=arguments.name,
+        licence=arguments.licence,
+        dev=load_scored_pairs(arguments.dev) if arguments.dev else None,
+    )
+    print(json.dumps(_to_json(report), ensure_ascii=False) if arguments.json else _to_text(report))
+
+
+def _to_json(report: ExportReport) -> dict[str, object]:
+    return {
+        "path": str(report.path),
+        "fingerprint": report.fingerprint,
+        "size_bytes": report.size_bytes,
+        "manifest": dataclasses.asdict(report.manifest),
+    }
+
+
+def _to_text(report: ExportReport) -> str:
+    manifest = report.manifest
+    precision = " for ".join(filter(None, [manifest.precision, manifest.target]))
+    title = f"{manifest.name}, {manifest.dimension} dimensions, up to {manifest.max_length} tokens, {precision}"
+    lines = [f"{report.path}: {title}, {report.size_bytes / 1e6:.2f} MB"]
+    for gate, figures in manifest.gates.items():
+        shown = ", ".join(f"{name.replace('_', ' ')} {_short(value)}" for name, value in figures.items())
+        lines.append(f"  {gate:<17} passed  {shown}")
+    return "\n".join(lines)
+
+
+def _short(value: object) -> str:
+    if isinstance(value, dict):
+        return "/".join(str(part) for part in value.values())
+    return "not limited" if value is None else str(value)

@@ -1,0 +1,93 @@
+"""Where a model comes from: read from its run folder, told by the manifest of its bundle."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path, PurePath
+from typing import Any
+
+from embedkit.config import load_toml
+from embedkit.errors import ModelError
+
+__all__ = ["Card", "find_model_folder", "read_card"]
+
+_RUN_CARD = "run.json"
+# Where the run happened, not what it did.
+_LOCAL_SETTINGS = ("data", "cache", "device", "threads")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Card:
+    """What the manifest says beside the model itself; the fields are those of the manifest."""
+
+    name: str | None = None
+    base: str = ""
+    method: str = ""
+    teacher: Mapping[str, Any] = field(default_factory=dict)
+    corpus: list[Mapping[str, Any]] = field(default_factory=list)
+    config: Mapping[str, Any] = field(default_factory=dict)
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+    licence: str = ""
+
+
+def find_model_folder(source: str) -> str:
+    """``RUN/model`` for a finished run folder, anything else as it is.
+
+    Raises:
+        ModelError: the run has not finished.
+    """
+    run = Path(source).expanduser()
+    if (run / "model").is_dir():
+        return str(run / "model")
+    if (run / "config.toml").is_file() and not (run / "config.json").is_file():
+        raise ModelError(f"the run in {source} has not finished: there is no {run / 'model'} yet")
+    return source
+
+
+def read_card(source: str, *, licence: str = "") -> Card:
+    """Read ``run.json`` and ``config.toml`` of a run folder; anything else has an empty card.
+
+    Absolute paths are cut to their last part: a bundle is for other machines.
+
+    Raises:
+        ModelError: ``run.json`` is damaged.
+        ConfigError: ``config.toml`` is damaged.
+    """
+    run = Path(source).expanduser()
+    if not (run / _RUN_CARD).is_file():
+        return Card(licence=licence)
+    facts = _portable(_read_json(run / _RUN_CARD))
+    settings = _portable(load_toml(run / "config.toml")) if (run / "config.toml").is_file() else {}
+    dev = {"dev": facts["dev"]} if facts.get("dev") else {}
+    return Card(
+        name=facts.get("name"),
+        base=facts.get("base") or "",
+        method=facts.get("method") or "",
+        teacher=facts.get("teacher") or {},
+        corpus=facts.get("corpus") or [],
+        config={key: value for key, value in settings.items() if key not in _LOCAL_SETTINGS},
+        metrics=dev | (facts.get("metrics") or {}),
+        licence=licence,
+    )
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        facts = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path} cannot be read as JSON: {error}") from error
+    if not isinstance(facts, dict):
+        raise ModelError(f"{path} should hold a JSON object")
+    return facts
+
+
+def _portable(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _portable(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_portable(item) for item in value]
+    if isinstance(value, str) and PurePath(value).is_absolute():
+        return PurePath(value).name
+    return value

@@ -1,0 +1,174 @@
+"""A torch encoder in, a verified bundle out: write the graph, measure it, and only then put it in its place."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from embedkit import __version__
+from embedkit.atomic import atomic_file
+from embedkit.errors import ExportError, GateError
+from embedkit.evaluation.sts import ScoredPairs
+from embedkit.export.card import Card, find_model_folder, read_card
+from embedkit.export.graph import Arithmetic, FloatArithmetic, build_graph
+from embedkit.export.probes import GOLDEN_TEXTS
+from embedkit.export.quantize import Int8Arithmetic, largest_weight
+from embedkit.export.verify import THRESHOLDS, Gate, GraphEncoder, Thresholds, verify
+from embedkit.modeling.encoder import SentenceEncoder
+from embedkit.modeling.torch_encoder import TorchEncoder
+from embedkit.runtime.bundle import Golden, Manifest, write_bundle
+from embedkit.runtime.encoder import Encoder
+
+__all__ = ["PRECISIONS", "ExportReport", "export", "export_source"]
+
+logger = logging.getLogger("embedkit")
+
+PRECISIONS = tuple(THRESHOLDS)
+
+# What other processors may make of the golden texts: float32 differs in the last digits of its sums, int8
+# where a value falls to the other side of a rounding.
+_GOLDEN_TOLERANCE = {"fp32": 1e-4, "int8": 5e-3}
+
+
+@dataclasses.dataclass(frozen=True)
+class ExportReport:
+    """What was written, and what the gates measured.
+
+    Attributes:
+        path: the bundle.
+        manifest: what the bundle says of itself, the gates' figures included.
+        fingerprint: hex SHA-256 of its content.
+        size_bytes: of the whole file.
+    """
+
+    path: Path
+    manifest: Manifest
+    fingerprint: str
+    size_bytes: int
+
+
+def export_source(
+    source: str,
+    output: str | os.PathLike[str],
+    *,
+    precision: str,
+    target: str = "cpu-avx2",
+    name: str | None = None,
+    licence: str = "",
+    dev: ScoredPairs | None = None,
+    thresholds: Thresholds | None = None,
+) -> ExportReport:
+    """Export a run folder, a model folder or a hub id; see :func:`export`.
+
+    Raises:
+        ModelNotFoundError, ModelError, ConfigError: the source cannot be loaded.
+        ExportError, GateError, StorageError: see :func:`export`.
+    """
+    card = read_card(source, licence=licence)
+    model = SentenceEncoder.load(find_model_folder(source))
+    return export(
+        model, output, precision=precision, target=target, name=name, card=card, dev=dev, thresholds=thresholds
+    )
+
+
+def export(
+    model: SentenceEncoder,
+    output: str | os.PathLike[str],
+    *,
+    precision: str,
+    target: str = "cpu-avx2",
+    name: str | None = None,
+    card: Card | None = None,
+    dev: ScoredPairs | None = None,
+    thresholds: Thresholds | None = None,
+) -> ExportReport:
+    """Write a bundle of an encoder, if it passes every gate.
+
+    Args:
+        model: an encoder of the BERT family.
+        output: the file to write; an older file is replaced once the new one is complete.
+        precision: ``"fp32"``, or ``"int8"`` weights.
+        target: the processor that int8 is for; ``"cpu-avx2"`` (7-bit weights) is right on every processor.
+        name: what people will call it; by default what the card, else the model says.
+        card: where the model comes from.
+        dev: scored pairs on which the file must rank as the model does.
+        thresholds: what the gates demand; by default what the precision allows.
+
+    Raises:
+        ExportError: the model cannot be exported, or ``output`` is a folder.
+        GateError: the file missed a gate; nothing was written.
+        StorageError: the file cannot be written.
+    """
+    card, path = card or Card(), Path(output)
+    if path.is_dir():
+        raise ExportError(f"{path} is a folder; name the file to write, e.g. {path / 'model.onnx'}")
+    arithmetic = _choose_arithmetic(precision, target)
+    logger.info("writing the graph of %s, %s", model.name, precision)
+    content = build_graph(model, arithmetic).SerializeToString()
+
+    logger.info("measuring the gates")
+    limits = thresholds or THRESHOLDS[precision]
+    gates = verify(model, content, limits, quantized=precision == "int8", dev=dev)
+    _require(gates)
+
+    manifest = Manifest(
+        name=name or card.name or model.name,
+        dimension=model.dimension,
+        max_length=model.max_length,
+        pooling=model.pooling,
+        prompts=model.prompts,
+        base=card.base or model.name,
+        method=card.method,
+        teacher=card.teacher,
+        corpus=card.corpus,
+        config=card.config,
+        metrics=card.metrics,
+        gates={gate.name: gate.figures for gate in gates},
+        precision=precision,
+        target=target if precision == "int8" else "",
+        licence=card.licence,
+        created_by=f"embedkit {__version__}",
+    )
+    golden = _make_golden(model, content, _GOLDEN_TOLERANCE[precision])
+    with atomic_file(path) as temporary:
+        fingerprint = write_bundle(temporary, content, manifest, model.tokenizer.json, golden)
+        size_bytes = temporary.stat().st_size
+        _require_golden(temporary)
+    return ExportReport(path, manifest, fingerprint, size_bytes)
+
+
+def _choose_arithmetic(precision: str, target: str) -> Arithmetic:
+    largest = largest_weight(target)
+    if precision not in PRECISIONS:
+        raise ExportError(f"precision is one of {', '.join(PRECISIONS)}, not {precision!r}")
+    return Int8Arithmetic(largest) if precision == "int8" else FloatArithmetic()
+
+
+def _require(gates: Sequence[Gate]) -> None:
+    missed = [gate for gate in gates if not gate.passed]
+    if missed:
+        figures = "; ".join(f"{gate.name} {gate.figures}" for gate in missed)
+        raise GateError(
+            f"nothing was written: the exported graph missed {len(missed)} of {len(gates)} gates: {figures}",
+            {gate.name: {"passed": gate.passed, **gate.figures} for gate in gates},
+        )
+
+
+def _make_golden(model: SentenceEncoder, content: bytes, tolerance: float) -> Golden:
+    """The graph's own vectors; another machine may stray from them as far as quantization strayed from torch."""
+    ids = model.tokenizer.tokenize(GOLDEN_TEXTS).ids
+    vectors = GraphEncoder(content, model.tokenizer).encode_batch(ids)
+    strayed = float(np.abs(vectors - TorchEncoder(model).encode_ids(ids)).max())
+    return Golden(GOLDEN_TEXTS, ids, vectors, max(tolerance, strayed))
+
+
+def _require_golden(path: Path) -> None:
+    """Load the finished file as a user would."""
+    found = Encoder.load(path).verify()
+    if not found["passed"]:
+        raise GateError(f"nothing was written: the finished file fails on its golden texts: {found}", dict(found))

@@ -1,0 +1,280 @@
+"""The gates: what an exported graph must show, measured on the very bytes that are shipped.
+
+parity            embeddings against the torch model, over batches and lengths and the whole vocabulary
+operators         every LayerNormalization, Gelu and quantized product is one operator, in the graph as written
+                  and as ONNX Runtime rewrites it
+retention         with scored pairs: Spearman of the file, divided by Spearman of the torch model
+agreement         without: Spearman between the cosines of the file and of the torch model, over all pairs of
+                  the probe texts
+batch_invariance  the same text alone and among others; int8 shares one activation scale in a batch, so there it
+                  is measured and stated, not limited
+size              bytes of the graph
+"""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx
+
+from embedkit.evaluation.sts import ScoredPairs, spearman
+from embedkit.export.probes import PROBE_TEXTS
+from embedkit.modeling.encoder import SentenceEncoder
+from embedkit.modeling.torch_encoder import TorchEncoder
+from embedkit.modeling.vocabulary import real_words
+from embedkit.protocols import FloatArray
+from embedkit.runtime.batching import token_batches
+from embedkit.runtime.session import Session, write_optimized
+from embedkit.runtime.tokenization import Tokenizer
+
+__all__ = ["THRESHOLDS", "Gate", "GraphEncoder", "Thresholds", "verify"]
+
+_BATCHES = (1, 2, 7, 32)
+_LENGTHS = (2, 3, 8, 17, 64)  # and max_length
+_TOKENS_PER_BATCH = 8192
+
+# Operators that do the same work; ONNX Runtime writes the later ones of a row for the first.
+_OPERATORS = {
+    "layer_norms": {"LayerNormalization", "SkipLayerNormalization"},
+    "gelus": {"Gelu", "BiasGelu", "FastGelu"},
+    "quantized_products": {"MatMulInteger", "MatMulIntegerToFloat", "DynamicQuantizeMatMul"},
+    "pieces_of_decomposed": {"Erf", "Pow", "Sqrt", "ReduceMean"},
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Thresholds:
+    """What the gates demand; None demands nothing.
+
+    Attributes:
+        difference: largest absolute difference of a value from the torch model's, and of a text alone from the
+            same text among others.
+        cosine: smallest cosine of an embedding with the torch model's.
+        retention: smallest share of the torch model's Spearman on scored pairs.
+        agreement: smallest Spearman between the two models' cosines.
+        graph_bytes: largest size of the graph.
+    """
+
+    difference: float | None
+    cosine: float
+    retention: float
+    agreement: float
+    graph_bytes: int | None = None
+
+
+THRESHOLDS = {
+    "fp32": Thresholds(difference=1e-5, cosine=0.99999, retention=0.999, agreement=0.999),
+    # The grid holds random words, which quantize worse than sentences. Most pairs of probe texts have nothing to
+    # do with each other, and the order among their cosines near 0 is the first thing to go.
+    "int8": Thresholds(difference=None, cosine=0.95, retention=0.99, agreement=0.98),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """One measurement and whether it is good enough."""
+
+    name: str
+    passed: bool
+    figures: Mapping[str, object]
+
+
+class GraphEncoder:
+    """A serialized graph, run by ONNX Runtime as a bundle would be.
+
+    Raises:
+        ModelError: ONNX Runtime refuses the graph.
+    """
+
+    def __init__(self, content: bytes, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        self._session = Session(content, outputs=["sentence_embedding"])
+
+    def encode(self, texts: Sequence[str], /) -> FloatArray:
+        """Embed texts: ``(N, D) float32, unit rows``."""
+        ids = self.tokenizer.tokenize(texts).ids
+        lengths = np.array([len(row) for row in ids])
+        batches = list(token_batches(lengths, most_tokens=_TOKENS_PER_BATCH))
+        rows = np.concatenate([self.encode_batch([ids[row] for row in batch]) for batch in batches])
+        return rows[np.argsort(np.concatenate(batches))]
+
+    def encode_batch(self, ids: Sequence[Sequence[int]], /) -> FloatArray:
+        """Embed token ids as one batch: ``(B, D) float32, unit rows``."""
+        return self._session.run(self.tokenizer.pad(ids))
+
+
+def verify(
+    model: SentenceEncoder,
+    content: bytes,
+    thresholds: Thresholds,
+    *,
+    quantized: bool,
+    dev: ScoredPairs | None = None,
+) -> list[Gate]:
+    """Measure all gates.
+
+    Args:
+        model: what was exported.
+        content: the serialized graph that is to be shipped.
+        thresholds: what is demanded.
+        quantized: whether the products should be quantized ones.
+        dev: scored pairs for ``retention``; without them ``agreement`` is measured.
+
+    Raises:
+        ModelError: ONNX Runtime refuses the graph.
+    """
+    torch_encoder, graph_encoder = TorchEncoder(model), GraphEncoder(content, model.tokenizer)
+    ranking = (
+        _check_agreement(torch_encoder, graph_encoder, thresholds)
+        if dev is None
+        else _check_retention(torch_encoder, graph_encoder, thresholds, dev)
+    )
+    return [
+        _check_parity(torch_encoder, graph_encoder, thresholds),
+        _check_operators(model, content, quantized=quantized),
+        ranking,
+        _check_batch_invariance(graph_encoder, thresholds),
+        _check_size(content, thresholds),
+    ]
+
+
+def _check_parity(reference: TorchEncoder, candidate: GraphEncoder, thresholds: Thresholds) -> Gate:
+    difference, cosine, texts = 0.0, 1.0, 0
+    for ids in _grid(reference.model.tokenizer):
+        expected, got = reference.encode_ids(ids), candidate.encode_batch(ids)
+        difference = max(difference, _largest_difference(expected, got))
+        cosine = min(cosine, float(np.nan_to_num((expected * got).sum(axis=1), nan=-1.0).min()))
+        texts += len(ids)
+    limit = thresholds.difference
+    return Gate(
+        "parity",
+        (limit is None or difference <= limit) and cosine >= thresholds.cosine,
+        {
+            "largest_difference": _rounded(difference),
+            "largest_difference_allowed": limit,
+            "smallest_cosine": round(cosine, 6),
+            "smallest_cosine_allowed": thresholds.cosine,
+            "texts": texts,
+        },
+    )
+
+
+def _grid(tokenizer: Tokenizer) -> Iterator[list[list[int]]]:
+    """Batches of every size and length, of words in random order; then on until every word was used.
+
+    The first text of a batch has its full length, the others are shorter and get padding.
+    """
+    frame = tokenizer.tokenize([""]).ids[0]
+    words = real_words(tokenizer)
+    generator = np.random.default_rng(0)
+    supply = itertools.cycle(generator.permutation(words).tolist())
+    longest_texts = sorted({min(length, tokenizer.max_length) for length in (*_LENGTHS, tokenizer.max_length)})
+    shapes = [(size, longest) for longest in longest_texts for size in _BATCHES]
+    used = 0
+    while shapes or used < len(words):
+        size, longest = shapes.pop(0) if shapes else (_BATCHES[-1], tokenizer.max_length)
+        shortest = max(1, len(frame))
+        longest = max(longest, shortest)
+        lengths = [longest, *generator.integers(shortest, longest + 1, size - 1).tolist()]
+        used += sum(lengths) - size * len(frame)
+        yield [[*frame[:1], *itertools.islice(supply, length - len(frame)), *frame[1:]] for length in lengths]
+
+
+def _check_operators(model: SentenceEncoder, content: bytes, *, quantized: bool) -> Gate:
+    layers = int(model.backbone.config.num_hidden_layers)
+    products = 4 * layers + (model.head is not None)  # projection, attention's output, two of the feed-forward
+    expected = {
+        "layer_norms": 2 * layers + 1,
+        "gelus": layers,
+        "quantized_products": products if quantized else 0,
+        "pieces_of_decomposed": 0,
+    }
+    written = _count_operators(onnx.load_from_string(content))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "optimized.onnx"
+        write_optimized(content, path)
+        optimized = _count_operators(onnx.load(path))
+    return Gate(
+        "operators",
+        written == expected and optimized == expected,
+        {"expected": expected, "written": written, "optimized": optimized},
+    )
+
+
+def _count_operators(model: onnx.ModelProto) -> dict[str, int]:
+    counts = Counter(node.op_type for node in model.graph.node)
+    return {name: sum(counts[operator] for operator in group) for name, group in _OPERATORS.items()}
+
+
+def _check_retention(
+    reference: TorchEncoder, candidate: GraphEncoder, thresholds: Thresholds, dev: ScoredPairs
+) -> Gate:
+    expected, got = (
+        spearman(_cosines(encoder.encode([*dev.first, *dev.second])), dev.scores)
+        for encoder in (reference, candidate)
+    )
+    # A model that ranks nothing has nothing to retain; NaN fails the comparison.
+    passed = expected > 0 and got / expected >= thresholds.retention
+    figures = {"pairs": dev.name, "torch": _score(expected), "file": _score(got)}
+    retention = _score(got / expected) if expected > 0 else None
+    return Gate("retention", passed, figures | {"retention": retention, "allowed": thresholds.retention})
+
+
+def _cosines(rows: FloatArray) -> FloatArray:
+    first, second = np.split(rows, 2)
+    return np.asarray((first * second).sum(axis=1))
+
+
+def _check_agreement(reference: TorchEncoder, candidate: GraphEncoder, thresholds: Thresholds) -> Gate:
+    pairs = np.triu_indices(len(PROBE_TEXTS), k=1)
+    expected, got = (
+        (rows @ rows.T)[pairs] for rows in (reference.encode(PROBE_TEXTS), candidate.encode(PROBE_TEXTS))
+    )
+    agreement = spearman(expected, got)
+    return Gate(
+        "agreement",
+        agreement >= thresholds.agreement,
+        {
+            "pairs": f"{len(expected)} pairs of probe texts, no labels",
+            "spearman": _score(agreement),
+            "allowed": thresholds.agreement,
+        },
+    )
+
+
+def _check_batch_invariance(candidate: GraphEncoder, thresholds: Thresholds) -> Gate:
+    ids = candidate.tokenizer.tokenize(PROBE_TEXTS).ids
+    alone = np.concatenate([candidate.encode_batch([row]) for row in ids])
+    difference = _largest_difference(alone, candidate.encode_batch(ids))
+    limit = thresholds.difference
+    return Gate(
+        "batch_invariance",
+        limit is None or difference <= limit,
+        {"largest_difference": _rounded(difference), "largest_difference_allowed": limit},
+    )
+
+
+def _check_size(content: bytes, thresholds: Thresholds) -> Gate:
+    limit = thresholds.graph_bytes
+    figures = {"graph_bytes": len(content), "graph_bytes_allowed": limit}
+    return Gate("size", limit is None or len(content) <= limit, figures)
+
+
+def _largest_difference(a: FloatArray, b: FloatArray) -> float:
+    """Largest absolute difference of any value; a NaN counts as infinitely far."""
+    return float(np.nan_to_num(np.abs(a - b), nan=np.inf).max())
+
+
+def _rounded(value: float) -> float | None:
+    """Two digits are enough to judge by; JSON knows no infinity."""
+    return float(f"{value:.2g}") if np.isfinite(value) else None
+
+
+def _score(value: float) -> float | None:
+    return round(value, 5) if np.isfinite(value) else None
