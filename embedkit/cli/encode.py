@@ -1,0 +1,207 @@
+"""`embedkit encode`: a file of texts in, a file of embeddings out, in bounded memory."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from embedkit.runtime.encoder import Encoder
+
+    # Some texts and their embeddings, (n, D).
+    Piece = tuple[list[str], npt.NDArray[Any]]
+    # Writes all pieces, of which an empty array shows width and type, to a path.
+    Writer = Callable[[Path, Iterable[Piece], npt.NDArray[Any]], None]
+
+__all__ = ["EXAMPLES", "HELP", "configure", "run"]
+
+HELP = "embed a file of texts into .npy, .parquet or .jsonl"
+EXAMPLES = """
+embedkit encode -m tiny-sct texts.txt -o embeddings.npy
+embedkit encode -m tiny-sct.onnx pages.parquet --text-column body -o pages-embedded.parquet
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument(
+        "input",
+        type=Path,
+        metavar="FILE",
+        help="texts: .txt, .csv, .tsv or .jsonl (each also .gz or .xz), or .parquet",
+    )
+    parser.add_argument(
+        "-m", "--model", required=True, help="a bundle, a bundled name, a model folder or a hub id"
+    )
+    parser.add_argument(
+        "-o", "--output", type=Path, required=True, metavar="FILE", help="embeddings: .npy, .parquet or .jsonl"
+    )
+    parser.add_argument(
+        "--text-column", default="text", metavar="NAME", help="column or key of the texts (default: %(default)s)"
+    )
+    parser.add_argument("--prompt-name", metavar="NAME", help="put this prompt of the model before every text")
+    parser.add_argument("--truncate-dim", type=int, metavar="D", help="keep the first D dimensions")
+    parser.add_argument(
+        "--precision",
+        choices=("float32", "binary", "ubinary"),
+        default="float32",
+        help="binary and ubinary: one bit a dimension, in int8 or uint8 (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--on-overflow",
+        choices=("truncate", "error"),
+        default="truncate",
+        help="what to do with texts longer than the model takes (default: %(default)s)",
+    )
+    parser.add_argument("--threads", type=int, metavar="N", help="default: as many as this process may use")
+    parser.add_argument(
+        "--provider",
+        dest="providers",
+        action="append",
+        metavar="NAME",
+        help="ONNX Runtime execution provider, e.g. CUDAExecutionProvider; may be given several times",
+    )
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Embed every text, then put the output in place whole."""
+    from embedkit.atomic import atomic_file
+    from embedkit.runtime.encoder import Encoder
+
+    write = _choose_writer(arguments.output)
+    encoder = Encoder.load(arguments.model, threads=arguments.threads, providers=arguments.providers)
+    options: dict[str, Any] = {
+        "prompt_name": arguments.prompt_name,
+        "truncate_dim": arguments.truncate_dim,
+        "precision": arguments.precision,
+        "on_overflow": arguments.on_overflow,
+        "show_progress_bar": False if arguments.quiet else None,
+    }
+    form = encoder.encode([], **options)
+    pieces = _Counted(_embed(encoder, _read_texts(arguments.input, arguments.text_column), options))
+    started = time.perf_counter()
+    with atomic_file(arguments.output) as temporary:
+        write(temporary, pieces, form)
+    _report(arguments, encoder, pieces.rows, form, time.perf_counter() - started)
+
+
+class _Counted:
+    """Pieces, and how many rows went by."""
+
+    def __init__(self, pieces: Iterable[Piece]) -> None:
+        self._pieces = pieces
+        self.rows = 0
+
+    def __iter__(self) -> Iterator[Piece]:
+        for texts, rows in self._pieces:
+            self.rows += len(rows)
+            yield texts, rows
+
+
+def _read_texts(path: Path, column: str) -> Iterator[str]:
+    from embedkit.errors import DataError
+    from embedkit.records import read_records
+
+    for line, record in read_records(path):
+        if column not in record:
+            raise DataError(f"{path}:{line}: there is no column {column!r}; there are {', '.join(record)}")
+        text = record[column]
+        if not isinstance(text, str):
+            raise DataError(f"{path}:{line}: {column!r} should be a text, not {type(text).__name__}")
+        yield text
+
+
+def _embed(encoder: Encoder, texts: Iterable[str], options: dict[str, Any]) -> Iterator[Piece]:
+    """Embeddings with their texts, of which only those of a chunk are kept."""
+    waiting: list[str] = []
+
+    def remembered() -> Iterator[str]:
+        for text in texts:
+            waiting.append(text)
+            yield text
+
+    for rows in encoder.encode_batches(remembered(), **options):
+        yield waiting[: len(rows)], rows
+        del waiting[: len(rows)]
+
+
+def _choose_writer(path: Path) -> Writer:
+    """Refuse an unknown form, or one that lacks its package, before the work and not after."""
+    from embedkit.errors import InputError
+    from embedkit.extras import require
+
+    writers: dict[str, Writer] = {".npy": _write_npy, ".parquet": _write_parquet, ".jsonl": _write_jsonl}
+    if path.suffix not in writers:
+        raise InputError(f"expected an output that ends in {', '.join(writers)}, got {path}")
+    if path.suffix == ".parquet":
+        require("pyarrow.parquet", extra="train")
+    return writers[path.suffix]
+
+
+def _write_npy(path: Path, pieces: Iterable[Piece], form: npt.NDArray[Any]) -> None:
+    """Write the header again when the number of rows is known: NumPy leaves room for it to grow."""
+    width, rows_written = form.shape[1], 0
+    with path.open("wb") as file:
+        _write_header(file, 0, width, form.dtype)
+        for _, rows in pieces:
+            file.write(rows.tobytes())
+            rows_written += len(rows)
+        file.seek(0)
+        _write_header(file, rows_written, width, form.dtype)
+
+
+def _write_header(file: BinaryIO, rows: int, width: int, dtype: np.dtype[Any]) -> None:
+    from numpy.lib import format as npy
+
+    header = {"descr": npy.dtype_to_descr(dtype), "fortran_order": False, "shape": (rows, width)}
+    npy.write_array_header_1_0(file, header)
+
+
+def _write_jsonl(path: Path, pieces: Iterable[Piece], form: npt.NDArray[Any]) -> None:
+    """One ``{"text": ..., "embedding": [...]}`` a line, each number as short as it can be told."""
+    number = float if form.dtype.kind == "f" else int
+    with path.open("w", encoding="utf-8") as file:
+        for texts, rows in pieces:
+            for text, row in zip(texts, rows, strict=True):
+                embedding = [number(str(value)) for value in row]
+                file.write(json.dumps({"text": text, "embedding": embedding}, ensure_ascii=False) + "\n")
+
+
+def _write_parquet(path: Path, pieces: Iterable[Piece], form: npt.NDArray[Any]) -> None:
+    """Columns ``text`` and ``embedding``, a list of fixed size."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    width = form.shape[1]
+    row_type = pa.list_(pa.from_numpy_dtype(form.dtype), width)
+    schema = pa.schema([("text", pa.string()), ("embedding", row_type)])
+    with parquet.ParquetWriter(path, schema) as writer:
+        for texts, rows in pieces:
+            embeddings = pa.FixedSizeListArray.from_arrays(pa.array(rows.ravel()), width)
+            writer.write_table(pa.table([pa.array(texts, pa.string()), embeddings], schema=schema))
+
+
+def _report(
+    arguments: argparse.Namespace, encoder: Encoder, rows: int, form: npt.NDArray[Any], seconds: float
+) -> None:
+    result = {
+        "output": str(arguments.output),
+        "rows": rows,
+        "width": form.shape[1],
+        "dtype": str(form.dtype),
+        "seconds": round(seconds, 3),
+        "model": encoder.name,
+        "fingerprint": encoder.fingerprint,
+    }
+    if arguments.json:
+        print(json.dumps(result, indent=2))
+        return
+    speed = f"{rows / seconds:,.0f} texts/s" if seconds > 0 else "at once"
+    print(f"{arguments.output}: {rows:,} x {form.shape[1]} {form.dtype} with {encoder.name}, {speed}")

@@ -1,0 +1,138 @@
+"""`embedkit inspect`: what a bundle is, where it comes from, and what it weighs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from embedkit.runtime.bundle import Bundle
+
+__all__ = ["EXAMPLES", "HELP", "configure", "run"]
+
+HELP = "manifest, card, gates and size of a bundle; --verify proves it on this machine"
+EXAMPLES = """
+embedkit inspect tiny-sct.onnx
+embedkit inspect tiny-sct --verify --json
+"""
+
+_WEIGHTS_SHOWN = 5
+_LABEL_WIDTH = 14
+_SENTENCES = ("name", "kind", "dimension", "max_length", "pooling", "normalize")
+_SECTIONS = ("metrics", "gates", "config")
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument("model", metavar="MODEL", help="a bundle: a file, or a bundled name")
+    parser.add_argument(
+        "--verify",
+        action="store_true",
+        help="encode the golden texts here and compare; exit code 1 if they differ",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print what the bundle says; 1 if it was to be verified and gave other embeddings."""
+    from embedkit.runtime.bundle import read_bundle
+    from embedkit.runtime.encoder import Encoder
+    from embedkit.runtime.location import find_model
+
+    bundle = read_bundle(find_model(arguments.model))
+    report = _describe(bundle)
+    if arguments.verify:
+        report["verification"] = Encoder(bundle).verify()
+    print(json.dumps(report, indent=2, ensure_ascii=False) if arguments.json else "\n".join(_lines(report)))
+    return 0 if report["verification"] is None or report["verification"]["passed"] else 1
+
+
+def _describe(bundle: Bundle) -> dict[str, Any]:
+    from embedkit.runtime.graph import largest_initializers
+
+    card = bundle.path.with_suffix(".md")
+    return {
+        "path": str(bundle.path),
+        "fingerprint": bundle.fingerprint,
+        "bytes": len(bundle.model),
+        "parts": bundle.size_by_part(),
+        "largest_weights": [weight._asdict() for weight in largest_initializers(bundle.model, _WEIGHTS_SHOWN)],
+        "manifest": asdict(bundle.manifest),
+        "card": card.read_text(encoding="utf-8", errors="replace") if card.is_file() else None,
+        "verification": None,
+    }
+
+
+def _lines(report: dict[str, Any]) -> Iterator[str]:
+    manifest = report["manifest"]
+    rows = "unit rows" if manifest["normalize"] else "rows of any length"
+    yield (
+        f"{manifest['name']}: {manifest['dimension']} dimensions, at most {manifest['max_length']} tokens, "
+        f"{manifest['pooling']} pooling, {rows}"
+    )
+    yield _row("file", report["path"])
+    yield _row("fingerprint", report["fingerprint"])
+    for name, value in manifest.items():
+        if name not in (*_SENTENCES, *_SECTIONS):
+            yield from _field(name, value)
+    yield from _size_lines(report)
+    for name in _SECTIONS:
+        if manifest[name]:
+            yield from ("", name)
+            yield from (_row(key, value) for key, value in _leaves(manifest[name]))
+    if report["card"]:
+        yield from ("", "card", "", report["card"].rstrip())
+    if report["verification"]:
+        yield from ("", _verdict(report["verification"]))
+
+
+def _field(name: str, value: Any) -> Iterator[str]:
+    """One field of the manifest; what is empty is left out."""
+    label = name.replace("_", " ")
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield _row(f"{label} {key}", repr(inner) if name == "prompts" else inner)
+    elif isinstance(value, list):
+        yield from (_row(label, ", ".join(f"{key} {inner}" for key, inner in entry.items())) for entry in value)
+    elif value:
+        yield _row(label, value)
+
+
+def _size_lines(report: dict[str, Any]) -> Iterator[str]:
+    yield from ("", f"size  {_bytes(report['bytes'])}")
+    for name, size in report["parts"].items():
+        yield _row(name, f"{_bytes(size):>9}  {100 * size / report['bytes']:5.1f}%")
+    yield _row("largest", "weights of the graph:")
+    for weight in report["largest_weights"]:
+        yield _row("", f"{_bytes(weight['size_bytes']):>9}  {weight['name']}")
+
+
+def _leaves(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """Nested figures as ``a.b`` and a value."""
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{above}{key}.")
+        else:
+            yield f"{above}{key}", value
+
+
+def _verdict(verification: Mapping[str, Any]) -> str:
+    verdict = "verified" if verification["passed"] else "NOT VERIFIED"
+    tokens = "the same tokens" if verification["same_tokens"] else "OTHER TOKENS"
+    return (
+        f"{verdict}: {verification['texts']} golden texts gave {tokens}, and values at most "
+        f"{verification['difference']:.2g} apart (allowed: {verification['tolerance']:.2g})"
+    )
+
+
+def _row(label: str, value: Any) -> str:
+    text = f"{value:.4g}" if isinstance(value, float) else str(value)
+    return f"  {label:<{_LABEL_WIDTH}} {text}".rstrip()
+
+
+def _bytes(count: int) -> str:
+    if count < 1000:
+        return f"{count} B"
+    return f"{count / 1e3:.1f} kB" if count < 1e6 else f"{count / 1e6:.1f} MB"

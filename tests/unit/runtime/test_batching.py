@@ -1,0 +1,57 @@
+"""Chunks bound memory; batches keep to their budget and lose nobody."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from embedkit.runtime.batching import read_chunks, token_batches
+
+
+@given(
+    st.lists(st.integers(0, 600), max_size=200),
+    st.integers(1, 2000),
+    st.none() | st.integers(1, 50),
+)
+def test_every_text_comes_once_and_within_the_budget(lengths: list[int], budget: int, most: int | None) -> None:
+    array = np.array(lengths, dtype=np.int64)
+    batches = list(token_batches(array, most_tokens=budget, most_texts=most))
+    assert sorted(int(i) for batch in batches for i in batch) == list(range(len(lengths)))
+    for batch in batches:
+        assert len(batch) * max(array[batch]) <= budget or len(batch) == 1
+        assert most is None or len(batch) <= most
+        assert array[batch].tolist() == sorted(array[batch].tolist(), reverse=True)
+
+
+def test_batches_begin_with_the_longest() -> None:
+    batches = token_batches(np.array([3, 9, 4, 9]), most_tokens=18)
+    assert [batch.tolist() for batch in batches] == [[1, 3], [2, 0]]
+
+
+@given(st.lists(st.text(max_size=20), max_size=60), st.integers(1, 10), st.integers(1, 40))
+def test_chunks_put_together_are_the_stream(texts: list[str], most_texts: int, most_characters: int) -> None:
+    chunks = list(read_chunks(iter(texts), most_texts=most_texts, most_characters=most_characters))
+    assert [text for chunk in chunks for text in chunk] == texts
+    for chunk in chunks:
+        assert 1 <= len(chunk) <= most_texts
+        assert sum(map(len, chunk[:-1])) < most_characters
+
+
+def test_the_stream_is_not_read_ahead() -> None:
+    read = []
+
+    def stream() -> Iterator[str]:
+        for number in range(10):
+            read.append(number)
+            yield "x"
+
+    chunks = read_chunks(stream(), most_texts=3, most_characters=100)
+    next(chunks)
+    assert read == [0, 1, 2]
+
+
+def test_what_is_no_text_passes_to_be_refused_by_position() -> None:
+    assert list(read_chunks(["a", None, 3], most_texts=9, most_characters=9)) == [["a", None, 3]]

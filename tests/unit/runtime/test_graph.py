@@ -1,0 +1,83 @@
+"""A look into graphs: external data is found at any depth, weights are listed by size."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+
+from embedkit.errors import BundleError
+from embedkit.runtime import graph as graph_module
+from embedkit.runtime.graph import largest_initializers, refuse_external_data
+
+
+def tensor(*, external: bool) -> onnx.TensorProto:
+    made = numpy_helper.from_array(np.zeros(4, dtype=np.float32), "t")
+    if external:
+        onnx.external_data_helper.set_external_data(made, "other.bin")
+    return made
+
+
+def located_elsewhere() -> onnx.TensorProto:
+    made = tensor(external=False)
+    made.data_location = onnx.TensorProto.EXTERNAL
+    return made
+
+
+def graph_with(item: onnx.TensorProto) -> onnx.GraphProto:
+    return helper.make_graph([helper.make_node("Constant", [], ["c"], value=item)], "inner", [], [])
+
+
+def models(item: onnx.TensorProto) -> dict[str, onnx.ModelProto]:
+    """A model for every place where a tensor can stand."""
+    sparse = helper.make_sparse_tensor(item, tensor(external=False), [4])
+    attributes = {
+        "attribute": helper.make_attribute("a", item),
+        "attributes": helper.make_attribute("a", [item, item]),
+        "subgraph": helper.make_attribute("a", graph_with(item)),
+        "subgraphs": helper.make_attribute("a", [graph_with(item)]),
+        "sparse attribute": helper.make_attribute("a", sparse),
+    }
+    made = {}
+    for name, attribute in attributes.items():
+        node = helper.make_node("If", [], ["x"])
+        node.attribute.append(attribute)
+        made[name] = helper.make_model(helper.make_graph([node], "g", [], []))
+        made[f"{name} of a function"] = helper.make_model(helper.make_graph([], "g", [], []))
+        made[f"{name} of a function"].functions.add(name="f").node.append(node)
+    made["initializer"] = helper.make_model(helper.make_graph([], "g", [], [], [item]))
+    made["sparse initializer"] = helper.make_model(helper.make_graph([], "g", [], [], sparse_initializer=[sparse]))
+    made["training"] = helper.make_model(helper.make_graph([], "g", [], []))
+    made["training"].training_info.add(algorithm=graph_with(item))
+    return made
+
+
+@pytest.mark.parametrize("place", models(tensor(external=False)))
+def test_external_data_is_found_at_every_place(place: str) -> None:
+    refuse_external_data(models(tensor(external=False))[place].SerializeToString())
+    for item in (tensor(external=True), located_elsewhere()):
+        with pytest.raises(BundleError, match="external data"):
+            refuse_external_data(models(item)[place].SerializeToString())
+
+
+def test_graphs_nested_without_end_do_not_exhaust_the_stack() -> None:
+    # A node in a graph in an attribute in a node ...: lengths are patched in from the inside out.
+    content = b""
+    from embedkit.runtime.wire import encode_bytes
+
+    for _ in range(3000):
+        content = encode_bytes(1, encode_bytes(5, encode_bytes(6, content)))
+    refuse_external_data(encode_bytes(7, content))
+
+
+def test_a_graph_of_too_many_fields_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graph_module, "_MOST_FIELDS", 10)
+    with pytest.raises(BundleError, match="more than 10 fields"):
+        refuse_external_data(b"\x08\x01" * 11)
+
+
+def test_weights_are_listed_by_size(toy_model_bytes: bytes) -> None:
+    found = largest_initializers(toy_model_bytes, 3)
+    assert [weight.name for weight in found] == ["weights", "tokens", "last"]
+    assert found[0].size_bytes > 30_000

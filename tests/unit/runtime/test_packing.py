@@ -1,0 +1,73 @@
+"""Packing against the definitions, and against sentence-transformers' formula for bits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from embedkit.errors import InputError
+from embedkit.runtime.packing import Packing, unit_rows
+
+ROWS = np.random.default_rng(3).standard_normal((5, 24)).astype(np.float32)
+UNIT = (ROWS / np.linalg.norm(ROWS, axis=1, keepdims=True)).astype(np.float32)
+
+
+def choose(**wishes: Any) -> Packing:
+    plain: dict[str, Any] = {"truncate_dim": None, "unit": True, "normalize": True, "precision": "float32"}
+    return Packing.choose(24, **{**plain, **wishes})
+
+
+def test_nothing_wanted_changes_nothing() -> None:
+    assert np.shares_memory(choose().apply(UNIT), UNIT)
+
+
+def test_rows_that_are_not_unit_are_scaled_unless_not_wanted() -> None:
+    np.testing.assert_allclose(choose(unit=False).apply(ROWS), UNIT, rtol=1e-6)
+    np.testing.assert_array_equal(choose(unit=False, normalize=False).apply(ROWS), ROWS)
+
+
+@pytest.mark.parametrize("unit", [True, False])
+def test_fewer_dimensions_are_scaled_again(unit: bool) -> None:  # noqa: FBT001 - a parameter of the test
+    packed = choose(truncate_dim=7, unit=unit).apply(UNIT)
+    expected = np.array([row[:7] / np.sqrt((row[:7] ** 2).sum()) for row in UNIT.astype(np.float64)])
+    np.testing.assert_allclose(packed, expected, rtol=1e-5)
+    assert packed.dtype == np.float32
+
+
+@pytest.mark.parametrize("dimension", [24, 16, 13, 1])
+def test_bits_are_those_of_sentence_transformers(dimension: int) -> None:
+    ubinary = choose(truncate_dim=dimension, precision="ubinary")
+    binary = choose(truncate_dim=dimension, precision="binary")
+    expected = np.array([np.packbits(row[:dimension] > 0) for row in UNIT])
+    np.testing.assert_array_equal(ubinary.apply(UNIT), expected)
+    np.testing.assert_array_equal(binary.apply(UNIT), (expected.astype(np.int16) - 128).astype(np.int8))
+    for packing in (ubinary, binary):
+        assert packing.apply(UNIT).dtype == packing.dtype
+        assert packing.apply(UNIT).shape == (5, packing.width)
+        assert packing.apply(UNIT[:0]).shape == (0, packing.width)
+
+
+@pytest.mark.parametrize("wanted", [0, -1, 25, 7.0, True, "7"])
+def test_dimensions_that_the_model_does_not_have_are_refused(wanted: Any) -> None:
+    with pytest.raises(InputError, match="truncate_dim must be a whole number from 1 to 24"):
+        choose(truncate_dim=wanted)
+
+
+@pytest.mark.parametrize("precision", ["int8", "float16", "", None])
+def test_other_precisions_are_refused(precision: Any) -> None:
+    with pytest.raises(InputError, match="precision must be one of float32, binary, ubinary"):
+        choose(precision=precision)
+
+
+def test_what_the_graph_did_cannot_be_undone() -> None:
+    with pytest.raises(InputError, match="normalize_embeddings=False is not possible"):
+        choose(normalize=False)
+
+
+def test_a_row_of_zeros_stays_and_nan_is_not_hidden() -> None:
+    scaled = unit_rows(np.array([[0.0, 0.0], [3.0, 4.0], [np.nan, 1.0]], dtype=np.float32))
+    np.testing.assert_allclose(scaled[:2], np.array([[0.0, 0.0], [0.6, 0.8]]), rtol=1e-6)
+    assert np.isnan(scaled[2]).any()
+    assert scaled.dtype == np.float32

@@ -1,0 +1,140 @@
+"""Tokenization: one way of cutting and padding, whatever the file asks for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from embedkit.errors import InputError, ModelError, ModelNotFoundError
+from embedkit.runtime.tokenization import Tokenizer
+
+PAD, UNKNOWN, CLS, SEP = 0, 1, 2, 3
+
+
+@pytest.fixture(scope="module")
+def tokenizer(toy_tokenizer_json: str) -> Tokenizer:
+    return Tokenizer(toy_tokenizer_json, 12)
+
+
+def test_special_tokens_stand_around_each_text(tokenizer: Tokenizer) -> None:
+    ids, overflowing = tokenizer.tokenize(["dog", ""])
+    assert ids[0][0] == CLS
+    assert ids[0][-1] == SEP
+    assert len(ids[0]) == 3
+    assert ids[1] == [CLS, SEP]
+    assert overflowing == []
+
+
+def test_baked_in_truncation_and_padding_are_overridden(tokenizer: Tokenizer) -> None:
+    tokens = tokenizer.tokenize(["one two three four five six seven"])
+    assert len(tokens.ids[0]) == 9
+    assert tokens.truncated == 0
+
+
+def test_texts_that_lose_tokens_are_told(tokenizer: Tokenizer) -> None:
+    exact = " ".join(["dog"] * 10)
+    tokens = tokenizer.tokenize([exact, exact + " dog", "dog", exact * 100])
+    assert [len(row) for row in tokens.ids] == [12, 12, 3, 12]
+    assert tokens.overflowing == [1, 3]
+    assert tokens.truncated == 2
+    assert tokens.ids[0] == tokens.ids[1]
+    assert tokens.ids[1][-1] == SEP
+
+
+def test_a_prompt_stands_before_each_text(tokenizer: Tokenizer) -> None:
+    assert tokenizer.tokenize(["dog", "cat"], prompt="query: ") == tokenizer.tokenize(["query: dog", "query: cat"])
+
+
+def test_the_longest_length_can_be_changed(tokenizer: Tokenizer) -> None:
+    shorter = tokenizer.with_max_length(4)
+    assert shorter.max_length == 4
+    assert len(shorter.tokenize(["one two three four"]).ids[0]) == 4
+    assert tokenizer.max_length == 12
+    assert shorter.json == tokenizer.json
+
+
+def test_no_texts_are_no_tokens(tokenizer: Tokenizer) -> None:
+    assert tokenizer.tokenize([]) == ([], [])
+    assert tokenizer.pad([]).input_ids.shape == (0, 0)
+
+
+def test_a_batch_is_padded_to_its_longest(tokenizer: Tokenizer) -> None:
+    batch = tokenizer.pad([[5, 6, 7], [], [8]])
+    np.testing.assert_array_equal(batch.input_ids, [[5, 6, 7], [PAD] * 3, [8, PAD, PAD]])
+    np.testing.assert_array_equal(batch.attention_mask, [[1, 1, 1], [0, 0, 0], [1, 0, 0]])
+    assert batch.input_ids.dtype == np.int64
+    assert batch.attention_mask.dtype == np.int64
+
+
+def test_it_tells_its_vocabulary(tokenizer: Tokenizer, toy_weights: np.ndarray) -> None:
+    assert tokenizer.vocabulary_size == len(toy_weights)
+    assert tokenizer.special_ids == {0, 1, 2, 3, 4}
+    assert tokenizer.pad_id == PAD
+
+
+def test_the_padding_id_is_found_without_baked_in_padding(toy_tokenizer_json: str) -> None:
+    from tokenizers import Tokenizer as Fast
+    from tokenizers import models
+
+    plain = Fast.from_str(toy_tokenizer_json)
+    plain.no_padding()
+    assert Tokenizer(plain.to_str(), 8).pad_id == PAD
+    other = Fast(models.WordLevel({"a": 0, "<unk>": 1, "<pad>": 2}, unk_token="<unk>"))
+    assert Tokenizer(other.to_str(), 8).pad_id == 2
+    without = Fast(models.WordLevel({"a": 0, "<unk>": 1}, unk_token="<unk>"))
+    assert Tokenizer(without.to_str(), 8).pad_id == 0
+
+
+def test_a_million_characters_are_cut(tokenizer: Tokenizer) -> None:
+    tokens = tokenizer.tokenize(["dog " * 250_000, "x" * 1_000_000])
+    assert [len(row) for row in tokens.ids] == [12, 3]
+    assert tokens.overflowing == [0]
+
+
+@pytest.mark.parametrize("item", [None, b"x", 1.0, 3, ["a"], ("a", "b")])
+def test_an_item_that_is_no_text_is_named(tokenizer: Tokenizer, item: object) -> None:
+    with pytest.raises(InputError, match=r"texts\[101\] is \w+, expected str"):
+        tokenizer.tokenize(["a", item], first=100)  # type: ignore[list-item]
+
+
+def test_half_a_surrogate_pair_is_named(tokenizer: Tokenizer) -> None:
+    with pytest.raises(InputError, match=r"texts\[1\] is not valid Unicode.*character 2"):
+        tokenizer.tokenize(["a", "ab\ud800"])
+
+
+@pytest.mark.parametrize("texts", ["one", b"one"])
+def test_one_text_is_no_sequence_of_texts(tokenizer: Tokenizer, texts: str) -> None:
+    with pytest.raises(InputError, match="wrap it in a list"):
+        tokenizer.tokenize(texts)
+
+
+def test_numpy_strings_are_texts(tokenizer: Tokenizer) -> None:
+    assert tokenizer.tokenize(list(np.array(["dog", "cat"]))) == tokenizer.tokenize(["dog", "cat"])
+
+
+@pytest.mark.parametrize("max_length", [2, 0, -1])
+def test_a_length_without_room_for_a_token_is_refused(toy_tokenizer_json: str, max_length: int) -> None:
+    with pytest.raises(InputError, match="at least 3"):
+        Tokenizer(toy_tokenizer_json, max_length)
+
+
+@pytest.mark.parametrize("json", ["", "{}", "[]", "\x00", '{"version":"1.0"}', '{"model": 3}'])
+def test_what_is_no_tokenizer_is_refused(json: str) -> None:
+    with pytest.raises(ModelError, match=r"not a tokenizer\.json"):
+        Tokenizer(json, 12)
+
+
+def test_it_is_loaded_from_a_file_or_its_folder(toy_tokenizer_json: str, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text(toy_tokenizer_json, encoding="utf-8")
+    for source in (tmp_path, tmp_path / "tokenizer.json", str(tmp_path)):
+        assert Tokenizer.load(source, 12).json == toy_tokenizer_json
+
+
+def test_a_missing_and_a_damaged_file_are_told_apart(tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFoundError, match=r"tokenizer\.json"):
+        Tokenizer.load(tmp_path, 12)
+    (tmp_path / "tokenizer.json").write_bytes(b"\xff\xfe")
+    with pytest.raises(ModelError, match=r"cannot use the tokenizer .*tokenizer\.json"):
+        Tokenizer.load(tmp_path, 12)
