@@ -97,7 +97,7 @@ def _targets(temperature: float) -> Targets:
         if identity not in known:
             logarithms = similarity_logits(keys.batch, keys, temperature).log_softmax(dim=1)
             probabilities = logarithms.exp()
-            entropy = -torch.einsum("bk,bk->", probabilities, logarithms) / len(logarithms)
+            entropy = -(probabilities * logarithms).sum(dim=1).mean()
             known[identity] = _Target(probabilities, entropy)
         return known[identity]
 
