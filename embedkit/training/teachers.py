@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -113,18 +113,23 @@ class CachedVectors:
         self._cache = VectorCache(
             cache, fingerprint=teacher.fingerprint, dimension=teacher.dimension, dtype=dtype
         )
-        try:
-            self._places = self._fill(teacher, corpus, show_progress)
-        except BaseException:
-            self._cache.close()
-            raise
+        hashes = [_corpus_hashes(corpus, view) for view in range(corpus.views)]
+        if any((self._cache.find(of_view) < 0).any() for of_view in hashes):
+            with self._cache.writing():
+                self._fill(teacher, corpus, hashes, show_progress)
+        self._places = np.stack([self._cache.find(of_view) for of_view in hashes])
 
     def read(self, rows: npt.NDArray[np.int64], view: int) -> FloatArray:
         """See :class:`TeacherVectors`."""
         return self._cache.read(self._places[view, rows])
 
-    def _fill(self, teacher: TextEncoder, corpus: Corpus, show: bool | None) -> npt.NDArray[np.int64]:
-        hashes = [_corpus_hashes(corpus, view) for view in range(corpus.views)]
+    def _fill(
+        self,
+        teacher: TextEncoder,
+        corpus: Corpus,
+        hashes: Sequence[npt.NDArray[np.uint64]],
+        show: bool | None,
+    ) -> None:
         missing = [np.flatnonzero(self._cache.find(of_view) < 0) for of_view in hashes]
         total = sum(map(len, missing))
         logger.info("teacher %s: %s vectors cached, %s to compute", self.name, len(self._cache), total)
@@ -136,7 +141,6 @@ class CachedVectors:
                     if progress.done == 0:
                         _tell_cost(total, len(chunk), time.monotonic() - started)
                     progress.advance(len(chunk))
-        return np.stack([self._cache.find(of_view) for of_view in hashes])
 
     def _encode(self, teacher: TextEncoder, texts: list[str], hashes: npt.NDArray[np.uint64]) -> None:
         """Encode the texts of a chunk that are still unknown; a text can stand in both views."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import json
 import os
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Literal
 
 import numpy as np
@@ -36,9 +36,9 @@ class VectorCache:
 
     The folder's name is a hash of the teacher's fingerprint (which covers weights, tokenizer, pooling
     and length) and the dtype, so another teacher never finds these vectors. A vector is written
-    before its record, and what a kill left unfinished is cut off on opening: everything that was
+    before its record, and the next writer cuts off what a kill left unfinished: everything that was
     recorded before is found again and nothing is computed twice. Each vector is checked against its
-    CRC-32 when it is read. One process writes at a time.
+    CRC-32 when it is read. Any number of processes read, one at a time writes.
 
     Args:
         folder: where caches live; this one gets a folder of its own below.
@@ -47,7 +47,7 @@ class VectorCache:
         dtype: how vectors are stored; they are always read as float32.
 
     Raises:
-        CacheError: another process is writing, or the folder holds something else.
+        CacheError: the folder holds something else.
     """
 
     def __init__(
@@ -64,20 +64,18 @@ class VectorCache:
         self.folder = folder / "vectors" / key
         with storage_errors(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
-            self._lock = open(self.folder / "lock", "w")  # noqa: SIM115 - held until close()
-        self._take_lock()
+            for file in (self._vectors, self._records):
+                file.touch()
         self._check_identity(identity)
-        with storage_errors(self.folder):
-            self._vectors = open(self.folder / "vectors.bin", "ab")  # noqa: SIM115
-            self._records = open(self.folder / "records.bin", "ab")  # noqa: SIM115
-        self._recover()
+        self._index()
 
-    def _take_lock(self) -> None:
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            self._lock.close()
-            raise CacheError(f"another process is using the teacher cache {self.folder}") from error
+    @property
+    def _vectors(self) -> Path:
+        return self.folder / "vectors.bin"
+
+    @property
+    def _records(self) -> Path:
+        return self.folder / "records.bin"
 
     def _check_identity(self, identity: dict[str, object]) -> None:
         card = self.folder / "cache.json"
@@ -91,46 +89,37 @@ class VectorCache:
         if found != identity:
             raise CacheError(f"{card} describes another cache; delete {self.folder}")
 
-    def _recover(self) -> None:
-        """Cut both files to the last vector that has a whole record, and index the records."""
-        count = min(self._records.tell() // _RECORD.itemsize, self._vectors.tell() // self._row_bytes)
-        self._records.truncate(count * _RECORD.itemsize)
-        self._vectors.truncate(count * self._row_bytes)
-        self._count = count
-        self._index()
-
     def _index(self) -> None:
-        self._known = np.fromfile(self.folder / "records.bin", dtype=_RECORD)
+        """Look at what both files hold in full; a record without its vector does not count."""
+        whole = self._vectors.stat().st_size // self._row_bytes
+        records = self._records.stat().st_size // _RECORD.itemsize
+        self._known = np.fromfile(self._records, dtype=_RECORD, count=min(whole, records))
         self._order = np.argsort(self._known["high"], kind="stable")
         self._sorted = self._known["high"][self._order]
-        self._rows = (
-            np.memmap(self.folder / "vectors.bin", self.dtype, "r", shape=(self._count, self.dimension))
-            if self._count
-            else np.empty((0, self.dimension), self.dtype)
-        )
+        shape = (len(self._known), self.dimension)
+        self._rows = np.memmap(self._vectors, self.dtype, "r", shape=shape) if len(self) else np.empty(shape)
 
     @property
     def _row_bytes(self) -> int:
         return self.dimension * self.dtype.itemsize
 
     def __len__(self) -> int:
-        return self._count
+        return len(self._known)
 
-    def __enter__(self) -> VectorCache:
-        return self
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[None]:
+        """Hold the right to :meth:`append`; on entry, see what other writers added.
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close the files and let other processes write."""
-        for file in (self._vectors, self._records, self._lock):
-            file.close()
+        Raises:
+            CacheError: another process is writing.
+        """
+        with open(self.folder / "lock", "w", encoding="ascii") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise CacheError(f"another process is writing to the teacher cache {self.folder}") from error
+            self._index()
+            yield
 
     def find(self, hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
         """Where the vectors of some texts stand: ``(N,) int64``, -1 for a text that is not here.
@@ -138,15 +127,17 @@ class VectorCache:
         Args:
             hashes: ``(N, 2) uint64`` from :func:`text_hashes`.
         """
-        if not self._count:
+        if not len(self):
             return np.full(len(hashes), -1, np.int64)
-        places = np.minimum(np.searchsorted(self._sorted, hashes[:, 0]), self._count - 1)
+        places = np.minimum(np.searchsorted(self._sorted, hashes[:, 0]), len(self) - 1)
         rows = self._order[places]
         found = (self._known["high"][rows] == hashes[:, 0]) & (self._known["low"][rows] == hashes[:, 1])
         return np.where(found, rows, -1)
 
     def append(self, hashes: npt.NDArray[np.uint64], vectors: FloatArray) -> None:
         """Add vectors ``(N, D)`` for texts that :meth:`find` did not know, and force them to disk.
+
+        Only inside :meth:`writing`.
 
         Raises:
             StorageError: the disk is full; what was there before stays.
@@ -156,11 +147,16 @@ class VectorCache:
         records["high"], records["low"] = hashes[:, 0], hashes[:, 1]
         records["crc"] = [zlib.crc32(row) for row in rows]
         with storage_errors(self.folder):
-            for file, data in ((self._vectors, rows), (self._records, records)):
-                file.write(data.tobytes())
-                file.flush()
-                os.fsync(file.fileno())
-        self._count += len(rows)
+            for path, row_bytes, data in (
+                (self._vectors, self._row_bytes, rows),
+                (self._records, _RECORD.itemsize, records),
+            ):
+                with open(path, "r+b") as file:
+                    file.truncate(len(self) * row_bytes)  # cuts off what a killed writer left
+                    file.seek(0, os.SEEK_END)
+                    file.write(data.tobytes())
+                    file.flush()
+                    os.fsync(file.fileno())
         self._index()
 
     def read(self, rows: npt.NDArray[np.int64]) -> FloatArray:
