@@ -71,8 +71,6 @@ class RunConfig:
             raise ConfigError("corpus is missing: name at least one file or hub set with --corpus or [[corpus]]")
 
     def resolve(self, path: str) -> str:
-        """A path of this config as seen from the current folder; hub ids stay as they are."""
-        if path.startswith("hf://"):
-            return path
+        """A path of this config as seen from the current folder; what is not in ``data`` stays as it is."""
         joined = Path(self.data) / path
-        return str(joined) if joined.exists() or Path(path).suffix else path
+        return str(joined) if joined.exists() else path
