@@ -19,10 +19,27 @@ from embedkit.modeling.torch_encoder import TorchEncoder
 
 pytestmark = pytest.mark.timeout(600)
 
-SUBJECTS = ["the train to the coast", "a bowl of lentil soup", "the printer in the office", "my winter coat"]
-SUBJECTS += ["the old oak tree", "a lost passport", "the football match", "her new guitar", "the tax form"]
-ACTIONS = ["Where can I find {}?", "Nobody told me about {}.", "Please tell me more about {}.", "We talked about {}."]
-ACTIONS += ["I have been thinking of {} all day.", "He wrote a letter about {}.", "Is {} still there?", "Look at {}!"]
+SUBJECTS = [
+    "the train to the coast",
+    "a bowl of lentil soup",
+    "the printer in the office",
+    "my winter coat",
+    "the old oak tree",
+    "a lost passport",
+    "the football match",
+    "her new guitar",
+    "the tax form",
+]
+ACTIONS = [
+    "Where can I find {}?",
+    "Nobody told me about {}.",
+    "Please tell me more about {}.",
+    "We talked about {}.",
+    "I have been thinking of {} all day.",
+    "He wrote a letter about {}.",
+    "Is {} still there?",
+    "Look at {}!",
+]
 
 
 @pytest.fixture(scope="module")
@@ -48,8 +65,8 @@ def workplace(tmp_path_factory: pytest.TempPathFactory, teacher: str) -> Path:
     for stage in ("self_supervised", "distillation"):
         train += ["--set", f"settings.{stage}.queue_size=64"]
     assert main(train) == 0
-    dev = ["--dev", str(place / "dev.tsv")]
-    assert main(["export", str(place / "run"), "-o", str(place / "tiny.onnx"), "--precision", "int8", *dev, "-q"]) == 0
+    export = ["export", str(place / "run"), "-o", str(place / "tiny.onnx"), "--precision", "int8", "-q"]
+    assert main([*export, "--dev", str(place / "dev.tsv")]) == 0
     return place
 
 
@@ -71,7 +88,7 @@ def test_the_bundle_works_where_torch_is_not_installed(workplace: Path) -> None:
         "from embedkit import Encoder\n"
         f"print(Encoder.load({str(workplace / 'tiny.onnx')!r}).encode(['a text', 'another']).shape)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)  # noqa: S603
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "(2, 384)"
 
 
