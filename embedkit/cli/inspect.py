@@ -95,7 +95,9 @@ def _field(name: str, value: Any) -> Iterator[str]:
         for key, inner in value.items():
             yield _row(f"{label} {key}", repr(inner) if name == "prompts" else inner)
     elif isinstance(value, list):
-        yield from (_row(label, ", ".join(f"{key} {inner}" for key, inner in entry.items())) for entry in value)
+        for entry in value:
+            members = sorted(entry.items(), key=lambda member: member[0] != "name")  # its name first
+            yield _row(label, ", ".join(f"{key} {inner}" for key, inner in members))
     elif value:
         yield _row(label, value)
 

@@ -35,7 +35,7 @@ def find_model(source: str | os.PathLike[str], *, file: str | None = None) -> Pa
         ModelNotFoundError: there is none; lists the bundled names.
     """
     path = Path(source).expanduser()
-    if os.path.exists(path):  # noqa: PTH110 - Path.exists raises on a name too long for a path
+    if source != "" and _exists(path):
         return path
     if not isinstance(source, str) or _looks_like_a_path(source):
         raise ModelNotFoundError(f"there is no file or folder {source}; {_bundled_sentence(path.stem)}")
@@ -54,8 +54,12 @@ def _looks_like_a_path(source: str) -> bool:
         or source.startswith((".", "~", os.sep))
         or "\\" in source
         or source.count("/") > 1
-        or (parent != Path() and parent.is_dir())
+        or (parent != Path() and _exists(parent))
     )
+
+
+def _exists(path: Path) -> bool:
+    return os.path.exists(path)  # noqa: PTH110 - Path.exists raises where a name is too long
 
 
 def _bundled_sentence(wanted: str) -> str:

@@ -22,7 +22,19 @@ def bundle_encoder(toy_bundle: Path) -> TextEncoder:
     return Encoder.load(toy_bundle)
 
 
-ENCODERS = ["bundle_encoder"]
+@pytest.fixture
+def torch_encoder(toy_tokenizer_json: str) -> TextEncoder:
+    pytest.importorskip("torch")
+    from embedkit.modeling.initialisation import random
+    from embedkit.modeling.sizes import Size
+    from embedkit.modeling.torch_encoder import TorchEncoder
+    from embedkit.runtime.tokenization import Tokenizer
+
+    model = random(Tokenizer(toy_tokenizer_json, 12), Size(layers=1, hidden=16, heads=2), max_length=12, seed=1)
+    return TorchEncoder(model.eval())
+
+
+ENCODERS = ["bundle_encoder", "torch_encoder"]
 
 
 @pytest.fixture(params=ENCODERS)

@@ -87,8 +87,8 @@ def test_the_padding_id_is_found_without_baked_in_padding(toy_tokenizer_json: st
     assert Tokenizer(without.to_str(), 8).pad_id == 0
 
 
-def test_a_million_characters_are_cut(tokenizer: Tokenizer) -> None:
-    tokens = tokenizer.tokenize(["dog " * 250_000, "x" * 1_000_000])
+def test_very_long_texts_are_cut(tokenizer: Tokenizer) -> None:
+    tokens = tokenizer.tokenize(["dog " * 25_000, "x" * 100_000])
     assert [len(row) for row in tokens.ids] == [12, 3]
     assert tokens.overflowing == [0]
 

@@ -1,0 +1,174 @@
+"""`embedkit encode`: what stands in the file is what the encoder gives, whatever the forms."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from embedkit import Encoder
+from embedkit.cli.main import main
+from embedkit.runtime import encoder as encoder_module
+
+TEXTS = ["a dog in the garden", "", "music and the sea", 'naïve, "quoted" 北京', "the end"]
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encoder_module, "_CHUNK_TEXTS", 2)
+
+
+@pytest.fixture
+def expected(toy_bundle: Path) -> np.ndarray:
+    return Encoder.load(toy_bundle).encode(TEXTS)
+
+
+@pytest.fixture
+def texts_file(tmp_path: Path) -> Path:
+    path = tmp_path / "texts.txt"
+    path.write_text("\n".join(TEXTS), encoding="utf-8")
+    return path
+
+
+def write_jsonl(path: Path) -> None:
+    path.write_text("".join(json.dumps({"body": text}) + "\n" for text in TEXTS), encoding="utf-8")
+
+
+def write_csv(path: Path) -> None:
+    rows = ('{},"{}"\n'.format(n, text.replace('"', '""')) for n, text in enumerate(TEXTS))
+    path.write_text("id,body\n" + "".join(rows), encoding="utf-8")
+
+
+def write_parquet(path: Path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(pa.table({"body": TEXTS}), path)
+
+
+def test_a_text_file_becomes_an_array(
+    toy_bundle: Path, texts_file: Path, tmp_path: Path, expected: np.ndarray, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "out.npy"
+    assert main(["encode", "-m", str(toy_bundle), str(texts_file), "-o", str(output)]) == 0
+    rows = np.load(output)
+    assert rows.dtype == np.float32
+    np.testing.assert_array_equal(rows, expected)
+    assert f"{output}: 5 x 16 float32 with toy" in capsys.readouterr().out
+    np.testing.assert_array_equal(np.load(output, mmap_mode="r"), expected)
+
+
+@pytest.mark.parametrize(
+    ("form", "write"), [(".jsonl", write_jsonl), (".csv", write_csv), (".parquet", write_parquet)]
+)
+def test_a_column_of_a_table_is_embedded(
+    toy_bundle: Path, tmp_path: Path, expected: np.ndarray, form: str, write: Callable[[Path], None]
+) -> None:
+    write(tmp_path / f"in{form}")
+    command = ["encode", "-m", str(toy_bundle), str(tmp_path / f"in{form}"), "-o", str(tmp_path / "out.npy")]
+    assert main([*command, "--text-column", "body"]) == 0
+    np.testing.assert_array_equal(np.load(tmp_path / "out.npy"), expected)
+
+
+def test_compressed_texts_are_read(toy_bundle: Path, tmp_path: Path, expected: np.ndarray) -> None:
+    with gzip.open(tmp_path / "in.txt.gz", "wt", encoding="utf-8") as file:
+        file.write("\n".join(TEXTS))
+    assert main(["encode", "-m", str(toy_bundle), str(tmp_path / "in.txt.gz"), "-o", str(tmp_path / "o.npy")]) == 0
+    np.testing.assert_array_equal(np.load(tmp_path / "o.npy"), expected)
+
+
+def test_lines_of_json_hold_texts_and_exact_numbers(
+    toy_bundle: Path, texts_file: Path, tmp_path: Path, expected: np.ndarray
+) -> None:
+    output = tmp_path / "out.jsonl"
+    assert main(["encode", "-m", str(toy_bundle), str(texts_file), "-o", str(output)]) == 0
+    records = [json.loads(line) for line in output.read_text(encoding="utf-8").splitlines()]
+    assert [record["text"] for record in records] == TEXTS
+    np.testing.assert_array_equal(np.array([r["embedding"] for r in records], dtype=np.float32), expected)
+
+
+@pytest.mark.parametrize("precision", ["float32", "ubinary"])
+def test_parquet_holds_texts_and_rows(toy_bundle: Path, texts_file: Path, tmp_path: Path, precision: str) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    output = tmp_path / "out.parquet"
+    command = ["encode", "-m", str(toy_bundle), str(texts_file), "-o", str(output), "--precision", precision]
+    assert main(command) == 0
+    table = parquet.read_table(output)
+    assert table["text"].to_pylist() == TEXTS
+    rows = Encoder.load(toy_bundle).encode(TEXTS, precision=precision)  # type: ignore[arg-type]
+    assert table.schema.field("embedding").type.list_size == rows.shape[1]
+    np.testing.assert_array_equal(np.array(table["embedding"].to_pylist(), dtype=rows.dtype), rows)
+
+
+@pytest.mark.parametrize("form", [".npy", ".jsonl", ".parquet"])
+def test_no_texts_are_no_rows(toy_bundle: Path, tmp_path: Path, form: str) -> None:
+    (tmp_path / "empty.txt").touch()
+    output = tmp_path / f"out{form}"
+    command = ["encode", "-m", str(toy_bundle), str(tmp_path / "empty.txt"), "-o", str(output)]
+    assert main([*command, "--truncate-dim", "8"]) == 0
+    assert output.exists()
+    if form == ".npy":
+        assert np.load(output).shape == (0, 8)
+
+
+def test_options_reach_the_encoder(
+    toy_bundle: Path, texts_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "out.npy"
+    command = ["encode", "-m", str(toy_bundle), str(texts_file), "-o", str(output), "--threads", "1"]
+    assert main([*command, "--truncate-dim", "8", "--precision", "binary", "--json"]) == 0
+    rows = Encoder.load(toy_bundle).encode(TEXTS, truncate_dim=8, precision="binary")
+    np.testing.assert_array_equal(np.load(output), rows)
+    report = json.loads(capsys.readouterr().out)
+    assert (report["rows"], report["width"], report["dtype"], report["model"]) == (5, 1, "int8", "toy")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--text-column", "body"], "texts.txt:1: there is no column 'body'; there are text"),
+        (["--precision", "float32", "--truncate-dim", "99"], "truncate_dim must be"),
+        (["--prompt-name", "nope"], "has no prompt 'nope'"),
+        (["--provider", "NoneSuch"], "NoneSuch is not among"),
+        (["--threads", "0"], "threads must be"),
+        (["-o", "out.csv"], "expected an output that ends in .npy, .parquet, .jsonl"),
+        (["-m", "none.onnx"], "no file or folder none.onnx"),
+    ],
+)
+def test_what_is_wrong_is_one_line_and_writes_nothing(
+    toy_bundle: Path,
+    texts_file: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    options: list[str],
+    words: str,
+) -> None:
+    command = ["encode", "-m", str(toy_bundle), str(texts_file), "-o", str(tmp_path / "out.npy"), *options]
+    assert main(command) == 1
+    captured = capsys.readouterr()
+    assert words in captured.err
+    assert len(captured.err.splitlines()) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["texts.txt"]
+
+
+def test_a_text_that_is_none_is_named_by_its_line(
+    toy_bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "in.jsonl").write_text('{"text": "a"}\n\n{"text": null}\n')
+    (tmp_path / "out.npy").write_bytes(b"old")
+    command = ["encode", "-m", str(toy_bundle), str(tmp_path / "in.jsonl"), "-o", str(tmp_path / "out.npy")]
+    assert main(command) == 1
+    assert "in.jsonl:3: 'text' should be a text, not NoneType" in capsys.readouterr().err
+    assert (tmp_path / "out.npy").read_bytes() == b"old"
+
+
+def test_overflow_is_told_or_refused(toy_bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "in.txt").write_text("a\nb\nc\n" + "dog " * 30)
+    command = ["encode", "-m", str(toy_bundle), str(tmp_path / "in.txt"), "-o", str(tmp_path / "out.npy")]
+    assert main(command) == 0
+    assert capsys.readouterr().err == "warning: 1 of 4 texts were cut to 12 tokens\n"
+    assert main([*command, "--on-overflow", "error"]) == 1
+    assert "texts[3]" in capsys.readouterr().err

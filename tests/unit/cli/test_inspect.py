@@ -1,0 +1,103 @@
+"""`embedkit inspect`: everything the bundle says, for people and for machines."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from embedkit.cli.main import main
+from embedkit.runtime.bundle import read_bundle, write_bundle
+
+Write = Callable[..., Path]
+
+
+@pytest.fixture
+def full_bundle(write_toy_bundle: Write, tmp_path: Path) -> Path:
+    return write_toy_bundle(
+        tmp_path / "full.onnx",
+        prompts={"query": "query: "},
+        method="sct",
+        base="random",
+        teacher={"name": "big-teacher", "fingerprint": "abc"},
+        corpus=[{"name": "books", "rows": 1000, "sha256": "f00", "licence": "CC0-1.0"}],
+        metrics={"sts": {"spearman": 0.81234567}},
+        gates={"cosine": {"least": 0.999, "passed": True}},
+        licence="Apache-2.0",
+    )
+
+
+def test_people_are_told_what_it_is(full_bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", str(full_bundle)]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("toy: 16 dimensions, at most 12 tokens, mean pooling, unit rows\n")
+    lines = [" ".join(line.split()) for line in out.splitlines()]
+    for expected in (
+        f"file {full_bundle}",
+        f"fingerprint {read_bundle(full_bundle).fingerprint}",
+        "prompts query 'query: '",
+        "method sct",
+        "teacher name big-teacher",
+        "corpus name books, licence CC0-1.0, rows 1000, sha256 f00",
+        "sts.spearman 0.8123",
+        "cosine.passed True",
+        "licence Apache-2.0",
+    ):
+        assert expected in lines
+    assert any(line.startswith("graph ") and line.endswith("%") for line in lines)
+    assert any(line.endswith("kB weights") for line in lines)
+    assert all(len(line) < 100 for line in out.splitlines() if str(full_bundle) not in line)
+
+
+def test_what_is_empty_is_left_out(toy_bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", str(toy_bundle)]) == 0
+    out = capsys.readouterr().out
+    for word in ("teacher", "corpus", "licence", "metrics", "card", "golden texts"):
+        assert word not in out
+
+
+def test_machines_are_told_all(full_bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", str(full_bundle), "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    bundle = read_bundle(full_bundle)
+    assert report["fingerprint"] == bundle.fingerprint
+    assert report["manifest"] == json.loads(bundle.manifest.to_json())
+    assert report["bytes"] == full_bundle.stat().st_size == sum(report["parts"].values())
+    assert report["parts"]["tokenizer"] > report["parts"]["manifest"] > 0
+    assert report["largest_weights"][0]["name"] == "weights"
+    assert report["card"] is None
+    assert report["verification"] is None
+
+
+def test_the_card_beside_the_bundle_is_shown(full_bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    full_bundle.with_suffix(".md").write_text("# Full\n\nMade for a test.\n", encoding="utf-8")
+    main(["inspect", str(full_bundle)])
+    assert "Made for a test." in capsys.readouterr().out
+
+
+def test_a_good_bundle_is_verified(toy_bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", str(toy_bundle), "--verify"]) == 0
+    assert "verified: 3 golden texts gave the same tokens" in capsys.readouterr().out
+
+
+def test_other_embeddings_are_exit_code_1(
+    toy_bundle: Path, toy_model_bytes: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good = read_bundle(toy_bundle)
+    golden = replace(good.golden, vectors=-good.golden.vectors)
+    write_bundle(tmp_path / "b.onnx", toy_model_bytes, good.manifest, good.tokenizer_json, golden)
+    assert main(["inspect", str(tmp_path / "b.onnx"), "--verify"]) == 1
+    assert "NOT VERIFIED" in capsys.readouterr().out
+    assert main(["inspect", str(tmp_path / "b.onnx"), "--verify", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["verification"]["passed"] is False
+
+
+def test_what_is_no_bundle_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "photo.onnx").write_bytes(b"\xff\xd8\xff\xe0JFIF")
+    assert main(["inspect", str(tmp_path / "photo.onnx")]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.splitlines() == [f"error: {tmp_path / 'photo.onnx'}: this is not an ONNX file"]

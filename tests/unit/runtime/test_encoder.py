@@ -1,0 +1,358 @@
+"""The encoder: rows as the reference computes them, and every wish honoured or refused."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import json
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from embedkit import Encoder
+from embedkit.errors import InputError, ModelError, TextOverflowError
+from embedkit.runtime import encoder as encoder_module
+from embedkit.runtime.bundle import read_bundle, write_bundle
+
+Reference = Callable[..., np.ndarray]
+Write = Callable[..., Path]
+
+TEXTS = ["a dog in the garden", "", "Music!", "one two three four five six seven eight nine ten eleven", "the sea"]
+
+
+@pytest.fixture
+def encoder(toy_bundle: Path) -> Encoder:
+    return Encoder.load(toy_bundle)
+
+
+@pytest.fixture
+def prompted(write_toy_bundle: Write, tmp_path: Path) -> Encoder:
+    prompts = {"query": "question: ", "passage": "answer: ", "other": "about "}
+    return Encoder.load(write_toy_bundle(tmp_path / "prompted.onnx", prompts=prompts))
+
+
+@pytest.fixture
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encoder_module, "_CHUNK_TEXTS", 4)
+
+
+def test_rows_are_those_of_the_reference(encoder: Encoder, toy_reference: Reference) -> None:
+    np.testing.assert_allclose(encoder.encode(TEXTS), toy_reference(TEXTS), atol=1e-6)
+
+
+@pytest.mark.parametrize("budget", [1, 13, 40, 1000])
+@pytest.mark.parametrize("batch_size", [None, 1, 3])
+def test_batches_do_not_change_rows(
+    toy_bundle: Path, toy_reference: Reference, budget: int, batch_size: int | None
+) -> None:
+    texts = [" ".join(words) for n in range(9) for words in itertools.permutations(("red", "sea"), min(n, 2))] * 3
+    encoder = Encoder.load(toy_bundle, max_tokens_per_batch=budget)
+    np.testing.assert_allclose(encoder.encode(texts, batch_size=batch_size), toy_reference(texts), atol=1e-6)
+
+
+@pytest.mark.usefixtures("small_chunks")
+def test_chunks_do_not_change_rows_or_their_order(encoder: Encoder, toy_reference: Reference) -> None:
+    texts = TEXTS * 5
+    np.testing.assert_allclose(encoder.encode(texts), toy_reference(texts), atol=1e-6)
+
+
+def test_one_text_gives_one_row(encoder: Encoder, toy_reference: Reference) -> None:
+    row = encoder.encode("a dog in the garden")
+    assert row.shape == (16,)
+    np.testing.assert_allclose(row, toy_reference(["a dog in the garden"])[0], atol=1e-6)
+
+
+@pytest.mark.parametrize("container", [tuple, iter, np.array, dict.fromkeys, lambda texts: (t for t in texts)])
+def test_any_iterable_will_do(encoder: Encoder, container: Callable[[list[str]], Any]) -> None:
+    np.testing.assert_array_equal(encoder.encode(container(TEXTS)), encoder.encode(TEXTS))
+
+
+def test_no_texts_give_no_rows_of_the_right_kind(encoder: Encoder) -> None:
+    assert encoder.encode([]).shape == (0, 16)
+    packed = encoder.encode([], precision="ubinary", truncate_dim=9)
+    assert packed.shape == (0, 2)
+    assert packed.dtype == np.uint8
+
+
+def test_it_tells_what_it_is(encoder: Encoder, toy_bundle: Path) -> None:
+    bundle = read_bundle(toy_bundle)
+    assert (encoder.name, encoder.dimension, encoder.max_length) == ("toy", 16, 12)
+    assert encoder.fingerprint == bundle.fingerprint
+    assert encoder.manifest == bundle.manifest
+    assert repr(encoder) == "Encoder(name='toy', dimension=16, max_length=12)"
+
+
+def test_a_stream_is_encoded_in_bounded_memory(encoder: Encoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encoder_module, "_CHUNK_TEXTS", 10)
+    read = 0
+
+    def stream() -> Iterator[str]:
+        nonlocal read
+        for number in itertools.count():
+            read += 1
+            yield f"text {number}"
+
+    batches = encoder.encode_batches(stream())
+    first, second = next(batches), next(batches)
+    assert first.shape == second.shape == (10, 16)
+    assert read == 20
+    np.testing.assert_array_equal(second, encoder.encode([f"text {number}" for number in range(10, 20)]))
+
+
+@pytest.mark.usefixtures("small_chunks")
+def test_batches_of_a_stream_are_what_encode_gives(encoder: Encoder) -> None:
+    options: Any = {"truncate_dim": 8, "precision": "binary", "prompt": "the "}
+    rows = np.concatenate(list(encoder.encode_batches(iter(TEXTS * 2), **options)))
+    np.testing.assert_array_equal(rows, encoder.encode(TEXTS * 2, **options))
+    assert list(encoder.encode_batches([])) == []
+
+
+# Truncation
+
+
+def test_truncation_is_told_once_a_call(
+    encoder: Encoder, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(encoder_module, "_CHUNK_TEXTS", 2)
+    long = "dog " * 20
+    for _ in range(2):
+        caplog.clear()
+        encoder.encode(["a", long, "b", long, long])
+        assert [record.getMessage() for record in caplog.records] == ["3 of 5 texts were cut to 12 tokens"]
+        assert caplog.records[0].levelno == logging.WARNING
+
+
+def test_truncation_of_a_stream_is_told_also_when_it_is_left(
+    encoder: Encoder, caplog: pytest.LogCaptureFixture
+) -> None:
+    batches = encoder.encode_batches(["dog " * 20])
+    next(batches)
+    batches.close()  # type: ignore[attr-defined]
+    assert caplog.messages == ["1 of 1 texts were cut to 12 tokens"]
+
+
+def test_nothing_is_told_when_nothing_is_cut(encoder: Encoder, caplog: pytest.LogCaptureFixture) -> None:
+    encoder.encode(["dog " * 10])
+    assert caplog.messages == []
+
+
+def test_truncation_can_be_an_error(encoder: Encoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encoder_module, "_CHUNK_TEXTS", 10)
+    long = "dog " * 20
+    with pytest.raises(TextOverflowError, match=r"longer than 12 tokens: texts\[11\], texts\[13\]; shorten"):
+        encoder.encode(["a"] * 11 + [long, "b", long], on_overflow="error")
+    with pytest.raises(TextOverflowError, match=r"texts\[4\] and 3 more"):
+        encoder.encode([long] * 8, on_overflow="error")
+    np.testing.assert_array_equal(encoder.encode(TEXTS[:3], on_overflow="error"), encoder.encode(TEXTS[:3]))
+
+
+def test_a_prompt_counts_towards_the_length(encoder: Encoder) -> None:
+    encoder.encode(["dog " * 10], on_overflow="error")
+    with pytest.raises(TextOverflowError):
+        encoder.encode(["dog " * 10], prompt="the ", on_overflow="error")
+
+
+def test_a_million_characters_are_encoded(encoder: Encoder) -> None:
+    rows = encoder.encode(["dog " * 250_000, "dog " * 10])
+    np.testing.assert_allclose(rows[0], rows[1], atol=1e-6)
+
+
+# Prompts
+
+
+def test_prompts_stand_before_texts(prompted: Encoder) -> None:
+    plain = prompted.encode(["question: a dog", "answer: a dog", "about a dog", "a dog"])
+    np.testing.assert_allclose(prompted.encode_query("a dog"), plain[0], atol=1e-6)
+    np.testing.assert_allclose(prompted.encode_document(["a dog"])[0], plain[1], atol=1e-6)
+    np.testing.assert_allclose(prompted.encode("a dog", prompt_name="other"), plain[2], atol=1e-6)
+    np.testing.assert_allclose(prompted.encode_query("a dog", prompt_name="other"), plain[2], atol=1e-6)
+    np.testing.assert_allclose(prompted.encode_query("a dog", prompt="about "), plain[2], atol=1e-6)
+    np.testing.assert_allclose(prompted.encode_document("a dog", prompt=""), plain[3], atol=1e-6)
+    np.testing.assert_allclose(prompted.encode("a dog"), plain[3], atol=1e-6)
+
+
+def test_a_model_without_prompts_encodes_queries_as_they_are(encoder: Encoder) -> None:
+    np.testing.assert_array_equal(encoder.encode_query("a dog"), encoder.encode("a dog"))
+    np.testing.assert_array_equal(encoder.encode_document("a dog"), encoder.encode("a dog"))
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"prompt_name": "nope"}, "toy has no prompt 'nope'; it has other, passage, query"),
+        ({"prompt_name": "query", "prompt": "x"}, "not both"),
+        ({"prompt": 3}, "prompt must be a str"),
+        ({"batch_size": 0}, "batch_size must be a whole number"),
+        ({"batch_size": 2.0}, "batch_size must be a whole number"),
+        ({"truncate_dim": 17}, "truncate_dim must be a whole number from 1 to 16"),
+        ({"precision": "int8"}, "precision must be one of"),
+        ({"on_overflow": "ignore"}, "on_overflow must be"),
+        ({"normalize_embeddings": False}, "itself gives unit rows"),
+    ],
+)
+def test_wishes_that_cannot_be_granted_are_refused_at_once(
+    prompted: Encoder, options: dict[str, Any], words: str
+) -> None:
+    for call in (prompted.encode, prompted.encode_batches, prompted.encode_document):
+        with pytest.raises(InputError, match=words):
+            call([], **options)
+
+
+@pytest.mark.parametrize("method", ["encode", "encode_batches", "encode_query", "encode_document"])
+def test_an_unknown_keyword_is_a_type_error(encoder: Encoder, method: str) -> None:
+    with pytest.raises(TypeError, match="normalise"):
+        getattr(encoder, method)(["a"], normalise=True)
+
+
+@pytest.mark.parametrize("texts", [None, 3, b"bytes", bytearray(b"bytes")])
+def test_what_is_no_text_and_holds_none_is_refused(encoder: Encoder, texts: Any) -> None:
+    for call in (encoder.encode, encoder.encode_batches):
+        with pytest.raises(InputError, match=f"got {type(texts).__name__}"):
+            call(texts)
+
+
+def test_one_text_is_no_stream(encoder: Encoder) -> None:
+    with pytest.raises(InputError, match="use encode for one text"):
+        encoder.encode_batches("a text")
+
+
+@pytest.mark.usefixtures("small_chunks")
+def test_positions_in_messages_are_those_of_the_caller(encoder: Encoder) -> None:
+    with pytest.raises(InputError, match=r"texts\[6\] is float, expected str"):
+        encoder.encode(["a"] * 6 + [float("nan")])  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize("option", ["threads", "max_tokens_per_batch"])
+@pytest.mark.parametrize("value", [0, -1, 1.5, "2", True])
+def test_settings_that_are_no_counts_are_refused(toy_bundle: Path, option: str, value: Any) -> None:
+    with pytest.raises(InputError, match=f"{option} must be a whole number from 1 up"):
+        Encoder.load(toy_bundle, **{option: value})
+
+
+# Similarity
+
+
+def test_similarity_is_the_cosine(encoder: Encoder) -> None:
+    a, b = np.random.default_rng(0).standard_normal((2, 3, 16))
+    expected = [[x @ y / np.linalg.norm(x) / np.linalg.norm(y) for y in b] for x in a]
+    found = encoder.similarity(a, b)
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+    assert found.dtype == np.float32
+    assert encoder.similarity(a[0], b).shape == (1, 3)
+    np.testing.assert_array_equal(encoder.similarity(np.zeros(16), b), np.zeros((1, 3)))
+    assert encoder.similarity(a[:0], b).shape == (0, 3)
+
+
+@pytest.mark.parametrize(
+    ("a", "words"),
+    [
+        (np.zeros((2, 3)), "3 dimensions and b has 16"),
+        (np.zeros((1, 1, 16)), r"must be \(N, D\)"),
+        ("a text", "must hold numbers"),
+        ([[1.0], [1.0, 2.0]], "must hold numbers"),
+    ],
+)
+def test_what_are_no_embeddings_is_refused(encoder: Encoder, a: Any, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        encoder.similarity(a, np.zeros(16))
+
+
+# Verification
+
+
+def test_a_good_bundle_is_verified(encoder: Encoder) -> None:
+    found = encoder.verify()
+    assert found["passed"] is True
+    assert found["same_tokens"] is True
+    assert found["texts"] == 3
+    assert found["difference"] < 1e-6
+    assert json.loads(json.dumps(found)) == found
+
+
+def test_other_embeddings_or_tokens_are_found(toy_bundle: Path, toy_model_bytes: bytes, tmp_path: Path) -> None:
+    from dataclasses import replace
+
+    good = read_bundle(toy_bundle)
+    vectors = good.golden.vectors.copy()
+    vectors[1, 2] += 0.01
+    ids = [[2, 9, 3], *good.golden.token_ids[1:]]
+    for name, golden in {
+        "vectors": replace(good.golden, vectors=vectors),
+        "tokens": replace(good.golden, token_ids=ids),
+    }.items():
+        path = tmp_path / f"{name}.onnx"
+        write_bundle(path, toy_model_bytes, good.manifest, good.tokenizer_json, golden)
+        found = Encoder.load(path).verify()
+        assert found["passed"] is False
+        assert found["same_tokens"] is (name == "vectors")
+    assert Encoder.load(tmp_path / "vectors.onnx").verify()["difference"] == pytest.approx(0.01, abs=1e-5)
+
+
+# Folders and mismatches
+
+
+def test_a_folder_with_one_bundle_is_that_bundle(write_toy_bundle: Write, tmp_path: Path) -> None:
+    write_toy_bundle(tmp_path / "one.onnx")
+    assert Encoder.load(tmp_path).name == "toy"
+    write_toy_bundle(tmp_path / "two.onnx", name="second")
+    with pytest.raises(ModelError, match=r"2 \.onnx files"):
+        Encoder.load(tmp_path)
+    assert Encoder.load(tmp_path, file="two.onnx").name == "second"
+
+
+def test_an_empty_folder_is_no_model(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"one bundle or a modules\.json; it has neither"):
+        Encoder.load(tmp_path)
+
+
+def test_a_file_of_a_file_is_refused(toy_bundle: Path) -> None:
+    with pytest.raises(InputError, match="chooses from a folder"):
+        Encoder.load(toy_bundle, file="x.onnx")
+
+
+def test_a_graph_of_another_width_than_declared_is_refused(toy_bundle: Path, tmp_path: Path) -> None:
+    from dataclasses import replace
+
+    good = read_bundle(toy_bundle)
+    manifest = replace(good.manifest, dimension=8)
+    golden = replace(good.golden, vectors=good.golden.vectors[:, :8])
+    write_bundle(tmp_path / "b.onnx", good.model, manifest, good.tokenizer_json, golden)
+    with pytest.raises(ModelError, match=r"b\.onnx: the graph gives 16 dimensions, not 8"):
+        Encoder.load(tmp_path / "b.onnx")
+
+
+@pytest.mark.parametrize("max_length", [1, 2])
+def test_a_length_without_room_is_the_models_fault(toy_bundle: Path, tmp_path: Path, max_length: int) -> None:
+    from dataclasses import replace
+
+    good = read_bundle(toy_bundle)
+    golden = replace(good.golden, token_ids=[[2]] * 3)
+    manifest = replace(good.manifest, max_length=max_length)
+    write_bundle(tmp_path / "b.onnx", good.model, manifest, good.tokenizer_json, golden)
+    with pytest.raises(ModelError, match="max_length must be at least 3"):
+        Encoder.load(tmp_path / "b.onnx")
+
+
+# Progress
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_bar_is_shown_when_asked_for(encoder: Encoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("embedkit.progress._BAR_SECONDS", 0.0)
+    for wish, shown in ((True, True), (None, False), (False, False)):
+        terminal = Terminal()
+        monkeypatch.setattr(sys, "stderr", terminal)
+        encoder.encode(TEXTS, show_progress_bar=wish)
+        assert ("5/5 texts" in terminal.getvalue()) is shown

@@ -1,0 +1,141 @@
+"""A path comes first and never goes to the network; then bundled names; then the hub."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from embedkit.errors import ModelNotFoundError
+from embedkit.runtime import location
+from embedkit.runtime.location import bundled_names, find_model
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty working folder, two bundled models, and a hub that must not be asked."""
+    bundled = tmp_path / "bundled"
+    (tmp_path / "here").mkdir()
+    bundled.mkdir()
+    for name in ("tiny-sct", "mini-sct"):
+        (bundled / f"{name}.onnx").touch()
+    (bundled / "tiny-sct.md").touch()
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setattr(location, "_BUNDLED", bundled)
+
+    def unwanted(*arguments: Any, **options: Any) -> None:
+        pytest.fail("this must not go to the network")
+
+    monkeypatch.setattr(location, "require", unwanted)
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[dict[str, Any]]:
+    """A hub that notes what it is asked for."""
+    calls: list[dict[str, Any]] = []
+
+    def snapshot_download(repo_id: str, **options: Any) -> str:
+        calls.append({"repo_id": repo_id, **options})
+        return str(tmp_path / "cache")
+
+    monkeypatch.setattr(
+        location, "require", lambda module, extra: SimpleNamespace(snapshot_download=snapshot_download)
+    )
+    return calls
+
+
+def test_bundled_names_are_listed() -> None:
+    assert bundled_names() == ["mini-sct", "tiny-sct"]
+
+
+def test_a_bundled_name_is_found(tmp_path: Path) -> None:
+    assert find_model("tiny-sct") == tmp_path / "bundled/tiny-sct.onnx"
+
+
+def test_a_path_wins_over_a_bundled_name_and_a_hub_id() -> None:
+    Path("tiny-sct").mkdir()
+    Path("org/name").mkdir(parents=True)
+    assert find_model("tiny-sct") == Path("tiny-sct")
+    assert find_model("org/name") == Path("org/name")
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "tiny-sct.onnx",
+        "models/tiny-sct.onnx",
+        "./tiny-sct",
+        "../models/tiny-sct",
+        "/models/tiny-sct",
+        "~/models/tiny-sct",
+        "a/b/tiny-sct",
+        "c:\\models\\tiny-sct",
+        "here-is-a-folder/tiny-sct",
+        Path("org/tiny-sct"),
+        pytest.param("x" * 5000 + "/a/b", id="longer than a path may be"),
+    ],
+)
+def test_what_looks_like_a_path_never_goes_to_the_network(source: str | Path) -> None:
+    Path("here-is-a-folder").mkdir()
+    with pytest.raises(ModelNotFoundError, match="the bundled models are mini-sct, tiny-sct"):
+        find_model(source)
+
+
+@pytest.mark.parametrize(
+    "source", ["", "tinysct", "all-MiniLM", "name with spaces", "org/na me", "https://x.org/m"]
+)
+def test_what_is_nothing_at_all_is_told_the_bundled_names(source: str) -> None:
+    with pytest.raises(ModelNotFoundError, match="the bundled models are mini-sct, tiny-sct"):
+        find_model(source)
+
+
+def test_a_near_name_is_proposed() -> None:
+    with pytest.raises(ModelNotFoundError, match="did you mean 'tiny-sct'"):
+        find_model("tiny-stc")
+    with pytest.raises(ModelNotFoundError, match="did you mean 'mini-sct'"):
+        find_model("models/mini-sct.onnx")
+
+
+def test_without_bundles_the_sentence_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(location, "_BUNDLED", tmp_path / "none")
+    with pytest.raises(ModelNotFoundError, match="no bundles come with this embedkit"):
+        find_model("tiny-sct")
+
+
+def test_it_is_also_a_file_not_found_error() -> None:
+    with pytest.raises(FileNotFoundError):
+        find_model("none.onnx")
+
+
+def test_a_hub_id_is_downloaded_without_its_other_graphs(hub: list[dict[str, Any]], tmp_path: Path) -> None:
+    assert find_model("org/tiny-model") == tmp_path / "cache"
+    assert hub[0]["repo_id"] == "org/tiny-model"
+    assert hub[0]["allow_patterns"] == ["*.json", "onnx/model.onnx", "model.onnx", "tiny-model.onnx"]
+    find_model("org/tiny-model", file="onnx/model_quint8.onnx")
+    assert hub[1]["allow_patterns"] == ["*.json", "onnx/model_quint8.onnx"]
+
+
+@pytest.mark.parametrize("error", [OSError("offline\nlong story"), ValueError("bad id"), ConnectionError()])
+def test_a_hub_that_gives_nothing_is_a_model_not_found(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    def snapshot_download(repo_id: str, **options: Any) -> str:
+        raise error
+
+    monkeypatch.setattr(
+        location, "require", lambda module, extra: SimpleNamespace(snapshot_download=snapshot_download)
+    )
+    with pytest.raises(ModelNotFoundError, match=r"'org/name'.*the bundled models are") as caught:
+        find_model("org/name")
+    assert "\n" not in str(caught.value)
+
+
+def test_the_hubs_own_errors_are_mapped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    huggingface_hub = pytest.importorskip("huggingface_hub")
+    constants = importlib.import_module("huggingface_hub.constants")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(location, "require", lambda module, extra: huggingface_hub)
+    with pytest.raises(ModelNotFoundError, match="'org/name'"):
+        find_model("org/name")

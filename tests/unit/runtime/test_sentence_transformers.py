@@ -1,0 +1,267 @@
+"""Folders of sentence-transformers: run where only pooling is left to do, refused otherwise."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+
+from embedkit import Encoder
+from embedkit.errors import InputError, ModelError
+from embedkit.runtime import location
+from embedkit.runtime.sentence_transformers import pool
+from embedkit.runtime.tokenization import TokenBatch
+
+Reference = Callable[..., np.ndarray]
+
+TEXTS = ["a dog in the garden", "", "music and the sea", "dog " * 30]
+
+
+def transformer(weights: np.ndarray, output: str = "last_hidden_state", *, types: bool = True) -> bytes:
+    """Token embeddings, to which the token types are added so that other types than 0 would be seen."""
+    inputs = ["input_ids", "attention_mask", *(["token_type_ids"] if types else [])]
+    nodes = [helper.make_node("Gather", ["weights", "input_ids"], ["embedded"])]
+    if types:
+        nodes += [
+            helper.make_node("Cast", ["token_type_ids"], ["kinds"], to=onnx.TensorProto.FLOAT),
+            helper.make_node("Unsqueeze", ["kinds", "last"], ["wide"]),
+            helper.make_node("Add", ["embedded", "wide"], [output]),
+        ]
+    else:
+        nodes += [helper.make_node("Identity", ["embedded"], [output])]
+    graph = helper.make_graph(
+        nodes,
+        "transformer",
+        [helper.make_tensor_value_info(name, onnx.TensorProto.INT64, ["b", "l"]) for name in inputs],
+        [helper.make_tensor_value_info(output, onnx.TensorProto.FLOAT, ["b", "l", weights.shape[1]])],
+        [numpy_helper.from_array(weights, "weights"), numpy_helper.from_array(np.array([2]), "last")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    return bytes(model.SerializeToString())
+
+
+def write_json(path: Path, value: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(value), encoding="utf-8")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, toy_tokenizer_json: str, toy_weights: np.ndarray) -> Path:
+    """A folder as sentence-transformers writes it: mean pooling, unit rows, at most 12 tokens."""
+    root = tmp_path / "all-toy"
+    kinds = ["Transformer", "Pooling", "Normalize"]
+    write_json(
+        root / "modules.json",
+        [
+            {
+                "idx": n,
+                "name": str(n),
+                "path": f"{n}_{kind}" if n else "",
+                "type": f"sentence_transformers.models.{kind}",
+            }
+            for n, kind in enumerate(kinds)
+        ],
+    )
+    write_json(
+        root / "1_Pooling/config.json",
+        {
+            "word_embedding_dimension": 16,
+            "pooling_mode_cls_token": False,
+            "pooling_mode_mean_tokens": True,
+            "pooling_mode_max_tokens": False,
+        },
+    )
+    write_json(root / "sentence_bert_config.json", {"max_seq_length": 12, "do_lower_case": False})
+    write_json(root / "config.json", {"max_position_embeddings": 64})
+    (root / "tokenizer.json").write_text(toy_tokenizer_json, encoding="utf-8")
+    (root / "onnx").mkdir()
+    (root / "onnx/model.onnx").write_bytes(transformer(toy_weights))
+    return root
+
+
+def change(path: Path, **values: Any) -> None:
+    write_json(path, {**json.loads(path.read_text(encoding="utf-8")), **values})
+
+
+def test_rows_are_those_of_the_reference(folder: Path, toy_reference: Reference) -> None:
+    encoder = Encoder.load(folder)
+    np.testing.assert_allclose(encoder.encode(TEXTS), toy_reference(TEXTS), atol=1e-6)
+    assert (encoder.name, encoder.dimension, encoder.max_length) == ("all-toy", 16, 12)
+    assert encoder.manifest.created_by == "sentence-transformers"
+    assert encoder.manifest.pooling == "mean"
+
+
+@pytest.mark.parametrize("output", ["token_embeddings", "last_hidden_state"])
+def test_a_graph_without_token_types_will_do(
+    folder: Path, toy_weights: np.ndarray, toy_reference: Reference, output: str
+) -> None:
+    (folder / "onnx/model.onnx").write_bytes(transformer(toy_weights, output, types=False))
+    np.testing.assert_allclose(Encoder.load(folder).encode(TEXTS), toy_reference(TEXTS), atol=1e-6)
+
+
+def test_a_graph_that_pools_is_not_pooled_again(
+    folder: Path, toy_model_bytes: bytes, toy_reference: Reference
+) -> None:
+    (folder / "onnx/model.onnx").write_bytes(toy_model_bytes)
+    np.testing.assert_allclose(Encoder.load(folder).encode(TEXTS), toy_reference(TEXTS), atol=1e-6)
+
+
+@pytest.mark.parametrize("form", [{"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}, None])
+def test_cls_pooling_takes_the_first_token(
+    folder: Path, toy_weights: np.ndarray, form: dict[str, Any] | None
+) -> None:
+    path = folder / "1_Pooling/config.json"
+    if form is None:
+        write_json(path, {"embedding_dimension": 16, "pooling_mode": "cls"})
+    else:
+        change(path, **form)
+    first = toy_weights[2] / np.linalg.norm(toy_weights[2])
+    np.testing.assert_allclose(Encoder.load(folder).encode(TEXTS), np.tile(first, (4, 1)), atol=1e-6)
+
+
+def test_without_normalize_rows_can_be_had_as_they_are(folder: Path, toy_reference: Reference) -> None:
+    with pytest.raises(InputError, match="itself gives unit rows"):
+        Encoder.load(folder).encode(TEXTS, normalize_embeddings=False)
+    modules = json.loads((folder / "modules.json").read_text())
+    write_json(folder / "modules.json", modules[:2])
+    encoder = Encoder.load(folder)
+    np.testing.assert_allclose(encoder.encode(TEXTS), toy_reference(TEXTS), atol=1e-6)
+    plain = encoder.encode(TEXTS, normalize_embeddings=False)
+    assert np.abs(np.linalg.norm(plain, axis=1) - 1).max() > 0.1
+    np.testing.assert_allclose(
+        plain / np.linalg.norm(plain, axis=1, keepdims=True), toy_reference(TEXTS), atol=1e-6
+    )
+
+
+def test_prompts_and_the_default_one_are_used(folder: Path, toy_reference: Reference) -> None:
+    path = folder / "config_sentence_transformers.json"
+    write_json(path, {"prompts": {"query": "question: ", "document": ""}, "default_prompt_name": None})
+    encoder = Encoder.load(folder)
+    np.testing.assert_allclose(encoder.encode_query(["dog"]), toy_reference(["question: dog"]), atol=1e-6)
+    np.testing.assert_allclose(encoder.encode_document(["dog"]), toy_reference(["dog"]), atol=1e-6)
+    change(path, default_prompt_name="query")
+    encoder = Encoder.load(folder)
+    np.testing.assert_allclose(encoder.encode(["dog"]), toy_reference(["question: dog"]), atol=1e-6)
+    np.testing.assert_allclose(encoder.encode(["dog"], prompt=""), toy_reference(["dog"]), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "expected"),
+    [
+        ({"max_seq_length": 9}, 9),
+        ({}, 64),
+        ({"model_max_length": 20}, 20),
+        ({"model_max_length": 1e30}, 64),
+        ({"model_max_length": 1e30, "max_position_embeddings": None}, 512),
+    ],
+)
+def test_the_length_is_found_where_sentence_transformers_finds_it(
+    folder: Path, lengths: dict[str, Any], expected: int
+) -> None:
+    homes = {
+        "max_seq_length": "sentence_bert_config.json",
+        "model_max_length": "tokenizer_config.json",
+        "max_position_embeddings": "config.json",
+    }
+    (folder / "sentence_bert_config.json").unlink()
+    for key, value in lengths.items():
+        write_json(folder / homes[key], {key: int(value) if value == 1e30 else value})
+    assert Encoder.load(folder).max_length == expected
+
+
+def test_another_graph_of_the_folder_can_be_chosen(folder: Path) -> None:
+    shutil.move(folder / "onnx/model.onnx", folder / "onnx/model_quint8.onnx")
+    with pytest.raises(ModelError, match=r"no .*onnx/model\.onnx; make a bundle of it with `embedkit export`"):
+        Encoder.load(folder)
+    assert Encoder.load(folder, file="onnx/model_quint8.onnx").dimension == 16
+
+
+def test_the_fingerprint_tells_what_decides_the_embeddings(folder: Path, toy_weights: np.ndarray) -> None:
+    found = [Encoder.load(folder).fingerprint]
+    assert Encoder.load(folder).fingerprint == found[0]
+    change(folder / "sentence_bert_config.json", max_seq_length=10)
+    found.append(Encoder.load(folder).fingerprint)
+    change(folder / "1_Pooling/config.json", pooling_mode_cls_token=True, pooling_mode_mean_tokens=False)
+    found.append(Encoder.load(folder).fingerprint)
+    (folder / "onnx/model.onnx").write_bytes(transformer(toy_weights + 1))
+    found.append(Encoder.load(folder).fingerprint)
+    assert len(set(found)) == 4
+
+
+def test_a_downloaded_model_is_called_by_its_id(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub = SimpleNamespace(snapshot_download=lambda repo_id, allow_patterns: str(folder))
+    monkeypatch.setattr(location, "require", lambda module, extra: hub)
+    assert Encoder.load("org/all-toy").name == "org/all-toy"
+
+
+def test_golden_texts_are_not_to_be_had(folder: Path) -> None:
+    with pytest.raises(ModelError, match="no golden texts"):
+        Encoder.load(folder).verify()
+
+
+# What is refused
+
+
+def dense(folder: Path) -> None:
+    modules = json.loads((folder / "modules.json").read_text())
+    modules.insert(2, {"path": "2_Dense", "type": "sentence_transformers.models.Dense"})
+    write_json(folder / "modules.json", modules)
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (dense, "made of Transformer, Pooling, Dense, Normalize; .*make a bundle of it with `embedkit export`"),
+        (lambda f: write_json(f / "modules.json", []), "made of nothing"),
+        (lambda f: write_json(f / "modules.json", {}), "should hold a JSON list"),
+        (lambda f: write_json(f / "modules.json", [{"type": "x"}]), "a type and a path"),
+        (lambda f: write_json(f / "modules.json", ["x"]), "a type and a path"),
+        (lambda f: (f / "modules.json").write_text("{"), "is not JSON"),
+        (lambda f: (f / "tokenizer.json").unlink(), r"cannot read .*tokenizer\.json"),
+        (lambda f: (f / "tokenizer.json").write_text("{}"), r"not a tokenizer\.json"),
+        (lambda f: (f / "1_Pooling/config.json").unlink(), r"cannot read .*config\.json"),
+        (lambda f: change(f / "1_Pooling/config.json", pooling_mode_max_tokens=True), "pooling_mode_max_tokens"),
+        (lambda f: change(f / "1_Pooling/config.json", pooling_mode_mean_tokens=False), "runs mean or cls"),
+        (lambda f: change(f / "1_Pooling/config.json", include_prompt=False), "include_prompt is false"),
+        (lambda f: change(f / "1_Pooling/config.json", word_embedding_dimension="16"), "should be a whole number"),
+        (lambda f: change(f / "1_Pooling/config.json", word_embedding_dimension=8), "gives 16 dimensions, not 8"),
+        (lambda f: change(f / "sentence_bert_config.json", do_lower_case=True), "do_lower_case is true"),
+        (lambda f: change(f / "sentence_bert_config.json", max_seq_length=2), "at least 3"),
+        (lambda f: write_json(f / "config_sentence_transformers.json", {"prompts": {"q": 3}}), "texts by name"),
+        (
+            lambda f: write_json(f / "config_sentence_transformers.json", {"default_prompt_name": "q"}),
+            "default_prompt",
+        ),
+        (lambda f: (f / "onnx/model.onnx").write_bytes(b"junk"), "model.onnx|cannot load the graph"),
+    ],
+)
+def test_what_cannot_be_run_says_why(folder: Path, damage: Callable[[Path], None], words: str) -> None:
+    damage(folder)
+    with pytest.raises(ModelError, match=words):
+        Encoder.load(folder)
+
+
+def test_external_data_is_refused(folder: Path) -> None:
+    model = onnx.load_model(folder / "onnx/model.onnx")
+    onnx.save_model(model, folder / "onnx/model.onnx", save_as_external_data=True, size_threshold=0)
+    with pytest.raises(ModelError, match="external data"):
+        Encoder.load(folder)
+
+
+def test_mean_pooling_is_the_mean_over_tokens() -> None:
+    rng = np.random.default_rng(0)
+    tokens = rng.standard_normal((3, 5, 4)).astype(np.float32)
+    mask = np.array([[1, 1, 1, 1, 1], [1, 1, 0, 0, 0], [1, 0, 0, 0, 0]])
+    expected = [tokens[row, : mask[row].sum()].mean(axis=0) for row in range(3)]
+    pooled = pool(tokens, TokenBatch(mask, mask), "mean")
+    np.testing.assert_allclose(pooled, expected, rtol=1e-5)
+    assert pooled.dtype == np.float32
+    np.testing.assert_array_equal(pool(tokens, TokenBatch(mask, mask), "cls"), tokens[:, 0])

@@ -1,0 +1,149 @@
+"""Sessions: what ONNX Runtime refuses is told, and nothing runs elsewhere in silence."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+
+from embedkit.errors import InputError, ModelError, ProviderError
+from embedkit.runtime import session as session_module
+from embedkit.runtime.session import Session, available_providers
+from embedkit.runtime.tokenization import TokenBatch
+
+BATCH = TokenBatch(np.array([[2, 5, 3]]), np.ones((1, 3), dtype=np.int64))
+
+
+def open_session(model: bytes, **options: Any) -> Session:
+    return Session(model, outputs=["sentence_embedding"], **options)
+
+
+def identity(inputs: dict[str, Any], output: int = onnx.TensorProto.FLOAT) -> bytes:
+    """A graph that adds its inputs up as floats."""
+    nodes = [helper.make_node("Cast", [name], [f"{name}_float"], to=onnx.TensorProto.FLOAT) for name in inputs] + [
+        helper.make_node("Sum", [f"{name}_float" for name in inputs], ["sum"]),
+        helper.make_node("Cast", ["sum"], ["sentence_embedding"], to=output),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info(name, kind, ["b", "l"]) for name, kind in inputs.items()],
+        [helper.make_tensor_value_info("sentence_embedding", output, ["b", "l"])],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    return bytes(model.SerializeToString())
+
+
+def test_it_tells_where_and_what_it_runs(toy_model_bytes: bytes) -> None:
+    session = open_session(toy_model_bytes, threads=1)
+    assert session.threads == 1
+    assert session.providers == ["CPUExecutionProvider"]
+    assert (session.output, session.width) == ("sentence_embedding", 16)
+    assert session.run(BATCH).shape == (1, 16)
+
+
+def test_threads_are_those_available(toy_model_bytes: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session_module, "available_threads", lambda: 3)
+    assert open_session(toy_model_bytes).threads == 3
+
+
+def test_inputs_are_fed_as_the_graph_wants_them() -> None:
+    int32, int64 = onnx.TensorProto.INT32, onnx.TensorProto.INT64
+    for inputs in (
+        {"input_ids": int64},
+        {"input_ids": int32, "attention_mask": int64},
+        {"input_ids": int64, "attention_mask": int32, "token_type_ids": int64},
+    ):
+        rows = open_session(identity(inputs)).run(BATCH)
+        np.testing.assert_array_equal(rows, BATCH.input_ids + (len(inputs) > 1))
+
+
+def test_half_floats_become_floats() -> None:
+    rows = open_session(identity({"input_ids": onnx.TensorProto.INT64}, onnx.TensorProto.FLOAT16)).run(BATCH)
+    assert rows.dtype == np.float32
+
+
+@pytest.mark.parametrize("name", ["pixels", "position_ids"])
+def test_inputs_that_no_encoder_has_are_refused(name: str) -> None:
+    with pytest.raises(ModelError, match=f"the graph wants '{name}'"):
+        open_session(identity({name: onnx.TensorProto.INT64}))
+
+
+def test_inputs_of_another_kind_are_refused() -> None:
+    with pytest.raises(ModelError, match=r"tensor\(float\)"):
+        open_session(identity({"input_ids": onnx.TensorProto.FLOAT}))
+
+
+def test_the_first_output_that_is_there_is_taken(toy_model_bytes: bytes) -> None:
+    session = Session(toy_model_bytes, outputs=["last_hidden_state", "sentence_embedding"])
+    assert session.output == "sentence_embedding"
+    with pytest.raises(ModelError, match="gives sentence_embedding; expected a or b"):
+        Session(toy_model_bytes, outputs=["a", "b"])
+
+
+@pytest.mark.parametrize("model", [b"", b"\x08\x08", b"no model", bytes(100)])
+def test_what_is_no_model_is_refused(model: bytes) -> None:
+    with pytest.raises(ModelError, match="ONNX Runtime cannot load the graph"):
+        open_session(model)
+
+
+def test_a_graph_that_fails_says_on_which_batch(toy_model_bytes: bytes) -> None:
+    beyond = TokenBatch(np.array([[10**6]]), np.ones((1, 1), dtype=np.int64))
+    with pytest.raises(ModelError, match=r"failed on batch \(1, 1\)"):
+        open_session(toy_model_bytes).run(beyond)
+
+
+def test_a_provider_that_is_not_there_is_an_error(toy_model_bytes: bytes) -> None:
+    with pytest.raises(ProviderError, match=r"NoneSuch is not among .*CPUExecutionProvider"):
+        open_session(toy_model_bytes, providers=["NoneSuch", "CPUExecutionProvider"])
+
+
+def test_a_provider_that_does_not_start_is_an_error(
+    toy_model_bytes: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Lost:
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            pass
+
+        def get_providers(self) -> list[str]:
+            return ["CPUExecutionProvider"]
+
+    monkeypatch.setattr(session_module, "InferenceSession", Lost)
+    monkeypatch.setattr(session_module, "available_providers", lambda: ["CUDAExecutionProvider"])
+    with pytest.raises(ProviderError, match="CUDAExecutionProvider did not start"):
+        open_session(toy_model_bytes, providers=["CUDAExecutionProvider"])
+
+
+@pytest.mark.parametrize("providers", [[], "CPUExecutionProvider"])
+def test_providers_are_a_list_of_names(toy_model_bytes: bytes, providers: Any) -> None:
+    with pytest.raises(InputError, match="providers"):
+        open_session(toy_model_bytes, providers=providers)
+
+
+def test_providers_can_be_listed() -> None:
+    assert "CPUExecutionProvider" in available_providers()
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["raise ModuleNotFoundError(\"No module named 'onnxruntime'\")", "", "raise ImportError('DLL load failed')"],
+)
+def test_a_missing_or_damaged_onnx_runtime_is_one_sentence(tmp_path: Path, content: str) -> None:
+    (tmp_path / "onnxruntime").mkdir()
+    (tmp_path / "onnxruntime/__init__.py").write_text(content)
+    script = (
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
+        "from embedkit.errors import MissingExtraError\n"
+        "try:\n    from embedkit import Encoder\n"
+        "except MissingExtraError as error:\n    print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert "onnxruntime" in done.stdout
+    assert "pip install" in done.stdout
+    assert len(done.stdout.splitlines()) == 1

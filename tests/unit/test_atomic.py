@@ -1,0 +1,156 @@
+"""Files and folders appear whole or not at all."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from embedkit.atomic import atomic_file, atomic_folder
+from embedkit.errors import BundleError, StorageError
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_file_appears_when_it_is_whole(tmp_path: Path) -> None:
+    target = tmp_path / "new/deep/file.bin"
+    with atomic_file(target) as temporary:
+        temporary.write_bytes(b"content")
+        assert temporary.parent == target.parent
+        assert not target.exists()
+    assert target.read_bytes() == b"content"
+    assert names(target.parent) == ["file.bin"]
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, BundleError])
+def test_a_failure_leaves_what_stood_there(tmp_path: Path, error: type[BaseException]) -> None:
+    target = tmp_path / "file.bin"
+    target.write_bytes(b"old")
+
+    def write() -> None:
+        with atomic_file(target) as temporary:
+            temporary.write_bytes(b"new")
+            raise error("stop")
+
+    with pytest.raises(error):
+        write()
+    assert target.read_bytes() == b"old"
+    assert names(tmp_path) == ["file.bin"]
+
+
+def test_a_file_has_the_permissions_of_any_other_new_one(tmp_path: Path) -> None:
+    (tmp_path / "plain").touch()
+    with atomic_file(tmp_path / "file"):
+        pass
+    with atomic_folder(tmp_path / "folder"):
+        pass
+    (tmp_path / "made").mkdir()
+    assert (tmp_path / "file").stat().st_mode == (tmp_path / "plain").stat().st_mode
+    assert (tmp_path / "folder").stat().st_mode == (tmp_path / "made").stat().st_mode
+
+
+@pytest.mark.parametrize("write", [atomic_file, atomic_folder])
+def test_a_full_disk_is_a_storage_error(tmp_path: Path, write: Callable[[Path], Any]) -> None:
+    with (
+        pytest.raises(StorageError, match=r"cannot write .*target: No space left") as caught,
+        write(tmp_path / "target"),
+    ):
+        raise OSError(errno.ENOSPC, "No space left on device")
+    assert caught.value.errno == errno.ENOSPC
+    assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize("write", [atomic_file, atomic_folder])
+def test_a_folder_that_is_a_file_is_a_storage_error(tmp_path: Path, write: Callable[[Path], Any]) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StorageError, match="cannot write"), write(tmp_path / "file/inner"):
+        pass
+    assert names(tmp_path) == ["file"]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="no such devices on Windows")
+def test_a_device_is_not_replaced() -> None:
+    with pytest.raises(StorageError, match="not an ordinary file"), atomic_file("/dev/null"):
+        pass
+    assert stat.S_ISCHR(Path("/dev/null").stat().st_mode)
+
+
+def test_a_file_does_not_replace_a_folder_nor_a_folder_a_file(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").touch()
+    with pytest.raises(StorageError, match="not an ordinary file"), atomic_file(tmp_path / "folder"):
+        pass
+    with pytest.raises(StorageError, match="not a folder"), atomic_folder(tmp_path / "file"):
+        pass
+    assert names(tmp_path) == ["file", "folder"]
+
+
+def test_the_longest_names_can_be_written(tmp_path: Path) -> None:
+    with atomic_file(tmp_path / ("x" * 255)) as temporary:
+        temporary.write_bytes(b"1")
+    with atomic_file(tmp_path / ("ü" * 127)) as temporary:
+        temporary.write_bytes(b"2")
+    assert len(names(tmp_path)) == 2
+
+
+def test_a_folder_takes_the_place_of_the_old_one(tmp_path: Path) -> None:
+    target = tmp_path / "model"
+    for number in range(2):
+        with atomic_folder(target) as temporary:
+            (temporary / "deep").mkdir()
+            (temporary / f"deep/{number}").write_text("x")
+    assert names(target) == ["deep"]
+    assert names(target / "deep") == ["1"]
+    assert names(tmp_path) == ["model"]
+
+
+def test_a_failed_folder_leaves_the_old_one(tmp_path: Path) -> None:
+    target = tmp_path / "model"
+    target.mkdir()
+    (target / "old").touch()
+
+    def write() -> None:
+        with atomic_folder(target) as temporary:
+            (temporary / "new").touch()
+            raise ValueError("stop")
+
+    with pytest.raises(ValueError, match="stop"):
+        write()
+    assert names(target) == ["old"]
+    assert names(tmp_path) == ["model"]
+
+
+def test_the_old_folder_comes_back_when_the_new_one_cannot_be_moved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tmp_path / "model"
+    target.mkdir()
+    (target / "old").touch()
+    rename = Path.rename
+
+    def refuse(self: Path, other: Path) -> Path:
+        if self.suffix == ".part":
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return rename(self, other)
+
+    monkeypatch.setattr(Path, "rename", refuse)
+    with pytest.raises(StorageError, match="Permission denied"), atomic_folder(target):
+        pass
+    assert names(target) == ["old"]
+    assert names(tmp_path) == ["model"]
+
+
+def test_writers_of_one_name_do_not_meet(tmp_path: Path) -> None:
+    target = tmp_path / "file"
+    with atomic_file(target) as first, atomic_file(target) as second:
+        assert first != second
+        first.write_text("1")
+        second.write_text("2")
+    assert target.read_text() == "1"

@@ -1,0 +1,74 @@
+"""The error tree is as its docstring draws it."""
+
+from __future__ import annotations
+
+import builtins
+import pickle
+import re
+
+import pytest
+
+from embedkit import errors
+from embedkit.errors import ConfigError, EmbedkitError, GateError, StorageError
+
+DRAWN = re.findall(r"^[ │]*[├└]── (\w+)(?: \((\w+)\))?", errors.__doc__ or "", flags=re.MULTILINE)
+CLASSES = [getattr(errors, name) for name in errors.__all__]
+
+
+def test_every_error_is_drawn_and_public() -> None:
+    defined = {
+        name
+        for name, value in vars(errors).items()
+        if isinstance(value, type) and value.__module__ == errors.__name__
+    }
+    assert defined == set(errors.__all__)
+    assert {name for name, _ in DRAWN} | {"EmbedkitError"} == defined
+
+
+@pytest.mark.parametrize(("name", "builtin"), DRAWN)
+def test_every_error_is_caught_as_ours_and_as_the_builtin_drawn(name: str, builtin: str) -> None:
+    error = getattr(errors, name)
+    assert issubclass(error, EmbedkitError)
+    assert error.__doc__
+    if builtin:
+        assert issubclass(error, getattr(builtins, builtin))
+
+
+def test_branches_are_drawn_where_they_hang() -> None:
+    lines = (errors.__doc__ or "").splitlines()
+    parent = EmbedkitError
+    for line in lines:
+        if found := re.match(r"^( *│?  *)[├└]── (\w+)", line):
+            error = getattr(errors, found[2])
+            if "│" not in found[1] and len(found[1]) <= 4:
+                parent = error
+                assert EmbedkitError in error.__bases__
+            else:
+                assert parent in error.__bases__
+
+
+def test_a_config_error_holds_all_problems() -> None:
+    error = ConfigError(["first is wrong", "second is missing"])
+    assert error.problems == ["first is wrong", "second is missing"]
+    assert str(error) == "first is wrong; second is missing"
+    assert ConfigError("only one").problems == ["only one"]
+
+
+def test_a_gate_error_holds_its_figures() -> None:
+    error = GateError("missed", {"cosine": 0.9})
+    assert error.figures == {"cosine": 0.9}
+    assert str(error) == "missed"
+
+
+def test_a_storage_error_keeps_the_number() -> None:
+    error = StorageError(28, "cannot write x: No space left on device")
+    assert error.errno == 28
+    assert "cannot write x" in str(error)
+
+
+@pytest.mark.parametrize("error", [kind for kind in CLASSES if kind is not GateError])
+def test_errors_survive_the_way_between_processes(error: type[EmbedkitError]) -> None:
+    made = error("what happened")
+    again = pickle.loads(pickle.dumps(made))
+    assert type(again) is error
+    assert str(again) == "what happened"

@@ -1,0 +1,132 @@
+"""Progress: a bar on a terminal when it takes long, log lines elsewhere, silence when told."""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import shutil
+import sys
+
+import pytest
+
+from embedkit import progress as progress_module
+from embedkit.progress import Progress
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(progress_module, "time", made)
+    monkeypatch.setattr(shutil, "get_terminal_size", lambda: os.terminal_size((120, 20)))
+    return made
+
+
+def test_a_bar_shows_what_is_done_and_what_is_left(clock: Clock) -> None:
+    terminal = Terminal()
+    with Progress("encode", 4000, unit="texts", enabled=True, stream=terminal) as progress:
+        clock.now += 10
+        progress.advance(1000, note="loss 0.5")
+    last = terminal.getvalue().split("\r\x1b[K")[-1]
+    assert last.startswith("encode  ██████░")
+    assert last.endswith("  25%  1,000/4,000 texts, 100/s  0m30s left  loss 0.5\n")
+
+
+def test_without_a_total_there_is_no_bar(clock: Clock) -> None:
+    terminal = Terminal()
+    with Progress("read", enabled=True, stream=terminal) as progress:
+        clock.now += 1
+        progress.advance(5)
+    assert terminal.getvalue().split("\x1b[K")[-1] == "read  5 items, 5/s\n"
+
+
+def test_short_work_shows_nothing_unless_asked(clock: Clock) -> None:
+    for enabled, shown in ((None, False), (True, True), (False, False)):
+        terminal = Terminal()
+        with Progress("encode", 10, enabled=enabled, stream=terminal) as progress:
+            clock.now += 1.5
+            progress.advance(10)
+        assert bool(terminal.getvalue()) is shown
+
+
+def test_long_work_shows_a_bar_that_moves(clock: Clock) -> None:
+    terminal = Terminal()
+    with Progress("encode", 100, stream=terminal) as progress:
+        for _ in range(100):
+            clock.now += 0.25
+            progress.advance()
+    drawn = terminal.getvalue().count("\r")
+    assert 90 <= drawn <= 95
+    assert terminal.getvalue().endswith("\n")
+
+
+def test_a_bar_is_not_drawn_more_than_ten_times_a_second(clock: Clock) -> None:
+    terminal = Terminal()
+    with Progress("encode", 1000, enabled=True, stream=terminal) as progress:
+        for _ in range(1000):
+            clock.now += 0.001
+            progress.advance()
+    assert terminal.getvalue().count("\r") <= 11
+
+
+def test_a_line_never_wraps(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "get_terminal_size", lambda: os.terminal_size((40, 20)))
+    terminal = Terminal()
+    with Progress("encode", 10, enabled=True, stream=terminal) as progress:
+        clock.now += 1
+        progress.advance(note="n" * 100)
+    assert max(map(len, terminal.getvalue().replace("\r\x1b[K", "\n").splitlines())) == 39
+
+
+def test_elsewhere_lines_are_logged_now_and_then(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="embedkit")
+    stream = io.StringIO()
+    with Progress("encode", 100, unit="texts", stream=stream) as progress:
+        for _ in range(100):
+            clock.now += 0.25
+            progress.advance()
+    assert caplog.messages == [
+        "encode  40%  40/100 texts, 4/s  0m15s left",
+        "encode  80%  80/100 texts, 4/s  0m05s left",
+    ]
+    assert stream.getvalue() == ""
+
+
+def test_a_bar_ends_its_line_when_the_work_fails(clock: Clock) -> None:
+    terminal = Terminal()
+
+    def work() -> None:
+        with Progress("encode", 10, enabled=True, stream=terminal) as progress:
+            clock.now += 1
+            progress.advance()
+            raise ValueError("stop")
+
+    with pytest.raises(ValueError, match="stop"):
+        work()
+    assert terminal.getvalue().endswith("\n")
+
+
+def test_a_process_without_stderr_is_no_obstacle(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", None)
+    with Progress("encode", 10, enabled=True) as progress:
+        clock.now += 1
+        progress.advance(10)
+    assert progress.done == 10
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0, "0m00s"), (61.9, "1m01s"), (3600, "1h00m"), (-3, "0m00s")])
+def test_durations_are_short(seconds: float, text: str) -> None:
+    assert progress_module._duration(seconds) == text

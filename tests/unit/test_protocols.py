@@ -1,0 +1,36 @@
+"""The protocols are structural: what has the members is one, what lacks one is none."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from embedkit.protocols import TextEncoder, VectorIndex
+
+
+class Encoding:
+    name, fingerprint, dimension, max_length = "n", "f", 2, 8
+
+    def encode(self, texts: list[str]) -> np.ndarray:
+        return np.ones((len(texts), 2), dtype=np.float32)
+
+
+class Index:
+    def __len__(self) -> int:
+        return 0
+
+    def search(self, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+        return queries, queries
+
+
+def test_what_has_the_members_is_one() -> None:
+    assert isinstance(Encoding(), TextEncoder)
+    assert isinstance(Index(), VectorIndex)
+    assert not isinstance(Index(), TextEncoder)
+    assert not isinstance(Encoding(), VectorIndex)
+
+
+@pytest.mark.parametrize("member", ["name", "fingerprint", "dimension", "max_length", "encode"])
+def test_what_lacks_a_member_is_none(member: str) -> None:
+    members = {name: value for name, value in vars(Encoding).items() if name != member and name[0] != "_"}
+    assert not isinstance(type("Lacking", (), members)(), TextEncoder)
