@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 import os
 import tomllib
 import types
@@ -19,7 +20,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 from embedkit.errors import ConfigError
 
-__all__ = ["apply_overrides", "from_mapping", "load_toml", "setting", "to_mapping"]
+__all__ = ["apply_overrides", "from_mapping", "lay_over", "load_toml", "setting", "to_mapping"]
 
 Config = TypeVar("Config")
 
@@ -37,6 +38,7 @@ def setting(
     minimum: float | None = None,
     maximum: float | None = None,
     above: float | None = None,
+    below: float | None = None,
     factory: Any = _MISSING,
 ) -> Any:
     """Declare a field of a config class.
@@ -47,9 +49,10 @@ def setting(
         minimum: smallest value allowed.
         maximum: largest value allowed.
         above: the value must be greater than this.
+        below: the value must be less than this.
         factory: makes the default, for nested config classes.
     """
-    metadata = {"doc": doc, "minimum": minimum, "maximum": maximum, "above": above}
+    metadata = {"doc": doc, "minimum": minimum, "maximum": maximum, "above": above, "below": below}
     if factory is not _MISSING:
         return dataclasses.field(default_factory=factory, metadata=metadata, kw_only=True)
     return dataclasses.field(default=default, metadata=metadata, kw_only=True)
@@ -103,18 +106,28 @@ def apply_overrides(mapping: Mapping[str, Any], overrides: Iterable[str]) -> dic
     Raises:
         ConfigError: an override has no ``=``, or goes through a value that is not a table.
     """
-    result = {key: _copy(value) for key, value in mapping.items()}
+    result = dict(mapping)
     for override in overrides:
         path, equals, text = override.partition("=")
         if not equals or not path.strip():
             raise ConfigError(f"an override reads key=value or table.key=value, not {override!r}")
-        table, keys = result, path.strip().split(".")
-        for key in keys[:-1]:
-            table = table.setdefault(key, {})
-            if not isinstance(table, dict):
-                raise ConfigError(f"{override!r}: {key} is a value, not a table")
-        table[keys[-1]] = _parse_value(text.strip())
+        result = lay_over(result, path.strip(), _parse_value(text.strip()))
     return result
+
+
+def lay_over(mapping: Mapping[str, Any], path: str, value: Any) -> dict[str, Any]:
+    """A copy of ``mapping`` with the value at ``path``, e.g. ``"optim.lr"``, replaced or added.
+
+    Raises:
+        ConfigError: the path goes through a value that is not a table.
+    """
+    key, dot, rest = path.partition(".")
+    if not dot:
+        return {**mapping, key: value}
+    table = mapping.get(key, {})
+    if not isinstance(table, Mapping):
+        raise ConfigError(f"{path} cannot be set: {key} is not a table")
+    return {**mapping, key: lay_over(table, rest, value)}
 
 
 def _parse_value(text: str) -> Any:
@@ -122,10 +135,6 @@ def _parse_value(text: str) -> Any:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         return text
-
-
-def _copy(value: Any) -> Any:
-    return {key: _copy(item) for key, item in value.items()} if isinstance(value, dict) else value
 
 
 def _plain(value: Any) -> Any:
@@ -141,6 +150,7 @@ def _plain(value: Any) -> Any:
 def _build(cls: Any, mapping: Mapping[str, Any], prefix: str, problems: list[str]) -> Any:
     fields = {field.name: field for field in dataclasses.fields(cls)}
     hints = typing.get_type_hints(cls)
+    before = len(problems)
     values: dict[str, Any] = {}
     for key, value in mapping.items():
         if key not in fields:
@@ -155,12 +165,12 @@ def _build(cls: Any, mapping: Mapping[str, Any], prefix: str, problems: list[str
         required = field.default is _MISSING and field.default_factory is _MISSING
         if required and name not in mapping:
             problems.append(f"{prefix}{name} is missing: {field.metadata.get('doc', '')}".rstrip(": "))
-    if problems:
+    if len(problems) > before:
         return None
     try:
         return cls(**values)
     except ConfigError as error:
-        problems.extend(error.problems)
+        problems.extend(prefix + problem for problem in error.problems)
         return None
 
 
@@ -205,13 +215,24 @@ def _convert_union(value: Any, arguments: tuple[Any, ...], path: str, problems: 
 
 
 def _convert_scalar(value: Any, hint: Any, path: str) -> Any:
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+    if hint is float and isinstance(value, int | float) and not isinstance(value, bool):
+        return _finite(value, path)
     if hint is int and isinstance(value, float) and value.is_integer():
         return int(value)
     if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
         raise _Problem(f"{path} is {_WORDS.get(hint, hint.__name__)}, not {value!r}")
     return value
+
+
+def _finite(value: float, path: str) -> float:
+    """TOML has nan and inf; nan would pass every comparison with a bound."""
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise _Problem(f"{path} is a finite number, not {value}")
+    return number
 
 
 _WORDS = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", dict: "a table"}
@@ -220,10 +241,13 @@ _WORDS = {int: "a whole number", float: "a number", str: "a text", bool: "true o
 def _check_range(value: Any, field: dataclasses.Field[Any], path: str) -> None:
     if not isinstance(value, int | float) or isinstance(value, bool):
         return
-    minimum, maximum, above = (field.metadata.get(key) for key in ("minimum", "maximum", "above"))
+    bounds = (field.metadata.get(key) for key in ("minimum", "maximum", "above", "below"))
+    minimum, maximum, above, below = bounds
     if minimum is not None and value < minimum:
         raise _Problem(f"{path} is at least {minimum}, not {value}")
     if maximum is not None and value > maximum:
         raise _Problem(f"{path} is at most {maximum}, not {value}")
     if above is not None and value <= above:
         raise _Problem(f"{path} is greater than {above}, not {value}")
+    if below is not None and value >= below:
+        raise _Problem(f"{path} is less than {below}, not {value}")
