@@ -9,6 +9,7 @@ import itertools
 import json
 import lzma
 import sys
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
@@ -28,12 +29,14 @@ def read_records(path: Path) -> Iterator[tuple[int, Record]]:
 
     A ``.txt`` row is ``{"text": line}``; a ``.tsv`` row ``{"text1": ..., "text2": ...}`` by position;
     ``.csv`` rows are named by the header, ``.jsonl`` rows are the objects, ``.parquet`` rows the columns.
+    Lines end at LF or CRLF only (the cells of a ``.csv`` may hold line breaks). Blank lines are rows of
+    ``.txt`` and ``.tsv``, and passed over elsewhere.
 
     Args:
         path: a file in one of :data:`FORMS`.
 
     Yields:
-        the row's number in the file, counted from 1, and the row.
+        the number of the row's line in the file (of the row, in Parquet), counted from 1, and the row.
 
     Raises:
         DataError: no such file, another form, or a malformed row (says file and line).
@@ -43,12 +46,12 @@ def read_records(path: Path) -> Iterator[tuple[int, Record]]:
     if form == ".parquet":
         yield from _read_parquet(path)
         return
-    with _open_text(path) as file:
+    with _open_text(path, newline="" if form == ".csv" else "\n") as file:
         try:
             yield from _READERS[form](path, file)
         except UnicodeDecodeError as error:
-            raise DataError(f"{path} is not UTF-8 text: {error}") from error
-        except (OSError, EOFError, lzma.LZMAError) as error:
+            raise DataError(f"{path} is not UTF-8 text ({error.reason}); convert it with iconv, say") from error
+        except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
             raise DataError(f"{path} cannot be read to its end: {error}") from error
 
 
@@ -63,10 +66,10 @@ def _form(path: Path) -> str:
 
 
 @contextlib.contextmanager
-def _open_text(path: Path) -> Iterator[TextIO]:
+def _open_text(path: Path, newline: str) -> Iterator[TextIO]:
     opener: Any = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix.lower(), open)
     try:
-        file = opener(path, "rt", encoding="utf-8-sig", newline="")
+        file = opener(path, "rt", encoding="utf-8-sig", newline=newline)
     except OSError as error:
         raise DataError(f"{path} cannot be opened: {error}") from error
     with file:
@@ -74,9 +77,9 @@ def _open_text(path: Path) -> Iterator[TextIO]:
 
 
 def _lines(file: TextIO) -> Iterator[tuple[int, str]]:
-    """Lines ended by LF or CRLF only: str.splitlines would also cut at U+2028 and friends."""
+    """Lines ended by LF or CRLF only: a lone CR, U+2028 and friends are part of the text."""
     for number, line in enumerate(file, 1):
-        yield number, line.rstrip("\r\n")
+        yield number, line.removesuffix("\n").removesuffix("\r")
 
 
 def _read_txt(_: Path, file: TextIO) -> Iterator[tuple[int, Record]]:
