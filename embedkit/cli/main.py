@@ -74,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Raises:
         SystemExit: with 2 for wrong usage and 0 after ``--help`` or ``--version``, as argparse does.
     """
-    arguments = argparse.Namespace(json=False, debug=False, verbose=0, quiet=False)
+    arguments = argparse.Namespace(json=False, debug=False, verbose=False, quiet=False)
     parser = _top_parser()
     parser.parse_args(argv, arguments)
     if arguments.command is None:
@@ -84,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(_unknown_command(arguments.command))
     module = _load(command)
     _command_parser(arguments.command, module).parse_args(arguments.rest, arguments)
-    with _messages(arguments.verbose, quiet=arguments.quiet):
+    with _messages(verbose=arguments.verbose, quiet=arguments.quiet):
         return _run(module, command, arguments)
 
 
@@ -188,7 +188,7 @@ def _add_common_options(parser: argparse.ArgumentParser) -> None:
     absent = argparse.SUPPRESS
     group.add_argument("--json", action="store_true", default=absent, help="print the result as JSON")
     group.add_argument("--debug", action="store_true", default=absent, help="show the trace of an error")
-    group.add_argument("-v", "--verbose", action="count", default=absent, help="tell more; -vv everything")
+    group.add_argument("-v", "--verbose", action="store_true", default=absent, help="tell everything")
     group.add_argument("-q", "--quiet", action="store_true", default=absent, help="tell only errors")
     for action in parser._actions:  # noqa: SLF001 - argparse has no public way to its sub-parsers
         if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001
@@ -200,13 +200,13 @@ def _add_common_options(parser: argparse.ArgumentParser) -> None:
 
 
 @contextlib.contextmanager
-def _messages(verbose: int, *, quiet: bool) -> Iterator[None]:
+def _messages(*, verbose: bool, quiet: bool) -> Iterator[None]:
     """Send embedkit's log and Python's warnings to stderr while a command runs."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_MessageFormatter())
     level = logger.level
     logger.addHandler(handler)
-    logger.setLevel(logging.ERROR if quiet else {0: logging.WARNING, 1: logging.INFO}.get(verbose, logging.DEBUG))
+    logger.setLevel(logging.ERROR if quiet else logging.DEBUG if verbose else logging.INFO)
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _log_warning
