@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -62,19 +63,19 @@ def save_checkpoint(
     tensors["random/cpu"] = torch.get_rng_state()
     if torch.cuda.is_available():
         tensors["random/cuda"] = torch.cuda.get_rng_state()
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     metadata = {
         "format": _FORMAT,
         "state": json.dumps(dataclasses.asdict(state)),
         "groups": json.dumps(groups),
         "scaler": json.dumps(scaler.state_dict()),
     }
+    metadata["crc32"] = str(_checksum(metadata, tensors))
     with atomic_file(path) as temporary:
-        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, temporary, metadata)
+        save_file(tensors, temporary, metadata)
 
 
-def load_checkpoint(
-    path: Path, method: nn.Module, optimizer: AdamW, scaler: torch.amp.GradScaler
-) -> TrainState:
+def load_checkpoint(path: Path, method: nn.Module, optimizer: AdamW, scaler: torch.amp.GradScaler) -> TrainState:
     """Bring a run back to where :func:`save_checkpoint` left it.
 
     Raises:
@@ -84,6 +85,7 @@ def load_checkpoint(
         with safe_open(path, framework="pt") as file:
             metadata: dict[str, str] = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+        _check(metadata, tensors)
         state = TrainState(**json.loads(metadata["state"]))
         method.load_state_dict(_section(tensors, "method/"))
         _restore_optimizer(optimizer, json.loads(metadata["groups"]), _section(tensors, "optimizer/"))
@@ -97,6 +99,22 @@ def load_checkpoint(
     except (OSError, SafetensorError, KeyError, IndexError, TypeError, ValueError, RuntimeError) as error:
         raise CheckpointError(f"{path} is damaged or belongs to other settings: {error}") from error
     return state
+
+
+def _check(metadata: dict[str, str], tensors: dict[str, Tensor]) -> None:
+    """Refuse what changed on disk; checkpoints of early versions have no checksum."""
+    recorded = metadata.pop("crc32", None)
+    if recorded not in (None, str(_checksum(metadata, tensors))):
+        raise ValueError("its checksum is wrong")
+
+
+def _checksum(metadata: dict[str, str], tensors: dict[str, Tensor]) -> int:
+    """CRC-32 of everything in a checkpoint: safetensors checks sizes, but not content."""
+    checksum = zlib.crc32(json.dumps(metadata, sort_keys=True).encode())
+    for name, tensor in sorted(tensors.items()):
+        checksum = zlib.crc32(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode(), checksum)
+        checksum = zlib.crc32(tensor.flatten().view(torch.uint8).numpy().data, checksum)
+    return checksum
 
 
 def _section(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
