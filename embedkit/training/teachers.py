@@ -110,13 +110,11 @@ class CachedVectors:
         show_progress: bool | None = None,
     ) -> None:
         self.name, self.fingerprint, self.dimension = teacher.name, teacher.fingerprint, teacher.dimension
-        self._cache = VectorCache(
-            cache, fingerprint=teacher.fingerprint, dimension=teacher.dimension, dtype=dtype
-        )
+        self._cache = VectorCache(cache, fingerprint=teacher.fingerprint, dimension=teacher.dimension, dtype=dtype)
         hashes = [_corpus_hashes(corpus, view) for view in range(corpus.views)]
         if any((self._cache.find(of_view) < 0).any() for of_view in hashes):
             with self._cache.writing():
-                self._fill(teacher, corpus, hashes, show_progress)
+                self._fill(teacher, corpus, hashes, show_progress=show_progress)
         self._places = np.stack([self._cache.find(of_view) for of_view in hashes])
 
     def read(self, rows: npt.NDArray[np.int64], view: int) -> FloatArray:
@@ -128,30 +126,31 @@ class CachedVectors:
         teacher: TextEncoder,
         corpus: Corpus,
         hashes: Sequence[npt.NDArray[np.uint64]],
-        show: bool | None,
+        *,
+        show_progress: bool | None,
     ) -> None:
-        missing = [np.flatnonzero(self._cache.find(of_view) < 0) for of_view in hashes]
+        missing = self._missing(hashes)
         total = sum(map(len, missing))
         logger.info("teacher %s: %s vectors cached, %s to compute", self.name, len(self._cache), total)
         started = time.monotonic()
-        with Progress(f"teacher {self.name}", total, unit="texts", enabled=show) as progress:
+        with Progress(f"teacher {self.name}", total, unit="texts", enabled=show_progress) as progress:
             for view, rows in enumerate(missing):
                 for chunk in _chunks(rows):
-                    self._encode(teacher, corpus.texts(chunk, view), hashes[view][chunk])
+                    vectors = teacher.encode(corpus.texts(chunk, view))
+                    if not np.isfinite(vectors).all():
+                        raise TrainingError(f"teacher {self.name} gave vectors that are not finite")
+                    self._cache.append(hashes[view][chunk], vectors)
                     if progress.done == 0:
                         _tell_cost(total, len(chunk), time.monotonic() - started)
                     progress.advance(len(chunk))
 
-    def _encode(self, teacher: TextEncoder, texts: list[str], hashes: npt.NDArray[np.uint64]) -> None:
-        """Encode the texts of a chunk that are still unknown; a text can stand in both views."""
-        unknown = np.flatnonzero(self._cache.find(hashes) < 0)
-        unknown = unknown[np.unique(hashes[unknown], axis=0, return_index=True)[1]]
-        if not len(unknown):
-            return
-        vectors = teacher.encode([texts[i] for i in unknown])
-        if not np.isfinite(vectors).all():
-            raise TrainingError(f"teacher {self.name} gave vectors that are not finite")
-        self._cache.append(hashes[unknown], vectors)
+    def _missing(self, hashes: Sequence[npt.NDArray[np.uint64]]) -> list[npt.NDArray[np.int64]]:
+        """The rows of each view whose text is not cached; a text that stands in several places once."""
+        texts = np.concatenate(hashes)
+        wanted = np.zeros(len(texts), dtype=bool)
+        wanted[np.unique(texts, axis=0, return_index=True)[1]] = True
+        wanted &= self._cache.find(texts) < 0
+        return [np.flatnonzero(of_view) for of_view in np.split(wanted, len(hashes))]
 
 
 class AlignedVectors:
@@ -172,7 +171,7 @@ class AlignedVectors:
         if len(self._vectors) != read:
             raise DataError(f"{config.source} has {len(self._vectors):,} vectors; {read:,} corpus rows were read")
         self.dimension = self._vectors.shape[-1]
-        with open(config.source, "rb") as file:
+        with Path(config.source).open("rb") as file:
             content = hashlib.file_digest(file, "sha256").hexdigest()
         self.fingerprint = hashlib.sha256(f"{self.name} {content}".encode()).hexdigest()
 
@@ -202,7 +201,9 @@ def _load_aligned(config: TeacherConfig) -> Any:
     except (OSError, ValueError, KeyError) as error:
         raise DataError(f"{path} holds no vectors that can be read: {error}") from error
     if vectors.ndim not in (2, 3) or vectors.dtype.kind != "f":
-        raise DataError(f"{path}: expected floats of shape (N, D) or (N, V, D), found {vectors.dtype} {vectors.shape}")
+        raise DataError(
+            f"{path}: expected floats of shape (N, D) or (N, V, D), found {vectors.dtype} {vectors.shape}"
+        )
     return vectors
 
 

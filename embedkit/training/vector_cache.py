@@ -93,18 +93,19 @@ class VectorCache:
         """Look at what both files hold in full; a record without its vector does not count."""
         whole = self._vectors.stat().st_size // self._row_bytes
         records = self._records.stat().st_size // _RECORD.itemsize
-        self._known = np.fromfile(self._records, dtype=_RECORD, count=min(whole, records))
+        self._count = min(whole, records)
+        self._known = np.fromfile(self._records, dtype=_RECORD, count=self._count)
         self._order = np.argsort(self._known["high"], kind="stable")
         self._sorted = self._known["high"][self._order]
-        shape = (len(self._known), self.dimension)
-        self._rows = np.memmap(self._vectors, self.dtype, "r", shape=shape) if len(self) else np.empty(shape)
+        shape = (self._count, self.dimension)
+        self._rows = np.memmap(self._vectors, self.dtype, "r", shape=shape) if self._count else np.empty(shape)
 
     @property
     def _row_bytes(self) -> int:
         return self.dimension * self.dtype.itemsize
 
     def __len__(self) -> int:
-        return len(self._known)
+        return self._count
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
@@ -112,30 +113,38 @@ class VectorCache:
 
         Raises:
             CacheError: another process is writing.
+            StorageError: the folder cannot be written.
         """
-        with open(self.folder / "lock", "w", encoding="ascii") as lock:
+        with storage_errors(self.folder):
+            lock = (self.folder / "lock").open("w", encoding="ascii")
+        with lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
                 raise CacheError(f"another process is writing to the teacher cache {self.folder}") from error
             self._index()
-            yield
+            try:
+                yield
+            finally:
+                self._index()
 
     def find(self, hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
         """Where the vectors of some texts stand: ``(N,) int64``, -1 for a text that is not here.
 
+        What :meth:`append` adds is found once :meth:`writing` has ended.
+
         Args:
             hashes: ``(N, 2) uint64`` from :func:`text_hashes`.
         """
-        if not len(self):
+        if not len(self._known):
             return np.full(len(hashes), -1, np.int64)
-        places = np.minimum(np.searchsorted(self._sorted, hashes[:, 0]), len(self) - 1)
+        places = np.minimum(np.searchsorted(self._sorted, hashes[:, 0]), len(self._known) - 1)
         rows = self._order[places]
         found = (self._known["high"][rows] == hashes[:, 0]) & (self._known["low"][rows] == hashes[:, 1])
         return np.where(found, rows, -1)
 
     def append(self, hashes: npt.NDArray[np.uint64], vectors: FloatArray) -> None:
-        """Add vectors ``(N, D)`` for texts that :meth:`find` did not know, and force them to disk.
+        """Add vectors ``(N, D)`` for texts that are not here, each once, and force them to disk.
 
         Only inside :meth:`writing`.
 
@@ -145,19 +154,19 @@ class VectorCache:
         rows = np.ascontiguousarray(vectors, dtype=self.dtype)
         records = np.empty(len(rows), dtype=_RECORD)
         records["high"], records["low"] = hashes[:, 0], hashes[:, 1]
-        records["crc"] = [zlib.crc32(row) for row in rows]
+        records["crc"] = [zlib.crc32(row.tobytes()) for row in rows]
         with storage_errors(self.folder):
             for path, row_bytes, data in (
                 (self._vectors, self._row_bytes, rows),
                 (self._records, _RECORD.itemsize, records),
             ):
-                with open(path, "r+b") as file:
-                    file.truncate(len(self) * row_bytes)  # cuts off what a killed writer left
+                with path.open("r+b") as file:
+                    file.truncate(self._count * row_bytes)  # cuts off what a killed writer left
                     file.seek(0, os.SEEK_END)
                     file.write(data.tobytes())
                     file.flush()
                     os.fsync(file.fileno())
-        self._index()
+        self._count += len(rows)
 
     def read(self, rows: npt.NDArray[np.int64]) -> FloatArray:
         """Vectors by place: ``(N, D) float32``.
@@ -167,6 +176,6 @@ class VectorCache:
         """
         vectors = self._rows[rows]
         for row, vector in zip(rows.tolist(), vectors, strict=True):
-            if zlib.crc32(np.ascontiguousarray(vector)) != self._known["crc"][row]:
+            if zlib.crc32(vector.tobytes()) != self._known["crc"][row]:
                 raise CacheError(f"{self.folder}: vector {row} is damaged; delete the folder and run again")
         return vectors.astype(np.float32)
