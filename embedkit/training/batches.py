@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -72,18 +72,23 @@ class BatchSource:
         rows = self._rows(step)
         generator = np.random.default_rng([self._seed, 1, step])
         columns = [min(view, self._corpus.views - 1) for view in range(self._spec.views)]
-        views = []
-        for column, name in zip(columns, self._augmentations, strict=True):
-            ids = self._tokenizer.tokenize(self._corpus.texts(rows, column)).ids
-            views.append(self._view(ids, name, generator))
+        # A column that serves both views is tokenized once, and its teacher vectors are one tensor:
+        # methods then compute its targets once.
+        ids = {column: self._tokenizer.tokenize(self._corpus.texts(rows, column)).ids for column in set(columns)}
+        views = tuple(
+            self._view(ids[column], name, generator)
+            for column, name in zip(columns, self._augmentations, strict=True)
+        )
         if self._teacher is None:
-            return Batch(tuple(views))
-        # One tensor for a column that serves both views: methods then compute its targets once.
+            return Batch(views)
         vectors = {column: torch.from_numpy(self._teacher.read(rows, column)) for column in set(columns)}
-        return Batch(tuple(views), tuple(vectors[column] for column in columns))
+        return Batch(views, tuple(vectors[column] for column in columns))
 
-    def stream(self, start: int, stop: int) -> Iterator[Batch]:
-        """Batches of the steps from ``start`` to ``stop``, made a few ahead in a thread of its own."""
+    def stream(self, start: int, stop: int) -> Generator[Batch]:
+        """Batches of the steps from ``start`` to ``stop``, made a few ahead in a thread of its own.
+
+        Closing the generator ends the thread.
+        """
         ahead: queue.Queue[Batch | BaseException] = queue.Queue(_PREFETCH)
         ended = threading.Event()
 
@@ -93,7 +98,7 @@ class BatchSource:
                     _put(ahead, self.batch(step), ended)
                     if ended.is_set():
                         return
-            except BaseException as error:  # handed to the consumer, which raises it
+            except BaseException as error:  # noqa: BLE001 - handed to the consumer, which raises it
                 _put(ahead, error, ended)
 
         thread = threading.Thread(target=produce, name="embedkit-batches", daemon=True)
@@ -117,9 +122,7 @@ class BatchSource:
 
     def _view(self, ids: Sequence[list[int]], name: str, generator: np.random.Generator) -> View:
         length = self._tokenizer.max_length
-        changed = [
-            augment(row, name, rate=self._rate, max_length=length, generator=generator) for row in ids
-        ]
+        changed = [augment(row, name, rate=self._rate, max_length=length, generator=generator) for row in ids]
         by_length = np.argsort([len(row) for row in changed], kind="stable")
         chunks = []
         for rows in np.array_split(by_length, min(_CHUNKS, len(changed))):

@@ -20,12 +20,12 @@ import numpy.typing as npt
 
 from embedkit.atomic import atomic_folder
 from embedkit.config import setting
-from embedkit.errors import DataError
+from embedkit.errors import ConfigError, DataError
 from embedkit.extras import require
 from embedkit.progress import Progress
 from embedkit.records import Record, read_records
 
-__all__ = ["Corpus", "CorpusCard", "SourceConfig"]
+__all__ = ["Corpus", "CorpusCard", "SourceConfig", "normalise"]
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +47,12 @@ class SourceConfig:
     limit: int | None = setting(None, "read at most this many rows", minimum=1)
     min_words: int = setting(1, "rows with fewer words in a view are dropped", minimum=1)
     max_words: int | None = setting(None, "rows with more words in a view are dropped", minimum=1)
+
+    def __post_init__(self) -> None:
+        if len(self.view_columns) not in (0, 2):
+            raise ConfigError(f"view_columns names two columns, not {len(self.view_columns)}")
+        if self.view_columns and self.text_column:
+            raise ConfigError("text_column and view_columns exclude each other")
 
     @property
     def label(self) -> str:
@@ -91,9 +97,7 @@ class Corpus:
         self.folder = folder
 
     @classmethod
-    def prepare(
-        cls, sources: Sequence[SourceConfig], cache: Path, *, show_progress: bool | None = None
-    ) -> Corpus:
+    def prepare(cls, sources: Sequence[SourceConfig], cache: Path, *, show_progress: bool | None = None) -> Corpus:
         """Read, normalise and deduplicate sources into a folder under ``cache``; reuse one that is there.
 
         Text is brought to Unicode NFC with single spaces. Rows that are empty in any view and repeated
@@ -108,7 +112,7 @@ class Corpus:
         folder = cache / "corpus" / _key(sources)
         if not folder.is_dir():
             with atomic_folder(folder) as temporary:
-                _write(sources, temporary, show_progress)
+                _write(sources, temporary, show_progress=show_progress)
         corpus = cls(folder)
         for card in corpus.cards:
             logger.info(
@@ -136,7 +140,7 @@ def _key(sources: Sequence[SourceConfig]) -> str:
     for source in sources:
         digest.update(repr(dataclasses.replace(source, name=source.label)).encode())
         if not source.path.startswith(_HUB):
-            with contextlib.suppress(OSError), open(source.path, "rb") as file:
+            with contextlib.suppress(OSError), Path(source.path).open("rb") as file:
                 digest.update(hashlib.file_digest(file, "sha256").digest())
     return digest.hexdigest()[:32]
 
@@ -169,11 +173,11 @@ class _Table:
             self.spans.append(self._position)
 
 
-def _write(sources: Sequence[SourceConfig], folder: Path, show_progress: bool | None) -> None:
+def _write(sources: Sequence[SourceConfig], folder: Path, *, show_progress: bool | None) -> None:
     """Stream every source into text.bin, then index the first of equal rows."""
     marks = [(0, 0)]
     with (
-        open(folder / "text.bin", "wb") as file,
+        (folder / "text.bin").open("wb") as file,
         Progress("read corpus", unit="rows", enabled=show_progress) as progress,
     ):
         table = _Table(file)
@@ -226,14 +230,26 @@ def _rows(source: SourceConfig) -> Iterator[tuple[str, ...] | None]:
     records = _hub_records(source.path) if source.path.startswith(_HUB) else read_records(Path(source.path))
     columns: tuple[str, ...] = ()
     for line, record in itertools.islice(records, source.limit):
+        if all(value in ("", None) for value in record.values()):
+            yield None
+            continue
         columns = columns or _columns(source, record)
         try:
-            row = tuple(normalise(record[column]) for column in columns)
+            row = tuple(_text(record[column]) for column in columns)
         except (KeyError, TypeError) as error:
             raise DataError(
                 f"{source.path}:{line}: expected text in {', '.join(columns)}; found {_describe(record)}"
             ) from error
+        except UnicodeEncodeError as error:
+            raise DataError(f"{source.path}:{line}: not valid Unicode: half a surrogate pair") from error
         yield row if all(_fits(text, source) for text in row) else None
+
+
+def _text(value: Any) -> str:
+    """A cell, normalised; the null of a table is an empty cell."""
+    text = "" if value is None else normalise(value)
+    text.encode("utf-8")
+    return text
 
 
 def _fits(text: str, source: SourceConfig) -> bool:
@@ -242,7 +258,7 @@ def _fits(text: str, source: SourceConfig) -> bool:
 
 
 def _columns(source: SourceConfig, record: Record) -> tuple[str, ...]:
-    """Which columns hold the views, decided on the first row."""
+    """Which columns hold the views, decided on the first row that is not blank."""
     wanted = source.view_columns or ((source.text_column,) if source.text_column else ())
     missing = [column for column in wanted if column not in record]
     if missing:
@@ -267,11 +283,7 @@ def _hub_records(path: str) -> Iterable[tuple[int, Record]]:
     name, _, split = path.removeprefix(_HUB).partition(":")
     parts = name.split("/")
     try:
-        rows = datasets.load_dataset(
-            "/".join(parts[:2]), *parts[2:3], split=split or "train", streaming=True
-        )
+        rows = datasets.load_dataset("/".join(parts[:2]), *parts[2:3], split=split or "train", streaming=True)
         yield from enumerate(rows, 1)
-    except DataError:
-        raise
     except Exception as error:  # the hub client raises many kinds; all mean that the text cannot be had
         raise DataError(f"{path} cannot be read from the hub: {error}") from error

@@ -32,19 +32,29 @@ class ViewsConfig:
 def augment(
     ids: list[int], name: str, *, rate: float, max_length: int, generator: np.random.Generator
 ) -> list[int]:
-    """A view of a text's token ids, special tokens kept; texts of up to two inner pieces stay as they are."""
+    """A view of a text's token ids; the first and last token stay, and so does at least one between them.
+
+    Args:
+        ids: L token ids, special tokens included.
+        name: a key of :data:`AUGMENTATIONS`.
+        rate: share of the inner pieces touched, rounded; a text so short that it rounds to 0 stays as it is.
+        max_length: what a view may grow to.
+        generator: of everything random.
+    """
     inner = ids[1:-1]
+    if not inner:
+        return ids
     changed = AUGMENTATIONS[name](inner, rate, max_length - 2, generator)
     return [ids[0], *changed, ids[-1]]
 
 
-def _none(inner: list[int], rate: float, room: int, generator: np.random.Generator) -> list[int]:
+def _none(inner: list[int], _rate: float, _room: int, _generator: np.random.Generator) -> list[int]:
     return inner
 
 
-def _deletion(inner: list[int], rate: float, room: int, generator: np.random.Generator) -> list[int]:
+def _deletion(inner: list[int], rate: float, _room: int, generator: np.random.Generator) -> list[int]:
     """Drop round(rate * L) pieces at random places."""
-    gone = generator.permutation(len(inner))[: round(rate * len(inner))]
+    gone = generator.permutation(len(inner))[: _fewer_than_all(inner, rate)]
     dropped = set(gone.tolist())
     return [piece for place, piece in enumerate(inner) if place not in dropped]
 
@@ -58,11 +68,15 @@ def _repetition(inner: list[int], rate: float, room: int, generator: np.random.G
     return result
 
 
-def _span(inner: list[int], rate: float, room: int, generator: np.random.Generator) -> list[int]:
+def _span(inner: list[int], rate: float, _room: int, generator: np.random.Generator) -> list[int]:
     """Drop one run of round(rate * L) neighbouring pieces."""
-    length = round(rate * len(inner))
+    length = _fewer_than_all(inner, rate)
     start = int(generator.integers(len(inner) - length + 1))
     return inner[:start] + inner[start + length :]
+
+
+def _fewer_than_all(inner: list[int], rate: float) -> int:
+    return min(round(rate * len(inner)), len(inner) - 1)
 
 
 AUGMENTATIONS: dict[str, Augmentation] = {
