@@ -5,7 +5,11 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from embedkit.training.methods import MethodEntry
+    from embedkit.training.recipes import RecipeEntry
 
 __all__ = ["EXAMPLES", "HELP", "configure", "run"]
 
@@ -24,12 +28,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Print the table, or one method's settings."""
-    from embedkit.errors import ConfigError
+    from embedkit.training.recipes.run import find_method
 
     table = _table(arguments.size)
     if arguments.name is not None:
-        if arguments.name not in table:
-            raise ConfigError(f"there is no method {arguments.name!r}; there are {', '.join(table)}")
+        find_method(arguments.name)
         table = {arguments.name: table[arguments.name]}
     if arguments.json:
         print(json.dumps(table))
@@ -44,35 +47,28 @@ def _table(size: str) -> dict[str, dict[str, Any]]:
     from embedkit.training.methods import METHODS
     from embedkit.training.recipes import RECIPES
 
-    table: dict[str, dict[str, Any]] = {}
-    for name, entry in METHODS.items():
-        spec = entry.method.batch_spec
-        needs = f"{spec.views} views" + (", teacher" if spec.teacher else "")
-        table[name] = _row("method", entry.method, entry.paper, needs, entry.config, entry.method.presets, size)
-    for name, recipe in RECIPES.items():
-        needs = "as its stages"
-        table[name] = _row("recipe", recipe.function, recipe.paper, needs, recipe.config, recipe.presets, size)
-    return table
+    methods = {name: _row("method", entry, entry.method.__doc__, size) for name, entry in METHODS.items()}
+    recipes = {name: _row("recipe", entry, entry.function.__doc__, size) for name, entry in RECIPES.items()}
+    return {**methods, **recipes}
 
 
-def _row(
-    kind: str, thing: Any, paper: str, needs: str, config: type[Any], presets: Any, size: str
-) -> dict[str, Any]:
-    preset = presets.get(size, {})
+def _row(kind: str, entry: MethodEntry | RecipeEntry, doc: str | None, size: str) -> dict[str, Any]:
+    preset, spec = entry.presets.get(size, {}), entry.batch_spec
     return {
         "kind": kind,
-        "paper": paper,
-        "needs": needs,
-        "idea": (thing.__doc__ or "").strip().partition("\n")[0].rstrip("."),
+        "paper": entry.paper,
+        "needs": f"{spec.views} views" + (", teacher" if spec.teacher else ""),
+        "idea": (doc or "").strip().partition("\n")[0].rstrip("."),
         "optim": dict(preset.get("optim", {})),
-        "settings": _settings(config, preset.get("settings", {})),
+        "settings": _settings(entry.config, preset.get("settings", {})),
     }
 
 
 def _settings(config: type[Any], preset: Any) -> dict[str, Any]:
     rows: dict[str, Any] = {}
     for field in dataclasses.fields(config):
-        default = field.default if field.default is not dataclasses.MISSING else field.default_factory()  # type: ignore[misc]
+        made = field.default_factory
+        default = field.default if made is dataclasses.MISSING else made()
         below = preset.get(field.name)
         if dataclasses.is_dataclass(default):
             rows[field.name] = _settings(type(default), below or {})

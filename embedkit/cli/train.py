@@ -31,6 +31,7 @@ _FLAGS = {
     "start": "student.start",
     "tokenizer": "student.tokenizer",
     "teacher": "teacher.source",
+    "teacher_name": "teacher.name",
     "dev": "dev.pairs",
     "epochs": "optim.epochs",
     "steps": "optim.steps",
@@ -78,7 +79,7 @@ def run(arguments: argparse.Namespace) -> int | None:
     folder = Path(arguments.output or Path("runs") / (config.name or config.method))
     if arguments.check:
         plain = to_mapping(config)
-        print(json.dumps(plain) if arguments.json else tomli_w.dumps(plain), end="")
+        print(json.dumps(plain) if arguments.json else tomli_w.dumps(plain).rstrip())
         return None
     with _stop_flag() as should_stop:
         state = train(config, folder, Control(arguments.resume, should_stop))
@@ -87,46 +88,55 @@ def run(arguments: argparse.Namespace) -> int | None:
 
 
 def _config(arguments: argparse.Namespace) -> RunConfig:
-    from embedkit.config import apply_overrides, load_toml
+    from embedkit.config import apply_overrides, lay_over, load_toml
     from embedkit.training.recipes.run import resolve
 
     mapping = load_toml(arguments.recipe) if arguments.recipe else {}
-    flags = ((key, getattr(arguments, flag)) for flag, key in _FLAGS.items())
-    mapping = apply_overrides(mapping, [f"{key}={json.dumps(value)}" for key, value in flags if value is not None])
-    if arguments.corpus:
-        mapping["corpus"] = [_source(path, arguments) for path in arguments.corpus]
-    if arguments.teacher_name:
-        mapping = apply_overrides(mapping, [f"teacher.name={json.dumps(arguments.teacher_name)}"])
+    for flag, key in _FLAGS.items():
+        if getattr(arguments, flag) is not None:
+            mapping = lay_over(mapping, key, getattr(arguments, flag))
+    if sources := _sources(arguments):
+        mapping["corpus"] = sources
     if arguments.method == "sct" and "teacher" in mapping:
         mapping["method"] = "sct-two-stage"
     mapping = apply_overrides(mapping, arguments.set)
     return resolve(mapping, source=arguments.recipe or "")
 
 
-def _source(path: str, arguments: argparse.Namespace) -> dict[str, Any]:
-    source: dict[str, Any] = {"path": path}
-    if arguments.text_column:
-        source["text_column"] = arguments.text_column
-    if arguments.view_columns:
-        source["view_columns"] = arguments.view_columns
-    return source
+def _sources(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    from embedkit.errors import ConfigError
+
+    columns = {"text_column": arguments.text_column, "view_columns": arguments.view_columns}
+    given = {key: value for key, value in columns.items() if value is not None}
+    if given and not arguments.corpus:
+        raise ConfigError("--text-column and --view-columns describe what --corpus names; give it too")
+    return [{"path": path, **given} for path in arguments.corpus or ()]
 
 
 @contextlib.contextmanager
 def _stop_flag() -> Iterator[Callable[[], bool]]:
-    """Let the first Ctrl-C or SIGTERM end the run at the next step; the second Ctrl-C ends it at once."""
-    asked = False
+    """Let the first Ctrl-C or SIGTERM end training after the step it is at; the next one ends it at once.
 
-    def ask(number: int, _: object) -> None:
+    Before the first step, while text is read and the teacher encodes it, the first ends it at once: the
+    loop has not begun to look, and what is in the teacher's cache is kept.
+    """
+    asked = training = False
+
+    def ask(*_: object) -> None:
         nonlocal asked
-        if asked:
+        if asked or not training:
             raise KeyboardInterrupt
         asked = True
+
+    def should_stop() -> bool:
+        nonlocal training
+        training = True
+        return asked
 
     signals = (signal.SIGINT, signal.SIGTERM)
     before = [signal.signal(number, ask) for number in signals]
     try:
-        yield lambda: asked
+        yield should_stop
     finally:
         for number, handler in zip(signals, before, strict=True):
             signal.signal(number, handler)

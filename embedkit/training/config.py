@@ -59,7 +59,7 @@ class RunConfig:
     threads: int | None = setting(None, "torch threads; default: torch's own choice", minimum=1)
     checkpoint_minutes: float = setting(5.0, "time between checkpoints", above=0)
     student: StudentConfig = setting(factory=StudentConfig)
-    corpus: tuple[SourceConfig, ...] = setting((), "the sources of text")
+    corpus: tuple[SourceConfig, ...] = setting(doc="name files or hub sets with --corpus or [[corpus]]")
     views: ViewsConfig = setting(factory=ViewsConfig)
     teacher: TeacherConfig | None = setting(None, "for distillation")
     optim: OptimConfig = setting(factory=OptimConfig)
@@ -68,7 +68,7 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         if not self.corpus:
-            raise ConfigError("corpus is missing: name at least one file or hub set with --corpus or [[corpus]]")
+            raise ConfigError("corpus is empty: name files or hub sets with --corpus or [[corpus]]")
 
     def resolve(self, path: str) -> str:
         """A path of this config as seen from the current folder; what is not in ``data`` stays as it is."""

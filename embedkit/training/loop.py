@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import logging
@@ -16,7 +17,7 @@ from embedkit.errors import TrainingError
 from embedkit.progress import Progress
 from embedkit.training.batches import BatchSource
 from embedkit.training.checkpoint import TrainState, load_checkpoint, save_checkpoint
-from embedkit.training.method import Method, StepOutput
+from embedkit.training.method import Batch, Method, StepOutput
 from embedkit.training.optim import OptimConfig, build_optimizer, schedule
 from embedkit.training.run_folder import RunFolder
 
@@ -75,7 +76,8 @@ def train(
         CheckpointError: the checkpoint is damaged or belongs to other settings.
         StorageError: the disk is full; the last checkpoint stays.
     """
-    return _Run(method, batches, config, folder, evaluate, should_stop).train(resume, show_progress)
+    moving = _Run(method, batches, config, folder, evaluate, should_stop)
+    return moving.train(resume=resume, show_progress=show_progress)
 
 
 class _Run:
@@ -102,38 +104,37 @@ class _Run:
         self.window: list[StepOutput] = []
         self.saved_at = self.started = time.monotonic()
 
-    def train(self, resume: bool, show_progress: bool | None) -> TrainState:
+    def train(self, *, resume: bool, show_progress: bool | None) -> TrainState:
         torch.manual_seed(self.config.seed)
         if resume and self.folder.last.exists():
             self.state = load_checkpoint(self.folder.last, self.method, self.optimizer, self.scaler)
+        if resume:
             self.folder.rewind(self.state.step)
         if not self.state.finished:
-            self._loop(show_progress)
+            self._loop(show_progress=show_progress)
         return self.state
 
-    def _loop(self, show_progress: bool | None) -> None:
+    def _loop(self, *, show_progress: bool | None) -> None:
         first = self.state.step
         seconds = self.state.seconds
         self.method.train()
         stream = self.batches.stream(first * self.optim.accumulate, self.total * self.optim.accumulate)
-        with Progress("train", self.total, unit="steps", enabled=show_progress) as progress:
-            progress.advance(first)
+        progress = Progress("train", self.total - first, unit="steps", enabled=show_progress)
+        with contextlib.closing(stream), progress:
             for _ in range(first, self.total):
+                if self._exhausted():
+                    break
                 loss = self._step(stream)
                 self.state.seconds = seconds + time.monotonic() - self.started
                 self._after_step(first)
                 progress.advance(note=f"loss {loss:.4f}{self._best()}")
-                if self._exhausted():
-                    break
                 if self.should_stop():
                     self._checkpoint()
                     logger.info("stopped after step %d; --resume goes on from here", self.state.step)
-                    stream.close()
                     return
-            stream.close()
         self._finish()
 
-    def _step(self, stream: Iterator[object]) -> float:
+    def _step(self, stream: Iterator[Batch]) -> float:
         """One optimizer step over ``accumulate`` batches; the mean loss."""
         rate = schedule(self.optim, self.state.step, self.total)
         for group in self.optimizer.param_groups:
@@ -156,9 +157,9 @@ class _Run:
             )
         return loss
 
-    def _backward(self, batch: object) -> StepOutput:
+    def _backward(self, batch: Batch) -> StepOutput:
         with torch.autocast(self.device.type, _AMP[self.optim.amp], enabled=self.optim.amp != "off"):
-            output: StepOutput = self.method(batch.to(self.device))  # type: ignore[attr-defined]
+            output: StepOutput = self.method(batch.to(self.device))
         self.scaler.scale(output.loss / self.optim.accumulate).backward()
         return output
 
@@ -198,18 +199,14 @@ class _Run:
         score = evaluate()
         if not math.isfinite(score):
             score = -1.0  # an encoder that gives every text the same embedding ranks nothing
-        self.folder.log(
-            {"step": self.state.step, "dev": score, "dev_seconds": round(time.monotonic() - began, 3)}
-        )
+        self.folder.log({"step": self.state.step, "dev": score, "dev_seconds": round(time.monotonic() - began, 3)})
         if self.state.best_score is None or score > self.state.best_score:
             self.state.best_score, self.state.best_step = score, self.state.step
             self.method.encoder.save(self.folder.best)
 
     def _close_epoch(self) -> None:
         state = self.state
-        better = state.best_score is not None and (
-            state.epoch_best is None or state.best_score > state.epoch_best
-        )
+        better = state.best_score is not None and (state.epoch_best is None or state.best_score > state.epoch_best)
         state.stale_epochs = 0 if better else state.stale_epochs + 1
         state.epoch_best = state.best_score
 

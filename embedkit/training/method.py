@@ -97,7 +97,7 @@ class Method(nn.Module, ABC):
     def forward(self, batch: Batch) -> StepOutput:
         """The loss of a batch. Must not change any state."""
 
-    def after_step(self, outputs: Sequence[StepOutput]) -> None:  # noqa: B027 - most methods have nothing to do
+    def after_step(self, outputs: Sequence[StepOutput]) -> None:
         """Update queues and averages.
 
         Called only when the optimizer really stepped, with the outputs of every accumulated batch.

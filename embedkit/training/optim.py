@@ -27,8 +27,8 @@ class OptimConfig:
     warmup: float = setting(0.1, "share of all steps in which the rate rises from 0", minimum=0, maximum=1)
     schedule: Literal["linear", "cosine", "constant"] = setting("linear", "how the rate falls after warm-up")
     weight_decay: float = setting(0.01, "on all but biases and LayerNorm", minimum=0)
-    beta1: float = setting(0.9, "decay of the first moment", minimum=0, maximum=1)
-    beta2: float = setting(0.999, "decay of the second moment", minimum=0, maximum=1)
+    beta1: float = setting(0.9, "decay of the first moment", minimum=0, below=1)
+    beta2: float = setting(0.999, "decay of the second moment", minimum=0, below=1)
     epsilon: float = setting(1e-6, "added to the root of the second moment", above=0)
     correct_bias: bool = setting(False, "Adam's bias correction; off in the authors' harness of SCT")
     clip: float = setting(1.0, "largest global norm of the gradient", above=0)
@@ -40,6 +40,10 @@ class AdamW(torch.optim.Optimizer):
 
     Without correction the first steps are up to three times larger (Mosbach et al., 2021).
 
+    Args:
+        parameters: tensors, or groups of them with ``lr`` and ``weight_decay`` of their own.
+        config: the constants.
+
     Source: Loshchilov and Hutter, ICLR 2019.
     """
 
@@ -49,16 +53,15 @@ class AdamW(torch.optim.Optimizer):
         self.config = config
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """One update of every parameter that has a gradient; ``closure`` is not supported."""
+    def step(self, _closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """One update of every parameter that has a gradient; closures are not supported."""
         for group in self.param_groups:
             parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
             if parameters:
-                self._update(parameters, group)
+                self._update(parameters, [parameter.grad for parameter in parameters], group)
 
-    def _update(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
+    def _update(self, parameters: list[Tensor], gradients: list[Tensor], group: dict[str, Any]) -> None:
         config = self.config
-        gradients = [parameter.grad for parameter in parameters]
         states = [self._state(parameter) for parameter in parameters]
         first, second = ([state[name] for state in states] for name in ("first", "second"))
         torch._foreach_lerp_(first, gradients, 1 - config.beta1)
@@ -69,14 +72,14 @@ class AdamW(torch.optim.Optimizer):
         if config.correct_bias:
             rate /= 1 - config.beta1**steps
             divisor = math.sqrt(1 - config.beta2**steps)
-        denominators = torch._foreach_sqrt(second)
+        denominators = torch._foreach_sqrt(second)  # noqa: SLF001 - what torch's own optimizers use
         torch._foreach_div_(denominators, divisor)
         torch._foreach_add_(denominators, config.epsilon)
         torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
         torch._foreach_addcdiv_(parameters, first, denominators, -rate)
 
     def _state(self, parameter: Tensor) -> dict[str, Tensor]:
-        state = self.state[parameter]
+        state: dict[str, Tensor] = self.state[parameter]
         if not state:
             state["first"], state["second"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
         return state

@@ -39,21 +39,26 @@ class RunFolder:
         self.initial = self.path / "initial"
         self.model = self.path / "model"
 
-    def start(self, config: Mapping[str, Any], *, resume: bool) -> None:
-        """Write the resolved configuration and the environment, or check that a resumed run has the same.
+    def check(self, config: Mapping[str, Any], *, resume: bool) -> None:
+        """Check that a run with this configuration may start or go on here; writes nothing.
 
         Raises:
             ConfigError: the folder holds another run, or a run and ``resume`` is False.
         """
-        if self.config.exists():
-            if not resume:
-                raise ConfigError(f"{self.path} already holds a run; add --resume, or choose another folder")
-            changed = sorted(_changes(load_toml(self.config), config))
-            if changed:
-                raise ConfigError(f"{self.path} was started with other settings: {', '.join(changed)}")
+        if not self.config.exists():
             return
-        self._write(self.config, tomli_w.dumps(dict(config)))
-        self._write(self.path / "environment.json", json.dumps(_environment(), indent=1))
+        if not resume:
+            raise ConfigError(f"{self.path} already holds a run; add --resume, or choose another folder")
+        changed = sorted(_changes(load_toml(self.config), config))
+        if changed:
+            raise ConfigError(f"{self.path} was started with other settings: {', '.join(changed)}")
+
+    def start(self, config: Mapping[str, Any], *, resume: bool) -> None:
+        """:meth:`check`; write the resolved configuration and the environment of a new run."""
+        self.check(config, resume=resume)
+        if not self.config.exists():
+            self._write(self.config, tomli_w.dumps(dict(config)))
+            self._write(self.path / "environment.json", json.dumps(_environment(), indent=1))
 
     def log(self, record: Mapping[str, Any]) -> None:
         """Append a line to metrics.jsonl."""
@@ -79,7 +84,7 @@ class RunFolder:
 
 
 def _environment() -> dict[str, Any]:
-    versions = {}
+    versions: dict[str, str | None] = {}
     for package in _PACKAGES:
         try:
             versions[package] = metadata.version(package)

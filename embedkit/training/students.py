@@ -29,7 +29,6 @@ def build_student(config: RunConfig) -> SentenceEncoder:
         )
     else:
         encoder = _new(config, _vocabulary_source(config))
-    encoder.name = config.name or encoder.name
     return encoder
 
 
@@ -37,7 +36,10 @@ def _new(config: RunConfig, source: str) -> SentenceEncoder:
     student, size = config.student, SIZES[config.student.size]
     if Path(source).suffix == ".onnx":
         if student.start == "teacher":
-            raise ConfigError(f"a student can start from a torch model, not from {source}: set student.start=random")
+            raise ConfigError(
+                f'a student can start from a torch model, not from {source}: set student.start = "random", '
+                "or student.tokenizer to the model that the bundle was made from"
+            )
         tokenizer = Tokenizer(read_bundle(source).tokenizer_json, student.max_length)
     else:
         teacher = SentenceEncoder.load(source)
@@ -46,9 +48,7 @@ def _new(config: RunConfig, source: str) -> SentenceEncoder:
             encoder.pooling = student.pooling
             return encoder
         tokenizer = teacher.tokenizer
-    return random(
-        tokenizer, size, max_length=student.max_length, seed=config.seed, pooling=student.pooling
-    )
+    return random(tokenizer, size, max_length=student.max_length, seed=config.seed, pooling=student.pooling)
 
 
 def _vocabulary_source(config: RunConfig) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, cast
 
 from torch import Tensor, nn
 
@@ -29,18 +29,21 @@ class CrossViewQueues(nn.Module):
         size = 0 if kind == "none" else size
         count = 1 if kind == "one" else 2
         self.frozen = kind == "frozen"
-        self.queues = nn.ModuleList(
-            VectorQueue(size, dimension, seed=2 * seed + number) for number in range(count)
-        )
+        queues = [VectorQueue(size, dimension, seed=2 * seed + number) for number in range(count)]
+        self.queues = nn.ModuleList(queues)
 
     @property
     def rows(self) -> tuple[Tensor, Tensor]:
         """D1 and D2, each ``(K, D), unit rows``."""
-        return self.queues[0].rows, self.queues[-1].rows
+        return self._each[0].rows, self._each[-1].rows
+
+    @property
+    def _each(self) -> list[VectorQueue]:
+        return [cast(VectorQueue, queue) for queue in self.queues]
 
     def enqueue(self, first: Tensor, second: Tensor) -> None:
         """Add the reference vectors ``(B, D)`` of view 1 and view 2."""
         if self.frozen:
             return
-        for queue, vectors in zip(self.queues, (first, second), strict=False):
+        for queue, vectors in zip(self._each, (first, second), strict=False):
             queue.enqueue(vectors)

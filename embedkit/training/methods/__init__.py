@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from embedkit.training.method import Method
+from embedkit.training.method import BatchSpec, Method, Presets
 from embedkit.training.methods.sct import SCT, SCTConfig, SCTDistillation, SCTDistillationConfig
 
 __all__ = ["METHODS", "MethodEntry"]
@@ -16,6 +16,16 @@ class MethodEntry(NamedTuple):
     config: type[Any]
     method: type[Method]
     paper: str
+
+    @property
+    def presets(self) -> Presets:
+        """The paper's settings for each size."""
+        return self.method.presets
+
+    @property
+    def batch_spec(self) -> BatchSpec:
+        """What it needs in a batch."""
+        return self.method.batch_spec
 
 
 _SCT = "Limkonchotiwat et al., TACL 2023"

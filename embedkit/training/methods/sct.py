@@ -20,8 +20,9 @@ two widths meet). Differs from the authors' code: the two directions are average
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -30,9 +31,9 @@ from torch.nn import functional
 
 from embedkit.config import setting
 from embedkit.modeling.encoder import SentenceEncoder
+from embedkit.training.components.cross_view_queues import CrossViewQueues, QueueKind
 from embedkit.training.components.heads import Projector
 from embedkit.training.components.moving_average import MovingAverage
-from embedkit.training.components.cross_view_queues import CrossViewQueues, QueueKind
 from embedkit.training.losses.cross_view import Keys, Objective, cross_view_loss
 from embedkit.training.method import Batch, BatchSpec, Method, Presets, StepOutput, View, pooled
 
@@ -109,7 +110,7 @@ class SCTDistillation(Method):
     Args:
         encoder: the student; a head is added unless its width is the teacher's.
         config: settings.
-        seed: of queues and projector.
+        seed: of head, queues and projector.
         teacher_dimension: T, width of the teacher's vectors.
     """
 
@@ -126,7 +127,8 @@ class SCTDistillation(Method):
     ) -> None:
         super().__init__()
         if encoder.dimension != teacher_dimension:
-            encoder.set_head(teacher_dimension)
+            with _seeded(seed):
+                encoder.set_head(teacher_dimension)
         self.encoder, self.config = encoder, config
         self.queues = CrossViewQueues(config.queue_size, teacher_dimension, kind=config.queues, seed=seed)
         self.self_supervision = (
@@ -171,15 +173,12 @@ class SelfSupervision(nn.Module):
     def __init__(self, encoder: SentenceEncoder, config: SCTConfig, *, seed: int) -> None:
         super().__init__()
         self.config = config
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+        with _seeded(seed):
             self.projector = Projector(
                 encoder.hidden, blocks=config.projector_blocks, expansion=config.projector_expansion
             )
         self.queues = CrossViewQueues(config.queue_size, encoder.hidden, kind=config.queues, seed=seed)
-        self.average = (
-            MovingAverage(encoder, momentum=config.momentum) if config.reference == "momentum" else None
-        )
+        self.average = MovingAverage(encoder, momentum=config.momentum) if config.reference == "momentum" else None
 
     def forward(
         self, encoder: SentenceEncoder, batch: Batch, embeddings: tuple[Tensor, Tensor]
@@ -215,6 +214,14 @@ class SelfSupervision(nn.Module):
         """Reference embeddings, in train mode and so with dropout masks of their own."""
         network = encoder if self.average is None else self.average.network
         return functional.normalize(pooled(network, view).float(), dim=1)
+
+
+@contextlib.contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """What is initialised inside depends on the seed alone; torch's generator is left as it is."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield
 
 
 def _loss_settings(config: SCTConfig | SCTDistillationConfig) -> dict[str, Any]:

@@ -6,21 +6,32 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from embedkit.training.checkpoint import TrainState
-from embedkit.training.method import Presets
+from embedkit.training.method import BatchSpec, Presets
+from embedkit.training.methods.sct import SCTDistillation
 from embedkit.training.recipes.sct_two_stage import PRESETS, TwoStageConfig, sct_two_stage
 
 __all__ = ["RECIPES", "RecipeEntry"]
 
 
 class RecipeEntry(NamedTuple):
-    """A recipe, the class of its settings, the settings for each size, and where it was published."""
+    """A recipe, the class of its settings, the settings for each size, its needs, and where it was published.
+
+    ``batch_spec`` is what the most demanding of its stages needs.
+    """
 
     config: type[Any]
     function: Callable[..., TrainState]
     presets: Presets
+    batch_spec: BatchSpec
     paper: str
 
 
 RECIPES: dict[str, RecipeEntry] = {
-    "sct-two-stage": RecipeEntry(TwoStageConfig, sct_two_stage, PRESETS, "authors' code of SCT, TACL 2023"),
+    "sct-two-stage": RecipeEntry(
+        TwoStageConfig,
+        sct_two_stage,
+        PRESETS,
+        SCTDistillation.batch_spec,
+        "authors' code of Limkonchotiwat et al., TACL 2023",
+    ),
 }

@@ -2,45 +2,63 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import logging
-from collections.abc import Mapping
+import difflib
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+import torch
 
 from embedkit.config import from_mapping, to_mapping
 from embedkit.errors import ConfigError
 from embedkit.training.checkpoint import TrainState
 from embedkit.training.config import RunConfig
-from embedkit.training.methods import METHODS
-from embedkit.training.recipes import RECIPES
+from embedkit.training.methods import METHODS, MethodEntry
+from embedkit.training.recipes import RECIPES, RecipeEntry
 from embedkit.training.recipes.stage import Control, Materials, prepare, train_stage
 from embedkit.training.run_folder import RunFolder
 from embedkit.training.students import build_student
 
-__all__ = ["resolve", "run"]
+__all__ = ["find_method", "resolve", "run"]
 
-logger = logging.getLogger(__name__)
+Config = TypeVar("Config")
 
 
 def resolve(mapping: Mapping[str, Any], *, source: str = "") -> RunConfig:
     """Lay the method's settings for the student's size under what the user says, and check everything.
 
     Raises:
-        ConfigError: an unknown method or key, a wrong type or value; all problems at once.
+        ConfigError: an unknown method or key, a wrong type or value, no teacher where one is needed; all
+            problems at once.
     """
-    name = mapping.get("method")
-    entry = {**METHODS, **RECIPES}.get(name) if isinstance(name, str) else None
-    if entry is None:
-        known = ", ".join([*METHODS, *RECIPES])
-        raise ConfigError(f"method is one of {known}, not {name!r}")
-    presets = RECIPES[name].presets if name in RECIPES else METHODS[name].method.presets
-    student = mapping.get("student")
-    size = student.get("size", "tiny") if isinstance(student, Mapping) else "tiny"
-    merged = _merge(presets.get(size, {}), mapping)
-    config = from_mapping(RunConfig, merged, source=source)
-    settings = from_mapping(entry.config, config.settings, source=f"{source} settings".strip())
+    entry = find_method(mapping.get("method"))
+    merged = _merge(_presets(entry, mapping.get("student")), mapping)
+    problems: list[str] = []
+    config = _read(RunConfig, merged, source, problems)
+    settings = _read(entry.config, merged.get("settings", {}), f"{source} settings".strip(), problems)
+    if entry.batch_spec.teacher and mapping.get("teacher") is None:
+        problems.append("this method needs a teacher: name one with --teacher or [teacher]")
+    if config is None or problems:
+        raise ConfigError(problems)
     return dataclasses.replace(config, settings=to_mapping(settings))
+
+
+def find_method(name: object) -> MethodEntry | RecipeEntry:
+    """The method or recipe of that name.
+
+    Raises:
+        ConfigError: there is none; suggests one with a similar name.
+    """
+    table: dict[str, MethodEntry | RecipeEntry] = {**METHODS, **RECIPES}
+    if name is None:
+        raise ConfigError(f"method is missing: one of {', '.join(table)}")
+    if isinstance(name, str) and name in table:
+        return table[name]
+    near = difflib.get_close_matches(str(name), table, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(table)}"
+    raise ConfigError(f"there is no method {name!r}; {hint}")
 
 
 def run(config: RunConfig, folder: str | Path, control: Control | None = None) -> TrainState:
@@ -58,24 +76,34 @@ def run(config: RunConfig, folder: str | Path, control: Control | None = None) -
         EmbedkitError: whatever part of the run cannot go on; the last checkpoint stays.
     """
     control, place = control or Control(), RunFolder(folder)
-    encoder = build_student(config)
-    encoder.name = config.name or place.path.name
-    place.start(to_mapping(config), resume=control.resume)
-    if not place.initial.exists():
-        encoder.save(place.initial)
-    materials = prepare(config, control)
-    if config.method in RECIPES:
-        recipe = RECIPES[config.method]
-        settings = from_mapping(recipe.config, config.settings)
-        state = recipe.function(config, settings, materials, encoder, place, control)
-    else:
-        settings = from_mapping(METHODS[config.method].config, config.settings)
-        state = train_stage(
-            config.method, settings, config.optim, config, materials, encoder, place, control
-        )
+    place.check(to_mapping(config), resume=control.resume)
+    with _threads(config.threads):
+        encoder = build_student(config)
+        encoder.name = config.name or place.path.name
+        place.start(to_mapping(config), resume=control.resume)
+        if not place.initial.exists():
+            encoder.save(place.initial)
+        entry = find_method(config.method)
+        materials = prepare(config, control, teacher=entry.batch_spec.teacher)
+        settings = from_mapping(entry.config, config.settings)
+        if isinstance(entry, RecipeEntry):
+            state = entry.function(config, settings, materials, encoder, place, control)
+        else:
+            state = train_stage(config.method, settings, config.optim, config, materials, encoder, place, control)
     if state.finished:
         place.finish(_card(config, encoder.name, materials, state))
     return state
+
+
+@contextlib.contextmanager
+def _threads(count: int | None) -> Iterator[None]:
+    """Torch with so many threads; the count belongs to the process, so it is put back."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _card(config: RunConfig, name: str, materials: Materials, state: TrainState) -> dict[str, Any]:
@@ -97,6 +125,20 @@ def _card(config: RunConfig, name: str, materials: Materials, state: TrainState)
             "seconds": round(state.seconds, 1),
         },
     }
+
+
+def _presets(entry: MethodEntry | RecipeEntry, student: object) -> Mapping[str, Any]:
+    size = student.get("size", "tiny") if isinstance(student, Mapping) else "tiny"
+    return entry.presets.get(size, {}) if isinstance(size, str) else {}
+
+
+def _read(cls: type[Config], mapping: object, source: str, problems: list[str]) -> Config | None:
+    """A config, or None and its problems added to those before."""
+    try:
+        return from_mapping(cls, mapping, source=source) if isinstance(mapping, Mapping) else None
+    except ConfigError as error:
+        problems += error.problems
+        return None
 
 
 def _merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

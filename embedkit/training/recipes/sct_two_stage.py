@@ -13,7 +13,7 @@ from embedkit.training.checkpoint import TrainState
 from embedkit.training.config import RunConfig
 from embedkit.training.methods.sct import SCT, SCTConfig, SCTDistillation, SCTDistillationConfig
 from embedkit.training.optim import OptimConfig
-from embedkit.training.recipes.stage import Control, Materials, train_stage
+from embedkit.training.recipes.stage import Control, Materials, stage_batches, train_stage
 from embedkit.training.run_folder import RunFolder
 
 __all__ = ["PRESETS", "TwoStageConfig", "sct_two_stage"]
@@ -49,7 +49,12 @@ def sct_two_stage(
     folder: RunFolder,
     control: Control,
 ) -> TrainState:
-    """Train both stages; the first one's run lies in ``folder/self-supervised``."""
+    """Self-supervised cross-view training, then distillation from where it ended.
+
+    The run of the first stage lies in ``folder/self-supervised``.
+    """
+    # What stage two lacks is found before hours go into stage one.
+    stage_batches("sct-distillation", config.optim, config, materials, encoder)
     first = RunFolder(folder.path / "self-supervised")
     if not (control.resume and folder.last.exists()):
         state = train_stage(

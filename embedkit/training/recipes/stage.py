@@ -27,7 +27,7 @@ from embedkit.training.optim import OptimConfig
 from embedkit.training.run_folder import RunFolder
 from embedkit.training.teachers import TeacherVectors, load_vectors
 
-__all__ = ["Control", "Materials", "prepare", "train_stage"]
+__all__ = ["Control", "Materials", "prepare", "stage_batches", "train_stage"]
 
 logger = logging.getLogger(__name__)
 
@@ -50,22 +50,25 @@ class Materials:
     dev: ScoredPairs | None
 
 
-def prepare(config: RunConfig, control: Control) -> Materials:
+def prepare(config: RunConfig, control: Control, *, teacher: bool) -> Materials:
     """Read the corpus, the teacher's vectors and the development pairs.
+
+    Args:
+        config: of the run.
+        control: progress.
+        teacher: whether anything will ask for the teacher's vectors.
 
     Raises:
         DataError: a source is missing or malformed.
         CacheError: the teacher cache is damaged or in use.
     """
-    pairs = load_scored_pairs(config.resolve(config.dev.pairs)) if config.dev.pairs else None
-    sources = [
-        dataclasses.replace(source, path=config.resolve(source.path)) for source in config.corpus
-    ]
+    pairs = load_scored_pairs(config.resolve(config.dev.pairs), split="validation") if config.dev.pairs else None
+    sources = [dataclasses.replace(source, path=config.resolve(source.path)) for source in config.corpus]
     corpus = Corpus.prepare(sources, Path(config.cache), show_progress=control.show_progress)
     vectors = None
-    if config.teacher is not None:
-        teacher = dataclasses.replace(config.teacher, source=config.resolve(config.teacher.source))
-        vectors = load_vectors(teacher, corpus, Path(config.cache), show_progress=control.show_progress)
+    if teacher and config.teacher is not None:
+        found = dataclasses.replace(config.teacher, source=config.resolve(config.teacher.source))
+        vectors = load_vectors(found, corpus, Path(config.cache), show_progress=control.show_progress)
     return Materials(corpus, vectors, pairs)
 
 
@@ -96,18 +99,8 @@ def train_stage(
         TrainingError, CheckpointError, StorageError: see :func:`~embedkit.training.loop.train`.
     """
     method = _build(METHODS[method_name].method, encoder, settings, config.seed, materials.teacher)
-    method.to(_device(config.device))
-    if config.threads:
-        torch.set_num_threads(config.threads)
-    batches = BatchSource(
-        materials.corpus,
-        encoder.tokenizer,
-        spec=method.batch_spec,
-        batch_size=optim.batch_size,
-        seed=config.seed,
-        views=config.views,
-        teacher=materials.teacher,
-    )
+    _move(method, config.device)
+    batches = stage_batches(method_name, optim, config, materials, encoder)
     loop = LoopConfig(
         optim=optim,
         seed=config.seed,
@@ -128,6 +121,25 @@ def train_stage(
     )
 
 
+def stage_batches(
+    method_name: str, optim: OptimConfig, config: RunConfig, materials: Materials, encoder: SentenceEncoder
+) -> BatchSource:
+    """The batches of a stage; the arguments are those of :func:`train_stage`.
+
+    Raises:
+        ConfigError: the method needs what the run does not have.
+    """
+    return BatchSource(
+        materials.corpus,
+        encoder.tokenizer,
+        spec=METHODS[method_name].batch_spec,
+        batch_size=optim.batch_size,
+        seed=config.seed,
+        views=config.views,
+        teacher=materials.teacher,
+    )
+
+
 def _build(
     method: type[Method],
     encoder: SentenceEncoder,
@@ -144,8 +156,9 @@ def _build(
     return method(encoder, settings, **extra)
 
 
-def _device(name: str | None) -> torch.device:
+def _move(method: Method, device: str | None) -> None:
     try:
-        return torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
-    except RuntimeError as error:
-        raise ConfigError(f"{name!r} is not a torch device: {error}") from error
+        method.to(torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu")))
+    except (RuntimeError, AssertionError) as error:  # torch says "not compiled with CUDA" by an AssertionError
+        reason = str(error).strip().partition("\n")[0]
+        raise ConfigError(f"device {device!r} cannot be used here: {reason}") from error
