@@ -392,6 +392,8 @@ class Encoder:
         rows = self._session.run(batch)
         if rows.ndim == 3:
             rows = pool(rows, batch, self._manifest.pooling)
+        if rows.shape != (len(ids), self.dimension):  # where the graph leaves its shapes open
+            raise ModelError(f"the graph gave {rows.shape}, expected {(len(ids), self.dimension)}")
         return unit_rows(rows) if self._normalize_here else rows
 
     def _describe_overflow(self, overflowing: Sequence[int], first: int) -> str:

@@ -8,6 +8,7 @@ import json
 import logging
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import pytest
 from embedkit import Encoder
 from embedkit.errors import InputError, ModelError, TextOverflowError
 from embedkit.runtime import encoder as encoder_module
+from embedkit.runtime import session as session_module
 from embedkit.runtime.bundle import read_bundle, write_bundle
 
 Reference = Callable[..., np.ndarray]
@@ -278,8 +280,6 @@ def test_a_good_bundle_is_verified(encoder: Encoder) -> None:
 
 
 def test_other_embeddings_or_tokens_are_found(toy_bundle: Path, toy_model_bytes: bytes, tmp_path: Path) -> None:
-    from dataclasses import replace
-
     good = read_bundle(toy_bundle)
     vectors = good.golden.vectors.copy()
     vectors[1, 2] += 0.01
@@ -319,8 +319,6 @@ def test_a_file_of_a_file_is_refused(toy_bundle: Path) -> None:
 
 
 def test_a_graph_of_another_width_than_declared_is_refused(toy_bundle: Path, tmp_path: Path) -> None:
-    from dataclasses import replace
-
     good = read_bundle(toy_bundle)
     manifest = replace(good.manifest, dimension=8)
     golden = replace(good.golden, vectors=good.golden.vectors[:, :8])
@@ -329,10 +327,22 @@ def test_a_graph_of_another_width_than_declared_is_refused(toy_bundle: Path, tmp
         Encoder.load(tmp_path / "b.onnx")
 
 
+def test_a_graph_that_gives_another_width_than_declared_is_refused(
+    toy_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good = read_bundle(toy_bundle)
+    manifest = replace(good.manifest, dimension=8)
+    golden = replace(good.golden, vectors=good.golden.vectors[:, :8])
+    write_bundle(tmp_path / "b.onnx", good.model, manifest, good.tokenizer_json, golden)
+    monkeypatch.setattr(session_module, "_choose_output", lambda session, names: ("sentence_embedding", None))
+    encoder = Encoder.load(tmp_path / "b.onnx")
+    for texts in ("a", ["a", "b"]):
+        with pytest.raises(ModelError, match=r"the graph gave \(\d, 16\), expected \(\d, 8\)"):
+            encoder.encode(texts)
+
+
 @pytest.mark.parametrize("max_length", [1, 2])
 def test_a_length_without_room_is_the_models_fault(toy_bundle: Path, tmp_path: Path, max_length: int) -> None:
-    from dataclasses import replace
-
     good = read_bundle(toy_bundle)
     golden = replace(good.golden, token_ids=[[2]] * 3)
     manifest = replace(good.manifest, max_length=max_length)
