@@ -69,7 +69,9 @@ def cross_view_loss(
     Returns:
         a scalar, summed over keys and averaged over the batch.
     """
-    first, second = keys if identical_view else keys[::-1]
+    first, second = (Keys(queue.detach(), batch.detach()) for queue, batch in keys)
+    if not identical_view:
+        first, second = second, first
     target = _targets(reference_temperature)
     divergence = _OBJECTIVES[objective]
     loss = divergence(similarity_logits(online[0], first, temperature), first, target)
