@@ -22,8 +22,8 @@ WRITTEN = sorted(
     if path.is_file() and path.suffix in {"", ".py", ".md", ".toml", ".json"} and "__pycache__" not in path.parts
 )
 DRAWERS = {"base", "common", "core", "helper", "helpers", "misc", "tools", "util", "utils"}
-# The places that exist on one machine only: roots of absolute paths, as they look in text.
-PRIVATE_PLACE = re.compile(r"(?<![\w.~}\])/-])/(?:work|root|home|Users|mnt|opt|tmp)/\w")
+# Absolute paths that mean something on one machine only; `someone` is nobody.
+PRIVATE_PLACE = re.compile(r"(?<![\w.~}\])/-])/(?:work|root|opt|mnt|Users|home(?!/someone))/\w")
 
 
 def name_of(path: Path) -> str:
