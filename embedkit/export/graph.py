@@ -48,7 +48,7 @@ class GraphWriter:
     def constant(self, name: str, value: npt.NDArray[np.generic]) -> str:
         """Store a tensor under a name of its own; the same name is stored once."""
         if name not in self._constants:
-            self._constants[name] = numpy_helper.from_array(np.ascontiguousarray(value), name)
+            self._constants[name] = numpy_helper.from_array(np.asarray(value, order="C"), name)
         return name
 
     def integers(self, *values: int) -> str:

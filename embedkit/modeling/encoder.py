@@ -164,6 +164,10 @@ class SentenceEncoder(nn.Module):
         layout = read_layout(find_folder(source))
         if pooling is None and layout.pooling is None:
             logger.warning("%s does not say how it pools; using the mean over tokens", source)
+        if layout.default_prompt is not None:
+            logger.warning(
+                "%s has the default prompt %r, which is not applied here", source, layout.default_prompt
+            )
         backbone = _load_backbone(layout.backbone)
         longest = _longest_text(backbone.config)
         length = max_length if max_length is not None else min(layout.max_length or longest, longest)

@@ -70,8 +70,9 @@ def from_teacher(teacher: SentenceEncoder, size: Size, *, max_length: int, seed:
     """A BERT encoder that starts as a projected bag of the teacher's words, where a random one starts blind.
 
     What is carried over is the tokenizer and the word table; the transformer layers, and the small
-    position and type rows, are those of :func:`random`. With BERT's initialisation the layers hardly
-    change their input, so the mean-pooled embedding begins as the mean of the word rows. Each row holds
+    position and type rows, are those of :func:`random`. With BERT's initialisation narrow layers hardly
+    change their input, so the mean-pooled embedding begins as the mean of the word rows; wider and deeper
+    encoders blur it more. Each row holds
 
     * a direction in H - 2 dimensions: the teacher's embedding of that word alone, unit length, reduced
       by PCA that was fitted on the real words (not special, not ``[unused]``), then turned at random,
@@ -126,10 +127,11 @@ def _project(embeddings: FloatArray, width: int, seed: int) -> Float64Array:
 
 
 def _smooth_inverse_frequencies(count: int) -> Float64Array:
-    """Weights ``(count,)`` in (0, 1), rising from the most frequent word to the rarest."""
+    """Weights ``(count,)`` in (0, 1], rising from the most frequent word to the rarest."""
     shares = 1.0 / np.arange(2, count + 2)
-    weights: Float64Array = _SIF_CONSTANT / (_SIF_CONSTANT + shares / shares.sum())
-    return weights
+    weights = _SIF_CONSTANT / (_SIF_CONSTANT + shares / shares.sum())
+    relative: Float64Array = weights / weights[-1]
+    return relative
 
 
 def _install(student: SentenceEncoder, table: Float64Array) -> None:

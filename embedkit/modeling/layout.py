@@ -48,6 +48,7 @@ class Layout:
         lowercase: texts are lowercased before they reach the tokenizer.
         head: folder of the dense head, None without one.
         prompts: name -> text put before a text.
+        default_prompt: name of the prompt that sentence-transformers uses when none is asked for.
     """
 
     backbone: Path
@@ -56,6 +57,7 @@ class Layout:
     lowercase: bool = False
     head: Path | None = None
     prompts: dict[str, str] = field(default_factory=dict)
+    default_prompt: str | None = None
 
 
 def read_layout(folder: Path) -> Layout:
@@ -69,7 +71,8 @@ def read_layout(folder: Path) -> Layout:
     modules = _read_modules(folder)
     backbone = modules["Transformer"]
     settings = _read_json(backbone / "sentence_bert_config.json", missing={})
-    prompts = _read_json(folder / "config_sentence_transformers.json", missing={}).get("prompts") or {}
+    described = _read_json(folder / "config_sentence_transformers.json", missing={})
+    prompts = described.get("prompts") or {}
     return Layout(
         backbone=backbone,
         pooling=_read_pooling(modules["Pooling"], prompts),
@@ -77,6 +80,7 @@ def read_layout(folder: Path) -> Layout:
         lowercase=bool(settings.get("do_lower_case")),
         head=_check_head(modules["Dense"]) if "Dense" in modules else None,
         prompts={name: text for name, text in prompts.items() if text},
+        default_prompt=described.get("default_prompt_name"),
     )
 
 
@@ -108,12 +112,12 @@ def write_layout(
         "bias": True,
         "activation_function": "torch.nn.modules.activation.Tanh",
     }
-    described: list[tuple[str, dict[str, Any] | None]] = [("Transformer", None), ("Pooling", pooled)]
-    described += [("Dense", dense)] if head else []
-    described += [("Normalize", None)]
+    stack: list[tuple[str, dict[str, Any] | None]] = [("Transformer", None), ("Pooling", pooled)]
+    stack += [("Dense", dense)] if head else []
+    stack += [("Normalize", None)]
 
     modules = []
-    for index, (kind, settings) in enumerate(described):
+    for index, (kind, settings) in enumerate(stack):
         path = f"{index}_{kind}" if index else ""
         (folder / path).mkdir(exist_ok=True)
         if settings is not None:

@@ -21,6 +21,7 @@ _ROLES = {
     "sep_token": ("[SEP]", "</s>"),
     "mask_token": ("[MASK]", "<mask>"),
 }
+_OLD_VOCABULARIES = ("vocab.txt", "vocab.json", "sentencepiece.bpe.model", "spiece.model", "tokenizer.model")
 
 
 def load_tokenizer(folder: Path, max_length: int, *, lowercase: bool = False) -> Tokenizer:
@@ -73,8 +74,11 @@ def real_words(tokenizer: Tokenizer) -> list[int]:
 
 
 def _convert(folder: Path) -> str:
+    # transformers 5 would make an empty tokenizer out of nothing.
+    if not any((folder / name).is_file() for name in _OLD_VOCABULARIES):
+        raise ModelError(f"{folder} has no tokenizer.json, nor any older form of a vocabulary")
     try:
         return str(AutoTokenizer.from_pretrained(folder).backend_tokenizer.to_str())
-    except (OSError, ValueError, AttributeError, ImportError) as error:
+    except (OSError, ValueError, TypeError, AttributeError, ImportError) as error:
         reason = str(error).strip().partition("\n")[0]
         raise ModelError(f"{folder} has no tokenizer.json, and none can be made: {reason}") from error

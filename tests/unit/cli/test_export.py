@@ -1,0 +1,64 @@
+import json
+
+import pytest
+
+from embedkit.cli.main import main
+from embedkit.modeling.initialisation import random
+from embedkit.modeling.sizes import Size
+from embedkit.runtime.encoder import Encoder
+from embedkit.runtime.tokenization import Tokenizer
+
+
+@pytest.fixture
+def model(toy_tokenizer_json, tmp_path):
+    encoder = random(Tokenizer(toy_tokenizer_json, 16), Size(1, 32, 2), max_length=16, seed=0)
+    encoder.save(tmp_path / "toy")
+    return tmp_path / "toy"
+
+
+def test_a_model_becomes_a_bundle_and_a_table(model, tmp_path, capsys):
+    code = main(["export", str(model), "-o", str(tmp_path / "toy.onnx"), "--target", "arm64"])
+
+    shown = capsys.readouterr().out
+    assert code == 0
+    assert Encoder.load(tmp_path / "toy.onnx").dimension == 32
+    assert "toy, 32 dimensions, up to 16 tokens, int8 for arm64" in shown
+    assert [line.split()[:2] for line in shown.splitlines()[1:]] == [
+        [gate, "passed"] for gate in ("parity", "operators", "agreement", "batch_invariance", "size")
+    ]
+
+
+def test_json_holds_the_whole_manifest(model, tmp_path, capsys):
+    pairs = tmp_path / "pairs.tsv"
+    pairs.write_text("sentence1\tsentence2\tscore\na cat\ta dog\t3\na cat\tthe sea\t1\nthe sun\tthe moon\t4\n")
+    command = ["export", str(model), "-o", str(tmp_path / "toy.onnx"), "--precision", "fp32", "--json"]
+
+    code = main([*command, "--name", "mine", "--licence", "MIT", "--dev", str(pairs)])
+
+    shown = capsys.readouterr()
+    if code:  # a random model may rank three pairs backwards; then the gate says so and nothing is written
+        assert "retention" in shown.err
+        assert not (tmp_path / "toy.onnx").exists()
+        return
+    report = json.loads(shown.out)
+    assert (report["manifest"]["name"], report["manifest"]["licence"]) == ("mine", "MIT")
+    assert report["manifest"]["gates"]["retention"]["pairs"] == "pairs"
+    assert report["fingerprint"] == Encoder.load(tmp_path / "toy.onnx").fingerprint
+
+
+def test_a_folder_in_the_way_is_one_line(model, tmp_path, capsys):
+    code = main(["export", str(model), "-o", str(tmp_path)])
+
+    shown = capsys.readouterr()
+    assert code == 1
+    assert shown.err.startswith("error: ")
+    assert shown.err.count("\n") == 1
+    assert shown.out == ""
+
+
+def test_an_unknown_precision_is_wrong_usage(model, tmp_path, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(["export", str(model), "-o", str(tmp_path / "toy.onnx"), "--precision", "int4"])
+
+    assert caught.value.code == 2
+    assert "int4" in capsys.readouterr().err

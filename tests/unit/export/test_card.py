@@ -1,0 +1,92 @@
+import json
+
+import pytest
+
+from embedkit.errors import ConfigError, ModelError
+from embedkit.export.card import Card, find_model_folder, read_card
+
+FACTS = {
+    "name": "tiny-sct",
+    "method": "sct-distillation",
+    "base": "tiny, started from teacher",
+    "teacher": {"name": "all-MiniLM-L6-v2", "fingerprint": "ab" * 32},
+    "corpus": [{"name": "wiki", "rows": 3, "sha256": "cd" * 32, "licence": "CC-BY-SA-4.0"}],
+    "dev": "/home/someone/data/sts-dev.csv",
+    "metrics": {"dev_spearman": 0.81, "steps": 100},
+}
+
+
+@pytest.fixture
+def run(tmp_path):
+    (tmp_path / "run.json").write_text(json.dumps(FACTS))
+    (tmp_path / "config.toml").write_text(
+        'method = "sct-distillation"\ndata = "/home/someone/data"\ncache = ".cache"\n'
+        '[teacher]\nsource = "/home/someone/models/minilm"\n[[corpus]]\npath = "text/wiki.txt"\n'
+    )
+    (tmp_path / "model").mkdir()
+    return tmp_path
+
+
+def test_a_run_s_card_is_read(run):
+    card = read_card(str(run), licence="Apache-2.0")
+
+    assert (card.name, card.method, card.base) == ("tiny-sct", "sct-distillation", "tiny, started from teacher")
+    assert (card.teacher, card.corpus, card.licence) == (FACTS["teacher"], FACTS["corpus"], "Apache-2.0")
+
+
+def test_a_bundle_tells_nothing_of_the_machine_it_was_made_on(run):
+    card = read_card(str(run))
+
+    assert card.config == {
+        "method": "sct-distillation",
+        "teacher": {"source": "minilm"},
+        "corpus": [{"path": "text/wiki.txt"}],
+    }
+    assert card.metrics == {"dev": "sts-dev.csv", "dev_spearman": 0.81, "steps": 100}
+
+
+def test_a_run_without_teacher_and_development_set(run):
+    (run / "run.json").write_text(json.dumps(FACTS | {"teacher": None, "dev": None}))
+
+    card = read_card(str(run))
+
+    assert card.teacher == {}
+    assert "dev" not in card.metrics
+
+
+def test_anything_else_has_an_empty_card(tmp_path):
+    assert read_card(str(tmp_path)) == Card()
+    assert read_card("org/model", licence="MIT") == Card(licence="MIT")
+
+
+@pytest.mark.parametrize("content", ['{"cut', "[1, 2]"])
+def test_a_damaged_card_is_named(run, content):
+    (run / "run.json").write_text(content)
+
+    with pytest.raises(ModelError, match=r"run\.json"):
+        read_card(str(run))
+
+
+def test_a_damaged_configuration_is_named(run):
+    (run / "config.toml").write_text("= 3")
+
+    with pytest.raises(ConfigError, match=r"config\.toml"):
+        read_card(str(run))
+
+
+def test_the_model_of_a_run_is_in_its_folder(run):
+    assert find_model_folder(str(run)) == str(run / "model")
+
+
+def test_a_model_is_where_it_is(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+
+    assert find_model_folder(str(tmp_path)) == str(tmp_path)
+    assert find_model_folder("org/model") == "org/model"
+
+
+def test_a_run_that_has_not_finished_says_so(run):
+    (run / "model").rmdir()
+
+    with pytest.raises(ModelError, match="has not finished"):
+        find_model_folder(str(run))

@@ -1,0 +1,149 @@
+import numpy as np
+import onnx
+import pytest
+import torch
+from transformers import DistilBertConfig, DistilBertModel
+
+from embedkit.errors import ExportError
+from embedkit.export.graph import OPSET, FloatArithmetic, build_graph
+from embedkit.modeling.encoder import SentenceEncoder
+from embedkit.runtime.session import Session
+from embedkit.runtime.tokenization import TokenBatch
+
+GRID = [(batch, length) for batch in (1, 2, 7, 32) for length in (1, 2, 3, 8, 17, 20)]
+
+
+def run(model, ids, mask):
+    session = Session(model.SerializeToString(), outputs=["sentence_embedding"], threads=1)
+    return session.run(TokenBatch(ids, mask))
+
+
+@torch.inference_mode()
+def run_torch(encoder, ids, mask):
+    rows = encoder(torch.from_numpy(ids), torch.from_numpy(mask)).numpy()
+    return rows / np.linalg.norm(rows, axis=1, keepdims=True)
+
+
+def make_batch(tokenizer, size, length):
+    generator = np.random.default_rng(length)
+    ids = generator.integers(5, tokenizer.vocabulary_size, (size, length))
+    mask = (np.arange(length) < generator.integers(1, length + 1, (size, 1))).astype(np.int64)
+    mask[0] = 1
+    return np.where(mask, ids, tokenizer.pad_id), mask
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta"])
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+@pytest.mark.parametrize("head", [None, 6])
+def test_the_graph_is_the_model(make_encoder, tokenizer, family, pooling, head):
+    encoder = make_encoder(family=family, pooling=pooling, head=head)
+    graph = build_graph(encoder, FloatArithmetic())
+
+    for size, length in GRID:
+        ids, mask = make_batch(tokenizer, size, length)
+        np.testing.assert_allclose(run(graph, ids, mask), run_torch(encoder, ids, mask), atol=2e-6)
+
+
+@pytest.mark.parametrize("activation", ["gelu_new", "gelu_pytorch_tanh"])
+def test_the_tanh_form_of_gelu_is_kept(make_encoder, tokenizer, activation):
+    encoder = make_encoder(hidden_act=activation)
+    ids, mask = make_batch(tokenizer, 3, 9)
+
+    rows = run(build_graph(encoder, FloatArithmetic()), ids, mask)
+
+    np.testing.assert_allclose(rows, run_torch(encoder, ids, mask), atol=2e-6)
+
+
+def test_what_stands_on_padding_does_not_matter(make_encoder, tokenizer):
+    graph = build_graph(make_encoder(), FloatArithmetic())
+    ids, mask = make_batch(tokenizer, 5, 12)
+    others = np.where(mask, ids, 77)
+
+    np.testing.assert_allclose(run(graph, ids, mask), run(graph, others, mask), atol=1e-7)
+
+
+def test_a_row_of_nothing_but_padding_is_finite(make_encoder):
+    rows = run(
+        build_graph(make_encoder(), FloatArithmetic()), np.zeros((2, 4), np.int64), np.zeros((2, 4), np.int64)
+    )
+
+    assert np.isfinite(rows).all()
+
+
+def test_a_zero_embedding_stays_zero(make_encoder):
+    encoder = make_encoder(head=6)
+    with torch.no_grad():
+        encoder.head.linear.weight.zero_()
+        encoder.head.linear.bias.zero_()
+
+    rows = run(build_graph(encoder, FloatArithmetic()), np.full((1, 3), 7), np.ones((1, 3), np.int64))
+
+    assert rows.tolist() == [[0.0] * 6]
+
+
+def test_inputs_and_output_are_those_of_a_bundle(make_encoder):
+    graph = build_graph(make_encoder(head=6), FloatArithmetic())
+
+    described = {
+        value.name: (
+            value.type.tensor_type.elem_type,
+            [d.dim_param or d.dim_value for d in value.type.tensor_type.shape.dim],
+        )
+        for value in [*graph.graph.input, *graph.graph.output]
+    }
+    assert described == {
+        "input_ids": (onnx.TensorProto.INT64, ["batch", "length"]),
+        "attention_mask": (onnx.TensorProto.INT64, ["batch", "length"]),
+        "sentence_embedding": (onnx.TensorProto.FLOAT, ["batch", 6]),
+    }
+    assert [(item.domain, item.version) for item in graph.opset_import] == [("", OPSET)]
+
+
+def test_constants_are_merged_and_trimmed(make_encoder, tokenizer):
+    graph = build_graph(make_encoder(), FloatArithmetic())
+
+    shapes = {tensor.name: list(tensor.dims) for tensor in graph.graph.initializer}
+    assert shapes["embeddings.word_embeddings.weight"] == [tokenizer.vocabulary_size, 32]
+    assert shapes["embeddings.position_embeddings.weight"] == [tokenizer.max_length, 32]
+    assert shapes["encoder.layer.0.attention.self.projection.weight"] == [32, 96]
+    assert not any("token_type" in name for name in shapes)
+
+
+def test_the_same_model_gives_the_same_bytes(make_encoder):
+    encoder = make_encoder(head=6)
+
+    first, second = (build_graph(encoder, FloatArithmetic()).SerializeToString() for _ in range(2))
+
+    assert first == second
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("where", ["backbone.embeddings.word_embeddings.weight", "head.linear.bias"])
+def test_weights_that_are_not_finite_are_refused_by_name(make_encoder, value, where):
+    encoder = make_encoder(head=6)
+    with torch.no_grad():
+        encoder.get_parameter(where).view(-1)[3] = value
+
+    with pytest.raises(ExportError, match=rf"{where.removeprefix('backbone.')} .*not finite"):
+        build_graph(encoder, FloatArithmetic())
+
+
+def test_another_architecture_is_refused(tokenizer):
+    config = DistilBertConfig(vocab_size=tokenizer.vocabulary_size, dim=32, n_layers=1, n_heads=2, hidden_dim=48)
+    encoder = SentenceEncoder(DistilBertModel(config), tokenizer, name="distil")
+
+    with pytest.raises(ExportError, match=r"distil is of type 'distilbert'.* BERT family"):
+        build_graph(encoder, FloatArithmetic())
+
+
+def test_another_activation_is_refused(make_encoder):
+    with pytest.raises(ExportError, match="activation 'relu'"):
+        build_graph(make_encoder(hidden_act="relu"), FloatArithmetic())
+
+
+def test_relative_positions_are_refused(make_encoder):
+    encoder = make_encoder()
+    encoder.backbone.config.position_embedding_type = "relative_key"
+
+    with pytest.raises(ExportError, match="'relative_key' positions"):
+        build_graph(encoder, FloatArithmetic())

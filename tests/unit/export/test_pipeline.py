@@ -1,0 +1,166 @@
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from embedkit import __version__
+from embedkit.errors import ExportError, GateError, ModelNotFoundError
+from embedkit.evaluation.sts import ScoredPairs
+from embedkit.export import pipeline
+from embedkit.export.card import Card
+from embedkit.export.pipeline import export, export_source
+from embedkit.export.probes import GOLDEN_TEXTS, PROBE_TEXTS
+from embedkit.export.verify import THRESHOLDS
+from embedkit.modeling.torch_encoder import TorchEncoder
+from embedkit.runtime.bundle import read_bundle
+from embedkit.runtime.encoder import Encoder
+
+
+@pytest.fixture
+def encoder(make_encoder):
+    encoder = make_encoder(head=16, initializer_range=0.1)
+    encoder.prompts = {"query": "find "}
+    return encoder
+
+
+@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-5), ("int8", 0.1)])
+def test_a_bundle_encodes_as_the_model_does(encoder, tmp_path, precision, tolerance):
+    report = export(encoder, tmp_path / "toy.onnx", precision=precision)
+
+    bundle = Encoder.load(tmp_path / "toy.onnx")
+    np.testing.assert_allclose(
+        bundle.encode(PROBE_TEXTS), TorchEncoder(encoder).encode(PROBE_TEXTS), atol=tolerance
+    )
+    assert bundle.verify()["passed"]
+    assert report.fingerprint == bundle.fingerprint
+    assert report.size_bytes == (tmp_path / "toy.onnx").stat().st_size
+    assert [path.name for path in tmp_path.iterdir()] == ["toy.onnx"]
+
+
+def test_the_manifest_tells_what_it_is(encoder, tmp_path):
+    card = Card(base="random", method="none", metrics={"dev_spearman": 0.5}, licence="MIT")
+
+    export(encoder, tmp_path / "toy.onnx", precision="int8", target="arm64", name="mine", card=card)
+
+    manifest = read_bundle(tmp_path / "toy.onnx").manifest
+    assert (manifest.name, manifest.base, manifest.method, manifest.licence) == ("mine", "random", "none", "MIT")
+    assert (manifest.dimension, manifest.max_length, manifest.pooling) == (16, 20, "mean")
+    assert (manifest.precision, manifest.target, manifest.normalize) == ("int8", "arm64", True)
+    assert manifest.prompts == {"query": "find "}
+    assert manifest.created_by == f"embedkit {__version__}"
+    assert set(manifest.gates) == {"parity", "operators", "agreement", "batch_invariance", "size"}
+    assert manifest.gates["parity"]["smallest_cosine"] > 0.95
+
+
+def test_floats_have_no_target(encoder, tmp_path):
+    assert export(encoder, tmp_path / "toy.onnx", precision="fp32").manifest.target == ""
+
+
+def test_golden_texts_come_with_the_file(encoder, tmp_path):
+    export(encoder, tmp_path / "toy.onnx", precision="fp32")
+
+    golden = read_bundle(tmp_path / "toy.onnx").golden
+    assert golden.texts == GOLDEN_TEXTS
+    assert golden.tolerance == 1e-4
+    assert max(map(len, golden.token_ids)) == encoder.max_length
+
+
+def test_the_same_model_gives_the_same_file(encoder, tmp_path):
+    first = export(encoder, tmp_path / "a.onnx", precision="int8").fingerprint
+    second = export(encoder, tmp_path / "b.onnx", precision="int8").fingerprint
+
+    assert first == second
+    assert (tmp_path / "a.onnx").read_bytes() == (tmp_path / "b.onnx").read_bytes()
+
+
+def test_a_missed_gate_writes_nothing_and_carries_the_figures(encoder, tmp_path):
+    (tmp_path / "toy.onnx").write_text("older")
+    strict = dataclasses.replace(THRESHOLDS["int8"], graph_bytes=10)
+
+    with pytest.raises(GateError, match=r"missed 1 of 5 gates: size .*'graph_bytes_allowed': 10") as caught:
+        export(encoder, tmp_path / "toy.onnx", precision="int8", thresholds=strict)
+
+    assert caught.value.figures["size"]["passed"] is False
+    assert caught.value.figures["parity"]["passed"] is True
+    assert (tmp_path / "toy.onnx").read_text() == "older"
+    assert [path.name for path in tmp_path.iterdir()] == ["toy.onnx"]
+
+
+def test_scored_pairs_are_ranked(encoder, tmp_path):
+    first, second = PROBE_TEXTS[0::2], PROBE_TEXTS[1::2]
+    rows = TorchEncoder(encoder)
+    scores = (rows.encode(first) * rows.encode(second)).sum(axis=1).astype(np.float64)
+
+    report = export(
+        encoder, tmp_path / "toy.onnx", precision="fp32", dev=ScoredPairs("own", first, second, scores)
+    )
+
+    assert report.manifest.gates["retention"]["torch"] == 1.0
+
+
+def test_a_wrong_finished_file_does_not_appear(encoder, tmp_path, monkeypatch):
+    make_golden = pipeline._make_golden
+
+    def make_wrong(*arguments):
+        golden = make_golden(*arguments)
+        return dataclasses.replace(golden, vectors=-golden.vectors)
+
+    monkeypatch.setattr(pipeline, "_make_golden", make_wrong)
+
+    with pytest.raises(GateError, match="golden texts"):
+        export(encoder, tmp_path / "toy.onnx", precision="fp32")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_interrupt_leaves_nothing(encoder, tmp_path, monkeypatch):
+    def interrupt(path):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pipeline, "_require_golden", interrupt)
+
+    with pytest.raises(KeyboardInterrupt):
+        export(encoder, tmp_path / "toy.onnx", precision="fp32")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_is_not_overwritten(encoder, tmp_path):
+    with pytest.raises(ExportError, match="is a folder"):
+        export(encoder, tmp_path, precision="fp32")
+
+
+@pytest.mark.parametrize(("precision", "target"), [("fp8", "cpu-avx2"), ("int8", "abacus"), ("fp32", "abacus")])
+def test_unknown_forms_are_refused_before_any_work(encoder, tmp_path, monkeypatch, precision, target):
+    monkeypatch.setattr(pipeline, "build_graph", None)
+
+    with pytest.raises(ExportError, match="is one of"):
+        export(encoder, tmp_path / "toy.onnx", precision=precision, target=target)
+
+
+def test_a_broken_model_is_not_exported(encoder, tmp_path):
+    with torch.no_grad():
+        encoder.get_parameter("head.linear.weight")[0, 0] = float("nan")
+
+    with pytest.raises(ExportError, match="not finite"):
+        export(encoder, tmp_path / "toy.onnx", precision="int8")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_folder_is_exported_with_its_card(encoder, tmp_path):
+    run = tmp_path / "runs" / "toy"
+    encoder.save(run / "model")
+    (run / "run.json").write_text(json.dumps({"name": "toy-sct", "method": "sct", "metrics": {"steps": 5}}))
+    (run / "config.toml").write_text('method = "sct"\n')
+
+    report = export_source(str(run), tmp_path / "toy.onnx", precision="fp32", licence="MIT")
+
+    manifest = report.manifest
+    assert (manifest.name, manifest.method, manifest.licence) == ("toy-sct", "sct", "MIT")
+    assert (manifest.config, manifest.metrics) == ({"method": "sct"}, {"steps": 5})
+    assert manifest.base == "toy"
+
+
+def test_a_missing_source_is_one_sentence(tmp_path):
+    with pytest.raises(ModelNotFoundError):
+        export_source(str(tmp_path / "nothing"), tmp_path / "toy.onnx", precision="fp32")

@@ -1,0 +1,242 @@
+import dataclasses
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import numpy_helper
+
+from embedkit.evaluation.sts import ScoredPairs
+from embedkit.export.graph import FloatArithmetic, build_graph
+from embedkit.export.probes import GOLDEN_TEXTS, PROBE_TEXTS
+from embedkit.export.quantize import Int8Arithmetic
+from embedkit.export.verify import THRESHOLDS, GraphEncoder, _grid, verify
+from embedkit.modeling.torch_encoder import TorchEncoder
+from embedkit.modeling.vocabulary import real_words
+
+ARITHMETIC = {"fp32": FloatArithmetic(), "int8": Int8Arithmetic(64)}
+
+
+def measure(encoder, precision, *, content=None, thresholds=None, dev=None, quantized=None):
+    content = content or build_graph(encoder, ARITHMETIC[precision]).SerializeToString()
+    quantized = precision == "int8" if quantized is None else quantized
+    gates = verify(encoder, content, thresholds or THRESHOLDS[precision], quantized=quantized, dev=dev)
+    return {gate.name: gate for gate in gates}
+
+
+def missed(gates):
+    return {name for name, gate in gates.items() if not gate.passed}
+
+
+def corrupt(content, name, position, change):
+    """The bytes with one value of one constant changed."""
+    model = onnx.load_from_string(content)
+    (tensor,) = [tensor for tensor in model.graph.initializer if tensor.name == name]
+    value = numpy_helper.to_array(tensor).copy()
+    value[position] = change(value[position])
+    tensor.CopyFrom(numpy_helper.from_array(value, name))
+    return model.SerializeToString()
+
+
+@pytest.fixture
+def encoder(make_encoder):
+    return make_encoder(head=16, initializer_range=0.1)
+
+
+@pytest.fixture
+def dev(encoder):
+    """Pairs scored by the model itself, and then some noise."""
+    first, second = PROBE_TEXTS[0::2], PROBE_TEXTS[1::2]
+    rows = TorchEncoder(encoder)
+    cosines = (rows.encode(first) * rows.encode(second)).sum(axis=1)
+    noise = 0.3 * np.random.default_rng(0).standard_normal(len(first)) * cosines.std()
+    return ScoredPairs("toy-dev", first, second, (cosines + noise).astype(np.float64))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+def test_a_good_graph_passes(encoder, precision, dev):
+    gates = measure(
+        encoder, precision, dev=dev, thresholds=dataclasses.replace(THRESHOLDS[precision], retention=0.95)
+    )
+
+    assert missed(gates) == set()
+    assert list(gates) == ["parity", "operators", "retention", "batch_invariance", "size"]
+
+
+@pytest.mark.parametrize(
+    ("name", "position"),
+    [
+        ("embeddings.word_embeddings.weight", (523, 4)),  # of the last word
+        ("embeddings.position_embeddings.weight", (19, 0)),  # of the last position
+        ("encoder.layer.1.attention.self.projection.weight", (3, 80)),
+        ("encoder.layer.0.intermediate.dense.bias", 7),
+        ("encoder.layer.1.output.LayerNorm.weight", 0),
+        ("head.linear.weight", (5, 5)),
+    ],
+)
+def test_one_wrong_weight_is_found(encoder, name, position):
+    content = build_graph(encoder, FloatArithmetic()).SerializeToString()
+
+    gates = measure(encoder, "fp32", content=corrupt(content, name, position, lambda value: value + 0.1))
+
+    assert "parity" in missed(gates)
+    assert gates["parity"].figures["largest_difference"] > 1e-5
+
+
+def test_one_wrong_scale_is_found(encoder):
+    content = build_graph(encoder, Int8Arithmetic(64)).SerializeToString()
+
+    broken = corrupt(content, "encoder.layer.1.output.dense.weight_scale", 3, lambda scale: scale * 100)
+
+    assert "parity" in missed(measure(encoder, "int8", content=broken))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+def test_nan_passes_no_gate(encoder, precision):
+    content = build_graph(encoder, ARITHMETIC[precision]).SerializeToString()
+
+    broken = corrupt(content, "encoder.layer.1.output.LayerNorm.bias", 3, lambda _: np.nan)
+
+    assert {"parity", "agreement"} <= missed(measure(encoder, precision, content=broken))
+
+
+def test_another_model_s_graph_is_found(encoder, make_encoder):
+    content = build_graph(make_encoder(head=16, initializer_range=0.2), FloatArithmetic()).SerializeToString()
+
+    assert missed(measure(encoder, "fp32", content=content)) == {"parity", "agreement"}
+
+
+def test_products_left_in_float_are_found(encoder):
+    content = build_graph(encoder, FloatArithmetic()).SerializeToString()
+
+    gates = measure(encoder, "int8", content=content)
+
+    assert missed(gates) == {"operators"}
+    assert gates["operators"].figures["expected"]["quantized_products"] == 9
+    assert gates["operators"].figures["written"]["quantized_products"] == 0
+
+
+def test_a_decomposed_operator_is_found(encoder):
+    model = build_graph(encoder, FloatArithmetic())
+    for node in model.graph.node:
+        if node.name == "norm":  # ReduceL2 by hand: the same numbers from three operators
+            source, axes = node.input
+            pieces = [
+                onnx.helper.make_node("Mul", [source, source], ["squares"]),
+                onnx.helper.make_node("ReduceSum", ["squares", axes], ["sum_of_squares"], keepdims=1),
+                onnx.helper.make_node("Sqrt", ["sum_of_squares"], ["norm"]),
+            ]
+            position = list(model.graph.node).index(node)
+    nodes = list(model.graph.node)
+    nodes[position : position + 1] = pieces
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+
+    assert missed(measure(encoder, "fp32", content=model.SerializeToString())) == {"operators"}
+
+
+def test_operators_are_counted_after_onnx_runtime_has_rewritten_the_graph(encoder):
+    figures = measure(encoder, "int8")["operators"].figures
+
+    assert (
+        figures["optimized"]
+        == figures["written"]
+        == {
+            "layer_norms": 5,
+            "gelus": 2,
+            "quantized_products": 9,
+            "pieces_of_decomposed": 0,
+        }
+    )
+
+
+def test_retention_compares_with_the_torch_model(encoder, dev):
+    figures = measure(encoder, "int8", dev=dev)["retention"].figures
+
+    assert figures["pairs"] == "toy-dev"
+    assert figures["retention"] == pytest.approx(figures["file"] / figures["torch"], abs=2e-5)
+
+
+def test_too_little_retention_is_a_miss(encoder, dev):
+    thresholds = dataclasses.replace(THRESHOLDS["int8"], retention=1.5)
+
+    assert missed(measure(encoder, "int8", dev=dev, thresholds=thresholds)) == {"retention"}
+
+
+def test_a_model_that_ranks_backwards_has_nothing_to_retain(encoder, dev):
+    backwards = dataclasses.replace(dev, scores=-dev.scores)
+
+    gate = measure(encoder, "fp32", dev=backwards)["retention"]
+
+    assert not gate.passed
+    assert gate.figures["retention"] is None
+
+
+def test_without_pairs_the_probe_texts_are_ranked_and_it_is_said(encoder):
+    gates = measure(encoder, "fp32")
+
+    assert "retention" not in gates
+    assert gates["agreement"].figures["spearman"] == pytest.approx(1.0, abs=1e-4)
+    assert "no labels" in gates["agreement"].figures["pairs"]
+
+
+def test_int8_depends_on_batch_mates_and_it_is_said(encoder):
+    gate = measure(encoder, "int8")["batch_invariance"]
+
+    assert gate.passed
+    assert 0 < gate.figures["largest_difference"] < 0.1
+    assert gate.figures["largest_difference_allowed"] is None
+
+
+def test_the_size_can_be_bounded(encoder):
+    content = build_graph(encoder, FloatArithmetic()).SerializeToString()
+    exact = dataclasses.replace(THRESHOLDS["fp32"], graph_bytes=len(content))
+    below = dataclasses.replace(THRESHOLDS["fp32"], graph_bytes=len(content) - 1)
+
+    assert missed(measure(encoder, "fp32", content=content, thresholds=exact)) == set()
+    assert missed(measure(encoder, "fp32", content=content, thresholds=below)) == {"size"}
+
+
+def test_the_grid_has_every_shape_and_every_word(tokenizer):
+    batches = list(_grid(tokenizer))
+
+    shapes = {(len(batch), max(map(len, batch))) for batch in batches}
+    assert shapes == {(size, longest) for size in (1, 2, 7, 32) for longest in (2, 3, 8, 17, 20)}
+    used = {word for batch in batches for text in batch for word in text[1:-1]}
+    assert used == set(real_words(tokenizer))
+    assert all(text[0] == 2 and text[-1] == 3 for batch in batches for text in batch)
+    assert any(min(map(len, batch)) < max(map(len, batch)) for batch in batches), "some texts need padding"
+
+
+def test_the_grid_goes_on_until_every_word_was_used(tokenizer):
+    short = tokenizer.with_max_length(3)
+
+    used = {word for batch in _grid(short) for text in batch for word in text[1:-1]}
+
+    assert used == set(real_words(tokenizer))
+
+
+def test_a_graph_encoder_keeps_the_order(encoder):
+    content = build_graph(encoder, FloatArithmetic()).SerializeToString()
+    texts = [*PROBE_TEXTS[:5], "", *PROBE_TEXTS[5:9]]
+
+    rows = GraphEncoder(content, encoder.tokenizer).encode(texts)
+
+    np.testing.assert_allclose(rows, TorchEncoder(encoder).encode(texts), atol=1e-5)
+
+
+def test_probe_texts_are_distinct_and_golden_texts_varied():
+    assert len(set(PROBE_TEXTS)) == len(PROBE_TEXTS)
+    assert len(GOLDEN_TEXTS) == 8
+    assert any(not text.isascii() for text in GOLDEN_TEXTS)
+    assert max(map(len, GOLDEN_TEXTS)) > 100 * min(map(len, GOLDEN_TEXTS))
+
+
+def test_measuring_leaves_the_model_as_it_was(encoder):
+    encoder.train()
+    before = {name: tensor.clone() for name, tensor in encoder.state_dict().items()}
+
+    measure(encoder, "fp32")
+
+    assert encoder.training
+    assert all(torch.equal(tensor, before[name]) for name, tensor in encoder.state_dict().items())

@@ -1,0 +1,283 @@
+import json
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModel
+
+from embedkit.errors import ModelError, ModelNotFoundError
+from embedkit.modeling.encoder import SentenceEncoder
+from embedkit.modeling.initialisation import random
+from embedkit.modeling.sizes import Size
+from embedkit.runtime.tokenization import Tokenizer
+
+
+@pytest.fixture
+def batch(tokenizer, texts):
+    padded = tokenizer.pad(tokenizer.tokenize(texts).ids)
+    return torch.from_numpy(padded.input_ids), torch.from_numpy(padded.attention_mask)
+
+
+@torch.inference_mode()
+def run(encoder, batch):
+    return encoder(*batch).numpy()
+
+
+def test_mean_pooling_is_the_mean_over_a_text_s_own_tokens(make_encoder, tokenizer, texts, batch):
+    encoder = make_encoder(pooling="mean")
+
+    pooled = run(encoder, batch)
+
+    for row, ids in zip(pooled, tokenizer.tokenize(texts).ids, strict=True):
+        with torch.inference_mode():
+            states = encoder.backbone(input_ids=torch.tensor([ids])).last_hidden_state[0]
+        expected = sum(states[position] for position in range(len(ids))) / len(ids)
+        np.testing.assert_allclose(row, expected, atol=1e-6)
+
+
+def test_cls_pooling_is_the_first_state(make_encoder, tokenizer, texts, batch):
+    encoder = make_encoder(pooling="cls")
+
+    pooled = run(encoder, batch)
+
+    for row, ids in zip(pooled, tokenizer.tokenize(texts).ids, strict=True):
+        with torch.inference_mode():
+            expected = encoder.backbone(input_ids=torch.tensor([ids])).last_hidden_state[0, 0]
+        np.testing.assert_allclose(row, expected, atol=1e-6)
+
+
+def test_a_head_is_a_linear_layer_and_tanh(make_encoder, batch):
+    encoder = make_encoder(head=5)
+
+    with torch.inference_mode():
+        pooled = encoder.pooled(*batch).numpy()
+    weight, bias = (encoder.head.linear.get_parameter(name).detach().numpy() for name in ("weight", "bias"))
+    np.testing.assert_allclose(run(encoder, batch), np.tanh(pooled @ weight.T + bias), atol=1e-6)
+    assert (encoder.dimension, encoder.hidden) == (5, 32)
+
+
+def test_a_head_can_be_taken_away(make_encoder, batch):
+    encoder = make_encoder(head=5)
+    encoder.set_head(None)
+
+    assert encoder.dimension == 32
+    assert run(encoder, batch).shape == (len(batch[0]), 32)
+
+
+def test_pooling_is_float32_under_autocast(make_encoder, batch):
+    with torch.autocast("cpu", dtype=torch.bfloat16), torch.inference_mode():
+        assert make_encoder().pooled(*batch).dtype == torch.float32
+        assert make_encoder(pooling="cls").pooled(*batch).dtype == torch.float32
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+@pytest.mark.parametrize("head", [None, 5])
+def test_what_is_saved_is_loaded(make_encoder, batch, tmp_path, pooling, head):
+    encoder = make_encoder(pooling=pooling, head=head)
+    encoder.prompts = {"query": "find: "}
+    encoder.save(tmp_path / "model")
+
+    loaded = SentenceEncoder.load(tmp_path / "model").eval()
+
+    np.testing.assert_array_equal(run(loaded, batch), run(encoder, batch))
+    assert loaded.fingerprint() == encoder.fingerprint()
+    assert (loaded.pooling, loaded.dimension, loaded.max_length) == (pooling, encoder.dimension, 16)
+    assert loaded.prompts == {"query": "find: "}
+
+
+def test_saving_replaces_the_older_model_whole(make_encoder, tmp_path):
+    make_encoder(head=5).save(tmp_path / "model")
+    make_encoder().save(tmp_path / "model")
+
+    assert SentenceEncoder.load(tmp_path / "model").head is None
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_the_folder_has_the_files_of_sentence_transformers(make_encoder, tmp_path):
+    make_encoder(head=5).save(tmp_path / "model")
+
+    files = {str(path.relative_to(tmp_path / "model")) for path in tmp_path.rglob("*") if path.is_file()}
+    assert files >= {
+        "modules.json",
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "sentence_bert_config.json",
+        "config_sentence_transformers.json",
+        "1_Pooling/config.json",
+        "2_Dense/config.json",
+        "2_Dense/model.safetensors",
+    }
+    modules = json.loads((tmp_path / "model" / "modules.json").read_text())
+    assert [module["type"].rpartition(".")[2] for module in modules] == [
+        "Transformer",
+        "Pooling",
+        "Dense",
+        "Normalize",
+    ]
+    assert [module["path"] for module in modules] == ["", "1_Pooling", "2_Dense", "3_Normalize"]
+    assert set(load_file(tmp_path / "model" / "2_Dense" / "model.safetensors")) == {"linear.weight", "linear.bias"}
+
+
+def test_transformers_loads_the_folder(make_encoder, batch, tmp_path):
+    encoder = make_encoder()
+    encoder.save(tmp_path)
+
+    backbone = AutoModel.from_pretrained(tmp_path, add_pooling_layer=False).eval()
+
+    with torch.inference_mode():
+        theirs = backbone(input_ids=batch[0], attention_mask=batch[1]).last_hidden_state
+        ours = encoder.backbone(input_ids=batch[0], attention_mask=batch[1]).last_hidden_state
+    assert torch.equal(theirs, ours)
+
+
+def test_a_plain_folder_gets_the_mean_and_says_so(make_encoder, tmp_path, caplog):
+    make_encoder(pooling="cls").save(tmp_path)
+    (tmp_path / "modules.json").unlink()
+
+    assert SentenceEncoder.load(tmp_path).pooling == "mean"
+    assert "does not say how it pools" in caplog.text
+
+
+def test_a_default_prompt_is_not_dropped_in_silence(make_encoder, tmp_path, caplog):
+    make_encoder().save(tmp_path)
+    settings = {"prompts": {"query": "find: "}, "default_prompt_name": "query"}
+    (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(settings))
+
+    assert SentenceEncoder.load(tmp_path).prompts == {"query": "find: "}
+    assert "default prompt 'query'" in caplog.text
+
+
+def test_arguments_override_the_folder(make_encoder, tmp_path, caplog):
+    make_encoder(pooling="cls").save(tmp_path)
+
+    loaded = SentenceEncoder.load(tmp_path, pooling="mean", max_length=9)
+
+    assert (loaded.pooling, loaded.max_length) == ("mean", 9)
+    assert caplog.text == ""
+
+
+def test_loading_is_silent(make_encoder, tmp_path, capfd):
+    make_encoder().save(tmp_path)
+    SentenceEncoder.load(tmp_path)
+
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("name", ["tiny", "tiny/model"])
+def test_a_model_is_named_after_its_folder_or_run(make_encoder, tmp_path, name):
+    make_encoder().save(tmp_path / name)
+
+    assert SentenceEncoder.load(tmp_path / name).name == "tiny"
+
+
+def test_half_precision_weights_are_widened(make_encoder, tmp_path):
+    make_encoder().save(tmp_path)
+    file = tmp_path / "model.safetensors"
+    save_file({name: tensor.half() for name, tensor in load_file(file).items()}, file, metadata={"format": "pt"})
+
+    assert {parameter.dtype for parameter in SentenceEncoder.load(tmp_path).parameters()} == {torch.float32}
+
+
+class TestFingerprint:
+    def test_is_the_same_for_the_same_model(self, make_encoder):
+        assert make_encoder().fingerprint() == make_encoder().fingerprint()
+
+    def test_depends_on_everything_that_decides_embeddings(self, make_encoder, tokenizer):
+        variants = [
+            make_encoder(),
+            make_encoder(pooling="cls"),
+            make_encoder(head=32),
+            make_encoder(seed=1),
+            make_encoder(max_length=15),
+        ]
+        other_heads = random(tokenizer, Size(2, 32, 4), max_length=16, seed=0)
+        content = json.loads(tokenizer.json)
+        content["normalizer"]["lowercase"] = False
+        cased = make_encoder()
+        cased.tokenizer = Tokenizer(json.dumps(content), 16)
+        nudged = make_encoder()
+        with torch.no_grad():
+            next(nudged.parameters())[7, 3] += 1e-3
+
+        fingerprints = {model.fingerprint() for model in [*variants, other_heads, cased, nudged]}
+
+        assert len(fingerprints) == 8
+
+    def test_does_not_depend_on_the_mode(self, make_encoder):
+        assert make_encoder().train().fingerprint() == make_encoder().fingerprint()
+
+
+class TestRefusals:
+    @pytest.fixture
+    def folder(self, make_encoder, tmp_path):
+        make_encoder(head=5).save(tmp_path / "model")
+        return tmp_path / "model"
+
+    def test_missing_folder(self, tmp_path):
+        with pytest.raises(ModelNotFoundError):
+            SentenceEncoder.load(tmp_path / "nothing")
+
+    def test_folder_of_something_else(self, tmp_path):
+        with pytest.raises(ModelError, match=r"no config\.json"):
+            SentenceEncoder.load(tmp_path)
+
+    def test_unknown_architecture(self, folder):
+        (folder / "config.json").write_text('{"model_type": "quantum"}')
+
+        with pytest.raises(ModelError, match="cannot load the model") as caught:
+            SentenceEncoder.load(folder)
+        assert "\n" not in str(caught.value)
+
+    def test_no_weights(self, folder):
+        (folder / "model.safetensors").unlink()
+
+        with pytest.raises(ModelError, match="cannot load the model"):
+            SentenceEncoder.load(folder)
+
+    def test_damaged_weights(self, folder):
+        file = folder / "model.safetensors"
+        file.write_bytes(file.read_bytes()[:1000])
+
+        with pytest.raises(ModelError, match="cannot load the model"):
+            SentenceEncoder.load(folder)
+
+    def test_a_missing_weight_is_not_replaced_by_chance(self, folder):
+        file = folder / "model.safetensors"
+        weights = load_file(file)
+        del weights["encoder.layer.1.output.dense.weight"]
+        save_file(weights, file, metadata={"format": "pt"})
+
+        with pytest.raises(ModelError, match=r"lacks 1 .*encoder\.layer\.1\.output\.dense\.weight"):
+            SentenceEncoder.load(folder)
+
+    def test_damaged_head(self, folder):
+        (folder / "2_Dense" / "model.safetensors").write_bytes(b"no")
+
+        with pytest.raises(ModelError, match="dense head"):
+            SentenceEncoder.load(folder)
+
+    def test_head_of_another_width(self, folder):
+        weights = {"linear.weight": torch.zeros(5, 31), "linear.bias": torch.zeros(5)}
+        save_file(weights, folder / "2_Dense" / "model.safetensors")
+
+        with pytest.raises(ModelError, match="takes width 31, but the model has 32"):
+            SentenceEncoder.load(folder)
+
+    def test_tokenizer_of_another_model(self, folder):
+        content = json.loads((folder / "tokenizer.json").read_text())
+        content["model"]["vocab"]["zzz"] = len(content["model"]["vocab"])
+        (folder / "tokenizer.json").write_text(json.dumps(content))
+
+        with pytest.raises(ModelError, match="different models"):
+            SentenceEncoder.load(folder)
+
+    def test_too_long_texts(self, folder):
+        with pytest.raises(ModelError, match="at most 16 tokens"):
+            SentenceEncoder.load(folder, max_length=17)
+
+    def test_unknown_pooling(self, folder):
+        with pytest.raises(ModelError, match="pooling is one of mean, cls"):
+            SentenceEncoder.load(folder, pooling="max")

@@ -1,0 +1,150 @@
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from embedkit.errors import ModelError
+from embedkit.evaluation.sts import spearman
+from embedkit.modeling.initialisation import from_pretrained, from_teacher, random
+from embedkit.modeling.sizes import Size
+from embedkit.modeling.torch_encoder import TorchEncoder
+from embedkit.modeling.vocabulary import real_words
+from embedkit.runtime.tokenization import Tokenizer
+
+SIZE = Size(2, 32, 2)
+
+
+@pytest.fixture
+def teacher(tokenizer):
+    """A wide random encoder whose words lie far apart, so that it has something to hand on."""
+    model = random(tokenizer, Size(1, 96, 4), max_length=16, seed=5)
+    with torch.no_grad():
+        model.backbone.embeddings.word_embeddings.weight.mul_(50)
+    return model.eval()
+
+
+def test_random_is_the_same_for_the_same_seed(tokenizer):
+    same = [random(tokenizer, SIZE, max_length=16, seed=3).fingerprint() for _ in range(2)]
+    other = random(tokenizer, SIZE, max_length=16, seed=4).fingerprint()
+
+    assert same[0] == same[1] != other
+
+
+def test_random_leaves_torch_s_generator_alone(tokenizer):
+    before = torch.random.get_rng_state()
+    random(tokenizer, SIZE, max_length=16, seed=3)
+
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_random_has_the_shape_asked_for(tokenizer):
+    model = random(tokenizer, Size(3, 64, 4), max_length=11, seed=0, pooling="cls")
+
+    config = model.backbone.config
+    assert (config.num_hidden_layers, config.hidden_size, config.num_attention_heads) == (3, 64, 4)
+    assert (config.intermediate_size, config.hidden_dropout_prob) == (256, 0.1)
+    assert (config.vocab_size, config.max_position_embeddings) == (tokenizer.vocabulary_size, 11)
+    assert (model.max_length, model.pooling, model.head) == (11, "cls", None)
+
+
+def test_from_pretrained_loads(make_encoder, tmp_path):
+    make_encoder(pooling="cls").save(tmp_path)
+
+    model = from_pretrained(tmp_path, max_length=12)
+
+    assert (model.pooling, model.max_length) == ("cls", 12)
+
+
+def random_texts(tokenizer, count=60):
+    """Texts of 3 to 10 words as ids, half of them sharing words with the text before."""
+    generator = np.random.default_rng(0)
+    words = real_words(tokenizer)
+    texts = [generator.choice(words, generator.integers(3, 11)).tolist() for _ in range(count)]
+    for position in range(1, count, 2):
+        texts[position][:2] = texts[position - 1][:2]
+    (first, last) = tokenizer.tokenize([""]).ids[0]
+    return [[first, *text, last] for text in texts]
+
+
+def bag_of_words(teacher, ids):
+    """By hand: the teacher's embeddings of the single words, centred, weighted by the words' places, added."""
+    words = real_words(teacher.tokenizer)
+    (first, last) = teacher.tokenizer.tokenize([""]).ids[0]
+    alone = TorchEncoder(teacher).encode_ids([[first, word, last] for word in words]).astype(np.float64)
+    alone -= alone.mean(axis=0)
+    total = sum(1 / (rank + 2) for rank in range(len(words)))
+    table = {}
+    for rank, word in enumerate(words):
+        share = 1 / (rank + 2) / total
+        table[word] = alone[rank] / np.linalg.norm(alone[rank]) * 1e-4 / (1e-4 + share)
+    return np.array([sum(table[word] for word in text[1:-1]) for text in ids])
+
+
+def cosines_of_all_pairs(rows):
+    rows = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    return (rows @ rows.T)[np.triu_indices(len(rows), k=1)]
+
+
+def test_a_student_starts_as_its_teacher_s_bag_of_words(teacher):
+    ids = random_texts(teacher.tokenizer)
+    wanted = cosines_of_all_pairs(bag_of_words(teacher, ids))
+    wide = Size(2, 128, 2)  # as wide as the teacher, so that the projection loses nothing
+
+    student = from_teacher(teacher, wide, max_length=16, seed=0)
+    blind = random(teacher.tokenizer, wide, max_length=16, seed=0)
+
+    started = spearman(cosines_of_all_pairs(TorchEncoder(student).encode_ids(ids)), wanted)
+    unaided = spearman(cosines_of_all_pairs(TorchEncoder(blind).encode_ids(ids)), wanted)
+    assert started > 0.6  # the layers are random and blur it
+    assert started > unaided + 0.3
+
+
+def test_a_narrow_student_keeps_most_of_it(teacher):
+    ids = random_texts(teacher.tokenizer)
+    wanted = cosines_of_all_pairs(bag_of_words(teacher, ids))
+
+    student = from_teacher(teacher, SIZE, max_length=16, seed=0)
+
+    assert spearman(cosines_of_all_pairs(TorchEncoder(student).encode_ids(ids)), wanted) > 0.4
+
+
+def test_word_rows_have_one_length_and_no_mean(teacher):
+    student = from_teacher(teacher, SIZE, max_length=16, seed=0)
+
+    table = student.backbone.get_parameter("embeddings.word_embeddings.weight").detach().numpy()
+    np.testing.assert_allclose(np.linalg.norm(table, axis=1), 0.05 * np.sqrt(32), rtol=1e-5)
+    np.testing.assert_allclose(table[:, -1], -table[:, -2], atol=1e-7)
+
+
+def test_special_tokens_and_ballast_leave_no_trace(teacher):
+    student = from_teacher(teacher, SIZE, max_length=16, seed=0)
+
+    special = sorted(student.tokenizer.special_ids)
+    table = student.backbone.get_parameter("embeddings.word_embeddings.weight").detach().numpy()
+    assert np.abs(table[special, :-2]).max() == 0
+    with torch.inference_mode():
+        pooled = student.eval().pooled(torch.tensor([[2, 100, 101, 3]]), torch.ones(1, 4, dtype=torch.int64))
+    assert pooled[0, -2:].tolist() == [0.0, 0.0]
+
+
+def test_a_student_is_the_same_for_the_same_seed(teacher):
+    same = [from_teacher(teacher, SIZE, max_length=16, seed=3).fingerprint() for _ in range(2)]
+
+    assert same[0] == same[1] != from_teacher(teacher, SIZE, max_length=16, seed=4).fingerprint()
+
+
+def test_a_student_takes_tokenizer_and_length(teacher):
+    student = from_teacher(teacher, SIZE, max_length=9, seed=0)
+
+    assert student.tokenizer.json == teacher.tokenizer.json
+    assert (student.max_length, student.hidden, student.head) == (9, 32, None)
+
+
+def test_a_vocabulary_without_words_is_refused(toy_tokenizer_json):
+    content = json.loads(toy_tokenizer_json)
+    content["model"]["vocab"] = dict(list(content["model"]["vocab"].items())[:5])
+    teacher = random(Tokenizer(json.dumps(content), 16), SIZE, max_length=16, seed=0)
+
+    with pytest.raises(ModelError, match="no word to start from"):
+        from_teacher(teacher, SIZE, max_length=16, seed=0)

@@ -1,0 +1,101 @@
+import json
+
+import pytest
+
+from embedkit.errors import ModelError
+from embedkit.modeling.layout import HEAD_FOLDER, Layout, read_layout, write_layout
+
+
+@pytest.fixture
+def folder(tmp_path):
+    write_layout(tmp_path, hidden=8, pooling="cls", max_length=20, head=4, prompts={"query": "query: "})
+    return tmp_path
+
+
+def edit(path, **changes):
+    settings = json.loads(path.read_text()) | changes
+    path.write_text(json.dumps(settings))
+
+
+def test_what_is_written_is_read_back(folder):
+    assert read_layout(folder) == Layout(
+        backbone=folder, pooling="cls", max_length=20, head=folder / HEAD_FOLDER, prompts={"query": "query: "}
+    )
+
+
+def test_no_head_leaves_no_dense_module(tmp_path):
+    write_layout(tmp_path, hidden=8, pooling="mean", max_length=20, head=None, prompts={})
+
+    assert read_layout(tmp_path).head is None
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == ["1_Pooling", "2_Normalize"]
+
+
+def test_a_plain_transformers_folder_says_nothing(tmp_path):
+    assert read_layout(tmp_path) == Layout(backbone=tmp_path)
+
+
+@pytest.mark.parametrize("mode", ["mean", "cls"])
+def test_the_newer_way_to_name_the_pooling_is_read(folder, mode):
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps({"embedding_dimension": 8, "pooling_mode": mode}))
+
+    assert read_layout(folder).pooling == mode
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"pooling_mode": "max"},
+        {"pooling_mode": ["mean", "cls"]},
+        {"pooling_mode_max_tokens": True},
+        {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": True},
+        {},
+    ],
+)
+def test_another_pooling_is_refused(folder, settings):
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(settings))
+
+    with pytest.raises(ModelError, match="pooling"):
+        read_layout(folder)
+
+
+def test_prompts_left_out_of_the_pooling_are_refused(folder):
+    edit(folder / "1_Pooling" / "config.json", include_prompt=False)
+
+    with pytest.raises(ModelError, match="prompts out of the pooling"):
+        read_layout(folder)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"activation_function": "torch.nn.modules.linear.Identity"}, {"bias": False}, {"use_residual": True}],
+)
+def test_another_head_is_refused(folder, changes):
+    edit(folder / HEAD_FOLDER / "config.json", **changes)
+
+    with pytest.raises(ModelError, match="dense layer with bias and tanh"):
+        read_layout(folder)
+
+
+@pytest.mark.parametrize("extra", ["WeightedLayerPooling", "Dense"])
+def test_other_modules_are_refused_by_name(folder, extra):
+    modules = json.loads((folder / "modules.json").read_text())
+    modules.append({"idx": 4, "name": "4", "path": "4", "type": f"sentence_transformers.models.{extra}"})
+    (folder / "modules.json").write_text(json.dumps(modules))
+
+    with pytest.raises(ModelError, match=extra):
+        read_layout(folder)
+
+
+@pytest.mark.parametrize("file", ["modules.json", "1_Pooling/config.json", "sentence_bert_config.json"])
+def test_a_damaged_file_is_named(folder, file):
+    (folder / file).write_text('{"cut of')
+
+    with pytest.raises(ModelError, match=file):
+        read_layout(folder)
+
+
+def test_modules_that_are_no_list_are_refused(folder):
+    (folder / "modules.json").write_text('{"type": 1}')
+
+    with pytest.raises(ModelError, match="list of modules"):
+        read_layout(folder)

@@ -1,0 +1,66 @@
+import json
+
+import pytest
+import tokenizers
+from transformers import AutoTokenizer
+
+from embedkit.errors import ModelError
+from embedkit.modeling.vocabulary import load_tokenizer, real_words, write_tokenizer
+from embedkit.runtime.tokenization import Tokenizer
+
+
+def test_real_words_leave_out_special_and_unused_entries(toy_tokenizer_json):
+    content = json.loads(toy_tokenizer_json)
+    content["model"]["vocab"]["[unused7]"] = len(content["model"]["vocab"])
+    tokenizer = Tokenizer(json.dumps(content), 16)
+
+    words = real_words(tokenizer)
+
+    names = tokenizers.Tokenizer.from_str(tokenizer.json)
+    assert {names.id_to_token(number) for number in range(tokenizer.vocabulary_size)} - {
+        names.id_to_token(number) for number in words
+    } == {"[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "[unused7]"}
+    assert words == sorted(words)
+
+
+def test_transformers_reads_what_is_written_and_tokenizes_alike(tokenizer, texts, tmp_path):
+    write_tokenizer(tmp_path, tokenizer)
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+
+    other = AutoTokenizer.from_pretrained(tmp_path)
+
+    assert other(texts, truncation=True)["input_ids"] == tokenizer.tokenize(texts).ids
+    assert (other.pad_token, other.mask_token, other.model_max_length) == ("[PAD]", "[MASK]", 16)
+
+
+def test_a_folder_with_only_a_word_list_is_converted(tokenizer, texts, tmp_path):
+    vocabulary = json.loads(tokenizer.json)["model"]["vocab"]
+    (tmp_path / "vocab.txt").write_text("\n".join(sorted(vocabulary, key=vocabulary.__getitem__)))
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "BertTokenizer", "do_lower_case": true}')
+
+    converted = load_tokenizer(tmp_path, 16)
+
+    assert converted.tokenize(texts).ids == tokenizer.tokenize(texts).ids
+
+
+def test_a_folder_without_any_tokenizer_is_refused(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+
+    with pytest.raises(ModelError, match=r"no tokenizer\.json"):
+        load_tokenizer(tmp_path, 16)
+
+
+def test_lowercasing_outside_the_tokenizer_is_refused(tokenizer, tmp_path):
+    content = json.loads(tokenizer.json)
+    content["normalizer"]["lowercase"] = False
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+
+    with pytest.raises(ModelError, match="lowercases"):
+        load_tokenizer(tmp_path, 16, lowercase=True)
+
+
+def test_lowercasing_inside_the_tokenizer_is_fine(tokenizer, tmp_path):
+    (tmp_path / "tokenizer.json").write_text(tokenizer.json)
+
+    assert load_tokenizer(tmp_path, 16, lowercase=True).tokenize(["CAT"]) == tokenizer.tokenize(["cat"])
