@@ -25,7 +25,7 @@ check: $(READY)
 	$(BIN)/lint-imports
 
 clean:
-	rm -rf $(VENV) build dist runs *.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) build dist runs/demo *.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 $(READY): pyproject.toml

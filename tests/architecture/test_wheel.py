@@ -17,6 +17,7 @@ import embedkit
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+BUNDLE = ("bundled/probe.onnx", "bundled/probe.md")  # as if one more model came with the package
 BASE = {"numpy", "onnxruntime", "tokenizers"}
 
 
@@ -27,6 +28,9 @@ def wheel(tmp_path_factory):
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     shutil.copytree(ROOT / "embedkit", source / "embedkit", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in BUNDLE:
+        (source / "embedkit" / name).parent.mkdir(exist_ok=True)
+        (source / "embedkit" / name).touch()
     command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(source / "dist")]
     done = subprocess.run([*command, str(source)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -56,7 +60,8 @@ def test_holds_every_module_and_nothing_else(wheel):
     inside = {name for name in wheel.namelist() if ".dist-info/" not in name}
     bundled = (ROOT / "embedkit" / "bundled").glob("*")
     expected = [*(ROOT / "embedkit").rglob("*.py"), ROOT / "embedkit" / "py.typed", *bundled]
-    assert inside == {path.relative_to(ROOT).as_posix() for path in expected if path.is_file()}
+    files = {path.relative_to(ROOT).as_posix() for path in expected if path.is_file()}
+    assert inside == files | {f"embedkit/{name}" for name in BUNDLE}
 
 
 def test_holds_the_licence(wheel):
