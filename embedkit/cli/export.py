@@ -75,12 +75,14 @@ def _to_text(report: ExportReport) -> str:
     title = f"{manifest.name}, {manifest.dimension} dimensions, up to {manifest.max_length} tokens, {precision}"
     lines = [f"{report.path}: {title}, {report.size_bytes / 1e6:.2f} MB"]
     for gate, figures in manifest.gates.items():
-        shown = ", ".join(f"{name.replace('_', ' ')} {_short(value)}" for name, value in figures.items())
-        lines.append(f"  {gate:<17} passed  {shown}")
+        shown = [
+            f"{name.replace('_', ' ')} {_short(value)}" for name, value in figures.items() if value is not None
+        ]
+        lines.append(f"  {gate:<17} passed  {', '.join(shown)}")
     return "\n".join(lines)
 
 
 def _short(value: object) -> str:
     if isinstance(value, dict):
         return "/".join(str(part) for part in value.values())
-    return "not limited" if value is None else str(value)
+    return str(value)
