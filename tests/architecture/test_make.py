@@ -27,7 +27,7 @@ def make(tmp_path):
         python.chmod(0o755)
         command = ["make", target, f"PYTHON={python}"]
         # The tests themselves run under make, which would tell this one that it is a sub-make.
-        alone = {key: value for key, value in os.environ.items() if key not in {"MAKEFLAGS", "MAKELEVEL", "MFLAGS"}}
+        alone = {key: value for key, value in os.environ.items() if not key.startswith(("MAKE", "MFLAGS"))}
         return subprocess.run(command, cwd=tmp_path, env=alone, capture_output=True, text=True, check=False)
 
     return run
