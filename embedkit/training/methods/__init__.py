@@ -23,6 +23,11 @@ class MethodEntry(NamedTuple):
         return self.method.presets
 
     @property
+    def paired(self) -> Presets:
+        """What goes with a setting's value."""
+        return self.method.paired
+
+    @property
     def batch_spec(self) -> BatchSpec:
         """What it needs in a batch."""
         return self.method.batch_spec
