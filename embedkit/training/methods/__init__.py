@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from embedkit.training.method import BatchSpec, Method, Presets
+from embedkit.training.methods.bsl import BSL, BSLConfig
 from embedkit.training.methods.sct import SCT, SCTConfig, SCTDistillation, SCTDistillationConfig
 
 __all__ = ["METHODS", "MethodEntry"]
@@ -38,4 +39,5 @@ _SCT = "Limkonchotiwat et al., TACL 2023"
 METHODS: dict[str, MethodEntry] = {
     "sct": MethodEntry(SCTConfig, SCT, _SCT),
     "sct-distillation": MethodEntry(SCTDistillationConfig, SCTDistillation, _SCT),
+    "bsl": MethodEntry(BSLConfig, BSL, "Zhang et al., ACL 2021"),
 }
