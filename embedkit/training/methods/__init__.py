@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from embedkit.training.method import BatchSpec, Method, Presets
 from embedkit.training.methods.bsl import BSL, BSLConfig
+from embedkit.training.methods.pcl import PCL, PCLConfig
 from embedkit.training.methods.sct import SCT, SCTConfig, SCTDistillation, SCTDistillationConfig
 
 __all__ = ["METHODS", "MethodEntry"]
@@ -40,4 +41,5 @@ METHODS: dict[str, MethodEntry] = {
     "sct": MethodEntry(SCTConfig, SCT, _SCT),
     "sct-distillation": MethodEntry(SCTDistillationConfig, SCTDistillation, _SCT),
     "bsl": MethodEntry(BSLConfig, BSL, "Zhang et al., ACL 2021"),
+    "pcl": MethodEntry(PCLConfig, PCL, "Wu et al., EMNLP 2022"),
 }
