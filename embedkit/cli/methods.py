@@ -57,9 +57,10 @@ def _row(kind: str, entry: MethodEntry | RecipeEntry, doc: str | None, size: str
     return {
         "kind": kind,
         "paper": entry.paper,
-        "needs": f"{spec.views} views" + (", teacher" if spec.teacher else ""),
+        "needs": f"{spec.views + len(spec.positives)} views" + (", teacher" if spec.teacher else ""),
         "idea": (doc or "").strip().partition("\n")[0].rstrip("."),
         "optim": dict(preset.get("optim", {})),
+        "student": dict(preset.get("student", {})),
         "settings": _settings(entry.config, preset.get("settings", {})),
     }
 
@@ -82,8 +83,9 @@ def _settings(config: type[Any], preset: Any) -> dict[str, Any]:
 
 def _print_settings(name: str, row: dict[str, Any]) -> None:
     print(f"{name}: {row['idea']} ({row['paper']}); needs {row['needs']}")
-    for key, value in row["optim"].items():
-        print(f"  optim.{key:<36} {value}")
+    for table in ("optim", "student"):
+        for key, value in row[table].items():
+            print(f"  {f'{table}.{key}':<42} {value}")
     _print_rows(row["settings"], "settings.")
 
 

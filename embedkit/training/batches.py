@@ -39,7 +39,7 @@ class BatchSource:
         teacher: its vectors, if the method needs them.
 
     Raises:
-        ConfigError: the corpus is smaller than a batch, or the method needs a teacher and has none.
+        ConfigError: corpus, batch size or views do not fit the method, or it needs a teacher and has none.
     """
 
     def __init__(
@@ -55,6 +55,10 @@ class BatchSource:
     ) -> None:
         if len(corpus) < batch_size:
             raise ConfigError(f"the corpus has {len(corpus)} rows, fewer than optim.batch_size = {batch_size}")
+        if batch_size < spec.rows:
+            raise ConfigError(
+                f"this method needs batches of {spec.rows} or more, not optim.batch_size = {batch_size}"
+            )
         if spec.teacher and teacher is None:
             raise ConfigError("this method needs a teacher: name one with --teacher or [teacher]")
         if spec.views > 2:
@@ -62,7 +66,7 @@ class BatchSource:
         self.steps_per_epoch = len(corpus) // batch_size
         self._corpus, self._tokenizer, self._spec = corpus, tokenizer, spec
         self._batch_size, self._seed = batch_size, seed
-        self._augmentations, self._rate = (views.first, views.second)[: spec.views], views.rate
+        self._augmentations, self._rate = _augmentations(spec, views), views.rate
         self._teacher = teacher if spec.teacher else None
         self._epoch = -1
         self._order = np.empty(0, dtype=np.int64)
@@ -71,7 +75,7 @@ class BatchSource:
         """The batch of a step, counted from 0."""
         rows = self._rows(step)
         generator = np.random.default_rng([self._seed, 1, step])
-        columns = [min(view, self._corpus.views - 1) for view in range(self._spec.views)]
+        columns = self._columns()
         # A column that serves both views is tokenized once, and its teacher vectors are one tensor:
         # methods then compute its targets once.
         ids = {column: self._tokenizer.tokenize(self._corpus.texts(rows, column)).ids for column in set(columns)}
@@ -120,6 +124,11 @@ class BatchSource:
             self._epoch = epoch
         return self._order[place * self._batch_size : (place + 1) * self._batch_size]
 
+    def _columns(self) -> list[int]:
+        """The corpus column of each view; positives are made from the first."""
+        columns = [min(view, self._corpus.views - 1) for view in range(self._spec.views)]
+        return columns + [0] * (len(self._augmentations) - len(columns))
+
     def _view(self, ids: Sequence[list[int]], name: str, generator: np.random.Generator) -> View:
         length = self._tokenizer.max_length
         changed = [augment(row, name, rate=self._rate, max_length=length, generator=generator) for row in ids]
@@ -129,6 +138,13 @@ class BatchSource:
             tokens = self._tokenizer.pad([changed[row] for row in rows])
             chunks.append((torch.from_numpy(tokens.input_ids), torch.from_numpy(tokens.attention_mask)))
         return View(tuple(chunks), torch.from_numpy(np.argsort(by_length, kind="stable")))
+
+
+def _augmentations(spec: BatchSpec, views: ViewsConfig) -> tuple[str, ...]:
+    """The name of each view's augmentation."""
+    if views.positives and not spec.positives:
+        raise ConfigError("this method takes no list of positives: leave views.positives out")
+    return (*(views.first, views.second)[: spec.views], *(views.positives or spec.positives))
 
 
 def _put(ahead: queue.Queue[Batch | BaseException], item: Batch | BaseException, ended: threading.Event) -> None:

@@ -16,15 +16,25 @@ __all__ = ["Batch", "BatchSpec", "Method", "Presets", "StepOutput", "View", "poo
 
 
 Presets = Mapping[str, Mapping[str, Mapping[str, Any]]]
-"""Size -> config table ("optim", "settings") -> the paper's values for that size."""
+"""Size -> config table ("optim", "settings", "student") -> the paper's values for that size."""
 
 
 @dataclasses.dataclass(frozen=True)
 class BatchSpec:
-    """What a method needs in every batch; checked before step 0."""
+    """What a method needs in every batch; checked before step 0.
+
+    Attributes:
+        views: views of a sentence, 1 or 2, made as the user's ``[views]`` says.
+        teacher: whether each view comes with a teacher's vector.
+        positives: augmentations, by name, of more views of the sentence, one view each, which follow the
+            others; a list in the user's ``views.positives`` takes its place.
+        rows: the smallest batch that it can learn from.
+    """
 
     views: int = 1
     teacher: bool = False
+    positives: tuple[str, ...] = ()
+    rows: int = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +60,7 @@ class Batch:
     """One batch.
 
     Attributes:
-        views: as many as the method's spec asks for.
+        views: as many as the method's spec asks for, then one for each positive.
         teacher: one ``(B, T) float32, unit rows`` for each view, or empty.
     """
 
@@ -86,11 +96,13 @@ class Method(nn.Module, ABC):
     Attributes:
         batch_spec: what it needs in a batch.
         presets: the paper's settings for each size, laid under what the user says.
+        paired: tables like those, but for a setting's value: ``"predictor=code"`` -> what goes with it.
         encoder: the product; evaluated, checkpointed, exported.
     """
 
     batch_spec: ClassVar[BatchSpec]
     presets: ClassVar[Presets] = {}
+    paired: ClassVar[Presets] = {}
     encoder: SentenceEncoder
 
     @abstractmethod

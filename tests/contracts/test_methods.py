@@ -64,6 +64,10 @@ SWITCHES = [
     ("sct-distillation", {"queues": "none"}),
     ("sct-distillation", {"joint": True}),
     ("sct-distillation", {"joint": True, "self_supervised": {"reference": "momentum"}}),
+    ("bsl", {"predictor": "code", "scale": "code"}),
+    ("bsl", {"momentum": 0.5}),
+    ("pcl", {"preset": "pcl_paper"}),
+    ("pcl", {"peer": "tied"}),
 ]
 # Every method with its defaults, and every switch of those that have some.
 CASES = [*((name, {}) for name in METHODS if name != "sct"), *SWITCHES]

@@ -4,7 +4,40 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-__all__ = ["Projector"]
+__all__ = ["Predictor", "Projector"]
+
+
+class Predictor(nn.Module):
+    """BSL's predictor: MLPs in series, each Linear(D -> kD), ReLU, Linear(kD -> kD), ReLU, Linear(kD -> D).
+
+    Batch normalisation stands before the first or before both activations. It always uses the batch's own
+    statistics and keeps none: a predictor is never evaluated, and a forward pass changes no state. The
+    default is the paper's (BSL, section 3); the authors' code has ``blocks=3, expansion=10, normalised=1``.
+
+    Args:
+        dimension: D.
+        blocks: how many MLPs.
+        expansion: k, hidden width over D.
+        normalised: how many of the two hidden layers of each MLP are batch-normalised.
+    """
+
+    def __init__(self, dimension: int, *, blocks: int = 1, expansion: int = 8, normalised: int = 2) -> None:
+        super().__init__()
+        width = expansion * dimension
+        layers: list[nn.Module] = []
+        for _ in range(blocks):
+            for number, size in enumerate((dimension, width)):
+                layers.append(nn.Linear(size, width))
+                if number < normalised:
+                    layers.append(nn.BatchNorm1d(width, track_running_stats=False))
+                layers.append(nn.ReLU())
+            layers.append(nn.Linear(width, dimension))
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, embeddings: Tensor) -> Tensor:
+        """``(B, D)`` to ``(B, D)``; B is 2 or more."""
+        predicted: Tensor = self.layers(embeddings)
+        return predicted
 
 
 class Projector(nn.Module):

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from embedkit.training.method import BatchSpec, Method, Presets
+from embedkit.training.methods.bsl import BSL, BSLConfig
+from embedkit.training.methods.pcl import PCL, PCLConfig
 from embedkit.training.methods.sct import SCT, SCTConfig, SCTDistillation, SCTDistillationConfig
 
 __all__ = ["METHODS", "MethodEntry"]
@@ -23,6 +25,11 @@ class MethodEntry(NamedTuple):
         return self.method.presets
 
     @property
+    def paired(self) -> Presets:
+        """What goes with a setting's value."""
+        return self.method.paired
+
+    @property
     def batch_spec(self) -> BatchSpec:
         """What it needs in a batch."""
         return self.method.batch_spec
@@ -33,4 +40,6 @@ _SCT = "Limkonchotiwat et al., TACL 2023"
 METHODS: dict[str, MethodEntry] = {
     "sct": MethodEntry(SCTConfig, SCT, _SCT),
     "sct-distillation": MethodEntry(SCTDistillationConfig, SCTDistillation, _SCT),
+    "bsl": MethodEntry(BSLConfig, BSL, "Zhang et al., ACL 2021"),
+    "pcl": MethodEntry(PCLConfig, PCL, "Wu et al., EMNLP 2022"),
 }

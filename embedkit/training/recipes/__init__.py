@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from embedkit.training.checkpoint import TrainState
@@ -16,7 +17,7 @@ __all__ = ["RECIPES", "RecipeEntry"]
 class RecipeEntry(NamedTuple):
     """A recipe, the class of its settings, the settings for each size, its needs, and where it was published.
 
-    ``batch_spec`` is what the most demanding of its stages needs.
+    ``batch_spec`` is what the most demanding of its stages needs; ``paired`` is as a method's.
     """
 
     config: type[Any]
@@ -24,6 +25,7 @@ class RecipeEntry(NamedTuple):
     presets: Presets
     batch_spec: BatchSpec
     paper: str
+    paired: Presets = MappingProxyType({})
 
 
 RECIPES: dict[str, RecipeEntry] = {

@@ -34,7 +34,7 @@ def resolve(mapping: Mapping[str, Any], *, source: str = "") -> RunConfig:
             problems at once.
     """
     entry = find_method(mapping.get("method"))
-    merged = _merge(_presets(entry, mapping.get("student")), mapping)
+    merged = _merge(_presets(entry, mapping.get("student"), mapping.get("settings")), mapping)
     problems: list[str] = []
     config = _read(RunConfig, merged, source, problems)
     settings = _read(entry.config, merged.get("settings", {}), f"{source} settings".strip(), problems)
@@ -127,9 +127,16 @@ def _card(config: RunConfig, name: str, materials: Materials, state: TrainState)
     }
 
 
-def _presets(entry: MethodEntry | RecipeEntry, student: object) -> Mapping[str, Any]:
+def _presets(entry: MethodEntry | RecipeEntry, student: object, settings: object) -> Mapping[str, Any]:
+    """The tables of the student's size, and over them those that are paired with a setting chosen."""
     size = student.get("size", "tiny") if isinstance(student, Mapping) else "tiny"
-    return entry.presets.get(size, {}) if isinstance(size, str) else {}
+    presets = entry.presets.get(size, {}) if isinstance(size, str) else {}
+    chosen = settings if isinstance(settings, Mapping) else {}
+    for pair, tables in entry.paired.items():
+        name, _, value = pair.partition("=")
+        if chosen.get(name) == value:
+            presets = _merge(presets, tables)
+    return presets
 
 
 def _read(cls: type[Config], mapping: object, source: str, problems: list[str]) -> Config | None:
