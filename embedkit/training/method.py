@@ -16,15 +16,30 @@ __all__ = ["Batch", "BatchSpec", "Method", "Presets", "StepOutput", "View", "poo
 
 
 Presets = Mapping[str, Mapping[str, Mapping[str, Any]]]
-"""Size -> config table ("optim", "settings") -> the paper's values for that size."""
+"""Size -> table of a run's configuration ("optim", "settings", "student") -> the paper's values for that size."""
 
 
 @dataclasses.dataclass(frozen=True)
 class BatchSpec:
-    """What a method needs in every batch; checked before step 0."""
+    """What a method needs in every batch; checked before step 0.
+
+    Attributes:
+        views: how many views of each sentence.
+        teacher: whether it cannot do without teacher vectors.
+        several_teachers: whether it can learn from more than one teacher at once.
+    """
 
     views: int = 1
     teacher: bool = False
+    several_teachers: bool = False
+
+    def teacher_problem(self, count: int) -> str | None:
+        """What is wrong with so many teachers; None if nothing is."""
+        if self.teacher and count == 0:
+            return "this method needs a teacher: name one with --teacher or [teacher]"
+        if count > 1 and not self.several_teachers:
+            return f"this method learns from one teacher, not from {count}: name it in [teacher]"
+        return None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,17 +66,22 @@ class Batch:
 
     Attributes:
         views: as many as the method's spec asks for.
-        teacher: one ``(B, T) float32, unit rows`` for each view, or empty.
+        teachers: for each teacher one ``(B, T) float32, unit rows`` for each view; T may differ.
     """
 
     views: tuple[View, ...]
-    teacher: tuple[Tensor, ...] = ()
+    teachers: tuple[tuple[Tensor, ...], ...] = ()
+
+    @property
+    def teacher(self) -> tuple[Tensor, ...]:
+        """The only teacher's vectors: one ``(B, T) float32, unit rows`` for each view, or empty."""
+        return self.teachers[0] if self.teachers else ()
 
     def to(self, device: torch.device) -> Batch:
         """The same batch on another device."""
         return Batch(
             tuple(view.to(device) for view in self.views),
-            tuple(vectors.to(device) for vectors in self.teacher),
+            tuple(tuple(vectors.to(device) for vectors in teacher) for teacher in self.teachers),
         )
 
 
