@@ -1,0 +1,456 @@
+"""What every training method and recipe owes to the loop. A new one joins by its line in the table."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from embedkit.config import from_mapping, to_mapping
+from embedkit.errors import ConfigError
+from embedkit.modeling.encoder import SentenceEncoder
+from embedkit.modeling.initialisation import random
+from embedkit.modeling.sizes import Size
+from embedkit.modeling.torch_encoder import TorchEncoder
+from embedkit.runtime.tokenization import Tokenizer
+from embedkit.training.batches import BatchSource
+from embedkit.training.corpus import Corpus, SourceConfig
+from embedkit.training.loop import LoopConfig, train
+from embedkit.training.method import Method
+from embedkit.training.methods import METHODS
+from embedkit.training.optim import OptimConfig
+from embedkit.training.recipes import RECIPES
+from embedkit.training.recipes.run import resolve, run
+from embedkit.training.recipes.stage import Control
+from embedkit.training.run_folder import RunFolder
+from embedkit.training.views import ViewsConfig
+
+TEACHER_WIDTH = 24
+TEXTS = [
+    f"{who} {what} {where}"
+    for who in ("the cat", "a good dog", "my sister", "an old king")
+    for what in ("will sleep", "wants to read", "likes to swim and sing")
+    for where in ("in the garden", "by the sea", "at school today")
+]
+DEV = [
+    ("the cat", "a cat", 5),
+    ("the cat", "a good dog", 3),
+    ("my sister", "the sea", 1),
+    ("a king", "an old king", 4),
+]
+
+# Settings that are too large, or not yet interesting, for a toy; whatever a method lacks is left out.
+SMALL = {"queue_size": 20, "projector_expansion": 2}
+
+SWITCHES = [
+    ("sct", {}),
+    ("sct", {"wiring": "identical"}),
+    ("sct", {"objective": "cross_entropy"}),
+    ("sct", {"objective": "contrastive"}),
+    ("sct", {"reference": "momentum", "momentum": 0.9}),
+    ("sct", {"projector_blocks": 0}),
+    ("sct", {"queues": "one"}),
+    ("sct", {"queues": "frozen"}),
+    ("sct", {"queues": "none"}),
+    ("sct", {"weight": 1.0}),
+    ("sct-distillation", {"wiring": "identical"}),
+    ("sct-distillation", {"objective": "contrastive"}),
+    ("sct-distillation", {"queues": "one"}),
+    ("sct-distillation", {"queues": "none"}),
+    ("sct-distillation", {"joint": True}),
+    ("sct-distillation", {"joint": True, "self_supervised": {"reference": "momentum"}}),
+]
+# Every method with its defaults, and every switch of those that have some.
+CASES = [*((name, {}) for name in METHODS if name != "sct"), *SWITCHES]
+
+
+def shrink(config: type[Any]) -> dict[str, Any]:
+    """Settings of a config class made small, nested ones too."""
+    small: dict[str, Any] = {}
+    for field in dataclasses.fields(config):
+        if field.name in SMALL:
+            small[field.name] = SMALL[field.name]
+        elif field.default_factory is not dataclasses.MISSING and dataclasses.is_dataclass(field.default_factory):
+            small[field.name] = shrink(field.default_factory)
+    return small
+
+
+def merge(under: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    nested = {key: merge(under[key], value) for key, value in over.items() if isinstance(value, dict)}
+    return {**under, **over, **nested}
+
+
+class Teacher:
+    """Vectors of nobody in particular, one for each row and view."""
+
+    name, fingerprint, dimension = "nobody", "0" * 64, TEACHER_WIDTH
+
+    def read(self, rows, view):
+        table = np.random.default_rng(view).standard_normal((len(TEXTS), self.dimension), dtype=np.float32)
+        return table[rows] / np.linalg.norm(table[rows], axis=1, keepdims=True)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    """Toys gain nothing from more, and threads that wait for each other are slow on a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory) -> Corpus:
+    folder = tmp_path_factory.mktemp("corpus")
+    (folder / "texts.tsv").write_text("".join(f"{text}\tnow {text}\n" for text in TEXTS), encoding="utf-8")
+    return Corpus.prepare([SourceConfig(path=str(folder / "texts.tsv"))], folder)
+
+
+@pytest.fixture
+def make_encoder(toy_tokenizer_json: str) -> Callable[..., SentenceEncoder]:
+    return lambda: random(Tokenizer(toy_tokenizer_json, 16), Size(2, 16, 2), max_length=16, seed=3)
+
+
+@pytest.fixture
+def make(make_encoder, corpus) -> Callable[..., tuple[Method, BatchSource]]:
+    """A method on a toy encoder, and its batches."""
+
+    def make(
+        name: str, settings: dict[str, Any] | None = None, *, batch_size: int = 6
+    ) -> tuple[Method, BatchSource]:
+        entry = METHODS[name]
+        config = from_mapping(entry.config, merge(shrink(entry.config), settings or {}))
+        extra = {"teacher_dimension": TEACHER_WIDTH} if entry.batch_spec.teacher else {}
+        method = entry.method(make_encoder(), config, seed=1, **extra)
+        batches = BatchSource(
+            corpus,
+            method.encoder.tokenizer,
+            spec=entry.batch_spec,
+            batch_size=batch_size,
+            seed=5,
+            views=ViewsConfig(second="deletion"),
+            teacher=Teacher() if entry.batch_spec.teacher else None,
+        )
+        return method.train(), batches
+
+    return make
+
+
+def snapshot(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in module.state_dict().items()}
+
+
+def same(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bool:
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+def identifier(case: object) -> str:
+    return (
+        case if isinstance(case, str) else ",".join(f"{key}={value}" for key, value in case.items()) or "defaults"
+    )
+
+
+@pytest.mark.parametrize(("name", "settings"), CASES, ids=identifier)
+class TestStep:
+    def test_forward_changes_no_state(self, make, name, settings):
+        method, batches = make(name, settings)
+        before = snapshot(method)
+        method(batches.batch(0)).loss.backward()
+        assert same(before, snapshot(method))
+
+    def test_every_trainable_parameter_gets_a_gradient(self, make, name, settings):
+        """Without exception: what gets none would be dead weight in optimizer and checkpoint."""
+        method, batches = make(name, settings)
+        method(batches.batch(0)).loss.backward()
+        trained = {n: parameter for n, parameter in method.named_parameters() if parameter.requires_grad}
+        assert trained
+        assert [n for n, parameter in trained.items() if parameter.grad is None] == []
+        assert all(parameter.grad.isfinite().all() for parameter in trained.values())
+        assert max(float(parameter.grad.abs().max()) for parameter in trained.values()) > 0
+
+    def test_the_loss_is_a_float32_scalar_and_what_is_logged_has_no_gradient(self, make, name, settings):
+        method, batches = make(name, settings)
+        output = method(batches.batch(0))
+        assert output.loss.shape == ()
+        assert output.loss.dtype == torch.float32
+        assert not any(tensor.requires_grad for tensor in (*output.metrics.values(), *output.carry.values()))
+
+    def test_the_same_seed_gives_the_same_method(self, make, name, settings):
+        torch.manual_seed(1)
+        first = snapshot(make(name, settings)[0])
+        torch.manual_seed(2)
+        assert same(first, snapshot(make(name, settings)[0]))
+
+
+class Fit:
+    """Train a fresh copy of one case in a folder."""
+
+    def __init__(self, make, case, folder, *, amp="off", accumulate=1):
+        self.make, self.case, self.folder = make, case, folder
+        optim = OptimConfig(batch_size=6, steps=8, lr=1e-2, amp=amp, accumulate=accumulate)
+        self.config = LoopConfig(optim=optim, seed=2, dev_every=3)
+
+    def __call__(self, *, stop_after=(), resume=False):
+        """Train, ending after each of these numbers of steps and going on in a new process, as it were."""
+        for number, steps in enumerate((*stop_after, None)):
+            method, batches = self.make(*self.case)
+            torch.manual_seed(999 + number)  # whatever the process did before must not matter
+            seen = iter(range(1, 100))
+            state = train(
+                method,
+                batches,
+                self.config,
+                RunFolder(self.folder),
+                evaluate=lambda: score(method.encoder),  # noqa: B023 - called in this turn only
+                resume=resume or number > 0,
+                should_stop=lambda: next(seen) == steps,  # noqa: B023 - the same
+                show_progress=False,
+            )
+        return state, method
+
+    def outcome(self):
+        model = SentenceEncoder.load(self.folder / "model")
+        return snapshot(model)
+
+
+def score(encoder):
+    embeddings = TorchEncoder(encoder).encode(TEXTS[:6])
+    return float(embeddings[0] @ embeddings[5])
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(identifier, case)))
+def test_interrupted_and_resumed_equals_uninterrupted(make, case, tmp_path):
+    whole, parts = Fit(make, case, tmp_path / "whole"), Fit(make, case, tmp_path / "parts")
+    state, method = whole()
+    pieced_state, pieced = parts(stop_after=(1, 4))
+    assert state.finished
+    assert pieced_state.finished
+    assert same(snapshot(method), snapshot(pieced))
+    assert same(whole.outcome(), parts.outcome())
+    assert dataclasses.replace(state, seconds=0) == dataclasses.replace(pieced_state, seconds=0)
+
+
+@pytest.mark.parametrize("options", [{"amp": "bf16"}, {"accumulate": 2}], ids=identifier)
+@pytest.mark.parametrize("name", METHODS)
+def test_the_same_under_autocast_and_accumulation(make, name, options, tmp_path):
+    whole = Fit(make, (name, {}), tmp_path / "whole", **options)
+    parts = Fit(make, (name, {}), tmp_path / "parts", **options)
+    assert same(snapshot(whole()[1]), snapshot(parts(stop_after=(3,))[1]))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_product_loads_as_it_was(make, name, tmp_path):
+    fit = Fit(make, (name, {}), tmp_path)
+    _, method = fit()
+    method.encoder.save(tmp_path / "copy")
+    loaded = SentenceEncoder.load(tmp_path / "copy")
+    assert loaded.fingerprint() == method.encoder.fingerprint()
+    assert loaded.dimension == (TEACHER_WIDTH if METHODS[name].batch_spec.teacher else 16)
+    texts = TEXTS[:5]
+    assert np.array_equal(TorchEncoder(loaded).encode(texts), TorchEncoder(method.encoder).encode(texts))
+
+
+class TestSwitches:
+    """Each switch of SCT does what it says, seen on queues and losses."""
+
+    def loss(self, make, settings, name="sct", step=0):
+        method, batches = make(name, settings)
+        torch.manual_seed(0)
+        with torch.no_grad():
+            return method, method(batches.batch(step))
+
+    def test_references_enter_the_queue_of_their_view(self, make):
+        method, output = self.loss(make, {})
+        method.after_step([output])
+        first, second = method.self_supervision.queues.rows
+        assert torch.equal(first[:6], output.carry["reference1"])
+        assert torch.equal(second[:6], output.carry["reference2"])
+        assert not torch.equal(first, second)
+
+    def test_references_and_queries_are_of_different_passes(self, make):
+        """The reference is the encoder with dropout of its own, and the projector is not on that side."""
+        method, batches = make("sct", {"projector_blocks": 0})
+        batch = batches.batch(0)
+        output = method(batch)
+        assert torch.allclose(output.carry["reference1"].norm(dim=1), torch.ones(6))
+        again = method(batch)
+        assert not torch.allclose(output.carry["reference1"], again.carry["reference1"])
+
+    def test_one_queue_is_shared_and_takes_the_first_view(self, make):
+        method, output = self.loss(make, {"queues": "one"})
+        method.after_step([output])
+        first, second = method.self_supervision.queues.rows
+        assert first.data_ptr() == second.data_ptr()
+        assert torch.equal(first[:6], output.carry["reference1"])
+
+    def test_frozen_queues_stay(self, make):
+        method, output = self.loss(make, {"queues": "frozen"})
+        before = snapshot(method)
+        method.after_step([output])
+        assert same(before, snapshot(method))
+
+    def test_without_queues_keys_are_the_batch(self, make):
+        method, output = self.loss(make, {"queues": "none"})
+        method.after_step([output])
+        assert [len(rows) for rows in method.self_supervision.queues.rows] == [0, 0]
+
+    def test_momentum_follows_slowly(self, make):
+        method, batches = make("sct", {"reference": "momentum", "momentum": 0.75})
+        average = method.self_supervision.average.network
+        start = snapshot(average)
+        assert same(start, snapshot(method.encoder))
+        assert not any(parameter.requires_grad for parameter in average.parameters())
+        with torch.no_grad():
+            for parameter in method.encoder.parameters():
+                parameter.add_(1.0)
+        method.after_step([method(batches.batch(0))])
+        weight = "backbone.embeddings.word_embeddings.weight"
+        assert torch.allclose(snapshot(average)[weight], start[weight] + 0.25)
+
+    def test_without_blocks_the_projector_is_the_identity(self, make):
+        method, _ = make("sct", {"projector_blocks": 0})
+        rows = torch.randn(3, 16)
+        assert torch.equal(method.self_supervision.projector(rows), rows)
+
+    @pytest.mark.parametrize(
+        "settings",
+        [
+            {"wiring": "identical"},
+            {"objective": "cross_entropy"},
+            {"objective": "contrastive"},
+            {"queues": "none"},
+        ],
+        ids=identifier,
+    )
+    @pytest.mark.parametrize("name", ["sct", "sct-distillation"])
+    def test_switches_change_the_loss(self, make, name, settings):
+        assert self.loss(make, settings, name)[1].loss != self.loss(make, {}, name)[1].loss
+
+    def test_weight_scales_the_loss(self, make):
+        once, twice = (self.loss(make, {"weight": weight})[1].loss for weight in (0.5, 1.0))
+        assert torch.allclose(2 * once, twice)
+
+    def test_joint_adds_both_losses(self, make):
+        method, output = self.loss(make, {"joint": True}, "sct-distillation")
+        assert torch.equal(output.loss, output.metrics["distillation"] + output.metrics["self_supervised"])
+        assert method.queues.rows[0].shape == (20, TEACHER_WIDTH)
+        assert method.self_supervision.queues.rows[0].shape == (20, 16)
+
+    def test_distillation_adds_a_head_only_where_widths_differ(self, make_encoder):
+        entry = METHODS["sct-distillation"]
+        config = from_mapping(entry.config, shrink(entry.config))
+        for width, headless in ((16, True), (TEACHER_WIDTH, False)):
+            method = entry.method(make_encoder(), config, seed=1, teacher_dimension=width)
+            assert (method.encoder.head is None) == headless
+            assert method.encoder.dimension == width
+
+    def test_sct_trains_no_head(self, make_encoder):
+        encoder = make_encoder()
+        encoder.set_head(7)
+        entry = METHODS["sct"]
+        assert entry.method(encoder, from_mapping(entry.config, shrink(entry.config)), seed=1).encoder.head is None
+
+
+class TestRuns:
+    """The same through `recipes.run`: from files to a run folder."""
+
+    @pytest.fixture
+    def mapping(self, make_encoder, toy_bundle, tmp_path) -> Callable[[str], dict[str, Any]]:
+        make_encoder().save(tmp_path / "start")
+        (tmp_path / "texts.txt").write_text("\n".join(TEXTS), encoding="utf-8")
+        dev = "".join(f"{first}\t{second}\t{score}\n" for first, second, score in DEV)
+        (tmp_path / "dev.tsv").write_text(dev, encoding="utf-8")
+
+        def mapping(name: str) -> dict[str, Any]:
+            entry = {**METHODS, **RECIPES}[name]
+            optim = {"batch_size": 6, "steps": 6, "lr": 1e-2}
+            settings = shrink(entry.config)
+            for field in dataclasses.fields(entry.config):
+                if field.default_factory is OptimConfig:
+                    settings[field.name] = optim
+            needs_teacher = {"teacher": {"source": str(toy_bundle)}} if entry.batch_spec.teacher else {}
+            return {
+                "method": name,
+                "cache": str(tmp_path / "cache"),
+                "student": {"source": str(tmp_path / "start"), "max_length": 12},
+                "corpus": [{"path": str(tmp_path / "texts.txt"), "licence": "CC0"}],
+                "dev": {"pairs": str(tmp_path / "dev.tsv"), "every": 4},
+                "optim": optim,
+                "settings": settings,
+                **needs_teacher,
+            }
+
+        return mapping
+
+    @staticmethod
+    def go(config, folder, stops=()):
+        """Run and stop after each of these numbers of steps, over all stages; then to the end."""
+        state = None
+        for number, steps in enumerate((*stops, None)):
+            torch.manual_seed(999 + number)
+            seen = iter(range(1, 100))
+            control = Control(number > 0, lambda: next(seen) == steps, show_progress=False)  # noqa: B023
+            state = run(config, folder, control)
+            if steps is not None:
+                assert not state.finished
+        return state
+
+    # A stage has six steps. In a recipe: in the first stage twice, at its very end, at the start of the
+    # second, and in both.
+    @pytest.mark.parametrize(
+        ("name", "stops"),
+        [
+            *((name, stops) for name in METHODS for stops in [(2, 3), (6,)]),
+            *((name, stops) for name in RECIPES for stops in [(2, 3), (6,), (7,), (5, 3)]),
+        ],
+    )
+    def test_interrupted_and_resumed_equals_uninterrupted(self, mapping, name, stops, tmp_path):
+        config = resolve(mapping(name))
+        whole = self.go(config, tmp_path / "whole")
+        parts = self.go(config, tmp_path / "parts", stops)
+        assert whole.finished
+        assert parts.finished
+        first, second = (SentenceEncoder.load(tmp_path / name / "model") for name in ("whole", "parts"))
+        assert first.fingerprint() == second.fingerprint()
+        assert (whole.best_score, whole.best_step) == (parts.best_score, parts.best_step)
+
+    @pytest.mark.parametrize("name", [*METHODS, *RECIPES])
+    def test_the_run_folder_tells_what_was_done(self, mapping, name, tmp_path):
+        config = resolve(mapping(name))
+        state = self.go(config, tmp_path / "a-run")
+        card = json.loads((tmp_path / "a-run" / "run.json").read_text())
+        assert (card["name"], card["method"]) == ("a-run", name)
+        assert card["corpus"][0]["rows"] == len(TEXTS)
+        assert card["corpus"][0]["licence"] == "CC0"
+        assert card["metrics"]["dev_spearman"] == state.best_score
+        expected = {"name": "toy"} if config.teacher else None
+        assert (card["teacher"] and {"name": card["teacher"]["name"]}) == expected
+        assert SentenceEncoder.load(tmp_path / "a-run" / "model").dimension == 16
+
+    @pytest.mark.parametrize("name", [*METHODS, *RECIPES])
+    def test_the_same_configuration_gives_the_same_bits(self, mapping, name, tmp_path):
+        prints = []
+        for number in range(2):
+            torch.manual_seed(number)
+            self.go(resolve(mapping(name)), tmp_path / str(number))
+            prints.append(SentenceEncoder.load(tmp_path / str(number) / "model").fingerprint())
+        assert prints[0] == prints[1]
+
+    @pytest.mark.parametrize("name", [*METHODS, *RECIPES])
+    def test_the_resolved_configuration_resolves_to_itself(self, mapping, name):
+        config = resolve(mapping(name))
+        assert resolve(to_mapping(config)) == config
+
+    @pytest.mark.parametrize(
+        "name", [name for name, entry in {**METHODS, **RECIPES}.items() if entry.batch_spec.teacher]
+    )
+    def test_a_missing_teacher_is_told_before_anything_is_read(self, mapping, name):
+        without = mapping(name)
+        del without["teacher"]
+        with pytest.raises(ConfigError, match="needs a teacher"):
+            resolve(without)
