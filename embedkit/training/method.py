@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from embedkit.modeling.encoder import SentenceEncoder
 
-__all__ = ["Batch", "BatchSpec", "Method", "Presets", "StepOutput", "View", "pooled"]
+__all__ = ["Batch", "BatchSpec", "Method", "Presets", "StepOutput", "View", "embedded", "pooled"]
 
 
 Presets = Mapping[str, Mapping[str, Mapping[str, Any]]]
@@ -127,4 +127,10 @@ class Method(nn.Module, ABC):
 def pooled(encoder: SentenceEncoder, view: View) -> Tensor:
     """Pooled embeddings of a view before any head: ``(B, H)``, in batch order."""
     rows = torch.cat([encoder.pooled(ids, mask) for ids, mask in view.chunks])
+    return rows[view.order]
+
+
+def embedded(encoder: SentenceEncoder, view: View) -> Tensor:
+    """Embeddings of a view, through the head if there is one: ``(B, D)``, in batch order, not normalised."""
+    rows = torch.cat([encoder(ids, mask) for ids, mask in view.chunks])
     return rows[view.order]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import json
 from collections.abc import Callable
 from typing import Any
@@ -95,6 +96,17 @@ class Teacher:
         return table[rows] / np.linalg.norm(table[rows], axis=1, keepdims=True)
 
 
+class WideTeacher(Teacher):
+    """Another, of another width."""
+
+    name, fingerprint, dimension = "somebody", "1" * 64, TEACHER_WIDTH + 4
+
+
+def is_fitted(name: str) -> bool:
+    """Whether a method brings its student to the teacher's width."""
+    return "teacher_dimension" in inspect.signature(METHODS[name].method).parameters
+
+
 @pytest.fixture(autouse=True, scope="module")
 def one_thread():
     """Toys gain nothing from more, and threads that wait for each other are slow on a busy machine."""
@@ -125,7 +137,12 @@ def make(make_encoder, corpus) -> Callable[..., tuple[Method, BatchSource]]:
     ) -> tuple[Method, BatchSource]:
         entry = METHODS[name]
         config = from_mapping(entry.config, merge(shrink(entry.config), settings or {}))
-        extra = {"teacher_dimension": TEACHER_WIDTH} if entry.batch_spec.teacher else {}
+        teachers = [Teacher()] if entry.batch_spec.teacher else []
+        if entry.batch_spec.several_teachers:
+            teachers.append(WideTeacher())
+        extra = {"teacher_dimension": TEACHER_WIDTH} if is_fitted(name) else {}
+        if "teacher_count" in inspect.signature(entry.method).parameters:
+            extra["teacher_count"] = len(teachers)
         method = entry.method(make_encoder(), config, seed=1, **extra)
         batches = BatchSource(
             corpus,
@@ -134,7 +151,7 @@ def make(make_encoder, corpus) -> Callable[..., tuple[Method, BatchSource]]:
             batch_size=batch_size,
             seed=5,
             views=ViewsConfig(second="deletion"),
-            teacher=Teacher() if entry.batch_spec.teacher else None,
+            teachers=teachers,
         )
         return method.train(), batches
 
@@ -250,7 +267,7 @@ def test_the_product_loads_as_it_was(make, name, tmp_path):
     method.encoder.save(tmp_path / "copy")
     loaded = SentenceEncoder.load(tmp_path / "copy")
     assert loaded.fingerprint() == method.encoder.fingerprint()
-    assert loaded.dimension == (TEACHER_WIDTH if METHODS[name].batch_spec.teacher else 16)
+    assert loaded.dimension == (TEACHER_WIDTH if is_fitted(name) else 16)
     texts = TEXTS[:5]
     assert np.array_equal(TorchEncoder(loaded).encode(texts), TorchEncoder(method.encoder).encode(texts))
 
