@@ -65,6 +65,10 @@ SWITCHES = [
     ("sct-distillation", {"queues": "none"}),
     ("sct-distillation", {"joint": True}),
     ("sct-distillation", {"joint": True, "self_supervised": {"reference": "momentum"}}),
+    ("distillcse", {"shuffle": "length", "group_length": 2}),
+    ("distillcse", {"shuffle": "window", "window_stop": 3}),
+    ("distillcse", {"shuffle": "none"}),
+    ("distillcse", {"teacher_weights": [1, 2]}),
 ]
 # Every method with its defaults, and every switch of those that have some.
 CASES = [*((name, {}) for name in METHODS if name != "sct"), *SWITCHES]
