@@ -46,7 +46,7 @@ DEV = [
 ]
 
 # Settings that are too large, or not yet interesting, for a toy; whatever a method lacks is left out.
-SMALL = {"queue_size": 20, "projector_expansion": 2}
+SMALL = {"queue_size": 20, "projector_expansion": 2, "teachers": 2, "rounds": 2}
 
 SWITCHES = [
     ("sct", {}),
@@ -428,6 +428,8 @@ class TestRuns:
         [
             *((name, stops) for name in METHODS for stops in [(2, 3), (6,)]),
             *((name, stops) for name in RECIPES for stops in [(2, 3), (6,), (7,), (5, 3)]),
+            # Two teachers, two students of a first round, and the last: in the first round twice, between rounds.
+            *(("distillcse-rounds", stops) for stops in [(14, 5), (12, 12)]),
         ],
     )
     def test_interrupted_and_resumed_equals_uninterrupted(self, mapping, name, stops, tmp_path):
