@@ -6,10 +6,10 @@ shuffled inside groups of neighbouring ranks: the student learns the rough order
 noise. Students can be the teachers of a next round (recipe ``distillcse-rounds``).
 
 Source: Xu, Shao, Chen and Liu, "DistillCSE: Distilled Contrastive Learning for Sentence Embeddings",
-Findings of EMNLP 2023, equations 2 and 5; settings of its section 5.
+Findings of EMNLP 2023, equations 2 and 5, and its settings.
 
-The embedding is the first token's state: the presets set ``student.pooling = "cls"``; the teachers are
-read as their own files say. Several teachers stand in ``[[teachers]]``, one in ``[teacher]``.
+The embedding is the first token's state: the presets set ``student.pooling = "cls"``, as SimCSE's do; the
+teachers are read as their own files say. Several teachers stand in ``[[teachers]]``, one in ``[teacher]``.
 
 Differs from the paper: the distillation loss is averaged over anchors, not summed, as in the authors'
 code, and the student's cosines are those of the first dropout pass with itself, after the training head,

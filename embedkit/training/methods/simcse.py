@@ -5,11 +5,11 @@ pulls them together and away from the other sentences of the batch. A linear lay
 the pooled embedding while training and is dropped afterwards: what is exported is the raw embedding.
 
 Source: Gao, Yao and Chen, "SimCSE: Simple Contrastive Learning of Sentence Embeddings", EMNLP 2021,
-equation 4; settings of its appendix A and of the authors' code.
+equation 4; settings of the authors' code.
 
 The embedding is the first token's state: the presets set ``student.pooling = "cls"``. With
-``--set student.pooling=mean`` it is the mean of all tokens, which the paper tries too; the head stands on
-either.
+``--set student.pooling=mean`` it is the mean of all tokens, and the head stands on that; a student that
+starts from its teacher's word table begins as a mean of words and wants it.
 
 Differs from the paper: it has no models smaller than BERT-base, so all sizes get the learning rate of
 BERT-base; its other values are 1e-5 for BERT-large, 1e-5 and 3e-5 for RoBERTa-base and -large at batch

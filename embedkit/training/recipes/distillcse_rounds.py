@@ -1,7 +1,7 @@
 """DistillCSE from nothing but text: contrastive teachers, then rounds of students that distil the ones before.
 
 Source: Xu et al., "DistillCSE: Distilled Contrastive Learning for Sentence Embeddings", Findings of EMNLP
-2023, sections 3 and 5. It does not say how many students teach a second round; here they are as many as the
+2023. It does not say how many students teach a second round; here they are as many as the
 first teachers.
 """
 
@@ -29,7 +29,9 @@ __all__ = ["PRESETS", "RoundsConfig", "distillcse_rounds"]
 class RoundsConfig:
     """Settings of teachers and students; ``[optim]`` of the run is that of every student."""
 
-    teachers: int = setting(16, "M, teachers of a round, which differ by their seed; the paper's 16", minimum=1)
+    teachers: int = setting(
+        16, "M, teachers of a round, which differ by their seed; the authors have 16", minimum=1
+    )
     rounds: int = setting(1, "rounds of distillation; the paper goes up to 2", minimum=1)
     contrastive: SimCSEConfig = setting(factory=SimCSEConfig, doc="the first teachers")
     contrastive_optim: OptimConfig = setting(factory=OptimConfig, doc="optimizer of the first teachers")
