@@ -101,7 +101,7 @@ def _read_csv(path: Path, file: TextIO) -> Iterator[tuple[int, Record]]:
                 raise DataError(f"{path}:{reader.line_num}: expected {len(reader.fieldnames or ())} cells")
             yield reader.line_num, row
     except csv.Error as error:
-        raise DataError(f"{path}:{reader.line_num}: {error}") from error
+        raise DataError(f"{path}:{reader.reader.line_num}: {error}") from error
 
 
 def _read_jsonl(path: Path, file: TextIO) -> Iterator[tuple[int, Record]]:

@@ -92,7 +92,7 @@ class Corpus:
             self.source_rows: npt.NDArray[np.int64] = np.load(folder / "source_rows.npy", mmap_mode="r")
             self._spans: npt.NDArray[np.int64] = np.load(folder / "spans.npy", mmap_mode="r")
             self._text = np.memmap(folder / "text.bin", dtype=np.uint8, mode="r")
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
             raise DataError(f"{folder} is not a prepared corpus ({error}); delete it and run again") from error
         self.folder = folder
 

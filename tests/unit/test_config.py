@@ -1,0 +1,202 @@
+"""Dataclass to TOML and back, with every problem told at once."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import tomllib
+from typing import Any, Literal
+
+import pytest
+import tomli_w
+from hypothesis import given
+from hypothesis import strategies as st
+
+from embedkit.config import apply_overrides, from_mapping, lay_over, load_toml, setting, to_mapping
+from embedkit.errors import ConfigError
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Wheel:
+    radius: float = setting(0.3, "metres", above=0, maximum=2)
+    kind: Literal["disc", "spokes"] = setting("disc", "form")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Car:
+    name: str = setting(doc="what people call it")
+    doors: int = setting(4, "how many", minimum=2)
+    load: float = setting(0.5, "share of the space in use", minimum=0, below=1)
+    electric: bool = setting(False, "whether it has no engine")
+    owner: str | None = setting(None, "who has it")
+    front: Wheel = setting(factory=Wheel)
+    spare: Wheel | None = setting(None, "in the boot")
+    colours: tuple[str, ...] = setting((), "in order of area")
+    others: tuple[Wheel, ...] = setting((), "more wheels")
+    extras: dict[str, Any] = setting(factory=dict, doc="anything")
+
+    def __post_init__(self) -> None:
+        if self.doors == 13:
+            raise ConfigError("doors brings bad luck")
+
+
+FULL = {
+    "name": "beetle",
+    "doors": 2,
+    "load": 0.25,
+    "electric": True,
+    "owner": "me",
+    "front": {"radius": 0.4, "kind": "spokes"},
+    "spare": {"radius": 0.35, "kind": "disc"},
+    "colours": ["red", "blue"],
+    "others": [{"radius": 0.1, "kind": "disc"}],
+    "extras": {"radio": {"band": "fm"}},
+}
+
+
+def problems_of(mapping, **options):
+    with pytest.raises(ConfigError) as caught:
+        from_mapping(Car, mapping, **options)
+    return caught.value.problems
+
+
+class TestFromMapping:
+    def test_defaults(self):
+        assert from_mapping(Car, {"name": "a"}) == Car(name="a")
+
+    def test_everything(self):
+        car = from_mapping(Car, FULL)
+        assert car.front == Wheel(radius=0.4, kind="spokes")
+        assert car.others == (Wheel(radius=0.1),)
+        assert car.colours == ("red", "blue")
+        assert car.extras == {"radio": {"band": "fm"}}
+
+    def test_whole_numbers_are_numbers_and_back(self):
+        car = from_mapping(Car, {"name": "a", "doors": 3.0, "front": {"radius": 1}})
+        assert (car.doors, type(car.doors)) == (3, int)
+        assert (car.front.radius, type(car.front.radius)) == (1.0, float)
+
+    @pytest.mark.parametrize(
+        ("over", "problem"),
+        [
+            ({"door": 3}, "door is not a setting; did you mean doors?"),
+            ({"front": {"radus": 1}}, "front.radus is not a setting; did you mean radius?"),
+            ({"front": {"zzz": 1}}, "front.zzz is not a setting; known here: kind, radius"),
+            ({"doors": "four"}, "doors is a whole number, not 'four'"),
+            ({"doors": 2.5}, "doors is a whole number, not 2.5"),
+            ({"doors": True}, "doors is a whole number, not True"),
+            ({"doors": 1}, "doors is at least 2, not 1"),
+            ({"load": True}, "load is a number, not True"),
+            ({"load": 1}, "load is less than 1, not 1.0"),
+            ({"load": float("nan")}, "load is a finite number, not nan"),
+            ({"load": float("inf")}, "load is a finite number, not inf"),
+            ({"load": -0.1}, "load is at least 0, not -0.1"),
+            ({"electric": 1}, "electric is true or false, not 1"),
+            ({"name": 5}, "name is a text, not 5"),
+            ({"owner": 5}, "owner is a text, not 5"),
+            ({"front": "round"}, "front is a table, not 'round'"),
+            ({"front": {"radius": 0}}, "front.radius is greater than 0, not 0.0"),
+            ({"front": {"radius": 3}}, "front.radius is at most 2, not 3.0"),
+            ({"front": {"kind": "square"}}, "front.kind is one of disc, spokes, not 'square'"),
+            ({"front": {"kind": ["disc"]}}, "front.kind is one of disc, spokes, not ['disc']"),
+            ({"spare": {"radius": -1}}, "spare.radius is greater than 0, not -1.0"),
+            ({"colours": "red"}, "colours is a list, not 'red'"),
+            ({"colours": ["red", 5]}, "colours[1] is a text, not 5"),
+            ({"others": [{}, {"radius": 0}]}, "others[1].radius is greater than 0, not 0.0"),
+            ({"extras": []}, "extras is a table, not []"),
+            ({"doors": 13}, "doors brings bad luck"),
+        ],
+        ids=str,
+    )
+    def test_a_problem_is_named_with_its_place(self, over, problem):
+        assert problems_of({"name": "a", **over}) == [problem]
+
+    def test_all_problems_at_once(self):
+        found = problems_of(
+            {"door": 1, "doors": "x", "front": {"radius": 0, "kynd": 1}, "load": 7}, source="a.toml"
+        )
+        assert sorted(found) == [
+            "a.toml: door is not a setting; did you mean doors?",
+            "a.toml: doors is a whole number, not 'x'",
+            "a.toml: front.kynd is not a setting; did you mean kind?",
+            "a.toml: front.radius is greater than 0, not 0.0",
+            "a.toml: load is less than 1, not 7.0",
+            "a.toml: name is missing: what people call it",
+        ]
+
+    @given(
+        st.dictionaries(
+            st.sampled_from([*FULL, "x"]),
+            st.recursive(
+                st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+                lambda inner: (
+                    st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=2)
+                ),
+                max_leaves=4,
+            ),
+        )
+    )
+    def test_whatever_a_file_holds_is_a_config_or_a_config_error(self, mapping):
+        with contextlib.suppress(ConfigError):
+            car = from_mapping(Car, mapping)
+            assert from_mapping(Car, to_mapping(car)) == car
+
+
+class TestToMapping:
+    def test_leads_back(self):
+        car = from_mapping(Car, FULL)
+        assert to_mapping(car) == FULL
+        assert from_mapping(Car, tomllib.loads(tomli_w.dumps(to_mapping(car)))) == car
+
+    def test_none_is_left_out(self):
+        assert "owner" not in to_mapping(Car(name="a"))
+
+
+class TestLoadToml:
+    def test_reads(self, tmp_path):
+        (tmp_path / "a.toml").write_text("name = 'ü'\n[front]\nradius = 1\n", encoding="utf-8")
+        assert load_toml(tmp_path / "a.toml") == {"name": "ü", "front": {"radius": 1}}
+
+    @pytest.mark.parametrize(
+        ("content", "message"),
+        [(b"a = 1\nb = x\n", "line 2"), (b"a = '\xff'", "not a readable TOML"), (None, "no file")],
+    )
+    def test_tells_what_is_wrong(self, tmp_path, content, message):
+        if content is not None:
+            (tmp_path / "a.toml").write_bytes(content)
+        with pytest.raises(ConfigError, match=message):
+            load_toml(tmp_path / "a.toml")
+
+    def test_a_folder_is_no_file(self, tmp_path):
+        with pytest.raises(ConfigError):
+            load_toml(tmp_path)
+
+
+class TestOverrides:
+    @pytest.mark.parametrize(
+        ("text", "value"),
+        [("3", 3), ("3e-4", 3e-4), ("true", True), ("[1, 2]", [1, 2]), ("'3'", "3"), ("linear", "linear"),
+         ("a b", "a b"), ("", ""), ("a=b", "a=b"), ("{x = 1}", {"x": 1}), ("café/😀", "café/😀")],
+    )  # fmt: skip
+    def test_values_are_toml_and_bare_words_strings(self, text, value):
+        assert apply_overrides({}, [f"a.b={text}"]) == {"a": {"b": value}}
+
+    def test_lie_over_what_is_there_and_leave_it_alone(self):
+        before = {"a": {"b": 1, "c": 2}, "d": 3}
+        assert apply_overrides(before, ["a.b=9", "e.f.g=1"]) == {
+            "a": {"b": 9, "c": 2},
+            "d": 3,
+            "e": {"f": {"g": 1}},
+        }
+        assert before == {"a": {"b": 1, "c": 2}, "d": 3}
+
+    def test_the_last_one_wins(self):
+        assert apply_overrides({}, ["a=1", "a=2"]) == {"a": 2}
+
+    @pytest.mark.parametrize("override", ["a", "=1", " =1", "d.x=1", "list.x=1"])
+    def test_nonsense_is_refused(self, override):
+        with pytest.raises(ConfigError):
+            apply_overrides({"d": 3, "list": [{"x": 0}]}, [override])
+
+    def test_lay_over_takes_any_value_as_it_is(self):
+        assert lay_over({"a": {"b": 1}}, "a.c", '"1"') == {"a": {"b": 1, "c": '"1"'}}

@@ -1,0 +1,93 @@
+"""Toys of the training room: tiny encoders, corpora of a few lines, teachers that count."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from embedkit.modeling.encoder import SentenceEncoder
+from embedkit.modeling.initialisation import random
+from embedkit.modeling.sizes import Size
+from embedkit.protocols import FloatArray
+from embedkit.runtime.tokenization import Tokenizer
+from embedkit.training.corpus import Corpus, SourceConfig
+
+WORDS = ["the", "cat", "dog", "king", "sea", "garden", "red", "blue", "old", "reads", "swims", "sings", "today"]
+
+
+class CountingTeacher:
+    """Gives each text a vector of its own and remembers what it was asked."""
+
+    name, max_length = "counting", 16
+
+    def __init__(self, fingerprint: str = "a" * 64, dimension: int = 8) -> None:
+        self.fingerprint, self.dimension = fingerprint, dimension
+        self.asked: list[str] = []
+
+    def encode(self, texts: Sequence[str], /) -> FloatArray:
+        self.asked += texts
+        return np.stack([self.vector(text) for text in texts])
+
+    def vector(self, text: str) -> FloatArray:
+        seed = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
+        row = np.random.default_rng(seed).standard_normal(self.dimension, dtype=np.float32)
+        return row / np.linalg.norm(row)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread() -> Iterator[None]:
+    """Toys gain nothing from more, and threads that wait for each other are slow on a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def counting_teacher() -> Callable[..., CountingTeacher]:
+    return CountingTeacher
+
+
+@pytest.fixture(scope="session")
+def tokenizer(toy_tokenizer_json: str) -> Tokenizer:
+    return Tokenizer(toy_tokenizer_json, 16)
+
+
+@pytest.fixture
+def make_encoder(tokenizer: Tokenizer) -> Callable[..., SentenceEncoder]:
+    """``make_encoder(seed=0)``: H = 16, one layer."""
+
+    def make(seed: int = 0) -> SentenceEncoder:
+        return random(tokenizer, Size(1, 16, 2), max_length=16, seed=seed)
+
+    return make
+
+
+@pytest.fixture
+def make_corpus(tmp_path: Path) -> Callable[..., Corpus]:
+    """``make_corpus(rows)`` or ``make_corpus(pairs)``: a prepared corpus of one or two views."""
+
+    def make(rows: Sequence[str | tuple[str, str]]) -> Corpus:
+        suffix = ".txt" if isinstance(rows[0], str) else ".tsv"
+        path = tmp_path / f"{hashlib.sha256(repr(rows).encode()).hexdigest()[:8]}{suffix}"
+        lines = (row if isinstance(row, str) else "\t".join(row) for row in rows)
+        path.write_text("\n".join(lines), encoding="utf-8")
+        return Corpus.prepare([SourceConfig(path=str(path))], tmp_path, show_progress=False)
+
+    return make
+
+
+@pytest.fixture
+def sentences() -> Callable[[int], list[str]]:
+    """``sentences(n)``: n different sentences of toy words, of different lengths."""
+
+    def make(count: int) -> list[str]:
+        generator = np.random.default_rng(0)
+        return [f"{' '.join(generator.choice(WORDS, 2 + i % 9))} {i}" for i in range(count)]
+
+    return make

@@ -1,0 +1,116 @@
+"""The optimizer against torch's, the schedule against its formula, the groups against the rule."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from embedkit.config import from_mapping
+from embedkit.errors import ConfigError
+from embedkit.training.optim import AdamW, OptimConfig, build_optimizer, schedule
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 2))
+
+
+def run(module, optimizer, steps=25):
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        module(torch.randn(6, 4, generator=generator)).square().sum().backward()
+        optimizer.step()
+    return torch.cat([parameter.detach().flatten() for parameter in module.parameters()])
+
+
+def test_with_correction_it_is_torchs():
+    config = OptimConfig(lr=1e-2, weight_decay=0.1, epsilon=1e-8, correct_bias=True)
+    ours, theirs = network(), network()
+    expected = torch.optim.AdamW(theirs.parameters(), lr=1e-2, weight_decay=0.1, eps=1e-8, foreach=False)
+    found = run(ours, AdamW(ours.parameters(), config))
+    assert torch.allclose(found, run(theirs, expected), atol=1e-6)
+
+
+def test_without_correction_it_follows_the_plain_formula():
+    config = OptimConfig(lr=1e-2, weight_decay=0.1)
+    weight = nn.Parameter(torch.tensor([[1.0, -2.0]]))
+    optimizer = AdamW([weight], config)
+    value, first, second = [1.0, -2.0], [0.0, 0.0], [0.0, 0.0]
+    for gradient in ([0.5, -1.0], [0.25, 3.0], [-4.0, 1e-3]):
+        weight.grad = torch.tensor([gradient])
+        optimizer.step()
+        for i in (0, 1):
+            first[i] = 0.9 * first[i] + 0.1 * gradient[i]
+            second[i] = 0.999 * second[i] + 0.001 * gradient[i] ** 2
+            value[i] = value[i] * (1 - 1e-2 * 0.1) - 1e-2 * first[i] / (math.sqrt(second[i]) + 1e-6)
+        assert weight.tolist()[0] == pytest.approx(value, rel=1e-5)
+
+
+def test_the_first_step_is_about_three_times_as_large_without_correction():
+    moved = []
+    for correct in (True, False):
+        weight = nn.Parameter(torch.zeros(1, 1))
+        weight.grad = torch.ones(1, 1)
+        AdamW([weight], OptimConfig(lr=1.0, correct_bias=correct)).step()
+        moved.append(-weight.item())
+    assert moved[0] == pytest.approx(1, rel=1e-4)
+    assert moved[1] / moved[0] == pytest.approx(0.1 / math.sqrt(0.001), rel=1e-3)
+
+
+def test_what_has_no_gradient_stays():
+    one, other = nn.Parameter(torch.ones(2, 2)), nn.Parameter(torch.ones(2, 2))
+    one.grad = torch.ones(2, 2)
+    AdamW([one, other], OptimConfig()).step()
+    assert torch.equal(other, torch.ones(2, 2))
+    assert not torch.equal(one, torch.ones(2, 2))
+
+
+def test_biases_and_layer_norms_are_not_decayed():
+    module = network()
+    module[2].weight.requires_grad_(False)
+    decayed, plain = build_optimizer(module, OptimConfig(weight_decay=0.3)).param_groups
+    assert (decayed["weight_decay"], plain["weight_decay"]) == (0.3, 0.0)
+    assert [id(p) for p in decayed["params"]] == [id(module[0].weight)]
+    assert {id(p) for p in plain["params"]} == {
+        id(p) for p in (module[0].bias, module[1].weight, module[1].bias, module[2].bias)
+    }
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"warmup": 0.2}, [0, 0.5, 1, 7 / 8, 6 / 8, 5 / 8, 4 / 8, 3 / 8, 2 / 8, 1 / 8]),
+        ({"warmup": 0.0}, [1, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1]),
+        ({"warmup": 0.2, "schedule": "constant"}, [0, 0.5, 1, 1, 1, 1, 1, 1, 1, 1]),
+        (
+            {"warmup": 0.0, "schedule": "cosine"},
+            [0.5 * (1 + math.cos(math.pi * step / 10)) for step in range(10)],
+        ),
+        ({"warmup": 1.0}, [step / 10 for step in range(10)]),
+    ],
+    ids=str,
+)
+def test_schedule(settings, expected):
+    config = OptimConfig(lr=2.0, **settings)
+    assert [schedule(config, step, 10) for step in range(10)] == pytest.approx([2 * share for share in expected])
+
+
+@pytest.mark.parametrize("kind", ["linear", "cosine"])
+def test_schedule_ends_at_zero(kind):
+    assert schedule(OptimConfig(schedule=kind), 10, 10) == pytest.approx(0)
+    assert schedule(OptimConfig(schedule=kind), 12, 10) == pytest.approx(0)
+
+
+@pytest.mark.parametrize(
+    "mapping",
+    [{"lr": 0}, {"lr": float("nan")}, {"beta1": 1}, {"beta2": 1.0}, {"warmup": 1.5}, {"amp": "fp8"}, {"clip": 0},
+     {"batch_size": 0}, {"accumulate": 0}, {"epochs": 0}, {"steps": 0}, {"schedule": "step"}, {"epsilon": 0}],
+    ids=str,
+)  # fmt: skip
+def test_the_table_is_checked(mapping):
+    with pytest.raises(ConfigError):
+        from_mapping(OptimConfig, mapping)

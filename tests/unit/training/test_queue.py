@@ -1,0 +1,73 @@
+"""The queue of past vectors against a plain list."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from embedkit.training.components.cross_view_queues import CrossViewQueues
+from embedkit.training.components.queue import VectorQueue
+
+
+@given(st.integers(0, 7), st.lists(st.integers(0, 9), max_size=8))
+@settings(max_examples=60, deadline=None)
+def test_holds_the_newest_rows_in_order(size, batches):
+    queue = VectorQueue(size, 2, seed=0)
+    expected = queue.rows.tolist()
+    storage = queue.rows.data_ptr()
+    count = 0
+    for batch in batches:
+        vectors = torch.arange(count, count + batch).float().repeat(2, 1).T
+        queue.enqueue(vectors)
+        expected = [*expected, *vectors.tolist()][-size:] if size else []
+        count += batch
+        assert queue.ordered().tolist() == expected
+        assert sorted(queue.rows.tolist()) == sorted(expected)
+    assert queue.rows.data_ptr() == storage
+    assert len(queue) == size
+
+
+def test_starts_with_unit_rows_of_its_seed():
+    queue = VectorQueue(50, 8, seed=3)
+    assert torch.allclose(queue.rows.norm(dim=1), torch.ones(50))
+    assert torch.equal(queue.rows, VectorQueue(50, 8, seed=3).rows)
+    assert not torch.equal(queue.rows, VectorQueue(50, 8, seed=4).rows)
+
+
+def test_making_one_leaves_torchs_generator_alone():
+    before = torch.get_rng_state()
+    VectorQueue(5, 2, seed=1)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_travels_with_the_state_and_takes_no_gradient():
+    queue = VectorQueue(4, 2, seed=0)
+    queue.enqueue(torch.ones(3, 2, requires_grad=True))
+    assert not queue.rows.requires_grad
+    other = VectorQueue(4, 2, seed=9)
+    other.load_state_dict(queue.state_dict())
+    assert torch.equal(other.ordered(), queue.ordered())
+    assert list(queue.parameters()) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "count", "size", "filled"),
+    [("two", 2, 6, (1, 2)), ("one", 1, 6, (1, 1)), ("frozen", 2, 6, None), ("none", 2, 0, None)],
+)
+def test_kinds_of_queues(kind, count, size, filled):
+    queues = CrossViewQueues(6, 2, kind=kind, seed=0)
+    before = [rows.clone() for rows in queues.rows]
+    queues.enqueue(torch.full((2, 2), 1.0), torch.full((2, 2), 2.0))
+    assert len(queues.queues) == count
+    assert [len(rows) for rows in queues.rows] == [size, size]
+    if filled is None:
+        assert all(torch.equal(rows, old) for rows, old in zip(queues.rows, before, strict=True))
+    else:
+        assert [rows[0, 0].item() for rows in queues.rows] == list(filled)
+
+
+def test_two_queues_start_differently():
+    first, second = CrossViewQueues(6, 2, kind="two", seed=0).rows
+    assert not torch.equal(first, second)

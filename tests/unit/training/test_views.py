@@ -1,0 +1,92 @@
+"""Augmentations: frames stay, lengths are as announced, nothing is invented."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from embedkit.config import from_mapping
+from embedkit.errors import ConfigError
+from embedkit.training.views import AUGMENTATIONS, ViewsConfig, augment
+
+CLS, SEP, LONGEST = 2, 3, 16
+
+texts = st.lists(st.integers(10, 99), max_size=LONGEST - 2).map(lambda inner: [CLS, *inner, SEP])
+rates = st.floats(0.001, 1.0)
+seeds = st.integers(0, 2**32)
+
+
+def view(ids, name, rate, seed):
+    return augment(ids, name, rate=rate, max_length=LONGEST, generator=np.random.default_rng(seed))
+
+
+def is_subsequence(short, long):
+    rest = iter(long)
+    return all(piece in rest for piece in short)
+
+
+@given(texts, st.sampled_from([*AUGMENTATIONS]), rates, seeds)
+def test_any_view_keeps_its_frame_and_its_bounds(ids, name, rate, seed):
+    before = list(ids)
+    found = view(ids, name, rate, seed)
+    assert ids == before
+    assert (found[0], found[-1]) == (CLS, SEP)
+    assert 2 <= len(found) <= LONGEST
+    assert len(found) > 2 or len(ids) == 2
+    assert set(found[1:-1]) <= set(ids[1:-1])
+    assert found == view(ids, name, rate, seed)
+
+
+@given(texts, rates, seeds)
+def test_none_is_the_identity(ids, rate, seed):
+    assert view(ids, "none", rate, seed) == ids
+
+
+@given(texts, rates, seeds)
+def test_deletion_drops_a_share_and_keeps_the_order(ids, rate, seed):
+    found, length = view(ids, "deletion", rate, seed), len(ids) - 2
+    assert is_subsequence(found, ids)
+    assert len(ids) - len(found) == (min(round(rate * length), length - 1) if length else 0)
+
+
+@given(texts, rates, seeds)
+def test_span_drops_one_run(ids, rate, seed):
+    found, length = view(ids, "span", rate, seed), len(ids) - 2
+    gone = len(ids) - len(found)
+    assert gone == (min(round(rate * length), length - 1) if length else 0)
+    assert any(found == ids[:start] + ids[start + gone :] for start in range(1, len(ids)))
+
+
+@given(texts, rates, seeds)
+def test_repetition_adds_copies_as_far_as_there_is_room(ids, rate, seed):
+    found, length = view(ids, "repetition", rate, seed), len(ids) - 2
+    assert is_subsequence(ids, found)
+    assert len(found) - len(ids) == min(round(rate * length), LONGEST - len(ids))
+    assert not Counter(ids) - Counter(found)
+
+
+@pytest.mark.parametrize("name", AUGMENTATIONS)
+def test_two_pieces_stay_at_the_usual_rate(name):
+    ids = [CLS, 10, 11, SEP]
+    assert all(view(ids, name, ViewsConfig().rate, seed) == ids for seed in range(20))
+
+
+@pytest.mark.parametrize("name", ["deletion", "repetition", "span"])
+def test_seeds_give_different_views(name):
+    ids = [CLS, *range(10, 20), SEP]
+    assert len({tuple(view(ids, name, 0.3, seed)) for seed in range(30)}) > 5
+
+
+@pytest.mark.parametrize("ids", [[], [7]])
+def test_without_special_tokens_there_is_nothing_between(ids):
+    assert view(ids, "deletion", 1.0, 0) == ids
+
+
+@pytest.mark.parametrize("mapping", [{"first": "back-translation"}, {"rate": 0}, {"rate": 1.1}])
+def test_the_table_is_checked(mapping):
+    with pytest.raises(ConfigError):
+        from_mapping(ViewsConfig, mapping)
