@@ -1,0 +1,59 @@
+"""`embedkit methods`: everything in the tables of methods and recipes, and nothing else."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from embedkit.cli.main import main
+from embedkit.training.methods import METHODS
+from embedkit.training.recipes import RECIPES
+from embedkit.training.recipes.run import resolve
+
+TABLE = {**METHODS, **RECIPES}
+
+
+def test_one_line_each(capsys):
+    assert main(["methods"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == [*TABLE]
+    assert [line.split()[1] for line in lines] == ["method"] * len(METHODS) + ["recipe"] * len(RECIPES)
+    for line, entry in zip(lines, TABLE.values(), strict=True):
+        assert line.endswith(f"({entry.paper})")
+        assert ("teacher" in line.split("  ")[-2] + line) >= entry.batch_spec.teacher
+
+
+@pytest.mark.parametrize("size", ["tiny", "mini", "small"])
+@pytest.mark.parametrize("name", TABLE)
+def test_defaults_are_those_of_a_run(capsys, name, size):
+    assert main(["methods", name, "--size", size, "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out).values()
+    config = resolve(
+        {"method": name, "student": {"size": size}, "corpus": [{"path": "a"}], "teacher": {"source": "t"}}
+    )
+    assert defaults(found["settings"]) == json.loads(json.dumps(config.settings))
+    assert all(getattr(config.optim, key) == value for key, value in found["optim"].items())
+
+
+def defaults(rows):
+    return {
+        key: row["default"] if "doc" in row else defaults(row)
+        for key, row in rows.items()
+        if "doc" not in row or row["default"] is not None
+    }
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_settings_of_one_are_shown_as_set_takes_them(capsys, name):
+    assert main(["methods", name]) == 0
+    heading, *lines = capsys.readouterr().out.splitlines()
+    assert heading.startswith(f"{name}: ")
+    shown = [line.split()[0] for line in lines]
+    assert all(key.startswith(("settings.", "optim.")) for key in shown)
+    assert len(shown) == len(set(shown)) > 5
+
+
+def test_a_slip_gets_a_suggestion(capsys):
+    assert main(["methods", "sct-two-stages"]) == 1
+    assert "did you mean sct-two-stage?" in capsys.readouterr().err

@@ -1,0 +1,236 @@
+"""`embedkit train`: flags to configuration, --check, and a run that is interrupted and goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+
+import pytest
+
+from embedkit.cli.main import main
+from embedkit.modeling.initialisation import random
+from embedkit.modeling.sizes import Size
+from embedkit.runtime.tokenization import Tokenizer
+from embedkit.training.recipes.run import resolve
+
+SENTENCES = [f"{who} {what} {where}" for who in ("the cat", "a dog", "my sister", "the king") for what in
+             ("sleeps", "reads", "sings") for where in ("at home", "at school", "by the sea")]  # fmt: skip
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    path = tmp_path / "texts.txt"
+    path.write_text("\n".join(SENTENCES), encoding="utf-8")
+    return str(path)
+
+
+def check(capsys, *arguments):
+    """The resolved configuration that --check prints."""
+    assert main(["train", "--check", *arguments]) == 0
+    return tomllib.loads(capsys.readouterr().out)
+
+
+def fail(capsys, *arguments):
+    assert main(["train", "--check", *arguments]) == 1
+    return capsys.readouterr().err
+
+
+class TestConfiguration:
+    BARE = ("--method", "sct", "--corpus", "a.txt")
+
+    @pytest.mark.parametrize(
+        ("flags", "expected"),
+        [
+            (["--name", "tiny 😀"], {"name": "tiny 😀"}),
+            (["--name", "5"], {"name": "5"}),
+            (["--size", "mini"], {"student": {"size": "mini"}, "optim": {"lr": 3e-4}}),
+            (["--student", "org/model"], {"student": {"source": "org/model"}}),
+            (["--start", "random"], {"student": {"start": "random"}}),
+            (["--tokenizer", "org/model"], {"student": {"tokenizer": "org/model"}}),
+            (["--dev", "dev.tsv"], {"dev": {"pairs": "dev.tsv"}}),
+            (["--epochs", "3"], {"optim": {"epochs": 3}}),
+            (["--steps", "30"], {"optim": {"steps": 30}}),
+            (["--seed", "7"], {"seed": 7}),
+            (["--data", "d"], {"data": "d"}),
+            (["--cache", "c"], {"cache": "c"}),
+            (["--set", "optim.lr=1e-3", "--set", "settings.queue_size=9"],
+             {"optim": {"lr": 1e-3}, "settings": {"queue_size": 9}}),
+            (["--seed", "7", "--set", "seed=8"], {"seed": 8}),
+            (["--corpus", "b.txt"], {"corpus": [{"path": "a.txt"}, {"path": "b.txt"}]}),
+            (["--text-column", "t"], {"corpus": [{"path": "a.txt", "text_column": "t"}]}),
+            (["--view-columns", "a", "b"], {"corpus": [{"path": "a.txt", "view_columns": ["a", "b"]}]}),
+        ],
+        ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+    )  # fmt: skip
+    def test_flags_go_where_they_belong(self, capsys, flags, expected):
+        assert_within(expected, check(capsys, *self.BARE, *flags))
+
+    def test_sct_with_a_teacher_means_both_stages(self, capsys):
+        found = check(capsys, *self.BARE, "--teacher", "org/model", "--teacher-name", "big")
+        assert (found["method"], found["teacher"]["source"], found["teacher"]["name"]) == (
+            "sct-two-stage",
+            "org/model",
+            "big",
+        )
+        assert check(capsys, *self.BARE, "--teacher", "m", "--set", "method=sct")["method"] == "sct"
+
+    def test_flags_lie_over_the_recipe(self, capsys, tmp_path):
+        recipe = tmp_path / "r.toml"
+        recipe.write_text('method = "sct"\nseed = 3\n[student]\nsize = "mini"\n[[corpus]]\npath = "r.txt"\n')
+        found = check(capsys, str(recipe), "--seed", "4")
+        assert (found["seed"], found["student"]["size"], found["corpus"][0]["path"]) == (4, "mini", "r.txt")
+        assert check(capsys, str(recipe), "--corpus", "b.txt")["corpus"][0]["path"] == "b.txt"
+
+    def test_what_check_prints_is_a_recipe_for_the_same_run(self, capsys, tmp_path):
+        recipe = tmp_path / "r.toml"
+        flags = ["--name", 'a "b" \\ c', "--size", "small", "--set", "optim.lr=0.1"]
+        assert main(["train", "--check", *self.BARE, *flags]) == 0
+        recipe.write_text(capsys.readouterr().out, encoding="utf-8")
+        first = resolve(tomllib.loads(recipe.read_text(encoding="utf-8")))
+        assert first == resolve(check(capsys, str(recipe)))
+        assert (first.name, first.optim.lr, first.student.size) == ('a "b" \\ c', 0.1, "small")
+
+    def test_check_in_json(self, capsys):
+        assert main(["train", "--check", "--json", *self.BARE]) == 0
+        captured = capsys.readouterr().out
+        assert captured.endswith("}\n")
+        assert json.loads(captured)["method"] == "sct"
+
+    def test_check_trains_nothing(self, capsys, corpus, tmp_path):
+        check(capsys, "--method", "sct", "--corpus", corpus, "-o", str(tmp_path / "run"))
+        assert [path.name for path in tmp_path.iterdir()] == ["texts.txt"]
+
+    @pytest.mark.parametrize(
+        ("flags", "message"),
+        [
+            (["--method", "stc", "--corpus", "a"], "did you mean sct?"),
+            (["--method", "sct"], "corpus is missing"),
+            (["--corpus", "a"], "method is missing"),
+            ([*BARE, "--size", "large"], "student.size is one of tiny, mini, small"),
+            ([*BARE, "--set", "optim.lrr=1"], "optim.lrr is not a setting; did you mean lr?"),
+            ([*BARE, "--set", "nonsense"], "reads key=value"),
+            (["--method", "sct-distillation", "--corpus", "a"], "needs a teacher"),
+            ([*BARE, "--teacher-name", "x"], "teacher.source is missing"),
+            (["--method", "sct", "--text-column", "t"], "--text-column and --view-columns describe"),
+            (["gone.toml"], "there is no file gone.toml"),
+        ],
+        ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+    )
+    def test_mistakes_are_one_line(self, capsys, flags, message):
+        told = fail(capsys, *flags)
+        assert message in told
+        assert told.count("\n") == 1
+
+
+def assert_within(expected, found):
+    for key, value in expected.items():
+        if isinstance(value, dict):
+            assert_within(value, found[key])
+        elif key == "corpus":
+            for wanted, source in zip(value, found[key], strict=True):
+                assert_within(wanted, source)
+        else:
+            assert found[key] == value
+
+
+class TestTraining:
+    @pytest.fixture
+    def command(self, corpus, toy_bundle, tmp_path):
+        small = [
+            "settings.queue_size=16",
+            "settings.projector_blocks=1",
+            "optim.batch_size=6",
+            "threads=1",
+            "student.max_length=16",
+        ]
+        return [
+            *("train", "--method", "sct", "--corpus", corpus, "--cache", str(tmp_path / "cache")),
+            *("--tokenizer", str(toy_bundle), "--start", "random", "-o", str(tmp_path / "runs" / "small")),
+            *(part for setting in small for part in ("--set", setting)),
+        ]
+
+    @pytest.fixture
+    def student(self, toy_tokenizer_json, tmp_path):
+        encoder = random(Tokenizer(toy_tokenizer_json, 16), Size(1, 16, 2), max_length=16, seed=0)
+        encoder.save(tmp_path / "student")
+        return str(tmp_path / "student")
+
+    def test_tells_where_the_encoder_is_and_what_comes_next(self, command, capsys, tmp_path):
+        assert main([*command, "--steps", "2"]) == 0
+        captured = capsys.readouterr()
+        run = tmp_path / "runs" / "small"
+        assert captured.out.splitlines()[0].startswith(f"{run}/model: 2 steps in ")
+        assert captured.out.splitlines()[-1] == f"next: embedkit export {run} -o small.onnx --precision int8"
+        assert "corpus texts: 36 rows of 36 read" in captured.err
+        assert (run / "model" / "model.safetensors").exists()
+
+    def test_result_in_json(self, command, capsys, tmp_path):
+        dev = tmp_path / "dev.tsv"
+        dev.write_text("the cat\ta cat\t5\nthe cat\ta dog\t1\nmy sister\tthe king\t2\n")
+        assert main([*command, "--steps", "2", "--json", "-q", "--dev", str(dev)]) == 0
+        captured = capsys.readouterr()
+        result = json.loads(captured.out)
+        assert captured.err == ""
+        assert (result["finished"], result["steps"], result["best_step"]) == (True, 2, 2)
+        assert -1 <= result["dev_spearman"] <= 1
+
+    def test_an_interrupted_run_goes_on_with_resume(self, command, student, capsys, tmp_path):
+        run = tmp_path / "runs" / "small"
+        command = [*command, "--student", student, "--steps", "200"]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        with subprocess.Popen(
+            [sys.executable, "-m", "embedkit", *command],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+        ) as started:
+            while not (run / "metrics.jsonl").exists() and started.poll() is None:
+                time.sleep(0.02)
+            started.send_signal(signal.SIGINT)
+            out, err = started.communicate()
+        assert started.returncode == 130, err
+        stopped = re.fullmatch(r"stopped after step (\d+); go on with the same command and --resume\n", out)
+        assert 10 <= int(stopped[1]) < 200
+        assert "Traceback" not in err
+        assert not (run / "model").exists()
+
+        assert main([*command, "-q"]) == 1
+        assert "add --resume" in capsys.readouterr().err
+        assert main([*command, "--resume", "--json"]) == 0
+        result = json.loads(capsys.readouterr().out)
+        assert (result["finished"], result["steps"]) == (True, 200)
+        steps = [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+        assert steps == [*range(10, 201, 10)]
+
+
+class TestStopFlag:
+    def test_a_second_signal_ends_at_once(self):
+        from embedkit.cli.train import _stop_flag
+
+        with _stop_flag() as should_stop:
+            assert not should_stop()
+            signal.raise_signal(signal.SIGTERM)
+            assert should_stop()
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGINT)
+
+    def test_before_the_first_step_one_is_enough(self):
+        from embedkit.cli.train import _stop_flag
+
+        with _stop_flag(), pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+
+    def test_handlers_are_put_back(self):
+        from embedkit.cli.train import _stop_flag
+
+        before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+        with _stop_flag():
+            pass
+        assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before

@@ -1,0 +1,228 @@
+"""From a mapping to a configuration, and what a run checks before it costs anything."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from embedkit.config import load_toml, to_mapping
+from embedkit.errors import ConfigError, DataError, ModelNotFoundError
+from embedkit.training.methods import METHODS
+from embedkit.training.recipes import RECIPES, stage
+from embedkit.training.recipes.run import find_method, resolve, run
+from embedkit.training.recipes.stage import Control
+
+BARE = {"method": "sct", "corpus": [{"path": "a.txt"}]}
+TAUGHT = {**BARE, "method": "sct-two-stage", "teacher": {"source": "teacher"}}
+
+
+def problems_of(mapping, **options):
+    with pytest.raises(ConfigError) as caught:
+        resolve(mapping, **options)
+    return caught.value.problems
+
+
+class TestResolve:
+    @pytest.mark.parametrize(
+        ("size", "lr", "queue", "reference", "online"),
+        [
+            ("tiny", 5e-4, 131_072, 0.03, 0.04),
+            ("mini", 3e-4, 131_072, 0.01, 0.03),
+            ("small", 3e-4, 65_536, 0.02, 0.03),
+        ],
+    )
+    def test_sct_has_the_settings_of_table_1(self, size, lr, queue, reference, online):
+        config = resolve({**BARE, "student": {"size": size}})
+        found = config.settings
+        assert (config.optim.lr, found["queue_size"]) == (lr, queue)
+        assert (found["reference_temperature"], found["temperature"]) == (reference, online)
+        assert (config.optim.batch_size, config.optim.epochs, config.optim.warmup) == (128, 10, 0.1)
+        assert (config.optim.epsilon, config.optim.correct_bias, config.optim.weight_decay) == (1e-6, False, 0.01)
+
+    @pytest.mark.parametrize(
+        ("size", "lr", "queue", "reference", "online"),
+        [
+            ("tiny", 5e-4, 131_072, 0.03, 0.04),
+            ("mini", 1e-4, 65_536, 0.04, 0.05),
+            ("small", 1e-4, 131_072, 0.04, 0.05),
+        ],
+    )
+    def test_distillation_has_the_settings_of_the_authors(self, size, lr, queue, reference, online):
+        config = resolve({**TAUGHT, "method": "sct-distillation", "student": {"size": size}})
+        found = config.settings
+        assert (config.optim.lr, found["queue_size"]) == (lr, queue)
+        assert (found["reference_temperature"], found["temperature"]) == (reference, online)
+
+    @pytest.mark.parametrize("size", ["tiny", "mini", "small"])
+    def test_two_stages_have_those_of_each(self, size):
+        both = resolve({**TAUGHT, "student": {"size": size}})
+        first = resolve({**BARE, "student": {"size": size}})
+        second = resolve({**TAUGHT, "method": "sct-distillation", "student": {"size": size}})
+        assert both.settings["self_supervised"] == first.settings
+        assert both.settings["self_supervised_optim"] == to_mapping(first.optim)
+        assert both.settings["distillation"] == second.settings
+        assert both.optim == second.optim
+
+    def test_what_the_user_says_lies_over_the_presets(self):
+        config = resolve({**BARE, "optim": {"lr": 1.0}, "settings": {"queue_size": 7}})
+        assert (config.optim.lr, config.settings["queue_size"], config.settings["temperature"]) == (1.0, 7, 0.04)
+
+    def test_all_problems_of_all_tables_at_once(self):
+        mapping = {
+            "method": "sct-distillation",
+            "sead": 1,
+            "student": {"size": "huge"},
+            "optim": {"lr": -1},
+            "settings": {"queue_syze": 1, "weight": 0},
+        }
+        assert sorted(problems_of(mapping, source="r.toml")) == [
+            "r.toml settings: queue_syze is not a setting; did you mean queue_size?",
+            "r.toml settings: weight is greater than 0, not 0.0",
+            "r.toml: corpus is missing: name files or hub sets with --corpus or [[corpus]]",
+            "r.toml: optim.lr is greater than 0, not -1.0",
+            "r.toml: sead is not a setting; did you mean seed?",
+            "r.toml: student.size is one of tiny, mini, small, not 'huge'",
+            "this method needs a teacher: name one with --teacher or [teacher]",
+        ]
+
+    @pytest.mark.parametrize(
+        "over",
+        [{"student": 5}, {"student": {"size": ["tiny"]}}, {"optim": 5}, {"settings": 5}, {"corpus": []},
+         {"corpus": {"path": "a.txt"}}, {"corpus": [{"path": "a", "view_columns": ["x"]}]}, {"teacher": {}}],
+        ids=str,
+    )  # fmt: skip
+    def test_nonsense_is_a_config_error(self, over):
+        assert problems_of({**BARE, **over})
+
+    @pytest.mark.parametrize(
+        ("name", "message"),
+        [
+            ("sct-destillation", "there is no method 'sct-destillation'; did you mean sct-distillation?"),
+            ("xyzzy", "there is no method 'xyzzy'; there are sct, "),
+            (None, "method is missing: one of sct, "),
+            (5, "there is no method 5"),
+            (["sct"], "there is no method"),
+        ],
+    )
+    def test_an_unknown_method_gets_a_suggestion(self, name, message):
+        with pytest.raises(ConfigError) as caught:
+            find_method(name)
+        assert str(caught.value).startswith(message)
+
+    def test_methods_and_recipes_have_names_of_their_own(self):
+        assert not METHODS.keys() & RECIPES.keys()
+
+
+@pytest.fixture
+def mapping(make_encoder, tmp_path, sentences):
+    make_encoder().save(tmp_path / "start")
+    (tmp_path / "texts.txt").write_text("\n".join(sentences(20)))
+    small = {"queue_size": 8, "projector_expansion": 2}
+    return {
+        "method": "sct",
+        "data": str(tmp_path),
+        "cache": str(tmp_path / "cache"),
+        "student": {"source": "start", "max_length": 16},
+        "corpus": [{"path": "texts.txt"}],
+        "optim": {"batch_size": 5, "steps": 2},
+        "settings": small,
+    }
+
+
+@pytest.fixture
+def taught(mapping, tmp_path):
+    return {
+        **mapping,
+        "method": "sct-two-stage",
+        "teacher": {"source": "start"},
+        "settings": {
+            "self_supervised": mapping["settings"],
+            "self_supervised_optim": mapping["optim"],
+            "distillation": {"queue_size": 8},
+        },
+    }
+
+
+QUIET = Control(show_progress=False)
+
+
+class TestRun:
+    def test_paths_start_from_the_data_folder(self, mapping, tmp_path):
+        assert run(resolve(mapping), tmp_path / "run", QUIET).finished
+
+    def test_the_folder_holds_what_was_resolved(self, mapping, tmp_path):
+        config = resolve(mapping)
+        run(config, tmp_path / "run", QUIET)
+        assert resolve(load_toml(tmp_path / "run" / "config.toml")) == config
+        assert {
+            "config.toml",
+            "environment.json",
+            "metrics.jsonl",
+            "run.json",
+            "model",
+            "checkpoints",
+            "initial",
+        } == {path.name for path in (tmp_path / "run").iterdir()}
+
+    def test_a_folder_in_use_is_refused_before_anything_is_loaded(self, mapping, tmp_path, monkeypatch):
+        config = resolve(mapping)
+        run(config, tmp_path / "run", QUIET)
+        monkeypatch.setattr("embedkit.training.recipes.run.build_student", None)
+        with pytest.raises(ConfigError, match="already holds a run"):
+            run(config, tmp_path / "run", QUIET)
+        with pytest.raises(ConfigError, match="other settings: seed"):
+            run(resolve({**mapping, "seed": 3}), tmp_path / "run", Control(resume=True))
+
+    def test_a_start_that_is_not_there_leaves_no_folder(self, mapping, tmp_path):
+        config = resolve({**mapping, "student": {"source": str(tmp_path / "gone")}})
+        with pytest.raises(ModelNotFoundError):
+            run(config, tmp_path / "run", QUIET)
+        assert not (tmp_path / "run").exists()
+
+    def test_threads_are_set_for_the_run_and_put_back(self, mapping, tmp_path, monkeypatch):
+        before, seen = torch.get_num_threads(), []
+        prepare = stage.prepare
+        monkeypatch.setattr(
+            "embedkit.training.recipes.run.prepare",
+            lambda *a, **o: seen.append(torch.get_num_threads()) or prepare(*a, **o),
+        )
+        run(resolve({**mapping, "threads": 3}), tmp_path / "run", QUIET)
+        assert seen == [3]
+        assert torch.get_num_threads() == before
+        assert json.loads((tmp_path / "run" / "environment.json").read_text())["threads"] == 3
+
+    @pytest.mark.parametrize("device", ["nonsense", "cuda:77"])
+    def test_a_device_that_is_not_there(self, mapping, tmp_path, device):
+        with pytest.raises(ConfigError, match=f"device '{device}' cannot be used here"):
+            run(resolve({**mapping, "device": device}), tmp_path / "run", QUIET)
+
+    def test_a_method_without_teacher_does_not_ask_one(self, mapping, tmp_path, monkeypatch):
+        monkeypatch.setattr(stage, "load_vectors", None)
+        run(resolve({**mapping, "teacher": {"source": "start"}}), tmp_path / "run", QUIET)
+        assert json.loads((tmp_path / "run" / "run.json").read_text())["teacher"] is None
+
+    def test_a_corpus_too_small_for_stage_two_is_told_before_stage_one(self, taught, tmp_path):
+        taught["optim"] = {"batch_size": 50, "steps": 1}
+        with pytest.raises(ConfigError, match=r"fewer than optim\.batch_size = 50"):
+            run(resolve(taught), tmp_path / "run", QUIET)
+        assert not (tmp_path / "run" / "self-supervised").exists()
+
+    def test_two_stages_leave_both_runs(self, taught, tmp_path):
+        state = run(resolve(taught), tmp_path / "run", QUIET)
+        assert (state.step, state.finished) == (2, True)
+        first = tmp_path / "run" / "self-supervised"
+        assert {path.name for path in first.iterdir()} == {"checkpoints", "metrics.jsonl", "model"}
+
+    def test_dev_pairs_from_the_hub_are_those_for_validation(self, mapping, tmp_path, monkeypatch):
+        asked = {}
+
+        def load(source, **options):
+            asked.update(options, source=source)
+            raise DataError("enough")
+
+        monkeypatch.setattr(stage, "load_scored_pairs", load)
+        with pytest.raises(DataError, match="enough"):
+            run(resolve({**mapping, "dev": {"pairs": "mteb/stsbenchmark-sts"}}), tmp_path / "run", QUIET)
+        assert asked == {"source": "mteb/stsbenchmark-sts", "split": "validation"}

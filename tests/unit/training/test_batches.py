@@ -1,0 +1,201 @@
+"""Batches: a pure function of the step, whatever was asked before, in whichever thread."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+from embedkit.errors import ConfigError, InputError
+from embedkit.training.batches import BatchSource
+from embedkit.training.method import BatchSpec, pooled
+from embedkit.training.views import ViewsConfig
+
+
+class RowNumbers:
+    """A teacher whose vector for a row says which row and view it is."""
+
+    name, fingerprint, dimension = "rows", "0" * 64, 2
+
+    def __init__(self):
+        self.asked = 0
+
+    def read(self, rows, view):
+        self.asked += 1
+        return np.stack([rows, np.full(len(rows), view)], axis=1).astype(np.float32)
+
+
+@pytest.fixture
+def make(make_corpus, sentences, tokenizer):
+    def make(rows=23, *, pairs=False, views=2, teacher=False, batch_size=5, seed=0, **about):
+        texts = sentences(rows)
+        corpus = make_corpus([(text, f"now {text}") for text in texts] if pairs else texts)
+        return BatchSource(
+            corpus,
+            tokenizer,
+            spec=BatchSpec(views=views, teacher=teacher),
+            batch_size=batch_size,
+            seed=seed,
+            views=ViewsConfig(**about),
+            teacher=RowNumbers() if teacher else None,
+        )
+
+    return make
+
+
+def rows_of(view):
+    """Token ids of each text in batch order, padding removed."""
+    rows = [ids[mask.bool()].tolist() for chunk in view.chunks for ids, mask in zip(*chunk, strict=True)]
+    return [rows[place] for place in view.order.tolist()]
+
+
+def content(batch):
+    return [rows_of(view) for view in batch.views], [vectors.tolist() for vectors in batch.teacher]
+
+
+def test_a_batch_is_a_function_of_its_step(make):
+    options = {"pairs": True, "teacher": True, "second": "deletion"}
+    source = make(**options)
+    forwards = [content(source.batch(step)) for step in range(12)]
+    assert forwards == [content(make(**options).batch(step)) for step in reversed(range(12))][::-1]
+    assert forwards == [content(batch) for batch in source.stream(0, 12)]
+    assert forwards[5:9] == [content(batch) for batch in source.stream(5, 9)]
+
+
+def test_seeds_change_order_and_augmentation(make):
+    assert content(make(seed=0).batch(0)) != content(make(seed=1).batch(0))
+
+
+def test_every_epoch_is_a_new_permutation(make):
+    source = make(20, teacher=True)
+    assert source.steps_per_epoch == 4
+    epochs = [
+        [int(row) for step in range(4 * epoch, 4 * epoch + 4) for row in source.batch(step).teacher[0][:, 0]]
+        for epoch in range(3)
+    ]
+    assert all(sorted(epoch) == list(range(20)) for epoch in epochs)
+    assert len({tuple(epoch) for epoch in epochs}) == 3
+
+
+def test_a_short_last_batch_is_left_out(make):
+    assert make(23).steps_per_epoch == 4
+
+
+def test_rows_of_text_and_teacher_belong_together(make, sentences, tokenizer):
+    source = make(pairs=True, teacher=True)
+    texts = sentences(23)
+    for step in range(6):
+        batch = source.batch(step)
+        for view, prefix in enumerate(("", "now ")):
+            rows = batch.teacher[view][:, 0].int().tolist()
+            assert batch.teacher[view][:, 1].tolist() == [view] * 5
+            assert rows_of(batch.views[view]) == tokenizer.tokenize([prefix + texts[row] for row in rows]).ids
+
+
+def test_one_column_serves_both_views_and_is_read_once(make, monkeypatch):
+    source = make(teacher=True)
+    tokenized = []
+    tokenize = type(source._tokenizer).tokenize
+    monkeypatch.setattr(type(source._tokenizer), "tokenize", lambda *a: tokenized.append(1) or tokenize(*a))
+    batch = source.batch(0)
+    assert batch.teacher[0] is batch.teacher[1]
+    assert (len(tokenized), source._teacher.asked) == (1, 1)
+    assert rows_of(batch.views[0]) == rows_of(batch.views[1])
+
+
+def test_augmentations_are_those_of_their_view(make):
+    batch = make(first="none", second="deletion", rate=0.5).batch(0)
+    plain, cut = (rows_of(view) for view in batch.views)
+    assert all(len(short) <= len(long) for short, long in zip(cut, plain, strict=True))
+    assert sum(map(len, cut)) < sum(map(len, plain))
+
+
+def test_a_method_of_one_view_gets_one(make):
+    assert len(make(views=1, pairs=True).batch(0).views) == 1
+
+
+def test_embeddings_come_back_in_batch_order(make, make_encoder, tokenizer):
+    """Chunks of similar length change no result but the amount of padding."""
+    encoder, source = make_encoder().eval(), make(batch_size=11)
+    view = source.batch(0).views[0]
+    assert len(view.chunks) == 4
+    plain = tokenizer.pad(rows_of(view))
+    with torch.no_grad():
+        expected = encoder.pooled(torch.from_numpy(plain.input_ids), torch.from_numpy(plain.attention_mask))
+        assert torch.allclose(pooled(encoder, view), expected, atol=1e-6)
+    assert sum(ids.numel() for ids, _ in view.chunks) < plain.input_ids.size
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 3])
+def test_batches_smaller_than_the_number_of_chunks(make, batch_size):
+    assert len(rows_of(make(batch_size=batch_size).batch(0).views[0])) == batch_size
+
+
+class TestStream:
+    def alive(self):
+        return [thread for thread in threading.enumerate() if thread.name == "embedkit-batches"]
+
+    def test_its_thread_ends_with_it(self, make):
+        assert len(list(make().stream(0, 6))) == 6
+        assert not self.alive()
+
+    def test_its_thread_ends_when_it_is_closed_early(self, make):
+        stream = make().stream(0, 10_000)
+        next(stream)
+        assert self.alive()
+        stream.close()
+        assert not self.alive()
+
+    def test_nothing_happens_before_the_first_batch_is_asked_for(self, make):
+        make().stream(0, 6)
+        assert not self.alive()
+
+    @pytest.mark.parametrize("error", [InputError("bad text"), KeyboardInterrupt()])
+    def test_errors_reach_the_consumer_in_their_turn(self, make, monkeypatch, error):
+        source = make()
+        batch = source.batch
+
+        def failing(step):
+            if step == 3:
+                raise error
+            return batch(step)
+
+        monkeypatch.setattr(source, "batch", failing)
+        stream = source.stream(0, 10)
+        for _ in range(3):
+            next(stream)
+        with pytest.raises(type(error)):
+            next(stream)
+        assert not self.alive()
+
+    def test_it_runs_only_a_little_ahead(self, make, monkeypatch):
+        source, made = make(), []
+        batch = source.batch
+        monkeypatch.setattr(source, "batch", lambda step: made.append(step) or batch(step))
+        stream = source.stream(0, 1000)
+        next(stream)
+        stream.close()
+        assert len(made) < 10
+
+
+class TestRefusals:
+    def test_a_corpus_smaller_than_a_batch(self, make):
+        with pytest.raises(ConfigError, match=r"3 rows, fewer than optim.batch_size = 5"):
+            make(3)
+
+    def test_a_teacher_that_is_not_there(self, make_corpus, tokenizer):
+        with pytest.raises(ConfigError, match="needs a teacher"):
+            BatchSource(
+                make_corpus(["one"]),
+                tokenizer,
+                spec=BatchSpec(teacher=True),
+                batch_size=1,
+                seed=0,
+                views=ViewsConfig(),
+            )
+
+    def test_three_views(self, make):
+        with pytest.raises(ConfigError, match="3 views; two can be made"):
+            make(views=3)

@@ -1,0 +1,142 @@
+"""Checkpoints: everything comes back, or an error says that it cannot."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, safe_open, save_file
+from torch import nn
+
+from embedkit.errors import CheckpointError, StorageError
+from embedkit.training.checkpoint import TrainState, load_checkpoint, save_checkpoint
+from embedkit.training.components.queue import VectorQueue
+from embedkit.training.optim import OptimConfig, build_optimizer
+
+
+class Parts:
+    """A module with a parameter of each kind, its optimizer and scaler."""
+
+    def __init__(self, seed, width=3, size=4):
+        torch.manual_seed(seed)
+        self.module = nn.Sequential(nn.Linear(width, 2), VectorQueue(size, 2, seed=seed))
+        self.optimizer = build_optimizer(self.module, OptimConfig())
+        self.scaler = torch.amp.GradScaler("cpu", enabled=True, init_scale=2.0**seed)
+        self.state = TrainState(step=seed, best_score=seed / 7, best_step=1, stale_epochs=2, seconds=1.5)
+
+    def step(self):
+        self.module[0](torch.randn(5, 3)).square().sum().backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.module[1].enqueue(torch.randn(3, 2))
+
+    def save(self, path):
+        save_checkpoint(path, self.module, self.optimizer, self.scaler, self.state)
+
+    def load(self, path):
+        return load_checkpoint(path, self.module, self.optimizer, self.scaler)
+
+    def everything(self):
+        return [tensor.tolist() for tensor in self.module.state_dict().values()]
+
+
+@pytest.fixture
+def saved(tmp_path):
+    parts = Parts(5)
+    parts.step()
+    parts.save(tmp_path / "last.safetensors")
+    return parts, tmp_path / "last.safetensors"
+
+
+def test_everything_comes_back_and_goes_on_alike(saved):
+    parts, path = saved
+    other = Parts(6)
+    other.step()
+    state = other.load(path)
+    assert state == parts.state
+    assert other.scaler.get_scale() == 2.0**5
+    resumed = torch.randn(3)
+    parts.load(path)
+    assert torch.equal(resumed, torch.randn(3))
+    for each in (parts, other):
+        torch.manual_seed(0)
+        each.step()
+        each.step()
+    assert parts.everything() == other.everything()
+
+
+def test_loading_changes_nothing_on_disk(saved):
+    parts, path = saved
+    before = path.read_bytes()
+    parts.load(path)
+    parts.step()
+    assert path.read_bytes() == before
+
+
+def test_a_file_cut_anywhere_is_told(saved):
+    _, path = saved
+    content = path.read_bytes()
+    for cut in range(0, len(content), 211):
+        path.write_bytes(content[:cut])
+        with pytest.raises(CheckpointError, match="damaged or belongs to other settings"):
+            Parts(5).load(path)
+
+
+def test_a_bit_flipped_anywhere_is_told(saved):
+    _, path = saved
+    content = path.read_bytes()
+    whole = load_file(path)
+    for place in range(8, len(content), 53):
+        path.write_bytes(content[:place] + bytes([content[place] ^ 4]) + content[place + 1 :])
+        try:
+            Parts(5).load(path)
+        except CheckpointError:
+            continue
+        # Padding of the header, and names of the format that nobody reads.
+        found = load_file(path)
+        assert found.keys() == whole.keys()
+        assert all(torch.equal(found[name], whole[name]) for name in whole)
+
+
+def test_a_checkpoint_without_checksum_still_loads(saved):
+    parts, path = saved
+    with safe_open(path, framework="pt") as file:
+        metadata = {key: value for key, value in file.metadata().items() if key != "crc32"}
+    save_file(load_file(path), path, metadata)
+    assert Parts(6).load(path) == parts.state
+
+
+@pytest.mark.parametrize("other", [{"width": 4}, {"size": 5}], ids=str)
+def test_other_shapes_are_other_settings(saved, other):
+    with pytest.raises(CheckpointError):
+        Parts(5, **other).load(saved[1])
+
+
+@pytest.mark.parametrize("state", ["{}x", "[]", json.dumps({"steps": 1})])
+def test_metadata_of_something_else(saved, state):
+    _, path = saved
+    save_file(load_file(path), path, {"state": state})
+    with pytest.raises(CheckpointError):
+        Parts(5).load(path)
+
+
+def test_a_missing_file(tmp_path):
+    with pytest.raises(CheckpointError, match="there is no checkpoint"):
+        Parts(5).load(tmp_path / "gone")
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(28, "No space left on device")])
+def test_a_failed_save_leaves_the_one_before(saved, monkeypatch, error):
+    parts, path = saved
+    before = path.read_bytes()
+
+    def fail(_tensors, temporary, _metadata):
+        temporary.write_bytes(b"half")
+        raise error
+
+    monkeypatch.setattr("embedkit.training.checkpoint.save_file", fail)
+    with pytest.raises(StorageError if isinstance(error, OSError) else KeyboardInterrupt):
+        parts.save(path)
+    assert path.read_bytes() == before
+    assert [file.name for file in path.parent.iterdir()] == [path.name]

@@ -1,0 +1,265 @@
+"""The loop: selection, early stopping, accumulation, precision, and what it leaves behind."""
+
+from __future__ import annotations
+
+import json
+import threading
+from typing import ClassVar
+
+import pytest
+import torch
+from torch.nn import functional
+
+from embedkit.errors import CheckpointError, TrainingError
+from embedkit.modeling.encoder import SentenceEncoder
+from embedkit.training.batches import BatchSource
+from embedkit.training.loop import LoopConfig, train
+from embedkit.training.method import BatchSpec, Method, StepOutput, pooled
+from embedkit.training.optim import OptimConfig
+from embedkit.training.run_folder import RunFolder
+from embedkit.training.views import ViewsConfig
+
+
+class Shrink(Method):
+    """Makes embeddings short: a loss without state, the mean over the batch."""
+
+    batch_spec: ClassVar[BatchSpec] = BatchSpec()
+
+    def __init__(self, encoder, *, fail_at=None):
+        super().__init__()
+        self.encoder, self.fail_at = encoder, fail_at
+        self.seen, self.dtypes = [], set()
+
+    def forward(self, batch):
+        embeddings = pooled(self.encoder, batch.views[0])
+        self.dtypes.add(self.encoder.backbone.encoder.layer[0].output.dense(torch.zeros(1, 64)).dtype)
+        loss = embeddings.square().sum(dim=1).mean()
+        if self.fail_at is not None and len(self.seen) >= self.fail_at:
+            loss = loss * torch.nan
+        length = functional.normalize(embeddings.detach(), dim=1).norm()
+        return StepOutput(loss, metrics={"length": length}, carry={"embeddings": embeddings.detach()})
+
+    def after_step(self, outputs):
+        self.seen.append(len(outputs))
+
+
+@pytest.fixture
+def setup(make_encoder, make_corpus, sentences, tmp_path):
+    """``setup(**optim)`` -> method and a function that trains it."""
+
+    def setup(*, rows=24, dropout=True, fail_at=None, folder="run", **optim):
+        encoder = make_encoder()
+        if not dropout:
+            for module in encoder.modules():
+                if isinstance(module, torch.nn.Dropout):
+                    module.p = 0.0
+        method = Shrink(encoder, fail_at=fail_at)
+        optim = OptimConfig(**{"batch_size": 6, "steps": 12, "lr": 1e-3, **optim})
+        batches = BatchSource(
+            make_corpus(sentences(rows)),
+            encoder.tokenizer,
+            spec=method.batch_spec,
+            batch_size=optim.batch_size,
+            seed=0,
+            views=ViewsConfig(),
+        )
+        place = RunFolder(tmp_path / folder)
+
+        def go(*, dev_every=4, patience=None, minutes=5.0, **options):
+            config = LoopConfig(
+                optim=optim, seed=0, dev_every=dev_every, patience=patience, checkpoint_minutes=minutes
+            )
+            return train(method, batches, config, place, show_progress=False, **options)
+
+        return method, go, place
+
+    return setup
+
+
+def records(place):
+    return [json.loads(line) for line in place.metrics.read_text().splitlines()]
+
+
+def weights(encoder):
+    return torch.cat([parameter.detach().flatten() for parameter in encoder.parameters()])
+
+
+class TestSelection:
+    def test_without_dev_the_last_step_is_kept(self, setup):
+        method, go, place = setup()
+        state = go()
+        assert (state.finished, state.step, state.best_score) == (True, 12, None)
+        assert torch.equal(weights(SentenceEncoder.load(place.model)), weights(method.encoder))
+
+    def test_dev_is_looked_at_every_so_often_and_at_epoch_ends(self, setup):
+        _, go, place = setup(rows=30)  # five steps an epoch
+        go(evaluate=lambda: 0.5)
+        assert [record["step"] for record in records(place) if "dev" in record] == [4, 5, 8, 10, 12]
+
+    def test_the_best_is_kept_and_only_strictly_better_counts(self, setup):
+        method, go, place = setup()
+        scores, kept = iter([0.1, 0.7, 0.7]), []
+
+        def evaluate():
+            kept.append(weights(method.encoder).clone())
+            return next(scores)
+
+        state = go(evaluate=evaluate)
+        assert (state.best_score, state.best_step) == (0.7, 8)
+        assert torch.equal(weights(SentenceEncoder.load(place.model)), kept[1])
+
+    def test_a_score_that_is_no_number_is_worst(self, setup):
+        _, go, _ = setup()
+        scores = iter([float("nan"), -0.5, float("nan")])
+        assert go(evaluate=lambda: next(scores)).best_step == 8
+
+    def test_evaluation_sees_the_encoder_in_training_or_not_but_training_goes_on(self, setup):
+        method, go, _ = setup()
+
+        def evaluate():
+            assert method.training
+            return 0.5
+
+        go(evaluate=evaluate)
+
+
+class TestEarlyStop:
+    def test_patience_counts_epochs_without_a_better_score(self, setup):
+        _, go, _ = setup(steps=100)  # four steps an epoch
+        scores = iter([0.1, 0.2, 0.2, 0.1, 0.9])
+        state = go(evaluate=lambda: next(scores), patience=2)
+        assert (state.finished, state.step, state.best_step) == (True, 16, 8)
+
+    def test_a_better_score_within_the_epoch_counts(self, setup):
+        _, go, _ = setup(steps=16)
+        scores = iter([0.1, 0.1, 0.3, 0.1, 0.4, 0.1, 0.5, 0.1])
+        state = go(evaluate=lambda: next(scores), patience=1, dev_every=2)
+        assert state.step == 16
+
+    def test_no_patience_goes_to_the_end(self, setup):
+        _, go, _ = setup(steps=16)
+        assert go(evaluate=lambda: 0.1).step == 16
+
+    def test_a_run_that_is_stopped_when_it_has_no_patience_left_ends(self, setup):
+        _, go, _ = setup(steps=100)
+        stops = iter([*[False] * 7, True])
+        stopped = go(evaluate=lambda: 0.1, patience=1, should_stop=lambda: next(stops))
+        assert not stopped.finished
+        _, go, _ = setup(steps=100)
+        resumed = go(evaluate=lambda: 0.1, patience=1, resume=True)
+        assert (resumed.finished, resumed.step) == (True, 8)
+
+
+class TestSteps:
+    def test_accumulation_equals_one_large_batch(self, setup):
+        # With a large epsilon a step is proportional to the gradient and blows up no rounding.
+        options = {"dropout": False, "steps": 2, "epsilon": 1.0, "lr": 0.1}
+        small, go_small, _ = setup(folder="small", batch_size=4, accumulate=3, **options)
+        large, go_large, _ = setup(folder="large", batch_size=12, **options)
+        start = weights(small.encoder).clone()
+        go_small()
+        go_large()
+        assert not torch.allclose(weights(small.encoder), start, atol=1e-3)
+        assert small.seen == [3, 3]
+        assert large.seen == [1, 1]
+        assert (weights(small.encoder) - weights(large.encoder)).abs().max() < 1e-5
+
+    def test_epochs_count_optimizer_steps(self, setup):
+        _, go, _ = setup(steps=None, epochs=3, accumulate=2)  # 24 rows, four batches, two steps
+        assert go().step == 6
+
+    @pytest.mark.parametrize("amp", ["off", "bf16", "fp16"])
+    def test_precision_is_that_of_the_networks(self, setup, amp):
+        method, go, _ = setup(amp=amp, steps=3)
+        before = weights(method.encoder).clone()
+        state = go()
+        expected = {"off": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[amp]
+        assert method.dtypes == {expected}
+        assert state.finished
+        after = weights(method.encoder)
+        assert after.dtype == torch.float32
+        assert after.isfinite().all()
+        assert not torch.equal(before, after)
+
+    def test_after_step_is_left_out_where_fp16_overflowed(self, setup, monkeypatch):
+        method, go, _ = setup(amp="fp16", steps=2)
+        scaler = torch.amp.GradScaler
+        monkeypatch.setattr(
+            torch.amp, "GradScaler", lambda device, enabled: scaler(device, enabled=enabled, init_scale=2.0**127)
+        )
+        before = weights(method.encoder).clone()
+        state = go()
+        assert (state.step, method.seen) == (2, [])
+        assert torch.equal(before, weights(method.encoder))
+
+    @pytest.mark.parametrize("fail_at", [0, 5])
+    def test_a_loss_that_is_no_number_ends_the_run(self, setup, fail_at):
+        _, go, place = setup(fail_at=fail_at)
+        with pytest.raises(TrainingError, match=f"the loss is nan at step {fail_at + 1}; lower optim.lr"):
+            go(minutes=1e-9)
+        assert place.last.exists() == (fail_at > 0)
+        assert not place.model.exists()
+        assert not [thread for thread in threading.enumerate() if thread.name == "embedkit-batches"]
+
+
+class TestMetrics:
+    def test_losses_metrics_and_rates_are_logged(self, setup):
+        _, go, place = setup(steps=24, warmup=0.5)
+        go()
+        found = records(place)
+        assert [record["step"] for record in found] == [10, 20, 24]
+        assert {*found[0]} == {"step", "epoch", "loss", "length", "lr", "seconds"}
+        assert found[0]["lr"] == pytest.approx(1e-3 * 9 / 12)
+        assert found[1]["epoch"] == 5
+        assert found[2]["loss"] < found[0]["loss"]
+
+    @pytest.mark.parametrize("killed_after", [3, 11])
+    def test_a_resumed_run_repeats_no_line(self, setup, killed_after):
+        class Killed(BaseException):
+            pass
+
+        def kill():
+            if next(steps) == killed_after:
+                raise Killed
+            return False
+
+        steps = iter(range(1, 100))
+        _, go, place = setup(steps=24)
+        with pytest.raises(Killed):
+            go(should_stop=kill, evaluate=lambda: 0.5, dev_every=2)
+        _, go, _ = setup(steps=24)
+        go(resume=True, evaluate=lambda: 0.5, dev_every=2)
+        assert [record["step"] for record in records(place) if "loss" in record] == [10, 20, 24]
+        assert [record["step"] for record in records(place) if "dev" in record] == list(range(2, 25, 2))
+
+
+class TestResume:
+    def test_a_finished_run_is_left_as_it_is(self, setup):
+        _, go, place = setup()
+        state = go()
+        before = place.last.stat().st_mtime_ns
+        method, go, _ = setup()
+        assert go(resume=True) == state
+        assert method.seen == []
+        assert place.last.stat().st_mtime_ns == before
+
+    def test_checkpoints_come_by_the_clock(self, setup):
+        _, go, place = setup(steps=3)
+        times = []
+        go(minutes=1e-9, should_stop=lambda: times.append(place.last.stat().st_mtime_ns) or False)
+        assert len(set(times)) == 3
+
+    def test_a_damaged_checkpoint_is_told(self, setup):
+        _, go, place = setup()
+        go(should_stop=lambda: True)
+        place.last.write_bytes(place.last.read_bytes()[:-5])
+        _, go, _ = setup()
+        with pytest.raises(CheckpointError):
+            go(resume=True)
+
+    def test_without_resume_it_starts_anew(self, setup):
+        _, go, _ = setup()
+        go(should_stop=lambda: True)
+        method, go, _ = setup()
+        go()
+        assert len(method.seen) == 12
