@@ -50,8 +50,8 @@ def test_settings_of_one_are_shown_as_set_takes_them(capsys, name):
     heading, *lines = capsys.readouterr().out.splitlines()
     assert heading.startswith(f"{name}: ")
     shown = [line.split()[0] for line in lines]
-    assert all(key.startswith(("settings.", "optim.")) for key in shown)
-    assert len(shown) == len(set(shown)) > 5
+    assert all(key.startswith(("settings.", "student.", "optim.", "dev.")) for key in shown)
+    assert len(shown) == len(set(shown)) > 4
 
 
 def test_a_slip_gets_a_suggestion(capsys):
