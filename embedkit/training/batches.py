@@ -9,6 +9,7 @@ from collections.abc import Generator, Sequence
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from embedkit.errors import ConfigError
 from embedkit.runtime.tokenization import Tokenizer
@@ -36,10 +37,11 @@ class BatchSource:
         batch_size: B.
         seed: of order and augmentations.
         views: how views are made.
-        teacher: its vectors, if the method needs them.
+        teachers: their vectors; read if the method needs them.
 
     Raises:
-        ConfigError: corpus, batch size or views do not fit the method, or it needs a teacher and has none.
+        ConfigError: corpus, batch size or views do not fit the method, or it needs a teacher and has none, or
+            takes one and has several.
     """
 
     def __init__(
@@ -51,7 +53,7 @@ class BatchSource:
         batch_size: int,
         seed: int,
         views: ViewsConfig,
-        teacher: TeacherVectors | None = None,
+        teachers: Sequence[TeacherVectors] = (),
     ) -> None:
         if len(corpus) < batch_size:
             raise ConfigError(f"the corpus has {len(corpus)} rows, fewer than optim.batch_size = {batch_size}")
@@ -59,15 +61,15 @@ class BatchSource:
             raise ConfigError(
                 f"this method needs batches of {spec.rows} or more, not optim.batch_size = {batch_size}"
             )
-        if spec.teacher and teacher is None:
-            raise ConfigError("this method needs a teacher: name one with --teacher or [teacher]")
+        if problem := spec.teacher_problem(len(teachers)):
+            raise ConfigError(problem)
         if spec.views > 2:
             raise ConfigError(f"this method needs {spec.views} views; two can be made")
         self.steps_per_epoch = len(corpus) // batch_size
         self._corpus, self._tokenizer, self._spec = corpus, tokenizer, spec
         self._batch_size, self._seed = batch_size, seed
         self._augmentations, self._rate = _augmentations(spec, views), views.rate
-        self._teacher = teacher if spec.teacher else None
+        self._teachers = tuple(teachers) if spec.teacher else ()
         self._epoch = -1
         self._order = np.empty(0, dtype=np.int64)
 
@@ -83,10 +85,7 @@ class BatchSource:
             self._view(ids[column], name, generator)
             for column, name in zip(columns, self._augmentations, strict=True)
         )
-        if self._teacher is None:
-            return Batch(views)
-        vectors = {column: torch.from_numpy(self._teacher.read(rows, column)) for column in set(columns)}
-        return Batch(views, tuple(vectors[column] for column in columns))
+        return Batch(views, tuple(_vectors(teacher, rows, columns) for teacher in self._teachers))
 
     def stream(self, start: int, stop: int) -> Generator[Batch]:
         """Batches of the steps from ``start`` to ``stop``, made a few ahead in a thread of its own.
@@ -145,6 +144,12 @@ def _augmentations(spec: BatchSpec, views: ViewsConfig) -> tuple[str, ...]:
     if views.positives and not spec.positives:
         raise ConfigError("this method takes no list of positives: leave views.positives out")
     return (*(views.first, views.second)[: spec.views], *(views.positives or spec.positives))
+
+
+def _vectors(teacher: TeacherVectors, rows: npt.NDArray[np.int64], columns: Sequence[int]) -> tuple[Tensor, ...]:
+    """A teacher's vectors for each view, one tensor where views share a column."""
+    read = {column: torch.from_numpy(teacher.read(rows, column)) for column in set(columns)}
+    return tuple(read[column] for column in columns)
 
 
 def _put(ahead: queue.Queue[Batch | BaseException], item: Batch | BaseException, ended: threading.Event) -> None:

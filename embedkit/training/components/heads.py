@@ -1,10 +1,15 @@
-"""Heads that stand on an encoder while it trains."""
+"""Heads that stand on an encoder, while it trains or for good."""
 
 from __future__ import annotations
 
 from torch import Tensor, nn
 
-__all__ = ["Predictor", "Projector"]
+from embedkit.modeling.encoder import DenseHead, SentenceEncoder
+from embedkit.training.components.seeding import seeded
+
+__all__ = ["Predictor", "Projector", "fit_head", "training_head"]
+
+_BERT_SCALE = 0.02  # standard deviation of BERT's initialisation
 
 
 class Predictor(nn.Module):
@@ -63,3 +68,22 @@ class Projector(nn.Module):
         """``(B, D)`` to ``(B, D)``."""
         projected: Tensor = self.layers(embeddings)
         return projected
+
+
+def training_head(encoder: SentenceEncoder, *, seed: int) -> DenseHead:
+    """SimCSE's head: Linear(H -> H) and tanh with BERT's initialisation, as its authors' code has it.
+
+    It is no part of the encoder, so that it is not exported.
+    """
+    with seeded(seed):
+        head = DenseHead(encoder.hidden, encoder.hidden)
+        nn.init.normal_(head.linear.weight, std=_BERT_SCALE)
+    nn.init.zeros_(head.linear.bias)
+    return head
+
+
+def fit_head(encoder: SentenceEncoder, dimension: int, *, seed: int) -> None:
+    """Bring an encoder to a teacher's width by Linear(H -> T) and tanh, unless it has that width already."""
+    if encoder.dimension != dimension:
+        with seeded(seed):
+            encoder.set_head(dimension)

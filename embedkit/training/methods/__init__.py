@@ -6,8 +6,13 @@ from typing import Any, NamedTuple
 
 from embedkit.training.method import BatchSpec, Method, Presets
 from embedkit.training.methods.bsl import BSL, BSLConfig
+from embedkit.training.methods.ckd import CKD, CKDConfig
+from embedkit.training.methods.congen import ConGen, ConGenConfig
+from embedkit.training.methods.distillcse import DistillCSE, DistillCSEConfig
+from embedkit.training.methods.mse import MSE, MSEConfig
 from embedkit.training.methods.pcl import PCL, PCLConfig
 from embedkit.training.methods.sct import SCT, SCTConfig, SCTDistillation, SCTDistillationConfig
+from embedkit.training.methods.simcse import SimCSE, SimCSEConfig
 
 __all__ = ["METHODS", "MethodEntry"]
 
@@ -42,4 +47,9 @@ METHODS: dict[str, MethodEntry] = {
     "sct-distillation": MethodEntry(SCTDistillationConfig, SCTDistillation, _SCT),
     "bsl": MethodEntry(BSLConfig, BSL, "Zhang et al., ACL 2021"),
     "pcl": MethodEntry(PCLConfig, PCL, "Wu et al., EMNLP 2022"),
+    "simcse": MethodEntry(SimCSEConfig, SimCSE, "Gao et al., EMNLP 2021"),
+    "distillcse": MethodEntry(DistillCSEConfig, DistillCSE, "Xu et al., Findings of EMNLP 2023"),
+    "congen": MethodEntry(ConGenConfig, ConGen, "Limkonchotiwat et al., Findings of EMNLP 2022"),
+    "ckd": MethodEntry(CKDConfig, CKD, "Gao et al., arXiv 2112.05638"),
+    "mse": MethodEntry(MSEConfig, MSE, "baseline of Limkonchotiwat et al., Findings of EMNLP 2022"),
 }

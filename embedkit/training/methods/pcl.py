@@ -39,6 +39,7 @@ from embedkit.training.losses.peer_contrast import (
     every_positive_contrast_loss,
 )
 from embedkit.training.method import Batch, BatchSpec, Method, Presets, StepOutput, pooled
+from embedkit.training.optim import TRAINER_OPTIM
 
 __all__ = ["PCL", "PCLConfig"]
 
@@ -56,15 +57,7 @@ _LOSSES = {
 }
 # Published for BERT-base alone (BERT-large: lr 1e-5, a tied peer, 4 positives); nothing for smaller encoders.
 _PRESET: Mapping[str, Mapping[str, Any]] = {
-    "optim": {
-        "lr": 3e-5,
-        "batch_size": 64,
-        "epochs": 1,
-        "warmup": 0.0,
-        "weight_decay": 0.0,
-        "epsilon": 1e-8,
-        "correct_bias": True,
-    },
+    "optim": {**TRAINER_OPTIM, "lr": 3e-5, "batch_size": 64, "epochs": 1},
     "student": {"pooling": "cls", "max_length": 32},
 }
 

@@ -31,7 +31,7 @@ from torch.nn import functional
 from embedkit.config import setting
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.training.components.cross_view_queues import CrossViewQueues, QueueKind
-from embedkit.training.components.heads import Projector
+from embedkit.training.components.heads import Projector, fit_head
 from embedkit.training.components.moving_average import MovingAverage
 from embedkit.training.components.seeding import seeded
 from embedkit.training.losses.cross_view import Keys, Objective, cross_view_loss
@@ -126,9 +126,7 @@ class SCTDistillation(Method):
         self, encoder: SentenceEncoder, config: SCTDistillationConfig, *, seed: int, teacher_dimension: int
     ) -> None:
         super().__init__()
-        if encoder.dimension != teacher_dimension:
-            with seeded(seed):
-                encoder.set_head(teacher_dimension)
+        fit_head(encoder, teacher_dimension, seed=seed)
         self.encoder, self.config = encoder, config
         self.queues = CrossViewQueues(config.queue_size, teacher_dimension, kind=config.queues, seed=seed)
         self.self_supervision = (

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 from embedkit.training.checkpoint import TrainState
 from embedkit.training.method import BatchSpec, Presets
 from embedkit.training.methods.sct import SCTDistillation
+from embedkit.training.recipes.distillcse_rounds import PRESETS as ROUNDS_PRESETS
+from embedkit.training.recipes.distillcse_rounds import RoundsConfig, distillcse_rounds
 from embedkit.training.recipes.sct_two_stage import PRESETS, TwoStageConfig, sct_two_stage
 
 __all__ = ["RECIPES", "RecipeEntry"]
@@ -35,5 +37,12 @@ RECIPES: dict[str, RecipeEntry] = {
         PRESETS,
         SCTDistillation.batch_spec,
         "authors' code of Limkonchotiwat et al., TACL 2023",
+    ),
+    "distillcse-rounds": RecipeEntry(
+        RoundsConfig,
+        distillcse_rounds,
+        ROUNDS_PRESETS,
+        BatchSpec(several_teachers=True),
+        "Xu et al., Findings of EMNLP 2023",
     ),
 }
