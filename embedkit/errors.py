@@ -14,7 +14,7 @@ embedkit would catch::
     │   ├── BundleIntegrityError              the bundle is truncated or was changed after it was written
     │   └── BundleVersionError                the bundle was written by a newer embedkit
     ├── FingerprintError (ValueError)         stored vectors belong to another model
-    ├── CacheError (ValueError)               the teacher cache is damaged
+    ├── CacheError (ValueError)               a cache of vectors or texts is damaged
     ├── CheckpointError (ValueError)          a checkpoint is missing, damaged or of another run
     ├── CollectionError (ValueError)          a collection is missing, damaged or of another form
     ├── TrainingError (RuntimeError)          training cannot go on (a loss that is not finite, say)
@@ -106,7 +106,7 @@ class FingerprintError(EmbedkitError, ValueError):
 
 
 class CacheError(EmbedkitError, ValueError):
-    """The teacher cache is damaged."""
+    """A cache of vectors or texts is damaged."""
 
 
 class CheckpointError(EmbedkitError, ValueError):

@@ -8,6 +8,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from embedkit.training.method import BatchSpec
     from embedkit.training.methods import MethodEntry
     from embedkit.training.recipes import RecipeEntry
 
@@ -18,6 +19,9 @@ EXAMPLES = """
 embedkit methods
 embedkit methods sct-distillation --size mini
 """
+
+# Tables of the configuration, beside the method's own settings, that presets speak of.
+_TABLES = ("student", "optim", "dev")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -57,11 +61,20 @@ def _row(kind: str, entry: MethodEntry | RecipeEntry, doc: str | None, size: str
     return {
         "kind": kind,
         "paper": entry.paper,
-        "needs": f"{spec.views} views" + (", teacher" if spec.teacher else ""),
+        "needs": _needs(spec),
         "idea": (doc or "").strip().partition("\n")[0].rstrip("."),
-        "optim": dict(preset.get("optim", {})),
+        **{table: dict(preset.get(table, {})) for table in _TABLES},
         "settings": _settings(entry.config, preset.get("settings", {})),
     }
+
+
+def _needs(spec: BatchSpec) -> str:
+    needs = ["1 view" if spec.views == 1 else f"{spec.views} views"]
+    if spec.positives:
+        needs.append(f"{len(spec.positives)} positives")
+    if spec.teacher:
+        needs.append("teachers" if spec.several_teachers else "teacher")
+    return ", ".join(needs)
 
 
 def _settings(config: type[Any], preset: Any) -> dict[str, Any]:
@@ -82,8 +95,8 @@ def _settings(config: type[Any], preset: Any) -> dict[str, Any]:
 
 def _print_settings(name: str, row: dict[str, Any]) -> None:
     print(f"{name}: {row['idea']} ({row['paper']}); needs {row['needs']}")
-    for key, value in row["optim"].items():
-        print(f"  optim.{key:<36} {value}")
+    for key, value in ((f"{table}.{key}", value) for table in _TABLES for key, value in row[table].items()):
+        print(f"  {key:<42} {value}")
     _print_rows(row["settings"], "settings.")
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import logging
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +13,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, PretrainedConfig, PreTrainedModel
-from transformers.utils import logging as transformers_logging
 
 from embedkit.atomic import atomic_folder
 from embedkit.errors import ModelError
 from embedkit.modeling.layout import HEAD_FOLDER, POOLINGS, Layout, read_layout, write_layout
 from embedkit.modeling.location import find_folder
+from embedkit.modeling.quiet import quiet_transformers
 from embedkit.modeling.vocabulary import load_tokenizer, write_tokenizer
 from embedkit.runtime.tokenization import Tokenizer
 
@@ -128,7 +126,7 @@ class SentenceEncoder(nn.Module):
         Raises:
             StorageError: the folder cannot be written.
         """
-        with atomic_folder(folder) as temporary, _quiet_transformers():
+        with atomic_folder(folder) as temporary, quiet_transformers():
             self.backbone.save_pretrained(temporary)
             write_tokenizer(temporary, self.tokenizer)
             write_layout(
@@ -218,7 +216,7 @@ def _load_backbone(folder: Path) -> PreTrainedModel:
     if not (folder / "config.json").is_file():
         raise ModelError(f"{folder} has no config.json, so it is not a model folder")
     try:
-        with _quiet_transformers():
+        with quiet_transformers():
             model, report = _from_pretrained(folder)
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         reason = str(error).strip().partition("\n")[0]
@@ -238,20 +236,6 @@ def _from_pretrained(folder: Path) -> Any:
         return AutoModel.from_pretrained(folder, **options, add_pooling_layer=False)
     except TypeError:  # an architecture that has no pooler to leave out
         return AutoModel.from_pretrained(folder, **options)
-
-
-@contextlib.contextmanager
-def _quiet_transformers() -> Iterator[None]:
-    """No progress bars and no report of unused weights; what matters of it becomes an error of ours."""
-    verbosity, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        transformers_logging.set_verbosity(verbosity)
-        if bars:
-            transformers_logging.enable_progress_bar()
 
 
 def _load_head(layout: Layout, hidden: int) -> DenseHead | None:

@@ -13,7 +13,7 @@ from embedkit.errors import ModelError, ModelNotFoundError
 __all__ = ["find_folder"]
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
-_DESCRIPTIONS = ["*.json", "*.txt", "*.model"]
+_DESCRIPTIONS = ["*.json", "*.txt", "*.model", "*.spm"]
 _WEIGHTS = ["*.safetensors", "*/pytorch_model.bin"]
 _OLD_WEIGHTS = ["pytorch_model*.bin"]
 _OTHER_FORMS = ["onnx/*", "openvino/*", "coreml/*"]

@@ -9,6 +9,7 @@ from collections.abc import Generator, Sequence
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from embedkit.errors import ConfigError
 from embedkit.runtime.tokenization import Tokenizer
@@ -36,10 +37,11 @@ class BatchSource:
         batch_size: B.
         seed: of order and augmentations.
         views: how views are made.
-        teacher: its vectors, if the method needs them.
+        teachers: their vectors; read if the method needs them.
 
     Raises:
-        ConfigError: the corpus is smaller than a batch, or the method needs a teacher and has none.
+        ConfigError: corpus, batch size or views do not fit the method, or it needs a teacher and has none, or
+            takes one and has several.
     """
 
     def __init__(
@@ -51,19 +53,23 @@ class BatchSource:
         batch_size: int,
         seed: int,
         views: ViewsConfig,
-        teacher: TeacherVectors | None = None,
+        teachers: Sequence[TeacherVectors] = (),
     ) -> None:
         if len(corpus) < batch_size:
             raise ConfigError(f"the corpus has {len(corpus)} rows, fewer than optim.batch_size = {batch_size}")
-        if spec.teacher and teacher is None:
-            raise ConfigError("this method needs a teacher: name one with --teacher or [teacher]")
+        if batch_size < spec.rows:
+            raise ConfigError(
+                f"this method needs batches of {spec.rows} or more, not optim.batch_size = {batch_size}"
+            )
+        if problem := spec.teacher_problem(len(teachers)):
+            raise ConfigError(problem)
         if spec.views > 2:
             raise ConfigError(f"this method needs {spec.views} views; two can be made")
         self.steps_per_epoch = len(corpus) // batch_size
         self._corpus, self._tokenizer, self._spec = corpus, tokenizer, spec
         self._batch_size, self._seed = batch_size, seed
-        self._augmentations, self._rate = (views.first, views.second)[: spec.views], views.rate
-        self._teacher = teacher if spec.teacher else None
+        self._augmentations, self._rate = _augmentations(spec, views), views.rate
+        self._teachers = tuple(teachers) if spec.teacher else ()
         self._epoch = -1
         self._order = np.empty(0, dtype=np.int64)
 
@@ -71,7 +77,7 @@ class BatchSource:
         """The batch of a step, counted from 0."""
         rows = self._rows(step)
         generator = np.random.default_rng([self._seed, 1, step])
-        columns = [min(view, self._corpus.views - 1) for view in range(self._spec.views)]
+        columns = self._columns()
         # A column that serves both views is tokenized once, and its teacher vectors are one tensor:
         # methods then compute its targets once.
         ids = {column: self._tokenizer.tokenize(self._corpus.texts(rows, column)).ids for column in set(columns)}
@@ -79,10 +85,7 @@ class BatchSource:
             self._view(ids[column], name, generator)
             for column, name in zip(columns, self._augmentations, strict=True)
         )
-        if self._teacher is None:
-            return Batch(views)
-        vectors = {column: torch.from_numpy(self._teacher.read(rows, column)) for column in set(columns)}
-        return Batch(views, tuple(vectors[column] for column in columns))
+        return Batch(views, tuple(_vectors(teacher, rows, columns) for teacher in self._teachers))
 
     def stream(self, start: int, stop: int) -> Generator[Batch]:
         """Batches of the steps from ``start`` to ``stop``, made a few ahead in a thread of its own.
@@ -120,6 +123,11 @@ class BatchSource:
             self._epoch = epoch
         return self._order[place * self._batch_size : (place + 1) * self._batch_size]
 
+    def _columns(self) -> list[int]:
+        """The corpus column of each view; positives are made from the first."""
+        columns = [min(view, self._corpus.views - 1) for view in range(self._spec.views)]
+        return columns + [0] * (len(self._augmentations) - len(columns))
+
     def _view(self, ids: Sequence[list[int]], name: str, generator: np.random.Generator) -> View:
         length = self._tokenizer.max_length
         changed = [augment(row, name, rate=self._rate, max_length=length, generator=generator) for row in ids]
@@ -129,6 +137,19 @@ class BatchSource:
             tokens = self._tokenizer.pad([changed[row] for row in rows])
             chunks.append((torch.from_numpy(tokens.input_ids), torch.from_numpy(tokens.attention_mask)))
         return View(tuple(chunks), torch.from_numpy(np.argsort(by_length, kind="stable")))
+
+
+def _augmentations(spec: BatchSpec, views: ViewsConfig) -> tuple[str, ...]:
+    """The name of each view's augmentation."""
+    if views.positives and not spec.positives:
+        raise ConfigError("this method takes no list of positives: leave views.positives out")
+    return (*(views.first, views.second)[: spec.views], *(views.positives or spec.positives))
+
+
+def _vectors(teacher: TeacherVectors, rows: npt.NDArray[np.int64], columns: Sequence[int]) -> tuple[Tensor, ...]:
+    """A teacher's vectors for each view, one tensor where views share a column."""
+    read = {column: torch.from_numpy(teacher.read(rows, column)) for column in set(columns)}
+    return tuple(read[column] for column in columns)
 
 
 def _put(ahead: queue.Queue[Batch | BaseException], item: Batch | BaseException, ended: threading.Event) -> None:

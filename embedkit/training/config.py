@@ -62,6 +62,7 @@ class RunConfig:
     corpus: tuple[SourceConfig, ...] = setting(doc="name files or hub sets with --corpus or [[corpus]]")
     views: ViewsConfig = setting(factory=ViewsConfig)
     teacher: TeacherConfig | None = setting(None, "for distillation")
+    teachers: tuple[TeacherConfig, ...] | None = setting(None, "instead of teacher, for methods that take several")
     optim: OptimConfig = setting(factory=OptimConfig)
     dev: DevConfig = setting(factory=DevConfig)
     settings: dict[str, Any] = setting(factory=dict, doc="the method's own settings")
@@ -69,6 +70,13 @@ class RunConfig:
     def __post_init__(self) -> None:
         if not self.corpus:
             raise ConfigError("corpus is empty: name files or hub sets with --corpus or [[corpus]]")
+        if self.teacher is not None and self.teachers:
+            raise ConfigError("teachers stand in [teacher] or in [[teachers]], not in both")
+
+    @property
+    def every_teacher(self) -> tuple[TeacherConfig, ...]:
+        """The teachers, whichever table they stand in."""
+        return self.teachers or (() if self.teacher is None else (self.teacher,))
 
     def resolve(self, path: str) -> str:
         """A path of this config as seen from the current folder; what is not in ``data`` stays as it is."""

@@ -12,19 +12,39 @@ from torch import Tensor, nn
 
 from embedkit.modeling.encoder import SentenceEncoder
 
-__all__ = ["Batch", "BatchSpec", "Method", "Presets", "StepOutput", "View", "pooled"]
+__all__ = ["Batch", "BatchSpec", "Method", "Presets", "StepOutput", "View", "embedded", "pooled"]
 
 
 Presets = Mapping[str, Mapping[str, Mapping[str, Any]]]
-"""Size -> config table ("optim", "settings") -> the paper's values for that size."""
+"""Size -> table of a run's configuration ("optim", "settings", "student") -> the paper's values for that size."""
 
 
 @dataclasses.dataclass(frozen=True)
 class BatchSpec:
-    """What a method needs in every batch; checked before step 0."""
+    """What a method needs in every batch; checked before step 0.
+
+    Attributes:
+        views: views of a sentence, 1 or 2, made as the user's ``[views]`` says.
+        teacher: whether it cannot do without teacher vectors, one for each view.
+        several_teachers: whether it can learn from more than one teacher at once.
+        positives: augmentations, by name, of more views of the sentence, one view each, which follow the
+            others; a list in the user's ``views.positives`` takes its place.
+        rows: the smallest batch that it can learn from.
+    """
 
     views: int = 1
     teacher: bool = False
+    several_teachers: bool = False
+    positives: tuple[str, ...] = ()
+    rows: int = 1
+
+    def teacher_problem(self, count: int) -> str | None:
+        """What is wrong with so many teachers; None if nothing is."""
+        if self.teacher and count == 0:
+            return "this method needs a teacher: name one with --teacher or [teacher]"
+        if count > 1 and not self.several_teachers:
+            return f"this method learns from one teacher, not from {count}: name it in [teacher]"
+        return None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,18 +70,23 @@ class Batch:
     """One batch.
 
     Attributes:
-        views: as many as the method's spec asks for.
-        teacher: one ``(B, T) float32, unit rows`` for each view, or empty.
+        views: as many as the method's spec asks for, then one for each positive.
+        teachers: for each teacher one ``(B, T) float32, unit rows`` for each view; T may differ.
     """
 
     views: tuple[View, ...]
-    teacher: tuple[Tensor, ...] = ()
+    teachers: tuple[tuple[Tensor, ...], ...] = ()
+
+    @property
+    def teacher(self) -> tuple[Tensor, ...]:
+        """The only teacher's vectors: one ``(B, T) float32, unit rows`` for each view, or empty."""
+        return self.teachers[0] if self.teachers else ()
 
     def to(self, device: torch.device) -> Batch:
         """The same batch on another device."""
         return Batch(
             tuple(view.to(device) for view in self.views),
-            tuple(vectors.to(device) for vectors in self.teacher),
+            tuple(tuple(vectors.to(device) for vectors in teacher) for teacher in self.teachers),
         )
 
 
@@ -86,11 +111,13 @@ class Method(nn.Module, ABC):
     Attributes:
         batch_spec: what it needs in a batch.
         presets: the paper's settings for each size, laid under what the user says.
+        paired: tables like those, but for a setting's value: ``"predictor=code"`` -> what goes with it.
         encoder: the product; evaluated, checkpointed, exported.
     """
 
     batch_spec: ClassVar[BatchSpec]
     presets: ClassVar[Presets] = {}
+    paired: ClassVar[Presets] = {}
     encoder: SentenceEncoder
 
     @abstractmethod
@@ -107,4 +134,10 @@ class Method(nn.Module, ABC):
 def pooled(encoder: SentenceEncoder, view: View) -> Tensor:
     """Pooled embeddings of a view before any head: ``(B, H)``, in batch order."""
     rows = torch.cat([encoder.pooled(ids, mask) for ids, mask in view.chunks])
+    return rows[view.order]
+
+
+def embedded(encoder: SentenceEncoder, view: View) -> Tensor:
+    """Embeddings of a view, through the head if there is one: ``(B, D)``, in batch order, not normalised."""
+    rows = torch.cat([encoder(ids, mask) for ids, mask in view.chunks])
     return rows[view.order]

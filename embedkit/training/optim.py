@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, Literal
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 from embedkit.config import setting
 
-__all__ = ["AdamW", "OptimConfig", "build_optimizer", "schedule"]
+__all__ = ["TRAINER_OPTIM", "AdamW", "OptimConfig", "build_optimizer", "schedule"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -33,6 +34,12 @@ class OptimConfig:
     correct_bias: bool = setting(False, "Adam's bias correction; off in the authors' harness of SCT")
     clip: float = setting(1.0, "largest global norm of the gradient", above=0)
     amp: Literal["off", "bf16", "fp16"] = setting("off", "autocast of the networks; losses stay float32")
+
+
+TRAINER_OPTIM: Mapping[str, Any] = MappingProxyType(
+    {"warmup": 0.0, "weight_decay": 0.0, "epsilon": 1e-8, "correct_bias": True}
+)
+"""Where the harness of SimCSE and its descendants (transformers' Trainer) differs from those defaults."""
 
 
 class AdamW(torch.optim.Optimizer):

@@ -54,8 +54,9 @@ def _new(config: RunConfig, source: str) -> SentenceEncoder:
 def _vocabulary_source(config: RunConfig) -> str:
     if config.student.tokenizer is not None:
         return config.resolve(config.student.tokenizer)
-    if config.teacher is not None and not config.teacher.aligned:
-        return config.resolve(config.teacher.source)
+    for teacher in config.every_teacher:
+        if not teacher.aligned:
+            return config.resolve(teacher.source)
     raise ConfigError(
         "the student has no vocabulary: give student.source (a pre-trained model), or student.tokenizer (a model "
         "whose tokenizer it shares)"

@@ -13,18 +13,22 @@ import numpy as np
 
 from embedkit.config import setting
 
-__all__ = ["AUGMENTATIONS", "ViewsConfig", "augment"]
+__all__ = ["AUGMENTATIONS", "AugmentationName", "ViewsConfig", "augment"]
 
 Augmentation = Callable[[list[int], float, int, np.random.Generator], list[int]]
+AugmentationName = Literal["none", "shuffle", "inversion", "deletion", "repetition", "span"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ViewsConfig:
     """How the views of a batch are made from the columns of the corpus."""
 
-    first: Literal["none", "deletion", "repetition", "span"] = setting("none", "augmentation of view 1")
-    second: Literal["none", "deletion", "repetition", "span"] = setting(
+    first: AugmentationName = setting("none", "augmentation of view 1")
+    second: AugmentationName = setting(
         "none", "augmentation of view 2; with none, views of one column differ by dropout alone"
+    )
+    positives: tuple[AugmentationName, ...] = setting(
+        (), "one augmentation for each positive, for methods that take many; empty: the method's own list"
     )
     rate: float = setting(0.2, "share of the inner word pieces that an augmentation touches", above=0, maximum=1)
 
@@ -37,7 +41,8 @@ def augment(
     Args:
         ids: L token ids, special tokens included.
         name: a key of :data:`AUGMENTATIONS`.
-        rate: share of the inner pieces touched, rounded; a text so short that it rounds to 0 stays as it is.
+        rate: share of the inner pieces that deletion, repetition and span touch, rounded (halves to the
+            even number); a text so short that it rounds to 0 stays as it is.
         max_length: what a view may grow to.
         generator: of everything random.
     """
@@ -52,8 +57,18 @@ def _none(inner: list[int], _rate: float, _room: int, _generator: np.random.Gene
     return inner
 
 
+def _shuffle(inner: list[int], _rate: float, _room: int, generator: np.random.Generator) -> list[int]:
+    """All pieces in random order (PCL, shuffled sentence)."""
+    return [inner[place] for place in generator.permutation(len(inner)).tolist()]
+
+
+def _inversion(inner: list[int], _rate: float, _room: int, _generator: np.random.Generator) -> list[int]:
+    """All pieces in reversed order (PCL, inversed sentence)."""
+    return inner[::-1]
+
+
 def _deletion(inner: list[int], rate: float, _room: int, generator: np.random.Generator) -> list[int]:
-    """Drop round(rate * L) pieces at random places."""
+    """Drop round(rate * L) pieces at random places (PCL, word deletion)."""
     gone = generator.permutation(len(inner))[: _fewer_than_all(inner, rate)]
     dropped = set(gone.tolist())
     return [piece for place, piece in enumerate(inner) if place not in dropped]
@@ -81,6 +96,8 @@ def _fewer_than_all(inner: list[int], rate: float) -> int:
 
 AUGMENTATIONS: dict[str, Augmentation] = {
     "none": _none,
+    "shuffle": _shuffle,
+    "inversion": _inversion,
     "deletion": _deletion,
     "repetition": _repetition,
     "span": _span,

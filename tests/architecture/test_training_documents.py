@@ -25,7 +25,7 @@ TABLES = {
     "`[optim]`": OptimConfig,
     "`[dev]`": DevConfig,
 }
-WITH_TABLES_OF_THEIR_OWN = {"student", "corpus", "views", "teacher", "optim", "dev", "settings"}
+WITH_TABLES_OF_THEIR_OWN = {"student", "corpus", "views", "teacher", "teachers", "optim", "dev", "settings"}
 
 
 @pytest.mark.parametrize("heading", TABLES)

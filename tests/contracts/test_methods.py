@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import json
 from collections.abc import Callable
 from typing import Any
@@ -45,7 +46,7 @@ DEV = [
 ]
 
 # Settings that are too large, or not yet interesting, for a toy; whatever a method lacks is left out.
-SMALL = {"queue_size": 20, "projector_expansion": 2}
+SMALL = {"queue_size": 20, "projector_expansion": 2, "teachers": 2, "rounds": 2}
 
 SWITCHES = [
     ("sct", {}),
@@ -64,6 +65,14 @@ SWITCHES = [
     ("sct-distillation", {"queues": "none"}),
     ("sct-distillation", {"joint": True}),
     ("sct-distillation", {"joint": True, "self_supervised": {"reference": "momentum"}}),
+    ("bsl", {"predictor": "code", "scale": "code"}),
+    ("bsl", {"momentum": 0.5}),
+    ("pcl", {"preset": "pcl_paper"}),
+    ("pcl", {"peer": "tied"}),
+    ("distillcse", {"shuffle": "length", "group_length": 2}),
+    ("distillcse", {"shuffle": "window", "window_stop": 3}),
+    ("distillcse", {"shuffle": "none"}),
+    ("distillcse", {"teacher_weights": [1, 2]}),
 ]
 # Every method with its defaults, and every switch of those that have some.
 CASES = [*((name, {}) for name in METHODS if name != "sct"), *SWITCHES]
@@ -93,6 +102,17 @@ class Teacher:
     def read(self, rows, view):
         table = np.random.default_rng(view).standard_normal((len(TEXTS), self.dimension), dtype=np.float32)
         return table[rows] / np.linalg.norm(table[rows], axis=1, keepdims=True)
+
+
+class WideTeacher(Teacher):
+    """Another, of another width."""
+
+    name, fingerprint, dimension = "somebody", "1" * 64, TEACHER_WIDTH + 4
+
+
+def is_fitted(name: str) -> bool:
+    """Whether a method brings its student to the teacher's width."""
+    return "teacher_dimension" in inspect.signature(METHODS[name].method).parameters
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -125,7 +145,12 @@ def make(make_encoder, corpus) -> Callable[..., tuple[Method, BatchSource]]:
     ) -> tuple[Method, BatchSource]:
         entry = METHODS[name]
         config = from_mapping(entry.config, merge(shrink(entry.config), settings or {}))
-        extra = {"teacher_dimension": TEACHER_WIDTH} if entry.batch_spec.teacher else {}
+        teachers = [Teacher()] if entry.batch_spec.teacher else []
+        if entry.batch_spec.several_teachers:
+            teachers.append(WideTeacher())
+        extra = {"teacher_dimension": TEACHER_WIDTH} if is_fitted(name) else {}
+        if "teacher_count" in inspect.signature(entry.method).parameters:
+            extra["teacher_count"] = len(teachers)
         method = entry.method(make_encoder(), config, seed=1, **extra)
         batches = BatchSource(
             corpus,
@@ -134,7 +159,7 @@ def make(make_encoder, corpus) -> Callable[..., tuple[Method, BatchSource]]:
             batch_size=batch_size,
             seed=5,
             views=ViewsConfig(second="deletion"),
-            teacher=Teacher() if entry.batch_spec.teacher else None,
+            teachers=teachers,
         )
         return method.train(), batches
 
@@ -250,7 +275,7 @@ def test_the_product_loads_as_it_was(make, name, tmp_path):
     method.encoder.save(tmp_path / "copy")
     loaded = SentenceEncoder.load(tmp_path / "copy")
     assert loaded.fingerprint() == method.encoder.fingerprint()
-    assert loaded.dimension == (TEACHER_WIDTH if METHODS[name].batch_spec.teacher else 16)
+    assert loaded.dimension == (TEACHER_WIDTH if is_fitted(name) else 16)
     texts = TEXTS[:5]
     assert np.array_equal(TorchEncoder(loaded).encode(texts), TorchEncoder(method.encoder).encode(texts))
 
@@ -407,6 +432,8 @@ class TestRuns:
         [
             *((name, stops) for name in METHODS for stops in [(2, 3), (6,)]),
             *((name, stops) for name in RECIPES for stops in [(2, 3), (6,), (7,), (5, 3)]),
+            # Two teachers, two students of a first round, and the last: in the first round twice, between rounds.
+            *(("distillcse-rounds", stops) for stops in [(14, 5), (12, 12)]),
         ],
     )
     def test_interrupted_and_resumed_equals_uninterrupted(self, mapping, name, stops, tmp_path):

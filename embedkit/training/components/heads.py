@@ -1,10 +1,48 @@
-"""Heads that stand on an encoder while it trains."""
+"""Heads that stand on an encoder, while it trains or for good."""
 
 from __future__ import annotations
 
 from torch import Tensor, nn
 
-__all__ = ["Projector"]
+from embedkit.modeling.encoder import DenseHead, SentenceEncoder
+from embedkit.training.components.seeding import seeded
+
+__all__ = ["Predictor", "Projector", "fit_head", "training_head"]
+
+_BERT_SCALE = 0.02  # standard deviation of BERT's initialisation
+
+
+class Predictor(nn.Module):
+    """BSL's predictor: MLPs in series, each Linear(D -> kD), ReLU, Linear(kD -> kD), ReLU, Linear(kD -> D).
+
+    Batch normalisation stands before the first or before both activations. It always uses the batch's own
+    statistics and keeps none: a predictor is never evaluated, and a forward pass changes no state. The
+    default is the paper's (BSL, section 3); the authors' code has ``blocks=3, expansion=10, normalised=1``.
+
+    Args:
+        dimension: D.
+        blocks: how many MLPs.
+        expansion: k, hidden width over D.
+        normalised: how many of the two hidden layers of each MLP are batch-normalised.
+    """
+
+    def __init__(self, dimension: int, *, blocks: int = 1, expansion: int = 8, normalised: int = 2) -> None:
+        super().__init__()
+        width = expansion * dimension
+        layers: list[nn.Module] = []
+        for _ in range(blocks):
+            for number, size in enumerate((dimension, width)):
+                layers.append(nn.Linear(size, width))
+                if number < normalised:
+                    layers.append(nn.BatchNorm1d(width, track_running_stats=False))
+                layers.append(nn.ReLU())
+            layers.append(nn.Linear(width, dimension))
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, embeddings: Tensor) -> Tensor:
+        """``(B, D)`` to ``(B, D)``; B is 2 or more."""
+        predicted: Tensor = self.layers(embeddings)
+        return predicted
 
 
 class Projector(nn.Module):
@@ -30,3 +68,22 @@ class Projector(nn.Module):
         """``(B, D)`` to ``(B, D)``."""
         projected: Tensor = self.layers(embeddings)
         return projected
+
+
+def training_head(encoder: SentenceEncoder, *, seed: int) -> DenseHead:
+    """SimCSE's head: Linear(H -> H) and tanh with BERT's initialisation, as its authors' code has it.
+
+    It is no part of the encoder, so that it is not exported.
+    """
+    with seeded(seed):
+        head = DenseHead(encoder.hidden, encoder.hidden)
+        nn.init.normal_(head.linear.weight, std=_BERT_SCALE)
+    nn.init.zeros_(head.linear.bias)
+    return head
+
+
+def fit_head(encoder: SentenceEncoder, dimension: int, *, seed: int) -> None:
+    """Bring an encoder to a teacher's width by Linear(H -> T) and tanh, unless it has that width already."""
+    if encoder.dimension != dimension:
+        with seeded(seed):
+            encoder.set_head(dimension)

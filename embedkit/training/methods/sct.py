@@ -20,9 +20,8 @@ two widths meet). Differs from the authors' code: the two directions are average
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -32,8 +31,9 @@ from torch.nn import functional
 from embedkit.config import setting
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.training.components.cross_view_queues import CrossViewQueues, QueueKind
-from embedkit.training.components.heads import Projector
+from embedkit.training.components.heads import Projector, fit_head
 from embedkit.training.components.moving_average import MovingAverage
+from embedkit.training.components.seeding import seeded
 from embedkit.training.losses.cross_view import Keys, Objective, cross_view_loss
 from embedkit.training.method import Batch, BatchSpec, Method, Presets, StepOutput, View, pooled
 
@@ -126,9 +126,7 @@ class SCTDistillation(Method):
         self, encoder: SentenceEncoder, config: SCTDistillationConfig, *, seed: int, teacher_dimension: int
     ) -> None:
         super().__init__()
-        if encoder.dimension != teacher_dimension:
-            with _seeded(seed):
-                encoder.set_head(teacher_dimension)
+        fit_head(encoder, teacher_dimension, seed=seed)
         self.encoder, self.config = encoder, config
         self.queues = CrossViewQueues(config.queue_size, teacher_dimension, kind=config.queues, seed=seed)
         self.self_supervision = (
@@ -173,7 +171,7 @@ class SelfSupervision(nn.Module):
     def __init__(self, encoder: SentenceEncoder, config: SCTConfig, *, seed: int) -> None:
         super().__init__()
         self.config = config
-        with _seeded(seed):
+        with seeded(seed):
             self.projector = Projector(
                 encoder.hidden, blocks=config.projector_blocks, expansion=config.projector_expansion
             )
@@ -214,14 +212,6 @@ class SelfSupervision(nn.Module):
         """Reference embeddings, in train mode and so with dropout masks of their own."""
         network = encoder if self.average is None else self.average.network
         return functional.normalize(pooled(network, view).float(), dim=1)
-
-
-@contextlib.contextmanager
-def _seeded(seed: int) -> Iterator[None]:
-    """What is initialised inside depends on the seed alone; torch's generator is left as it is."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        yield
 
 
 def _loss_settings(config: SCTConfig | SCTDistillationConfig) -> dict[str, Any]:

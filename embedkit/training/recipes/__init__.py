@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from embedkit.training.checkpoint import TrainState
 from embedkit.training.method import BatchSpec, Presets
 from embedkit.training.methods.sct import SCTDistillation
+from embedkit.training.recipes.distillcse_rounds import PRESETS as ROUNDS_PRESETS
+from embedkit.training.recipes.distillcse_rounds import RoundsConfig, distillcse_rounds
 from embedkit.training.recipes.sct_two_stage import PRESETS, TwoStageConfig, sct_two_stage
 
 __all__ = ["RECIPES", "RecipeEntry"]
@@ -16,7 +19,7 @@ __all__ = ["RECIPES", "RecipeEntry"]
 class RecipeEntry(NamedTuple):
     """A recipe, the class of its settings, the settings for each size, its needs, and where it was published.
 
-    ``batch_spec`` is what the most demanding of its stages needs.
+    ``batch_spec`` is what the most demanding of its stages needs; ``paired`` is as a method's.
     """
 
     config: type[Any]
@@ -24,6 +27,7 @@ class RecipeEntry(NamedTuple):
     presets: Presets
     batch_spec: BatchSpec
     paper: str
+    paired: Presets = MappingProxyType({})
 
 
 RECIPES: dict[str, RecipeEntry] = {
@@ -33,5 +37,12 @@ RECIPES: dict[str, RecipeEntry] = {
         PRESETS,
         SCTDistillation.batch_spec,
         "authors' code of Limkonchotiwat et al., TACL 2023",
+    ),
+    "distillcse-rounds": RecipeEntry(
+        RoundsConfig,
+        distillcse_rounds,
+        ROUNDS_PRESETS,
+        BatchSpec(several_teachers=True),
+        "Xu et al., Findings of EMNLP 2023",
     ),
 }

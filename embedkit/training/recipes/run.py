@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import difflib
-from collections.abc import Iterator, Mapping
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,6 +21,7 @@ from embedkit.training.recipes import RECIPES, RecipeEntry
 from embedkit.training.recipes.stage import Control, Materials, prepare, train_stage
 from embedkit.training.run_folder import RunFolder
 from embedkit.training.students import build_student
+from embedkit.training.teachers import TeacherVectors
 
 __all__ = ["find_method", "resolve", "run"]
 
@@ -30,16 +32,16 @@ def resolve(mapping: Mapping[str, Any], *, source: str = "") -> RunConfig:
     """Lay the method's settings for the student's size under what the user says, and check everything.
 
     Raises:
-        ConfigError: an unknown method or key, a wrong type or value, no teacher where one is needed; all
-            problems at once.
+        ConfigError: an unknown method or key, a wrong type or value, no teacher where one is needed, several
+            where one is taken; all problems at once.
     """
     entry = find_method(mapping.get("method"))
-    merged = _merge(_presets(entry, mapping.get("student")), mapping)
+    merged = _merge(_presets(entry, mapping.get("student"), mapping.get("settings")), mapping)
     problems: list[str] = []
     config = _read(RunConfig, merged, source, problems)
     settings = _read(entry.config, merged.get("settings", {}), f"{source} settings".strip(), problems)
-    if entry.batch_spec.teacher and mapping.get("teacher") is None:
-        problems.append("this method needs a teacher: name one with --teacher or [teacher]")
+    if problem := entry.batch_spec.teacher_problem(_teacher_count(mapping)):
+        problems.append(problem)
     if config is None or problems:
         raise ConfigError(problems)
     return dataclasses.replace(config, settings=to_mapping(settings))
@@ -84,7 +86,8 @@ def run(config: RunConfig, folder: str | Path, control: Control | None = None) -
         if not place.initial.exists():
             encoder.save(place.initial)
         entry = find_method(config.method)
-        materials = prepare(config, control, teacher=entry.batch_spec.teacher)
+        spec = entry.batch_spec
+        materials = prepare(config, control, teacher=spec.teacher or spec.several_teachers)
         settings = from_mapping(entry.config, config.settings)
         if isinstance(entry, RecipeEntry):
             state = entry.function(config, settings, materials, encoder, place, control)
@@ -107,12 +110,11 @@ def _threads(count: int | None) -> Iterator[None]:
 
 
 def _card(config: RunConfig, name: str, materials: Materials, state: TrainState) -> dict[str, Any]:
-    teacher = materials.teacher
     return {
         "name": name,
         "method": config.method,
         "base": config.student.source or f"{config.student.size}, started from {config.student.start}",
-        "teacher": teacher and {"name": teacher.name, "fingerprint": teacher.fingerprint},
+        "teacher": _teacher_card(materials.teachers),
         "corpus": [
             {"name": card.name, "rows": card.rows, "sha256": card.sha256, "licence": card.licence}
             for card in materials.corpus.cards
@@ -127,9 +129,31 @@ def _card(config: RunConfig, name: str, materials: Materials, state: TrainState)
     }
 
 
-def _presets(entry: MethodEntry | RecipeEntry, student: object) -> Mapping[str, Any]:
+def _teacher_card(teachers: Sequence[TeacherVectors]) -> dict[str, Any] | None:
+    """Name and fingerprint; of several teachers together, and of each."""
+    cards = [{"name": teacher.name, "fingerprint": teacher.fingerprint} for teacher in teachers]
+    if len(cards) < 2:
+        return cards[0] if cards else None
+    joined = hashlib.sha256(" ".join(card["fingerprint"] for card in cards).encode()).hexdigest()
+    return {"name": ", ".join(card["name"] for card in cards), "fingerprint": joined, "teachers": cards}
+
+
+def _teacher_count(mapping: Mapping[str, Any]) -> int:
+    """How many teachers a configuration names, before it is known to be well formed."""
+    several = mapping.get("teachers")
+    return len(several) if isinstance(several, list | tuple) else int(mapping.get("teacher") is not None)
+
+
+def _presets(entry: MethodEntry | RecipeEntry, student: object, settings: object) -> Mapping[str, Any]:
+    """The tables of the student's size, and over them those that are paired with a setting chosen."""
     size = student.get("size", "tiny") if isinstance(student, Mapping) else "tiny"
-    return entry.presets.get(size, {}) if isinstance(size, str) else {}
+    presets = entry.presets.get(size, {}) if isinstance(size, str) else {}
+    chosen = settings if isinstance(settings, Mapping) else {}
+    for pair, tables in entry.paired.items():
+        name, _, value = pair.partition("=")
+        if chosen.get(name) == value:
+            presets = _merge(presets, tables)
+    return presets
 
 
 def _read(cls: type[Config], mapping: object, source: str, problems: list[str]) -> Config | None:

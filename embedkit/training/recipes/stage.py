@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,17 +46,17 @@ class Materials:
     """What all stages of a run share."""
 
     corpus: Corpus
-    teacher: TeacherVectors | None
+    teachers: tuple[TeacherVectors, ...]
     dev: ScoredPairs | None
 
 
 def prepare(config: RunConfig, control: Control, *, teacher: bool) -> Materials:
-    """Read the corpus, the teacher's vectors and the development pairs.
+    """Read the corpus, the teachers' vectors and the development pairs.
 
     Args:
         config: of the run.
         control: progress.
-        teacher: whether anything will ask for the teacher's vectors.
+        teacher: whether anything will ask for teacher vectors.
 
     Raises:
         DataError: a source is missing or malformed.
@@ -65,11 +65,11 @@ def prepare(config: RunConfig, control: Control, *, teacher: bool) -> Materials:
     pairs = load_scored_pairs(config.resolve(config.dev.pairs), split="validation") if config.dev.pairs else None
     sources = [dataclasses.replace(source, path=config.resolve(source.path)) for source in config.corpus]
     corpus = Corpus.prepare(sources, Path(config.cache), show_progress=control.show_progress)
-    vectors = None
-    if teacher and config.teacher is not None:
-        found = dataclasses.replace(config.teacher, source=config.resolve(config.teacher.source))
-        vectors = load_vectors(found, corpus, Path(config.cache), show_progress=control.show_progress)
-    return Materials(corpus, vectors, pairs)
+    vectors = []
+    for named in config.every_teacher if teacher else ():
+        found = dataclasses.replace(named, source=config.resolve(named.source))
+        vectors.append(load_vectors(found, corpus, Path(config.cache), show_progress=control.show_progress))
+    return Materials(corpus, tuple(vectors), pairs)
 
 
 def train_stage(
@@ -98,7 +98,7 @@ def train_stage(
         ConfigError: the method needs what the run does not have.
         TrainingError, CheckpointError, StorageError: see :func:`~embedkit.training.loop.train`.
     """
-    method = _build(METHODS[method_name].method, encoder, settings, config.seed, materials.teacher)
+    method = _build(METHODS[method_name].method, encoder, settings, config.seed, materials.teachers)
     _move(method, config.device)
     batches = stage_batches(method_name, optim, config, materials, encoder)
     loop = LoopConfig(
@@ -136,7 +136,7 @@ def stage_batches(
         batch_size=optim.batch_size,
         seed=config.seed,
         views=config.views,
-        teacher=materials.teacher,
+        teachers=materials.teachers,
     )
 
 
@@ -145,14 +145,17 @@ def _build(
     encoder: SentenceEncoder,
     settings: Any,
     seed: int,
-    teacher: TeacherVectors | None,
+    teachers: Sequence[TeacherVectors],
 ) -> Method:
-    """Methods that distil are told the width of the teacher's vectors."""
+    """Methods that distil are told the width of the teacher's vectors, or how many teachers there are."""
+    if problem := method.batch_spec.teacher_problem(len(teachers)):
+        raise ConfigError(problem)
     extra: dict[str, Any] = {"seed": seed}
-    if "teacher_dimension" in inspect.signature(method).parameters:
-        if teacher is None:
-            raise ConfigError("this method needs a teacher: name one with --teacher or [teacher]")
-        extra["teacher_dimension"] = teacher.dimension
+    wanted = inspect.signature(method).parameters
+    if "teacher_dimension" in wanted:
+        extra["teacher_dimension"] = teachers[0].dimension
+    if "teacher_count" in wanted:
+        extra["teacher_count"] = len(teachers)
     return method(encoder, settings, **extra)
 
 

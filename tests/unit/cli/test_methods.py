@@ -33,7 +33,8 @@ def test_defaults_are_those_of_a_run(capsys, name, size):
         {"method": name, "student": {"size": size}, "corpus": [{"path": "a"}], "teacher": {"source": "t"}}
     )
     assert defaults(found["settings"]) == json.loads(json.dumps(config.settings))
-    assert all(getattr(config.optim, key) == value for key, value in found["optim"].items())
+    for table in ("student", "optim", "dev"):
+        assert all(getattr(getattr(config, table), key) == value for key, value in found[table].items())
 
 
 def defaults(rows):
@@ -44,14 +45,28 @@ def defaults(rows):
     }
 
 
+@pytest.mark.parametrize(
+    ("name", "needs"),
+    [
+        ("sct", "2 views"),
+        ("pcl", "1 view, 9 positives"),
+        ("mse", "1 view, teacher"),
+        ("distillcse", "1 view, teachers"),
+    ],
+)
+def test_needs_are_told(capsys, name, needs):
+    assert main(["methods", name, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)[name]["needs"] == needs
+
+
 @pytest.mark.parametrize("name", TABLE)
 def test_settings_of_one_are_shown_as_set_takes_them(capsys, name):
     assert main(["methods", name]) == 0
     heading, *lines = capsys.readouterr().out.splitlines()
     assert heading.startswith(f"{name}: ")
     shown = [line.split()[0] for line in lines]
-    assert all(key.startswith(("settings.", "optim.")) for key in shown)
-    assert len(shown) == len(set(shown)) > 5
+    assert all(key.startswith(("settings.", "student.", "optim.", "dev.")) for key in shown)
+    assert len(shown) == len(set(shown)) > 4
 
 
 def test_a_slip_gets_a_suggestion(capsys):

@@ -39,7 +39,7 @@ def make(make_corpus, sentences, tokenizer):
             batch_size=batch_size,
             seed=seed,
             views=ViewsConfig(**about),
-            teacher=RowNumbers() if teacher else None,
+            teachers=[RowNumbers()] if teacher else [],
         )
 
     return make
@@ -101,7 +101,7 @@ def test_one_column_serves_both_views_and_is_read_once(make, monkeypatch):
     monkeypatch.setattr(type(source._tokenizer), "tokenize", lambda *a: tokenized.append(1) or tokenize(*a))
     batch = source.batch(0)
     assert batch.teacher[0] is batch.teacher[1]
-    assert (len(tokenized), source._teacher.asked) == (1, 1)
+    assert (len(tokenized), source._teachers[0].asked) == (1, 1)
     assert rows_of(batch.views[0]) == rows_of(batch.views[1])
 
 

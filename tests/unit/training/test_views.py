@@ -69,13 +69,67 @@ def test_repetition_adds_copies_as_far_as_there_is_room(ids, rate, seed):
     assert not Counter(ids) - Counter(found)
 
 
-@pytest.mark.parametrize("name", AUGMENTATIONS)
+@given(texts, rates, seeds)
+def test_shuffle_is_a_permutation(ids, rate, seed):
+    assert Counter(view(ids, "shuffle", rate, seed)) == Counter(ids)
+
+
+def test_shuffle_reaches_every_order():
+    ids = [CLS, 10, 11, 12, SEP]
+    assert len({tuple(view(ids, "shuffle", 0.2, seed)) for seed in range(200)}) == 6
+
+
+@given(texts, rates, seeds)
+def test_inversion_reverses_and_twice_gives_the_text_back(ids, rate, seed):
+    found = view(ids, "inversion", rate, seed)
+    assert found == [CLS, *reversed(ids[1:-1]), SEP]
+    assert view(found, "inversion", rate, seed) == ids
+
+
+@pytest.mark.parametrize(
+    ("rate", "length", "touched"),
+    [
+        (0.2, 1, 0),
+        (0.2, 2, 0),
+        (0.2, 3, 1),
+        (0.2, 7, 1),
+        (0.2, 8, 2),
+        (0.2, 10, 2),
+        (0.5, 3, 2),
+        (0.5, 5, 2),
+        (0.5, 7, 4),
+    ],
+)
+def test_shares_are_rounded_and_halves_go_to_the_even_number(rate, length, touched):
+    ids = [CLS, *range(10, 10 + length), SEP]
+    assert len(ids) - len(view(ids, "deletion", rate, 0)) == touched
+    assert len(view(ids, "repetition", rate, 0)) - len(ids) == touched
+
+
+def test_a_full_text_gets_no_repetition():
+    ids = [CLS, *range(10, 10 + LONGEST - 2), SEP]
+    assert view(ids, "repetition", 0.2, 0) == ids
+
+
+def test_repetition_copies_any_piece_to_any_place():
+    inner = [10, 11, 12]
+    found = {tuple(view([CLS, *inner, SEP], "repetition", 0.2, seed)[1:-1]) for seed in range(300)}
+    assert found == {(*inner[:place], piece, *inner[place:]) for piece in inner for place in range(4)}
+
+
+def test_deletion_drops_any_piece():
+    ids = [CLS, 10, 11, 12, SEP]
+    found = {tuple(view(ids, "deletion", 0.2, seed)) for seed in range(100)}
+    assert found == {(CLS, 11, 12, SEP), (CLS, 10, 12, SEP), (CLS, 10, 11, SEP)}
+
+
+@pytest.mark.parametrize("name", sorted(set(AUGMENTATIONS) - {"shuffle", "inversion"}))
 def test_two_pieces_stay_at_the_usual_rate(name):
     ids = [CLS, 10, 11, SEP]
     assert all(view(ids, name, ViewsConfig().rate, seed) == ids for seed in range(20))
 
 
-@pytest.mark.parametrize("name", ["deletion", "repetition", "span"])
+@pytest.mark.parametrize("name", ["shuffle", "deletion", "repetition", "span"])
 def test_seeds_give_different_views(name):
     ids = [CLS, *range(10, 20), SEP]
     assert len({tuple(view(ids, name, 0.3, seed)) for seed in range(30)}) > 5
@@ -86,7 +140,15 @@ def test_without_special_tokens_there_is_nothing_between(ids):
     assert view(ids, "deletion", 1.0, 0) == ids
 
 
-@pytest.mark.parametrize("mapping", [{"first": "back-translation"}, {"rate": 0}, {"rate": 1.1}])
+@pytest.mark.parametrize("name", AUGMENTATIONS)
+def test_every_augmentation_can_be_configured(name):
+    config = from_mapping(ViewsConfig, {"first": name, "second": name, "positives": ["none", name]})
+    assert config.positives == ("none", name)
+
+
+@pytest.mark.parametrize(
+    "mapping", [{"first": "back-translation"}, {"rate": 0}, {"rate": 1.1}, {"positives": ["none", "shufle"]}]
+)
 def test_the_table_is_checked(mapping):
     with pytest.raises(ConfigError):
         from_mapping(ViewsConfig, mapping)

@@ -1,0 +1,24 @@
+"""transformers without its progress bars and reports."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from transformers.utils import logging as transformers_logging
+
+__all__ = ["quiet_transformers"]
+
+
+@contextlib.contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """No progress bars and no report of unused weights; what matters of it becomes an error of ours."""
+    verbosity, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+        if bars:
+            transformers_logging.enable_progress_bar()

@@ -1,0 +1,48 @@
+"""Control and generalisation: both views of a sentence learn how a teacher ranks the past.
+
+Source: ConGen (Limkonchotiwat et al., Findings of EMNLP 2022), its distillation objective; keys as in
+the authors' code, which scores against the queue *and* the current batch (K + B keys).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from embedkit.training.losses.cross_view import Keys, similarity_logits
+
+__all__ = ["congen_loss"]
+
+
+def congen_loss(
+    students: tuple[Tensor, Tensor],
+    keys: Keys,
+    *,
+    temperature: float,
+    teacher_temperature: float,
+    control: float = 0.5,
+) -> Tensor:
+    """Cross-entropy of each view's similarity distribution with the teacher's of view 1.
+
+    With Q the keys and t their batch part: ``p = softmax(t Q / teacher_temperature)`` is learnt by
+    ``softmax(s1 Q / temperature)`` (control) and ``softmax(s2 Q / temperature)`` (generalisation). No
+    gradient reaches the keys.
+
+    Args:
+        students: s1, s2, each ``(B, T) float, unit rows``.
+        keys: past teacher vectors and those of the batch, of view 1.
+        temperature: of the student's distributions.
+        teacher_temperature: of the teacher's distribution.
+        control: weight of view 1, in [0, 1]; view 2 has the rest.
+
+    Returns:
+        a scalar, summed over keys and averaged over the batch.
+    """
+    keys = Keys(keys.queue.detach(), keys.batch.detach())
+    with torch.no_grad():
+        target = similarity_logits(keys.batch, keys, teacher_temperature).softmax(dim=1)
+    first, second = (
+        functional.cross_entropy(similarity_logits(student, keys, temperature), target) for student in students
+    )
+    return control * first + (1 - control) * second

@@ -1,0 +1,102 @@
+"""BSL: bootstrapped sentence representations, without negatives.
+
+An online encoder with a predictor on top learns to predict what a target encoder makes of another view
+of the same sentence. The target is a slow moving average of the online encoder, so there is always
+something a little better to predict, and no negatives are needed to keep embeddings apart. The
+predictor is dropped afterwards.
+
+Source: Zhang et al., "Bootstrapped Unsupervised Sentence Representation Learning", ACL 2021, equations
+1 to 4; what its text leaves open is taken from the authors' code.
+
+Differs from the paper: equation 3, printed with the sign of an ascent, is a descent. Differs from the
+authors' code: predictor and scale of the loss are the paper's (``predictor``, ``scale``); selection
+looks at the cosine alone, not at the best of four similarities; batch normalisation keeps no running
+statistics, which nothing would read.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from embedkit.config import setting
+from embedkit.modeling.encoder import SentenceEncoder
+from embedkit.training.components.heads import Predictor
+from embedkit.training.components.moving_average import MovingAverage
+from embedkit.training.components.seeding import seeded
+from embedkit.training.losses.bootstrap import Scale, bootstrap_loss
+from embedkit.training.method import Batch, BatchSpec, Method, Presets, StepOutput, View, pooled
+
+__all__ = ["BSL", "BSLConfig"]
+
+_PREDICTORS = {
+    "paper": {"blocks": 1, "expansion": 8, "normalised": 2},
+    "code": {"blocks": 3, "expansion": 10, "normalised": 1},
+}
+# Published for BERT-base alone; the paper gives nothing for smaller encoders.
+_PRESET: Mapping[str, Mapping[str, Any]] = {
+    "optim": {
+        "lr": 5e-4,
+        "batch_size": 64,
+        "epochs": 1,
+        "weight_decay": 0.0,
+        "epsilon": 1e-8,
+        "correct_bias": True,
+    },
+    "student": {"max_length": 64},
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BSLConfig:
+    """Settings of BSL; the defaults are the paper's for unsupervised training."""
+
+    predictor: Literal["paper", "code"] = setting(
+        "paper", "one MLP, with optim.lr 5e-4; the authors' code has three in series, with 1e-4"
+    )
+    momentum: float = setting(
+        0.999, "share of the target kept in a step; 0.9999 to post-train", minimum=0, maximum=1
+    )
+    scale: Scale = setting("paper", "of the loss; the authors' code has four times the gradient")
+
+
+class BSL(Method):
+    """Bootstrapping of an encoder without a head from two views."""
+
+    batch_spec: ClassVar[BatchSpec] = BatchSpec(views=2, rows=2)
+    presets: ClassVar[Presets] = dict.fromkeys(("tiny", "mini", "small"), _PRESET)
+    paired: ClassVar[Presets] = {"predictor=code": {"optim": {"lr": 1e-4}}}
+
+    def __init__(self, encoder: SentenceEncoder, config: BSLConfig, *, seed: int) -> None:
+        super().__init__()
+        encoder.set_head(None)
+        self.encoder, self.config = encoder, config
+        self.target = MovingAverage(encoder, momentum=config.momentum)
+        with seeded(seed):
+            self.predictor = Predictor(encoder.hidden, **_PREDICTORS[config.predictor])
+
+    def forward(self, batch: Batch) -> StepOutput:
+        """Both views' distance from what the target makes of the other."""
+        first, second = batch.views
+        predictions = self._predict(first), self._predict(second)
+        return StepOutput(
+            bootstrap_loss(predictions, (self._aim(first), self._aim(second)), scale=self.config.scale)
+        )
+
+    def after_step(self, outputs: Sequence[StepOutput]) -> None:  # noqa: ARG002 - the weights say it all
+        """Let the target follow the encoder, one move for each optimizer step."""
+        self.target.update(self.encoder)
+
+    def _predict(self, view: View) -> Tensor:
+        """A view at a time, so that batch normalisation sees each view alone."""
+        predictions: Tensor = self.predictor(pooled(self.encoder, view))
+        return predictions
+
+    @torch.no_grad()
+    def _aim(self, view: View) -> Tensor:
+        """Target embeddings, in train mode and so with dropout of their own."""
+        return pooled(self.target.network, view)

@@ -1,0 +1,112 @@
+"""PCL: peer-contrastive learning with diverse augmentations.
+
+Every sentence gets many positives of different kinds, so that the encoder cannot take the trace of one
+augmentation for meaning: a copy under other dropout, and copies with word pieces shuffled, reversed,
+deleted and repeated. A peer network of the same form learns beside the encoder, both by contrast and
+by agreeing with each other on which texts are similar. Peer and heads are dropped afterwards.
+
+Source: Wu et al., "PCL: Peer-Contrastive Learning with Diverse Augmentations for Unsupervised Sentence
+Embeddings", EMNLP 2022, equations 1 to 6, and the authors' code. ``preset`` says whose losses are used:
+``pcl_code`` or ``pcl_paper``.
+
+Differs from the paper: augmentations touch word pieces, as in the authors' code, not words; the first
+term of equation 5 compares each network's own distribution, as prose and code have it; with ``pcl_code``
+the divergence is averaged over entries, and the contrast is SimCSE on the dropout copy plus a binary
+cross-entropy over all positives. Differs from the authors' code: the peer has a head of its own and
+the encoder's pooling, as the paper says, and sees the attention mask, which the code leaves out;
+deletion drops the piece it picked, not the first of that value. Not here: the ablation that freezes a
+trained SimCSE as the peer.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from embedkit.config import setting
+from embedkit.modeling.encoder import DenseHead, SentenceEncoder
+from embedkit.training.components.seeding import seeded
+from embedkit.training.losses.peer_contrast import (
+    Embedded,
+    Reduction,
+    cooperation_loss,
+    copy_contrast_loss,
+    every_positive_contrast_loss,
+)
+from embedkit.training.method import Batch, BatchSpec, Method, Presets, StepOutput, pooled
+from embedkit.training.optim import TRAINER_OPTIM
+
+__all__ = ["PCL", "PCLConfig"]
+
+
+class _Losses(NamedTuple):
+    """How cooperation is reduced, and the contrast of one network."""
+
+    reduction: Reduction
+    contrast: Callable[..., Tensor]
+
+
+_LOSSES = {
+    "pcl_code": _Losses("entry", copy_contrast_loss),
+    "pcl_paper": _Losses("sentence", every_positive_contrast_loss),
+}
+# Published for BERT-base alone (BERT-large: lr 1e-5, a tied peer, 4 positives); nothing for smaller encoders.
+_PRESET: Mapping[str, Mapping[str, Any]] = {
+    "optim": {**TRAINER_OPTIM, "lr": 3e-5, "batch_size": 64, "epochs": 1},
+    "student": {"pooling": "cls", "max_length": 32},
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PCLConfig:
+    """Settings of PCL; the positives are named in ``views.positives``."""
+
+    preset: Literal["pcl_code", "pcl_paper"] = setting(
+        "pcl_code", "whose losses: the authors' code's or the paper's"
+    )
+    temperature: float = setting(0.05, "of all similarity distributions", above=0)
+    peer: Literal["untied", "tied"] = setting(
+        "untied", "tied: the encoder itself in a second pass with other dropout, the paper's choice for large ones"
+    )
+    cooperation: float = setting(1.0, "weight of the networks' agreement; 0 is an ablation", minimum=0)
+    contrast: float = setting(1.0, "beta, weight of the contrast of each network", above=0)
+
+
+class PCL(Method):
+    """Peer contrast of an encoder without a head, with one view for the anchor and one for each positive."""
+
+    batch_spec: ClassVar[BatchSpec] = BatchSpec(
+        views=1, positives=("none", *("shuffle", "inversion", "deletion", "repetition") * 2), rows=2
+    )
+    presets: ClassVar[Presets] = dict.fromkeys(("tiny", "mini", "small"), _PRESET)
+
+    def __init__(self, encoder: SentenceEncoder, config: PCLConfig, *, seed: int) -> None:
+        super().__init__()
+        encoder.set_head(None)
+        self.encoder, self.config = encoder, config
+        tied = config.peer == "tied"
+        self.peer = None if tied else copy.deepcopy(encoder)
+        with seeded(seed):
+            self.head = DenseHead(encoder.hidden, encoder.hidden)
+            self.peer_head = None if tied else DenseHead(encoder.hidden, encoder.hidden)
+
+    def forward(self, batch: Batch) -> StepOutput:
+        """Cooperation of both networks, and the contrast of each."""
+        main = _embed(self.encoder, self.head, batch)
+        peer = _embed(self.peer or self.encoder, self.peer_head or self.head, batch)
+        losses, temperature = _LOSSES[self.config.preset], self.config.temperature
+        cooperation = cooperation_loss(main, peer, temperature=temperature, reduction=losses.reduction)
+        contrast = losses.contrast(main, temperature=temperature) + losses.contrast(peer, temperature=temperature)
+        loss = self.config.cooperation * cooperation + self.config.contrast * contrast
+        return StepOutput(loss, {"cooperation": cooperation.detach(), "contrast": contrast.detach()})
+
+
+def _embed(encoder: SentenceEncoder, head: nn.Module, batch: Batch) -> Embedded:
+    """One network's embeddings of the anchors and of their positives, through its head."""
+    anchors, *positives = (head(pooled(encoder, view)) for view in batch.views)
+    return Embedded(anchors, torch.stack(positives, dim=1))

@@ -1,0 +1,134 @@
+"""BSL's loss against nested loops, one cosine at a time, and its predictor against matrices of numbers."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from embedkit.training.components.heads import Predictor
+from embedkit.training.losses.bootstrap import bootstrap_loss
+
+
+def cosine(a, b):
+    dot = sum(float(x) * float(y) for x, y in zip(a, b, strict=True))
+    return dot / math.sqrt(sum(float(x) ** 2 for x in a)) / math.sqrt(sum(float(y) ** 2 for y in b))
+
+
+def reference_loss(predictions, targets, scale="paper"):
+    """L of the paper, or what the authors' code minimises."""
+    (z1, z2), (h1, h2) = predictions, targets
+    total = 0.0
+    for i in range(len(z1)):
+        there, back = cosine(z1[i], h2[i]), cosine(z2[i], h1[i])
+        total += -there / 2 - back / 2 if scale == "paper" else (2 - 2 * there) + (2 - 2 * back)
+    return total / len(z1)
+
+
+def sample(seed=0, batch=3, width=4):
+    """z1, z2; h1, h2."""
+    rows = torch.randn(4, batch, width, generator=torch.Generator().manual_seed(seed))
+    return (rows[0], rows[1]), (rows[2], rows[3])
+
+
+@pytest.mark.parametrize("scale", ["paper", "code"])
+@given(seed=st.integers(0, 2**32), batch=st.integers(1, 5), width=st.integers(2, 6))
+@settings(max_examples=25, deadline=None)
+def test_equals_the_paper(scale, seed, batch, width):
+    predictions, targets = sample(seed, batch, width)
+    found = bootstrap_loss(predictions, targets, scale=scale)
+    assert found.item() == pytest.approx(reference_loss(predictions, targets, scale), abs=1e-5)
+
+
+@pytest.mark.parametrize("scale", ["paper", "code"])
+def test_gradient_equals_differences_of_the_reference(scale):
+    predictions, targets = sample()
+    predictions = tuple(view.clone().requires_grad_() for view in predictions)
+    bootstrap_loss(predictions, targets, scale=scale).backward()
+    step = 1e-4
+    for view in (0, 1):
+        for place in [(0, 0), (1, 2), (2, 3)]:
+            values = []
+            for sign in (1, -1):
+                moved = [z.detach().double() for z in predictions]
+                moved[view][place] += sign * step
+                values.append(reference_loss(moved, targets, scale))
+            slope = (values[0] - values[1]) / (2 * step)
+            assert predictions[view].grad[place].item() == pytest.approx(slope, abs=1e-5)
+
+
+def test_no_gradient_reaches_the_targets():
+    predictions, targets = (tuple(t.clone().requires_grad_() for t in pair) for pair in sample())
+    bootstrap_loss(predictions, targets).backward()
+    assert all(target.grad is None for target in targets)
+    assert all(z.grad.abs().sum() > 0 for z in predictions)
+
+
+@pytest.mark.parametrize(("scale", "best", "worst"), [("paper", -1, 1), ("code", 0, 8)])
+def test_bounds(scale, best, worst):
+    (z1, z2), _ = sample()
+    assert bootstrap_loss((z1, z2), (2 * z2, 3 * z1), scale=scale).item() == pytest.approx(best, abs=1e-5)
+    assert bootstrap_loss((z1, z2), (-z2, -z1), scale=scale).item() == pytest.approx(worst, abs=1e-5)
+
+
+def test_each_view_meets_the_target_of_the_other():
+    (z1, z2), (h1, h2) = sample()
+    assert bootstrap_loss((z1, z2), (h1, h2)).item() != pytest.approx(bootstrap_loss((z1, z2), (h2, h1)).item())
+
+
+def test_stays_float32_under_autocast():
+    predictions, targets = sample()
+    half = tuple(view.bfloat16() for view in predictions)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = bootstrap_loss(half, targets)
+    assert found.dtype == torch.float32
+    assert found.item() == pytest.approx(reference_loss(half, targets), abs=1e-5)
+
+
+def linear(rows, layer):
+    weight, bias = layer.weight.tolist(), layer.bias.tolist()
+    return [
+        [b + sum(w * x for w, x in zip(line, row, strict=True)) for line, b in zip(weight, bias, strict=True)]
+        for row in rows
+    ]
+
+
+def normalise_columns(rows, epsilon=1e-5):
+    columns = []
+    for column in zip(*rows, strict=True):
+        mean = sum(column) / len(column)
+        variance = sum((value - mean) ** 2 for value in column) / len(column)
+        columns.append([(value - mean) / math.sqrt(variance + epsilon) for value in column])
+    return [list(row) for row in zip(*columns, strict=True)]
+
+
+def relu(rows):
+    return [[max(0.0, value) for value in row] for row in rows]
+
+
+def reference_predictor(rows, layers, *, normalised):
+    """The MLPs one after the other; ``layers`` are the linear layers in order."""
+    for first, second, third in zip(layers[::3], layers[1::3], layers[2::3], strict=True):
+        rows = linear(rows, first)
+        rows = relu(normalise_columns(rows))
+        rows = linear(rows, second)
+        rows = relu(normalise_columns(rows) if normalised == 2 else rows)
+        rows = linear(rows, third)
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("blocks", "expansion", "normalised"), [(1, 8, 2), (3, 10, 1)], ids=["paper", "authors' code"]
+)
+def test_predictor_equals_the_paper(blocks, expansion, normalised):
+    torch.manual_seed(0)
+    predictor = Predictor(3, blocks=blocks, expansion=expansion, normalised=normalised)
+    layers = [layer for layer in predictor.layers if isinstance(layer, nn.Linear)]
+    assert [layer.out_features for layer in layers] == [3 * expansion, 3 * expansion, 3] * blocks
+    rows = torch.randn(5, 3)
+    expected = reference_predictor(rows.tolist(), layers, normalised=normalised)
+    assert torch.allclose(predictor(rows), torch.tensor(expected), atol=1e-4)

@@ -1,0 +1,266 @@
+"""DistillCSE's shuffling and loss against nested loops written from the paper."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from embedkit.training.losses.shuffling import (
+    group_of_length,
+    group_of_mass,
+    group_window,
+    shuffle_within_groups,
+)
+from embedkit.training.losses.similarity_distillation import (
+    average_cosines,
+    cosines_with_others,
+    similarity_distillation_loss,
+)
+
+SEEDS = st.integers(0, 2**32)
+MASSES = st.sampled_from([0.05, 0.08, 0.1, 0.12, 0.15, 0.3, 0.7, 1.0])
+
+
+def cosine(a, b):
+    product = sum(x * y for x, y in zip(a, b, strict=True))
+    return product / math.sqrt(sum(x * x for x in a)) / math.sqrt(sum(y * y for y in b))
+
+
+def softmax(values):
+    weights = [math.exp(value) for value in values]
+    return [weight / sum(weights) for weight in weights]
+
+
+def reference_group_count(mass):
+    whole = math.floor(1 / mass)
+    return whole + 1 if whole * mass < 1 else whole
+
+
+def reference_groups(ranked, mass):
+    """The first group whose upper limit the cumulative mass is strictly below; the last takes the rest."""
+    count, reached, groups = reference_group_count(mass), 0.0, []
+    for probability in softmax(ranked):
+        reached += probability
+        below = [group for group in range(count) if reached < (group + 1) * mass]
+        groups.append(below[0] if below else count - 1)
+    return groups
+
+
+def reference_members(row, mass):
+    """Group -> the columns that belong to it."""
+    columns = sorted(range(len(row)), key=lambda column: -row[column])
+    members = {}
+    for column, group in zip(columns, reference_groups([row[c] for c in columns], mass), strict=True):
+        members.setdefault(group, set()).add(column)
+    return members
+
+
+def reference_distillation(students, teachers, weights, temperature, teacher_temperature):
+    """l_distill over full matrices, whose diagonal is left out by an if."""
+    total = 0.0
+    for i, anchor in enumerate(students):
+        others = [j for j in range(len(students)) if j != i]
+        t = [sum(w * cosine(rows[i], rows[j]) for w, rows in zip(weights, teachers, strict=True)) for j in others]
+        q = softmax([value / teacher_temperature for value in t])
+        p = softmax([cosine(anchor, students[j]) / temperature for j in others])
+        total += -sum(a * math.log(b) for a, b in zip(q, p, strict=True))
+    return total / len(students)
+
+
+def scores(seed, rows, columns, scale=0.3):
+    generator = torch.Generator().manual_seed(seed)
+    return scale * torch.randn(rows, columns, generator=generator, dtype=torch.float64)
+
+
+class TestShuffling:
+    @given(SEEDS, st.integers(1, 4), st.integers(1, 70), MASSES, st.sampled_from([0.06, 0.5, 3.0]))
+    @settings(max_examples=60, deadline=None)
+    def test_values_move_only_inside_the_papers_groups(self, seed, rows, columns, mass, scale):
+        before = scores(seed, rows, columns, scale)
+        torch.manual_seed(seed % 1000)
+        after = shuffle_within_groups(before, partial(group_of_mass, mass=mass))
+        for old, new in zip(before.tolist(), after.tolist(), strict=True):
+            assert sorted(old) == sorted(new)
+            for members in reference_members(old, mass).values():
+                assert {old[column] for column in members} == {new[column] for column in members}
+
+    @given(SEEDS, st.integers(1, 70), MASSES, st.sampled_from([0.06, 0.5, 3.0]))
+    @settings(max_examples=60, deadline=None)
+    def test_groups_are_the_papers(self, seed, columns, mass, scale):
+        ranked = scores(seed, 3, columns, scale).sort(dim=1, descending=True)[0]
+        found = group_of_mass(ranked, mass)
+        assert found.tolist() == [reference_groups(row, mass) for row in ranked.tolist()]
+
+    @pytest.mark.parametrize(
+        ("mass", "count"), [(0.1, 10), (0.08, 13), (0.12, 9), (0.15, 7), (0.05, 20), (1.0, 1), (1 / 49, 49)]
+    )
+    def test_the_last_group_takes_what_is_left(self, mass, count):
+        """Of many small scores every group has some; U = 1, rounded up or down, is in the last."""
+        for dtype in (torch.float32, torch.float64):
+            groups = group_of_mass(torch.zeros(1, 5000, dtype=dtype), mass)
+            assert groups.unique().tolist() == list(range(count))
+
+    def test_a_heavy_top_leaves_the_first_group_empty_and_skips_more(self):
+        ranked = torch.tensor([[3.0, 0.0, 0.0, -9.0]])  # masses 0.91, 0.045, 0.045 and hardly anything
+        assert group_of_mass(ranked, 0.1).tolist() == [[9, 9, 9, 9]]
+        assert group_of_mass(ranked, 0.3).tolist() == [[3, 3, 3, 3]]
+        assert group_of_mass(torch.tensor([[1.0, 0.9, 0.0, 0.0]]), 0.25).tolist() == [[1, 2, 3, 3]]
+
+    def test_a_rank_that_reaches_a_limit_is_in_the_next_group(self):
+        assert group_of_mass(torch.zeros(1, 4), 0.25).tolist() == [[1, 2, 3, 3]]
+
+    def test_a_batch_of_64_is_shuffled_in_windows_of_about_six(self):
+        """The sizes simulated with the paper's statistics of logits."""
+        torch.manual_seed(0)
+        ranked = (0.27 + 0.064 * torch.randn(2000, 63)).sort(dim=1, descending=True)[0]
+        groups = group_of_mass(ranked, 0.1)
+        sizes = [(groups == group).sum(dim=1).double().mean().item() for group in range(10)]
+        assert sizes == pytest.approx([5, 6, 6, 6, 6, 7, 6, 7, 6, 8], abs=0.8)
+
+    def test_a_tiny_mass_changes_nothing(self):
+        before = scores(0, 5, 20)
+        assert torch.equal(shuffle_within_groups(before, partial(group_of_mass, mass=1e-6)), before)
+
+    def test_mass_one_shuffles_the_whole_row_uniformly(self):
+        torch.manual_seed(0)
+        rows = torch.tensor([0.3, 0.2, 0.1]).repeat(6000, 1)
+        after = shuffle_within_groups(rows, partial(group_of_mass, mass=1.0))
+        _, counts = after.unique(dim=0, return_counts=True)
+        assert len(counts) == 6
+        assert (counts - 1000).abs().max() < 150  # five standard deviations
+
+    def test_rows_and_calls_are_shuffled_each_on_its_own(self):
+        torch.manual_seed(0)
+        rows = torch.linspace(0.5, -0.5, 30).repeat(2, 1)
+        grouping = partial(group_of_mass, mass=0.5)
+        first, second = shuffle_within_groups(rows, grouping), shuffle_within_groups(rows, grouping)
+        assert not torch.equal(first[0], first[1])
+        assert not torch.equal(first, second)
+
+    def test_torchs_generator_alone_decides(self):
+        rows, grouping = scores(1, 4, 30), partial(group_of_mass, mass=0.3)
+        torch.manual_seed(5)
+        first = shuffle_within_groups(rows, grouping)
+        torch.manual_seed(5)
+        assert torch.equal(shuffle_within_groups(rows, grouping), first)
+
+    def test_ties_are_kept_apart(self):
+        """Equal scores lose none and gain none."""
+        rows = torch.tensor([[0.2, 0.2, 0.2, 0.1, 0.1]])
+        after = shuffle_within_groups(rows, partial(group_of_mass, mass=0.5))
+        assert after.sort(dim=1)[0].tolist() == rows.sort(dim=1)[0].tolist()
+
+    def test_no_gradient_flows_through(self):
+        rows = scores(0, 3, 6).requires_grad_()
+        assert not shuffle_within_groups(rows, partial(group_of_mass, mass=0.5)).requires_grad
+
+    @given(SEEDS, st.integers(1, 20), st.integers(1, 8))
+    @settings(max_examples=20, deadline=None)
+    def test_groups_of_equal_length(self, seed, columns, length):
+        found = group_of_length(scores(seed, 2, columns), length)
+        assert found.tolist() == [[rank // length for rank in range(columns)]] * 2
+
+    @given(SEEDS, st.integers(1, 20), st.integers(0, 8), st.integers(1, 30))
+    @settings(max_examples=20, deadline=None)
+    def test_a_window_leaves_all_other_ranks(self, seed, columns, start, length):
+        before = scores(seed, 3, columns)
+        torch.manual_seed(0)
+        after = shuffle_within_groups(before, partial(group_window, start=start, stop=start + length))
+        for old, new in zip(before.tolist(), after.tolist(), strict=True):
+            order = sorted(range(columns), key=lambda column: -old[column])
+            assert sorted(old) == sorted(new)
+            for rank, column in enumerate(order):
+                assert start <= rank < start + length or new[column] == old[column]
+
+
+def sample(seed=0, batch=4, width=3, teachers=2):
+    """Students, and teachers of different widths."""
+    generator = torch.Generator().manual_seed(seed)
+    return (
+        torch.randn(batch, width, generator=generator),
+        [torch.randn(batch, width + number, generator=generator) for number in range(teachers)],
+    )
+
+
+class TestLoss:
+    @given(SEEDS, st.integers(2, 5), st.integers(2, 4), st.integers(1, 3))
+    @settings(max_examples=30, deadline=None)
+    def test_equals_the_paper(self, seed, batch, width, count):
+        students, teachers = sample(seed, batch, width, count)
+        weights = [1 / count] * count
+        found = similarity_distillation_loss(
+            cosines_with_others(students),
+            average_cosines(teachers, weights),
+            temperature=0.2,
+            teacher_temperature=0.1,
+        )
+        plain = students.tolist(), [rows.tolist() for rows in teachers]
+        expected = reference_distillation(*plain, weights, 0.2, 0.1)
+        assert found.item() == pytest.approx(expected, rel=1e-4, abs=1e-4)
+
+    def test_mixed_sizes_have_their_weights(self):
+        students, teachers = sample(teachers=3)
+        weights = [0.33 / 2, 0.33 / 2, 0.67]
+        found = similarity_distillation_loss(
+            cosines_with_others(students),
+            average_cosines(teachers, weights),
+            temperature=0.2,
+            teacher_temperature=0.1,
+        )
+        plain = students.tolist(), [rows.tolist() for rows in teachers]
+        assert found.item() == pytest.approx(reference_distillation(*plain, weights, 0.2, 0.1), abs=1e-4)
+
+    @given(SEEDS, st.integers(1, 7), st.integers(2, 5))
+    @settings(max_examples=25, deadline=None)
+    def test_the_diagonal_is_left_out_and_the_order_kept(self, seed, batch, width):
+        rows, _ = sample(seed, batch, width, 0)
+        plain = rows.tolist()
+        expected = [[cosine(a, b) for j, b in enumerate(plain) if j != i] for i, a in enumerate(plain)]
+        found = cosines_with_others(rows)
+        assert found.shape == (batch, batch - 1)
+        for found_row, expected_row in zip(found.tolist(), expected, strict=True):
+            assert found_row == pytest.approx(expected_row, abs=1e-5)
+
+    def test_the_average_of_cosines_is_not_the_cosine_of_the_average(self):
+        _, teachers = sample()
+        teachers = [rows[:, :3] for rows in teachers]
+        average = average_cosines(teachers, [0.5, 0.5])
+        assert torch.allclose(average, (cosines_with_others(teachers[0]) + cosines_with_others(teachers[1])) / 2)
+        assert not torch.allclose(average, cosines_with_others(teachers[0] + teachers[1]), atol=0.05)
+
+    def test_gradient_reaches_the_students_alone(self):
+        students, teachers = sample()
+        students.requires_grad_()
+        teachers = [rows.requires_grad_() for rows in teachers]
+        cosines = average_cosines(teachers, [0.5, 0.5])
+        similarity_distillation_loss(
+            cosines_with_others(students), cosines, temperature=0.02, teacher_temperature=0.01
+        ).backward()
+        assert students.grad.abs().sum() > 0
+        assert students.grad.isfinite().all()
+        assert all(rows.grad is None for rows in teachers)
+
+    def test_a_sentence_alone_has_nothing_to_learn(self):
+        students, teachers = sample(batch=1)
+        students.requires_grad_()
+        loss = similarity_distillation_loss(
+            cosines_with_others(students),
+            shuffle_within_groups(average_cosines(teachers, [0.5, 0.5]), partial(group_of_mass, mass=0.1)),
+            temperature=0.02,
+            teacher_temperature=0.01,
+        )
+        loss.backward()
+        assert loss.item() == 0
+        assert not students.grad.any()
+
+    def test_float32_under_autocast(self):
+        students, teachers = sample()
+        with torch.autocast("cpu", torch.bfloat16):
+            found = cosines_with_others(students), average_cosines(teachers, [0.5, 0.5])
+        assert torch.equal(found[0], cosines_with_others(students))
+        assert torch.equal(found[1], average_cosines(teachers, [0.5, 0.5]))

@@ -1,0 +1,71 @@
+"""InfoNCE against nested loops written from SimCSE's equation 4."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from embedkit.training.losses.info_nce import info_nce
+
+
+def cosine(a, b):
+    product = sum(x * y for x, y in zip(a, b, strict=True))
+    return product / math.sqrt(sum(x * x for x in a)) / math.sqrt(sum(y * y for y in b))
+
+
+def reference(anchors, positives, temperature):
+    total = 0.0
+    for i, anchor in enumerate(anchors):
+        weights = [math.exp(cosine(anchor, positive) / temperature) for positive in positives]
+        total += -math.log(weights[i] / sum(weights))
+    return total / len(anchors)
+
+
+def sample(seed, batch, width):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(2, batch, width, generator=generator)
+
+
+@given(st.integers(0, 2**32), st.integers(1, 6), st.integers(2, 5), st.sampled_from([0.05, 0.2, 1.0]))
+@settings(max_examples=30, deadline=None)
+def test_equals_the_paper(seed, batch, width, temperature):
+    anchors, positives = sample(seed, batch, width)
+    expected = reference(anchors.tolist(), positives.tolist(), temperature)
+    assert info_nce(anchors, positives, temperature=temperature).item() == pytest.approx(expected, abs=1e-4)
+
+
+def test_lengths_do_not_matter():
+    anchors, positives = sample(0, 4, 3)
+    scaled = info_nce(7 * anchors, positives / 3, temperature=0.05)
+    assert torch.allclose(scaled, info_nce(anchors, positives, temperature=0.05))
+
+
+def test_anchors_are_not_scored_from_the_other_side():
+    anchors, positives = sample(1, 4, 3)
+    there, back = (info_nce(*pair, temperature=0.05) for pair in ((anchors, positives), (positives, anchors)))
+    assert not torch.allclose(there, back)
+
+
+def test_both_sides_get_the_gradient_of_the_reference():
+    anchors, positives = (rows.clone().requires_grad_() for rows in sample(2, 3, 4))
+    info_nce(anchors, positives, temperature=0.5).backward()
+    step = 1e-4
+    for rows, place in ((anchors, (0, 1)), (positives, (2, 3))):
+        values = []
+        for sign in (1, -1):
+            moved = {id(tensor): tensor.detach().double() for tensor in (anchors, positives)}
+            moved[id(rows)][place] += sign * step
+            values.append(reference(*(tensor.tolist() for tensor in moved.values()), 0.5))
+        assert rows.grad[place].item() == pytest.approx((values[0] - values[1]) / (2 * step), abs=1e-5)
+
+
+def test_float32_under_autocast():
+    anchors, positives = sample(3, 4, 8)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = info_nce(anchors, positives, temperature=0.05)
+    assert found.dtype == torch.float32
+    assert torch.equal(found, info_nce(anchors, positives, temperature=0.05))

@@ -1,0 +1,224 @@
+"""PCL's losses against nested loops, one similarity at a time."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from embedkit.training.losses.peer_contrast import (
+    Embedded,
+    cooperation_loss,
+    copy_contrast_loss,
+    every_positive_contrast_loss,
+    peer_logits,
+)
+
+TEMPERATURE = 0.3
+
+
+def cosine(a, b):
+    dot = sum(float(x) * float(y) for x, y in zip(a, b, strict=True))
+    return dot / math.sqrt(sum(float(x) ** 2 for x in a)) / math.sqrt(sum(float(y) ** 2 for y in b))
+
+
+def similarities(queries, keys, i):
+    """s of anchor i with its own positives, and with the other anchors, over the temperature."""
+    anchor = queries.anchors[i]
+    own = [cosine(anchor, positive) / TEMPERATURE for positive in keys.positives[i]]
+    others = [cosine(anchor, keys.anchors[j]) / TEMPERATURE for j in range(len(keys.anchors)) if j != i]
+    return own, others
+
+
+def distribution(queries, keys, i):
+    own, others = similarities(queries, keys, i)
+    weights = [math.exp(value) for value in (*own, *others)]
+    return [weight / sum(weights) for weight in weights]
+
+
+def reference_cooperation(main, peer, *, per_entry):
+    total, entries = 0.0, 0
+    for target, learner in [((peer, peer), (main, main)), ((peer, main), (main, peer))]:
+        for i in range(len(main.anchors)):
+            p, q = distribution(*target, i), distribution(*learner, i)
+            total += sum(a * math.log(a / b) for a, b in zip(p, q, strict=True))
+            entries = len(p) * len(main.anchors)
+    return total / (entries if per_entry else len(main.anchors))
+
+
+def reference_every_positive(embedded):
+    total = 0.0
+    for i in range(len(embedded.anchors)):
+        own, others = similarities(embedded, embedded, i)
+        for value in own:
+            below = math.exp(value) + sum(math.exp(other) for other in others)
+            total += -math.log(math.exp(value) / below)
+    return total / len(embedded.anchors)
+
+
+def reference_copy(embedded):
+    anchors, positives = embedded
+    count = len(anchors)
+    simcse = 0.0
+    for i in range(count):
+        weights = [math.exp(cosine(anchors[i], positives[j][0]) / TEMPERATURE) for j in range(count)]
+        simcse += -math.log(weights[i] / sum(weights)) / count
+    entropy, entries = 0.0, 0
+    for i in range(count):
+        for place, probability in enumerate(distribution(embedded, embedded, i)):
+            positive = place < len(positives[i])
+            sigmoid = 1 / (1 + math.exp(-probability))
+            entropy += -math.log(sigmoid if positive else 1 - sigmoid)
+            entries += 1
+    return simcse + entropy / entries
+
+
+def sample(seed=0, batch=3, positives=2, width=4):
+    """What the main network and the peer make of a batch."""
+    generator = torch.Generator().manual_seed(seed)
+    return tuple(
+        Embedded(
+            torch.randn(batch, width, generator=generator),
+            torch.randn(batch, positives, width, generator=generator),
+        )
+        for _ in range(2)
+    )
+
+
+LOSSES = {
+    "cooperation-sentence": (
+        lambda main, peer: cooperation_loss(main, peer, temperature=TEMPERATURE, reduction="sentence"),
+        lambda main, peer: reference_cooperation(main, peer, per_entry=False),
+    ),
+    "cooperation-entry": (
+        lambda main, peer: cooperation_loss(main, peer, temperature=TEMPERATURE, reduction="entry"),
+        lambda main, peer: reference_cooperation(main, peer, per_entry=True),
+    ),
+    "contrast-paper": (
+        lambda main, _: every_positive_contrast_loss(main, temperature=TEMPERATURE),
+        lambda main, _: reference_every_positive(main),
+    ),
+    "contrast-code": (
+        lambda main, _: copy_contrast_loss(main, temperature=TEMPERATURE),
+        lambda main, _: reference_copy(main),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+@given(seed=st.integers(0, 2**32), batch=st.integers(2, 4), positives=st.integers(1, 4), width=st.integers(2, 5))
+@settings(max_examples=25, deadline=None)
+def test_equals_the_reference(name, seed, batch, positives, width):
+    given_ = sample(seed, batch, positives, width)
+    loss, reference = LOSSES[name]
+    assert loss(*given_).item() == pytest.approx(reference(*given_), rel=1e-4, abs=1e-5)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_gradient_equals_differences_of_the_reference(name):
+    """Of both networks: no side is a constant."""
+    loss, reference = LOSSES[name]
+    given_ = [Embedded(*(rows.clone().requires_grad_() for rows in embedded)) for embedded in sample()]
+    loss(*given_).backward()
+    step = 1e-4
+    for network, part, place in [
+        (0, 0, (0, 0)),
+        (0, 1, (1, 0, 2)),
+        (0, 1, (2, 1, 3)),
+        (1, 0, (1, 2)),
+        (1, 1, (0, 1, 1)),
+    ]:
+        values = []
+        for sign in (1, -1):
+            moved = [[rows.detach().double() for rows in embedded] for embedded in given_]
+            moved[network][part][place] += sign * step
+            values.append(reference(*(Embedded(*rows) for rows in moved)))
+        slope = (values[0] - values[1]) / (2 * step)
+        gradient = given_[network][part].grad
+        assert (0.0 if gradient is None else gradient[place].item()) == pytest.approx(slope, abs=1e-4)
+
+
+def test_rows_hold_the_positives_and_the_other_anchors():
+    main, peer = sample(batch=5, positives=3)
+    logits = peer_logits(main, peer, TEMPERATURE)
+    assert logits.shape == (5, 3 + 5 - 1)
+    for i in range(5):
+        own, others = similarities(main, peer, i)
+        assert logits[i].tolist() == pytest.approx([*own, *others], abs=1e-5)
+
+
+def test_an_anchor_is_not_its_own_negative():
+    """Moved onto its own key, an anchor's row stays as it was but for its queries' side."""
+    main, peer = sample()
+    before = peer_logits(main, peer, TEMPERATURE)
+    moved = peer.anchors.clone()
+    moved[1] = 7 * main.anchors[1]
+    after = peer_logits(main, Embedded(moved, peer.positives), TEMPERATURE)
+    assert torch.equal(before[1], after[1])
+    assert not torch.equal(before[0], after[0])
+
+
+def test_other_anchors_positives_are_no_negatives():
+    main, _ = sample()
+    moved = main.positives.clone()
+    moved[1] = torch.randn(2, 4, generator=torch.Generator().manual_seed(9))
+    before, after = (
+        peer_logits(main, Embedded(main.anchors, rows), TEMPERATURE) for rows in (main.positives, moved)
+    )
+    assert torch.equal(before[[0, 2]], after[[0, 2]])
+
+
+def test_networks_that_agree_have_nothing_to_learn():
+    main, peer = sample()
+    assert cooperation_loss(main, main, temperature=TEMPERATURE).item() == pytest.approx(0, abs=1e-6)
+    assert cooperation_loss(main, peer, temperature=TEMPERATURE).item() > 1e-3
+
+
+def test_both_sides_learn_from_cooperation():
+    main, peer = (Embedded(*(rows.clone().requires_grad_() for rows in embedded)) for embedded in sample())
+    cooperation_loss(main, peer, temperature=TEMPERATURE).backward()
+    assert all(rows.grad.abs().sum() > 0 for rows in (*main, *peer))
+
+
+def test_the_peer_is_the_target():
+    main, peer = sample()
+    there, back = (cooperation_loss(*pair, temperature=TEMPERATURE) for pair in ((main, peer), (peer, main)))
+    assert not torch.allclose(there, back)
+
+
+def test_reductions_differ_by_the_width_of_a_row():
+    main, peer = sample(batch=4, positives=3)
+    sentence, entry = (
+        cooperation_loss(main, peer, temperature=TEMPERATURE, reduction=reduction)
+        for reduction in ("sentence", "entry")
+    )
+    assert torch.allclose(sentence, (3 + 4 - 1) * entry)
+
+
+def test_the_order_of_positives_matters_to_the_copy_alone():
+    main, peer = sample(positives=3)
+    turned = Embedded(main.anchors, main.positives.flip(1))
+    turned_peer = Embedded(peer.anchors, peer.positives.flip(1))
+    for loss, same in [
+        (every_positive_contrast_loss, True),
+        (copy_contrast_loss, False),
+    ]:
+        before, after = (loss(given_, temperature=TEMPERATURE) for given_ in (main, turned))
+        assert torch.allclose(before, after) == same
+    before, after = (
+        cooperation_loss(*pair, temperature=TEMPERATURE) for pair in ((main, peer), (turned, turned_peer))
+    )
+    assert torch.allclose(before, after)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_stays_float32_under_autocast(name):
+    half = [Embedded(*(rows.bfloat16() for rows in embedded)) for embedded in sample()]
+    loss, reference = LOSSES[name]
+    with torch.autocast("cpu", torch.bfloat16):
+        found = loss(*half)
+    assert found.dtype == torch.float32
+    assert found.item() == pytest.approx(reference(*half), rel=1e-4, abs=1e-5)

@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from transformers import BertConfig, BertForMaskedLM
+
+from embedkit.cli.main import main
+from embedkit.modeling.quiet import quiet_transformers
+from embedkit.modeling.vocabulary import write_tokenizer
+from embedkit.runtime.tokenization import Tokenizer
+
+TEXTS = ["the cat will sleep in the garden", "my sister sings by the sea", "a good dog"]
+
+
+@pytest.fixture
+def command(toy_tokenizer_json, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    tokenizer = Tokenizer(toy_tokenizer_json, 16)
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=tokenizer.vocabulary_size,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=16,
+        initializer_range=0.5,
+    )
+    with quiet_transformers():
+        BertForMaskedLM(config).save_pretrained("masked")
+    write_tokenizer(tmp_path / "masked", tokenizer)
+    (tmp_path / "texts.txt").write_text("\n".join(TEXTS), encoding="utf-8")
+    return ["rewrite", "texts.txt", "-o", "pairs.tsv", "--masked-lm", "masked"]
+
+
+def test_texts_become_pairs(command, tmp_path, capsys):
+    assert main(command) == 0
+    pairs = [line.split("\t") for line in (tmp_path / "pairs.tsv").read_text(encoding="utf-8").splitlines()]
+    assert [first for first, _ in pairs] == TEXTS
+    assert all(first != second for first, second in pairs)
+    assert capsys.readouterr().out == "pairs.tsv: 3 pairs, 0 of them equal; 0 texts lost\n"
+
+
+def test_the_share_counts_and_json_tells_the_same(command, tmp_path, capsys):
+    main(command)
+    once = (tmp_path / "pairs.tsv").read_text(encoding="utf-8")
+    capsys.readouterr()
+    assert main([*command, "--share", "1", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"output": "pairs.tsv", "rows": 3, "unchanged": 0, "lost": 0}
+    assert (tmp_path / "pairs.tsv").read_text(encoding="utf-8") != once
+
+
+def test_another_ending_is_refused_before_a_model_is_loaded(command, capsys):
+    command[3] = "pairs.csv"
+    assert main([*command[:-1], "no/such/model"]) == 1
+    assert "ends in .tsv, got pairs.csv" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("ways", [[], ["--masked-lm", "a", "--translate", "b", "c"]], ids=["none", "both"])
+def test_one_kind_of_rewriter(ways, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(["rewrite", "texts.txt", "-o", "pairs.tsv", *ways])
+    assert caught.value.code == 2
+    assert "--masked-lm" in capsys.readouterr().err

@@ -1,0 +1,110 @@
+"""DistillCSE's wiring and its weights."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional
+
+from embedkit.config import from_mapping
+from embedkit.errors import ConfigError
+from embedkit.training.losses.info_nce import info_nce
+from embedkit.training.losses.similarity_distillation import (
+    average_cosines,
+    cosines_with_others,
+    similarity_distillation_loss,
+)
+from embedkit.training.method import Batch, pooled
+from embedkit.training.methods.distillcse import DistillCSE, DistillCSEConfig, teacher_weights
+
+GENERATOR = torch.Generator().manual_seed(0)
+VECTORS = [functional.normalize(torch.randn(5, width, generator=GENERATOR), dim=1) for width in (6, 9)]
+
+
+@pytest.fixture
+def make(make_encoder):
+    return lambda count=2, **settings: DistillCSE(
+        make_encoder(), from_mapping(DistillCSEConfig, settings), seed=1, teacher_count=count
+    )
+
+
+@pytest.fixture
+def batch(make_view):
+    return Batch((make_view(),), tuple((vectors,) for vectors in VECTORS))
+
+
+@pytest.mark.parametrize("weights", [(), (1.0, 3.0)])
+def test_the_loss_is_that_of_head_outputs_and_averaged_cosines(make, batch, embeddings, weights):
+    method = make(shuffle="none", distillation=0.7, teacher_weights=weights)
+    with torch.no_grad():
+        heads = method.head(embeddings(method.encoder))
+        contrast = info_nce(heads, heads, temperature=0.05)
+        distillation = similarity_distillation_loss(
+            cosines_with_others(heads),
+            average_cosines(VECTORS, (0.25, 0.75) if weights else (0.5, 0.5)),
+            temperature=0.02,
+            teacher_temperature=0.01,
+        )
+        output = method.eval()(batch)
+    assert torch.allclose(output.loss, contrast + 0.7 * distillation, rtol=1e-3)
+    assert torch.allclose(output.metrics["contrastive"], contrast, rtol=1e-3)
+    assert torch.allclose(output.metrics["distillation"], distillation, rtol=1e-3)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"group_mass": 1.0}, {"shuffle": "length"}, {"shuffle": "window", "window_stop": 4}],
+    ids=str,
+)
+def test_shuffling_is_drawn_anew_at_each_step(make, batch, settings):
+    settings = {"group_mass": 0.95, "group_length": 3, **settings}
+    method = make(**settings).eval()
+    torch.manual_seed(0)
+    with torch.no_grad():
+        losses = {float(method(batch).metrics["distillation"]) for _ in range(8)}
+        plain = float(make(shuffle="none").eval()(batch).metrics["distillation"])
+    assert len(losses - {plain}) > 1
+
+
+def test_distillation_is_of_the_first_pass_with_itself(make, batch):
+    method = make(shuffle="none").train()
+    torch.manual_seed(0)
+    with torch.no_grad():
+        first = method.head(pooled(method.encoder, batch.views[0]))
+        torch.manual_seed(0)
+        output = method(batch)
+    expected = similarity_distillation_loss(
+        cosines_with_others(first),
+        average_cosines(VECTORS, (0.5, 0.5)),
+        temperature=0.02,
+        teacher_temperature=0.01,
+    )
+    assert torch.allclose(output.metrics["distillation"], expected)
+
+
+def test_only_the_first_view_of_each_teacher_counts(make, batch, make_view):
+    method = make(shuffle="none").eval()
+    noisy = Batch(batch.views, tuple((vectors, torch.zeros(5, 2)) for vectors in VECTORS))
+    assert torch.equal(method(batch).loss, method(noisy).loss)
+
+
+class TestWeights:
+    def test_all_alike_by_default(self):
+        assert teacher_weights(DistillCSEConfig(), 4) == (0.25,) * 4
+
+    def test_they_are_brought_to_sum_1(self):
+        config = DistillCSEConfig(teacher_weights=(0.33, 0.33, 1.34))
+        assert teacher_weights(config, 3) == pytest.approx((0.165, 0.165, 0.67))
+
+    @pytest.mark.parametrize(
+        ("weights", "message"),
+        [((1.0,), "1 weights for 2 teachers"), ((0.0, 0.0), "not all of them 0"), ((2.0, -1.0), "at least 0")],
+    )
+    def test_others_are_refused(self, make, weights, message):
+        with pytest.raises(ConfigError, match=message):
+            make(teacher_weights=weights)
+
+
+def test_a_window_that_ends_before_it_starts_is_refused():
+    with pytest.raises(ConfigError, match="window_start = 5 is not before window_stop = 5"):
+        DistillCSEConfig(window_start=5, window_stop=5)

@@ -1,0 +1,107 @@
+"""Pairs, with rewriters that are simple functions."""
+
+from __future__ import annotations
+
+import pytest
+
+from embedkit.errors import InputError
+from embedkit.training.corpus import Corpus, SourceConfig
+from embedkit.training.rewriting import PairsReport, write_pairs
+
+TEXTS = [f"text {number}" for number in range(600)]
+
+
+class Rewriter:
+    """Applies a function and counts; fails when it has done enough."""
+
+    def __init__(self, function, name="rewriter", limit=10_000):
+        self.name = self.fingerprint = name
+        self.function, self.limit, self.seen = function, limit, []
+
+    def rewrite(self, texts):
+        if len(self.seen) + len(texts) > self.limit:
+            raise KeyboardInterrupt
+        self.seen += texts
+        return [self.function(text) for text in texts]
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    (tmp_path / "texts.txt").write_text("\n".join(TEXTS), encoding="utf-8")
+    return Corpus.prepare([SourceConfig(path=str(tmp_path / "texts.txt"))], tmp_path)
+
+
+@pytest.fixture
+def write(corpus, tmp_path):
+    def write(*rewriters):
+        return write_pairs(corpus, tmp_path / "pairs.tsv", rewriters, tmp_path, show_progress=False)
+
+    return write
+
+
+def read(tmp_path):
+    pairs = Corpus.prepare([SourceConfig(path=str(tmp_path / "pairs.tsv"))], tmp_path)
+    rows = range(len(pairs))
+    return list(zip(pairs.texts(rows, 0), pairs.texts(rows, pairs.views - 1), strict=True))
+
+
+def test_with_one_rewriter_the_first_view_is_the_text(write, tmp_path):
+    assert write(Rewriter(str.upper)) == PairsReport(rows=600, unchanged=0, lost=0)
+    assert read(tmp_path) == [(text, text.upper()) for text in TEXTS]
+
+
+def test_with_two_each_view_is_one_of_theirs(write, tmp_path):
+    report = write(Rewriter(str.upper, "up"), Rewriter(str.title, "title"))
+    assert report == PairsReport(rows=600, unchanged=0, lost=0)
+    assert read(tmp_path) == [(text.upper(), text.title()) for text in TEXTS]
+
+
+def test_nothing_is_computed_twice(write):
+    first, second = Rewriter(str.upper), Rewriter(str.upper)
+    assert write(first) == write(second)
+    assert first.seen == TEXTS
+    assert second.seen == []
+
+
+def test_an_interrupted_call_goes_on_where_it_was(write, tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        write(Rewriter(str.upper, limit=512))
+    assert not (tmp_path / "pairs.tsv").exists()
+    rest = Rewriter(str.upper)
+    write(rest)
+    assert rest.seen == TEXTS[512:]
+    assert read(tmp_path) == [(text, text.upper()) for text in TEXTS]
+
+
+def test_another_rewriter_does_not_get_these_texts(write, tmp_path):
+    write(Rewriter(str.upper, "up"))
+    write(Rewriter(str.title, "title"))
+    assert read(tmp_path)[0] == ("text 0", "Text 0")
+
+
+def test_what_breaks_a_row_is_normalised(write, tmp_path):
+    write(Rewriter(lambda text: f" {text}\tand\nmore  "))
+    assert read(tmp_path)[7] == ("text 7", "text 7 and more")
+
+
+def test_equal_and_lost_texts_are_counted(write, tmp_path):
+    lost = {"text 3": "", "text 4": " \n"}
+    report = write(Rewriter(lambda text: lost.get(text, text if text < "text 2" else text.upper())))
+    unchanged = sum(text < "text 2" for text in TEXTS)
+    assert report == PairsReport(rows=598, unchanged=unchanged, lost=2)
+    assert "text 3" not in dict(read(tmp_path))
+
+
+def test_a_text_that_stands_in_two_rows_is_rewritten_once(tmp_path):
+    (tmp_path / "old.tsv").write_text("a cat\tone\na cat\ttwo\n", encoding="utf-8")
+    corpus = Corpus.prepare([SourceConfig(path=str(tmp_path / "old.tsv"))], tmp_path)
+    rewriter = Rewriter(str.upper)
+    write_pairs(corpus, tmp_path / "pairs.tsv", [rewriter], tmp_path, show_progress=False)
+    assert rewriter.seen == ["a cat"]
+    assert read(tmp_path) == [("a cat", "A CAT")]
+
+
+@pytest.mark.parametrize("count", [0, 3])
+def test_a_row_has_two_views(write, count):
+    with pytest.raises(InputError, match=f"one or two rewriters make it, not {count}"):
+        write(*(Rewriter(str.upper, str(number)) for number in range(count)))

@@ -1,0 +1,141 @@
+"""From one teacher to several: configuration, batches, and what is refused."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from embedkit.config import from_mapping, to_mapping
+from embedkit.errors import ConfigError
+from embedkit.modeling.encoder import SentenceEncoder
+from embedkit.runtime.tokenization import Tokenizer
+from embedkit.training.batches import BatchSource
+from embedkit.training.config import RunConfig
+from embedkit.training.corpus import Corpus, SourceConfig
+from embedkit.training.method import Batch, BatchSpec
+from embedkit.training.recipes.run import resolve, run
+from embedkit.training.views import ViewsConfig
+
+TEXTS = ["the cat", "a good dog", "my sister reads", "the sea", "an old king", "a bird in the garden"]
+RUN = {"method": "distillcse", "corpus": [{"path": "texts.txt"}]}
+
+
+class Teacher:
+    def __init__(self, dimension):
+        self.name, self.fingerprint, self.dimension = f"teacher {dimension}", f"{dimension:064}", dimension
+
+    def read(self, rows, view):
+        table = np.random.default_rng([self.dimension, view]).standard_normal((6, self.dimension), np.float32)
+        return table[rows]
+
+
+class TestBatches:
+    @pytest.fixture
+    def source(self, toy_tokenizer_json, tmp_path):
+        (tmp_path / "texts.txt").write_text("\n".join(TEXTS), encoding="utf-8")
+        corpus = Corpus.prepare([SourceConfig(path=str(tmp_path / "texts.txt"))], tmp_path)
+
+        def source(spec, *teachers):
+            tokenizer = Tokenizer(toy_tokenizer_json, 12)
+            return BatchSource(
+                corpus, tokenizer, spec=spec, batch_size=3, seed=0, views=ViewsConfig(), teachers=teachers
+            )
+
+        return source
+
+    def test_each_teacher_gives_its_own_vectors_for_the_same_rows(self, source):
+        spec = BatchSpec(views=2, teacher=True, several_teachers=True)
+        both = source(spec, Teacher(4), Teacher(7)).batch(1)
+        alone = [source(spec, Teacher(width)).batch(1) for width in (4, 7)]
+        assert [[tuple(view.shape) for view in teacher] for teacher in both.teachers] == [
+            [(3, 4)] * 2,
+            [(3, 7)] * 2,
+        ]
+        for found, expected in zip(both.teachers, alone, strict=True):
+            assert all(torch.equal(*pair) for pair in zip(found, expected.teacher, strict=True))
+
+    def test_the_only_teacher_has_a_short_name(self, source):
+        batch = source(BatchSpec(teacher=True), Teacher(4)).batch(0)
+        assert batch.teacher is batch.teachers[0]
+        assert Batch(()).teacher == ()
+
+    def test_vectors_that_nobody_asks_for_are_not_read(self, source):
+        assert source(BatchSpec(), Teacher(4)).batch(0).teachers == ()
+
+    def test_batches_move_with_all_their_vectors(self, source):
+        batch = source(BatchSpec(teacher=True, several_teachers=True), Teacher(4), Teacher(7)).batch(0)
+        moved = batch.to(torch.device("meta"))
+        assert {vectors.device.type for teacher in moved.teachers for vectors in teacher} == {"meta"}
+
+    @pytest.mark.parametrize(
+        ("spec", "count", "message"),
+        [
+            (BatchSpec(teacher=True), 0, "needs a teacher"),
+            (BatchSpec(teacher=True), 2, "learns from one teacher, not from 2"),
+            (BatchSpec(), 2, "learns from one teacher, not from 2"),
+            (BatchSpec(teacher=True, several_teachers=True), 0, "needs a teacher"),
+        ],
+    )
+    def test_too_few_and_too_many_are_refused(self, source, spec, count, message):
+        with pytest.raises(ConfigError, match=message):
+            source(spec, *[Teacher(4)] * count)
+
+
+class TestConfig:
+    def test_several_stand_in_a_list(self):
+        config = resolve({**RUN, "teachers": [{"source": "a"}, {"source": "b"}]})
+        assert [teacher.source for teacher in config.every_teacher] == ["a", "b"]
+        assert resolve(to_mapping(config)) == config
+
+    def test_one_stands_in_either_table(self):
+        for table in ({"teacher": {"source": "a"}}, {"teachers": [{"source": "a"}]}):
+            for method in ("distillcse", "mse"):
+                config = resolve({**RUN, "method": method, **table})
+                assert [teacher.source for teacher in config.every_teacher] == ["a"]
+
+    def test_without_any(self):
+        config = from_mapping(RunConfig, RUN)
+        assert config.every_teacher == ()
+        assert "teachers" not in to_mapping(config)
+
+    def test_not_in_both_tables(self):
+        both = {"teacher": {"source": "a"}, "teachers": [{"source": "b"}]}
+        with pytest.raises(ConfigError, match="not in both"):
+            resolve({**RUN, **both})
+
+    @pytest.mark.parametrize("method", ["sct-distillation", "sct-two-stage", "congen", "ckd", "mse", "simcse"])
+    def test_methods_of_one_teacher_refuse_several(self, method):
+        several = {"teachers": [{"source": "a"}, {"source": "b"}, {"source": "c"}]}
+        with pytest.raises(ConfigError, match=r"learns from one teacher, not from 3: name it in \[teacher\]"):
+            resolve({**RUN, "method": method, **several})
+
+    def test_an_empty_list_is_no_teacher(self):
+        with pytest.raises(ConfigError, match="needs a teacher"):
+            resolve({**RUN, "teachers": []})
+
+
+class TestRun:
+    def test_two_teachers_from_files_to_card(self, toy_bundle, tmp_path):
+        """One bundle, whose vocabulary the student gets, and one file of vectors of another width."""
+        (tmp_path / "texts.txt").write_text("\n".join(TEXTS), encoding="utf-8")
+        np.save(tmp_path / "vectors.npy", Teacher(5).read(np.arange(6), 0))
+        config = resolve(
+            {
+                "method": "distillcse",
+                "data": str(tmp_path),
+                "cache": str(tmp_path / "cache"),
+                "student": {"start": "random", "max_length": 12},
+                "corpus": [{"path": "texts.txt"}],
+                "teachers": [{"source": "vectors.npy", "name": "table"}, {"source": str(toy_bundle)}],
+                "optim": {"batch_size": 3, "steps": 2},
+            }
+        )
+        assert run(config, tmp_path / "run").finished
+        teacher = json.loads((tmp_path / "run" / "run.json").read_text())["teacher"]
+        assert teacher["name"] == "table, toy"
+        assert [one["name"] for one in teacher["teachers"]] == ["table", "toy"]
+        assert len({teacher["fingerprint"], *(one["fingerprint"] for one in teacher["teachers"])}) == 3
+        assert SentenceEncoder.load(tmp_path / "run" / "model").pooling == "cls"
