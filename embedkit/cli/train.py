@@ -45,7 +45,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("recipe", nargs="?", help="a TOML recipe; flags and --set are laid over it")
     parser.add_argument("-o", "--output", help="the run folder; default: runs/NAME")
-    parser.add_argument("--method", help="see `embedkit methods`; sct with a teacher means sct-two-stage")
+    parser.add_argument("--method", help="see `embedkit methods`; sct with a teacher means its distillation")
     parser.add_argument("--size", help="tiny, mini or small")
     parser.add_argument("--corpus", action="append", metavar="FILE", help="text; may be repeated")
     parser.add_argument("--text-column", help="column of the text in .csv, .jsonl, .parquet and hub sets")
@@ -98,7 +98,10 @@ def _config(arguments: argparse.Namespace) -> RunConfig:
     if sources := _sources(arguments):
         mapping["corpus"] = sources
     if arguments.method == "sct" and "teacher" in mapping:
-        mapping["method"] = "sct-two-stage"
+        # A pre-trained student goes both ways, as in the paper; one that starts from its teacher's words only
+        # loses by the first (benchmarks/stages).
+        pretrained = mapping.get("student", {}).get("source") is not None
+        mapping["method"] = "sct-two-stage" if pretrained else "sct-distillation"
     mapping = apply_overrides(mapping, arguments.set)
     return resolve(mapping, source=arguments.recipe or "")
 

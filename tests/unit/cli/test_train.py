@@ -71,13 +71,15 @@ class TestConfiguration:
     def test_flags_go_where_they_belong(self, capsys, flags, expected):
         assert_within(expected, check(capsys, *self.BARE, *flags))
 
-    def test_sct_with_a_teacher_means_both_stages(self, capsys):
-        found = check(capsys, *self.BARE, "--teacher", "org/model", "--teacher-name", "big")
+    def test_sct_with_a_teacher_distils(self, capsys):
+        flags = [*self.BARE, "--teacher", "org/model", "--teacher-name", "big"]
+        found = check(capsys, *flags)
         assert (found["method"], found["teacher"]["source"], found["teacher"]["name"]) == (
-            "sct-two-stage",
+            "sct-distillation",
             "org/model",
             "big",
         )
+        assert check(capsys, *flags, "--student", "org/bert-tiny")["method"] == "sct-two-stage"
         assert check(capsys, *self.BARE, "--teacher", "m", "--set", "method=sct")["method"] == "sct"
 
     def test_flags_lie_over_the_recipe(self, capsys, tmp_path):
