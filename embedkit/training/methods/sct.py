@@ -13,8 +13,9 @@ Differs from the paper: keys are queue *and* batch, K + B in all, and the oldest
 loss, as in the authors' code. The paper adds the distillation loss to the self-supervised one; the
 authors' code runs them one after the other (recipe ``sct-two-stage``). ``joint`` adds them:
 distillation on the dense layer's output with teacher-wide queues, self-supervision on the projected
-pooled embedding with queues of the student's width (the paper does not say how the two widths meet). Differs from the authors' code: the two directions are averaged, not summed
-(``weight``); queues are part of the checkpoint; the unused projector of stage two is not built.
+pooled embedding with queues of the student's width (the paper does not say how the two widths meet).
+Differs from the authors' code: the two directions are averaged, not summed (``weight``); queues are
+part of the checkpoint; the unused projector of stage two is not built.
 """
 
 from __future__ import annotations
