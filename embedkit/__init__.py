@@ -24,19 +24,22 @@ if TYPE_CHECKING:
         ProviderError,
         TextOverflowError,
     )
-    from embedkit.protocols import TextEncoder, VectorIndex
+    from embedkit.protocols import PairScorer, TextEncoder, VectorIndex
+    from embedkit.runtime.cross_encoder import CrossEncoder
     from embedkit.runtime.encoder import Encoder
     from embedkit.serving.retrieval.collection import Collection
 
 __all__ = [
     "BundleError",
     "Collection",
+    "CrossEncoder",
     "EmbedkitError",
     "Encoder",
     "InputError",
     "MissingExtraError",
     "ModelError",
     "ModelNotFoundError",
+    "PairScorer",
     "ProviderError",
     "TextEncoder",
     "TextOverflowError",
@@ -49,12 +52,14 @@ __version__ = "0.1.0"
 _HOME_OF = {
     "BundleError": "embedkit.errors",
     "Collection": "embedkit.serving.retrieval.collection",
+    "CrossEncoder": "embedkit.runtime.cross_encoder",
     "EmbedkitError": "embedkit.errors",
     "Encoder": "embedkit.runtime.encoder",
     "InputError": "embedkit.errors",
     "MissingExtraError": "embedkit.errors",
     "ModelError": "embedkit.errors",
     "ModelNotFoundError": "embedkit.errors",
+    "PairScorer": "embedkit.protocols",
     "ProviderError": "embedkit.errors",
     "TextEncoder": "embedkit.protocols",
     "TextOverflowError": "embedkit.errors",

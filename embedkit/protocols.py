@@ -1,4 +1,4 @@
-"""The three shapes that rooms of the house agree on. Structural: nothing needs to inherit from them."""
+"""The shapes that rooms of the house agree on. Structural: nothing needs to inherit from them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["FloatArray", "TextEncoder", "VectorIndex"]
+__all__ = ["FloatArray", "PairScorer", "TextEncoder", "VectorIndex"]
 
 FloatArray = npt.NDArray[np.float32]
 
@@ -35,6 +35,26 @@ class TextEncoder(Protocol):
 
     def encode(self, texts: Sequence[str], /) -> FloatArray:
         """Embed texts: ``(N, D) float32, unit rows``, in the order given."""
+
+
+@runtime_checkable
+class PairScorer(Protocol):
+    """Anything that scores pairs of texts: the bundle of a cross-encoder, or its torch model."""
+
+    @property
+    def name(self) -> str:
+        """What people call the model."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Hex SHA-256 of everything that decides the scores: weights, tokenizer, length."""
+
+    @property
+    def max_length(self) -> int:
+        """The longest pair in tokens, special tokens included; longer pairs are truncated."""
+
+    def predict(self, pairs: Sequence[tuple[str, str]], /) -> FloatArray:
+        """Score pairs: ``(N,) float32``, in the order given; higher is more alike, or a better answer."""
 
 
 @runtime_checkable

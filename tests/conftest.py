@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -207,3 +208,110 @@ def toy_bundle(write_toy_bundle: ToyBundleWriter, tmp_path_factory: pytest.TempP
     before = path.read_bytes()
     yield path
     assert path.read_bytes() == before, "a test changed the shared toy bundle"
+
+
+def build_toy_cross_model(weights: npt.NDArray[np.float32], *, activate: bool = True) -> bytes:
+    """Build a graph that scores a pair: sigmoid of the mean weight of its tokens, the second text's thrice.
+
+    With ``activate=False`` it gives logits ``(B, 1)``, as the graphs of sentence-transformers do.
+    """
+    onnx = pytest.importorskip("onnx")
+    helper, numpy_helper = onnx.helper, onnx.numpy_helper
+    constants = {
+        "weights": weights,
+        "tokens": np.array([1], dtype=np.int64),
+        "one": np.array(1.0, dtype=np.float32),
+        "two": np.array(2.0, dtype=np.float32),
+    }
+    logits = "mean" if activate else "logits"
+    nodes = [
+        helper.make_node("Gather", ["weights", "input_ids"], ["embedded"]),
+        helper.make_node("Cast", ["attention_mask"], ["mask"], to=onnx.TensorProto.FLOAT),
+        helper.make_node("Cast", ["token_type_ids"], ["second"], to=onnx.TensorProto.FLOAT),
+        helper.make_node("Mul", ["second", "two"], ["twice_second"]),
+        helper.make_node("Add", ["twice_second", "one"], ["factor"]),
+        helper.make_node("Mul", ["embedded", "factor"], ["scaled"]),
+        helper.make_node("Mul", ["scaled", "mask"], ["masked"]),
+        helper.make_node("ReduceSum", ["masked", "tokens"], ["summed"], keepdims=0 if activate else 1),
+        helper.make_node("ReduceSum", ["mask", "tokens"], ["counted"], keepdims=0 if activate else 1),
+        helper.make_node("Div", ["summed", "counted"], [logits]),
+    ]
+    if activate:
+        nodes.append(helper.make_node("Sigmoid", ["mean"], ["score"]))
+    name, shape = ("score", ["batch"]) if activate else ("logits", ["batch", 1])
+    graph = helper.make_graph(
+        nodes,
+        "toy_cross",
+        [
+            helper.make_tensor_value_info(name, onnx.TensorProto.INT64, ["batch", "tokens"])
+            for name in ("input_ids", "attention_mask", "token_type_ids")
+        ],
+        [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape)],
+        [numpy_helper.from_array(value, name) for name, value in constants.items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    return bytes(model.SerializeToString())
+
+
+@pytest.fixture(scope="session")
+def toy_cross_reference(
+    toy_tokenizer_json: str, toy_weights: npt.NDArray[np.float32]
+) -> Callable[..., npt.NDArray[np.float32]]:
+    """What the toy cross-encoder must give, pair by pair: ``reference(pairs, max_length=12)``."""
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_str(toy_tokenizer_json)
+    tokenizer.no_padding()
+
+    def reference(pairs: Sequence[tuple[str, str]], max_length: int = TOY_MAX_LENGTH) -> npt.NDArray[np.float32]:
+        tokenizer.enable_truncation(max_length, strategy="longest_first")
+        scores = []
+        for first, second in pairs:
+            encoding = tokenizer.encode(first, second)
+            weights = toy_weights[encoding.ids, 0].astype(np.float64)
+            mean = (weights * (1 + 2 * np.array(encoding.type_ids))).mean()
+            scores.append(1 / (1 + np.exp(-mean)))
+        return np.array(scores, dtype=np.float32)
+
+    return reference
+
+
+@pytest.fixture(scope="session")
+def write_toy_cross_bundle(
+    toy_tokenizer_json: str,
+    toy_weights: npt.NDArray[np.float32],
+    toy_cross_reference: Callable[..., npt.NDArray[np.float32]],
+) -> ToyBundleWriter:
+    """Write the bundle of a toy cross-encoder: ``write_toy_cross_bundle(path, **manifest_fields) -> path``."""
+    from embedkit.runtime.bundle import GoldenPairs, Manifest, write_bundle
+    from embedkit.runtime.tokenization import PairTokenizer
+
+    def write(path: Path, **about: Any) -> Path:
+        pairs = [("a good dog", "the cat is asleep"), ("", "the sea"), ("music", "")]
+        fields = {"name": "toy-cross", "kind": "cross-encoder", "dimension": 1, "max_length": TOY_MAX_LENGTH}
+        manifest = Manifest(**{**fields, "pooling": "cls", "normalize": False, **about})
+        tokens = PairTokenizer(toy_tokenizer_json, manifest.max_length).tokenize(pairs)
+        scores = toy_cross_reference(pairs, manifest.max_length)
+        golden = GoldenPairs(pairs, tokens.ids, tokens.type_ids or [], scores, tolerance=1e-4)
+        write_bundle(path, build_toy_cross_model(toy_weights[:, 0]), manifest, toy_tokenizer_json, golden)
+        return path
+
+    return write
+
+
+@pytest.fixture(scope="session")
+def toy_cross_bundle(write_toy_cross_bundle: ToyBundleWriter, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Path of a valid bundle of a cross-encoder of at most 12 tokens a pair; do not change the file."""
+    return write_toy_cross_bundle(tmp_path_factory.mktemp("bundle") / "toy-cross.onnx")
+
+
+@pytest.fixture
+def toy_cross_folder(toy_tokenizer_json: str, toy_weights: npt.NDArray[np.float32], tmp_path: Path) -> Path:
+    """A cross-encoder's folder as sentence-transformers writes it, with a graph that stops at logits."""
+    folder = tmp_path / "cross-folder"
+    (folder / "onnx").mkdir(parents=True)
+    (folder / "tokenizer.json").write_text(toy_tokenizer_json, encoding="utf-8")
+    config = {"architectures": ["BertForSequenceClassification"], "id2label": {"0": "LABEL_0"}}
+    (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": TOY_MAX_LENGTH}))
+    (folder / "onnx" / "model.onnx").write_bytes(build_toy_cross_model(toy_weights[:, 0], activate=False))
+    return folder

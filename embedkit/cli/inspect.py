@@ -31,20 +31,22 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--verify",
         action="store_true",
-        help="encode the golden texts here and compare; exit code 1 if they differ",
+        help="run the golden texts or pairs here and compare; exit code 1 if they differ",
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print what the bundle says; 1 if it was to be verified and gave other embeddings."""
+    """Print what the bundle says; 1 if it was to be verified and gave other values."""
     from embedkit.runtime.bundle import read_bundle
+    from embedkit.runtime.cross_encoder import CrossEncoder
     from embedkit.runtime.encoder import Encoder
     from embedkit.runtime.location import find_model
 
     bundle = read_bundle(find_model(arguments.model))
     report = _describe(bundle)
     if arguments.verify:
-        report["verification"] = Encoder(bundle).verify()
+        model = Encoder(bundle) if bundle.manifest.kind == "encoder" else CrossEncoder(bundle)
+        report["verification"] = model.verify()
     print(json.dumps(report, indent=2, ensure_ascii=False) if arguments.json else "\n".join(_lines(report)))
     return 0 if report["verification"] is None or report["verification"]["passed"] else 1
 
@@ -67,11 +69,7 @@ def _describe(bundle: Bundle) -> dict[str, Any]:
 
 def _lines(report: dict[str, Any]) -> Iterator[str]:
     manifest = report["manifest"]
-    rows = "unit rows" if manifest["normalize"] else "rows of any length"
-    yield (
-        f"{manifest['name']}: {manifest['dimension']} dimensions, at most {manifest['max_length']} tokens, "
-        f"{manifest['pooling']} pooling, {rows}"
-    )
+    yield f"{manifest['name']}: {_sentence(manifest)}"
     yield _row("file", report["path"])
     yield _row("fingerprint", report["fingerprint"])
     for name, value in manifest.items():
@@ -85,7 +83,17 @@ def _lines(report: dict[str, Any]) -> Iterator[str]:
     if report["card"]:
         yield from ("", "card", "", report["card"].rstrip())
     if report["verification"]:
-        yield from ("", _verdict(report["verification"]))
+        yield from ("", _verdict(report["verification"], "texts" if manifest["kind"] == "encoder" else "pairs"))
+
+
+def _sentence(manifest: Mapping[str, Any]) -> str:
+    if manifest["kind"] == "cross-encoder":
+        return f"cross-encoder, at most {manifest['max_length']} tokens a pair, scores in (0, 1)"
+    rows = "unit rows" if manifest["normalize"] else "rows of any length"
+    return (
+        f"{manifest['dimension']} dimensions, at most {manifest['max_length']} tokens, "
+        f"{manifest['pooling']} pooling, {rows}"
+    )
 
 
 def _field(name: str, value: Any) -> Iterator[str]:
@@ -120,11 +128,11 @@ def _leaves(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, A
             yield f"{above}{key}", value
 
 
-def _verdict(verification: Mapping[str, Any]) -> str:
+def _verdict(verification: Mapping[str, Any], unit: str) -> str:
     verdict = "verified" if verification["passed"] else "NOT VERIFIED"
     tokens = "the same tokens" if verification["same_tokens"] else "OTHER TOKENS"
     return (
-        f"{verdict}: {verification['texts']} golden texts gave {tokens}, and values at most "
+        f"{verdict}: {verification['texts']} golden {unit} gave {tokens}, and values at most "
         f"{verification['difference']:.2g} apart (allowed: {verification['tolerance']:.2g})"
     )
 

@@ -11,17 +11,18 @@ import numpy.typing as npt
 __all__ = ["read_chunks", "token_batches"]
 
 
-def read_chunks(texts: Iterable[Any], *, most_texts: int, most_characters: int) -> Iterator[list[Any]]:
-    """Cut a stream into lists, in order, each closed by the text that reaches one of the bounds.
+def read_chunks(items: Iterable[Any], *, most_items: int, most_characters: int) -> Iterator[list[Any]]:
+    """Cut a stream of texts or pairs into lists, in order, each closed by the item that reaches a bound.
 
-    An item that is no text counts no characters; the tokenizer refuses it by its position.
+    An item that is no text and no pair counts no characters; the tokenizer refuses it by its position.
     """
     chunk: list[Any] = []
     characters = 0
-    for text in texts:
-        chunk.append(text)
-        characters += len(text) if isinstance(text, str) else 0
-        if len(chunk) >= most_texts or characters >= most_characters:
+    for item in items:
+        chunk.append(item)
+        texts = item if isinstance(item, (tuple, list)) else (item,)
+        characters += sum(len(text) for text in texts if isinstance(text, str))
+        if len(chunk) >= most_items or characters >= most_characters:
             yield chunk
             chunk, characters = [], 0
     if chunk:

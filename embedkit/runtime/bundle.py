@@ -5,7 +5,8 @@ It is an ordinary ONNX model. What ONNX Runtime does not need stands in its ``me
     embedkit.format       "1"
     embedkit.manifest     JSON, the fields of Manifest
     embedkit.tokenizer    tokenizer.json, or "zlib+base64:" and its compressed form
-    embedkit.golden       JSON: texts, token_ids, vectors (base64 of little-endian float32), tolerance
+    embedkit.golden       JSON: texts, token_ids, vectors (base64 of little-endian float32), tolerance;
+                          of a cross-encoder: pairs, token_ids, token_type_ids, scores (likewise), tolerance
     embedkit.fingerprint  hex SHA-256 over all top-level fields of the file but this one
 
 The fields of the file stand in the order of their numbers, so the same parts give the same bytes.
@@ -25,10 +26,10 @@ from pathlib import Path
 from embedkit.atomic import atomic_file
 from embedkit.errors import BundleError, BundleIntegrityError, BundleVersionError, ModelNotFoundError
 from embedkit.runtime.graph import refuse_external_data
-from embedkit.runtime.manifest import Golden, Manifest
+from embedkit.runtime.manifest import Golden, GoldenPairs, Manifest
 from embedkit.runtime.wire import Field, encode_bytes, read_fields
 
-__all__ = ["FORMAT", "Bundle", "Golden", "Manifest", "read_bundle", "write_bundle"]
+__all__ = ["FORMAT", "Bundle", "Golden", "GoldenPairs", "Manifest", "read_bundle", "write_bundle"]
 
 FORMAT = 1
 
@@ -50,7 +51,7 @@ class Bundle:
         path: where it was read.
         manifest: what the model is.
         tokenizer_json: content of its ``tokenizer.json``.
-        golden: texts with the embeddings they had when the bundle was written.
+        golden: texts with the embeddings, or pairs with the scores, they had when the bundle was written.
         fingerprint: hex SHA-256 of the content.
         model: the file itself, what ONNX Runtime loads; the very bytes that were checked.
     """
@@ -58,7 +59,7 @@ class Bundle:
     path: Path
     manifest: Manifest
     tokenizer_json: str = field(repr=False)
-    golden: Golden = field(repr=False)
+    golden: Golden | GoldenPairs = field(repr=False)
     fingerprint: str
     model: bytes = field(repr=False, compare=False)
 
@@ -72,7 +73,11 @@ class Bundle:
 
 
 def write_bundle(
-    path: str | os.PathLike[str], model: bytes, manifest: Manifest, tokenizer_json: str, golden: Golden
+    path: str | os.PathLike[str],
+    model: bytes,
+    manifest: Manifest,
+    tokenizer_json: str,
+    golden: Golden | GoldenPairs,
 ) -> str:
     """Write a bundle atomically; the same parts give the same bytes.
 
@@ -82,7 +87,7 @@ def write_bundle(
             in it is replaced, other metadata is kept.
         manifest: what the model is.
         tokenizer_json: content of a ``tokenizer.json``.
-        golden: texts with their embeddings under this very graph.
+        golden: texts with their embeddings, or pairs with their scores, under this very graph.
 
     Returns:
         The fingerprint.
@@ -153,7 +158,7 @@ def _parse_fields(path: Path, content: bytes) -> Bundle:
         raise BundleError(f"the bundle lacks {', '.join(_PREFIX + key for key in missing)}")
     refuse_external_data(content)
     manifest = Manifest.from_json(entries["manifest"])
-    golden = Golden.from_json(entries["golden"])
+    golden = (Golden if manifest.kind == "encoder" else GoldenPairs).from_json(entries["golden"])
     golden.check_against(manifest)
     return Bundle(path, manifest, _decompress(entries["tokenizer"]), golden, fingerprint, content)
 

@@ -2,41 +2,29 @@
 
 from __future__ import annotations
 
-import logging
+import contextlib
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, Literal, TypedDict, Unpack, get_args
+from dataclasses import dataclass
+from typing import Any, TypedDict, Unpack
 
 import numpy as np
 import numpy.typing as npt
 
-from embedkit.errors import InputError, ModelError, TextOverflowError
-from embedkit.progress import Progress
+from embedkit.errors import InputError, ModelError
 from embedkit.protocols import FloatArray
-from embedkit.runtime.arguments import check_count, check_iterable
-from embedkit.runtime.batching import read_chunks, token_batches
-from embedkit.runtime.bundle import Bundle, Manifest, read_bundle
-from embedkit.runtime.location import find_model
+from embedkit.runtime.arguments import check_iterable
+from embedkit.runtime.bundle import Bundle, Manifest
+from embedkit.runtime.engine import Engine, OnOverflow, Plan, Verification
+from embedkit.runtime.loading import check_kind, load_model
+from embedkit.runtime.manifest import Golden
 from embedkit.runtime.packing import Packing, Precision, unit_rows
 from embedkit.runtime.sentence_transformers import FolderModel, pool, read_folder
-from embedkit.runtime.session import CPU, Session
-from embedkit.runtime.tokenization import Tokenizer
+from embedkit.runtime.session import Session
+from embedkit.runtime.tokenization import TokenBatch, Tokenizer, Tokens
 
 __all__ = ["EncodeOptions", "Encoder", "OnOverflow", "Verification"]
 
-logger = logging.getLogger("embedkit")
-
-OnOverflow = Literal["truncate", "error"]
-
-# On a CPU small batches stay in its caches: with a 6-layer encoder 512 to 1024 tokens took two thirds of the
-# time of 8192. Other devices need large ones to be busy.
-_CPU_TOKENS_PER_BATCH = 1024
-_DEVICE_TOKENS_PER_BATCH = 16_384
-_CHUNK_TEXTS = 4096
-_CHUNK_CHARACTERS = 4_000_000
-_POSITIONS_NAMED = 5
 _BUNDLE_OUTPUTS = ("sentence_embedding",)
 _FOLDER_OUTPUTS = ("sentence_embedding", "last_hidden_state", "token_embeddings")
 _QUERY_PROMPTS = ("query",)
@@ -56,29 +44,13 @@ class EncodeOptions(TypedDict, total=False):
     on_overflow: OnOverflow
 
 
-class Verification(TypedDict):
-    """What :meth:`Encoder.verify` found.
-
-    ``texts`` golden texts were encoded; their token ids were the same if ``same_tokens``; the largest
-    absolute ``difference`` of any value may be ``tolerance``; ``passed`` if both are as they should.
-    """
-
-    passed: bool
-    texts: int
-    same_tokens: bool
-    difference: float
-    tolerance: float
-
-
 @dataclass(frozen=True, slots=True)
 class _Plan:
     """The checked wishes of one call."""
 
     prompt: str
     packing: Packing
-    batch_size: int | None
-    refuse_overflow: bool
-    show_progress: bool | None
+    engine: Plan
 
 
 class Encoder:
@@ -99,23 +71,29 @@ class Encoder:
         providers: Sequence[str] | None = None,
         max_tokens_per_batch: int | None = None,
     ) -> None:
+        check_kind(model.manifest, "encoder")
         is_bundle = isinstance(model, Bundle)
+        golden = model.golden if isinstance(model, Bundle) else None
         self._manifest = model.manifest
         self._fingerprint = model.fingerprint
-        self._golden = model.golden if isinstance(model, Bundle) else None
+        self._golden = golden if isinstance(golden, Golden) else None
         self._default_prompt = "" if isinstance(model, Bundle) else model.default_prompt
         self._normalize_here = model.manifest.normalize and not is_bundle
         self._tokenizer = _make_tokenizer(model)
         outputs = _BUNDLE_OUTPUTS if is_bundle else _FOLDER_OUTPUTS
-        self._session = Session(model.model, outputs=outputs, threads=threads, providers=providers)
-        on_cpu = self._session.providers[0] == CPU
-        self._max_tokens = check_count(max_tokens_per_batch, "max_tokens_per_batch") or (
-            _CPU_TOKENS_PER_BATCH if on_cpu else _DEVICE_TOKENS_PER_BATCH
+        session = Session(model.model, outputs=outputs, threads=threads, providers=providers)
+        if session.width not in (None, self.dimension):
+            raise ModelError(f"the graph gives {session.width} dimensions, not {self.dimension} as it declares")
+        self._engine = Engine(
+            session,
+            finish=self._finish,
+            shape=(self.dimension,),
+            pad_id=self._tokenizer.pad_id,
+            max_length=self.max_length,
+            unit="texts",
+            label="encode",
+            max_tokens_per_batch=max_tokens_per_batch,
         )
-        if self._session.width not in (None, self.dimension):
-            raise ModelError(
-                f"the graph gives {self._session.width} dimensions, not {self.dimension} as it declares"
-            )
 
     @classmethod
     def load(
@@ -146,11 +124,7 @@ class Encoder:
             ModelError: the model cannot be used.
             ProviderError: a provider is not there or did not start.
         """
-        path = find_model(source, file=file)
-        model = _read(path, file)
-        if isinstance(model, FolderModel) and Path(source).expanduser() != path:
-            # Downloaded: the hub id says more than the folder of the cache.
-            model = replace(model, manifest=replace(model.manifest, name=str(source)))
+        path, model = load_model(source, file=file, marker="modules.json", read_folder=read_folder)
         try:
             return cls(model, threads=threads, providers=providers, max_tokens_per_batch=max_tokens_per_batch)
         except ModelError as error:
@@ -295,16 +269,8 @@ class Encoder:
         """
         if self._golden is None:
             raise ModelError(f"{self.name} is no bundle and has no golden texts to verify")
-        same = self._tokenizer.tokenize(self._golden.texts).ids == self._golden.token_ids
-        rows = self._embed(self._golden.token_ids)
-        difference = float(np.abs(rows - self._golden.vectors).max())
-        return Verification(
-            passed=same and difference <= self._golden.tolerance,
-            texts=len(self._golden.texts),
-            same_tokens=same,
-            difference=difference,
-            tolerance=self._golden.tolerance,
-        )
+        found, golden = self._tokenizer.tokenize(self._golden.texts), Tokens(self._golden.token_ids, [])
+        return self._engine.verify(found, golden, self._golden.vectors, self._golden.tolerance)
 
     def _plan(
         self,
@@ -319,8 +285,7 @@ class Encoder:
         on_overflow: OnOverflow = "truncate",
     ) -> _Plan:
         """Check the keywords of :meth:`encode`."""
-        if on_overflow not in get_args(OnOverflow):
-            raise InputError(f'on_overflow must be "truncate" or "error", not {on_overflow!r}')
+        engine = Plan.choose(batch_size=batch_size, on_overflow=on_overflow, show_progress_bar=show_progress_bar)
         packing = Packing.choose(
             self.dimension,
             truncate_dim=truncate_dim,
@@ -328,13 +293,7 @@ class Encoder:
             normalize=normalize_embeddings,
             precision=precision,
         )
-        return _Plan(
-            prompt=self._choose_prompt(prompt_name, prompt),
-            packing=packing,
-            batch_size=check_count(batch_size, "batch_size"),
-            refuse_overflow=on_overflow == "error",
-            show_progress=show_progress_bar,
-        )
+        return _Plan(self._choose_prompt(prompt_name, prompt), packing, engine)
 
     def _choose_prompt(self, prompt_name: str | None, prompt: str | None) -> str:
         if prompt is not None and prompt_name is not None:
@@ -356,68 +315,20 @@ class Encoder:
         return {**options, "prompt_name": found}
 
     def _stream(self, texts: Iterable[str], plan: _Plan, total: int | None = None) -> Iterator[npt.NDArray[Any]]:
-        """Embed chunk by chunk; whatever ends the stream, truncation is told."""
-        done = truncated = 0
-        progress = Progress("encode", total, unit="texts", enabled=plan.show_progress)
-        try:
-            with progress:
-                for chunk in read_chunks(texts, most_texts=_CHUNK_TEXTS, most_characters=_CHUNK_CHARACTERS):
-                    ids, overflowing = self._tokenizer.tokenize(chunk, prompt=plan.prompt, first=done)
-                    if overflowing and plan.refuse_overflow:
-                        raise TextOverflowError(self._describe_overflow(overflowing, done))
-                    truncated += len(overflowing)
-                    done += len(chunk)
-                    yield plan.packing.apply(self._embed(ids, plan.batch_size, progress))
-        finally:
-            if truncated:
-                logger.warning("%d of %d texts were cut to %d tokens", truncated, done, self.max_length)
+        """Embed and pack chunk by chunk."""
 
-    def _embed(
-        self, ids: Sequence[Sequence[int]], batch_size: int | None = None, progress: Progress | None = None
-    ) -> FloatArray:
-        """Run the model over the token ids of a chunk: ``(N, D) float32`` in their order."""
-        if len(ids) == 1:
-            return self._run(ids)
-        rows = np.empty((len(ids), self.dimension), dtype=np.float32)
-        lengths = np.fromiter(map(len, ids), dtype=np.int64, count=len(ids))
-        for positions in token_batches(lengths, most_tokens=self._max_tokens, most_texts=batch_size):
-            rows[positions] = self._run([ids[position] for position in positions])
-            if progress:
-                progress.advance(len(positions))
-        return rows
+        def tokenize(chunk: list[Any], first: int) -> Tokens:
+            return self._tokenizer.tokenize(chunk, prompt=plan.prompt, first=first)
 
-    def _run(self, ids: Sequence[Sequence[int]]) -> FloatArray:
-        """One token batch through the graph and what a folder leaves to be done after it."""
-        batch = self._tokenizer.pad(ids)
-        rows = self._session.run(batch)
+        with contextlib.closing(self._engine.stream(texts, tokenize, plan.engine, total)) as stream:
+            for rows in stream:
+                yield plan.packing.apply(rows)
+
+    def _finish(self, rows: FloatArray, batch: TokenBatch) -> FloatArray:
+        """What a folder's graph leaves to be done."""
         if rows.ndim == 3:
             rows = pool(rows, batch, self._manifest.pooling)
-        if rows.shape != (len(ids), self.dimension):  # where the graph leaves its shapes open
-            raise ModelError(f"the graph gave {rows.shape}, expected {(len(ids), self.dimension)}")
         return unit_rows(rows) if self._normalize_here else rows
-
-    def _describe_overflow(self, overflowing: Sequence[int], first: int) -> str:
-        named = ", ".join(f"texts[{first + position}]" for position in overflowing[:_POSITIONS_NAMED])
-        more = f" and {len(overflowing) - _POSITIONS_NAMED} more" if len(overflowing) > _POSITIONS_NAMED else ""
-        return (
-            f"longer than {self.max_length} tokens: {named}{more}; shorten them, or let them be cut with "
-            'on_overflow="truncate"'
-        )
-
-
-def _read(path: Path, file: str | None) -> Bundle | FolderModel:
-    """Read what stands at ``path``: a bundle, a folder with one bundle, or a sentence-transformers folder."""
-    if not path.is_dir():
-        if file is not None:
-            raise InputError(f"file={file!r} chooses from a folder, and {path} is a file")
-        return read_bundle(path)
-    if (path / "modules.json").exists():
-        return read_folder(path, file=file)
-    bundles = sorted(path.glob("*.onnx")) if file is None else [path / file]
-    if len(bundles) != 1:
-        found = f"{len(bundles)} .onnx files, of which one has to be chosen" if bundles else "neither"
-        raise ModelError(f"{path} should hold one bundle or a modules.json; it has {found}")
-    return read_bundle(bundles[0])
 
 
 def _make_tokenizer(model: Bundle | FolderModel) -> Tokenizer:

@@ -15,7 +15,9 @@ import numpy as np
 from embedkit.errors import BundleError
 from embedkit.protocols import FloatArray
 
-__all__ = ["Golden", "Manifest"]
+__all__ = ["KINDS", "Golden", "GoldenPairs", "Manifest"]
+
+KINDS = ("encoder", "cross-encoder")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,11 +26,11 @@ class Manifest:
 
     Attributes:
         name: what people call the model.
-        kind: ``"encoder"``.
-        dimension: D, the width of an embedding.
-        max_length: longest text in tokens, special tokens included.
+        kind: ``"encoder"``, or ``"cross-encoder"``, which scores pairs of texts.
+        dimension: D, the width of an embedding; 1 for a cross-encoder.
+        max_length: longest text, or pair of texts, in tokens, special tokens included.
         pooling: how tokens become one embedding, ``"mean"`` or ``"cls"``.
-        normalize: whether the graph gives unit rows.
+        normalize: whether the graph gives unit rows; False for a cross-encoder.
         prompts: prompt name -> text put before each text, e.g. ``{"query": "query: "}``.
         base: what the student started from.
         method: the training method, e.g. ``"sct"``.
@@ -80,8 +82,8 @@ class Manifest:
         values = _load(text, "manifest", set(_MANIFEST_KINDS))
         for name, kind in _MANIFEST_KINDS.items():
             _expect(values[name], kind, f"manifest.{name}")
-        if values["kind"] != "encoder":
-            raise BundleError(f'manifest.kind should be "encoder", not {values["kind"]!r}')
+        if values["kind"] not in KINDS:
+            raise BundleError(f"manifest.kind should be {' or '.join(KINDS)}, not {values['kind']!r}")
         for name in ("dimension", "max_length"):
             if not 1 <= values[name] <= 1_000_000:
                 raise BundleError(f"manifest.{name} should be between 1 and 1,000,000, not {values[name]}")
@@ -112,8 +114,8 @@ class Golden:
         """The golden texts as canonical JSON."""
         values = {
             "texts": self.texts,
-            "token_ids": [[int(number) for number in row] for row in self.token_ids],
-            "vectors": base64.b64encode(np.asarray(self.vectors).astype("<f4").tobytes()).decode("ascii"),
+            "token_ids": _plain(self.token_ids),
+            "vectors": _pack(self.vectors),
             "tolerance": float(self.tolerance),
         }
         return _dump(values, "golden")
@@ -131,14 +133,11 @@ class Golden:
         texts, token_ids = values["texts"], values["token_ids"]
         if not texts or len(texts) != len(token_ids):
             raise BundleError(f"golden holds {len(texts)} texts and {len(token_ids)} rows of token_ids")
-        for position, (entry, row) in enumerate(zip(texts, token_ids, strict=True)):
+        for position, entry in enumerate(texts):
             _expect(entry, str, f"golden.texts[{position}]")
-            _expect(row, list, f"golden.token_ids[{position}]")
-            if not all(type(number) is int and number >= 0 for number in row):
-                raise BundleError(f"golden.token_ids[{position}] should hold whole numbers from 0 up")
-        if not (math.isfinite(values["tolerance"]) and values["tolerance"] > 0):
-            raise BundleError(f"golden.tolerance should be above 0, not {values['tolerance']}")
-        return cls(texts, token_ids, _unpack(values["vectors"], len(texts)), float(values["tolerance"]))
+        _expect_whole_numbers(token_ids, "golden.token_ids")
+        vectors = _unpack(values["vectors"], len(texts), "golden.vectors")
+        return cls(texts, token_ids, vectors, _read_tolerance(values["tolerance"]))
 
     def check_against(self, manifest: Manifest) -> None:
         """Make sure that these are texts of that model.
@@ -150,11 +149,76 @@ class Golden:
             raise BundleError(
                 f"golden.vectors are {self.vectors.shape[1]} wide, manifest.dimension is {manifest.dimension}"
             )
-        longest = max(map(len, self.token_ids))
-        if longest > manifest.max_length:
+        _check_lengths(self.token_ids, manifest)
+
+
+@dataclass(frozen=True, eq=False)
+class GoldenPairs:
+    """Pairs of texts with the tokens and scores they had when a cross-encoder's bundle was written.
+
+    Attributes:
+        pairs: G pairs, at least one.
+        token_ids: their ids, special tokens included.
+        token_type_ids: their token types, in lists as long as those of ``token_ids``.
+        scores: ``(G,) float32``, what the graph gave.
+        tolerance: largest absolute difference that another machine may show.
+    """
+
+    pairs: list[tuple[str, str]]
+    token_ids: list[list[int]]
+    token_type_ids: list[list[int]]
+    scores: FloatArray
+    tolerance: float
+
+    def to_json(self) -> str:
+        """The golden pairs as canonical JSON."""
+        values = {
+            "pairs": [list(pair) for pair in self.pairs],
+            "token_ids": _plain(self.token_ids),
+            "token_type_ids": _plain(self.token_type_ids),
+            "scores": _pack(self.scores),
+            "tolerance": float(self.tolerance),
+        }
+        return _dump(values, "golden")
+
+    @classmethod
+    def from_json(cls, text: str) -> GoldenPairs:
+        """Read what :meth:`to_json` wrote.
+
+        Raises:
+            BundleError: a field is missing, unknown or of the wrong kind; names it.
+        """
+        values = _load(text, "golden", set(_GOLDEN_PAIRS_KINDS))
+        for name, kind in _GOLDEN_PAIRS_KINDS.items():
+            _expect(values[name], kind, f"golden.{name}")
+        pairs, token_ids, type_ids = values["pairs"], values["token_ids"], values["token_type_ids"]
+        for position, pair in enumerate(pairs):
+            if type(pair) is not list or [type(text) for text in pair] != [str, str]:
+                raise BundleError(f"golden.pairs[{position}] should be a list of two strings")
+        for name, rows in (("token_ids", token_ids), ("token_type_ids", type_ids)):
+            _expect_whole_numbers(rows, f"golden.{name}")
+        if not pairs or not len(pairs) == len(token_ids) == len(type_ids):
             raise BundleError(
-                f"golden.token_ids holds {longest} ids, manifest.max_length is {manifest.max_length}"
+                f"golden holds {len(pairs)} pairs, {len(token_ids)} rows of token_ids and {len(type_ids)} of "
+                "token_type_ids"
             )
+        if list(map(len, token_ids)) != list(map(len, type_ids)):
+            raise BundleError("golden.token_ids and golden.token_type_ids differ in the length of a row")
+        scores = _unpack(values["scores"], len(pairs), "golden.scores")
+        if scores.shape[1] != 1:
+            raise BundleError(f"golden.scores holds {scores.size} scores for {len(pairs)} pairs")
+        pairs = [(first, second) for first, second in pairs]
+        return cls(pairs, token_ids, type_ids, scores[:, 0], _read_tolerance(values["tolerance"]))
+
+    def check_against(self, manifest: Manifest) -> None:
+        """Make sure that these are pairs of that model.
+
+        Raises:
+            BundleError: the manifest is of an encoder of several dimensions, or a length is not its.
+        """
+        if manifest.dimension != 1:
+            raise BundleError(f"manifest.dimension of a cross-encoder should be 1, not {manifest.dimension}")
+        _check_lengths(self.token_ids, manifest)
 
 
 _MANIFEST_KINDS: dict[str, type] = {
@@ -178,6 +242,13 @@ _MANIFEST_KINDS: dict[str, type] = {
     "created_by": str,
 }
 _GOLDEN_KINDS: dict[str, type] = {"texts": list, "token_ids": list, "vectors": str, "tolerance": float}
+_GOLDEN_PAIRS_KINDS: dict[str, type] = {
+    "pairs": list,
+    "token_ids": list,
+    "token_type_ids": list,
+    "scores": str,
+    "tolerance": float,
+}
 _JSON_WORDS = {
     str: "a string",
     int: "a whole number",
@@ -215,14 +286,43 @@ def _expect(value: object, kind: type, where: str) -> None:
         raise BundleError(f"{where} should be {_JSON_WORDS[kind]}, not {json.dumps(value)[:60]}")
 
 
-def _unpack(encoded: str, rows: int) -> FloatArray:
+def _expect_whole_numbers(rows: list[object], where: str) -> None:
+    """Check lists of ids or of token types."""
+    for position, row in enumerate(rows):
+        _expect(row, list, f"{where}[{position}]")
+        if not (isinstance(row, list) and all(type(number) is int and number >= 0 for number in row)):
+            raise BundleError(f"{where}[{position}] should hold whole numbers from 0 up")
+
+
+def _read_tolerance(value: float) -> float:
+    if not (math.isfinite(value) and value > 0):
+        raise BundleError(f"golden.tolerance should be above 0, not {value}")
+    return float(value)
+
+
+def _check_lengths(token_ids: list[list[int]], manifest: Manifest) -> None:
+    longest = max(map(len, token_ids))
+    if longest > manifest.max_length:
+        raise BundleError(f"golden.token_ids holds {longest} ids, manifest.max_length is {manifest.max_length}")
+
+
+def _plain(rows: list[list[int]]) -> list[list[int]]:
+    """Rows of numpy's integers as JSON takes them."""
+    return [[int(number) for number in row] for row in rows]
+
+
+def _pack(values: FloatArray) -> str:
+    return base64.b64encode(np.asarray(values).astype("<f4").tobytes()).decode("ascii")
+
+
+def _unpack(encoded: str, rows: int, where: str) -> FloatArray:
     try:
         content = base64.b64decode(encoded, validate=True)
     except (binascii.Error, ValueError) as error:
-        raise BundleError(f"golden.vectors is not base64: {error}") from error
+        raise BundleError(f"{where} is not base64: {error}") from error
     if not content or len(content) % (4 * rows):
-        raise BundleError(f"golden.vectors is {len(content)} bytes, no multiple of {rows} rows of float32")
+        raise BundleError(f"{where} is {len(content)} bytes, no multiple of {rows} rows of float32")
     vectors = np.frombuffer(content, dtype="<f4").reshape(rows, -1).astype(np.float32)
     if not np.isfinite(vectors).all():
-        raise BundleError("golden.vectors holds values that are not finite")
+        raise BundleError(f"{where} holds values that are not finite")
     return vectors

@@ -16,7 +16,7 @@ from embedkit.runtime.graph import refuse_external_data
 from embedkit.runtime.manifest import Manifest
 from embedkit.runtime.tokenization import TokenBatch
 
-__all__ = ["FolderModel", "pool", "read_folder"]
+__all__ = ["FolderModel", "pool", "read_cross_encoder_folder", "read_folder"]
 
 _DEFAULT_FILE = "onnx/model.onnx"
 _POOLINGS = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls"}
@@ -76,6 +76,37 @@ def read_folder(folder: Path, *, file: str | None = None) -> FolderModel:
     return FolderModel(folder, manifest, tokenizer_json, fingerprint, default_prompt, model)
 
 
+def read_cross_encoder_folder(folder: Path, *, file: str | None = None) -> FolderModel:
+    """Read the folder of a cross-encoder: a classifier with one logit, as transformers writes it.
+
+    Args:
+        folder: it holds ``config.json``, ``tokenizer.json`` and an ONNX graph.
+        file: the graph, relative to the folder; ``onnx/model.onnx`` if None.
+
+    Raises:
+        ModelError: a file is missing or malformed, or the model is no cross-encoder.
+    """
+    if (folder / "modules.json").exists():
+        raise ModelError(f"{folder} holds an encoder; use Encoder.load")
+    _check_classifier(folder / "config.json")
+    max_length = _read_max_length(folder)
+    tokenizer_json = _read(folder / "tokenizer.json").decode("utf-8", errors="replace")
+    model = _read_graph(folder / (file or _DEFAULT_FILE))
+    manifest = Manifest(
+        name=folder.resolve().name,
+        kind="cross-encoder",
+        dimension=1,
+        max_length=max_length,
+        pooling="cls",
+        normalize=False,
+        precision="",
+        created_by="sentence-transformers",
+    )
+    parts = [model, tokenizer_json.encode(), f"cross-encoder {max_length}".encode()]
+    fingerprint = hashlib.sha256(b"\0".join(parts)).hexdigest()
+    return FolderModel(folder, manifest, tokenizer_json, fingerprint, "", model)
+
+
 def pool(tokens: FloatArray, batch: TokenBatch, pooling: str) -> FloatArray:
     """Make token embeddings ``(B, L, H)`` one embedding ``(B, H)`` for each text.
 
@@ -103,6 +134,19 @@ def _read_modules(folder: Path) -> dict[str, Path]:
             f"Normalize from such a folder; {_ADVICE}"
         )
     return modules
+
+
+def _check_classifier(path: Path) -> None:
+    """Make sure that a ``config.json`` is of a classifier with one logit."""
+    config = _read_json(path)
+    architecture = (config.get("architectures") or [""])[0]
+    labels = config.get("id2label", {"0": "", "1": ""})  # transformers leaves out what has its default of two
+    if not str(architecture).endswith("ForSequenceClassification"):
+        raise ModelError(
+            f"{path}: expected a ...ForSequenceClassification, found {architecture or 'no architecture'}"
+        )
+    if len(labels) != 1:
+        raise ModelError(f"{path}: a cross-encoder has one label, this classifier has {len(labels)}")
 
 
 def _read_prompts(folder: Path) -> tuple[dict[str, str], str]:

@@ -42,7 +42,7 @@ class Session:
         threads: threads of one run.
         providers: the execution providers at work.
         output: name of the output taken.
-        width: size of its last axis, or None where the graph leaves it open.
+        width: size of its last axis, or None where the graph leaves it open or there are no rows but scores.
 
     Raises:
         ProviderError: a provider is not there or did not start; nothing runs elsewhere in silence.
@@ -67,14 +67,15 @@ class Session:
         """Run the graph on one token batch.
 
         Returns:
-            The output, ``(B, D)`` or ``(B, L, H) float32``.
+            The output, ``(B, D)``, ``(B, L, H)`` or, of a cross-encoder, ``(B,) float32``.
 
         Raises:
             ModelError: the graph failed.
         """
         feeds = {"input_ids": batch.input_ids, "attention_mask": batch.attention_mask}
         if "token_type_ids" in self._input_types:
-            feeds["token_type_ids"] = np.zeros_like(batch.input_ids)
+            types = batch.token_type_ids
+            feeds["token_type_ids"] = np.zeros_like(batch.input_ids) if types is None else types
         wanted = {name: feeds[name].astype(kind, copy=False) for name, kind in self._input_types.items()}
         try:
             (result,) = self._session.run([self.output], wanted)

@@ -14,39 +14,51 @@ import tokenizers
 
 from embedkit.errors import InputError, ModelError, ModelNotFoundError
 
-__all__ = ["TokenBatch", "Tokenizer", "Tokens"]
+__all__ = ["PairTokenizer", "TokenBatch", "Tokenizer", "Tokens"]
 
 _PAD_TOKENS = ("[PAD]", "<pad>", "<|pad|>")
 
 
 @dataclass(frozen=True, slots=True)
 class TokenBatch:
-    """Token ids of B texts, padded on the right to the longest.
+    """Token ids of B texts or pairs, padded on the right to the longest.
 
     Attributes:
         input_ids: ``(B, L) int64``.
         attention_mask: ``(B, L) int64``, 1 where a token stands and 0 on padding.
+        token_type_ids: ``(B, L) int64``, 1 on the second text of a pair; None for texts, which are all 0.
     """
 
     input_ids: npt.NDArray[np.int64]
     attention_mask: npt.NDArray[np.int64]
+    token_type_ids: npt.NDArray[np.int64] | None = None
 
 
 class Tokens(NamedTuple):
-    """Token ids of several texts, not padded.
+    """Token ids of several texts or pairs, not padded.
 
     Attributes:
-        ids: one list for each text, special tokens included, at most ``max_length`` each.
-        overflowing: positions of the texts that lost tokens, ascending.
+        ids: one list for each text or pair, special tokens included, at most ``max_length`` each.
+        overflowing: positions of the texts or pairs that lost tokens, ascending.
+        type_ids: for pairs the token types, in lists as long as those of ``ids``.
     """
 
     ids: list[list[int]]
     overflowing: list[int]
+    type_ids: list[list[int]] | None = None
 
     @property
     def truncated(self) -> int:
-        """How many texts lost tokens."""
+        """How many texts or pairs lost tokens."""
         return len(self.overflowing)
+
+    def batch(self, rows: Sequence[int] | npt.NDArray[np.intp], pad_id: int) -> TokenBatch:
+        """Some of the texts or pairs, in the order of ``rows``, as one token batch."""
+        batch = _pad([self.ids[row] for row in rows], pad_id)
+        if self.type_ids is None:
+            return batch
+        types = _pad([self.type_ids[row] for row in rows], 0).input_ids
+        return TokenBatch(batch.input_ids, batch.attention_mask, types)
 
 
 class Tokenizer:
@@ -80,8 +92,7 @@ class Tokenizer:
         self.max_length = max_length
         self.pad_id = _find_pad_id(self._tokenizer)
         self.vocabulary_size: int = self._tokenizer.get_vocab_size(with_added_tokens=True)
-        added = self._tokenizer.get_added_tokens_decoder()
-        self.special_ids = frozenset(number for number, token in added.items() if token.special)
+        self.special_ids = _find_special_ids(self._tokenizer)
         self._tokenizer.no_padding()
         self._tokenizer.enable_truncation(max_length)
 
@@ -139,12 +150,107 @@ class Tokenizer:
 
     def pad(self, ids: Sequence[Sequence[int]]) -> TokenBatch:
         """Make one token batch ``(B, L)`` of B lists of ids, in their order; L is the longest."""
-        lengths = np.fromiter(map(len, ids), dtype=np.int64, count=len(ids))
-        longest = int(lengths.max(initial=0))
-        is_token = np.arange(longest) < lengths[:, None]
-        input_ids = np.full(is_token.shape, self.pad_id, dtype=np.int64)
-        input_ids[is_token] = np.fromiter(chain.from_iterable(ids), dtype=np.int64, count=int(lengths.sum()))
-        return TokenBatch(input_ids, is_token.astype(np.int64))
+        return _pad(ids, self.pad_id)
+
+
+class PairTokenizer:
+    """A fast tokenizer for pairs of texts: ``[CLS] first [SEP] second [SEP]`` in BERT's case.
+
+    A pair of more than ``max_length`` tokens loses them on the right of its longer text until both are
+    equally long, then of both in turn, as with ``longest_first`` in transformers. Safe to share between
+    threads.
+
+    Args:
+        json: content of a ``tokenizer.json``; padding and truncation in it are overridden.
+        max_length: the longest pair in tokens, special tokens included.
+
+    Attributes:
+        json: the content as given.
+        max_length: as given.
+        pad_id: id that fills a token batch; the attention mask is 0 there.
+        vocabulary_size: number of ids, added tokens included.
+        special_ids: ids of special tokens, e.g. of ``[CLS]`` and ``[SEP]``.
+
+    Raises:
+        ModelError: ``json`` is not a tokenizer.
+        InputError: ``max_length`` leaves no room for a token of each text.
+    """
+
+    def __init__(self, json: str, max_length: int) -> None:
+        self._tokenizer = _parse(json)
+        self._frame = self._tokenizer.num_special_tokens_to_add(is_pair=True)
+        if max_length < self._frame + 2:
+            raise InputError(
+                f"max_length must be at least {self._frame + 2} for pairs with this tokenizer, not {max_length}"
+            )
+        self.json = json
+        self.max_length = max_length
+        self.pad_id = _find_pad_id(self._tokenizer)
+        self.vocabulary_size: int = self._tokenizer.get_vocab_size(with_added_tokens=True)
+        self.special_ids = _find_special_ids(self._tokenizer)
+        self._tokenizer.no_padding()
+        # tokenizers would keep what it cuts off in pieces, each piece of one text joined to each of the
+        # other: two texts of a thousand words took it 45 seconds, longer ones all memory. So it cuts nothing.
+        self._tokenizer.no_truncation()
+
+    def with_max_length(self, max_length: int) -> PairTokenizer:
+        """The same tokenizer, cutting at another length."""
+        return PairTokenizer(self.json, max_length)
+
+    def tokenize(self, pairs: Sequence[tuple[str, str]], *, first: int = 0) -> Tokens:
+        """Turn pairs of texts into token ids and token types.
+
+        Args:
+            pairs: N pairs, each a tuple or list of two texts.
+            first: position of ``pairs[0]`` in what the caller was given, for messages.
+
+        Raises:
+            InputError: an item is not two ``str``, or not valid Unicode; names its position.
+        """
+        pairs = [_check_pair(pair, position) for position, pair in enumerate(pairs, first)]
+        try:
+            encodings = self._tokenizer.encode_batch_fast(pairs)
+        except (TypeError, ValueError) as error:
+            for position, pair in enumerate(pairs, first):
+                _check_texts(pair, 0, name=f"pairs[{position}]")
+            raise InputError(f"the tokenizer refused these pairs: {error}") from error
+        rows = [self._cut(encoding) for encoding in encodings]
+        overflowing = [row for row, encoding in enumerate(encodings) if len(encoding) > self.max_length]
+        return Tokens([ids for ids, _ in rows], overflowing, [types for _, types in rows])
+
+    def _cut(self, encoding: tokenizers.Encoding) -> tuple[list[int], list[int]]:
+        """Ids and types of a pair, without what is too much."""
+        ids, types = encoding.ids, encoding.type_ids
+        if len(ids) <= self.max_length:
+            return ids, types
+        sides = encoding.sequence_ids  # 0 or 1, None for special tokens
+        left = dict(
+            zip((0, 1), _share(self.max_length - self._frame, sides.count(0), sides.count(1)), strict=True)
+        )
+        kept = []
+        for position, side in enumerate(sides):
+            if side is None or left[side] > 0:
+                kept.append(position)
+            if side is not None:
+                left[side] -= 1
+        return [ids[position] for position in kept], [types[position] for position in kept]
+
+
+def _share(room: int, first: int, second: int) -> tuple[int, int]:
+    """Tokens that each text of a pair keeps; an odd one goes to the longer text, else to the second."""
+    half = room // 2
+    if min(first, second) <= half:
+        return (first, room - first) if first < second else (room - second, second)
+    return (room - half, half) if first > second else (half, room - half)
+
+
+def _pad(ids: Sequence[Sequence[int]], pad_id: int) -> TokenBatch:
+    lengths = np.fromiter(map(len, ids), dtype=np.int64, count=len(ids))
+    longest = int(lengths.max(initial=0))
+    is_token = np.arange(longest) < lengths[:, None]
+    input_ids = np.full(is_token.shape, pad_id, dtype=np.int64)
+    input_ids[is_token] = np.fromiter(chain.from_iterable(ids), dtype=np.int64, count=int(lengths.sum()))
+    return TokenBatch(input_ids, is_token.astype(np.int64))
 
 
 def _parse(json: str) -> tokenizers.Tokenizer:
@@ -162,15 +268,30 @@ def _find_pad_id(tokenizer: tokenizers.Tokenizer) -> int:
     return next((number for number in found if number is not None), 0)
 
 
-def _check_texts(texts: Sequence[object], first: int) -> None:
+def _find_special_ids(tokenizer: tokenizers.Tokenizer) -> frozenset[int]:
+    added = tokenizer.get_added_tokens_decoder()
+    return frozenset(number for number, token in added.items() if token.special)
+
+
+def _check_pair(pair: object, position: int) -> tuple[str, str]:
+    if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+        found = f"{type(pair).__name__}" + (f" of {len(pair)}" if isinstance(pair, (tuple, list)) else "")
+        raise InputError(f"pairs[{position}] is {found}, expected two texts, as in [(first, second), ...]")
+    first, second = pair
+    if type(first) is not str or type(second) is not str:
+        _check_texts(pair, 0, name=f"pairs[{position}]")
+    return first, second
+
+
+def _check_texts(texts: Sequence[object], first: int, *, name: str = "texts") -> None:
     """Name the first item that is no text."""
     for position, text in enumerate(texts, first):
         if not isinstance(text, str):
-            raise InputError(f"texts[{position}] is {type(text).__name__}, expected str")
+            raise InputError(f"{name}[{position}] is {type(text).__name__}, expected str")
         try:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
             raise InputError(
-                f"texts[{position}] is not valid Unicode: it holds half a surrogate pair at character "
+                f"{name}[{position}] is not valid Unicode: it holds half a surrogate pair at character "
                 f"{error.start}; decode the file with errors='replace'"
             ) from None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from embedkit.protocols import TextEncoder, VectorIndex
+from embedkit.protocols import PairScorer, TextEncoder, VectorIndex
 
 
 class Encoding:
@@ -13,6 +13,13 @@ class Encoding:
 
     def encode(self, texts: list[str]) -> np.ndarray:
         return np.ones((len(texts), 2), dtype=np.float32)
+
+
+class Scoring:
+    name, fingerprint, max_length = "n", "f", 8
+
+    def predict(self, pairs: list[tuple[str, str]]) -> np.ndarray:
+        return np.ones(len(pairs), dtype=np.float32)
 
 
 class Index:
@@ -26,6 +33,8 @@ class Index:
 def test_what_has_the_members_is_one() -> None:
     assert isinstance(Encoding(), TextEncoder)
     assert isinstance(Index(), VectorIndex)
+    assert isinstance(Scoring(), PairScorer)
+    assert not isinstance(Encoding(), PairScorer)
     assert not isinstance(Index(), TextEncoder)
     assert not isinstance(Encoding(), VectorIndex)
 

@@ -12,14 +12,14 @@ import pytest
 
 from embedkit import Encoder
 from embedkit.cli.main import main
-from embedkit.runtime import encoder as encoder_module
+from embedkit.runtime import engine as engine_module
 
 TEXTS = ["a dog in the garden", "", "music and the sea", 'naïve, "quoted" 北京', "the end"]
 
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encoder_module, "_CHUNK_TEXTS", 2)
+    monkeypatch.setattr(engine_module, "_CHUNK_ITEMS", 2)
 
 
 @pytest.fixture

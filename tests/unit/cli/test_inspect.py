@@ -101,3 +101,10 @@ def test_what_is_no_bundle_is_one_line(tmp_path: Path, capsys: pytest.CaptureFix
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.splitlines() == [f"error: {tmp_path / 'photo.onnx'}: this is not an ONNX file"]
+
+
+def test_a_cross_encoder_is_told_and_verified(toy_cross_bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", str(toy_cross_bundle), "--verify"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("toy-cross: cross-encoder, at most 12 tokens a pair, scores in (0, 1)\n")
+    assert "verified: 3 golden pairs gave the same tokens" in out

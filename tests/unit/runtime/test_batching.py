@@ -32,11 +32,11 @@ def test_batches_begin_with_the_longest() -> None:
 
 
 @given(st.lists(st.text(max_size=20), max_size=60), st.integers(1, 10), st.integers(1, 40))
-def test_chunks_put_together_are_the_stream(texts: list[str], most_texts: int, most_characters: int) -> None:
-    chunks = list(read_chunks(iter(texts), most_texts=most_texts, most_characters=most_characters))
+def test_chunks_put_together_are_the_stream(texts: list[str], most_items: int, most_characters: int) -> None:
+    chunks = list(read_chunks(iter(texts), most_items=most_items, most_characters=most_characters))
     assert [text for chunk in chunks for text in chunk] == texts
     for chunk in chunks:
-        assert 1 <= len(chunk) <= most_texts
+        assert 1 <= len(chunk) <= most_items
         assert sum(map(len, chunk[:-1])) < most_characters
 
 
@@ -48,10 +48,16 @@ def test_the_stream_is_not_read_ahead() -> None:
             read.append(number)
             yield "x"
 
-    chunks = read_chunks(stream(), most_texts=3, most_characters=100)
+    chunks = read_chunks(stream(), most_items=3, most_characters=100)
     next(chunks)
     assert read == [0, 1, 2]
 
 
 def test_what_is_no_text_passes_to_be_refused_by_position() -> None:
-    assert list(read_chunks(["a", None, 3], most_texts=9, most_characters=9)) == [["a", None, 3]]
+    assert list(read_chunks(["a", None, 3], most_items=9, most_characters=9)) == [["a", None, 3]]
+
+
+def test_both_texts_of_a_pair_count() -> None:
+    pairs = [("ab", "cd"), ("e", "f"), ["gh", "ij"], None]
+    chunks = list(read_chunks(pairs, most_items=10, most_characters=5))
+    assert chunks == [[("ab", "cd"), ("e", "f")], [["gh", "ij"], None]]

@@ -17,7 +17,7 @@ import pytest
 
 from embedkit import Encoder
 from embedkit.errors import InputError, ModelError, TextOverflowError
-from embedkit.runtime import encoder as encoder_module
+from embedkit.runtime import engine as engine_module
 from embedkit.runtime import session as session_module
 from embedkit.runtime.bundle import read_bundle, write_bundle
 
@@ -40,7 +40,7 @@ def prompted(write_toy_bundle: Write, tmp_path: Path) -> Encoder:
 
 @pytest.fixture
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encoder_module, "_CHUNK_TEXTS", 4)
+    monkeypatch.setattr(engine_module, "_CHUNK_ITEMS", 4)
 
 
 def test_rows_are_those_of_the_reference(encoder: Encoder, toy_reference: Reference) -> None:
@@ -90,7 +90,7 @@ def test_it_tells_what_it_is(encoder: Encoder, toy_bundle: Path) -> None:
 
 
 def test_a_stream_is_encoded_in_bounded_memory(encoder: Encoder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encoder_module, "_CHUNK_TEXTS", 10)
+    monkeypatch.setattr(engine_module, "_CHUNK_ITEMS", 10)
     read = 0
 
     def stream() -> Iterator[str]:
@@ -120,7 +120,7 @@ def test_batches_of_a_stream_are_what_encode_gives(encoder: Encoder) -> None:
 def test_truncation_is_told_once_a_call(
     encoder: Encoder, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(encoder_module, "_CHUNK_TEXTS", 2)
+    monkeypatch.setattr(engine_module, "_CHUNK_ITEMS", 2)
     long = "dog " * 20
     for _ in range(2):
         caplog.clear()
@@ -144,7 +144,7 @@ def test_nothing_is_told_when_nothing_is_cut(encoder: Encoder, caplog: pytest.Lo
 
 
 def test_truncation_can_be_an_error(encoder: Encoder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encoder_module, "_CHUNK_TEXTS", 10)
+    monkeypatch.setattr(engine_module, "_CHUNK_ITEMS", 10)
     long = "dog " * 20
     with pytest.raises(TextOverflowError, match=r"longer than 12 tokens: texts\[11\], texts\[13\]; shorten"):
         encoder.encode(["a"] * 11 + [long, "b", long], on_overflow="error")

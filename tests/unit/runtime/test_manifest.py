@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from embedkit.errors import BundleError
-from embedkit.runtime.manifest import Golden, Manifest
+from embedkit.runtime.manifest import Golden, GoldenPairs, Manifest
 
 MANIFEST = Manifest(name="m", dimension=4, max_length=8)
 GOLDEN = Golden(["a", "b"], [[1, 2], [1, 3]], np.arange(8, dtype=np.float32).reshape(2, 4), tolerance=0.01)
@@ -51,7 +51,7 @@ def test_a_field_of_the_wrong_kind_is_named(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "value", "where"),
     [
-        ("kind", "cross-encoder", "manifest.kind"),
+        ("kind", "reranker", "manifest.kind"),
         ("dimension", 0, "manifest.dimension"),
         ("dimension", True, "manifest.dimension"),
         ("dimension", 4.0, "manifest.dimension"),
@@ -108,3 +108,57 @@ def test_golden_texts_must_be_of_their_manifest(manifest: Manifest, where: str) 
     GOLDEN.check_against(MANIFEST)
     with pytest.raises(BundleError, match=where):
         GOLDEN.check_against(manifest)
+
+
+# Cross-encoders
+
+PAIRS = GoldenPairs(
+    [("a", "b"), ("", "ü")], [[1, 2], [1]], [[0, 1], [0]], np.array([0.25, 0.7], dtype=np.float32), tolerance=0.01
+)
+CROSS = dataclasses.replace(MANIFEST, kind="cross-encoder", dimension=1)
+
+
+def test_golden_texts_are_written_as_they_were_before_there_were_pairs() -> None:
+    assert sorted(json.loads(GOLDEN.to_json())) == ["texts", "token_ids", "tolerance", "vectors"]
+
+
+def test_golden_pairs_survive_json_bit_for_bit() -> None:
+    read = GoldenPairs.from_json(PAIRS.to_json())
+    assert (read.pairs, read.token_ids, read.token_type_ids) == (
+        PAIRS.pairs,
+        PAIRS.token_ids,
+        PAIRS.token_type_ids,
+    )
+    assert read.scores.tobytes() == PAIRS.scores.tobytes()
+    assert read.tolerance == PAIRS.tolerance
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "where"),
+    [
+        ("pairs", [], "0 pairs"),
+        ("pairs", [["a", "b"]], "1 pairs, 2 rows"),
+        ("pairs", [["a", "b"], ["c"]], r"golden.pairs\[1\] should be a list of two strings"),
+        ("pairs", [["a", 3], ["c", "d"]], r"golden.pairs\[0\]"),
+        ("pairs", ["ab", "cd"], r"golden.pairs\[0\]"),
+        ("token_ids", [[1, 2], 2], r"golden.token_ids\[1\]"),
+        ("token_type_ids", [[0, 1], [-1]], r"golden.token_type_ids\[1\]"),
+        ("token_type_ids", [[0, 1], [0, 1]], "differ in the length"),
+        ("scores", "AAAA", "golden.scores is 3 bytes"),
+        ("scores", "AACAPgAAgD4AAIA+AACAPg==", "4 scores for 2 pairs"),
+        ("scores", "AADAfwAAwH8=", "golden.scores holds values that are not finite"),
+        ("tolerance", 0, "golden.tolerance"),
+        ("texts", [], "golden.texts is not known"),
+    ],
+)
+def test_wrong_golden_pairs_are_named(name: str, value: Any, where: str) -> None:
+    with pytest.raises(BundleError, match=where):
+        GoldenPairs.from_json(changed(PAIRS.to_json(), name, value))
+
+
+def test_golden_pairs_must_be_of_a_cross_encoder() -> None:
+    PAIRS.check_against(CROSS)
+    with pytest.raises(BundleError, match="dimension of a cross-encoder should be 1, not 4"):
+        PAIRS.check_against(MANIFEST)
+    with pytest.raises(BundleError, match=r"2 ids, manifest\.max_length is 1"):
+        PAIRS.check_against(dataclasses.replace(CROSS, max_length=1))

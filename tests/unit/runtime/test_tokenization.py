@@ -6,9 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from embedkit.errors import InputError, ModelError, ModelNotFoundError
-from embedkit.runtime.tokenization import Tokenizer
+from embedkit.runtime.tokenization import PairTokenizer, Tokenizer
 
 PAD, UNKNOWN, CLS, SEP = 0, 1, 2, 3
 
@@ -19,7 +21,7 @@ def tokenizer(toy_tokenizer_json: str) -> Tokenizer:
 
 
 def test_special_tokens_stand_around_each_text(tokenizer: Tokenizer) -> None:
-    ids, overflowing = tokenizer.tokenize(["dog", ""])
+    ids, overflowing, _ = tokenizer.tokenize(["dog", ""])
     assert ids[0][0] == CLS
     assert ids[0][-1] == SEP
     assert len(ids[0]) == 3
@@ -56,7 +58,7 @@ def test_the_longest_length_can_be_changed(tokenizer: Tokenizer) -> None:
 
 
 def test_no_texts_are_no_tokens(tokenizer: Tokenizer) -> None:
-    assert tokenizer.tokenize([]) == ([], [])
+    assert tokenizer.tokenize([]) == ([], [], None)
     assert tokenizer.pad([]).input_ids.shape == (0, 0)
 
 
@@ -138,3 +140,90 @@ def test_a_missing_and_a_damaged_file_are_told_apart(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_bytes(b"\xff\xfe")
     with pytest.raises(ModelError, match=r"cannot use the tokenizer .*tokenizer\.json"):
         Tokenizer.load(tmp_path, 12)
+
+
+# Pairs
+
+
+@pytest.fixture
+def pairs_tokenizer(toy_tokenizer_json: str) -> PairTokenizer:
+    return PairTokenizer(toy_tokenizer_json, 12)
+
+
+WORDS = st.lists(st.sampled_from(["dog", "sea", "running", "xyzzy", "."]), max_size=15).map(" ".join)
+
+
+@given(st.lists(st.tuples(WORDS, WORDS), max_size=6), st.integers(5, 16))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+def test_pairs_are_cut_as_the_longest_first_strategy_does(
+    toy_tokenizer_json: str, pairs: list[tuple[str, str]], max_length: int
+) -> None:
+    from tokenizers import Tokenizer as Fast
+
+    fast = Fast.from_str(toy_tokenizer_json)
+    fast.no_padding()
+    fast.enable_truncation(max_length, strategy="longest_first")
+    expected = [fast.encode(*pair) for pair in pairs]
+    tokens = PairTokenizer(toy_tokenizer_json, max_length).tokenize(pairs)
+    assert tokens.ids == [encoding.ids for encoding in expected]
+    assert tokens.type_ids == [encoding.type_ids for encoding in expected]
+    assert tokens.overflowing == [row for row, encoding in enumerate(expected) if encoding.overflowing]
+
+
+def test_a_pair_has_its_frame_and_types(pairs_tokenizer: PairTokenizer) -> None:
+    tokens = pairs_tokenizer.tokenize([("dog", "cat sea"), ("", "")])
+    dog, cat, sea = (pairs_tokenizer.tokenize([(word, "")]).ids[0][1] for word in ("dog", "cat", "sea"))
+    assert tokens.ids == [[2, dog, 3, cat, sea, 3], [2, 3, 3]]
+    assert tokens.type_ids == [[0, 0, 0, 1, 1, 1], [0, 0, 1]]
+    assert tokens.truncated == 0
+
+
+def test_a_batch_of_pairs_is_padded_with_type_zero(pairs_tokenizer: PairTokenizer) -> None:
+    tokens = pairs_tokenizer.tokenize([("dog", "cat sea"), ("", ""), ("a", "b")])
+    batch = tokens.batch([1, 0], pad_id=7)
+    assert batch.input_ids.tolist() == [[2, 3, 3, 7, 7, 7], tokens.ids[0]]
+    assert batch.attention_mask.tolist() == [[1, 1, 1, 0, 0, 0], [1] * 6]
+    assert batch.token_type_ids is not None
+    assert batch.token_type_ids.tolist() == [[0, 0, 1, 0, 0, 0], [0, 0, 0, 1, 1, 1]]
+
+
+def test_texts_have_no_types(tokenizer: Tokenizer) -> None:
+    assert tokenizer.tokenize(["dog"]).batch([0], pad_id=0).token_type_ids is None
+
+
+def test_two_very_long_texts_are_cut_at_once(pairs_tokenizer: PairTokenizer) -> None:
+    tokens = pairs_tokenizer.tokenize([("dog " * 25_000, "cat " * 25_000)])
+    assert [len(row) for row in tokens.ids] == [12]
+    assert tokens.overflowing == [0]
+
+
+@pytest.mark.parametrize(
+    ("item", "words"),
+    [
+        ("ab", "is str, expected two texts"),
+        (None, "is NoneType"),
+        (("a",), "is tuple of 1"),
+        (["a", "b", "c"], "is list of 3"),
+    ],
+)
+def test_an_item_that_is_no_pair_is_named(pairs_tokenizer: PairTokenizer, item: object, words: str) -> None:
+    with pytest.raises(InputError, match=r"pairs\[101\] " + words):
+        pairs_tokenizer.tokenize([("a", "b"), item], first=100)  # type: ignore[list-item]
+
+
+def test_a_side_that_is_no_text_is_named(pairs_tokenizer: PairTokenizer) -> None:
+    with pytest.raises(InputError, match=r"pairs\[1\]\[0\] is float, expected str"):
+        pairs_tokenizer.tokenize([("a", "b"), (float("nan"), "b")])  # type: ignore[list-item]
+    with pytest.raises(InputError, match=r"pairs\[0\]\[1\] is not valid Unicode"):
+        pairs_tokenizer.tokenize([("a", "ab\ud800")])
+
+
+def test_lists_and_numpy_strings_make_pairs(pairs_tokenizer: PairTokenizer) -> None:
+    pair = ["dog", np.array(["cat"])[0]]
+    assert pairs_tokenizer.tokenize([pair]) == pairs_tokenizer.tokenize([("dog", "cat")])  # type: ignore[list-item]
+
+
+def test_a_length_without_room_for_both_is_refused(toy_tokenizer_json: str) -> None:
+    assert PairTokenizer(toy_tokenizer_json, 5).max_length == 5
+    with pytest.raises(InputError, match="at least 5 for pairs"):
+        PairTokenizer(toy_tokenizer_json, 4)

@@ -1,0 +1,62 @@
+"""What stands under a name: a bundle, or a folder in the form of another library."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from embedkit.errors import InputError, ModelError
+from embedkit.runtime.bundle import Bundle, Manifest, read_bundle
+from embedkit.runtime.location import find_model
+from embedkit.runtime.sentence_transformers import FolderModel
+
+__all__ = ["check_kind", "load_model"]
+
+_LOADERS = {"encoder": "Encoder.load", "cross-encoder": "CrossEncoder.load"}
+
+
+def load_model(
+    source: str | os.PathLike[str], *, file: str | None, marker: str, read_folder: Callable[..., FolderModel]
+) -> tuple[Path, Bundle | FolderModel]:
+    """Find and read a model: a bundle, a folder with one bundle, or a folder that holds ``marker``.
+
+    Args:
+        source: see :func:`~embedkit.runtime.location.find_model`.
+        file: the graph wanted in a folder.
+        marker: name of the file by which a folder of another library is known.
+        read_folder: reads such a folder; called with it and ``file``.
+
+    Returns:
+        Where it stands, for messages, and the model.
+
+    Raises:
+        ModelNotFoundError, BundleError, ModelError, InputError: it cannot be found or read.
+    """
+    path = find_model(source, file=file)
+    if not path.is_dir():
+        if file is not None:
+            raise InputError(f"file={file!r} chooses from a folder, and {path} is a file")
+        return path, read_bundle(path)
+    if (path / marker).exists():
+        folder = read_folder(path, file=file)
+        if Path(source).expanduser() != path:
+            # Downloaded: the hub id says more than the folder of the cache.
+            folder = replace(folder, manifest=replace(folder.manifest, name=str(source)))
+        return path, folder
+    bundles = sorted(path.glob("*.onnx")) if file is None else [path / file]
+    if len(bundles) != 1:
+        found = f"{len(bundles)} .onnx files, of which one has to be chosen" if bundles else "neither"
+        raise ModelError(f"{path} should hold one bundle or a {marker}; it has {found}")
+    return path, read_bundle(bundles[0])
+
+
+def check_kind(manifest: Manifest, wanted: str) -> None:
+    """Refuse a model of another kind.
+
+    Raises:
+        ModelError: says which class loads it.
+    """
+    if manifest.kind != wanted:
+        raise ModelError(f"{manifest.name} is a model of kind {manifest.kind!r}; use {_LOADERS[manifest.kind]}")

@@ -1,0 +1,301 @@
+"""The cross-encoder: scores as the reference computes them, and every wish honoured or refused."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from embedkit import CrossEncoder, Encoder
+from embedkit.errors import BundleError, InputError, ModelError, TextOverflowError
+from embedkit.protocols import PairScorer
+from embedkit.runtime import engine as engine_module
+from embedkit.runtime.bundle import read_bundle, write_bundle
+
+Reference = Callable[..., np.ndarray]
+Write = Callable[..., Path]
+
+PAIRS = [
+    ("a dog in the garden", "the cat"),
+    ("", ""),
+    ("Music!", "one two three four five six seven eight nine ten eleven twelve"),
+    ("one two three four five six seven eight", "nine ten eleven twelve one two three four"),
+    ("the sea", ""),
+]
+
+
+@pytest.fixture
+def model(toy_cross_bundle: Path) -> CrossEncoder:
+    return CrossEncoder.load(toy_cross_bundle)
+
+
+def test_scores_are_those_of_the_reference(model: CrossEncoder, toy_cross_reference: Reference) -> None:
+    scores = model.predict(PAIRS)
+    assert scores.dtype == np.float32
+    np.testing.assert_allclose(scores, toy_cross_reference(PAIRS), atol=1e-6)
+
+
+def test_the_order_of_a_pair_matters(model: CrossEncoder) -> None:
+    assert abs(np.diff(model.predict([("dog", "sea"), ("sea", "dog")]))[0]) > 1e-3
+
+
+@pytest.mark.parametrize("budget", [1, 13, 40, 1000])
+@pytest.mark.parametrize("batch_size", [None, 1, 3])
+def test_batches_do_not_change_scores(
+    toy_cross_bundle: Path, toy_cross_reference: Reference, budget: int, batch_size: int | None
+) -> None:
+    pairs = [("dog " * (n % 5), "sea " * (n % 7)) for n in range(40)]
+    model = CrossEncoder.load(toy_cross_bundle, max_tokens_per_batch=budget)
+    np.testing.assert_allclose(model.predict(pairs, batch_size=batch_size), toy_cross_reference(pairs), atol=1e-6)
+
+
+def test_chunks_do_not_change_scores(
+    model: CrossEncoder, toy_cross_reference: Reference, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_module, "_CHUNK_ITEMS", 4)
+    np.testing.assert_allclose(model.predict(PAIRS * 5), toy_cross_reference(PAIRS * 5), atol=1e-6)
+
+
+def test_any_iterable_of_pairs_will_do(model: CrossEncoder) -> None:
+    expected = model.predict(PAIRS)
+    for given in (tuple(PAIRS), iter(PAIRS), [list(pair) for pair in PAIRS], dict(PAIRS).items()):
+        np.testing.assert_array_equal(model.predict(given), expected)  # type: ignore[arg-type]
+
+
+def test_no_pairs_give_no_scores(model: CrossEncoder) -> None:
+    scores = model.predict([])
+    assert scores.shape == (0,)
+    assert scores.dtype == np.float32
+
+
+def test_it_tells_what_it_is(model: CrossEncoder, toy_cross_bundle: Path) -> None:
+    bundle = read_bundle(toy_cross_bundle)
+    assert (model.name, model.max_length, model.fingerprint) == ("toy-cross", 12, bundle.fingerprint)
+    assert model.manifest == bundle.manifest
+    assert repr(model) == "CrossEncoder(name='toy-cross', max_length=12)"
+    assert isinstance(model, PairScorer)
+
+
+def test_threads_may_share_it(model: CrossEncoder) -> None:
+    expected = model.predict(PAIRS)
+    with ThreadPoolExecutor(8) as pool:
+        for scores in pool.map(lambda _: model.predict(PAIRS), range(40)):
+            np.testing.assert_array_equal(scores, expected)
+
+
+# Ranking
+
+
+def test_documents_come_best_first(model: CrossEncoder) -> None:
+    documents = ["the sea", "a dog", "music", "the garden is green"]
+    scores = model.predict([("a cat", document) for document in documents])
+    ranked = model.rank("a cat", documents)
+    order = np.argsort(-scores)
+    assert [found["corpus_id"] for found in ranked] == order.tolist()
+    assert [found["text"] for found in ranked] == [documents[row] for row in order]
+    np.testing.assert_array_equal([found["score"] for found in ranked], scores[order])
+    assert model.rank("a cat", iter(documents), top_k=2) == ranked[:2]
+    assert model.rank("a cat", documents, top_k=9, return_documents=False) == [
+        {"corpus_id": found["corpus_id"], "score": found["score"]} for found in ranked
+    ]
+    assert json.loads(json.dumps(ranked)) == ranked
+
+
+def test_equal_documents_keep_their_order(model: CrossEncoder) -> None:
+    ranked = model.rank("a cat", ["sea", "dog", "sea", "sea"])
+    assert [found["corpus_id"] for found in ranked if found["text"] == "sea"] == [0, 2, 3]
+
+
+def test_no_documents_are_no_error(model: CrossEncoder) -> None:
+    assert model.rank("a cat", []) == []
+
+
+# Truncation
+
+
+def test_truncation_is_told_once_a_call(
+    model: CrossEncoder, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_module, "_CHUNK_ITEMS", 2)
+    model.predict(PAIRS)
+    assert caplog.messages == ["2 of 5 pairs were cut to 12 tokens"]
+    caplog.clear()
+    model.rank("a", ["b", "dog " * 20])
+    assert caplog.messages == ["1 of 2 pairs were cut to 12 tokens"]
+    caplog.clear()
+    model.predict(PAIRS[:2])
+    assert caplog.messages == []
+
+
+def test_truncation_can_be_an_error(model: CrossEncoder) -> None:
+    with pytest.raises(TextOverflowError, match=r"longer than 12 tokens: pairs\[2\], pairs\[3\]; shorten"):
+        model.predict(PAIRS, on_overflow="error")
+    with pytest.raises(TextOverflowError):
+        model.rank("a", ["dog " * 20], on_overflow="error")
+    assert len(model.predict(PAIRS[:2], on_overflow="error")) == 2
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"batch_size": 0}, "batch_size must be a whole number"),
+        ({"on_overflow": "ignore"}, "on_overflow must be"),
+    ],
+)
+def test_wishes_that_cannot_be_granted_are_refused_at_once(
+    model: CrossEncoder, options: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(InputError, match=words):
+        model.predict([], **options)
+    with pytest.raises(InputError, match=words):
+        model.rank("a", [], **options)
+
+
+def test_what_are_no_pairs_is_refused(model: CrossEncoder) -> None:
+    with pytest.raises(InputError, match="got one str"):
+        model.predict("a text")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"pairs\[0\] is str, expected two texts, as in \[\(first, second\)"):
+        model.predict(("one", "pair"))  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="not one str"):
+        model.rank("a", "documents")
+    with pytest.raises(InputError, match="top_k must be a whole number"):
+        model.rank("a", ["b"], top_k=0)
+    with pytest.raises(InputError, match=r"pairs\[0\]\[0\] is NoneType"):
+        model.rank(None, ["b"])  # type: ignore[arg-type]
+
+
+def test_an_unknown_keyword_is_a_type_error(model: CrossEncoder) -> None:
+    with pytest.raises(TypeError, match="top"):
+        model.predict([], top=3)  # type: ignore[call-arg]
+
+
+# Kinds
+
+
+def test_models_of_the_other_kind_are_refused(toy_cross_bundle: Path, toy_bundle: Path) -> None:
+    with pytest.raises(ModelError, match=r"toy-cross is a model of kind 'cross-encoder'; use CrossEncoder\.load"):
+        Encoder.load(toy_cross_bundle)
+    with pytest.raises(ModelError, match=r"toy is a model of kind 'encoder'; use Encoder\.load"):
+        CrossEncoder.load(toy_bundle)
+
+
+def test_golden_texts_are_of_their_kind(toy_cross_bundle: Path, toy_bundle: Path, tmp_path: Path) -> None:
+    cross, plain = read_bundle(toy_cross_bundle), read_bundle(toy_bundle)
+    with pytest.raises(BundleError, match=r"golden\.pairs is missing"):
+        write_bundle(tmp_path / "b.onnx", cross.model, cross.manifest, cross.tokenizer_json, plain.golden)
+    with pytest.raises(BundleError, match=r"golden\.texts is missing"):
+        write_bundle(tmp_path / "b.onnx", plain.model, plain.manifest, plain.tokenizer_json, cross.golden)
+
+
+def test_a_graph_without_a_score_is_refused(
+    toy_cross_bundle: Path, toy_model_bytes: bytes, tmp_path: Path
+) -> None:
+    good = read_bundle(toy_cross_bundle)
+    write_bundle(tmp_path / "b.onnx", toy_model_bytes, good.manifest, good.tokenizer_json, good.golden)
+    with pytest.raises(ModelError, match=r"b\.onnx: the graph gives sentence_embedding; expected score"):
+        CrossEncoder.load(tmp_path / "b.onnx")
+
+
+def test_a_length_without_room_is_the_models_fault(toy_cross_bundle: Path, tmp_path: Path) -> None:
+    good = read_bundle(toy_cross_bundle)
+    golden = replace(good.golden, token_ids=[[2]] * 3, token_type_ids=[[0]] * 3)
+    manifest = replace(good.manifest, max_length=4)
+    write_bundle(tmp_path / "b.onnx", good.model, manifest, good.tokenizer_json, golden)
+    with pytest.raises(ModelError, match="max_length must be at least 5"):
+        CrossEncoder.load(tmp_path / "b.onnx")
+
+
+# Folders
+
+
+def test_a_folder_with_one_bundle_is_that_bundle(write_toy_cross_bundle: Write, tmp_path: Path) -> None:
+    write_toy_cross_bundle(tmp_path / "one.onnx")
+    assert CrossEncoder.load(tmp_path).name == "toy-cross"
+
+
+def test_an_empty_folder_is_no_model(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"one bundle or a config\.json; it has neither"):
+        CrossEncoder.load(tmp_path)
+
+
+def test_a_folder_gives_the_sigmoid_of_its_logits(toy_cross_folder: Path, toy_cross_reference: Reference) -> None:
+    model = CrossEncoder.load(toy_cross_folder)
+    assert (model.name, model.max_length) == ("cross-folder", 12)
+    np.testing.assert_allclose(model.predict(PAIRS), toy_cross_reference(PAIRS), atol=1e-6)
+    with pytest.raises(ModelError, match="no bundle and has no golden pairs"):
+        model.verify()
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"architectures": ["BertModel"]}, "expected a ...ForSequenceClassification, found BertModel"),
+        ({"architectures": None}, "found no architecture"),
+        ({"id2label": {"0": "a", "1": "b", "2": "c"}}, "this classifier has 3"),
+    ],
+)
+def test_a_folder_of_another_model_is_refused(toy_cross_folder: Path, changes: dict[str, Any], words: str) -> None:
+    config = json.loads((toy_cross_folder / "config.json").read_text())
+    (toy_cross_folder / "config.json").write_text(json.dumps(config | changes))
+    with pytest.raises(ModelError, match=words):
+        CrossEncoder.load(toy_cross_folder)
+
+
+def test_the_folder_of_an_encoder_is_refused(toy_cross_folder: Path) -> None:
+    (toy_cross_folder / "modules.json").write_text("[]")
+    with pytest.raises(ModelError, match=r"holds an encoder; use Encoder\.load"):
+        CrossEncoder.load(toy_cross_folder)
+
+
+def test_several_logits_are_refused(toy_cross_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = CrossEncoder.load(toy_cross_folder)
+    monkeypatch.setattr(model._engine._session, "run", lambda batch: np.zeros((len(batch.input_ids), 2)))
+    with pytest.raises(ModelError, match=r"logits \(1, 2\), expected \(B, 1\)"):
+        model.predict(PAIRS[:1])
+
+
+# Verification and progress
+
+
+def test_a_good_bundle_is_verified(model: CrossEncoder) -> None:
+    found = model.verify()
+    assert (found["passed"], found["same_tokens"], found["texts"]) == (True, True, 3)
+    assert found["difference"] < 1e-6
+
+
+@pytest.mark.parametrize("what", ["scores", "token_ids", "token_type_ids"])
+def test_other_scores_tokens_or_types_are_found(toy_cross_bundle: Path, tmp_path: Path, what: str) -> None:
+    good = read_bundle(toy_cross_bundle)
+    ids, types = [list(map(list, rows)) for rows in (good.golden.token_ids, good.golden.token_type_ids)]
+    ids[0][1] += 1
+    types[0][1] = 1
+    changed = {"scores": good.golden.scores + np.float32(0.01), "token_ids": ids, "token_type_ids": types}[what]
+    golden = replace(good.golden, **{what: changed})
+    write_bundle(tmp_path / "b.onnx", good.model, good.manifest, good.tokenizer_json, golden)
+    found = CrossEncoder.load(tmp_path / "b.onnx").verify()
+    assert found["passed"] is False
+    assert found["same_tokens"] is (what == "scores")
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_bar_is_shown_when_asked_for(model: CrossEncoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("embedkit.progress._BAR_SECONDS", 0.0)
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    model.predict(PAIRS[:2], show_progress_bar=True)
+    assert "2/2 pairs" in terminal.getvalue()
