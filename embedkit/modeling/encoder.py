@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 from pathlib import Path
@@ -12,12 +11,19 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModel, PretrainedConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModel, PreTrainedModel
 
 from embedkit.atomic import atomic_folder
 from embedkit.errors import ModelError
 from embedkit.modeling.layout import HEAD_FOLDER, POOLINGS, Layout, read_layout, write_layout
 from embedkit.modeling.location import find_folder
+from embedkit.modeling.pretrained import (
+    check_fit,
+    decisive_settings,
+    fingerprint,
+    longest_text,
+    model_name,
+)
 from embedkit.modeling.quiet import quiet_transformers
 from embedkit.modeling.vocabulary import load_tokenizer, write_tokenizer
 from embedkit.runtime.tokenization import Tokenizer
@@ -26,10 +32,7 @@ __all__ = ["DenseHead", "SentenceEncoder"]
 
 logger = logging.getLogger("embedkit")
 
-# These number positions from pad_token_id + 1, so their table is that much longer than a text may be.
-_OFFSET_POSITIONS = frozenset({"roberta", "xlm-roberta", "camembert", "mpnet"})
 _UNUSED_WEIGHTS = ("pooler.", "embeddings.position_ids")
-_DECISIVE_SETTINGS = ("model_type", "num_attention_heads", "hidden_act", "layer_norm_eps")
 
 
 class DenseHead(nn.Module):
@@ -72,7 +75,7 @@ class SentenceEncoder(nn.Module):
         super().__init__()
         if pooling not in POOLINGS:
             raise ModelError(f"pooling is one of {', '.join(POOLINGS)}, not {pooling!r}")
-        _check_fit(backbone.config, tokenizer)
+        check_fit(backbone.config, tokenizer)
         self.backbone = backbone
         self.tokenizer = tokenizer
         self.pooling = pooling
@@ -167,49 +170,21 @@ class SentenceEncoder(nn.Module):
                 "%s has the default prompt %r, which is not applied here", source, layout.default_prompt
             )
         backbone = _load_backbone(layout.backbone)
-        longest = _longest_text(backbone.config)
+        longest = longest_text(backbone.config)
         length = max_length if max_length is not None else min(layout.max_length or longest, longest)
         return cls(
             backbone,
             load_tokenizer(layout.backbone, length, lowercase=layout.lowercase),
             pooling=pooling or layout.pooling or "mean",
             head=_load_head(layout, int(backbone.config.hidden_size)),
-            name=_name(source),
+            name=model_name(source),
             prompts=layout.prompts,
         )
 
     def fingerprint(self) -> str:
         """Hex SHA-256 of what decides the embeddings: weights, architecture, tokenizer, pooling, length."""
-        digest = hashlib.sha256()
-        settings = [getattr(self.backbone.config, name, None) for name in _DECISIVE_SETTINGS]
-        digest.update(repr([*settings, self.pooling, self.max_length]).encode())
-        digest.update(self.tokenizer.json.encode())
-        for name, tensor in sorted(self.state_dict().items()):
-            if not name.endswith("position_ids"):  # a counter that some versions of transformers store
-                digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
-                digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
-        return digest.hexdigest()
-
-
-def _check_fit(config: PretrainedConfig, tokenizer: Tokenizer) -> None:
-    if tokenizer.vocabulary_size > config.vocab_size:
-        raise ModelError(
-            f"the tokenizer has {tokenizer.vocabulary_size} pieces but the model's word table only "
-            f"{config.vocab_size} rows; they belong to different models"
-        )
-    if tokenizer.max_length > _longest_text(config):
-        raise ModelError(
-            f"max_length is {tokenizer.max_length}, but this model takes at most {_longest_text(config)} tokens"
-        )
-
-
-def _longest_text(config: PretrainedConfig) -> int:
-    positions = getattr(config, "max_position_embeddings", None)
-    if positions is None:
-        raise ModelError(f"models of type {config.model_type!r} do not say how long a text they take")
-    if config.model_type in _OFFSET_POSITIONS:
-        return int(positions) - int(config.pad_token_id or 0) - 1
-    return int(positions)
+        settings = [*decisive_settings(self.backbone.config), self.pooling, self.max_length]
+        return fingerprint(self, settings, self.tokenizer.json)
 
 
 def _load_backbone(folder: Path) -> PreTrainedModel:
@@ -253,10 +228,3 @@ def _load_head(layout: Layout, hidden: int) -> DenseHead | None:
     if width != hidden:
         raise ModelError(f"the dense head in {layout.head} takes width {width}, but the model has {hidden}")
     return head
-
-
-def _name(source: str | os.PathLike[str]) -> str:
-    """Last part of a path or hub id; ``model``, the folder inside a run, is named after the run."""
-    path = Path(source)
-    path = path if path.name else path.resolve()
-    return path.resolve().parent.name if path.name == "model" else path.name

@@ -9,7 +9,7 @@ import tokenizers
 from transformers import AutoTokenizer
 
 from embedkit.errors import ModelError
-from embedkit.runtime.tokenization import Tokenizer
+from embedkit.runtime.tokenization import PairTokenizer, Tokenizer
 
 __all__ = ["load_tokenizer", "real_words", "write_tokenizer"]
 
@@ -47,8 +47,9 @@ def load_tokenizer(folder: Path, max_length: int, *, lowercase: bool = False) ->
     return tokenizer
 
 
-def write_tokenizer(folder: Path, tokenizer: Tokenizer) -> None:
+def write_tokenizer(folder: Path, tokenizer: Tokenizer | PairTokenizer) -> None:
     """Write ``tokenizer.json`` and the ``tokenizer_config.json`` that tells transformers how to use it."""
+    pair_inputs = ["token_type_ids"] if isinstance(tokenizer, PairTokenizer) else []
     (folder / "tokenizer.json").write_text(tokenizer.json, encoding="utf-8")
     pieces = {token["content"] for token in json.loads(tokenizer.json).get("added_tokens", [])}
     roles = {role: next((s for s in spellings if s in pieces), None) for role, spellings in _ROLES.items()}
@@ -56,7 +57,7 @@ def write_tokenizer(folder: Path, tokenizer: Tokenizer) -> None:
         # The generic class takes tokenizer.json as it is; a BertTokenizer would put its own lowercasing over it.
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": tokenizer.max_length,
-        "model_input_names": ["input_ids", "attention_mask"],
+        "model_input_names": ["input_ids", *pair_inputs, "attention_mask"],
         **{role: piece for role, piece in roles.items() if piece is not None},
     }
     text = json.dumps(settings, indent=2, ensure_ascii=False) + "\n"

@@ -1,0 +1,248 @@
+"""The cross-encoder's network: a transformers classifier with one logit over pairs of texts."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor, nn
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForSequenceClassification,
+    PretrainedConfig,
+    PreTrainedModel,
+)
+
+from embedkit.atomic import atomic_folder
+from embedkit.errors import ModelError
+from embedkit.modeling.encoder import SentenceEncoder
+from embedkit.modeling.layout import read_layout
+from embedkit.modeling.location import find_folder
+from embedkit.modeling.pretrained import (
+    check_fit,
+    decisive_settings,
+    fingerprint,
+    longest_text,
+    model_name,
+    quiet_transformers,
+)
+from embedkit.modeling.vocabulary import load_tokenizer, write_tokenizer
+from embedkit.runtime.tokenization import PairTokenizer, Tokenizer
+
+__all__ = ["PairEncoder", "is_cross_encoder"]
+
+_CLASSIFIER = "ForSequenceClassification"
+
+
+class PairEncoder(nn.Module):
+    """A network that turns token batches of pairs into logits.
+
+    It is transformers' own classifier with one label: the body, then for BERT its pooler (dense, tanh),
+    dropout and a linear layer, for RoBERTa dense, tanh, dropout and linear on the first token.
+
+    Args:
+        network: the classifier.
+        tokenizer: of pairs; it also sets the longest one.
+        name: what people call the model.
+
+    Raises:
+        ModelError: the network has more than one label, or the parts do not fit each other.
+    """
+
+    def __init__(self, network: PreTrainedModel, tokenizer: PairTokenizer, *, name: str = "cross-encoder") -> None:
+        super().__init__()
+        if network.config.num_labels != 1:
+            raise ModelError(f"a cross-encoder has one label, this classifier has {network.config.num_labels}")
+        check_fit(network.config, tokenizer)
+        self.network = network
+        self.tokenizer = tokenizer
+        self.name = name
+
+    @property
+    def config(self) -> PretrainedConfig:
+        """The network's configuration."""
+        return self.network.config
+
+    @property
+    def hidden(self) -> int:
+        """H, width of the body."""
+        return int(self.config.hidden_size)
+
+    @property
+    def max_length(self) -> int:
+        """The longest pair in tokens, special tokens included."""
+        return self.tokenizer.max_length
+
+    @property
+    def token_types(self) -> int:
+        """Token types that the network tells apart: 2 for BERT; 1 for RoBERTa, where all tokens get type 0."""
+        return int(self.config.type_vocab_size)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return next(self.parameters()).device
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor) -> Tensor:
+        """Logits, before the sigmoid: ``(B, L) int64`` three times ``-> (B,) float32``."""
+        types = token_type_ids if self.token_types > 1 else torch.zeros_like(token_type_ids)
+        output = self.network(input_ids=input_ids, attention_mask=attention_mask, token_type_ids=types)
+        logits: Tensor = output.logits
+        return logits.squeeze(1).float()
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Write a folder that embedkit, transformers and sentence-transformers' CrossEncoder load.
+
+        Raises:
+            StorageError: the folder cannot be written.
+        """
+        with atomic_folder(folder) as temporary, quiet_transformers():
+            self.network.save_pretrained(temporary)
+            write_tokenizer(temporary, self.tokenizer)
+
+    @classmethod
+    def load(cls, source: str | os.PathLike[str], *, max_length: int | None = None) -> PairEncoder:
+        """Load a trained cross-encoder: a transformers folder, or a hub id.
+
+        Args:
+            source: folder or hub id.
+            max_length: longest pair in tokens; what tokenizer and network allow if None.
+
+        Raises:
+            ModelNotFoundError: there is no such folder and no such model on the hub.
+            ModelError: the model is there but is no cross-encoder, or cannot be used; says why.
+        """
+        folder = find_folder(source)
+        if not is_cross_encoder(folder):
+            raise ModelError(f"{source} is no cross-encoder: its config.json names no {_CLASSIFIER}")
+        network, missing = _from_pretrained(folder)
+        if missing:  # transformers would go on with random numbers in their place
+            raise ModelError(f"{folder} lacks {len(missing)} of the model's weights, {missing[0]} for one")
+        return cls(network.float(), _load_tokenizer(folder, network.config, max_length), name=model_name(source))
+
+    @classmethod
+    def start(
+        cls, source: str | os.PathLike[str], *, max_length: int | None = None, seed: int, name: str | None = None
+    ) -> PairEncoder:
+        """Put a new classifier on the body of any model, e.g. of a raw pre-trained one.
+
+        Its pooler is kept where the folder has one; what the classifier lacks starts at random.
+
+        Args:
+            source: a transformers or sentence-transformers folder, or a hub id.
+            max_length: longest pair in tokens; what tokenizer and network allow if None.
+            seed: of the random weights; torch's global generators are left as they are.
+            name: what people will call it; by default that of the source.
+
+        Raises:
+            ModelNotFoundError: there is no such folder and no such model on the hub.
+            ModelError: the model cannot be used.
+        """
+        folder = read_layout(find_folder(source)).backbone
+        with _seeded(seed):
+            network, missing = _from_pretrained(folder, num_labels=1)
+        body = [key for key in missing if ".pooler." not in key and not key.startswith(("classifier.", "pooler."))]
+        if body:
+            raise ModelError(f"{folder} lacks {len(body)} of the body's weights, {body[0]} for one")
+        tokenizer = _load_tokenizer(folder, network.config, max_length)
+        return cls(network.float(), tokenizer, name=name or model_name(source))
+
+    @classmethod
+    def from_encoder(cls, encoder: SentenceEncoder, *, max_length: int, seed: int) -> PairEncoder:
+        """Put a new classifier on a copy of an encoder's body.
+
+        An encoder has no pooler of transformers' kind, so that starts at random like the last layer.
+
+        Args:
+            encoder: where the body is from; left as it is. Its dense head, if it has one, is not carried over.
+            max_length: longest pair in tokens.
+            seed: of the random weights; torch's global generators are left as they are.
+
+        Raises:
+            ModelError: the encoder has no room for pairs of that length.
+        """
+        config = copy.deepcopy(encoder.backbone.config)
+        config.num_labels = 1
+        tokenizer = PairTokenizer(encoder.tokenizer.json, max_length)
+        check_fit(config, tokenizer)
+        with _seeded(seed), quiet_transformers():
+            network = AutoModelForSequenceClassification.from_config(config)
+        network.base_model.load_state_dict(encoder.backbone.state_dict(), strict=False)
+        return cls(network.to(encoder.device), tokenizer, name=encoder.name)
+
+    def to_encoder(self, *, pooling: str, max_length: int) -> SentenceEncoder:
+        """An encoder on a copy of this network's body; the classifier is left behind.
+
+        Args:
+            pooling: ``"mean"`` or ``"cls"``.
+            max_length: longest text in tokens.
+        """
+        config = AutoConfig.for_model(**self.config.to_dict())
+        with _seeded(0), quiet_transformers():
+            backbone = AutoModel.from_config(config, add_pooling_layer=False)
+        backbone.load_state_dict(self.network.base_model.state_dict(), strict=False)  # all but the pooler
+        tokenizer = Tokenizer(self.tokenizer.json, max_length)
+        return SentenceEncoder(backbone.to(self.device), tokenizer, pooling=pooling, name=self.name)
+
+    def fingerprint(self) -> str:
+        """Hex SHA-256 of what decides the scores: weights, architecture, tokenizer, length."""
+        settings = [*decisive_settings(self.config), "cross-encoder", self.max_length]
+        return fingerprint(self, settings, self.tokenizer.json)
+
+
+def is_cross_encoder(folder: Path) -> bool:
+    """Whether a model folder holds a classifier, by its ``config.json``.
+
+    Raises:
+        ModelError: that file is damaged.
+    """
+    path = folder / "config.json"
+    if (folder / "modules.json").is_file() or not path.is_file():
+        return False
+    try:
+        architectures = json.loads(path.read_text(encoding="utf-8")).get("architectures")
+    except (OSError, ValueError, AttributeError) as error:
+        raise ModelError(f"{path} cannot be read as a JSON object: {error}") from error
+    return bool(architectures) and str(architectures[0]).endswith(_CLASSIFIER)
+
+
+def _from_pretrained(folder: Path, **changes: Any) -> tuple[PreTrainedModel, list[str]]:
+    """The model, and the weights that its folder lacks."""
+    if not (folder / "config.json").is_file():
+        raise ModelError(f"{folder} has no config.json, so it is not a model folder")
+    try:
+        with quiet_transformers():
+            config = AutoConfig.from_pretrained(folder, **changes)
+            model, report = AutoModelForSequenceClassification.from_pretrained(
+                folder, config=config, output_loading_info=True
+            )
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise ModelError(f"cannot load the model in {folder}: {reason}") from error
+    return model, sorted(key for key in report["missing_keys"] if not key.endswith("position_ids"))
+
+
+def _load_tokenizer(folder: Path, config: PretrainedConfig, max_length: int | None) -> PairTokenizer:
+    """The folder's tokenizer for pairs; the longest pair is what tokenizer and network both allow."""
+    longest = longest_text(config)
+    if max_length is None:
+        settings = folder / "tokenizer_config.json"
+        described = json.loads(settings.read_text(encoding="utf-8")) if settings.is_file() else {}
+        max_length = int(min(described.get("model_max_length") or longest, longest))
+    return PairTokenizer(load_tokenizer(folder, longest).json, max_length)
+
+
+@contextlib.contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """What is initialised inside depends on the seed alone; torch's generators are left as they are."""
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        torch.manual_seed(seed)
+        yield

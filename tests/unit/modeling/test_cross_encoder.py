@@ -1,0 +1,216 @@
+import json
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertConfig, BertModel
+
+from embedkit.errors import ModelError, ModelNotFoundError
+from embedkit.modeling.cross_encoder import PairEncoder, is_cross_encoder
+from embedkit.modeling.encoder import SentenceEncoder
+from embedkit.modeling.torch_cross_encoder import TorchCrossEncoder
+from embedkit.modeling.vocabulary import write_tokenizer
+from embedkit.protocols import PairScorer
+
+PAIRS = [
+    ("the cat is asleep", "a good dog"),
+    ("", ""),
+    ("where is the train to the city today", "my mother and my sister drive to the sea in summer"),
+    ("music", "the sea"),
+]
+
+
+@pytest.fixture
+def pair_encoder(make_encoder):
+    model = PairEncoder.from_encoder(make_encoder(), max_length=16, seed=3).eval()
+    with torch.no_grad():  # scores that differ from pair to pair
+        for name, parameter in model.named_parameters():
+            if name.endswith("weight") and parameter.ndim > 1:
+                parameter.mul_(8.0)
+    return model
+
+
+@pytest.fixture
+def raw_folder(tokenizer, tmp_path):
+    """A raw pre-trained BERT with its pooler, as a plain transformers folder."""
+    torch.manual_seed(5)
+    config = BertConfig(
+        vocab_size=tokenizer.vocabulary_size,
+        hidden_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=64,
+        max_position_embeddings=40,
+    )
+    BertModel(config).save_pretrained(tmp_path / "raw")
+    write_tokenizer(tmp_path / "raw", tokenizer)
+    return tmp_path / "raw"
+
+
+def weights_of(module):
+    return {name: tensor.clone() for name, tensor in module.state_dict().items()}
+
+
+def test_a_saved_cross_encoder_loads_as_it_was(pair_encoder, tmp_path):
+    pair_encoder.save(tmp_path / "cross")
+    loaded = PairEncoder.load(tmp_path / "cross")
+
+    assert loaded.max_length == 16
+    assert loaded.name == "cross"
+    assert loaded.fingerprint() == pair_encoder.fingerprint()
+    np.testing.assert_array_equal(
+        TorchCrossEncoder(loaded).predict(PAIRS), TorchCrossEncoder(pair_encoder).predict(PAIRS)
+    )
+
+
+def test_transformers_loads_it_and_gives_the_same_logits(pair_encoder, tmp_path):
+    pair_encoder.save(tmp_path / "cross")
+    network = AutoModelForSequenceClassification.from_pretrained(tmp_path / "cross").eval()
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "cross")
+    first, second = zip(*PAIRS, strict=True)
+    inputs = tokenizer(list(first), list(second), truncation="longest_first", padding=True, return_tensors="pt")
+
+    with torch.inference_mode():
+        logits = network(**inputs).logits
+
+    assert "token_type_ids" in inputs
+    assert network.config.num_labels == 1
+    expected = torch.sigmoid(logits[:, 0]).numpy()
+    np.testing.assert_allclose(TorchCrossEncoder(pair_encoder).predict(PAIRS), expected, atol=1e-6)
+
+
+def test_the_body_is_the_encoder_s(make_encoder):
+    encoder = make_encoder(head=8)
+    before = weights_of(encoder)
+    model = PairEncoder.from_encoder(encoder, max_length=16, seed=0)
+
+    body = model.network.base_model.state_dict()
+    for name, tensor in encoder.backbone.state_dict().items():
+        assert torch.equal(body[name], tensor)
+        assert body[name].data_ptr() != tensor.data_ptr()
+    assert all(torch.equal(tensor, before[name]) for name, tensor in encoder.state_dict().items())
+    assert encoder.backbone.config.num_labels != 1
+
+
+def test_the_head_depends_on_the_seed_alone(make_encoder):
+    torch.manual_seed(0)
+    first = PairEncoder.from_encoder(make_encoder(), max_length=16, seed=3)
+    state = torch.get_rng_state()
+    second = PairEncoder.from_encoder(make_encoder(), max_length=16, seed=3)
+    other = PairEncoder.from_encoder(make_encoder(), max_length=16, seed=4)
+
+    assert first.fingerprint() == second.fingerprint() != other.fingerprint()
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_raw_model_keeps_its_pooler(raw_folder):
+    raw = BertModel.from_pretrained(raw_folder)
+    model = PairEncoder.start(raw_folder, max_length=12, seed=1)
+
+    assert torch.equal(model.network.bert.pooler.dense.weight, raw.pooler.dense.weight)
+    assert (model.max_length, model.name, model.config.num_labels) == (12, "raw", 1)
+    again = PairEncoder.start(raw_folder, max_length=12, seed=1)
+    assert model.fingerprint() == again.fingerprint()
+    assert model.fingerprint() != PairEncoder.start(raw_folder, max_length=12, seed=2).fingerprint()
+
+
+def test_an_encoder_s_folder_is_a_start_too(make_encoder, tmp_path):
+    encoder = make_encoder()
+    encoder.save(tmp_path / "encoder")
+    model = PairEncoder.start(tmp_path / "encoder", seed=1)
+
+    body = model.network.base_model.state_dict()
+    assert all(torch.equal(body[name], tensor) for name, tensor in encoder.backbone.state_dict().items())
+    assert model.max_length == 16
+
+
+def test_the_way_back_is_an_encoder_on_the_same_body(pair_encoder):
+    encoder = pair_encoder.to_encoder(pooling="cls", max_length=12)
+
+    body = pair_encoder.network.base_model.state_dict()
+    assert (encoder.pooling, encoder.max_length, encoder.head) == ("cls", 12, None)
+    state = encoder.backbone.state_dict()
+    assert not any(name.startswith("pooler.") for name in state)
+    assert all(torch.equal(body[name], tensor) for name, tensor in state.items())
+    assert (
+        state["embeddings.word_embeddings.weight"].data_ptr()
+        != body["embeddings.word_embeddings.weight"].data_ptr()
+    )
+
+
+def test_types_tell_the_texts_apart(pair_encoder):
+    tokens = pair_encoder.tokenizer.tokenize(PAIRS)
+    without = tokens._replace(type_ids=[[0] * len(row) for row in tokens.type_ids])
+
+    scorer = TorchCrossEncoder(pair_encoder)
+    assert np.abs(scorer.predict_tokens(tokens) - scorer.predict_tokens(without)).max() > 1e-3
+
+
+def test_scoring_keeps_order_and_mode(pair_encoder):
+    pair_encoder.train()
+    scorer = TorchCrossEncoder(pair_encoder, max_tokens_per_batch=20)
+    scores = scorer.predict(PAIRS)
+
+    assert isinstance(scorer, PairScorer)
+    assert pair_encoder.training
+    assert scores.dtype == np.float32
+    assert ((scores > 0) & (scores < 1)).all()
+    alone = np.concatenate([scorer.predict([pair]) for pair in PAIRS])
+    np.testing.assert_allclose(scores, alone, atol=1e-6)
+    assert scorer.predict([]).shape == (0,)
+
+
+def test_kinds_of_folders_are_told_apart(pair_encoder, make_encoder, raw_folder, tmp_path):
+    pair_encoder.save(tmp_path / "cross")
+    make_encoder().save(tmp_path / "encoder")
+
+    assert is_cross_encoder(tmp_path / "cross")
+    assert not is_cross_encoder(tmp_path / "encoder")
+    assert not is_cross_encoder(raw_folder)
+    assert not is_cross_encoder(tmp_path)
+    with pytest.raises(ModelError, match="is no cross-encoder"):
+        PairEncoder.load(raw_folder)
+    (tmp_path / "cross" / "config.json").write_text("[")
+    with pytest.raises(ModelError, match="cannot be read as a JSON object"):
+        is_cross_encoder(tmp_path / "cross")
+
+
+def test_missing_weights_are_an_error(pair_encoder, raw_folder, tmp_path):
+    config = json.loads((raw_folder / "config.json").read_text())
+    config |= {"architectures": ["BertForSequenceClassification"], "id2label": {"0": "LABEL_0"}}
+    (raw_folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match=r"lacks 2 of the model's weights, classifier\.bias"):
+        PairEncoder.load(raw_folder)
+
+
+def test_several_labels_are_refused(raw_folder):
+    config = json.loads((raw_folder / "config.json").read_text())
+    network = AutoModelForSequenceClassification.from_config(BertConfig(**config | {"num_labels": 3}))
+    network.save_pretrained(raw_folder)
+    with pytest.raises(ModelError, match="has one label, this classifier has 3"):
+        PairEncoder.load(raw_folder)
+
+
+def test_pairs_longer_than_the_positions_are_refused(make_encoder):
+    with pytest.raises(ModelError, match="max_length is 17, but this model takes at most 16"):
+        PairEncoder.from_encoder(make_encoder(), max_length=17, seed=0)
+
+
+def test_nothing_there_is_an_error(tmp_path):
+    with pytest.raises(ModelNotFoundError):
+        PairEncoder.load(tmp_path / "nothing")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ModelError, match=r"no config\.json"):
+        PairEncoder.start(tmp_path / "empty", seed=0)
+
+
+def test_a_run_s_cross_model_is_named_after_the_run(pair_encoder, tmp_path):
+    pair_encoder.save(tmp_path / "tiny" / "cross-model")
+    assert PairEncoder.load(tmp_path / "tiny" / "cross-model").name == "tiny-cross"
+
+
+def test_what_reads_only_texts_still_loads_as_an_encoder(make_encoder, tmp_path):
+    make_encoder().save(tmp_path / "encoder")
+    settings = json.loads((tmp_path / "encoder" / "tokenizer_config.json").read_text())
+    assert settings["model_input_names"] == ["input_ids", "attention_mask"]
+    assert SentenceEncoder.load(tmp_path / "encoder").dimension == 32
