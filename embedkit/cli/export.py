@@ -1,4 +1,4 @@
-"""`embedkit export`: a trained encoder becomes one verified `.onnx` file."""
+"""`embedkit export`: a trained encoder or cross-encoder becomes one verified `.onnx` file."""
 
 from __future__ import annotations
 
@@ -72,7 +72,8 @@ def _to_json(report: ExportReport) -> dict[str, object]:
 def _to_text(report: ExportReport) -> str:
     manifest = report.manifest
     precision = " for ".join(filter(None, [manifest.precision, manifest.target]))
-    title = f"{manifest.name}, {manifest.dimension} dimensions, up to {manifest.max_length} tokens, {precision}"
+    form = "cross-encoder" if manifest.kind == "cross-encoder" else f"{manifest.dimension} dimensions"
+    title = f"{manifest.name}, {form}, up to {manifest.max_length} tokens, {precision}"
     lines = [f"{report.path}: {title}, {report.size_bytes / 1e6:.2f} MB"]
     for gate, figures in manifest.gates.items():
         shown = [

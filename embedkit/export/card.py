@@ -49,6 +49,9 @@ def find_model_folder(source: str) -> str:
 def read_card(source: str, *, licence: str = "") -> Card:
     """Read ``run.json`` and ``config.toml`` of a run folder; anything else has an empty card.
 
+    ``RUN/cross-model``, which a recipe leaves beside ``RUN/model``, has the run's card, with a name and
+    figures of its own.
+
     Absolute paths are cut to their last part: a bundle is for other machines.
 
     Raises:
@@ -56,19 +59,21 @@ def read_card(source: str, *, licence: str = "") -> Card:
         ConfigError: ``config.toml`` is damaged.
     """
     run = Path(source).expanduser()
+    is_cross = run.name == "cross-model"
+    run = run.parent if is_cross else run
     if not (run / _RUN_CARD).is_file():
         return Card(licence=licence)
     facts = _portable(_read_json(run / _RUN_CARD))
     settings = _portable(load_toml(run / "config.toml")) if (run / "config.toml").is_file() else {}
     dev = {"dev": facts["dev"]} if facts.get("dev") else {}
     return Card(
-        name=facts.get("name"),
+        name=f"{facts['name']}-cross" if is_cross and facts.get("name") else facts.get("name"),
         base=facts.get("base") or "",
         method=facts.get("method") or "",
         teacher=facts.get("teacher") or {},
         corpus=facts.get("corpus") or [],
         config={key: value for key, value in settings.items() if key not in _LOCAL_SETTINGS},
-        metrics=dev | (facts.get("metrics") or {}),
+        metrics=dev | (facts.get("cross_metrics" if is_cross else "metrics") or {}),
         licence=licence,
     )
 

@@ -1,4 +1,4 @@
-"""A torch encoder in, a verified bundle out: write the graph, measure it, and only then put it in its place."""
+"""A torch model in, a verified bundle out: write the graph, measure it, and only then put it in its place."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -15,13 +16,19 @@ from embedkit.atomic import atomic_file
 from embedkit.errors import ExportError, GateError
 from embedkit.evaluation.sts import ScoredPairs
 from embedkit.export.card import Card, find_model_folder, read_card
+from embedkit.export.gates import Gate
 from embedkit.export.graph import Arithmetic, FloatArithmetic, build_graph
-from embedkit.export.probes import GOLDEN_TEXTS
+from embedkit.export.probes import GOLDEN_PAIRS, GOLDEN_TEXTS
 from embedkit.export.quantize import Int8Arithmetic, largest_weight
-from embedkit.export.verify import THRESHOLDS, Gate, GraphEncoder, Thresholds, verify
+from embedkit.export.verify import THRESHOLDS, GraphEncoder, Thresholds, verify
+from embedkit.export.verify_pairs import PAIR_THRESHOLDS, GraphCrossEncoder, PairThresholds, verify_pairs
+from embedkit.modeling.cross_encoder import PairEncoder, is_cross_encoder
 from embedkit.modeling.encoder import SentenceEncoder
+from embedkit.modeling.location import find_folder
+from embedkit.modeling.torch_cross_encoder import TorchCrossEncoder
 from embedkit.modeling.torch_encoder import TorchEncoder
-from embedkit.runtime.bundle import Golden, Manifest, write_bundle
+from embedkit.runtime.bundle import Golden, GoldenPairs, Manifest, read_bundle, write_bundle
+from embedkit.runtime.cross_encoder import CrossEncoder
 from embedkit.runtime.encoder import Encoder
 
 __all__ = ["PRECISIONS", "ExportReport", "export", "export_source"]
@@ -61,23 +68,26 @@ def export_source(
     name: str | None = None,
     licence: str = "",
     dev: ScoredPairs | None = None,
-    thresholds: Thresholds | None = None,
+    thresholds: Thresholds | PairThresholds | None = None,
 ) -> ExportReport:
     """Export a run folder, a model folder or a hub id; see :func:`export`.
+
+    A folder whose ``config.json`` names a ``...ForSequenceClassification`` holds a cross-encoder.
 
     Raises:
         ModelNotFoundError, ModelError, ConfigError: the source cannot be loaded.
         ExportError, GateError, StorageError: see :func:`export`.
     """
     card = read_card(source, licence=licence)
-    model = SentenceEncoder.load(find_model_folder(source))
+    found = find_model_folder(source)
+    model = PairEncoder.load(found) if is_cross_encoder(find_folder(found)) else SentenceEncoder.load(found)
     return export(
         model, output, precision=precision, target=target, name=name, card=card, dev=dev, thresholds=thresholds
     )
 
 
 def export(
-    model: SentenceEncoder,
+    model: SentenceEncoder | PairEncoder,
     output: str | os.PathLike[str],
     *,
     precision: str,
@@ -85,19 +95,19 @@ def export(
     name: str | None = None,
     card: Card | None = None,
     dev: ScoredPairs | None = None,
-    thresholds: Thresholds | None = None,
+    thresholds: Thresholds | PairThresholds | None = None,
 ) -> ExportReport:
-    """Write a bundle of an encoder, if it passes every gate.
+    """Write a bundle of an encoder or a cross-encoder, if it passes every gate.
 
     Args:
-        model: an encoder of the BERT family.
+        model: an encoder or a cross-encoder of the BERT family.
         output: the file to write; an older file is replaced once the new one is complete.
         precision: ``"fp32"``, or ``"int8"`` weights.
         target: the processor that int8 is for; ``"cpu-avx2"`` (7-bit weights) is right on every processor.
         name: what people will call it; by default what the card, else the model says.
         card: where the model comes from.
         dev: scored pairs on which the file must rank as the model does.
-        thresholds: what the gates demand; by default what the precision allows.
+        thresholds: what the gates of such a model demand; by default what the precision allows.
 
     Raises:
         ExportError: the model cannot be exported, or ``output`` is a folder.
@@ -112,16 +122,13 @@ def export(
     content = build_graph(model, arithmetic).SerializeToString()
 
     logger.info("measuring the gates")
-    limits = thresholds or THRESHOLDS[precision]
-    gates = verify(model, content, limits, quantized=precision == "int8", dev=dev)
+    gates = _measure(model, content, thresholds, precision, dev)
     _require(gates)
 
     manifest = Manifest(
         name=name or card.name or model.name,
-        dimension=model.dimension,
+        **_describe(model),
         max_length=model.max_length,
-        pooling=model.pooling,
-        prompts=model.prompts,
         base=card.base or model.name,
         method=card.method,
         teacher=card.teacher,
@@ -142,6 +149,28 @@ def export(
     return ExportReport(path, manifest, fingerprint, size_bytes)
 
 
+def _describe(model: SentenceEncoder | PairEncoder) -> dict[str, Any]:
+    """The fields of the manifest that depend on the kind."""
+    if isinstance(model, PairEncoder):
+        return {"kind": "cross-encoder", "dimension": 1, "pooling": "cls", "normalize": False}
+    return {"dimension": model.dimension, "pooling": model.pooling, "prompts": model.prompts}
+
+
+def _measure(
+    model: SentenceEncoder | PairEncoder,
+    content: bytes,
+    thresholds: Thresholds | PairThresholds | None,
+    precision: str,
+    dev: ScoredPairs | None,
+) -> list[Gate]:
+    quantized = precision == "int8"
+    if isinstance(model, PairEncoder):
+        pair_limits = thresholds if isinstance(thresholds, PairThresholds) else PAIR_THRESHOLDS[precision]
+        return verify_pairs(model, content, pair_limits, quantized=quantized, dev=dev)
+    limits = thresholds if isinstance(thresholds, Thresholds) else THRESHOLDS[precision]
+    return verify(model, content, limits, quantized=quantized, dev=dev)
+
+
 def _choose_arithmetic(precision: str, target: str) -> Arithmetic:
     largest = largest_weight(target)
     if precision not in PRECISIONS:
@@ -159,8 +188,13 @@ def _require(gates: Sequence[Gate]) -> None:
         )
 
 
-def _make_golden(model: SentenceEncoder, content: bytes, tolerance: float) -> Golden:
-    """The graph's own vectors; another machine may stray from them as far as quantization strayed from torch."""
+def _make_golden(model: SentenceEncoder | PairEncoder, content: bytes, tolerance: float) -> Golden | GoldenPairs:
+    """The graph's own values; another machine may stray from them as far as quantization strayed from torch."""
+    if isinstance(model, PairEncoder):
+        tokens = model.tokenizer.tokenize(GOLDEN_PAIRS)
+        scores = GraphCrossEncoder(content, model.tokenizer).predict_batch(tokens, range(len(GOLDEN_PAIRS)))
+        strayed = float(np.abs(scores - TorchCrossEncoder(model).predict_tokens(tokens)).max())
+        return GoldenPairs(GOLDEN_PAIRS, tokens.ids, tokens.type_ids or [], scores, max(tolerance, strayed))
     ids = model.tokenizer.tokenize(GOLDEN_TEXTS).ids
     vectors = GraphEncoder(content, model.tokenizer).encode_batch(ids)
     strayed = float(np.abs(vectors - TorchEncoder(model).encode_ids(ids)).max())
@@ -169,6 +203,7 @@ def _make_golden(model: SentenceEncoder, content: bytes, tolerance: float) -> Go
 
 def _require_golden(path: Path) -> None:
     """Load the finished file as a user would."""
-    found = Encoder.load(path).verify()
+    bundle = read_bundle(path)
+    found = (Encoder(bundle) if bundle.manifest.kind == "encoder" else CrossEncoder(bundle)).verify()
     if not found["passed"]:
         raise GateError(f"nothing was written: the finished file fails on its golden texts: {found}", dict(found))

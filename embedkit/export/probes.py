@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["GOLDEN_TEXTS", "PROBE_TEXTS"]
+__all__ = ["GOLDEN_PAIRS", "GOLDEN_TEXTS", "PROBE_TEXTS"]
 
 # Short and long, several scripts, digits, an emoji of several code points, a text of nothing but blanks.
 GOLDEN_TEXTS = [
@@ -23,6 +23,9 @@ GOLDEN_TEXTS = [
         "prices allowed it."
     ),
 ]
+
+# Each text with the next: a short one with a long one both ways round, and two of other scripts.
+GOLDEN_PAIRS = list(zip(GOLDEN_TEXTS, [*GOLDEN_TEXTS[1:], GOLDEN_TEXTS[0]], strict=True))
 
 # Twenty-four matters, each said twice, so that the cosines of all pairs spread from alike to unrelated.
 PROBE_TEXTS = [

@@ -14,23 +14,30 @@ size              bytes of the graph
 from __future__ import annotations
 
 import itertools
-import tempfile
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
-import onnx
 
-from embedkit.evaluation.sts import ScoredPairs, spearman
+from embedkit.evaluation.sts import ScoredPairs
+from embedkit.export.gates import (
+    Gate,
+    check_agreement,
+    check_batch_invariance,
+    check_operators,
+    check_retention,
+    check_size,
+    expected_operators,
+    largest_difference,
+    rounded,
+)
 from embedkit.export.probes import PROBE_TEXTS
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.torch_encoder import TorchEncoder
 from embedkit.modeling.vocabulary import real_words
 from embedkit.protocols import FloatArray
 from embedkit.runtime.batching import token_batches
-from embedkit.runtime.session import Session, write_optimized
+from embedkit.runtime.session import Session
 from embedkit.runtime.tokenization import Tokenizer
 
 __all__ = ["THRESHOLDS", "Gate", "GraphEncoder", "Thresholds", "verify"]
@@ -38,14 +45,6 @@ __all__ = ["THRESHOLDS", "Gate", "GraphEncoder", "Thresholds", "verify"]
 _BATCHES = (1, 2, 7, 32)
 _LENGTHS = (2, 3, 8, 17, 64)  # and max_length
 _TOKENS_PER_BATCH = 8192
-
-# Operators that do the same work; ONNX Runtime writes the later ones of a row for the first.
-_OPERATORS = {
-    "layer_norms": {"LayerNormalization", "SkipLayerNormalization"},
-    "gelus": {"Gelu", "BiasGelu", "FastGelu"},
-    "quantized_products": {"MatMulInteger", "MatMulIntegerToFloat", "DynamicQuantizeMatMul"},
-    "pieces_of_decomposed": {"Erf", "Pow", "Sqrt", "ReduceMean"},
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,15 +73,6 @@ THRESHOLDS = {
     # do with each other, and the order among their cosines near 0 is the first thing to go.
     "int8": Thresholds(difference=None, cosine=0.95, retention=0.99, agreement=0.98),
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Gate:
-    """One measurement and whether it is good enough."""
-
-    name: str
-    passed: bool
-    figures: Mapping[str, object]
 
 
 class GraphEncoder:
@@ -137,10 +127,10 @@ def verify(
     )
     return [
         _check_parity(torch_encoder, graph_encoder, thresholds),
-        _check_operators(model, content, quantized=quantized),
+        check_operators(content, _expected_operators(model, quantized=quantized)),
         ranking,
         _check_batch_invariance(graph_encoder, thresholds),
-        _check_size(content, thresholds),
+        check_size(content, thresholds.graph_bytes),
     ]
 
 
@@ -148,7 +138,7 @@ def _check_parity(reference: TorchEncoder, candidate: GraphEncoder, thresholds: 
     difference, cosine, texts = 0.0, 1.0, 0
     for ids in _grid(reference.model.tokenizer):
         expected, got = reference.encode_ids(ids), candidate.encode_batch(ids)
-        difference = max(difference, _largest_difference(expected, got))
+        difference = max(difference, largest_difference(expected, got))
         cosine = min(cosine, float(np.nan_to_num((expected * got).sum(axis=1), nan=-1.0).min()))
         texts += len(ids)
     limit = thresholds.difference
@@ -156,7 +146,7 @@ def _check_parity(reference: TorchEncoder, candidate: GraphEncoder, thresholds: 
         "parity",
         (limit is None or difference <= limit) and cosine >= thresholds.cosine,
         {
-            "largest_difference": _rounded(difference),
+            "largest_difference": rounded(difference),
             "largest_difference_allowed": limit,
             "smallest_cosine": round(cosine, 6),
             "smallest_cosine_allowed": thresholds.cosine,
@@ -186,44 +176,16 @@ def _grid(tokenizer: Tokenizer) -> Iterator[list[list[int]]]:
         yield [[*frame[:1], *itertools.islice(supply, length - len(frame)), *frame[1:]] for length in lengths]
 
 
-def _check_operators(model: SentenceEncoder, content: bytes, *, quantized: bool) -> Gate:
+def _expected_operators(model: SentenceEncoder, *, quantized: bool) -> dict[str, int]:
     layers = int(model.backbone.config.num_hidden_layers)
-    products = 4 * layers + (model.head is not None)  # projection, attention's output, two of the feed-forward
-    expected = {
-        "layer_norms": 2 * layers + 1,
-        "gelus": layers,
-        "quantized_products": products if quantized else 0,
-        "pieces_of_decomposed": 0,
-    }
-    written = _count_operators(onnx.load_from_string(content))
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "optimized.onnx"
-        write_optimized(content, path)
-        optimized = _count_operators(onnx.load(path))
-    return Gate(
-        "operators",
-        written == expected and optimized == expected,
-        {"expected": expected, "written": written, "optimized": optimized},
-    )
-
-
-def _count_operators(model: onnx.ModelProto) -> dict[str, int]:
-    counts = Counter(node.op_type for node in model.graph.node)
-    return {name: sum(counts[operator] for operator in group) for name, group in _OPERATORS.items()}
+    return expected_operators(layers, dense=int(model.head is not None), quantized=quantized)
 
 
 def _check_retention(
     reference: TorchEncoder, candidate: GraphEncoder, thresholds: Thresholds, dev: ScoredPairs
 ) -> Gate:
-    expected, got = (
-        spearman(_cosines(encoder.encode([*dev.first, *dev.second])), dev.scores)
-        for encoder in (reference, candidate)
-    )
-    # A model that ranks nothing has nothing to retain; NaN fails the comparison.
-    passed = expected > 0 and got / expected >= thresholds.retention
-    figures = {"pairs": dev.name, "torch": _score(expected), "file": _score(got)}
-    retention = _score(got / expected) if expected > 0 else None
-    return Gate("retention", passed, figures | {"retention": retention, "allowed": thresholds.retention})
+    expected, got = (_cosines(encoder.encode([*dev.first, *dev.second])) for encoder in (reference, candidate))
+    return check_retention(expected, got, dev, thresholds.retention)
 
 
 def _cosines(rows: FloatArray) -> FloatArray:
@@ -236,45 +198,11 @@ def _check_agreement(reference: TorchEncoder, candidate: GraphEncoder, threshold
     expected, got = (
         (rows @ rows.T)[pairs] for rows in (reference.encode(PROBE_TEXTS), candidate.encode(PROBE_TEXTS))
     )
-    agreement = spearman(expected, got)
-    return Gate(
-        "agreement",
-        agreement >= thresholds.agreement,
-        {
-            "pairs": f"{len(expected)} pairs of probe texts, no labels",
-            "spearman": _score(agreement),
-            "allowed": thresholds.agreement,
-        },
-    )
+    described = f"{len(expected)} pairs of probe texts, no labels"
+    return check_agreement(expected, got, described, thresholds.agreement)
 
 
 def _check_batch_invariance(candidate: GraphEncoder, thresholds: Thresholds) -> Gate:
     ids = candidate.tokenizer.tokenize(PROBE_TEXTS).ids
     alone = np.concatenate([candidate.encode_batch([row]) for row in ids])
-    difference = _largest_difference(alone, candidate.encode_batch(ids))
-    limit = thresholds.difference
-    return Gate(
-        "batch_invariance",
-        limit is None or difference <= limit,
-        {"largest_difference": _rounded(difference), "largest_difference_allowed": limit},
-    )
-
-
-def _check_size(content: bytes, thresholds: Thresholds) -> Gate:
-    limit = thresholds.graph_bytes
-    figures = {"graph_bytes": len(content), "graph_bytes_allowed": limit}
-    return Gate("size", limit is None or len(content) <= limit, figures)
-
-
-def _largest_difference(a: FloatArray, b: FloatArray) -> float:
-    """Largest absolute difference of any value; a NaN counts as infinitely far."""
-    return float(np.nan_to_num(np.abs(a - b), nan=np.inf).max())
-
-
-def _rounded(value: float) -> float | None:
-    """Two digits are enough to judge by; JSON knows no infinity."""
-    return float(f"{value:.2g}") if np.isfinite(value) else None
-
-
-def _score(value: float) -> float | None:
-    return round(value, 5) if np.isfinite(value) else None
+    return check_batch_invariance(alone, candidate.encode_batch(ids), thresholds.difference)

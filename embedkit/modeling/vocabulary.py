@@ -64,7 +64,7 @@ def write_tokenizer(folder: Path, tokenizer: Tokenizer | PairTokenizer) -> None:
     (folder / "tokenizer_config.json").write_text(text, encoding="utf-8")
 
 
-def real_words(tokenizer: Tokenizer) -> list[int]:
+def real_words(tokenizer: Tokenizer | PairTokenizer) -> list[int]:
     """Ids of the vocabulary's words and word pieces, ascending: no special tokens, no ``[unused]`` rows."""
     pieces = tokenizers.Tokenizer.from_str(tokenizer.json).get_vocab(with_added_tokens=True)
     return sorted(

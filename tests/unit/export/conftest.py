@@ -4,6 +4,7 @@ import pytest
 import torch
 from transformers import BertConfig, BertModel, RobertaConfig, RobertaModel
 
+from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.runtime.tokenization import Tokenizer
 
@@ -45,5 +46,20 @@ def make_encoder(tokenizer):
             encoder = SentenceEncoder(backbone, tokenizer, pooling=pooling, name="toy")
             encoder.set_head(head)
         return encoder.eval()
+
+    return make
+
+
+@pytest.fixture
+def make_pair_encoder(make_encoder):
+    """``make_pair_encoder(family="bert", **config)``: a cross-encoder whose scores spread, in evaluation mode."""
+
+    def make(*, family="bert", **changes):
+        model = PairEncoder.from_encoder(make_encoder(family=family, **changes), max_length=MAX_LENGTH, seed=2)
+        with torch.no_grad():
+            model.network.get_parameter(
+                "classifier.weight" if family == "bert" else "classifier.out_proj.weight"
+            ).mul_(2)
+        return model.eval()
 
     return make

@@ -6,6 +6,7 @@ from transformers import DistilBertConfig, DistilBertModel
 
 from embedkit.errors import ExportError
 from embedkit.export.graph import OPSET, FloatArithmetic, build_graph
+from embedkit.export.quantize import Int8Arithmetic
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.runtime.session import Session
 from embedkit.runtime.tokenization import TokenBatch
@@ -147,3 +148,67 @@ def test_relative_positions_are_refused(make_encoder):
 
     with pytest.raises(ExportError, match="'relative_key' positions"):
         build_graph(encoder, FloatArithmetic())
+
+
+# Cross-encoders
+
+
+def make_pairs(tokenizer, size, length):
+    ids, mask = make_batch(tokenizer, size, length)
+    return TokenBatch(ids, mask, np.where(mask, np.arange(length) > length // 2, 0).astype(np.int64))
+
+
+@torch.inference_mode()
+def score_torch(model, batch):
+    values = (batch.input_ids, batch.attention_mask, batch.token_type_ids)
+    return torch.sigmoid(model(*map(torch.from_numpy, values))).numpy()
+
+
+def score(graph, batch):
+    return Session(graph.SerializeToString(), outputs=["score"], threads=1).run(batch)
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta"])
+def test_the_graph_of_a_cross_encoder_is_the_model(make_pair_encoder, tokenizer, family):
+    types = {"bert": {}, "roberta": {"type_vocab_size": 1}}[family]
+    model = make_pair_encoder(family=family, **types)
+    graph = build_graph(model, FloatArithmetic())
+
+    for size, length in GRID:
+        batch = make_pairs(tokenizer, size, length)
+        np.testing.assert_allclose(score(graph, batch), score_torch(model, batch), atol=1e-5)
+
+
+def test_token_types_reach_the_score(make_pair_encoder, tokenizer):
+    graph = build_graph(make_pair_encoder(), FloatArithmetic())
+    batch = make_pairs(tokenizer, 4, 12)
+
+    assert (
+        np.abs(score(graph, batch) - score(graph, TokenBatch(batch.input_ids, batch.attention_mask))).max() > 1e-3
+    )
+
+
+def test_inputs_and_output_of_a_cross_encoder_are_those_of_a_bundle(make_pair_encoder):
+    for model in (make_pair_encoder(), make_pair_encoder(family="roberta", type_vocab_size=1)):
+        graph = build_graph(model, FloatArithmetic()).graph
+        assert [value.name for value in graph.input] == ["input_ids", "attention_mask", "token_type_ids"]
+        (output,) = graph.output
+        assert output.name == "score"
+        assert [axis.dim_param for axis in output.type.tensor_type.shape.dim] == ["batch"]
+
+
+def test_the_last_product_of_a_cross_encoder_stays_in_float(make_pair_encoder):
+    graph = build_graph(make_pair_encoder(), Int8Arithmetic(64)).graph
+    stored = {tensor.name for tensor in graph.initializer}
+
+    assert {"pooler.dense.weight_int8", "classifier.weight"} <= stored
+    assert "classifier.weight_int8" not in stored
+
+
+def test_a_broken_cross_encoder_is_refused(make_pair_encoder):
+    model = make_pair_encoder()
+    with torch.no_grad():
+        model.network.classifier.bias.fill_(float("nan"))
+
+    with pytest.raises(ExportError, match=r"network\.classifier\.bias of toy holds values that are not finite"):
+        build_graph(model, FloatArithmetic())

@@ -11,10 +11,13 @@ from embedkit.evaluation.sts import ScoredPairs
 from embedkit.export import pipeline
 from embedkit.export.card import Card
 from embedkit.export.pipeline import export, export_source
-from embedkit.export.probes import GOLDEN_TEXTS, PROBE_TEXTS
+from embedkit.export.probes import GOLDEN_PAIRS, GOLDEN_TEXTS, PROBE_TEXTS
 from embedkit.export.verify import THRESHOLDS
+from embedkit.export.verify_pairs import PAIR_THRESHOLDS, PROBE_PAIRS
+from embedkit.modeling.torch_cross_encoder import TorchCrossEncoder
 from embedkit.modeling.torch_encoder import TorchEncoder
 from embedkit.runtime.bundle import read_bundle
+from embedkit.runtime.cross_encoder import CrossEncoder
 from embedkit.runtime.encoder import Encoder
 
 
@@ -164,3 +167,41 @@ def test_a_run_folder_is_exported_with_its_card(encoder, tmp_path):
 def test_a_missing_source_is_one_sentence(tmp_path):
     with pytest.raises(ModelNotFoundError):
         export_source(str(tmp_path / "nothing"), tmp_path / "toy.onnx", precision="fp32")
+
+
+# Cross-encoders
+
+
+@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-5), ("int8", 0.1)])
+def test_a_cross_encoder_s_bundle_scores_as_the_model_does(make_pair_encoder, tmp_path, precision, tolerance):
+    model = make_pair_encoder(initializer_range=0.1)
+    limits = dataclasses.replace(PAIR_THRESHOLDS[precision], agreement=0.95)
+    report = export(model, tmp_path / "toy.onnx", precision=precision, thresholds=limits)
+
+    bundle = CrossEncoder.load(tmp_path / "toy.onnx")
+    np.testing.assert_allclose(
+        bundle.predict(PROBE_PAIRS), TorchCrossEncoder(model).predict(PROBE_PAIRS), atol=tolerance
+    )
+    assert bundle.verify()["passed"]
+    assert (report.manifest.kind, report.manifest.dimension, report.manifest.normalize) == (
+        "cross-encoder",
+        1,
+        False,
+    )
+    assert set(report.manifest.gates) == {"parity", "operators", "agreement", "batch_invariance", "size"}
+    assert read_bundle(tmp_path / "toy.onnx").golden.pairs == GOLDEN_PAIRS
+
+
+def test_a_cross_encoder_s_folder_is_recognised(make_pair_encoder, tmp_path):
+    model = make_pair_encoder()
+    model.save(tmp_path / "tenc" / "cross-model")
+    first, second = zip(*PROBE_PAIRS, strict=True)
+    scores = TorchCrossEncoder(model).predict(PROBE_PAIRS).astype(np.float64)
+    dev = ScoredPairs("own", list(first), list(second), scores)
+
+    report = export_source(
+        str(tmp_path / "tenc" / "cross-model"), tmp_path / "toy.onnx", precision="fp32", dev=dev
+    )
+
+    assert (report.manifest.kind, report.manifest.name) == ("cross-encoder", "tenc-cross")
+    assert report.manifest.gates["retention"]["torch"] == 1.0

@@ -1,0 +1,131 @@
+"""Gates that encoders and cross-encoders share: operators, ranking, company in a batch, size."""
+
+from __future__ import annotations
+
+import tempfile
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx
+
+from embedkit.evaluation.sts import ScoredPairs, spearman
+from embedkit.protocols import FloatArray
+from embedkit.runtime.session import write_optimized
+
+__all__ = [
+    "Gate",
+    "check_agreement",
+    "check_batch_invariance",
+    "check_operators",
+    "check_retention",
+    "check_size",
+    "expected_operators",
+    "largest_difference",
+    "rounded",
+]
+
+# Operators that do the same work; ONNX Runtime writes the later ones of a row for the first.
+_OPERATORS = {
+    "layer_norms": {"LayerNormalization", "SkipLayerNormalization"},
+    "gelus": {"Gelu", "BiasGelu", "FastGelu"},
+    "quantized_products": {"MatMulInteger", "MatMulIntegerToFloat", "DynamicQuantizeMatMul"},
+    "pieces_of_decomposed": {"Erf", "Pow", "Sqrt", "ReduceMean"},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """One measurement and whether it is good enough."""
+
+    name: str
+    passed: bool
+    figures: Mapping[str, object]
+
+
+def expected_operators(layers: int, *, dense: int, quantized: bool) -> dict[str, int]:
+    """How often each group of operators should be there.
+
+    Args:
+        layers: of the transformer.
+        dense: products behind it that are quantized.
+        quantized: whether products are quantized.
+    """
+    products = 4 * layers + dense  # projection, attention's output, two of the feed-forward
+    return {
+        "layer_norms": 2 * layers + 1,
+        "gelus": layers,
+        "quantized_products": products if quantized else 0,
+        "pieces_of_decomposed": 0,
+    }
+
+
+def check_operators(content: bytes, expected: Mapping[str, int]) -> Gate:
+    """Count operators in the graph as written and as ONNX Runtime rewrites it."""
+    written = _count_operators(onnx.load_from_string(content))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "optimized.onnx"
+        write_optimized(content, path)
+        optimized = _count_operators(onnx.load(path))
+    return Gate(
+        "operators",
+        written == expected and optimized == expected,
+        {"expected": dict(expected), "written": written, "optimized": optimized},
+    )
+
+
+def _count_operators(model: onnx.ModelProto) -> dict[str, int]:
+    counts = Counter(node.op_type for node in model.graph.node)
+    return {name: sum(counts[operator] for operator in group) for name, group in _OPERATORS.items()}
+
+
+def check_retention(expected: FloatArray, got: FloatArray, dev: ScoredPairs, least: float) -> Gate:
+    """Compare the Spearman with people's scores of the torch model's values and of the file's, ``(N,)`` each."""
+    torch_score, file_score = (spearman(values, dev.scores) for values in (expected, got))
+    # A model that ranks nothing has nothing to retain; NaN fails the comparison.
+    passed = torch_score > 0 and file_score / torch_score >= least
+    figures = {"pairs": dev.name, "torch": _score(torch_score), "file": _score(file_score)}
+    retention = _score(file_score / torch_score) if torch_score > 0 else None
+    return Gate("retention", passed, figures | {"retention": retention, "allowed": least})
+
+
+def check_agreement(expected: FloatArray, got: FloatArray, described: str, least: float) -> Gate:
+    """Compare the order of the torch model's values with that of the file's, ``(N,)`` each."""
+    agreement = spearman(expected, got)
+    return Gate(
+        "agreement",
+        agreement >= least,
+        {"pairs": described, "spearman": _score(agreement), "allowed": least},
+    )
+
+
+def check_batch_invariance(alone: FloatArray, together: FloatArray, limit: float | None) -> Gate:
+    """Compare what texts or pairs give alone and among others."""
+    difference = largest_difference(alone, together)
+    return Gate(
+        "batch_invariance",
+        limit is None or difference <= limit,
+        {"largest_difference": rounded(difference), "largest_difference_allowed": limit},
+    )
+
+
+def check_size(content: bytes, limit: int | None) -> Gate:
+    """Measure the graph's size."""
+    figures = {"graph_bytes": len(content), "graph_bytes_allowed": limit}
+    return Gate("size", limit is None or len(content) <= limit, figures)
+
+
+def largest_difference(a: FloatArray, b: FloatArray) -> float:
+    """Largest absolute difference of any value; a NaN counts as infinitely far."""
+    return float(np.nan_to_num(np.abs(a - b), nan=np.inf).max())
+
+
+def rounded(value: float) -> float | None:
+    """Two digits are enough to judge by; JSON knows no infinity."""
+    return float(f"{value:.2g}") if np.isfinite(value) else None
+
+
+def _score(value: float) -> float | None:
+    return round(value, 5) if np.isfinite(value) else None

@@ -1,0 +1,201 @@
+"""The gates of a cross-encoder, measured on the very bytes that are shipped.
+
+parity            scores against the torch model, over batches and lengths and the whole vocabulary
+operators         as for encoders: each is one operator, in the graph as written and as ONNX Runtime rewrites it
+retention         with scored pairs: Spearman of the file, divided by Spearman of the torch model
+agreement         without: Spearman between the scores of the file and of the torch model, on pairs of probe texts
+batch_invariance  the same pair alone and among others; for int8 it is stated, not limited
+size              bytes of the graph
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from embedkit.evaluation.sts import ScoredPairs
+from embedkit.export.gates import (
+    Gate,
+    check_agreement,
+    check_batch_invariance,
+    check_operators,
+    check_retention,
+    check_size,
+    expected_operators,
+    largest_difference,
+    rounded,
+)
+from embedkit.export.probes import PROBE_TEXTS
+from embedkit.modeling.cross_encoder import PairEncoder
+from embedkit.modeling.torch_cross_encoder import TorchCrossEncoder
+from embedkit.modeling.vocabulary import real_words
+from embedkit.protocols import FloatArray
+from embedkit.runtime.batching import token_batches
+from embedkit.runtime.session import Session
+from embedkit.runtime.tokenization import PairTokenizer, Tokens
+
+__all__ = ["PAIR_THRESHOLDS", "PROBE_PAIRS", "GraphCrossEncoder", "PairThresholds", "verify_pairs"]
+
+_BATCHES = (1, 2, 7, 32)
+_LENGTHS = (5, 8, 17, 64)  # and max_length
+_TOKENS_PER_BATCH = 8192
+_PARTNERS = 4
+
+# Every probe text with the next four: some of them say the same, most have nothing to do with each other.
+PROBE_PAIRS = [
+    (first, PROBE_TEXTS[(row + away) % len(PROBE_TEXTS)])
+    for row, first in enumerate(PROBE_TEXTS)
+    for away in range(1, _PARTNERS + 1)
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairThresholds:
+    """What the gates demand; None demands nothing.
+
+    Attributes:
+        difference: largest absolute difference of a score from the torch model's.
+        company: largest absolute difference of a pair's score alone from its score among others.
+        retention: smallest share of the torch model's Spearman on scored pairs.
+        agreement: smallest Spearman between the two models' scores.
+        graph_bytes: largest size of the graph.
+    """
+
+    difference: float
+    company: float | None
+    retention: float
+    agreement: float
+    graph_bytes: int | None = None
+
+
+PAIR_THRESHOLDS = {
+    "fp32": PairThresholds(difference=1e-5, company=1e-5, retention=0.999, agreement=0.999),
+    # The grid holds random words, on whose scores near the middle the sigmoid is steepest.
+    "int8": PairThresholds(difference=0.2, company=None, retention=0.99, agreement=0.98),
+}
+
+
+class GraphCrossEncoder:
+    """A serialized graph, run by ONNX Runtime as a bundle would be.
+
+    Raises:
+        ModelError: ONNX Runtime refuses the graph.
+    """
+
+    def __init__(self, content: bytes, tokenizer: PairTokenizer) -> None:
+        self.tokenizer = tokenizer
+        self._session = Session(content, outputs=["score"])
+
+    def predict(self, pairs: Sequence[tuple[str, str]], /) -> FloatArray:
+        """Score pairs: ``(N,) float32``."""
+        tokens = self.tokenizer.tokenize(pairs)
+        scores = np.empty(len(tokens.ids), dtype=np.float32)
+        lengths = np.array([len(row) for row in tokens.ids])
+        for rows in token_batches(lengths, most_tokens=_TOKENS_PER_BATCH):
+            scores[rows] = self.predict_batch(tokens, rows.tolist())
+        return scores
+
+    def predict_batch(self, tokens: Tokens, rows: Sequence[int], /) -> FloatArray:
+        """Score some of the tokenized pairs as one batch: ``(B,) float32``."""
+        return self._session.run(tokens.batch(rows, self.tokenizer.pad_id))
+
+
+def verify_pairs(
+    model: PairEncoder,
+    content: bytes,
+    thresholds: PairThresholds,
+    *,
+    quantized: bool,
+    dev: ScoredPairs | None = None,
+) -> list[Gate]:
+    """Measure all gates.
+
+    Args:
+        model: what was exported.
+        content: the serialized graph that is to be shipped.
+        thresholds: what is demanded.
+        quantized: whether the products should be quantized ones.
+        dev: scored pairs for ``retention``; without them ``agreement`` is measured.
+
+    Raises:
+        ModelError: ONNX Runtime refuses the graph.
+    """
+    reference, candidate = TorchCrossEncoder(model), GraphCrossEncoder(content, model.tokenizer)
+    layers = int(model.config.num_hidden_layers)
+    # One product behind the layers is quantized, the pooler's; the last one has a single column.
+    operators = expected_operators(layers, dense=1, quantized=quantized)
+    pairs = PROBE_PAIRS if dev is None else list(zip(dev.first, dev.second, strict=True))
+    expected, got = reference.predict(pairs), candidate.predict(pairs)
+    described = f"{len(pairs)} pairs of probe texts, no labels"
+    ranking = (
+        check_agreement(expected, got, described, thresholds.agreement)
+        if dev is None
+        else check_retention(expected, got, dev, thresholds.retention)
+    )
+    return [
+        _check_parity(reference, candidate, thresholds.difference),
+        check_operators(content, operators),
+        ranking,
+        _check_company(candidate, thresholds.company),
+        check_size(content, thresholds.graph_bytes),
+    ]
+
+
+def _check_parity(reference: TorchCrossEncoder, candidate: GraphCrossEncoder, limit: float) -> Gate:
+    largest, total, pairs = 0.0, 0.0, 0
+    for tokens in _grid(candidate.tokenizer):
+        rows = range(len(tokens.ids))
+        expected, got = reference.predict_tokens(tokens), candidate.predict_batch(tokens, rows)
+        largest = max(largest, largest_difference(expected, got))
+        total += float(np.abs(expected - got).sum())
+        pairs += len(rows)
+    return Gate(
+        "parity",
+        largest <= limit,
+        {
+            "largest_difference": rounded(largest),
+            "largest_difference_allowed": limit,
+            "mean_difference": rounded(total / pairs),
+            "pairs": pairs,
+        },
+    )
+
+
+def _grid(tokenizer: PairTokenizer) -> Iterator[Tokens]:
+    """Batches of every size and length, of words in random order; then on until every word was used.
+
+    The first pair of a batch has its full length, the others are shorter and get padding.
+    """
+    empty = tokenizer.tokenize([("", "")])
+    words = real_words(tokenizer)
+    generator = np.random.default_rng(0)
+    supply = itertools.cycle(generator.permutation(words).tolist())
+    frame = len(empty.ids[0])
+    longest_pairs = sorted({min(length, tokenizer.max_length) for length in (*_LENGTHS, tokenizer.max_length)})
+    shapes = [(size, max(longest, frame)) for longest in longest_pairs for size in _BATCHES]
+    used = 0
+    while shapes or used < len(words):
+        size, longest = shapes.pop(0) if shapes else (_BATCHES[-1], tokenizer.max_length)
+        rooms = [longest - frame, *generator.integers(0, longest - frame + 1, size - 1).tolist()]
+        rows = [_fill(empty, list(itertools.islice(supply, room)), generator) for room in rooms]
+        used += sum(rooms)
+        yield Tokens([ids for ids, _ in rows], [], [types for _, types in rows])
+
+
+def _fill(empty: Tokens, words: list[int], generator: np.random.Generator) -> tuple[list[int], list[int]]:
+    """Ids and types of a pair of these words, parted anywhere, in the frame of the empty pair."""
+    (ids,), (types,) = empty.ids, empty.type_ids or [[0] * len(empty.ids[0])]
+    parting = int(generator.integers(0, len(words) + 1))
+    first, second = words[:parting], words[parting:]
+    filled = [*ids[:1], *first, *ids[1:-1], *second, *ids[-1:]]
+    return filled, [*types[:1], *types[:1] * len(first), *types[1:-1], *types[-1:] * len(second), *types[-1:]]
+
+
+def _check_company(candidate: GraphCrossEncoder, limit: float | None) -> Gate:
+    tokens = candidate.tokenizer.tokenize(PROBE_PAIRS[: len(PROBE_TEXTS)])
+    rows = range(len(tokens.ids))
+    alone = np.concatenate([candidate.predict_batch(tokens, [row]) for row in rows])
+    return check_batch_invariance(alone, candidate.predict_batch(tokens, rows), limit)
