@@ -32,8 +32,8 @@ from embedkit.modeling.pretrained import (
     fingerprint,
     longest_text,
     model_name,
-    quiet_transformers,
 )
+from embedkit.modeling.quiet import quiet_transformers
 from embedkit.modeling.vocabulary import load_tokenizer, write_tokenizer
 from embedkit.runtime.tokenization import PairTokenizer, Tokenizer
 
