@@ -10,9 +10,9 @@ import numpy.typing as npt
 
 from embedkit.errors import DataError
 from embedkit.evaluation.pool import EmbeddingPool
-from embedkit.protocols import TextEncoder
+from embedkit.protocols import PairScorer, TextEncoder
 
-__all__ = ["Correlations", "ScoredPairs", "correlate", "evaluate_pairs", "spearman"]
+__all__ = ["Correlations", "ScoredPairs", "correlate", "evaluate_cross_encoder", "evaluate_pairs", "spearman"]
 
 Float64Array = npt.NDArray[np.float64]
 
@@ -114,6 +114,15 @@ def evaluate_pairs(encoder: TextEncoder, pairs: ScoredPairs) -> float:
     """
     pool = EmbeddingPool(encoder, [*pairs.first, *pairs.second], label=pairs.name, progress=False)
     return spearman(pool.cosines(pairs.first, pairs.second), pairs.scores)
+
+
+def evaluate_cross_encoder(scorer: PairScorer, pairs: ScoredPairs) -> float:
+    """Spearman's correlation of a cross-encoder's scores with those of ``pairs``, each in its one order.
+
+    Returns:
+        The correlation in [-1, 1]; NaN where it is undefined, see :func:`spearman`.
+    """
+    return spearman(scorer.predict(list(zip(pairs.first, pairs.second, strict=True))), pairs.scores)
 
 
 def _centred_ranks(values: Float64Array) -> Float64Array:
