@@ -3,9 +3,8 @@
 Each product is written as the group of standard operators that ONNX Runtime fuses into one kernel
 (DynamicQuantizeLinear, MatMulInteger, Cast, Mul); activations become uint8 with one scale for the whole
 batch, weights int8 with one symmetric scale for each output. ``onnxruntime.quantization.quantize_dynamic``
-writes the same group. Measured with 7 bits on all-MiniLM-L6-v2, Spearman x 100 on the STS-B development set:
-float 86.72; here 86.63; quantize_dynamic 86.59, with one scale for the whole word table. What is written
-here is as good, has a scale for each word, and is thirty lines where the other takes a round through files.
+writes the same group, with one scale for the whole word table. What is written here has a scale for each
+word, and is thirty lines where the other takes a round through files.
 
 The processor decides how many bits a weight may have. AVX2 without VNNI multiplies with VPMADDUBSW, which
 adds pairs of products in 16 bits and saturates: ``2 * 255 * 127`` does not fit, ``2 * 255 * 64`` does.

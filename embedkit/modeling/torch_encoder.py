@@ -26,7 +26,7 @@ class TorchEncoder:
 
     Args:
         model: the network; moved to ``device`` if one is given.
-        precision: ``"bf16"`` runs the matrix products in bfloat16: about 2.5 times as fast on CPUs with AMX,
+        precision: ``"bf16"`` runs the matrix products in bfloat16: faster on CPUs with AMX,
             embeddings differ in the third digit.
         device: ``"cpu"``, ``"cuda"`` or another torch device; None leaves the model where it is.
         max_tokens_per_batch: tokens in a batch, padding included; bounds the memory.
