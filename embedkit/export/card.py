@@ -14,6 +14,7 @@ from embedkit.errors import ModelError
 __all__ = ["Card", "find_model_folder", "read_card"]
 
 _RUN_CARD = "run.json"
+_CROSS_FIGURES = "cross-model.json"
 # Where the run happened, not what it did.
 _LOCAL_SETTINGS = ("data", "cache", "device", "threads")
 
@@ -65,6 +66,7 @@ def read_card(source: str, *, licence: str = "") -> Card:
         return Card(licence=licence)
     facts = _portable(_read_json(run / _RUN_CARD))
     settings = _portable(load_toml(run / "config.toml")) if (run / "config.toml").is_file() else {}
+    metrics = _read_json(run / _CROSS_FIGURES) if is_cross else facts.get("metrics") or {}
     dev = {"dev": facts["dev"]} if facts.get("dev") else {}
     return Card(
         name=f"{facts['name']}-cross" if is_cross and facts.get("name") else facts.get("name"),
@@ -73,7 +75,7 @@ def read_card(source: str, *, licence: str = "") -> Card:
         teacher=facts.get("teacher") or {},
         corpus=facts.get("corpus") or [],
         config={key: value for key, value in settings.items() if key not in _LOCAL_SETTINGS},
-        metrics=dev | (facts.get("cross_metrics" if is_cross else "metrics") or {}),
+        metrics=dev | metrics,
         licence=licence,
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Generator, Sequence
 
 import numpy as np
@@ -12,80 +13,45 @@ import torch
 from torch import Tensor
 
 from embedkit.errors import ConfigError
-from embedkit.runtime.tokenization import Tokenizer
+from embedkit.protocols import FloatArray
+from embedkit.runtime.tokenization import Tokenizer, Tokens
 from embedkit.training.corpus import Corpus
 from embedkit.training.method import Batch, BatchSpec, View
 from embedkit.training.teachers import TeacherVectors
 from embedkit.training.views import ViewsConfig, augment
 
-__all__ = ["BatchSource"]
+__all__ = ["BatchSource", "Batches", "chunk_view"]
 
 _PREFETCH = 4
 _CHUNKS = 4
 
 
-class BatchSource:
-    """Makes the batches of a run.
-
-    Every epoch is a new permutation of the corpus; a last, short batch is left out. Each view is cut
-    into chunks of similar length, which changes no result and saves most of the padding.
+class Batches(ABC):
+    """The batches of a run, each a function of the step alone.
 
     Args:
-        corpus: the text.
-        tokenizer: the student's.
-        spec: what the method needs.
+        count: rows of an epoch.
         batch_size: B.
-        seed: of order and augmentations.
-        views: how views are made.
-        teachers: their vectors; read if the method needs them.
+        seed: of the order; every epoch is a new permutation, and a last, short batch is left out.
+
+    Attributes:
+        steps_per_epoch: batches of an epoch.
 
     Raises:
-        ConfigError: corpus, batch size or views do not fit the method, or it needs a teacher and has none, or
-            takes one and has several.
+        ConfigError: there are fewer rows than a batch has.
     """
 
-    def __init__(
-        self,
-        corpus: Corpus,
-        tokenizer: Tokenizer,
-        *,
-        spec: BatchSpec,
-        batch_size: int,
-        seed: int,
-        views: ViewsConfig,
-        teachers: Sequence[TeacherVectors] = (),
-    ) -> None:
-        if len(corpus) < batch_size:
-            raise ConfigError(f"the corpus has {len(corpus)} rows, fewer than optim.batch_size = {batch_size}")
-        if batch_size < spec.rows:
-            raise ConfigError(
-                f"this method needs batches of {spec.rows} or more, not optim.batch_size = {batch_size}"
-            )
-        if problem := spec.teacher_problem(len(teachers)):
-            raise ConfigError(problem)
-        if spec.views > 2:
-            raise ConfigError(f"this method needs {spec.views} views; two can be made")
-        self.steps_per_epoch = len(corpus) // batch_size
-        self._corpus, self._tokenizer, self._spec = corpus, tokenizer, spec
-        self._batch_size, self._seed = batch_size, seed
-        self._augmentations, self._rate = _augmentations(spec, views), views.rate
-        self._teachers = tuple(teachers) if spec.teacher else ()
+    def __init__(self, count: int, *, batch_size: int, seed: int) -> None:
+        if count < batch_size:
+            raise ConfigError(f"the corpus has {count} rows, fewer than optim.batch_size = {batch_size}")
+        self.steps_per_epoch = count // batch_size
+        self._count, self._batch_size, self._seed = count, batch_size, seed
         self._epoch = -1
         self._order = np.empty(0, dtype=np.int64)
 
+    @abstractmethod
     def batch(self, step: int) -> Batch:
         """The batch of a step, counted from 0."""
-        rows = self._rows(step)
-        generator = np.random.default_rng([self._seed, 1, step])
-        columns = self._columns()
-        # A column that serves both views is tokenized once, and its teacher vectors are one tensor:
-        # methods then compute its targets once.
-        ids = {column: self._tokenizer.tokenize(self._corpus.texts(rows, column)).ids for column in set(columns)}
-        views = tuple(
-            self._view(ids[column], name, generator)
-            for column, name in zip(columns, self._augmentations, strict=True)
-        )
-        return Batch(views, tuple(_vectors(teacher, rows, columns) for teacher in self._teachers))
 
     def stream(self, start: int, stop: int) -> Generator[Batch]:
         """Batches of the steps from ``start`` to ``stop``, made a few ahead in a thread of its own.
@@ -116,12 +82,78 @@ class BatchSource:
             ended.set()
             thread.join()
 
-    def _rows(self, step: int) -> npt.NDArray[np.int64]:
+    def rows(self, step: int) -> npt.NDArray[np.int64]:
+        """The rows of a step's batch: ``(B,) int64``."""
         epoch, place = divmod(step, self.steps_per_epoch)
         if epoch != self._epoch:
-            self._order = np.random.default_rng([self._seed, 0, epoch]).permutation(len(self._corpus))
+            self._order = np.random.default_rng([self._seed, 0, epoch]).permutation(self._count)
             self._epoch = epoch
         return self._order[place * self._batch_size : (place + 1) * self._batch_size]
+
+
+class BatchSource(Batches):
+    """Makes the batches of a run.
+
+    Every epoch is a new permutation of the corpus; a last, short batch is left out. Each view is cut
+    into chunks of similar length, which changes no result and saves most of the padding.
+
+    Args:
+        corpus: the text.
+        tokenizer: the student's.
+        spec: what the method needs.
+        batch_size: B.
+        seed: of order and augmentations.
+        views: how views are made.
+        teachers: their vectors; read if the method needs them.
+        scores: ``(N,) float32``, a label for each row of the corpus, if the method needs them.
+
+    Raises:
+        ConfigError: corpus, batch size or views do not fit the method, or it needs a teacher or labels and has
+            none, or takes one teacher and has several.
+    """
+
+    def __init__(
+        self,
+        corpus: Corpus,
+        tokenizer: Tokenizer,
+        *,
+        spec: BatchSpec,
+        batch_size: int,
+        seed: int,
+        views: ViewsConfig,
+        teachers: Sequence[TeacherVectors] = (),
+        scores: FloatArray | None = None,
+    ) -> None:
+        super().__init__(len(corpus), batch_size=batch_size, seed=seed)
+        if batch_size < spec.rows:
+            raise ConfigError(
+                f"this method needs batches of {spec.rows} or more, not optim.batch_size = {batch_size}"
+            )
+        if problem := spec.teacher_problem(len(teachers)):
+            raise ConfigError(problem)
+        if spec.views > 2:
+            raise ConfigError(f"this method needs {spec.views} views; two can be made")
+        if spec.scores and scores is None:
+            raise ConfigError("this method learns from labels, which a recipe has to give it")
+        self._corpus, self._tokenizer, self._spec = corpus, tokenizer, spec
+        self._augmentations, self._rate = _augmentations(spec, views), views.rate
+        self._teachers = tuple(teachers) if spec.teacher else ()
+        self._scores = scores if spec.scores else None
+
+    def batch(self, step: int) -> Batch:
+        """The batch of a step, counted from 0."""
+        rows = self.rows(step)
+        generator = np.random.default_rng([self._seed, 1, step])
+        columns = self._columns()
+        # A column that serves both views is tokenized once, and its teacher vectors are one tensor:
+        # methods then compute its targets once.
+        ids = {column: self._tokenizer.tokenize(self._corpus.texts(rows, column)).ids for column in set(columns)}
+        views = tuple(
+            self._view(ids[column], name, generator)
+            for column, name in zip(columns, self._augmentations, strict=True)
+        )
+        scores = None if self._scores is None else torch.from_numpy(self._scores[rows])
+        return Batch(views, tuple(_vectors(teacher, rows, columns) for teacher in self._teachers), scores)
 
     def _columns(self) -> list[int]:
         """The corpus column of each view; positives are made from the first."""
@@ -131,12 +163,19 @@ class BatchSource:
     def _view(self, ids: Sequence[list[int]], name: str, generator: np.random.Generator) -> View:
         length = self._tokenizer.max_length
         changed = [augment(row, name, rate=self._rate, max_length=length, generator=generator) for row in ids]
-        by_length = np.argsort([len(row) for row in changed], kind="stable")
-        chunks = []
-        for rows in np.array_split(by_length, min(_CHUNKS, len(changed))):
-            tokens = self._tokenizer.pad([changed[row] for row in rows])
-            chunks.append((torch.from_numpy(tokens.input_ids), torch.from_numpy(tokens.attention_mask)))
-        return View(tuple(chunks), torch.from_numpy(np.argsort(by_length, kind="stable")))
+        return chunk_view(Tokens(changed, []), self._tokenizer.pad_id)
+
+
+def chunk_view(tokens: Tokens, pad_id: int) -> View:
+    """Cut the rows of a batch into chunks of similar length."""
+    by_length = np.argsort([len(row) for row in tokens.ids], kind="stable")
+    chunks, types = [], []
+    for rows in np.array_split(by_length, min(_CHUNKS, len(tokens.ids))):
+        batch = tokens.batch(rows, pad_id)
+        chunks.append((torch.from_numpy(batch.input_ids), torch.from_numpy(batch.attention_mask)))
+        if batch.token_type_ids is not None:
+            types.append(torch.from_numpy(batch.token_type_ids))
+    return View(tuple(chunks), torch.from_numpy(np.argsort(by_length, kind="stable")), tuple(types))
 
 
 def _augmentations(spec: BatchSpec, views: ViewsConfig) -> tuple[str, ...]:

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from embedkit.errors import TrainingError
 from embedkit.progress import Progress
-from embedkit.training.batches import BatchSource
+from embedkit.training.batches import Batches
 from embedkit.training.checkpoint import TrainState, load_checkpoint, save_checkpoint
-from embedkit.training.method import Batch, Method, StepOutput
+from embedkit.training.method import Batch, Learner, StepOutput
 from embedkit.training.optim import OptimConfig, build_optimizer, schedule
 from embedkit.training.run_folder import RunFolder
 
@@ -42,8 +42,8 @@ class LoopConfig:
 
 
 def train(
-    method: Method,
-    batches: BatchSource,
+    method: Learner,
+    batches: Batches,
     config: LoopConfig,
     folder: RunFolder,
     *,
@@ -85,8 +85,8 @@ class _Run:
 
     def __init__(
         self,
-        method: Method,
-        batches: BatchSource,
+        method: Learner,
+        batches: Batches,
         config: LoopConfig,
         folder: RunFolder,
         evaluate: Callable[[], float] | None,

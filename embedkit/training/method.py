@@ -10,9 +10,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.encoder import SentenceEncoder
 
-__all__ = ["Batch", "BatchSpec", "Method", "Presets", "StepOutput", "View", "embedded", "pooled"]
+__all__ = ["Batch", "BatchSpec", "Learner", "Method", "Presets", "StepOutput", "View", "embedded", "pooled"]
 
 
 Presets = Mapping[str, Mapping[str, Mapping[str, Any]]]
@@ -30,6 +31,7 @@ class BatchSpec:
         positives: augmentations, by name, of more views of the sentence, one view each, which follow the
             others; a list in the user's ``views.positives`` takes its place.
         rows: the smallest batch that it can learn from.
+        scores: whether it learns from a label for each row.
     """
 
     views: int = 1
@@ -37,6 +39,7 @@ class BatchSpec:
     several_teachers: bool = False
     positives: tuple[str, ...] = ()
     rows: int = 1
+    scores: bool = False
 
     def teacher_problem(self, count: int) -> str | None:
         """What is wrong with so many teachers; None if nothing is."""
@@ -54,15 +57,17 @@ class View:
     Attributes:
         chunks: ``(input_ids, attention_mask)``, each ``(b, l) int64``, the b summing to B.
         order: ``(B,) int64``; row i of the batch is row ``order[i]`` of the chunks laid end to end.
+        token_types: for pairs of texts ``(b, l) int64`` for each chunk, else empty.
     """
 
     chunks: tuple[tuple[Tensor, Tensor], ...]
     order: Tensor
+    token_types: tuple[Tensor, ...] = ()
 
     def to(self, device: torch.device) -> View:
         """The same view on another device."""
         chunks = tuple((ids.to(device), mask.to(device)) for ids, mask in self.chunks)
-        return View(chunks, self.order.to(device))
+        return View(chunks, self.order.to(device), tuple(types.to(device) for types in self.token_types))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,10 +77,12 @@ class Batch:
     Attributes:
         views: as many as the method's spec asks for, then one for each positive.
         teachers: for each teacher one ``(B, T) float32, unit rows`` for each view; T may differ.
+        scores: ``(B,) float32``, a label for each row, or None.
     """
 
     views: tuple[View, ...]
     teachers: tuple[tuple[Tensor, ...], ...] = ()
+    scores: Tensor | None = None
 
     @property
     def teacher(self) -> tuple[Tensor, ...]:
@@ -87,6 +94,7 @@ class Batch:
         return Batch(
             tuple(view.to(device) for view in self.views),
             tuple(tuple(vectors.to(device) for vectors in teacher) for teacher in self.teachers),
+            None if self.scores is None else self.scores.to(device),
         )
 
 
@@ -97,7 +105,7 @@ class StepOutput:
     Attributes:
         loss: scalar, to be minimised.
         metrics: detached scalars for the log.
-        carry: detached tensors that :meth:`Method.after_step` needs, a queue's new rows say.
+        carry: detached tensors that :meth:`Learner.after_step` needs, a queue's new rows say.
     """
 
     loss: Tensor
@@ -105,20 +113,16 @@ class StepOutput:
     carry: Mapping[str, Tensor] = dataclasses.field(default_factory=dict)
 
 
-class Method(nn.Module, ABC):
-    """A training method: networks, queues and pointers as parameters and buffers, and a loss.
+class Learner(nn.Module, ABC):
+    """What the loop trains: networks, queues and pointers as parameters and buffers, and a loss.
 
     Attributes:
         batch_spec: what it needs in a batch.
-        presets: the paper's settings for each size, laid under what the user says.
-        paired: tables like those, but for a setting's value: ``"predictor=code"`` -> what goes with it.
         encoder: the product; evaluated, checkpointed, exported.
     """
 
     batch_spec: ClassVar[BatchSpec]
-    presets: ClassVar[Presets] = {}
-    paired: ClassVar[Presets] = {}
-    encoder: SentenceEncoder
+    encoder: SentenceEncoder | PairEncoder
 
     @abstractmethod
     def forward(self, batch: Batch) -> StepOutput:
@@ -129,6 +133,19 @@ class Method(nn.Module, ABC):
 
         Called only when the optimizer really stepped, with the outputs of every accumulated batch.
         """
+
+
+class Method(Learner):
+    """A training method: a learner whose product is an encoder.
+
+    Attributes:
+        presets: the paper's settings for each size, laid under what the user says.
+        paired: tables like those, but for a setting's value: ``"predictor=code"`` -> what goes with it.
+    """
+
+    presets: ClassVar[Presets] = {}
+    paired: ClassVar[Presets] = {}
+    encoder: SentenceEncoder
 
 
 def pooled(encoder: SentenceEncoder, view: View) -> Tensor:

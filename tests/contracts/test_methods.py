@@ -46,7 +46,7 @@ DEV = [
 ]
 
 # Settings that are too large, or not yet interesting, for a toy; whatever a method lacks is left out.
-SMALL = {"queue_size": 20, "projector_expansion": 2, "teachers": 2, "rounds": 2}
+SMALL = {"queue_size": 20, "projector_expansion": 2, "teachers": 2, "rounds": 2, "cross_length": 14, "cycles": 2}
 
 SWITCHES = [
     ("sct", {}),
@@ -388,6 +388,8 @@ class TestRuns:
     def mapping(self, make_encoder, toy_bundle, tmp_path) -> Callable[[str], dict[str, Any]]:
         make_encoder().save(tmp_path / "start")
         (tmp_path / "texts.txt").write_text("\n".join(TEXTS), encoding="utf-8")
+        pairs = zip(TEXTS, [*TEXTS[5:], *TEXTS[:5]], strict=True)
+        (tmp_path / "pairs.tsv").write_text("".join(f"{a}\t{b}\n" for a, b in pairs), encoding="utf-8")
         dev = "".join(f"{first}\t{second}\t{score}\n" for first, second, score in DEV)
         (tmp_path / "dev.tsv").write_text(dev, encoding="utf-8")
 
@@ -398,12 +400,13 @@ class TestRuns:
             for field in dataclasses.fields(entry.config):
                 if field.default_factory is OptimConfig:
                     settings[field.name] = optim
+            texts = "pairs.tsv" if entry.batch_spec.scores else "texts.txt"
             needs_teacher = {"teacher": {"source": str(toy_bundle)}} if entry.batch_spec.teacher else {}
             return {
                 "method": name,
                 "cache": str(tmp_path / "cache"),
                 "student": {"source": str(tmp_path / "start"), "max_length": 12},
-                "corpus": [{"path": str(tmp_path / "texts.txt"), "licence": "CC0"}],
+                "corpus": [{"path": str(tmp_path / texts), "licence": "CC0"}],
                 "dev": {"pairs": str(tmp_path / "dev.tsv"), "every": 4},
                 "optim": optim,
                 "settings": settings,

@@ -12,6 +12,7 @@ from embedkit.training.methods.sct import SCTDistillation
 from embedkit.training.recipes.distillcse_rounds import PRESETS as ROUNDS_PRESETS
 from embedkit.training.recipes.distillcse_rounds import RoundsConfig, distillcse_rounds
 from embedkit.training.recipes.sct_two_stage import PRESETS, TwoStageConfig, sct_two_stage
+from embedkit.training.recipes.trans_encoder import TRANS_ENCODER_PRESETS, TransEncoderConfig, trans_encoder
 
 __all__ = ["RECIPES", "RecipeEntry"]
 
@@ -44,5 +45,12 @@ RECIPES: dict[str, RecipeEntry] = {
         ROUNDS_PRESETS,
         BatchSpec(several_teachers=True),
         "Xu et al., Findings of EMNLP 2023",
+    ),
+    "trans-encoder": RecipeEntry(
+        TransEncoderConfig,
+        trans_encoder,
+        TRANS_ENCODER_PRESETS,
+        BatchSpec(views=2, scores=True),
+        "Liu et al., ICLR 2022",
     ),
 }

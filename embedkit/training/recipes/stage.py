@@ -10,24 +10,25 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from embedkit.errors import ConfigError
 from embedkit.evaluation.sources import load_scored_pairs
 from embedkit.evaluation.sts import ScoredPairs, evaluate_pairs
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.torch_encoder import TorchEncoder
-from embedkit.training.batches import BatchSource
+from embedkit.training.batches import Batches, BatchSource
 from embedkit.training.checkpoint import TrainState
 from embedkit.training.config import RunConfig
 from embedkit.training.corpus import Corpus
 from embedkit.training.loop import LoopConfig, train
-from embedkit.training.method import Method
+from embedkit.training.method import Learner, Method
 from embedkit.training.methods import METHODS
 from embedkit.training.optim import OptimConfig
 from embedkit.training.run_folder import RunFolder
 from embedkit.training.teachers import TeacherVectors, load_vectors
 
-__all__ = ["Control", "Materials", "prepare", "stage_batches", "train_stage"]
+__all__ = ["Control", "Materials", "prepare", "run_stage", "stage_batches", "to_device", "train_stage"]
 
 logger = logging.getLogger(__name__)
 
@@ -99,8 +100,37 @@ def train_stage(
         TrainingError, CheckpointError, StorageError: see :func:`~embedkit.training.loop.train`.
     """
     method = _build(METHODS[method_name].method, encoder, settings, config.seed, materials.teachers)
-    _move(method, config.device)
     batches = stage_batches(method_name, optim, config, materials, encoder)
+    pairs = materials.dev
+    evaluate = None if pairs is None else lambda: evaluate_pairs(TorchEncoder(encoder), pairs)
+    return run_stage(method, batches, optim, config, folder, control, evaluate)
+
+
+def run_stage(
+    method: Learner,
+    batches: Batches,
+    optim: OptimConfig,
+    config: RunConfig,
+    folder: RunFolder,
+    control: Control,
+    evaluate: Callable[[], float] | None,
+) -> TrainState:
+    """Train what is built already; the result is in ``folder.model``.
+
+    Args:
+        method: moved to the run's device and trained in place.
+        batches: made for it.
+        optim: of this stage.
+        config: of the whole run.
+        folder: of this stage.
+        control: resume, stop, progress.
+        evaluate: scores ``method.encoder`` on a development set.
+
+    Raises:
+        ConfigError: the device cannot be used.
+        TrainingError, CheckpointError, StorageError: see :func:`~embedkit.training.loop.train`.
+    """
+    to_device(method, config.device)
     loop = LoopConfig(
         optim=optim,
         seed=config.seed,
@@ -108,13 +138,12 @@ def train_stage(
         patience=config.dev.patience,
         checkpoint_minutes=config.checkpoint_minutes,
     )
-    pairs = materials.dev
     return train(
         method,
         batches,
         loop,
         folder,
-        evaluate=None if pairs is None else lambda: evaluate_pairs(TorchEncoder(encoder), pairs),
+        evaluate=evaluate,
         resume=control.resume,
         should_stop=control.should_stop,
         show_progress=control.show_progress,
@@ -159,9 +188,14 @@ def _build(
     return method(encoder, settings, **extra)
 
 
-def _move(method: Method, device: str | None) -> None:
+def to_device(module: nn.Module, device: str | None) -> None:
+    """Move a network to a device, to the GPU if None and there is one.
+
+    Raises:
+        ConfigError: the device cannot be used.
+    """
     try:
-        method.to(torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu")))
+        module.to(torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu")))
     except (RuntimeError, AssertionError) as error:  # torch says "not compiled with CUDA" by an AssertionError
         reason = str(error).strip().partition("\n")[0]
         raise ConfigError(f"device {device!r} cannot be used here: {reason}") from error

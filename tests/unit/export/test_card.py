@@ -93,8 +93,9 @@ def test_a_run_that_has_not_finished_says_so(run):
 
 
 def test_a_cross_model_beside_the_model_has_a_name_and_figures_of_its_own(tmp_path):
-    facts = {"name": "tenc", "method": "trans-encoder", "metrics": {"steps": 1}, "cross_metrics": {"steps": 2}}
+    facts = {"name": "tenc", "method": "trans-encoder", "metrics": {"steps": 1}}
     (tmp_path / "run.json").write_text(json.dumps(facts))
+    (tmp_path / "cross-model.json").write_text(json.dumps({"steps": 2}))
     (tmp_path / "cross-model").mkdir()
 
     card = read_card(str(tmp_path / "cross-model"))

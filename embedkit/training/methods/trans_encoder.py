@@ -1,0 +1,66 @@
+"""Trans-Encoder's two steps: a cross-encoder learns from cosines, an encoder from a cross-encoder's scores.
+
+An encoder labels raw pairs by their cosines; a cross-encoder trained on these labels finds more in the pairs than
+it was told, because it sees both texts at once; an encoder trained on its scores becomes better than the first.
+The recipe ``trans-encoder`` runs the steps in cycles and gives each its labels.
+
+Source: Liu et al., "Trans-Encoder: Unsupervised sentence-pair modelling through self- and mutual-distillations",
+ICLR 2022, equations 2 and 3; the authors' code.
+
+Differs from the paper: each pair is learned in both orders, and the cross-encoder's head is that of transformers'
+classifiers, both as in the authors' code.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from embedkit.errors import TrainingError
+from embedkit.modeling.cross_encoder import PairEncoder
+from embedkit.modeling.encoder import SentenceEncoder
+from embedkit.training.losses.pair_scores import cosine_squared_error, soft_binary_cross_entropy
+from embedkit.training.method import Batch, BatchSpec, Learner, Method, StepOutput, embedded
+
+__all__ = ["CrossToEncoder", "EncoderToCross"]
+
+
+class EncoderToCross(Learner):
+    """Trains a cross-encoder on labels in [0, 1]; its batches are of pairs, in one view."""
+
+    batch_spec: ClassVar[BatchSpec] = BatchSpec(scores=True)
+    encoder: PairEncoder
+
+    def __init__(self, encoder: PairEncoder) -> None:
+        super().__init__()
+        self.encoder = encoder
+
+    def forward(self, batch: Batch) -> StepOutput:
+        """Soft cross entropy of the logits."""
+        (view,) = batch.views
+        chunks = zip(view.chunks, view.token_types, strict=True)
+        logits = torch.cat([self.encoder(ids, mask, types) for (ids, mask), types in chunks])[view.order]
+        return StepOutput(soft_binary_cross_entropy(logits, _scores(batch)))
+
+
+class CrossToEncoder(Method):
+    """Trains an encoder on scores in (0, 1); its two views are the two texts of each pair."""
+
+    batch_spec: ClassVar[BatchSpec] = BatchSpec(views=2, scores=True)
+
+    def __init__(self, encoder: SentenceEncoder) -> None:
+        super().__init__()
+        self.encoder = encoder
+
+    def forward(self, batch: Batch) -> StepOutput:
+        """Squared error of the cosines."""
+        first, second = (embedded(self.encoder, view) for view in batch.views)
+        return StepOutput(cosine_squared_error(first, second, _scores(batch)))
+
+
+def _scores(batch: Batch) -> Tensor:
+    if batch.scores is None:
+        raise TrainingError("this method learns from labels, and the batch has none")
+    return batch.scores

@@ -1,0 +1,319 @@
+"""Trans-Encoder: an encoder and a cross-encoder teach each other on pairs without labels, in cycles.
+
+Each cycle labels the pairs by the encoder's cosines, trains a cross-encoder on them, labels the pairs by its
+scores and trains an encoder on those. With peers (mutual distillation) every model labels for itself, the labels
+are averaged, and every model learns from the average; nothing else is shared.
+
+Source: Liu et al., "Trans-Encoder: Unsupervised sentence-pair modelling through self- and mutual-distillations",
+ICLR 2022, settings of Table 16; the authors' code.
+
+Differs from the paper: labels are clamped to [0, 1], where a negative cosine would leave the cross entropy without
+a lower bound. Differs from the authors' code: the last, short batch of an epoch is left out; and in sequential
+mode the pooler of a cross-encoder starts at random, because our encoders keep none.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from embedkit.atomic import atomic_file
+from embedkit.config import setting
+from embedkit.errors import CheckpointError, ConfigError
+from embedkit.evaluation.pool import cosines
+from embedkit.evaluation.sts import evaluate_cross_encoder, evaluate_pairs
+from embedkit.modeling.cross_encoder import PairEncoder
+from embedkit.modeling.encoder import SentenceEncoder
+from embedkit.modeling.torch_cross_encoder import TorchCrossEncoder
+from embedkit.modeling.torch_encoder import TorchEncoder
+from embedkit.progress import Progress
+from embedkit.protocols import FloatArray
+from embedkit.training.batches import BatchSource
+from embedkit.training.checkpoint import TrainState
+from embedkit.training.config import RunConfig
+from embedkit.training.corpus import Corpus
+from embedkit.training.methods.trans_encoder import CrossToEncoder, EncoderToCross
+from embedkit.training.optim import OptimConfig
+from embedkit.training.pair_batches import PairBatchSource
+from embedkit.training.recipes.stage import Control, Materials, run_stage, to_device
+from embedkit.training.run_folder import RunFolder
+from embedkit.training.views import ViewsConfig
+
+__all__ = ["TRANS_ENCODER_PRESETS", "PeerConfig", "TransEncoderConfig", "clamp_labels", "trans_encoder"]
+
+logger = logging.getLogger(__name__)
+
+_CHUNK = 4096
+_AS_IT_IS = ViewsConfig(first="none", second="none")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PeerConfig:
+    """Another model that labels and learns beside the student."""
+
+    source: str = setting(doc="the encoder it starts from, folder or hub id")
+    backbone: str | None = setting(
+        None, "the raw model its cross-encoders start from; default: the encoder's body"
+    )
+    pooling: Literal["mean", "cls"] = setting("cls", "how token states become one embedding")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TransEncoderConfig:
+    """Settings of the cycles; ``[optim]`` of the run is the encoders', ``student`` the first of them."""
+
+    cycles: int = setting(3, "STS 3, binary tasks 5", minimum=1)
+    mode: Literal["refreshing", "sequential"] = setting(
+        "refreshing", "where a cycle starts: from the original models, or from those of the step before"
+    )
+    backbone: str | None = setting(
+        None, "the raw pre-trained model that refreshed cross-encoders start from; default: the student's body"
+    )
+    peers: tuple[PeerConfig, ...] = setting((), "other models, for mutual distillation")
+    both_orders: bool = setting(True, "cross-encoders learn (a, b) and (b, a); QNLI has one order only")
+    cross_length: int = setting(64, "longest pair in tokens, special tokens included", minimum=5)
+    cross_optim: OptimConfig = setting(factory=OptimConfig, doc="optimizer of the cross-encoders")
+
+
+_HARNESS = {"epsilon": 1e-8, "correct_bias": True}
+_PRESET: Mapping[str, Mapping[str, Any]] = {
+    "student": {"pooling": "cls", "max_length": 32},
+    "dev": {"every": 200},
+    "optim": {"lr": 5e-5, "batch_size": 128, "epochs": 10, "warmup": 0.0, **_HARNESS},
+    "settings": {"cross_optim": {"lr": 2e-5, "batch_size": 32, "epochs": 1, "warmup": 0.1, **_HARNESS}},
+}
+# Table 16 has the same settings for every size but Large.
+TRANS_ENCODER_PRESETS = dict.fromkeys(("tiny", "mini", "small"), _PRESET)
+
+
+@dataclasses.dataclass
+class _Member:
+    """One model of a run: what it started as, and what labels and starts next.
+
+    Attributes:
+        name: of its folders.
+        original: the encoder it started as; never trained.
+        backbone: where refreshed cross-encoders start, None for the body of ``original``.
+        encoder: of the last cycle.
+        cross: of this cycle.
+    """
+
+    name: str
+    original: SentenceEncoder
+    backbone: str | None
+    encoder: SentenceEncoder
+    cross: PairEncoder | None = None
+
+
+@dataclasses.dataclass
+class _Best:
+    """The best model of one kind over all members and cycles; the last one where there is no score."""
+
+    folder: Path | None = None
+    state: TrainState = dataclasses.field(default_factory=TrainState)
+
+    def offer(self, folder: Path, state: TrainState) -> None:
+        score, best = state.best_score, self.state.best_score
+        if score is None or best is None or score > best:
+            self.folder, self.state = folder, state
+
+
+def trans_encoder(
+    config: RunConfig,
+    settings: TransEncoderConfig,
+    materials: Materials,
+    encoder: SentenceEncoder,
+    folder: RunFolder,
+    control: Control,
+) -> TrainState:
+    """Self- and mutual distillation between encoders and cross-encoders, on pairs without labels.
+
+    The best encoder by development score is left in ``folder/model``, the best cross-encoder in
+    ``folder/cross-model``; the stages' own runs lie in ``folder/cycle-N/MEMBER/{cross,encoder}``.
+
+    Raises:
+        ConfigError: the corpus has no pairs, or a model has no room for pairs of that length.
+    """
+    if materials.corpus.views != 2:
+        raise ConfigError(
+            "trans-encoder learns from pairs of texts: give two columns with --view-columns, or a .tsv"
+        )
+    members = _gather(config, settings, encoder)
+    best_encoder, best_cross, total = _Best(), _Best(), TrainState()
+    for cycle in range(1, settings.cycles + 1):
+        place = folder.path / f"cycle-{cycle}"
+        labels = _labels(
+            place / "cosines.npy",
+            control,
+            lambda: [_label_by_encoder(member.encoder, config, materials.corpus) for member in members],
+        )
+        for member in members:
+            stage = RunFolder(place / member.name / "cross")
+            state = _train_cross(member, labels, settings, config, materials, stage, control)
+            _add(total, state)
+            if not state.finished:
+                return total
+            member.cross = PairEncoder.load(stage.model)
+            best_cross.offer(stage.model, state)
+        labels = _labels(
+            place / "scores.npy",
+            control,
+            lambda: [_label_by_cross(member.cross, config, materials.corpus) for member in members],
+        )
+        for member in members:
+            stage = RunFolder(place / member.name / "encoder")
+            state = _train_encoder(member, labels, settings, config, materials, stage, control)
+            _add(total, state)
+            if not state.finished:
+                return total
+            member.encoder = SentenceEncoder.load(stage.model)
+            best_encoder.offer(stage.model, state)
+        logger.info("cycle %d of %d is done", cycle, settings.cycles)
+    _deliver(best_encoder, best_cross, folder)
+    best = best_encoder.state
+    return dataclasses.replace(total, best_score=best.best_score, best_step=best.best_step, finished=True)
+
+
+def clamp_labels(labels: FloatArray) -> FloatArray:
+    """Labels brought into [0, 1], where the cross entropy has a lower bound."""
+    return np.clip(labels, 0.0, 1.0).astype(np.float32)
+
+
+def _gather(config: RunConfig, settings: TransEncoderConfig, encoder: SentenceEncoder) -> list[_Member]:
+    """The student and its peers."""
+    members = [_Member("student", copy.deepcopy(encoder), settings.backbone, encoder)]
+    for number, peer in enumerate(settings.peers, 1):
+        model = SentenceEncoder.load(
+            config.resolve(peer.source), pooling=peer.pooling, max_length=config.student.max_length
+        )
+        members.append(_Member(f"peer-{number}", model, peer.backbone, copy.deepcopy(model)))
+    return members
+
+
+def _labels(path: Path, control: Control, label: Callable[[], list[FloatArray]]) -> FloatArray:
+    """The mean label of all members for every pair, ``(N,) float32`` in [0, 1]; kept for a resumed run."""
+    if control.resume and path.exists():
+        try:
+            return np.asarray(np.load(path), dtype=np.float32)
+        except (OSError, ValueError, EOFError) as error:
+            raise CheckpointError(f"{path} is damaged ({error}); delete it and go on with --resume") from error
+    labels = clamp_labels(np.mean(label(), axis=0))
+    with atomic_file(path) as temporary, temporary.open("wb") as file:
+        np.save(file, labels)
+    return labels
+
+
+def _label_by_encoder(encoder: SentenceEncoder, config: RunConfig, corpus: Corpus) -> FloatArray:
+    """The cosine of every pair: ``(N,) float32``."""
+    to_device(encoder, config.device)
+    embed = TorchEncoder(encoder).encode
+    return _label(corpus, lambda first, second: cosines(embed(first), embed(second)))
+
+
+def _label_by_cross(cross: PairEncoder | None, config: RunConfig, corpus: Corpus) -> FloatArray:
+    """The score of every pair, in its one order: ``(N,) float32`` in (0, 1)."""
+    if cross is None:
+        raise ConfigError("no cross-encoder was trained in this cycle")
+    to_device(cross, config.device)
+    predict = TorchCrossEncoder(cross).predict
+    return _label(corpus, lambda first, second: predict(list(zip(first, second, strict=True))))
+
+
+def _label(corpus: Corpus, score: Callable[[list[str], list[str]], FloatArray]) -> FloatArray:
+    labels = np.empty(len(corpus), dtype=np.float32)
+    with Progress("label", len(corpus), unit="pairs") as progress:
+        for start in range(0, len(corpus), _CHUNK):
+            rows = np.arange(start, min(start + _CHUNK, len(corpus)))
+            labels[rows] = score(corpus.texts(rows, 0), corpus.texts(rows, 1))
+            progress.advance(len(rows))
+    return labels
+
+
+def _train_cross(
+    member: _Member,
+    labels: FloatArray,
+    settings: TransEncoderConfig,
+    config: RunConfig,
+    materials: Materials,
+    folder: RunFolder,
+    control: Control,
+) -> TrainState:
+    cross, dev = _start_cross(member, settings, config), materials.dev
+    batches = PairBatchSource(
+        materials.corpus,
+        cross.tokenizer,
+        scores=labels,
+        batch_size=settings.cross_optim.batch_size,
+        seed=config.seed,
+        both_orders=settings.both_orders,
+    )
+    evaluate = None if dev is None else lambda: evaluate_cross_encoder(TorchCrossEncoder(cross), dev)
+    return run_stage(EncoderToCross(cross), batches, settings.cross_optim, config, folder, control, evaluate)
+
+
+def _train_encoder(
+    member: _Member,
+    labels: FloatArray,
+    settings: TransEncoderConfig,
+    config: RunConfig,
+    materials: Materials,
+    folder: RunFolder,
+    control: Control,
+) -> TrainState:
+    encoder, dev = _start_encoder(member, settings), materials.dev
+    batches = BatchSource(
+        materials.corpus,
+        encoder.tokenizer,
+        spec=CrossToEncoder.batch_spec,
+        batch_size=config.optim.batch_size,
+        seed=config.seed,
+        views=_AS_IT_IS,
+        scores=labels,
+    )
+    evaluate = None if dev is None else lambda: evaluate_pairs(TorchEncoder(encoder), dev)
+    return run_stage(CrossToEncoder(encoder), batches, config.optim, config, folder, control, evaluate)
+
+
+def _start_cross(member: _Member, settings: TransEncoderConfig, config: RunConfig) -> PairEncoder:
+    """Where a cycle's cross-encoder starts."""
+    length = settings.cross_length
+    if settings.mode == "sequential":
+        return PairEncoder.from_encoder(member.encoder, max_length=length, seed=config.seed)
+    if member.backbone is None:
+        return PairEncoder.from_encoder(member.original, max_length=length, seed=config.seed)
+    return PairEncoder.start(config.resolve(member.backbone), max_length=length, seed=config.seed)
+
+
+def _start_encoder(member: _Member, settings: TransEncoderConfig) -> SentenceEncoder:
+    """Where a cycle's encoder starts."""
+    original = member.original
+    if settings.mode == "sequential" and member.cross is not None:
+        return member.cross.to_encoder(pooling=original.pooling, max_length=original.max_length)
+    return copy.deepcopy(original)
+
+
+def _add(total: TrainState, state: TrainState) -> None:
+    total.step += state.step
+    total.seconds += state.seconds
+
+
+def _deliver(encoder: _Best, cross: _Best, folder: RunFolder) -> None:
+    """Copy the best of each kind to where export finds it, the cross-encoder's figures beside it."""
+    if encoder.folder is None or cross.folder is None:
+        raise ConfigError("trans-encoder needs at least one cycle")
+    SentenceEncoder.load(encoder.folder).save(folder.model)
+    PairEncoder.load(cross.folder).save(folder.path / "cross-model")
+    figures = {
+        "dev_spearman": cross.state.best_score,
+        "best_step": cross.state.best_step,
+        "steps": cross.state.step,
+    }
+    with atomic_file(folder.path / "cross-model.json") as temporary:
+        temporary.write_text(json.dumps(figures, indent=1), encoding="utf-8")

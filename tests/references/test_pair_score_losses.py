@@ -1,0 +1,89 @@
+"""Trans-Encoder's losses against loops written from equations 2 and 3 of the paper, one pair at a time."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from embedkit.training.losses.pair_scores import cosine_squared_error, soft_binary_cross_entropy
+
+
+def reference_cross_entropy(logits, labels):
+    total = 0.0
+    for x, y in zip(logits, labels, strict=True):
+        probability = 1 / (1 + math.exp(-x))
+        total -= y * math.log(probability) + (1 - y) * math.log(1 - probability)
+    return total / len(logits)
+
+
+def reference_squared_error(first, second, labels):
+    total = 0.0
+    for u, v, y in zip(first, second, labels, strict=True):
+        dot = sum(a * b for a, b in zip(u, v, strict=True))
+        lengths = math.sqrt(sum(a * a for a in u)) * math.sqrt(sum(b * b for b in v))
+        total += (dot / lengths - y) ** 2
+    return total / len(labels)
+
+
+def sample(seed, batch, width=5):
+    generator = torch.Generator().manual_seed(seed)
+    first, second = (3 * torch.randn(batch, width, generator=generator) for _ in range(2))
+    return 4 * torch.randn(batch, generator=generator), first, second, torch.rand(batch, generator=generator)
+
+
+@given(st.integers(0, 2**32), st.integers(1, 6))
+@settings(max_examples=30, deadline=None)
+def test_both_equal_the_paper(seed, batch):
+    logits, first, second, labels = sample(seed, batch)
+    assert soft_binary_cross_entropy(logits, labels).item() == pytest.approx(
+        reference_cross_entropy(logits.tolist(), labels.tolist()), abs=1e-5
+    )
+    assert cosine_squared_error(first, second, labels).item() == pytest.approx(
+        reference_squared_error(first.tolist(), second.tolist(), labels.tolist()), abs=1e-5
+    )
+
+
+def test_gradients_equal_differences_of_the_reference():
+    logits, first, second, labels = sample(0, 3)
+    logits.requires_grad_()
+    first.requires_grad_()
+    soft_binary_cross_entropy(logits, labels).backward()
+    cosine_squared_error(first, second, labels).backward()
+    step = 1e-5
+    for row in range(3):
+        moved = [logits.detach().double() + sign * step * torch.eye(3)[row] for sign in (1, -1)]
+        up, down = (reference_cross_entropy(values.tolist(), labels.tolist()) for values in moved)
+        assert logits.grad[row].item() == pytest.approx((up - down) / (2 * step), abs=1e-5)
+        values = []
+        for sign in (1, -1):
+            rows = first.detach().double()
+            rows[row, 1] += sign * step
+            values.append(reference_squared_error(rows.tolist(), second.tolist(), labels.tolist()))
+        assert first.grad[row, 1].item() == pytest.approx((values[0] - values[1]) / (2 * step), abs=1e-5)
+
+
+def test_the_cross_entropy_pulls_the_score_to_the_label():
+    logits = torch.zeros(2, requires_grad=True)
+    soft_binary_cross_entropy(logits, torch.tensor([0.9, 0.1])).backward()
+    assert torch.allclose(logits.grad, torch.tensor([0.5 - 0.9, 0.5 - 0.1]) / 2)
+
+
+def test_the_length_of_an_embedding_does_not_matter():
+    _, first, second, labels = sample(1, 4)
+    assert torch.allclose(
+        cosine_squared_error(first, second, labels), cosine_squared_error(7 * first, 0.1 * second, labels)
+    )
+
+
+def test_losses_are_float32_under_autocast():
+    logits, first, second, labels = sample(2, 4)
+    with torch.autocast("cpu", torch.bfloat16):
+        for loss in (
+            soft_binary_cross_entropy(logits.bfloat16(), labels),
+            cosine_squared_error(first.bfloat16(), second.bfloat16(), labels),
+        ):
+            assert loss.dtype == torch.float32
