@@ -69,7 +69,7 @@ def _row(kind: str, entry: MethodEntry | RecipeEntry, doc: str | None, size: str
 
 
 def _needs(spec: BatchSpec) -> str:
-    needs = ["1 view" if spec.views == 1 else f"{spec.views} views"]
+    needs = ["pairs" if spec.scores else "1 view" if spec.views == 1 else f"{spec.views} views"]
     if spec.positives:
         needs.append(f"{len(spec.positives)} positives")
     if spec.teacher:

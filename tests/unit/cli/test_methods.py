@@ -52,6 +52,7 @@ def defaults(rows):
         ("pcl", "1 view, 9 positives"),
         ("mse", "1 view, teacher"),
         ("distillcse", "1 view, teachers"),
+        ("trans-encoder", "pairs"),
     ],
 )
 def test_needs_are_told(capsys, name, needs):
