@@ -1,18 +1,29 @@
-"""The embeddings of all texts of an evaluation, each distinct text encoded once."""
+"""What a model makes of the texts of an evaluation: each is encoded once, or each pair scored once."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 import numpy as np
 
 from embedkit.progress import Progress
-from embedkit.protocols import FloatArray, TextEncoder
+from embedkit.protocols import FloatArray, PairScorer, TextEncoder
 
-__all__ = ["EmbeddingPool", "cosines"]
+__all__ = ["EmbeddingPool", "PairPool", "Pool", "cosines"]
 
 _TEXTS_PER_CALL = 4096
-"""Enough for an encoder to sort by length inside one call, few enough for the progress to move."""
+"""Texts or pairs: enough for a model to sort by length inside one call, few enough for the progress to move."""
+
+
+class Pool(Protocol):
+    """What a task asks of a model."""
+
+    def __len__(self) -> int:
+        """Distinct texts encoded, or distinct pairs scored."""
+
+    def similarities(self, first: Sequence[str], second: Sequence[str], /) -> FloatArray:
+        """How alike each text of ``first`` and the one at its place in ``second`` are: ``(N,) float32``."""
 
 
 class EmbeddingPool:
@@ -40,12 +51,38 @@ class EmbeddingPool:
     def __len__(self) -> int:
         return len(self._rows)
 
-    def cosines(self, first: Sequence[str], second: Sequence[str]) -> FloatArray:
+    def similarities(self, first: Sequence[str], second: Sequence[str], /) -> FloatArray:
         """Cosine of each text of ``first`` with the one at its place in ``second``: ``(N,) float32``."""
         return cosines(self._embeddings[self._of(first)], self._embeddings[self._of(second)])
 
     def _of(self, texts: Sequence[str]) -> list[int]:
         return [self._rows[text] for text in texts]
+
+
+class PairPool:
+    """Scores by pair, computed when they are asked for.
+
+    Args:
+        scorer: a cross-encoder.
+        bar: counts the pairs that were scored.
+    """
+
+    def __init__(self, scorer: PairScorer, bar: Progress) -> None:
+        self._scorer, self._bar = scorer, bar
+        self._scores: dict[tuple[str, str], float] = {}
+
+    def __len__(self) -> int:
+        return len(self._scores)
+
+    def similarities(self, first: Sequence[str], second: Sequence[str], /) -> FloatArray:
+        """Score of each pair in this one order: ``(N,) float32``."""
+        pairs = list(zip(first, second, strict=True))
+        new = list(dict.fromkeys(pair for pair in pairs if pair not in self._scores))
+        for start in range(0, len(new), _TEXTS_PER_CALL):
+            chunk = new[start : start + _TEXTS_PER_CALL]
+            self._scores.update(zip(chunk, self._scorer.predict(chunk).tolist(), strict=True))
+            self._bar.advance(len(chunk))
+        return np.array([self._scores[pair] for pair in pairs], dtype=np.float32)
 
 
 def cosines(first: FloatArray, second: FloatArray) -> FloatArray:

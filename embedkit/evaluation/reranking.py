@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from embedkit.errors import DataError
-from embedkit.evaluation.pool import EmbeddingPool
+from embedkit.evaluation.pool import Pool
 from embedkit.protocols import FloatArray
 
 __all__ = [
@@ -87,9 +87,9 @@ Rule = Callable[[FloatArray, Query], float]
 """Average precision in [0, 1] of a query's candidates, given their scores ``(C,) float32``."""
 
 
-def average_precisions(pool: EmbeddingPool, queries: list[Query], rule: Rule) -> npt.NDArray[np.float64]:
+def average_precisions(pool: Pool, queries: list[Query], rule: Rule) -> npt.NDArray[np.float64]:
     """Average precision of each query, ``(Q,) float64``; their mean is the MAP."""
-    scores = (pool.cosines([query.text] * len(query.candidates), query.candidates) for query in queries)
+    scores = (pool.similarities([query.text] * len(query.candidates), query.candidates) for query in queries)
     return np.array([rule(row, query) for row, query in zip(scores, queries, strict=True)])
 
 

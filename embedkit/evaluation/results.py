@@ -58,19 +58,19 @@ class Evaluation:
     """One model on one task.
 
     Attributes:
-        model: the encoder's name.
-        fingerprint: the encoder's, hex SHA-256.
-        dimension: of its embeddings.
+        model: the model's name.
+        fingerprint: the model's, hex SHA-256.
+        dimension: of an encoder's embeddings, None for a cross-encoder.
         max_length: tokens after which it cut texts off.
         task: name of the task.
-        texts: distinct texts encoded.
+        texts: distinct texts encoded, or pairs scored by a cross-encoder.
         seconds: wall-clock time of encoding and scoring.
         results: one for each set, convention or average.
     """
 
     model: str
     fingerprint: str
-    dimension: int
+    dimension: int | None
     max_length: int
     task: str
     texts: int

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from embedkit.errors import DataError
-from embedkit.evaluation.pool import EmbeddingPool
+from embedkit.evaluation.pool import EmbeddingPool, Pool
 from embedkit.protocols import PairScorer, TextEncoder
 
 __all__ = ["Correlations", "ScoredPairs", "correlate", "evaluate_cross_encoder", "evaluate_pairs", "spearman"]
@@ -89,17 +89,17 @@ def spearman(a: npt.ArrayLike, b: npt.ArrayLike) -> float:
     return float(np.clip((x @ y) / spread, -1.0, 1.0)) if spread > 0 else float("nan")
 
 
-def correlate(pool: EmbeddingPool, subsets: Sequence[ScoredPairs]) -> Correlations:
+def correlate(pool: Pool, subsets: Sequence[ScoredPairs]) -> Correlations:
     """Correlate the cosines of embedded pairs with their scores, over all subsets and over each."""
-    predicted = [pool.cosines(pairs.first, pairs.second) for pairs in subsets]
-    parts = [spearman(cosines, pairs.scores) for cosines, pairs in zip(predicted, subsets, strict=True)]
-    cosines, scores = np.concatenate(predicted), np.concatenate([pairs.scores for pairs in subsets])
+    predicted = [pool.similarities(pairs.first, pairs.second) for pairs in subsets]
+    parts = [spearman(found, pairs.scores) for found, pairs in zip(predicted, subsets, strict=True)]
+    similarities, scores = np.concatenate(predicted), np.concatenate([pairs.scores for pairs in subsets])
     return Correlations(
-        all=spearman(cosines, scores),
+        all=spearman(similarities, scores),
         mean=float(np.mean(parts)),
         wmean=float(np.average(parts, weights=[len(pairs) for pairs in subsets])),
         parts={pairs.name: part for pairs, part in zip(subsets, parts, strict=True)},
-        undefined=_why_undefined(cosines, scores),
+        undefined=_why_undefined(similarities, scores),
     )
 
 
@@ -113,7 +113,7 @@ def evaluate_pairs(encoder: TextEncoder, pairs: ScoredPairs) -> float:
         :func:`spearman`.
     """
     pool = EmbeddingPool(encoder, [*pairs.first, *pairs.second], label=pairs.name, progress=False)
-    return spearman(pool.cosines(pairs.first, pairs.second), pairs.scores)
+    return spearman(pool.similarities(pairs.first, pairs.second), pairs.scores)
 
 
 def evaluate_cross_encoder(scorer: PairScorer, pairs: ScoredPairs) -> float:
@@ -132,9 +132,9 @@ def _centred_ranks(values: Float64Array) -> Float64Array:
     return np.asarray(ranks[group] - (len(values) + 1) / 2, dtype=np.float64)
 
 
-def _why_undefined(cosines: npt.NDArray[np.float32], scores: Float64Array) -> str:
+def _why_undefined(similarities: npt.NDArray[np.float32], scores: Float64Array) -> str:
     if len(scores) < 2:
         return "there is only one pair"
     if np.ptp(scores) == 0:
         return "all scores of the set are equal"
-    return "all cosines of the model are equal" if np.ptp(cosines) == 0 else ""
+    return "all similarities of the model are equal" if np.ptp(similarities) == 0 else ""

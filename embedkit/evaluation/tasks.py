@@ -11,12 +11,13 @@ from typing import Protocol
 
 import numpy as np
 
-from embedkit.evaluation.pool import EmbeddingPool
+from embedkit.evaluation.pool import EmbeddingPool, PairPool, Pool
 from embedkit.evaluation.reranking import RerankingSet, Rule, average_precisions
 from embedkit.evaluation.results import Evaluation, Part, Result, defined
 from embedkit.evaluation.sts import correlate
 from embedkit.evaluation.sts_sources import STS_YEARS, StsSet
-from embedkit.protocols import TextEncoder
+from embedkit.progress import Progress
+from embedkit.protocols import PairScorer, TextEncoder
 
 __all__ = ["RankingTest", "RerankingTask", "StsTask", "Task", "evaluate"]
 
@@ -31,8 +32,8 @@ class Task(Protocol):
     def texts(self) -> Iterator[str]:
         """Every text to embed, repeated ones included."""
 
-    def results(self, pool: EmbeddingPool, /) -> list[Result]:
-        """Score the embedded texts."""
+    def results(self, pool: Pool, /) -> list[Result]:
+        """Score what the model finds alike."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class StsTask:
             yield from pairs.first
             yield from pairs.second
 
-    def results(self, pool: EmbeddingPool) -> list[Result]:
+    def results(self, pool: Pool) -> list[Result]:
         """A result for each set and, if the task has one, their average."""
         results = [_sts_result(pool, each) for each in self.sets]
         return results if self.average_of is None else [*results, self._average(results, self.average_of)]
@@ -87,7 +88,7 @@ class StsTask:
         )
 
 
-def _sts_result(pool: EmbeddingPool, sts: StsSet) -> Result:
+def _sts_result(pool: Pool, sts: StsSet) -> Result:
     found = correlate(pool, sts.subsets)
     measures = {"all": defined(found.all)}
     notes = sts.differences()
@@ -131,7 +132,7 @@ class RankingTest:
     source: str
     expected: int | None = None
 
-    def result(self, name: str, pool: EmbeddingPool) -> Result:
+    def result(self, name: str, pool: Pool) -> Result:
         """Score every set by every rule."""
         maps = {
             measure: [float(average_precisions(pool, each.queries, rule).mean()) for each in self.sets]
@@ -172,27 +173,36 @@ class RerankingTask:
         """Every text to embed, repeated ones included."""
         return chain.from_iterable(each.texts() for test in self.tests for each in test.sets)
 
-    def results(self, pool: EmbeddingPool) -> list[Result]:
+    def results(self, pool: Pool) -> list[Result]:
         """A result for each convention."""
         return [test.result(self.name, pool) for test in self.tests]
 
 
-def evaluate(encoder: TextEncoder, task: Task, *, progress: bool | None = None) -> Evaluation:
-    """Evaluate an encoder on a task, each distinct text encoded once.
+def evaluate(model: TextEncoder | PairScorer, task: Task, *, progress: bool | None = None) -> Evaluation:
+    """Evaluate a model on a task: an encoder by its cosines, a cross-encoder by its scores.
+
+    Each distinct text is encoded once, each distinct pair scored once.
 
     Args:
-        encoder: the model.
+        model: an encoder or a cross-encoder.
         task: from :func:`embedkit.evaluation.catalogue.load_task`.
         progress: False is silent; None shows it on a terminal, or logs it.
     """
     started = time.perf_counter()
-    pool = EmbeddingPool(encoder, task.texts(), label=f"{encoder.name} on {task.name}", progress=progress)
-    results = task.results(pool)
+    label = f"{model.name} on {task.name}"
+    pool: Pool
+    if isinstance(model, TextEncoder):
+        pool = EmbeddingPool(model, task.texts(), label=label, progress=progress)
+        results = task.results(pool)
+    else:
+        with Progress(label, unit="pairs", enabled=progress) as bar:
+            pool = PairPool(model, bar)
+            results = task.results(pool)
     return Evaluation(
-        model=encoder.name,
-        fingerprint=encoder.fingerprint,
-        dimension=encoder.dimension,
-        max_length=encoder.max_length,
+        model=model.name,
+        fingerprint=model.fingerprint,
+        dimension=model.dimension if isinstance(model, TextEncoder) else None,
+        max_length=model.max_length,
         task=task.name,
         texts=len(pool),
         seconds=time.perf_counter() - started,

@@ -56,6 +56,20 @@ def test_several_models_are_columns(toy_bundle, write_toy_bundle, pairs, tmp_pat
     assert capsys.readouterr().out.splitlines()[1].split()[-2:] == ["100.00", "100.00"]
 
 
+def test_a_cross_encoder_scores_the_pairs(toy_bundle, write_toy_cross_bundle, pairs, lists, tmp_path, capsys):
+    from embedkit.evaluation.sources import load_scored_pairs
+    from embedkit.evaluation.sts import evaluate_cross_encoder
+    from embedkit.runtime.cross_encoder import CrossEncoder
+
+    cross = write_toy_cross_bundle(tmp_path / "cross.onnx")
+    tasks = ["--task", str(pairs), "--task", str(lists)]
+    assert main(["evaluate", str(toy_bundle), str(cross), *tasks, "--json"]) == 0
+    *_, sts, ranking = json.loads(capsys.readouterr().out)["evaluations"]
+    scored = load_scored_pairs(str(pairs))
+    assert sts["results"][0]["value"] == pytest.approx(evaluate_cross_encoder(CrossEncoder.load(cross), scored))
+    assert (sts["dimension"], sts["texts"], ranking["texts"]) == (None, 3, 3)
+
+
 @pytest.mark.parametrize(("name", "start"), [("report.md", "# Evaluation"), ("report.json", "{")])
 def test_reports_are_written(toy_bundle, pairs, tmp_path, name, start):
     target = tmp_path / "new" / name

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from embedkit.evaluation import pool as pool_module
-from embedkit.evaluation.pool import EmbeddingPool, cosines
+from embedkit.evaluation.pool import EmbeddingPool, PairPool, cosines
+from embedkit.progress import Progress
 
 
 def test_texts_are_encoded_once_over_several_calls(words, monkeypatch):
@@ -13,7 +14,32 @@ def test_texts_are_encoded_once_over_several_calls(words, monkeypatch):
     pool = EmbeddingPool(words, texts, label="pool")
     assert words.seen == ["a", "b", "c", "d e"]
     assert len(pool) == 4
-    np.testing.assert_allclose(pool.cosines(["a", "d e", "d e"], ["a", "d e", "b"]), [1, 1, 0], atol=1e-7)
+    np.testing.assert_allclose(pool.similarities(["a", "d e", "d e"], ["a", "d e", "b"]), [1, 1, 0], atol=1e-7)
+
+
+class Overlap:
+    """Scores a pair by the share of the first text's words that the second has; remembers what it was asked."""
+
+    name, fingerprint, max_length = "overlap", "e" * 64, 12
+
+    def __init__(self):
+        self.seen = []
+
+    def predict(self, pairs, /):
+        self.seen += pairs
+        return np.float32([len({*a.split()} & {*b.split()}) / len({*a.split()}) for a, b in pairs])
+
+
+def test_pairs_are_scored_once_and_in_the_order_given(monkeypatch):
+    monkeypatch.setattr(pool_module, "_TEXTS_PER_CALL", 2)
+    scorer, bar = Overlap(), Progress("pairs", unit="pairs", enabled=False)
+    pool = PairPool(scorer, bar)
+    np.testing.assert_array_equal(
+        pool.similarities(["a b", "a", "a b", "c"], ["a", "a b", "a", "d"]), [0.5, 1, 0.5, 0]
+    )
+    np.testing.assert_array_equal(pool.similarities(["c", "a"], ["c", "a b"]), [1, 1])
+    assert scorer.seen == [("a b", "a"), ("a", "a b"), ("c", "d"), ("c", "c")]
+    assert len(pool) == bar.done == 4
 
 
 def test_a_broken_embedding_has_cosine_zero():

@@ -64,7 +64,7 @@ def test_all_mean_and_wmean_differ(words):
     ("rows", "why"),
     [
         ([("a", "a", 2.0), ("a", "b", 2.0)], "all scores of the set are equal"),
-        ([("a", "a", 1.0), ("b", "b", 2.0)], "all cosines of the model are equal"),
+        ([("a", "a", 1.0), ("b", "b", 2.0)], "all similarities of the model are equal"),
         ([("a", "b", 1.0)], "there is only one pair"),
     ],
 )
