@@ -97,7 +97,7 @@ def _config(arguments: argparse.Namespace) -> RunConfig:
             mapping = lay_over(mapping, key, getattr(arguments, flag))
     if sources := _sources(arguments):
         mapping["corpus"] = sources
-    if arguments.method == "sct" and "teacher" in mapping:
+    if arguments.method == "sct" and ("teacher" in mapping or mapping.get("teachers")):
         # A pre-trained student goes both ways, as in the paper; one that starts from its teacher's words only
         # loses by the first (benchmarks/stages).
         pretrained = mapping.get("student", {}).get("source") is not None

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -110,9 +109,17 @@ class WideTeacher(Teacher):
     name, fingerprint, dimension = "somebody", "1" * 64, TEACHER_WIDTH + 4
 
 
+def dimensions_of(name: str, teachers: Sequence[Teacher]) -> dict[str, Any]:
+    """What a method is told of its teachers' widths."""
+    spec = METHODS[name].batch_spec
+    if spec.several_teachers:
+        return {"teacher_dimensions": [teacher.dimension for teacher in teachers]}
+    return {"teacher_dimension": teachers[0].dimension} if spec.teacher else {}
+
+
 def is_fitted(name: str) -> bool:
-    """Whether a method brings its student to the teacher's width."""
-    return "teacher_dimension" in inspect.signature(METHODS[name].method).parameters
+    """Whether a method brings its student to the (first) teacher's width; cosines alone ask for none."""
+    return METHODS[name].batch_spec.teacher and name != "distillcse"
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -146,12 +153,9 @@ def make(make_encoder, corpus) -> Callable[..., tuple[Method, BatchSource]]:
         entry = METHODS[name]
         config = from_mapping(entry.config, merge(shrink(entry.config), settings or {}))
         teachers = [Teacher()] if entry.batch_spec.teacher else []
-        if entry.batch_spec.several_teachers:
+        if entry.batch_spec.several_teachers and getattr(config, "objective", None) != "contrastive":
             teachers.append(WideTeacher())
-        extra = {"teacher_dimension": TEACHER_WIDTH} if is_fitted(name) else {}
-        if "teacher_count" in inspect.signature(entry.method).parameters:
-            extra["teacher_count"] = len(teachers)
-        method = entry.method(make_encoder(), config, seed=1, **extra)
+        method = entry.method(make_encoder(), config, seed=1, **dimensions_of(name, teachers))
         batches = BatchSource(
             corpus,
             method.encoder.tokenizer,
@@ -363,14 +367,14 @@ class TestSwitches:
     def test_joint_adds_both_losses(self, make):
         method, output = self.loss(make, {"joint": True}, "sct-distillation")
         assert torch.equal(output.loss, output.metrics["distillation"] + output.metrics["self_supervised"])
-        assert method.queues.rows[0].shape == (20, TEACHER_WIDTH)
+        assert method.queues[0].rows[0].shape == (20, TEACHER_WIDTH)
         assert method.self_supervision.queues.rows[0].shape == (20, 16)
 
     def test_distillation_adds_a_head_only_where_widths_differ(self, make_encoder):
         entry = METHODS["sct-distillation"]
         config = from_mapping(entry.config, shrink(entry.config))
         for width, headless in ((16, True), (TEACHER_WIDTH, False)):
-            method = entry.method(make_encoder(), config, seed=1, teacher_dimension=width)
+            method = entry.method(make_encoder(), config, seed=1, teacher_dimensions=[width])
             assert (method.encoder.head is None) == headless
             assert method.encoder.dimension == width
 

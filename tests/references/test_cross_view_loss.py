@@ -175,3 +175,52 @@ def test_logits_are_float32_at_the_papers_sharpest_temperature():
     assert logits.shape == (4, 20)
     assert sharp.dtype == torch.float32
     assert sharp.item() == pytest.approx(0, abs=1e-5)
+
+
+def reference_averaged_loss(online, references, *, size):
+    """Several references: their distributions over the same sentences are averaged key by key, then learnt."""
+    total = 0.0
+    for view in (0, 1):
+        scored = 1 - view
+        for sentence in range(len(online[view])):
+            targets = []
+            for queues, vectors in references:
+                keys = [*queues[scored].tolist(), *vectors[scored].tolist()]
+                targets.append(similarity_distribution(vectors[scored][sentence], keys, REFERENCE_TEMPERATURE))
+            count = size + len(online[view])
+            average = [sum(target[key] for target in targets) / len(targets) for key in range(count)]
+            queues, vectors = references[0]
+            first_keys = [*queues[scored].tolist(), *vectors[scored].tolist()]
+            total += kl(average, similarity_distribution(online[view][sentence], first_keys, TEMPERATURE))
+    return 0.5 * total / len(online[0])
+
+
+def pairs_of_keys(queues, references):
+    return Keys(queues[0], references[0]), Keys(queues[1], references[1])
+
+
+class TestSeveralReferences:
+    @given(st.integers(0, 2**32), st.integers(1, 4), st.integers(0, 5), st.integers(1, 3))
+    @settings(max_examples=25, deadline=None)
+    def test_targets_are_averaged_distributions_whatever_the_widths(self, seed, batch, size, others):
+        online, queues, references = sample(seed, batch, size, 4)
+        further = [sample(seed + 1 + number, batch, size, 3 + 2 * number)[1:] for number in range(others)]
+        found = loss_of(online, queues, references, others=[pairs_of_keys(*one) for one in further])
+        expected = reference_averaged_loss(online, [(queues, references), *further], size=size)
+        assert found.item() == pytest.approx(expected, abs=1e-5)
+
+    @pytest.mark.parametrize("count", [1, 2, 4])
+    @pytest.mark.parametrize("objective", ["kl", "cross_entropy"])
+    def test_as_many_of_the_same_are_one(self, objective, count):
+        online, queues, references = sample()
+        same = [pairs_of_keys(queues, references)] * (count - 1)
+        alone = loss_of(online, queues, references, objective=objective)
+        assert torch.equal(loss_of(online, queues, references, objective=objective, others=same), alone)
+
+    def test_no_gradient_reaches_any_of_them(self):
+        online, queues, references = sample()
+        online[0].requires_grad_()
+        other = tuple(tuple(t.clone().requires_grad_() for t in pair) for pair in sample(1)[1:])
+        loss_of(online, queues, references, others=[pairs_of_keys(*other)]).backward()
+        assert all(t.grad is None for pair in other for t in pair)
+        assert online[0].grad.abs().sum() > 0

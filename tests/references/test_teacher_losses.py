@@ -73,6 +73,44 @@ def test_congen_equals_the_paper(sizes, control):
     assert found.item() == pytest.approx(expected, abs=1e-5)
 
 
+def reference_congen_of_several(first, second, teams, *, student, teacher, control):
+    """p is the mean, key by key, of what each (queue, teachers) makes of the same sentences; keys: the first's."""
+    total = 0.0
+    for i in range(len(first)):
+        targets = [softmax([dot(own[i], key) / teacher for key in [*queue, *own]]) for queue, own in teams]
+        p = [sum(column) / len(teams) for column in zip(*targets, strict=True)]
+        keys = [*teams[0][0], *teams[0][1]]
+        for weight, view in ((control, first), (1 - control, second)):
+            q = softmax([dot(view[i], key) / student for key in keys])
+            total += weight * -sum(a * math.log(b) for a, b in zip(p, q, strict=True))
+    return total / len(first)
+
+
+@given(st.integers(0, 2**32), st.integers(1, 4), st.integers(0, 5), st.integers(1, 3))
+@settings(max_examples=25, deadline=None)
+def test_congen_learns_the_average_of_several_teachers(seed, batch, size, count):
+    first, second, *_ = sample(seed, batch, size, 4)
+    teams = [sample(seed + number, batch, size, 4 + number)[2:] for number in range(count)]
+    keys = [Keys(*team) for team in teams]
+    found = congen_loss(
+        (first, second), keys[0], others=keys[1:], temperature=0.4, teacher_temperature=0.3, control=0.3
+    )
+    plain = [tuple(rows.tolist() for rows in team) for team in teams]
+    expected = reference_congen_of_several(
+        first.tolist(), second.tolist(), plain, student=0.4, teacher=0.3, control=0.3
+    )
+    assert found.item() == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_congen_of_the_same_teacher_several_times_is_congen_of_one(count):
+    first, second, queue, teachers = sample()
+    keys = Keys(queue, teachers)
+    temperatures = {"temperature": 0.4, "teacher_temperature": 0.3}
+    several = congen_loss((first, second), keys, others=[keys] * (count - 1), **temperatures)
+    assert torch.equal(several, congen_loss((first, second), keys, **temperatures))
+
+
 @given(SIZES)
 @settings(max_examples=25, deadline=None)
 def test_ckd_equals_the_paper(sizes):

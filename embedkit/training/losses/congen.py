@@ -6,11 +6,12 @@ the authors' code, which scores against the queue *and* the current batch (K + B
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Sequence
+
 from torch import Tensor
 from torch.nn import functional
 
-from embedkit.training.losses.cross_view import Keys, similarity_logits
+from embedkit.training.losses.cross_view import Keys, average_distribution, similarity_logits
 
 __all__ = ["congen_loss"]
 
@@ -19,6 +20,7 @@ def congen_loss(
     students: tuple[Tensor, Tensor],
     keys: Keys,
     *,
+    others: Sequence[Keys] = (),
     temperature: float,
     teacher_temperature: float,
     control: float = 0.5,
@@ -32,6 +34,8 @@ def congen_loss(
     Args:
         students: s1, s2, each ``(B, T) float, unit rows``.
         keys: past teacher vectors and those of the batch, of view 1.
+        others: the same of further teachers, row for row of the same sentences. Then p is the average of the
+            distributions of all; the student is scored against ``keys`` alone.
         temperature: of the student's distributions.
         teacher_temperature: of the teacher's distribution.
         control: weight of view 1, in [0, 1]; view 2 has the rest.
@@ -40,8 +44,7 @@ def congen_loss(
         a scalar, summed over keys and averaged over the batch.
     """
     keys = Keys(keys.queue.detach(), keys.batch.detach())
-    with torch.no_grad():
-        target = similarity_logits(keys.batch, keys, teacher_temperature).softmax(dim=1)
+    target = average_distribution((keys, *others), teacher_temperature)
     first, second = (
         functional.cross_entropy(similarity_logits(student, keys, temperature), target) for student in students
     )

@@ -6,14 +6,15 @@ authors' code, which scores against the queue *and* the current batch (K + B key
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import reduce
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-__all__ = ["Keys", "Objective", "cross_view_loss", "similarity_logits"]
+__all__ = ["Keys", "Objective", "average_distribution", "cross_view_loss", "similarity_logits"]
 
 Objective = Literal["kl", "cross_entropy", "contrastive"]
 
@@ -40,10 +41,22 @@ def similarity_logits(queries: Tensor, keys: Keys, temperature: float) -> Tensor
         return torch.cat([scaled @ keys.queue.T, scaled @ keys.batch.T], dim=1)
 
 
+@torch.no_grad()
+def average_distribution(references: Sequence[Keys], temperature: float) -> Tensor:
+    """How references rank the same sentences, on average: ``(B, K + B) float32``, rows of sum 1.
+
+    Each scores its own vectors of the batch against its own keys, so that widths may differ; row j is the same
+    sentence in the keys of all. The average is one of probabilities, not of cosines or vectors.
+    """
+    shares = (similarity_logits(keys.batch, keys, temperature).softmax(dim=1) for keys in references)
+    return reduce(Tensor.add_, shares) / len(references)
+
+
 def cross_view_loss(
     online: tuple[Tensor, Tensor],
     keys: tuple[Keys, Keys],
     *,
+    others: Sequence[tuple[Keys, Keys]] = (),
     temperature: float,
     reference_temperature: float,
     objective: Objective = "kl",
@@ -59,6 +72,8 @@ def cross_view_loss(
     Args:
         online: z1, z2, each ``(B, D) float, unit rows``.
         keys: Q1, Q2 of view 1 and view 2.
+        others: the same of further references, row for row of the same sentences. Then t1 and t2 are the average
+            of the distributions of all; the online side is scored against ``keys`` alone.
         temperature: of the online distributions.
         reference_temperature: of the reference distributions.
         objective: ``"kl"`` (SCT), ``"cross_entropy"`` (same gradient) or ``"contrastive"`` (InfoNCE on
@@ -69,13 +84,13 @@ def cross_view_loss(
     Returns:
         a scalar, summed over keys and averaged over the batch.
     """
-    first, second = (Keys(queue.detach(), batch.detach()) for queue, batch in keys)
+    first, second = ([_detached(one) for one in view] for view in zip(keys, *others, strict=True))
     if not identical_view:
         first, second = second, first
     target = _targets(reference_temperature)
     divergence = _OBJECTIVES[objective]
-    loss = divergence(similarity_logits(online[0], first, temperature), first, target)
-    loss = loss + divergence(similarity_logits(online[1], second, temperature), second, target)
+    loss = divergence(similarity_logits(online[0], first[0], temperature), first, target)
+    loss = loss + divergence(similarity_logits(online[1], second[0], temperature), second, target)
     return weight * loss
 
 
@@ -86,41 +101,44 @@ class _Target(NamedTuple):
     entropy: Tensor
 
 
-Targets = Callable[[Keys], _Target]
+References = Sequence[Keys]
+Targets = Callable[[References], _Target]
+
+
+def _detached(keys: Keys) -> Keys:
+    return Keys(keys.queue.detach(), keys.batch.detach())
 
 
 def _targets(temperature: float) -> Targets:
     """Reference distributions, computed once where both views share queue and vectors."""
-    known: dict[tuple[int, int], _Target] = {}
+    known: dict[tuple[tuple[int, int], ...], _Target] = {}
 
     @torch.no_grad()
-    def target(keys: Keys) -> _Target:
-        identity = (keys.queue.data_ptr(), keys.batch.data_ptr())
+    def target(references: References) -> _Target:
+        identity = tuple((keys.queue.data_ptr(), keys.batch.data_ptr()) for keys in references)
         if identity not in known:
-            logarithms = similarity_logits(keys.batch, keys, temperature).log_softmax(dim=1)
-            probabilities = logarithms.exp()
-            entropy = -(probabilities * logarithms).sum(dim=1).mean()
-            known[identity] = _Target(probabilities, entropy)
+            probabilities = average_distribution(references, temperature)
+            known[identity] = _Target(probabilities, torch.special.entr(probabilities).sum(dim=1).mean())
         return known[identity]
 
     return target
 
 
-def _cross_entropy(logits: Tensor, keys: Keys, target: Targets) -> Tensor:
-    return functional.cross_entropy(logits, target(keys).probabilities)
+def _cross_entropy(logits: Tensor, references: References, target: Targets) -> Tensor:
+    return functional.cross_entropy(logits, target(references).probabilities)
 
 
-def _kl(logits: Tensor, keys: Keys, target: Targets) -> Tensor:
+def _kl(logits: Tensor, references: References, target: Targets) -> Tensor:
     """Cross-entropy less the target's entropy, which has no gradient."""
-    return _cross_entropy(logits, keys, target) - target(keys).entropy
+    return _cross_entropy(logits, references, target) - target(references).entropy
 
 
-def _contrastive(logits: Tensor, keys: Keys, _: Targets) -> Tensor:
-    own = len(keys.queue) + torch.arange(len(logits), device=logits.device)
+def _contrastive(logits: Tensor, references: References, _: Targets) -> Tensor:
+    own = len(references[0].queue) + torch.arange(len(logits), device=logits.device)
     return functional.cross_entropy(logits, own)
 
 
-_OBJECTIVES: dict[Objective, Callable[[Tensor, Keys, Targets], Tensor]] = {
+_OBJECTIVES: dict[Objective, Callable[[Tensor, References, Targets], Tensor]] = {
     "kl": _kl,
     "cross_entropy": _cross_entropy,
     "contrastive": _contrastive,

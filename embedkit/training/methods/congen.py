@@ -11,15 +11,19 @@ Representation", Findings of EMNLP 2022; settings for each size from the authors
 Differs from the authors' code: the queue starts with random unit rows, flushed after K / B steps,
 where theirs holds the teacher's vectors of K training sentences that are then left out of training;
 it is part of the checkpoint.
+
+Of several teachers, which the paper does not have, each has a queue of its own width, filled with the same
+sentences, and the target is the average of their distributions. The student is scored against the first one's
+vectors and gets that one's width.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from embedkit.config import setting
@@ -55,13 +59,13 @@ class ConGen(Method):
     """Distillation of one teacher distribution into both views of a sentence.
 
     Args:
-        encoder: the student; a head is added unless its width is the teacher's.
+        encoder: the student; a head is added unless its width is the first teacher's.
         config: settings.
-        seed: of head and queue.
-        teacher_dimension: T, width of the teacher's vectors.
+        seed: of head and queues.
+        teacher_dimensions: T of each teacher, width of its vectors.
     """
 
-    batch_spec: ClassVar[BatchSpec] = BatchSpec(views=2, teacher=True)
+    batch_spec: ClassVar[BatchSpec] = BatchSpec(views=2, teacher=True, several_teachers=True)
     # README of the authors' code.
     presets: ClassVar[Presets] = {
         "tiny": _preset(lr=5e-4, queue_size=16_384, teacher_temperature=0.05, temperature=0.05),
@@ -70,29 +74,38 @@ class ConGen(Method):
     }
 
     def __init__(
-        self, encoder: SentenceEncoder, config: ConGenConfig, *, seed: int, teacher_dimension: int
+        self, encoder: SentenceEncoder, config: ConGenConfig, *, seed: int, teacher_dimensions: Sequence[int]
     ) -> None:
         super().__init__()
-        fit_head(encoder, teacher_dimension, seed=seed)
+        fit_head(encoder, teacher_dimensions[0], seed=seed)
         self.encoder, self.config = encoder, config
-        self.queue = VectorQueue(config.queue_size, teacher_dimension, seed=seed)
+        self.queues = nn.ModuleList(
+            VectorQueue(config.queue_size, width, seed=seed) for width in teacher_dimensions
+        )
 
     def forward(self, batch: Batch) -> StepOutput:
         """Cross-entropy of both views with the teacher's distribution of view 1."""
-        teacher = batch.teacher[0]
+        vectors = [teacher[0] for teacher in batch.teachers]
+        keys = [Keys(queue.rows, rows) for queue, rows in zip(self._queues, vectors, strict=True)]
         loss = congen_loss(
             (self._student(batch.views[0]), self._student(batch.views[1])),
-            Keys(self.queue.rows, teacher),
+            keys[0],
+            others=keys[1:],
             temperature=self.config.temperature,
             teacher_temperature=self.config.teacher_temperature,
             control=self.config.control,
         )
-        return StepOutput(loss, carry={"teacher": teacher})
+        return StepOutput(loss, carry={f"teacher{place}": rows for place, rows in enumerate(vectors)})
 
     def after_step(self, outputs: Sequence[StepOutput]) -> None:
-        """Fill the queue with the batch's teacher vectors of view 1."""
+        """Fill the queues with the batch's teacher vectors of view 1."""
         for output in outputs:
-            self.queue.enqueue(output.carry["teacher"])
+            for place, queue in enumerate(self._queues):
+                queue.enqueue(output.carry[f"teacher{place}"])
+
+    @property
+    def _queues(self) -> list[VectorQueue]:
+        return [cast(VectorQueue, queue) for queue in self.queues]
 
     def _student(self, view: View) -> Tensor:
         return functional.normalize(embedded(self.encoder, view).float(), dim=1)

@@ -22,7 +22,7 @@ the paper's 0.02 and 0.01, not 0.025 and 0.0125, and one epoch is trained, not 5
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import ClassVar, Literal
 
@@ -81,7 +81,7 @@ class DistillCSE(Method):
         encoder: the student; a head it may have is taken away.
         config: settings.
         seed: of the training head.
-        teacher_count: how many teachers the batches carry.
+        teacher_dimensions: T of each teacher; here only how many they are counts.
 
     Raises:
         ConfigError: the weights are not as many as the teachers, or do not make an average.
@@ -98,13 +98,13 @@ class DistillCSE(Method):
     }
 
     def __init__(
-        self, encoder: SentenceEncoder, config: DistillCSEConfig, *, seed: int, teacher_count: int
+        self, encoder: SentenceEncoder, config: DistillCSEConfig, *, seed: int, teacher_dimensions: Sequence[int]
     ) -> None:
         super().__init__()
         encoder.set_head(None)
         self.encoder, self.config = encoder, config
         self.head = training_head(encoder, seed=seed)
-        self.weights = teacher_weights(config, teacher_count)
+        self.weights = teacher_weights(config, len(teacher_dimensions))
         self.grouping = _GROUPINGS[config.shuffle](config)
 
     def forward(self, batch: Batch) -> StepOutput:

@@ -16,19 +16,24 @@ distillation on the dense layer's output with teacher-wide queues, self-supervis
 pooled embedding with queues of the student's width (the paper does not say how the two widths meet).
 Differs from the authors' code: the two directions are averaged, not summed (``weight``); queues are
 part of the checkpoint; the unused projector of stage two is not built.
+
+Of several teachers, which the paper does not have, each has queues of its own width, filled with the same
+sentences, and targets are the average of their distributions. The student is scored against the first one's
+vectors and gets that one's width.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from embedkit.config import setting
+from embedkit.errors import ConfigError
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.training.components.cross_view_queues import CrossViewQueues, QueueKind
 from embedkit.training.components.heads import Projector, fit_head
@@ -108,13 +113,16 @@ class SCTDistillation(Method):
     """Cross-view distillation of an encoder that gets a dense head of the teacher's width.
 
     Args:
-        encoder: the student; a head is added unless its width is the teacher's.
+        encoder: the student; a head is added unless its width is the first teacher's.
         config: settings.
         seed: of head, queues and projector.
-        teacher_dimension: T, width of the teacher's vectors.
+        teacher_dimensions: T of each teacher, width of its vectors.
+
+    Raises:
+        ConfigError: there are several teachers and no distributions to average.
     """
 
-    batch_spec: ClassVar[BatchSpec] = BatchSpec(views=2, teacher=True)
+    batch_spec: ClassVar[BatchSpec] = BatchSpec(views=2, teacher=True, several_teachers=True)
     # README of the authors' code.
     presets: ClassVar[Presets] = {
         "tiny": _preset(lr=5e-4, queue_size=131_072, reference_temperature=0.03, temperature=0.04),
@@ -123,12 +131,22 @@ class SCTDistillation(Method):
     }
 
     def __init__(
-        self, encoder: SentenceEncoder, config: SCTDistillationConfig, *, seed: int, teacher_dimension: int
+        self,
+        encoder: SentenceEncoder,
+        config: SCTDistillationConfig,
+        *,
+        seed: int,
+        teacher_dimensions: Sequence[int],
     ) -> None:
         super().__init__()
-        fit_head(encoder, teacher_dimension, seed=seed)
+        if config.objective == "contrastive" and len(teacher_dimensions) > 1:
+            raise ConfigError("objective = contrastive learns from one teacher's vectors: name one in [teacher]")
+        fit_head(encoder, teacher_dimensions[0], seed=seed)
         self.encoder, self.config = encoder, config
-        self.queues = CrossViewQueues(config.queue_size, teacher_dimension, kind=config.queues, seed=seed)
+        self.queues = nn.ModuleList(
+            CrossViewQueues(config.queue_size, width, kind=config.queues, seed=seed)
+            for width in teacher_dimensions
+        )
         self.self_supervision = (
             SelfSupervision(encoder, config.self_supervised, seed=seed) if config.joint else None
         )
@@ -136,14 +154,21 @@ class SCTDistillation(Method):
     def forward(self, batch: Batch) -> StepOutput:
         """``L_CD``, plus ``L_SCT`` when joint."""
         embeddings = pooled(self.encoder, batch.views[0]), pooled(self.encoder, batch.views[1])
-        teacher1, teacher2 = batch.teacher
-        queue1, queue2 = self.queues.rows
+        keys = [
+            (Keys(queues.rows[0], first), Keys(queues.rows[1], second))
+            for queues, (first, second) in zip(self._queues, batch.teachers, strict=True)
+        ]
         loss = cross_view_loss(
             (self._student(embeddings[0]), self._student(embeddings[1])),
-            (Keys(queue1, teacher1), Keys(queue2, teacher2)),
+            keys[0],
+            others=keys[1:],
             **_loss_settings(self.config),
         )
-        carry = {"teacher1": teacher1, "teacher2": teacher2}
+        carry = {
+            f"teacher{place}.view{view}": vectors
+            for place, teacher in enumerate(batch.teachers)
+            for view, vectors in enumerate(teacher)
+        }
         if self.self_supervision is None:
             return StepOutput(loss, carry=carry)
         extra, references = self.self_supervision(self.encoder, batch, embeddings)
@@ -153,9 +178,14 @@ class SCTDistillation(Method):
     def after_step(self, outputs: Sequence[StepOutput]) -> None:
         """Fill the queues with the batch's teacher vectors."""
         for output in outputs:
-            self.queues.enqueue(output.carry["teacher1"], output.carry["teacher2"])
+            for place, queues in enumerate(self._queues):
+                queues.enqueue(output.carry[f"teacher{place}.view0"], output.carry[f"teacher{place}.view1"])
         if self.self_supervision is not None:
             self.self_supervision.after_step(self.encoder, outputs)
+
+    @property
+    def _queues(self) -> list[CrossViewQueues]:
+        return [cast(CrossViewQueues, queues) for queues in self.queues]
 
     def _student(self, embeddings: Tensor) -> Tensor:
         head = self.encoder.head

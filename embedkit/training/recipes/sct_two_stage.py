@@ -55,6 +55,7 @@ def sct_two_stage(
     """
     # What stage two lacks is found before hours go into stage one.
     stage_batches("sct-distillation", config.optim, config, materials, encoder)
+    alone = dataclasses.replace(materials, teachers=())
     first = RunFolder(folder.path / "self-supervised")
     if not (control.resume and folder.last.exists()):
         state = train_stage(
@@ -62,7 +63,7 @@ def sct_two_stage(
             settings.self_supervised,
             settings.self_supervised_optim,
             config,
-            materials,
+            alone,
             encoder,
             first,
             control,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -176,15 +175,15 @@ def _build(
     seed: int,
     teachers: Sequence[TeacherVectors],
 ) -> Method:
-    """Methods that distil are told the width of the teacher's vectors, or how many teachers there are."""
-    if problem := method.batch_spec.teacher_problem(len(teachers)):
+    """Methods that distil are told the width of the teacher's vectors, or of each teacher's."""
+    spec = method.batch_spec
+    if problem := spec.teacher_problem(len(teachers)):
         raise ConfigError(problem)
     extra: dict[str, Any] = {"seed": seed}
-    wanted = inspect.signature(method).parameters
-    if "teacher_dimension" in wanted:
+    if spec.several_teachers:
+        extra["teacher_dimensions"] = [teacher.dimension for teacher in teachers]
+    elif spec.teacher:
         extra["teacher_dimension"] = teachers[0].dimension
-    if "teacher_count" in wanted:
-        extra["teacher_count"] = len(teachers)
     return method(encoder, settings, **extra)
 
 

@@ -71,6 +71,11 @@ class TestConfiguration:
     def test_flags_go_where_they_belong(self, capsys, flags, expected):
         assert_within(expected, check(capsys, *self.BARE, *flags))
 
+    def test_sct_with_several_teachers_distils(self, capsys, tmp_path):
+        recipe = tmp_path / "r.toml"
+        recipe.write_text('[[teachers]]\nsource = "a"\n[[teachers]]\nsource = "b"\n')
+        assert check(capsys, str(recipe), *self.BARE)["method"] == "sct-distillation"
+
     def test_sct_with_a_teacher_distils(self, capsys):
         flags = [*self.BARE, "--teacher", "org/model", "--teacher-name", "big"]
         found = check(capsys, *flags)

@@ -24,7 +24,7 @@ VECTORS = [functional.normalize(torch.randn(5, width, generator=GENERATOR), dim=
 @pytest.fixture
 def make(make_encoder):
     return lambda count=2, **settings: DistillCSE(
-        make_encoder(), from_mapping(DistillCSEConfig, settings), seed=1, teacher_count=count
+        make_encoder(), from_mapping(DistillCSEConfig, settings), seed=1, teacher_dimensions=[6, 9, 7][:count]
     )
 
 

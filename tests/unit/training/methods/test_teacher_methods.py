@@ -1,4 +1,4 @@
-"""ConGen, CKD and MSE: what meets what, and what enters the queue."""
+"""Methods that distil a teacher's vectors: what meets what, and what enters the queue."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import torch
 from torch.nn import functional
 
 from embedkit.config import from_mapping
+from embedkit.errors import ConfigError
 from embedkit.training.losses.congen import congen_loss
 from embedkit.training.losses.contrastive_distillation import contrastive_distillation_loss
-from embedkit.training.losses.cross_view import Keys
+from embedkit.training.losses.cross_view import Keys, cross_view_loss
 from embedkit.training.losses.squared_distance import squared_distance
 from embedkit.training.method import Batch
 from embedkit.training.methods import METHODS
@@ -17,15 +18,17 @@ from embedkit.training.methods import METHODS
 WIDTH = 6
 GENERATOR = torch.Generator().manual_seed(0)
 FIRST, SECOND = functional.normalize(torch.randn(2, 5, WIDTH, generator=GENERATOR), dim=2)
+WIDE = functional.normalize(torch.randn(2, 5, WIDTH + 3, generator=GENERATOR), dim=2)
 
 
 @pytest.fixture
 def make(make_encoder):
-    def make(name, width=WIDTH, **settings):
+    def make(name, *widths, **settings):
         entry = METHODS[name]
-        return entry.method(
-            make_encoder("mean"), from_mapping(entry.config, settings), seed=1, teacher_dimension=width
-        ).eval()
+        config, widths = from_mapping(entry.config, settings), widths or (WIDTH,)
+        several = entry.batch_spec.several_teachers
+        told = {"teacher_dimensions": widths} if several else {"teacher_dimension": widths[0]}
+        return entry.method(make_encoder("mean"), config, seed=1, **told).eval()
 
     return make
 
@@ -37,12 +40,12 @@ def units(rows):
 def test_congen_matches_both_views_with_the_teachers_first(make, make_view, embeddings):
     method = make("congen", queue_size=8, control=0.3, temperature=0.07)
     students = units(embeddings(method.encoder)), units(embeddings(method.encoder, " today"))
-    keys = Keys(method.queue.rows, FIRST)
+    keys = Keys(method.queues[0].rows, FIRST)
     expected = congen_loss(students, keys, temperature=0.07, teacher_temperature=0.05, control=0.3)
     output = method(Batch((make_view(), make_view(" today")), ((FIRST, SECOND),)))
     assert torch.allclose(output.loss, expected, atol=1e-5)
     method.after_step([output])
-    assert torch.equal(method.queue.ordered()[-5:], FIRST)
+    assert torch.equal(method.queues[0].ordered()[-5:], FIRST)
 
 
 def test_ckd_finds_the_own_teacher_vector(make, make_view, embeddings):
@@ -61,7 +64,60 @@ def test_mse_compares_unit_rows(make, make_view, embeddings):
     assert torch.allclose(method(Batch((make_view(),), ((FIRST,),))).loss, expected, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["congen", "ckd", "mse"])
+@pytest.mark.parametrize("name", ["congen", "ckd", "mse", "sct-distillation"])
 def test_a_head_is_added_only_where_widths_differ(make, name):
-    assert make(name).encoder.dimension == WIDTH
-    assert make(name, width=16).encoder.head is None
+    assert make(name, WIDTH).encoder.dimension == WIDTH
+    assert make(name, 16).encoder.head is None
+
+
+class TestSeveralTeachers:
+    """Each teacher has queues of its own, the student the first one's width."""
+
+    @pytest.fixture
+    def batch(self, make_view):
+        return Batch((make_view(), make_view(" today")), ((FIRST, SECOND), tuple(WIDE)))
+
+    def test_congen_averages_what_each_makes_of_the_first_view(self, make, batch, embeddings):
+        method = make("congen", WIDTH, WIDTH + 3, queue_size=8)
+        students = units(embeddings(method.encoder)), units(embeddings(method.encoder, " today"))
+        keys = Keys(method.queues[0].rows, FIRST), Keys(method.queues[1].rows, WIDE[0])
+        expected = congen_loss(students, keys[0], others=keys[1:], temperature=0.05, teacher_temperature=0.05)
+        output = method(batch)
+        assert torch.allclose(output.loss, expected, atol=1e-5)
+        method.after_step([output])
+        for queue, vectors in zip(method.queues, (FIRST, WIDE[0]), strict=True):
+            assert torch.equal(queue.ordered()[-5:], vectors)
+
+    def test_sct_averages_what_each_makes_of_either_view(self, make, batch, embeddings):
+        method = make("sct-distillation", WIDTH, WIDTH + 3, queue_size=8)
+        students = units(embeddings(method.encoder)), units(embeddings(method.encoder, " today"))
+        keys = [
+            (Keys(queues.rows[0], first), Keys(queues.rows[1], second))
+            for queues, (first, second) in zip(method.queues, batch.teachers, strict=True)
+        ]
+        expected = cross_view_loss(
+            students, keys[0], others=keys[1:], temperature=0.04, reference_temperature=0.03
+        )
+        output = method(batch)
+        assert torch.allclose(output.loss, expected, atol=1e-5)
+        method.after_step([output])
+        for queues, vectors in zip(method.queues, batch.teachers, strict=True):
+            for queue, rows in zip(queues.queues, vectors, strict=True):
+                assert torch.equal(queue.ordered()[-5:], rows)
+
+    @pytest.mark.parametrize("name", ["congen", "sct-distillation"])
+    def test_the_same_teacher_twice_is_one(self, make, make_view, name):
+        """From the first step: queues of one width start with the same random rows."""
+        views = make_view(), make_view(" today")
+        twice, once = make(name, WIDTH, WIDTH, queue_size=8), make(name, queue_size=8)
+        for _ in range(3):
+            first = twice(Batch(views, ((FIRST, SECOND),) * 2))
+            second = once(Batch(views, ((FIRST, SECOND),)))
+            assert torch.equal(first.loss, second.loss)
+            twice.after_step([first])
+            once.after_step([second])
+
+    def test_a_loss_without_distributions_has_nothing_to_average(self, make):
+        assert make("sct-distillation", WIDTH, queue_size=8, objective="contrastive")
+        with pytest.raises(ConfigError, match="learns from one teacher's vectors"):
+            make("sct-distillation", WIDTH, WIDTH, queue_size=8, objective="contrastive")
