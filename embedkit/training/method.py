@@ -9,11 +9,12 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.encoder import SentenceEncoder
 
-__all__ = ["Batch", "BatchSpec", "Learner", "Method", "Presets", "StepOutput", "View", "embedded", "pooled"]
+__all__ = ["Batch", "BatchSpec", "Learner", "Method", "Presets", "StepOutput", "View", "pooled", "unit_embeddings"]
 
 
 Presets = Mapping[str, Mapping[str, Mapping[str, Any]]]
@@ -147,6 +148,11 @@ class Method(Learner):
     paired: ClassVar[Presets] = {}
     encoder: SentenceEncoder
 
+    @classmethod
+    def needs(cls, config: Any) -> BatchSpec:  # noqa: ARG003 - for those whose settings add to it
+        """What it needs in a batch with these settings: ``batch_spec`` and what they add."""
+        return cls.batch_spec
+
 
 def pooled(encoder: SentenceEncoder, view: View) -> Tensor:
     """Pooled embeddings of a view before any head: ``(B, H)``, in batch order."""
@@ -154,7 +160,7 @@ def pooled(encoder: SentenceEncoder, view: View) -> Tensor:
     return rows[view.order]
 
 
-def embedded(encoder: SentenceEncoder, view: View) -> Tensor:
-    """Embeddings of a view, through the head if there is one: ``(B, D)``, in batch order, not normalised."""
-    rows = torch.cat([encoder(ids, mask) for ids, mask in view.chunks])
-    return rows[view.order]
+def unit_embeddings(encoder: SentenceEncoder, states: Tensor) -> Tensor:
+    """Pooled embeddings through the head, if there is one, and at unit length: ``(B, H) -> (B, D) float32``."""
+    rows = states if encoder.head is None else encoder.head(states)
+    return functional.normalize(rows.float(), dim=1)

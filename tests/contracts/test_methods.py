@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.nn import functional
 
 from embedkit.config import from_mapping, to_mapping
 from embedkit.errors import ConfigError
@@ -21,13 +22,15 @@ from embedkit.runtime.tokenization import Tokenizer
 from embedkit.training.batches import BatchSource
 from embedkit.training.corpus import Corpus, SourceConfig
 from embedkit.training.loop import LoopConfig, train
-from embedkit.training.method import Method
+from embedkit.training.losses.cross_view import Keys, cross_view_loss
+from embedkit.training.method import Method, pooled
 from embedkit.training.methods import METHODS
 from embedkit.training.optim import OptimConfig
 from embedkit.training.recipes import RECIPES
 from embedkit.training.recipes.run import resolve, run
 from embedkit.training.recipes.stage import Control
 from embedkit.training.run_folder import RunFolder
+from embedkit.training.self_supervision import JointConfig
 from embedkit.training.views import ViewsConfig
 
 TEACHER_WIDTH = 24
@@ -64,6 +67,10 @@ SWITCHES = [
     ("sct-distillation", {"queues": "none"}),
     ("sct-distillation", {"joint": True}),
     ("sct-distillation", {"joint": True, "self_supervised": {"reference": "momentum"}}),
+    ("congen", {"joint": True}),
+    ("ckd", {"joint": True}),
+    ("mse", {"joint": True}),
+    ("mse", {"joint": True, "self_supervised": {"reference": "momentum", "projector_blocks": 0}}),
     ("bsl", {"predictor": "code", "scale": "code"}),
     ("bsl", {"momentum": 0.5}),
     ("pcl", {"preset": "pcl_paper"}),
@@ -73,6 +80,8 @@ SWITCHES = [
     ("distillcse", {"shuffle": "none"}),
     ("distillcse", {"teacher_weights": [1, 2]}),
 ]
+# Those that can have SCT's loss beside their own.
+JOINT = [name for name, entry in METHODS.items() if issubclass(entry.config, JointConfig)]
 # Every method with its defaults, and every switch of those that have some.
 CASES = [*((name, {}) for name in METHODS if name != "sct"), *SWITCHES]
 
@@ -159,7 +168,7 @@ def make(make_encoder, corpus) -> Callable[..., tuple[Method, BatchSource]]:
         batches = BatchSource(
             corpus,
             method.encoder.tokenizer,
-            spec=entry.batch_spec,
+            spec=entry.method.needs(config),
             batch_size=batch_size,
             seed=5,
             views=ViewsConfig(second="deletion"),
@@ -364,11 +373,34 @@ class TestSwitches:
         once, twice = (self.loss(make, {"weight": weight})[1].loss for weight in (0.5, 1.0))
         assert torch.allclose(2 * once, twice)
 
-    def test_joint_adds_both_losses(self, make):
-        method, output = self.loss(make, {"joint": True}, "sct-distillation")
+    @pytest.mark.parametrize("name", JOINT)
+    def test_joint_adds_scts_loss_on_the_pooled_embeddings(self, make, name):
+        """Without projector and dropout each reference is the view itself, so that the loss can be told."""
+        beside = {"projector_blocks": 0, "temperature": 0.3, "reference_temperature": 0.2}
+        method, batches = make(name, {"joint": True, "self_supervised": beside})
+        method.eval()
+        batch = batches.batch(0)
+        output = method(batch)
+        views = [functional.normalize(pooled(method.encoder, view), dim=1) for view in batch.views]
+        queues = method.self_supervision.queues.rows
+        expected = cross_view_loss(
+            tuple(views),
+            (Keys(queues[0], views[0]), Keys(queues[1], views[1])),
+            temperature=0.3,
+            reference_temperature=0.2,
+        )
+        assert torch.allclose(output.metrics["self_supervised"], expected, atol=1e-5)
         assert torch.equal(output.loss, output.metrics["distillation"] + output.metrics["self_supervised"])
-        assert method.queues[0].rows[0].shape == (20, TEACHER_WIDTH)
-        assert method.self_supervision.queues.rows[0].shape == (20, 16)
+        alone = make(name)[0].eval()
+        assert torch.allclose(output.metrics["distillation"], alone(make(name)[1].batch(0)).loss)
+        method.after_step([output])
+        for queue, view in zip(method.self_supervision.queues.rows, views, strict=True):
+            assert torch.allclose(queue[:6], view, atol=1e-6)
+
+    @pytest.mark.parametrize("name", JOINT)
+    def test_joint_asks_for_two_views(self, make, name):
+        assert len(make(name, {"joint": True})[1].batch(0).views) == 2
+        assert len(make(name)[1].batch(0).views) == METHODS[name].batch_spec.views
 
     def test_distillation_adds_a_head_only_where_widths_differ(self, make_encoder):
         entry = METHODS["sct-distillation"]

@@ -19,15 +19,14 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from torch.nn import functional
-
 from embedkit.config import setting
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.training.components.heads import fit_head
 from embedkit.training.components.queue import VectorQueue
 from embedkit.training.losses.contrastive_distillation import contrastive_distillation_loss
 from embedkit.training.losses.cross_view import Keys
-from embedkit.training.method import Batch, BatchSpec, Method, Presets, StepOutput, embedded
+from embedkit.training.method import Batch, BatchSpec, Method, Presets, StepOutput, pooled, unit_embeddings
+from embedkit.training.self_supervision import JointConfig, SelfSupervision
 
 __all__ = ["CKD", "CKDConfig"]
 
@@ -41,7 +40,7 @@ def _preset(*, lr: float, **settings: float) -> Mapping[str, Mapping[str, Any]]:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class CKDConfig:
+class CKDConfig(JointConfig):
     """Settings of CKD."""
 
     queue_size: int = setting(16_384, "K, past teacher vectors; Small 65,536, as in ConGen", minimum=0)
@@ -70,16 +69,28 @@ class CKD(Method):
         fit_head(encoder, teacher_dimension, seed=seed)
         self.encoder, self.config = encoder, config
         self.queue = VectorQueue(config.queue_size, teacher_dimension, seed=seed)
+        self.self_supervision = SelfSupervision.beside(encoder, config, seed=seed)
+
+    @classmethod
+    def needs(cls, config: CKDConfig) -> BatchSpec:
+        """One view, two when joint."""
+        return config.add_views(cls.batch_spec)
 
     def forward(self, batch: Batch) -> StepOutput:
-        """Cross-entropy of the student's similarities with its own teacher vector as the answer."""
+        """Cross-entropy of similarities with the own teacher vector as the answer, plus ``L_SCT`` when joint."""
         teacher = batch.teacher[0]
-        student = functional.normalize(embedded(self.encoder, batch.views[0]).float(), dim=1)
+        embeddings = [pooled(self.encoder, view) for view in batch.views]
+        student = unit_embeddings(self.encoder, embeddings[0])
         keys = Keys(self.queue.rows, teacher)
         loss = contrastive_distillation_loss(student, keys, temperature=self.config.temperature)
-        return StepOutput(loss, carry={"teacher": teacher})
+        output = StepOutput(loss, carry={"teacher": teacher})
+        if self.self_supervision is None:
+            return output
+        return self.self_supervision.add_to(output, self.encoder, batch, embeddings)
 
     def after_step(self, outputs: Sequence[StepOutput]) -> None:
         """Fill the queue with the batch's teacher vectors."""
         for output in outputs:
             self.queue.enqueue(output.carry["teacher"])
+        if self.self_supervision is not None:
+            self.self_supervision.after_step(self.encoder, outputs)

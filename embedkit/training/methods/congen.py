@@ -23,8 +23,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, cast
 
-from torch import Tensor, nn
-from torch.nn import functional
+from torch import nn
 
 from embedkit.config import setting
 from embedkit.modeling.encoder import SentenceEncoder
@@ -32,7 +31,8 @@ from embedkit.training.components.heads import fit_head
 from embedkit.training.components.queue import VectorQueue
 from embedkit.training.losses.congen import congen_loss
 from embedkit.training.losses.cross_view import Keys
-from embedkit.training.method import Batch, BatchSpec, Method, Presets, StepOutput, View, embedded
+from embedkit.training.method import Batch, BatchSpec, Method, Presets, StepOutput, pooled, unit_embeddings
+from embedkit.training.self_supervision import JointConfig, SelfSupervision
 
 __all__ = ["ConGen", "ConGenConfig"]
 
@@ -46,7 +46,7 @@ def _preset(*, lr: float, **settings: float) -> Mapping[str, Mapping[str, Any]]:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ConGenConfig:
+class ConGenConfig(JointConfig):
     """Settings of ConGen; the defaults are the authors' for Tiny."""
 
     queue_size: int = setting(16_384, "K, teacher vectors; Tiny and Mini 16,384, Small 65,536", minimum=0)
@@ -82,30 +82,34 @@ class ConGen(Method):
         self.queues = nn.ModuleList(
             VectorQueue(config.queue_size, width, seed=seed) for width in teacher_dimensions
         )
+        self.self_supervision = SelfSupervision.beside(encoder, config, seed=seed)
 
     def forward(self, batch: Batch) -> StepOutput:
-        """Cross-entropy of both views with the teacher's distribution of view 1."""
+        """Cross-entropy of both views with the teacher's distribution of view 1, plus ``L_SCT`` when joint."""
+        embeddings = pooled(self.encoder, batch.views[0]), pooled(self.encoder, batch.views[1])
         vectors = [teacher[0] for teacher in batch.teachers]
         keys = [Keys(queue.rows, rows) for queue, rows in zip(self._queues, vectors, strict=True)]
         loss = congen_loss(
-            (self._student(batch.views[0]), self._student(batch.views[1])),
+            (unit_embeddings(self.encoder, embeddings[0]), unit_embeddings(self.encoder, embeddings[1])),
             keys[0],
             others=keys[1:],
             temperature=self.config.temperature,
             teacher_temperature=self.config.teacher_temperature,
             control=self.config.control,
         )
-        return StepOutput(loss, carry={f"teacher{place}": rows for place, rows in enumerate(vectors)})
+        output = StepOutput(loss, carry={f"teacher{place}": rows for place, rows in enumerate(vectors)})
+        if self.self_supervision is None:
+            return output
+        return self.self_supervision.add_to(output, self.encoder, batch, embeddings)
 
     def after_step(self, outputs: Sequence[StepOutput]) -> None:
         """Fill the queues with the batch's teacher vectors of view 1."""
         for output in outputs:
             for place, queue in enumerate(self._queues):
                 queue.enqueue(output.carry[f"teacher{place}"])
+        if self.self_supervision is not None:
+            self.self_supervision.after_step(self.encoder, outputs)
 
     @property
     def _queues(self) -> list[VectorQueue]:
         return [cast(VectorQueue, queue) for queue in self.queues]
-
-    def _student(self, view: View) -> Tensor:
-        return functional.normalize(embedded(self.encoder, view).float(), dim=1)

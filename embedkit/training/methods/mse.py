@@ -14,15 +14,14 @@ package; the papers do not say. They give no settings of their own, so the prese
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
-
-from torch.nn import functional
 
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.training.components.heads import fit_head
 from embedkit.training.losses.squared_distance import squared_distance
-from embedkit.training.method import Batch, BatchSpec, Method, Presets, StepOutput, embedded
+from embedkit.training.method import Batch, BatchSpec, Method, Presets, StepOutput, pooled, unit_embeddings
+from embedkit.training.self_supervision import JointConfig, SelfSupervision
 
 __all__ = ["MSE", "MSEConfig"]
 
@@ -32,8 +31,8 @@ def _preset(*, lr: float) -> Mapping[str, Mapping[str, Any]]:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class MSEConfig:
-    """MSE has no settings of its own."""
+class MSEConfig(JointConfig):
+    """MSE has no settings but those of the loss that may stand beside it."""
 
 
 class MSE(Method):
@@ -53,8 +52,23 @@ class MSE(Method):
         super().__init__()
         fit_head(encoder, teacher_dimension, seed=seed)
         self.encoder, self.config = encoder, config
+        self.self_supervision = SelfSupervision.beside(encoder, config, seed=seed)
+
+    @classmethod
+    def needs(cls, config: MSEConfig) -> BatchSpec:
+        """One view, two when joint."""
+        return config.add_views(cls.batch_spec)
 
     def forward(self, batch: Batch) -> StepOutput:
-        """Mean squared distance of unit rows."""
-        student = functional.normalize(embedded(self.encoder, batch.views[0]).float(), dim=1)
-        return StepOutput(squared_distance(student, batch.teacher[0]))
+        """Mean squared distance of unit rows, plus ``L_SCT`` when joint."""
+        embeddings = [pooled(self.encoder, view) for view in batch.views]
+        student = unit_embeddings(self.encoder, embeddings[0])
+        output = StepOutput(squared_distance(student, batch.teacher[0]))
+        if self.self_supervision is None:
+            return output
+        return self.self_supervision.add_to(output, self.encoder, batch, embeddings)
+
+    def after_step(self, outputs: Sequence[StepOutput]) -> None:
+        """Fill the queues of the loss beside it."""
+        if self.self_supervision is not None:
+            self.self_supervision.after_step(self.encoder, outputs)

@@ -28,19 +28,16 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal, cast
 
-import torch
-from torch import Tensor, nn
-from torch.nn import functional
+from torch import nn
 
 from embedkit.config import setting
 from embedkit.errors import ConfigError
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.training.components.cross_view_queues import CrossViewQueues, QueueKind
-from embedkit.training.components.heads import Projector, fit_head
-from embedkit.training.components.moving_average import MovingAverage
-from embedkit.training.components.seeding import seeded
+from embedkit.training.components.heads import fit_head
 from embedkit.training.losses.cross_view import Keys, Objective, cross_view_loss
-from embedkit.training.method import Batch, BatchSpec, Method, Presets, StepOutput, View, pooled
+from embedkit.training.method import Batch, BatchSpec, Method, Presets, StepOutput, pooled, unit_embeddings
+from embedkit.training.self_supervision import JointConfig, SCTConfig, SelfSupervision
 
 __all__ = ["SCT", "SCTConfig", "SCTDistillation", "SCTDistillationConfig"]
 
@@ -50,24 +47,7 @@ def _preset(*, lr: float, **settings: float) -> Mapping[str, Mapping[str, Any]]:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SCTConfig:
-    """Settings of SCT; the defaults are the paper's for Tiny."""
-
-    queue_size: int = setting(131_072, "K, vectors a queue; Tiny and Mini 131,072, Small 65,536", minimum=0)
-    temperature: float = setting(0.04, "of the online distributions; Tiny 0.04, Mini and Small 0.03", above=0)
-    reference_temperature: float = setting(0.03, "Tiny 0.03, Mini 0.01, Small 0.02", above=0)
-    weight: float = setting(0.5, "of each direction; the authors' code has 1.0", above=0)
-    projector_blocks: int = setting(3, "blocks of the projector; 0 trains without one", minimum=0)
-    projector_expansion: int = setting(10, "hidden width of a block over the embedding's", minimum=1)
-    objective: Objective = setting("kl", "cross_entropy and contrastive are ablations")
-    wiring: Literal["cross", "identical"] = setting("cross", "identical views are an ablation")
-    reference: Literal["online", "momentum"] = setting("online", "momentum: an averaged copy, an ablation")
-    momentum: float = setting(0.999, "share of the average kept in a step", minimum=0, maximum=1)
-    queues: QueueKind = setting("two", "the others are ablations")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class SCTDistillationConfig:
+class SCTDistillationConfig(JointConfig):
     """Settings of SCT distillation; the defaults are the authors' for Tiny."""
 
     queue_size: int = setting(131_072, "K, teacher vectors a queue; Mini 65,536", minimum=0)
@@ -77,8 +57,6 @@ class SCTDistillationConfig:
     objective: Objective = setting("kl", "cross_entropy and contrastive are ablations")
     wiring: Literal["cross", "identical"] = setting("cross", "identical views are an ablation")
     queues: QueueKind = setting("two", "one is the same, and cheaper, where the teacher sees one view only")
-    joint: bool = setting(False, "add the self-supervised loss, as the paper writes it")
-    self_supervised: SCTConfig = setting(factory=SCTConfig, doc="settings of the loss that joint adds")
 
 
 class SCT(Method):
@@ -147,9 +125,7 @@ class SCTDistillation(Method):
             CrossViewQueues(config.queue_size, width, kind=config.queues, seed=seed)
             for width in teacher_dimensions
         )
-        self.self_supervision = (
-            SelfSupervision(encoder, config.self_supervised, seed=seed) if config.joint else None
-        )
+        self.self_supervision = SelfSupervision.beside(encoder, config, seed=seed)
 
     def forward(self, batch: Batch) -> StepOutput:
         """``L_CD``, plus ``L_SCT`` when joint."""
@@ -159,21 +135,24 @@ class SCTDistillation(Method):
             for queues, (first, second) in zip(self._queues, batch.teachers, strict=True)
         ]
         loss = cross_view_loss(
-            (self._student(embeddings[0]), self._student(embeddings[1])),
+            (unit_embeddings(self.encoder, embeddings[0]), unit_embeddings(self.encoder, embeddings[1])),
             keys[0],
             others=keys[1:],
-            **_loss_settings(self.config),
+            temperature=self.config.temperature,
+            reference_temperature=self.config.reference_temperature,
+            objective=self.config.objective,
+            identical_view=self.config.wiring == "identical",
+            weight=self.config.weight,
         )
         carry = {
             f"teacher{place}.view{view}": vectors
             for place, teacher in enumerate(batch.teachers)
             for view, vectors in enumerate(teacher)
         }
+        output = StepOutput(loss, carry=carry)
         if self.self_supervision is None:
-            return StepOutput(loss, carry=carry)
-        extra, references = self.self_supervision(self.encoder, batch, embeddings)
-        parts = {"distillation": loss.detach(), "self_supervised": extra.detach()}
-        return StepOutput(loss + extra, parts, {**carry, **references})
+            return output
+        return self.self_supervision.add_to(output, self.encoder, batch, embeddings)
 
     def after_step(self, outputs: Sequence[StepOutput]) -> None:
         """Fill the queues with the batch's teacher vectors."""
@@ -186,69 +165,3 @@ class SCTDistillation(Method):
     @property
     def _queues(self) -> list[CrossViewQueues]:
         return [cast(CrossViewQueues, queues) for queues in self.queues]
-
-    def _student(self, embeddings: Tensor) -> Tensor:
-        head = self.encoder.head
-        return functional.normalize((embeddings if head is None else head(embeddings)).float(), dim=1)
-
-
-class SelfSupervision(nn.Module):
-    """SCT's loss with what it needs beside the encoder: projector, queues, averaged copy.
-
-    The encoder is passed in at each call, so that it is registered once, in the method.
-    """
-
-    def __init__(self, encoder: SentenceEncoder, config: SCTConfig, *, seed: int) -> None:
-        super().__init__()
-        self.config = config
-        with seeded(seed):
-            self.projector = Projector(
-                encoder.hidden, blocks=config.projector_blocks, expansion=config.projector_expansion
-            )
-        self.queues = CrossViewQueues(config.queue_size, encoder.hidden, kind=config.queues, seed=seed)
-        self.average = MovingAverage(encoder, momentum=config.momentum) if config.reference == "momentum" else None
-
-    def forward(
-        self, encoder: SentenceEncoder, batch: Batch, embeddings: tuple[Tensor, Tensor]
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss, and the reference vectors that :meth:`after_step` enqueues.
-
-        Args:
-            encoder: the online network.
-            batch: two views.
-            embeddings: the views' pooled embeddings with gradient, each ``(B, H)``.
-        """
-        references = self._refer(encoder, batch.views[0]), self._refer(encoder, batch.views[1])
-        queue1, queue2 = self.queues.rows
-        loss = cross_view_loss(
-            (self._project(embeddings[0]), self._project(embeddings[1])),
-            (Keys(queue1, references[0]), Keys(queue2, references[1])),
-            **_loss_settings(self.config),
-        )
-        return loss, {"reference1": references[0], "reference2": references[1]}
-
-    def after_step(self, encoder: SentenceEncoder, outputs: Sequence[StepOutput]) -> None:
-        """Enqueue the reference vectors; let the average follow the encoder."""
-        for output in outputs:
-            self.queues.enqueue(output.carry["reference1"], output.carry["reference2"])
-        if self.average is not None:
-            self.average.update(encoder)
-
-    def _project(self, embeddings: Tensor) -> Tensor:
-        return functional.normalize(self.projector(embeddings).float(), dim=1)
-
-    @torch.no_grad()
-    def _refer(self, encoder: SentenceEncoder, view: View) -> Tensor:
-        """Reference embeddings, in train mode and so with dropout masks of their own."""
-        network = encoder if self.average is None else self.average.network
-        return functional.normalize(pooled(network, view).float(), dim=1)
-
-
-def _loss_settings(config: SCTConfig | SCTDistillationConfig) -> dict[str, Any]:
-    return {
-        "temperature": config.temperature,
-        "reference_temperature": config.reference_temperature,
-        "objective": config.objective,
-        "identical_view": config.wiring == "identical",
-        "weight": config.weight,
-    }

@@ -22,7 +22,7 @@ from embedkit.errors import TrainingError
 from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.training.losses.pair_scores import cosine_squared_error, soft_binary_cross_entropy
-from embedkit.training.method import Batch, BatchSpec, Learner, Method, StepOutput, embedded
+from embedkit.training.method import Batch, BatchSpec, Learner, Method, StepOutput, pooled, unit_embeddings
 
 __all__ = ["CrossToEncoder", "EncoderToCross"]
 
@@ -56,7 +56,7 @@ class CrossToEncoder(Method):
 
     def forward(self, batch: Batch) -> StepOutput:
         """Squared error of the cosines."""
-        first, second = (embedded(self.encoder, view) for view in batch.views)
+        first, second = (unit_embeddings(self.encoder, pooled(self.encoder, view)) for view in batch.views)
         return StepOutput(cosine_squared_error(first, second, _scores(batch)))
 
 

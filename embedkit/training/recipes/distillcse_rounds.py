@@ -67,7 +67,7 @@ def distillcse_rounds(
     # What later stages lack is found before hours go into the first.
     teacher_weights(settings.distillation, len(materials.teachers) or settings.teachers)
     alone = dataclasses.replace(materials, teachers=())
-    stage_batches("simcse", config.optim, config, alone, encoder)
+    stage_batches("simcse", settings.contrastive, config.optim, config, alone, encoder)
     if not materials.teachers:
         team = _Team(folder.path / "teachers", settings.teachers, config.seed + 1)
         state = _train(

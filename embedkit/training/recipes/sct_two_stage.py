@@ -54,7 +54,7 @@ def sct_two_stage(
     The run of the first stage lies in ``folder/self-supervised``.
     """
     # What stage two lacks is found before hours go into stage one.
-    stage_batches("sct-distillation", config.optim, config, materials, encoder)
+    stage_batches("sct-distillation", settings.distillation, config.optim, config, materials, encoder)
     alone = dataclasses.replace(materials, teachers=())
     first = RunFolder(folder.path / "self-supervised")
     if not (control.resume and folder.last.exists()):

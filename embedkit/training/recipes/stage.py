@@ -99,7 +99,7 @@ def train_stage(
         TrainingError, CheckpointError, StorageError: see :func:`~embedkit.training.loop.train`.
     """
     method = _build(METHODS[method_name].method, encoder, settings, config.seed, materials.teachers)
-    batches = stage_batches(method_name, optim, config, materials, encoder)
+    batches = stage_batches(method_name, settings, optim, config, materials, encoder)
     pairs = materials.dev
     evaluate = None if pairs is None else lambda: evaluate_pairs(TorchEncoder(encoder), pairs)
     return run_stage(method, batches, optim, config, folder, control, evaluate)
@@ -150,7 +150,12 @@ def run_stage(
 
 
 def stage_batches(
-    method_name: str, optim: OptimConfig, config: RunConfig, materials: Materials, encoder: SentenceEncoder
+    method_name: str,
+    settings: Any,
+    optim: OptimConfig,
+    config: RunConfig,
+    materials: Materials,
+    encoder: SentenceEncoder,
 ) -> BatchSource:
     """The batches of a stage; the arguments are those of :func:`train_stage`.
 
@@ -160,7 +165,7 @@ def stage_batches(
     return BatchSource(
         materials.corpus,
         encoder.tokenizer,
-        spec=METHODS[method_name].batch_spec,
+        spec=METHODS[method_name].method.needs(settings),
         batch_size=optim.batch_size,
         seed=config.seed,
         views=config.views,
