@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from torch import Tensor
 from torch.nn import functional
 
-from embedkit.training.losses.cross_view import Keys, average_distribution, similarity_logits
+from embedkit.training.losses.cross_view import Keys, Shuffle, average_distribution, own_columns, similarity_logits
 
 __all__ = ["congen_loss"]
 
@@ -24,6 +24,7 @@ def congen_loss(
     temperature: float,
     teacher_temperature: float,
     control: float = 0.5,
+    shuffle: Shuffle | None = None,
 ) -> Tensor:
     """Cross-entropy of each view's similarity distribution with the teacher's of view 1.
 
@@ -39,12 +40,15 @@ def congen_loss(
         temperature: of the student's distributions.
         teacher_temperature: of the teacher's distribution.
         control: weight of view 1, in [0, 1]; view 2 has the rest.
+        shuffle: exchanges probabilities in p, away from the sentence's own key.
 
     Returns:
         a scalar, summed over keys and averaged over the batch.
     """
     keys = Keys(keys.queue.detach(), keys.batch.detach())
     target = average_distribution((keys, *others), teacher_temperature)
+    if shuffle is not None:
+        target = shuffle(target, own_columns(keys))
     first, second = (
         functional.cross_entropy(similarity_logits(student, keys, temperature), target) for student in students
     )

@@ -6,11 +6,10 @@ SCT ran it.
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 from torch.nn import functional
 
-from embedkit.training.losses.cross_view import Keys, similarity_logits
+from embedkit.training.losses.cross_view import Keys, own_columns, similarity_logits
 
 __all__ = ["contrastive_distillation_loss"]
 
@@ -27,5 +26,4 @@ def contrastive_distillation_loss(students: Tensor, keys: Keys, *, temperature: 
         a scalar, averaged over the batch; no gradient reaches the keys.
     """
     keys = Keys(keys.queue.detach(), keys.batch.detach())
-    own = len(keys.queue) + torch.arange(len(students), device=students.device)
-    return functional.cross_entropy(similarity_logits(students, keys, temperature), own)
+    return functional.cross_entropy(similarity_logits(students, keys, temperature), own_columns(keys))

@@ -14,9 +14,19 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-__all__ = ["Keys", "Objective", "average_distribution", "cross_view_loss", "similarity_logits"]
+__all__ = [
+    "Keys",
+    "Objective",
+    "Shuffle",
+    "average_distribution",
+    "cross_view_loss",
+    "own_columns",
+    "similarity_logits",
+]
 
 Objective = Literal["kl", "cross_entropy", "contrastive"]
+Shuffle = Callable[[Tensor, Tensor], Tensor]
+"""Distributions ``(B, K + B)`` and the column of each sentence's own key ``(B,) int64``, to distributions."""
 
 
 class Keys(NamedTuple):
@@ -29,6 +39,11 @@ class Keys(NamedTuple):
 
     queue: Tensor
     batch: Tensor
+
+
+def own_columns(keys: Keys) -> Tensor:
+    """Where each sentence of the batch finds itself among the keys: ``(B,) int64``."""
+    return len(keys.queue) + torch.arange(len(keys.batch), device=keys.batch.device)
 
 
 def similarity_logits(queries: Tensor, keys: Keys, temperature: float) -> Tensor:
@@ -62,6 +77,7 @@ def cross_view_loss(
     objective: Objective = "kl",
     identical_view: bool = False,
     weight: float = 0.5,
+    shuffle: Shuffle | None = None,
 ) -> Tensor:
     """Match each online view's similarity distribution with the reference distribution of the other view.
 
@@ -80,6 +96,7 @@ def cross_view_loss(
             the sentence's own reference vector), the last two for the ablations of Tables 4 and 6.
         identical_view: the ablation without cross-view wiring: z1 meets Q1 and learns t1.
         weight: of each direction; 0.5 is the paper's, 1.0 the authors' code's.
+        shuffle: exchanges probabilities in t1 and t2, away from the sentence's own key.
 
     Returns:
         a scalar, summed over keys and averaged over the batch.
@@ -87,7 +104,7 @@ def cross_view_loss(
     first, second = ([_detached(one) for one in view] for view in zip(keys, *others, strict=True))
     if not identical_view:
         first, second = second, first
-    target = _targets(reference_temperature)
+    target = _targets(reference_temperature, shuffle)
     divergence = _OBJECTIVES[objective]
     loss = divergence(similarity_logits(online[0], first[0], temperature), first, target)
     loss = loss + divergence(similarity_logits(online[1], second[0], temperature), second, target)
@@ -109,7 +126,7 @@ def _detached(keys: Keys) -> Keys:
     return Keys(keys.queue.detach(), keys.batch.detach())
 
 
-def _targets(temperature: float) -> Targets:
+def _targets(temperature: float, shuffle: Shuffle | None) -> Targets:
     """Reference distributions, computed once where both views share queue and vectors."""
     known: dict[tuple[tuple[int, int], ...], _Target] = {}
 
@@ -118,6 +135,8 @@ def _targets(temperature: float) -> Targets:
         identity = tuple((keys.queue.data_ptr(), keys.batch.data_ptr()) for keys in references)
         if identity not in known:
             probabilities = average_distribution(references, temperature)
+            if shuffle is not None:
+                probabilities = shuffle(probabilities, own_columns(references[0]))
             known[identity] = _Target(probabilities, torch.special.entr(probabilities).sum(dim=1).mean())
         return known[identity]
 
@@ -134,8 +153,7 @@ def _kl(logits: Tensor, references: References, target: Targets) -> Tensor:
 
 
 def _contrastive(logits: Tensor, references: References, _: Targets) -> Tensor:
-    own = len(references[0].queue) + torch.arange(len(logits), device=logits.device)
-    return functional.cross_entropy(logits, own)
+    return functional.cross_entropy(logits, own_columns(references[0]))
 
 
 _OBJECTIVES: dict[Objective, Callable[[Tensor, References, Targets], Tensor]] = {

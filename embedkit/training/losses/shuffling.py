@@ -8,11 +8,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
 
-__all__ = ["Grouping", "group_of_length", "group_of_mass", "group_window", "shuffle_within_groups"]
+__all__ = [
+    "Grouping",
+    "group_of_length",
+    "group_of_mass",
+    "group_shuffle",
+    "group_window",
+    "shuffle_probabilities",
+    "shuffle_within_groups",
+]
 
 Grouping = Callable[[Tensor], Tensor]
 """Rows of scores in descending order, ``(N, C) float``, to the group of each rank, ``(N, C) int64`` from 0."""
@@ -38,6 +47,35 @@ def shuffle_within_groups(scores: Tensor, grouping: Grouping) -> Tensor:
     chance = torch.rand_like(ranked).argsort(dim=1)
     order = chance.gather(1, grouping(ranked).gather(1, chance).argsort(dim=1, stable=True))
     return torch.empty_like(ranked).scatter_(1, columns.gather(1, order), ranked)
+
+
+@torch.no_grad()
+def shuffle_probabilities(probabilities: Tensor, own: Tensor, *, mass: float, ranks: int) -> Tensor:
+    """Group-P on a distribution over many keys, of which one is the sentence's own and keeps its probability.
+
+    The own key is left out, as DistillCSE leaves out the diagonal: it holds most of a sharp distribution, and
+    exchanging it would teach that a sentence resembles another more than itself. Of the others the ``ranks`` most
+    probable are shuffled in groups that hold each a share ``mass`` of their probability; the rest stay where they
+    are, because sorting a long queue would cost far more than it changes.
+
+    Args:
+        probabilities: ``(B, C) float``, rows of sum 1.
+        own: ``(B,) int64``, the column of each row's own key.
+        mass: p, the share of a group, in (0, 1].
+        ranks: n, how many of the other keys are shuffled; all of them if there are fewer.
+
+    Returns:
+        ``(B, C)``, of the same sums, without gradient.
+    """
+    others = probabilities.scatter(1, own[:, None], -1.0)
+    highest, columns = others.topk(min(ranks, others.shape[1] - 1), dim=1)
+    shuffled = shuffle_within_groups(highest, lambda ranked: group_of_mass(ranked.log(), mass))
+    return probabilities.scatter(1, columns, shuffled)
+
+
+def group_shuffle(mass: float | None, ranks: int) -> Callable[[Tensor, Tensor], Tensor] | None:
+    """:func:`shuffle_probabilities` with its settings; None where there is no mass."""
+    return None if mass is None else partial(shuffle_probabilities, mass=mass, ranks=ranks)
 
 
 def group_of_mass(ranked: Tensor, mass: float) -> Tensor:

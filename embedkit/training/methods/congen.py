@@ -14,7 +14,8 @@ it is part of the checkpoint.
 
 Of several teachers, which the paper does not have, each has a queue of its own width, filled with the same
 sentences, and the target is the average of their distributions. The student is scored against the first one's
-vectors and gets that one's width.
+vectors and gets that one's width. ``group_mass`` shuffles the target as DistillCSE (Xu et al., Findings of EMNLP
+2023) shuffles cosines.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from embedkit.training.components.heads import fit_head
 from embedkit.training.components.queue import VectorQueue
 from embedkit.training.losses.congen import congen_loss
 from embedkit.training.losses.cross_view import Keys
+from embedkit.training.losses.shuffling import group_shuffle
 from embedkit.training.method import Batch, BatchSpec, Method, Presets, StepOutput, pooled, unit_embeddings
 from embedkit.training.self_supervision import JointConfig, SelfSupervision
 
@@ -53,6 +55,13 @@ class ConGenConfig(JointConfig):
     temperature: float = setting(0.05, "of the student's distributions; Mini and Small 0.07", above=0)
     teacher_temperature: float = setting(0.05, "of the teacher's distribution; all sizes 0.05", above=0)
     control: float = setting(0.5, "weight of view 1; view 2 has the rest", minimum=0, maximum=1)
+    group_mass: float | None = setting(
+        None,
+        "p of DistillCSE: the teacher's probabilities are shuffled in groups that hold so much; default: none are",
+        above=0,
+        maximum=1,
+    )
+    group_ranks: int = setting(1024, "how many of the most probable keys group_mass shuffles", minimum=1)
 
 
 class ConGen(Method):
@@ -82,6 +91,7 @@ class ConGen(Method):
         self.queues = nn.ModuleList(
             VectorQueue(config.queue_size, width, seed=seed) for width in teacher_dimensions
         )
+        self.shuffle = group_shuffle(config.group_mass, config.group_ranks)
         self.self_supervision = SelfSupervision.beside(encoder, config, seed=seed)
 
     def forward(self, batch: Batch) -> StepOutput:
@@ -96,6 +106,7 @@ class ConGen(Method):
             temperature=self.config.temperature,
             teacher_temperature=self.config.teacher_temperature,
             control=self.config.control,
+            shuffle=self.shuffle,
         )
         output = StepOutput(loss, carry={f"teacher{place}": rows for place, rows in enumerate(vectors)})
         if self.self_supervision is None:

@@ -19,7 +19,8 @@ part of the checkpoint; the unused projector of stage two is not built.
 
 Of several teachers, which the paper does not have, each has queues of its own width, filled with the same
 sentences, and targets are the average of their distributions. The student is scored against the first one's
-vectors and gets that one's width.
+vectors and gets that one's width. ``group_mass`` shuffles targets as DistillCSE (Xu et al., Findings of EMNLP
+2023) shuffles cosines.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.training.components.cross_view_queues import CrossViewQueues, QueueKind
 from embedkit.training.components.heads import fit_head
 from embedkit.training.losses.cross_view import Keys, Objective, cross_view_loss
+from embedkit.training.losses.shuffling import group_shuffle
 from embedkit.training.method import Batch, BatchSpec, Method, Presets, StepOutput, pooled, unit_embeddings
 from embedkit.training.self_supervision import JointConfig, SCTConfig, SelfSupervision
 
@@ -57,6 +59,17 @@ class SCTDistillationConfig(JointConfig):
     objective: Objective = setting("kl", "cross_entropy and contrastive are ablations")
     wiring: Literal["cross", "identical"] = setting("cross", "identical views are an ablation")
     queues: QueueKind = setting("two", "one is the same, and cheaper, where the teacher sees one view only")
+    group_mass: float | None = setting(
+        None,
+        "p of DistillCSE: the teacher's probabilities are shuffled in groups that hold so much; default: none are",
+        above=0,
+        maximum=1,
+    )
+    group_ranks: int = setting(1024, "how many of the most probable keys group_mass shuffles", minimum=1)
+
+    def __post_init__(self) -> None:
+        if self.objective == "contrastive" and self.group_mass is not None:
+            raise ConfigError("objective = contrastive has no probabilities that group_mass could shuffle")
 
 
 class SCT(Method):
@@ -125,6 +138,7 @@ class SCTDistillation(Method):
             CrossViewQueues(config.queue_size, width, kind=config.queues, seed=seed)
             for width in teacher_dimensions
         )
+        self.shuffle = group_shuffle(config.group_mass, config.group_ranks)
         self.self_supervision = SelfSupervision.beside(encoder, config, seed=seed)
 
     def forward(self, batch: Batch) -> StepOutput:
@@ -143,6 +157,7 @@ class SCTDistillation(Method):
             objective=self.config.objective,
             identical_view=self.config.wiring == "identical",
             weight=self.config.weight,
+            shuffle=self.shuffle,
         )
         carry = {
             f"teacher{place}.view{view}": vectors
