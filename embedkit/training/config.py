@@ -9,6 +9,7 @@ from typing import Any, Literal
 from embedkit.config import setting
 from embedkit.errors import ConfigError
 from embedkit.training.corpus import SourceConfig
+from embedkit.training.matryoshka import MatryoshkaConfig
 from embedkit.training.optim import OptimConfig
 from embedkit.training.teachers import TeacherConfig
 from embedkit.training.views import ViewsConfig
@@ -65,6 +66,7 @@ class RunConfig:
     teachers: tuple[TeacherConfig, ...] | None = setting(None, "instead of teacher, for methods that take several")
     optim: OptimConfig = setting(factory=OptimConfig)
     dev: DevConfig = setting(factory=DevConfig)
+    matryoshka: MatryoshkaConfig | None = setting(None, "for embeddings that can be cut, with any method")
     settings: dict[str, Any] = setting(factory=dict, doc="the method's own settings")
 
     def __post_init__(self) -> None:

@@ -107,11 +107,14 @@ class StepOutput:
         loss: scalar, to be minimised.
         metrics: detached scalars for the log.
         carry: detached tensors that :meth:`Learner.after_step` needs, a queue's new rows say.
+        embeddings: ``(B, D) float`` with gradient: what the encoder that is trained makes of the first view, as
+            it is exported, at any length; for losses that stand beside a method's own.
     """
 
     loss: Tensor
     metrics: Mapping[str, Tensor] = dataclasses.field(default_factory=dict)
     carry: Mapping[str, Tensor] = dataclasses.field(default_factory=dict)
+    embeddings: Tensor | None = None
 
 
 class Learner(nn.Module, ABC):

@@ -9,6 +9,7 @@ import pytest
 
 from embedkit.training.config import DevConfig, RunConfig, StudentConfig
 from embedkit.training.corpus import SourceConfig
+from embedkit.training.matryoshka import MatryoshkaConfig
 from embedkit.training.methods import METHODS
 from embedkit.training.optim import OptimConfig
 from embedkit.training.recipes import RECIPES
@@ -24,8 +25,19 @@ TABLES = {
     "`[teacher]`": TeacherConfig,
     "`[optim]`": OptimConfig,
     "`[dev]`": DevConfig,
+    "`[matryoshka]`": MatryoshkaConfig,
 }
-WITH_TABLES_OF_THEIR_OWN = {"student", "corpus", "views", "teacher", "teachers", "optim", "dev", "settings"}
+WITH_TABLES_OF_THEIR_OWN = {
+    "student",
+    "corpus",
+    "views",
+    "teacher",
+    "teachers",
+    "optim",
+    "dev",
+    "matryoshka",
+    "settings",
+}
 
 
 @pytest.mark.parametrize("heading", TABLES)

@@ -23,6 +23,7 @@ from embedkit.training.batches import BatchSource
 from embedkit.training.corpus import Corpus, SourceConfig
 from embedkit.training.loop import LoopConfig, train
 from embedkit.training.losses.cross_view import Keys, cross_view_loss
+from embedkit.training.matryoshka import Matryoshka, MatryoshkaConfig
 from embedkit.training.method import Method, pooled
 from embedkit.training.methods import METHODS
 from embedkit.training.optim import OptimConfig
@@ -82,10 +83,15 @@ SWITCHES = [
     ("distillcse", {"shuffle": "none"}),
     ("distillcse", {"teacher_weights": [1, 2]}),
 ]
+# Any method can stand inside Matryoshka.
+NESTED = [
+    *((name, {"matryoshka": [8, 4]}) for name in ("sct", "sct-distillation", "bsl", "distillcse", "ckd")),
+    ("mse", {"matryoshka": [12], "joint": True}),
+]
 # Those that can have SCT's loss beside their own.
 JOINT = [name for name, entry in METHODS.items() if issubclass(entry.config, JointConfig)]
 # Every method with its defaults, and every switch of those that have some.
-CASES = [*((name, {}) for name in METHODS if name != "sct"), *SWITCHES]
+CASES = [*((name, {}) for name in METHODS if name != "sct"), *SWITCHES, *NESTED]
 
 
 def shrink(config: type[Any]) -> dict[str, Any]:
@@ -161,8 +167,9 @@ def make(make_encoder, corpus) -> Callable[..., tuple[Method, BatchSource]]:
     def make(
         name: str, settings: dict[str, Any] | None = None, *, batch_size: int = 6
     ) -> tuple[Method, BatchSource]:
-        entry = METHODS[name]
-        config = from_mapping(entry.config, merge(shrink(entry.config), settings or {}))
+        entry, settings = METHODS[name], dict(settings or {})
+        nested = settings.pop("matryoshka", None)
+        config = from_mapping(entry.config, merge(shrink(entry.config), settings))
         teachers = [Teacher()] if entry.batch_spec.teacher else []
         if entry.batch_spec.several_teachers and getattr(config, "objective", None) != "contrastive":
             teachers.append(WideTeacher())
@@ -176,6 +183,8 @@ def make(make_encoder, corpus) -> Callable[..., tuple[Method, BatchSource]]:
             views=ViewsConfig(second="deletion"),
             teachers=teachers,
         )
+        if nested is not None:
+            method = Matryoshka(method, MatryoshkaConfig(dimensions=nested))
         return method.train(), batches
 
     return make
@@ -219,6 +228,15 @@ class TestStep:
         assert output.loss.shape == ()
         assert output.loss.dtype == torch.float32
         assert not any(tensor.requires_grad for tensor in (*output.metrics.values(), *output.carry.values()))
+
+    def test_its_embeddings_are_what_the_encoder_makes_of_the_first_view(self, make, name, settings):
+        method, batches = make(name, settings)
+        batch = batches.batch(0)
+        found = method.eval()(batch).embeddings
+        assert found.requires_grad
+        expected = torch.cat([method.encoder(ids, mask) for ids, mask in batch.views[0].chunks])
+        units = functional.normalize(expected[batch.views[0].order], dim=1)
+        assert torch.allclose(functional.normalize(found, dim=1), units, atol=1e-5)
 
     def test_the_same_seed_gives_the_same_method(self, make, name, settings):
         torch.manual_seed(1)

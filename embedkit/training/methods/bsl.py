@@ -82,19 +82,15 @@ class BSL(Method):
     def forward(self, batch: Batch) -> StepOutput:
         """Both views' distance from what the target makes of the other."""
         first, second = batch.views
-        predictions = self._predict(first), self._predict(second)
-        return StepOutput(
-            bootstrap_loss(predictions, (self._aim(first), self._aim(second)), scale=self.config.scale)
-        )
+        embeddings = pooled(self.encoder, first), pooled(self.encoder, second)
+        # A view at a time, so that batch normalisation sees each view alone.
+        predictions = self.predictor(embeddings[0]), self.predictor(embeddings[1])
+        loss = bootstrap_loss(predictions, (self._aim(first), self._aim(second)), scale=self.config.scale)
+        return StepOutput(loss, embeddings=embeddings[0])
 
     def after_step(self, outputs: Sequence[StepOutput]) -> None:  # noqa: ARG002 - the weights say it all
         """Let the target follow the encoder, one move for each optimizer step."""
         self.target.update(self.encoder)
-
-    def _predict(self, view: View) -> Tensor:
-        """A view at a time, so that batch normalisation sees each view alone."""
-        predictions: Tensor = self.predictor(pooled(self.encoder, view))
-        return predictions
 
     @torch.no_grad()
     def _aim(self, view: View) -> Tensor:

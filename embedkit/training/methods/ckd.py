@@ -83,7 +83,7 @@ class CKD(Method):
         student = unit_embeddings(self.encoder, embeddings[0])
         keys = Keys(self.queue.rows, teacher)
         loss = contrastive_distillation_loss(student, keys, temperature=self.config.temperature)
-        output = StepOutput(loss, carry={"teacher": teacher})
+        output = StepOutput(loss, carry={"teacher": teacher}, embeddings=student)
         if self.self_supervision is None:
             return output
         return self.self_supervision.add_to(output, self.encoder, batch, embeddings)

@@ -99,8 +99,9 @@ class ConGen(Method):
         embeddings = pooled(self.encoder, batch.views[0]), pooled(self.encoder, batch.views[1])
         vectors = [teacher[0] for teacher in batch.teachers]
         keys = [Keys(queue.rows, rows) for queue, rows in zip(self._queues, vectors, strict=True)]
+        students = unit_embeddings(self.encoder, embeddings[0]), unit_embeddings(self.encoder, embeddings[1])
         loss = congen_loss(
-            (unit_embeddings(self.encoder, embeddings[0]), unit_embeddings(self.encoder, embeddings[1])),
+            students,
             keys[0],
             others=keys[1:],
             temperature=self.config.temperature,
@@ -108,7 +109,8 @@ class ConGen(Method):
             control=self.config.control,
             shuffle=self.shuffle,
         )
-        output = StepOutput(loss, carry={f"teacher{place}": rows for place, rows in enumerate(vectors)})
+        carry = {f"teacher{place}": rows for place, rows in enumerate(vectors)}
+        output = StepOutput(loss, carry=carry, embeddings=students[0])
         if self.self_supervision is None:
             return output
         return self.self_supervision.add_to(output, self.encoder, batch, embeddings)

@@ -110,8 +110,9 @@ class DistillCSE(Method):
     def forward(self, batch: Batch) -> StepOutput:
         """InfoNCE of two passes, plus distillation into the first."""
         config = self.config
-        first, second = (self.head(pooled(self.encoder, batch.views[0])) for _ in range(2))
-        contrast = info_nce(first, second, temperature=config.contrastive_temperature)
+        embeddings, again = (pooled(self.encoder, batch.views[0]) for _ in range(2))
+        first = self.head(embeddings)
+        contrast = info_nce(first, self.head(again), temperature=config.contrastive_temperature)
         targets = average_cosines([vectors[0] for vectors in batch.teachers], self.weights)
         if self.grouping is not None:
             targets = shuffle_within_groups(targets, self.grouping)
@@ -122,7 +123,7 @@ class DistillCSE(Method):
             teacher_temperature=config.teacher_temperature,
         )
         parts = {"contrastive": contrast.detach(), "distillation": distillation.detach()}
-        return StepOutput(contrast + config.distillation * distillation, parts)
+        return StepOutput(contrast + config.distillation * distillation, parts, embeddings=embeddings)
 
 
 def teacher_weights(config: DistillCSEConfig, count: int) -> tuple[float, ...]:

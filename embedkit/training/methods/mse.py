@@ -63,7 +63,7 @@ class MSE(Method):
         """Mean squared distance of unit rows, plus ``L_SCT`` when joint."""
         embeddings = [pooled(self.encoder, view) for view in batch.views]
         student = unit_embeddings(self.encoder, embeddings[0])
-        output = StepOutput(squared_distance(student, batch.teacher[0]))
+        output = StepOutput(squared_distance(student, batch.teacher[0]), embeddings=student)
         if self.self_supervision is None:
             return output
         return self.self_supervision.add_to(output, self.encoder, batch, embeddings)

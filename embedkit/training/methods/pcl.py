@@ -97,16 +97,22 @@ class PCL(Method):
 
     def forward(self, batch: Batch) -> StepOutput:
         """Cooperation of both networks, and the contrast of each."""
-        main = _embed(self.encoder, self.head, batch)
-        peer = _embed(self.peer or self.encoder, self.peer_head or self.head, batch)
+        embeddings = _embed(self.encoder, batch)
+        main = _through(self.head, embeddings)
+        peer = _through(self.peer_head or self.head, _embed(self.peer or self.encoder, batch))
         losses, temperature = _LOSSES[self.config.preset], self.config.temperature
         cooperation = cooperation_loss(main, peer, temperature=temperature, reduction=losses.reduction)
         contrast = losses.contrast(main, temperature=temperature) + losses.contrast(peer, temperature=temperature)
         loss = self.config.cooperation * cooperation + self.config.contrast * contrast
-        return StepOutput(loss, {"cooperation": cooperation.detach(), "contrast": contrast.detach()})
+        parts = {"cooperation": cooperation.detach(), "contrast": contrast.detach()}
+        return StepOutput(loss, parts, embeddings=embeddings[0])
 
 
-def _embed(encoder: SentenceEncoder, head: nn.Module, batch: Batch) -> Embedded:
-    """One network's embeddings of the anchors and of their positives, through its head."""
-    anchors, *positives = (head(pooled(encoder, view)) for view in batch.views)
+def _embed(encoder: SentenceEncoder, batch: Batch) -> list[Tensor]:
+    """One network's embeddings of the anchors and of each positive, before its head."""
+    return [pooled(encoder, view) for view in batch.views]
+
+
+def _through(head: nn.Module, embeddings: list[Tensor]) -> Embedded:
+    anchors, *positives = map(head, embeddings)
     return Embedded(anchors, torch.stack(positives, dim=1))

@@ -93,7 +93,7 @@ class SCT(Method):
         """``L_SCT`` of two views."""
         embeddings = pooled(self.encoder, batch.views[0]), pooled(self.encoder, batch.views[1])
         loss, carry = self.self_supervision(self.encoder, batch, embeddings)
-        return StepOutput(loss, carry=carry)
+        return StepOutput(loss, carry=carry, embeddings=embeddings[0])
 
     def after_step(self, outputs: Sequence[StepOutput]) -> None:
         """Fill the queues with the batch's reference vectors; move the average if there is one."""
@@ -148,8 +148,9 @@ class SCTDistillation(Method):
             (Keys(queues.rows[0], first), Keys(queues.rows[1], second))
             for queues, (first, second) in zip(self._queues, batch.teachers, strict=True)
         ]
+        students = unit_embeddings(self.encoder, embeddings[0]), unit_embeddings(self.encoder, embeddings[1])
         loss = cross_view_loss(
-            (unit_embeddings(self.encoder, embeddings[0]), unit_embeddings(self.encoder, embeddings[1])),
+            students,
             keys[0],
             others=keys[1:],
             temperature=self.config.temperature,
@@ -164,7 +165,7 @@ class SCTDistillation(Method):
             for place, teacher in enumerate(batch.teachers)
             for view, vectors in enumerate(teacher)
         }
-        output = StepOutput(loss, carry=carry)
+        output = StepOutput(loss, carry=carry, embeddings=students[0])
         if self.self_supervision is None:
             return output
         return self.self_supervision.add_to(output, self.encoder, batch, embeddings)

@@ -66,5 +66,6 @@ class SimCSE(Method):
 
     def forward(self, batch: Batch) -> StepOutput:
         """InfoNCE of two passes, each with dropout masks of its own."""
-        first, second = (self.head(pooled(self.encoder, batch.views[0])) for _ in range(2))
-        return StepOutput(info_nce(first, second, temperature=self.config.temperature))
+        embeddings, again = (pooled(self.encoder, batch.views[0]) for _ in range(2))
+        loss = info_nce(self.head(embeddings), self.head(again), temperature=self.config.temperature)
+        return StepOutput(loss, embeddings=embeddings)

@@ -21,13 +21,14 @@ from embedkit.training.checkpoint import TrainState
 from embedkit.training.config import RunConfig
 from embedkit.training.corpus import Corpus
 from embedkit.training.loop import LoopConfig, train
+from embedkit.training.matryoshka import Matryoshka
 from embedkit.training.method import Learner, Method
 from embedkit.training.methods import METHODS
 from embedkit.training.optim import OptimConfig
 from embedkit.training.run_folder import RunFolder
 from embedkit.training.teachers import TeacherVectors, load_vectors
 
-__all__ = ["Control", "Materials", "prepare", "run_stage", "stage_batches", "to_device", "train_stage"]
+__all__ = ["Control", "Materials", "nested", "prepare", "run_stage", "stage_batches", "to_device", "train_stage"]
 
 logger = logging.getLogger(__name__)
 
@@ -102,7 +103,16 @@ def train_stage(
     batches = stage_batches(method_name, settings, optim, config, materials, encoder)
     pairs = materials.dev
     evaluate = None if pairs is None else lambda: evaluate_pairs(TorchEncoder(encoder), pairs)
-    return run_stage(method, batches, optim, config, folder, control, evaluate)
+    return run_stage(nested(method, config), batches, optim, config, folder, control, evaluate)
+
+
+def nested(method: Method, config: RunConfig) -> Method:
+    """A method as the run trains it: inside :class:`Matryoshka` if the configuration has such a table.
+
+    Raises:
+        ConfigError: a dimension is not below the width of the method's embeddings.
+    """
+    return method if config.matryoshka is None else Matryoshka(method, config.matryoshka)
 
 
 def run_stage(

@@ -16,7 +16,7 @@ from embedkit.training.losses.peer_contrast import (
     copy_contrast_loss,
     every_positive_contrast_loss,
 )
-from embedkit.training.methods.pcl import PCL, PCLConfig, _embed
+from embedkit.training.methods.pcl import PCL, PCLConfig, _embed, _through
 from embedkit.training.recipes.run import resolve
 from embedkit.training.views import ViewsConfig
 
@@ -64,7 +64,7 @@ def test_the_order_of_positives_is_the_authors():
 
 
 def test_anchor_and_nine_positives(make, make_batch):
-    embedded = _embed(make().encoder, make().head, make_batch())
+    embedded = _through(make().head, _embed(make().encoder, make_batch()))
     assert embedded.anchors.shape == (4, 16)
     assert embedded.positives.shape == (4, 9, 16)
 
@@ -72,15 +72,15 @@ def test_anchor_and_nine_positives(make, make_batch):
 @pytest.mark.parametrize("count", [1, 3, 4])
 def test_the_user_may_name_the_positives(make, make_batch, count):
     batch = make_batch(positives=("none", "shuffle", "inversion", "deletion")[:count])
-    assert _embed(make().encoder, make().head, batch).positives.shape[1] == count
+    assert _through(make().head, _embed(make().encoder, batch)).positives.shape[1] == count
     assert make()(batch).loss.isfinite()
 
 
 def test_without_changes_positives_differ_from_the_anchor_by_dropout_alone(make, make_batch):
     method, batch = make(), make_batch(positives=("none",))
-    embedded = _embed(method.encoder, method.head, batch)
+    embedded = _through(method.head, _embed(method.encoder, batch))
     assert not torch.allclose(embedded.anchors, embedded.positives[:, 0])
-    embedded = _embed(method.eval().encoder, method.head, batch)
+    embedded = _through(method.head, _embed(method.eval().encoder, batch))
     assert torch.allclose(embedded.anchors, embedded.positives[:, 0])
 
 
@@ -116,7 +116,8 @@ def test_presets_are_the_losses_of_code_and_paper(make, make_batch, preset, redu
     method, batch = make(preset=preset, cooperation=2.0, contrast=0.5, temperature=0.1).eval(), make_batch()
     with torch.no_grad():
         main, peer = (
-            _embed(*network, batch) for network in ((method.encoder, method.head), (method.peer, method.peer_head))
+            _through(head, _embed(encoder, batch))
+            for encoder, head in ((method.encoder, method.head), (method.peer, method.peer_head))
         )
         cooperation = cooperation_loss(main, peer, temperature=0.1, reduction=reduction)
         contrast = contrast_loss(main, temperature=0.1) + contrast_loss(peer, temperature=0.1)
