@@ -25,6 +25,7 @@ class MatryoshkaConfig:
     dimensions: tuple[int, ...] = setting(doc="each below the embedding's width, e.g. [128, 64]")
     weight: float = setting(1.0, "of the nested loss beside the method's own", above=0)
     temperature: float = setting(0.05, "of its distributions", above=0)
+    rotate: bool = setting(True, "turn teachers' vectors to their principal axes; their cosines stay")
 
     def __post_init__(self) -> None:
         if not self.dimensions or min(self.dimensions) < 1 or len({*self.dimensions}) < len(self.dimensions):

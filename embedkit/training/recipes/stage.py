@@ -25,6 +25,7 @@ from embedkit.training.matryoshka import Matryoshka
 from embedkit.training.method import Learner, Method
 from embedkit.training.methods import METHODS
 from embedkit.training.optim import OptimConfig
+from embedkit.training.rotation import RotatedVectors
 from embedkit.training.run_folder import RunFolder
 from embedkit.training.teachers import TeacherVectors, load_vectors
 
@@ -66,10 +67,13 @@ def prepare(config: RunConfig, control: Control, *, teacher: bool) -> Materials:
     pairs = load_scored_pairs(config.resolve(config.dev.pairs), split="validation") if config.dev.pairs else None
     sources = [dataclasses.replace(source, path=config.resolve(source.path)) for source in config.corpus]
     corpus = Corpus.prepare(sources, Path(config.cache), show_progress=control.show_progress)
-    vectors = []
+    vectors: list[TeacherVectors] = []
     for named in config.every_teacher if teacher else ():
         found = dataclasses.replace(named, source=config.resolve(named.source))
         vectors.append(load_vectors(found, corpus, Path(config.cache), show_progress=control.show_progress))
+    if config.matryoshka is not None and config.matryoshka.rotate:
+        # What imitates vectors has their first dimensions, which of a teacher mean nothing in particular.
+        vectors = [RotatedVectors(one, len(corpus)) for one in vectors]
     return Materials(corpus, tuple(vectors), pairs)
 
 

@@ -19,7 +19,8 @@ from embedkit.training.method import BatchSpec, Method, StepOutput
 from embedkit.training.methods.sct import SCT, SCTConfig
 from embedkit.training.methods.simcse import SimCSE, SimCSEConfig
 from embedkit.training.recipes.run import resolve, run
-from embedkit.training.recipes.stage import Control
+from embedkit.training.recipes.stage import Control, prepare
+from embedkit.training.rotation import RotatedVectors
 from embedkit.training.views import ViewsConfig
 
 QUIET = Control(show_progress=False)
@@ -155,6 +156,15 @@ class TestRuns:
         assert run(resolve({**mapping, **stages}), tmp_path / "run", QUIET).finished
         for folder in (tmp_path / "run" / "self-supervised", tmp_path / "run"):
             assert "matryoshka" in json.loads((folder / "metrics.jsonl").read_text().splitlines()[0])
+
+    @pytest.mark.parametrize("rotate", [True, False])
+    def test_teachers_are_turned_unless_the_table_says_no(self, mapping, rotate):
+        table = {"dimensions": [4], "rotate": rotate}
+        config = resolve(
+            {**mapping, "method": "mse", "settings": {}, "teacher": {"source": "start"}, "matryoshka": table}
+        )
+        (teacher,) = prepare(config, QUIET, teacher=True).teachers
+        assert isinstance(teacher, RotatedVectors) == rotate
 
     def test_without_the_table_nothing_is_added(self, mapping, tmp_path):
         del mapping["matryoshka"]

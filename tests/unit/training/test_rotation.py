@@ -1,0 +1,92 @@
+"""Principal axes: no cosine changes, and the first dimensions say most."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from embedkit.training.rotation import RotatedVectors, principal_axes
+
+ROWS = 300
+
+
+def units(rows):
+    return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
+
+
+class Teacher:
+    """Vectors that say most along a few directions, none of which is an axis."""
+
+    name, fingerprint, dimension = "slanted", "b" * 64, 12
+
+    def __init__(self):
+        generator = np.random.default_rng(0)
+        slant = np.linalg.qr(generator.standard_normal((12, 12)))[0]
+        self.table = units(
+            (0.3 + generator.standard_normal((2, ROWS, 12)) * 0.6 ** np.arange(12)).reshape(-1, 12) @ slant
+        )
+        self.largest = 0
+
+    def read(self, rows, view):
+        self.largest = max(self.largest, len(rows))
+        return self.table.reshape(2, ROWS, 12)[view, rows]
+
+
+@pytest.fixture
+def teacher():
+    return Teacher()
+
+
+ALL = np.arange(ROWS)
+
+
+def cut_error(vectors, width):
+    """How far cosines of the first dimensions are from those of all, on average."""
+    cut = units(vectors[:, :width])
+    return np.abs(cut @ cut.T - vectors @ vectors.T).mean()
+
+
+@pytest.mark.parametrize("view", [0, 1])
+def test_cosines_stay(teacher, view):
+    found, plain = RotatedVectors(teacher, ROWS).read(ALL, view), teacher.read(ALL, view)
+    assert found.dtype == np.float32
+    assert found @ found.T == pytest.approx(plain @ plain.T, abs=1e-5)
+
+
+@pytest.mark.parametrize("width", [2, 4, 8])
+def test_first_dimensions_come_closer_to_all(teacher, width):
+    found = RotatedVectors(teacher, ROWS).read(ALL, 0)
+    assert cut_error(found, width) < 0.6 * cut_error(teacher.read(ALL, 0), width)
+
+
+def test_the_two_views_are_turned_alike(teacher):
+    turned, first, second = RotatedVectors(teacher, ROWS), teacher.read(ALL, 0), teacher.read(ALL, 1)
+    assert turned.read(ALL, 0) @ turned.read(ALL, 1).T == pytest.approx(first @ second.T, abs=1e-5)
+
+
+def test_who_it_is_stays(teacher):
+    turned = RotatedVectors(teacher, ROWS)
+    assert (turned.name, turned.fingerprint, turned.dimension) == ("slanted", "b" * 64, 12)
+
+
+def test_a_long_corpus_is_sampled(teacher, monkeypatch):
+    monkeypatch.setattr("embedkit.training.rotation._SAMPLE", 50)
+    monkeypatch.setattr("embedkit.training.rotation._CHUNK", 20)
+    found = RotatedVectors(teacher, ROWS)
+    assert teacher.largest == 20
+    vectors = teacher.read(np.linspace(0, ROWS - 1, 50).astype(int), 0)
+    energy = (found.read(np.linspace(0, ROWS - 1, 50).astype(int), 0) ** 2).sum(axis=0)
+    assert energy == pytest.approx(np.linalg.eigvalsh(vectors.T @ vectors)[::-1], abs=1e-3)
+
+
+@given(st.integers(0, 2**32), st.integers(1, 8), st.integers(1, 20))
+@settings(max_examples=30, deadline=None)
+def test_axes_are_orthogonal_and_fall_in_weight(seed, width, rows):
+    vectors = np.random.default_rng(seed).standard_normal((rows, width))
+    axes = principal_axes(vectors.T @ vectors)
+    assert axes.T @ axes == pytest.approx(np.eye(width), abs=1e-8)
+    energy = ((vectors @ axes) ** 2).sum(axis=0)
+    assert np.all(np.diff(energy) <= 1e-8)
+    assert np.all(axes[np.abs(axes).argmax(axis=0), np.arange(width)] > 0)
