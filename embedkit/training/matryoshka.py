@@ -23,8 +23,8 @@ class MatryoshkaConfig:
     """Widths to which embeddings may be cut."""
 
     dimensions: tuple[int, ...] = setting(doc="each below the embedding's width, e.g. [128, 64]")
-    weight: float = setting(1.0, "of the nested loss beside the method's own", above=0)
-    temperature: float = setting(0.05, "of its distributions", above=0)
+    weight: float = setting(0.1, "of the nested loss beside the method's own", above=0)
+    temperature: float = setting(0.2, "of its distributions", above=0)
     rotate: bool = setting(True, "turn teachers' vectors to their principal axes; their cosines stay")
 
     def __post_init__(self) -> None:

@@ -3,8 +3,9 @@
 The idea of nested dimensions is Kusupati et al., "Matryoshka Representation Learning", NeurIPS 2022.
 
 Differs from the paper, which computes the task's own loss again for every d: here the cosines of all dimensions
-are the target for those of the first d. That asks nothing of the task's loss, its queues or its teacher, and
-leaves the embedding of full width to the task's loss alone.
+are the target for those of the first d, without gradient. That asks nothing of the task's loss, its queues or its
+teacher. The first d dimensions are part of the whole, though: a large weight holds back what separates sentences,
+because sentences that are all alike are so by any dimensions.
 """
 
 from __future__ import annotations
