@@ -101,8 +101,9 @@ def _print_settings(name: str, row: dict[str, Any]) -> None:
 
 
 def _print_rows(rows: dict[str, Any], prefix: str) -> None:
+    settings = {key: value for key, value in rows.items() if "default" in value and "doc" in value}
+    for key, value in settings.items():
+        print(f"  {prefix + key:<42} {value['default']!s:<10} {value['doc']}")
     for key, value in rows.items():
-        if "default" in value and "doc" in value:
-            print(f"  {prefix + key:<42} {value['default']!s:<10} {value['doc']}")
-        else:
+        if key not in settings:
             _print_rows(value, f"{prefix}{key}.")
