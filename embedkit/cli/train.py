@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import logging
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from embedkit.training.config import RunConfig
 
 __all__ = ["EXAMPLES", "HELP", "configure", "run"]
+
+logger = logging.getLogger(__name__)
 
 HELP = "train a small encoder from text, with or without a teacher"
 EXAMPLES = """
@@ -83,6 +86,7 @@ def run(arguments: argparse.Namespace) -> int | None:
         return None
     with _stop_flag() as should_stop:
         state = train(config, folder, Control(arguments.resume, should_stop))
+    _report(folder)
     _print(state, folder, as_json=arguments.json)
     return None if state.finished else 130
 
@@ -143,6 +147,20 @@ def _stop_flag() -> Iterator[Callable[[], bool]]:
     finally:
         for number, handler in zip(signals, before, strict=True):
             signal.signal(number, handler)
+
+
+def _report(folder: Path) -> None:
+    """Draw the run's curves, if they can be drawn: what was trained does not hang on it."""
+    from embedkit.errors import EmbedkitError
+
+    try:
+        from embedkit.training.run_report import write_report
+
+        logger.info("curves: %s", write_report(folder))
+    except ModuleNotFoundError as error:
+        logger.info("no report: %s is not installed; `embedkit report %s` says what brings it", error.name, folder)
+    except EmbedkitError as error:
+        logger.warning("no report: %s", error)
 
 
 def _print(state: TrainState, folder: Path, *, as_json: bool) -> None:

@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import json
-import platform
-import sys
 from collections.abc import Mapping
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import tomli_w
-import torch
 
 from embedkit.atomic import atomic_file, storage_errors
 from embedkit.config import load_toml
 from embedkit.errors import ConfigError
 
 __all__ = ["RunFolder"]
-
-_PACKAGES = ("embedkit", "torch", "transformers", "tokenizers", "numpy", "onnx", "onnxruntime")
 
 
 class RunFolder:
@@ -34,6 +28,7 @@ class RunFolder:
         self.config = self.path / "config.toml"
         self.metrics = self.path / "metrics.jsonl"
         self.card = self.path / "run.json"
+        self.environment = self.path / "environment.json"
         self.last = self.path / "checkpoints" / "last.safetensors"
         self.best = self.path / "checkpoints" / "best"
         self.initial = self.path / "initial"
@@ -53,12 +48,12 @@ class RunFolder:
         if changed:
             raise ConfigError(f"{self.path} was started with other settings: {', '.join(changed)}")
 
-    def start(self, config: Mapping[str, Any], *, resume: bool) -> None:
+    def start(self, config: Mapping[str, Any], environment: Mapping[str, Any], *, resume: bool) -> None:
         """:meth:`check`; write the resolved configuration and the environment of a new run."""
         self.check(config, resume=resume)
         if not self.config.exists():
             self._write(self.config, tomli_w.dumps(dict(config)))
-            self._write(self.path / "environment.json", json.dumps(_environment(), indent=1))
+            self._write(self.environment, json.dumps(environment, indent=1))
 
     def log(self, record: Mapping[str, Any]) -> None:
         """Append a line to metrics.jsonl."""
@@ -81,23 +76,6 @@ class RunFolder:
     def _write(self, path: Path, text: str) -> None:
         with atomic_file(path) as temporary:
             temporary.write_text(text, encoding="utf-8")
-
-
-def _environment() -> dict[str, Any]:
-    versions: dict[str, str | None] = {}
-    for package in _PACKAGES:
-        try:
-            versions[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            versions[package] = None
-    cuda = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-    return {
-        "python": sys.version.split()[0],
-        "platform": platform.platform(),
-        "threads": torch.get_num_threads(),
-        "cuda": cuda,
-        "packages": versions,
-    }
 
 
 def _changes(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> set[str]:

@@ -16,6 +16,7 @@ from embedkit.config import from_mapping, to_mapping
 from embedkit.errors import ConfigError
 from embedkit.training.checkpoint import TrainState
 from embedkit.training.config import RunConfig
+from embedkit.training.environment import environment
 from embedkit.training.methods import METHODS, MethodEntry
 from embedkit.training.recipes import RECIPES, RecipeEntry
 from embedkit.training.recipes.stage import Control, Materials, prepare, train_stage
@@ -82,7 +83,7 @@ def run(config: RunConfig, folder: str | Path, control: Control | None = None) -
     with _threads(config.threads):
         encoder = build_student(config)
         encoder.name = config.name or place.path.name
-        place.start(to_mapping(config), resume=control.resume)
+        place.start(to_mapping(config), environment(), resume=control.resume)
         if not place.initial.exists():
             encoder.save(place.initial)
         entry = find_method(config.method)

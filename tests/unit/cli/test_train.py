@@ -14,6 +14,7 @@ import tomllib
 import pytest
 
 from embedkit.cli.main import main
+from embedkit.errors import StorageError
 from embedkit.modeling.initialisation import random
 from embedkit.modeling.sizes import Size
 from embedkit.runtime.tokenization import Tokenizer
@@ -177,6 +178,30 @@ class TestTraining:
         assert "corpus texts: 36 rows of 36 read" in captured.err
         assert (run / "model" / "model.safetensors").exists()
 
+    def test_its_curves_are_drawn(self, command, capsys, tmp_path):
+        run = tmp_path / "runs" / "small"
+        assert main([*command, "--steps", "2"]) == 0
+        assert f"curves: {run}/report.html" in capsys.readouterr().err
+        assert "finished" in (run / "report.html").read_text(encoding="utf-8")
+        assert (run / "curves.png").exists()
+
+    @pytest.mark.usefixtures("no_matplotlib")
+    def test_a_run_does_not_hang_on_matplotlib(self, command, capsys, tmp_path):
+        run = tmp_path / "runs" / "small"
+        assert main([*command, "--steps", "2"]) == 0
+        assert f"no report: matplotlib is not installed; `embedkit report {run}` says" in capsys.readouterr().err
+        assert (run / "run.json").exists()
+        assert not (run / "report.html").exists()
+
+    def test_a_run_does_not_hang_on_its_report(self, command, capsys, tmp_path, monkeypatch):
+        def refuse(_curves, path):
+            raise StorageError(28, f"cannot write {path}: No space left on device")
+
+        monkeypatch.setattr("embedkit.training.run_report.write_png", refuse)
+        assert main([*command, "--steps", "2"]) == 0
+        assert "warning: no report: " in capsys.readouterr().err
+        assert (tmp_path / "runs" / "small" / "run.json").exists()
+
     def test_result_in_json(self, command, capsys, tmp_path):
         dev = tmp_path / "dev.tsv"
         dev.write_text("the cat\ta cat\t5\nthe cat\ta dog\t1\nmy sister\tthe king\t2\n")
@@ -206,6 +231,7 @@ class TestTraining:
         stopped = re.fullmatch(r"stopped after step (\d+); go on with the same command and --resume\n", out)
         assert 10 <= int(stopped[1]) < 200
         assert "Traceback" not in err
+        assert "not finished" in (run / "report.html").read_text(encoding="utf-8")
         assert not (run / "model").exists()
 
         assert main([*command, "-q"]) == 1

@@ -11,6 +11,7 @@ from embedkit.errors import ConfigError, StorageError
 from embedkit.training.run_folder import RunFolder
 
 CONFIG = {"method": "sct", "seed": 1, "optim": {"lr": 5e-4, "steps": 3}, "corpus": [{"path": "a.txt"}]}
+ENVIRONMENT = {"python": "3.11.7", "packages": {"torch": "2.13.0"}}
 
 
 @pytest.fixture
@@ -19,11 +20,15 @@ def folder(tmp_path):
 
 
 def test_a_new_run_writes_configuration_and_environment(folder):
-    folder.start(CONFIG, resume=False)
+    folder.start(CONFIG, ENVIRONMENT, resume=False)
     assert load_toml(folder.config) == CONFIG
-    environment = json.loads((folder.path / "environment.json").read_text())
-    assert environment["packages"]["torch"]
-    assert set(environment) == {"python", "platform", "threads", "cuda", "packages"}
+    assert json.loads(folder.environment.read_text()) == ENVIRONMENT
+
+
+def test_a_resumed_run_keeps_the_environment_that_it_began_in(folder):
+    folder.start(CONFIG, ENVIRONMENT, resume=False)
+    folder.start(CONFIG, {"python": "3.14.0"}, resume=True)
+    assert json.loads(folder.environment.read_text()) == ENVIRONMENT
 
 
 def test_looking_writes_nothing(folder):
@@ -33,14 +38,14 @@ def test_looking_writes_nothing(folder):
 
 
 def test_a_second_run_is_refused_unless_it_resumes(folder):
-    folder.start(CONFIG, resume=False)
+    folder.start(CONFIG, ENVIRONMENT, resume=False)
     with pytest.raises(ConfigError, match="already holds a run; add --resume"):
-        folder.start(CONFIG, resume=False)
-    folder.start(CONFIG, resume=True)
+        folder.start(CONFIG, ENVIRONMENT, resume=False)
+    folder.start(CONFIG, ENVIRONMENT, resume=True)
 
 
 def test_resuming_where_nothing_is_starts(folder):
-    folder.start(CONFIG, resume=True)
+    folder.start(CONFIG, ENVIRONMENT, resume=True)
     assert load_toml(folder.config) == CONFIG
 
 
@@ -55,9 +60,9 @@ def test_resuming_where_nothing_is_starts(folder):
     ],
 )
 def test_resuming_with_other_settings_names_them(folder, changes, named):
-    folder.start(CONFIG, resume=False)
+    folder.start(CONFIG, ENVIRONMENT, resume=False)
     with pytest.raises(ConfigError, match=f"with other settings: {named}$"):
-        folder.start({**CONFIG, **changes}, resume=True)
+        folder.start({**CONFIG, **changes}, ENVIRONMENT, resume=True)
     assert load_toml(folder.config) == CONFIG
 
 
@@ -66,7 +71,7 @@ class TestMetrics:
         return [json.loads(line) for line in folder.metrics.read_text().splitlines()]
 
     def test_rewinding_drops_what_will_be_repeated(self, folder):
-        folder.start(CONFIG, resume=False)
+        folder.start(CONFIG, ENVIRONMENT, resume=False)
         for step in (10, 20, 20, 30):
             folder.log({"step": step, "loss": 1.0})
         folder.rewind(20)
@@ -75,7 +80,7 @@ class TestMetrics:
         assert self.lines(folder) == []
 
     def test_rewinding_drops_a_line_that_a_kill_tore(self, folder):
-        folder.start(CONFIG, resume=False)
+        folder.start(CONFIG, ENVIRONMENT, resume=False)
         folder.log({"step": 10})
         with folder.metrics.open("a") as file:
             file.write('{"step": 1')
@@ -87,13 +92,13 @@ class TestMetrics:
         assert not folder.metrics.exists()
 
     def test_a_full_disk_is_told(self, folder):
-        folder.start(CONFIG, resume=False)
+        folder.start(CONFIG, ENVIRONMENT, resume=False)
         folder.metrics.mkdir()
         with pytest.raises(StorageError, match=r"cannot write .*metrics\.jsonl"):
             folder.log({"step": 1})
 
 
 def test_the_card_is_what_export_reads(folder):
-    folder.start(CONFIG, resume=False)
+    folder.start(CONFIG, ENVIRONMENT, resume=False)
     folder.finish({"name": "one"})
     assert json.loads(folder.card.read_text()) == {"name": "one"}

@@ -1,0 +1,206 @@
+"""The report of a run: one page with its curves, its figures and all that decided them."""
+
+from __future__ import annotations
+
+import dataclasses
+import html
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from embedkit.atomic import atomic_file
+from embedkit.config import load_toml
+from embedkit.errors import DataError
+from embedkit.training.run_curves import RunCurves, read_curves
+from embedkit.training.run_figures import COLOURS, draw_svg, write_png
+from embedkit.training.run_folder import RunFolder
+
+__all__ = ["write_report"]
+
+_STYLE = """
+:root { color-scheme: light dark; --page: #fff; --text: #1f2328; --card: #f6f8fa; VARIABLES }
+@media (prefers-color-scheme: dark) {
+  :root { --page: #0d1117; --text: #e6edf3; --card: #161b22;
+          --ink: #9198a1; --rule: #30363d; --line: #6cb0f5; --best: #f0883e; }
+}
+body { margin: 2.5rem auto; max-width: 68rem; padding: 0 1.5rem; background: var(--page); color: var(--text);
+       font: 15px/1.5 system-ui, sans-serif; }
+h1 { margin: 0; font-size: 1.7rem; }
+h2 { margin: 2.2rem 0 .7rem; font-size: 1.15rem; }
+.about { margin: .2rem 0 1.6rem; color: var(--ink); }
+.figures { display: flex; flex-wrap: wrap; gap: .8rem; margin: 0; }
+.figures div { flex: 1 1 8rem; padding: .7rem 1rem; border: 1px solid var(--rule); border-radius: 8px;
+               background: var(--card); }
+.figures dt { color: var(--ink); font-size: .8rem; line-height: 1.3; }
+.figures dd { margin: 0; font-size: 1.3rem; font-variant-numeric: tabular-nums; }
+.curves { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(26rem, 100%), 1fr)); gap: 1rem;
+          margin-top: 1rem; }
+svg { display: block; width: 100%; height: auto; }
+.wide { overflow-x: auto; }
+table { border-collapse: collapse; width: 100%; font-size: .9rem; }
+th, td { padding: .3rem 1.2rem .3rem 0; border-bottom: 1px solid var(--rule); overflow-wrap: anywhere;
+         text-align: left; vertical-align: top; }
+th { color: var(--ink); font-weight: 500; white-space: nowrap; width: 1%; }
+code { font: .85rem/1.5 ui-monospace, monospace; }
+summary { cursor: pointer; font-size: 1.15rem; font-weight: 600; margin: 2.2rem 0 .7rem; }
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Stage:
+    """A folder of the run that was trained in."""
+
+    name: str
+    path: Path
+    curves: RunCurves
+
+
+def write_report(folder: str | Path) -> Path:
+    """Write ``report.html`` into a run folder, and ``curves.png`` into it and into every stage inside.
+
+    The run may be finished, interrupted or under way.
+
+    Returns:
+        the page.
+
+    Raises:
+        DataError: the folder holds no run, or its files are malformed.
+        StorageError: it cannot be written.
+    """
+    run = RunFolder(folder)
+    if not run.config.exists():
+        raise DataError(f"{run.path} is not a run folder: it has no {run.config.name}")
+    stages = list(_stages(run.path))
+    for stage in stages:
+        write_png(stage.curves.curves, stage.path / "curves.png")
+    page = run.path / "report.html"
+    text = _page(run, stages)
+    with atomic_file(page) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+    return page
+
+
+def _stages(folder: Path) -> Iterator[_Stage]:
+    """Every folder with curves, in the order in which they were trained."""
+    for metrics in sorted(folder.rglob("metrics.jsonl"), key=lambda path: (path.stat().st_mtime_ns, path)):
+        if curves := read_curves(metrics):
+            yield _Stage(metrics.parent.relative_to(folder).as_posix(), metrics.parent, curves)
+
+
+def _page(run: RunFolder, stages: list[_Stage]) -> str:
+    config, card = load_toml(run.config), _read_json(run.card)
+    title = str(card.get("name") or config.get("name") or run.path.resolve().name)
+    variables = " ".join(f"--{name}: {colour};" for name, colour in COLOURS.items())
+    body = [
+        f"<h1>{html.escape(title)}</h1>",
+        f'<p class="about">{html.escape(_about(config, finished=bool(card)))}</p>',
+        *(_stage(stage, alone=len(stages) == 1) for stage in stages),
+        "" if stages else "<p>Nothing is logged yet.</p>",
+        _table("Data", _data(config, card)),
+        _table("Environment", _flat(_read_json(run.environment))),
+        _table("Configuration", _flat(config), folded=True),
+    ]
+    return "\n".join([
+        '<!doctype html>\n<html lang="en">\n<meta charset="utf-8">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        f"<title>{html.escape(title)}</title>",
+        f"<style>{_STYLE.replace('VARIABLES', variables)}</style>",
+        *filter(None, body),
+        "</html>\n",
+    ])  # fmt: skip
+
+
+def _about(config: Mapping[str, Any], *, finished: bool) -> str:
+    student = config.get("student", {})
+    start = student.get("source") or f"{student.get('size')}, started from {student.get('start')}"
+    return f"{config.get('method')}; {start}; {'finished' if finished else 'not finished'}"
+
+
+def _stage(stage: _Stage, *, alone: bool) -> str:
+    name = "last stage" if stage.name == "." else stage.name
+    figures = "".join(
+        f"<div><dt>{html.escape(term)}</dt><dd>{html.escape(figure)}</dd></div>"
+        for term, figure in _figures(stage.curves)
+    )
+    drawn = "\n".join(draw_svg(curve) for curve in stage.curves.curves)
+    heading = "" if alone else f"<h2>{html.escape(name)}</h2>\n"
+    return f'{heading}<dl class="figures">{figures}</dl>\n<div class="curves">{drawn}</div>'
+
+
+def _figures(curves: RunCurves) -> Iterator[tuple[str, str]]:
+    yield "steps", f"{curves.steps:,}"
+    if curves.best is not None:
+        step, score = curves.best
+        yield f"best development Spearman, at step {step:,}", f"{score:.2f}"
+    yield "time", _duration(curves.seconds)
+    yield "seconds per step", f"{(curves.seconds - curves.dev_seconds) / curves.steps:.3f}"
+    if curves.evaluations:
+        share = curves.dev_seconds / curves.seconds if curves.seconds else 0.0
+        yield f"evaluations: {curves.evaluations:,}", f"{100 * share:.1f} % of time"
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
+
+
+def _data(config: Mapping[str, Any], card: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """What the card says; before there is one, what the configuration does."""
+    for source in card.get("corpus") or config.get("corpus", ()):
+        name = str(source.get("name") or source.get("path"))
+        yield "corpus", ", ".join([name, *_corpus_facts(source)])
+    teachers = config.get("teachers") or filter(None, [config.get("teacher")])
+    for teacher in _teachers(card) or teachers:
+        marked = f", fingerprint {teacher['fingerprint'][:16]}" if "fingerprint" in teacher else ""
+        yield "teacher", f"{teacher.get('name') or teacher.get('source')}{marked}"
+    if dev := card.get("dev") or config.get("dev", {}).get("pairs"):
+        yield "development set", str(dev)
+
+
+def _corpus_facts(source: Mapping[str, Any]) -> Iterator[str]:
+    if "rows" in source:
+        yield f"{source['rows']:,} rows"
+    yield f"licence {source.get('licence', 'unknown')}"
+    if "sha256" in source:
+        yield f"SHA-256 {source['sha256'][:16]}"
+
+
+def _teachers(card: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    teacher = card.get("teacher")
+    return [] if teacher is None else teacher.get("teachers", [teacher])
+
+
+def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Dotted names and values."""
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        elif isinstance(value, list) and value and isinstance(value[0], Mapping):
+            for number, item in enumerate(value):
+                yield from _flat(item, f"{prefix}{key}[{number}].")
+        elif value is not None:
+            yield prefix + key, str(value)
+
+
+def _table(heading: str, rows: Iterable[tuple[str, str]], *, folded: bool = False) -> str:
+    cells = "\n".join(
+        f"<tr><th>{html.escape(name)}</th><td><code>{html.escape(value)}</code></td></tr>" for name, value in rows
+    )
+    if not cells:
+        return ""
+    table = f'<div class="wide"><table>\n{cells}\n</table></div>'
+    if folded:
+        return f"<details><summary>{heading}</summary>\n{table}</details>"
+    return f"<h2>{heading}</h2>\n{table}"
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """A file of the run, empty if it is not there yet."""
+    if not path.exists():
+        return {}
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise DataError(f"{path} is not readable: {error}") from error

@@ -1,0 +1,17 @@
+"""What the commands' tests share."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+
+@pytest.fixture
+def no_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if matplotlib were not installed, for what was imported before too."""
+    ours = ("embedkit.training.run_figures", "embedkit.training.run_report")
+    for name in list(sys.modules):
+        if name in ours or name.partition(".")[0] == "matplotlib":
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
