@@ -16,7 +16,7 @@ __all__ = ["Card", "find_model_folder", "read_card"]
 _RUN_CARD = "run.json"
 _CROSS_FIGURES = "cross-model.json"
 # Where the run happened, not what it did.
-_LOCAL_SETTINGS = ("data", "cache", "device", "threads")
+_LOCAL_SETTINGS = ("data", "cache", "device", "threads", "trackers")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,6 +12,7 @@ from embedkit.training.corpus import SourceConfig
 from embedkit.training.matryoshka import MatryoshkaConfig
 from embedkit.training.optim import OptimConfig
 from embedkit.training.teachers import TeacherConfig
+from embedkit.training.trackers import TrackerName
 from embedkit.training.views import ViewsConfig
 
 __all__ = ["DevConfig", "RunConfig", "StudentConfig"]
@@ -59,6 +60,7 @@ class RunConfig:
     device: str | None = setting(None, "cpu, cuda or another torch device; default: cuda if there is one")
     threads: int | None = setting(None, "torch threads; default: torch's own choice", minimum=1)
     checkpoint_minutes: float = setting(5.0, "time between checkpoints", above=0)
+    trackers: tuple[TrackerName, ...] = setting((), "where metrics go too: tensorboard, wandb")
     student: StudentConfig = setting(factory=StudentConfig)
     corpus: tuple[SourceConfig, ...] = setting(doc="name files or hub sets with --corpus or [[corpus]]")
     views: ViewsConfig = setting(factory=ViewsConfig)

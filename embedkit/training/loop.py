@@ -120,7 +120,7 @@ class _Run:
         self.method.train()
         stream = self.batches.stream(first * self.optim.accumulate, self.total * self.optim.accumulate)
         progress = Progress("train", self.total - first, unit="steps", enabled=show_progress)
-        with contextlib.closing(stream), progress:
+        with contextlib.closing(stream), progress, self.folder.tracked(first):
             for _ in range(first, self.total):
                 if self._exhausted():
                     break

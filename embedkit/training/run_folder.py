@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import tomli_w
 from embedkit.atomic import atomic_file, storage_errors
 from embedkit.config import load_toml
 from embedkit.errors import ConfigError
+from embedkit.training.trackers import Tracker
 
 __all__ = ["RunFolder"]
 
@@ -21,6 +23,9 @@ class RunFolder:
 
     Args:
         path: the folder; made when something is first written.
+
+    Attributes:
+        trackers: where records go too, between the ends of :meth:`tracked`.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -33,6 +38,8 @@ class RunFolder:
         self.best = self.path / "checkpoints" / "best"
         self.initial = self.path / "initial"
         self.model = self.path / "model"
+        self.trackers: Sequence[Tracker] = ()
+        self._logged = 0
 
     def check(self, config: Mapping[str, Any], *, resume: bool) -> None:
         """Check that a run with this configuration may start or go on here; writes nothing.
@@ -55,19 +62,31 @@ class RunFolder:
             self._write(self.config, tomli_w.dumps(dict(config)))
             self._write(self.environment, json.dumps(environment, indent=1))
 
+    @contextlib.contextmanager
+    def tracked(self, step: int) -> Iterator[None]:
+        """Open the trackers for a run that goes on after ``step``, and close them again."""
+        with contextlib.ExitStack() as opened:
+            for tracker in self.trackers:
+                tracker.open(step=step, sent=self._logged)
+                opened.callback(tracker.close)
+            yield
+
     def log(self, record: Mapping[str, Any]) -> None:
-        """Append a line to metrics.jsonl."""
+        """Append a line to metrics.jsonl, and tell the trackers."""
         with storage_errors(self.metrics):
             self.path.mkdir(parents=True, exist_ok=True)
             with self.metrics.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(record) + "\n")
+        for tracker in self.trackers:
+            tracker.log(record)
 
     def rewind(self, step: int) -> None:
         """Drop the metrics of steps after ``step``, which a resumed run is about to repeat."""
         if self.metrics.exists():
             lines = self.metrics.read_text(encoding="utf-8").splitlines(keepends=True)
-            kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step]
-            self._write(self.metrics, "".join(kept))
+            whole = [(json.loads(line)["step"], line) for line in lines if line.endswith("\n")]
+            self._logged = max((logged for logged, _ in whole), default=0)
+            self._write(self.metrics, "".join(line for logged, line in whole if logged <= step))
 
     def finish(self, card: Mapping[str, Any]) -> None:
         """Write run.json, which export reads for the manifest."""

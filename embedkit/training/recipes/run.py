@@ -23,6 +23,7 @@ from embedkit.training.recipes.stage import Control, Materials, prepare, train_s
 from embedkit.training.run_folder import RunFolder
 from embedkit.training.students import build_student
 from embedkit.training.teachers import TeacherVectors
+from embedkit.training.trackers import find_trackers
 
 __all__ = ["find_method", "resolve", "run"]
 
@@ -80,6 +81,7 @@ def run(config: RunConfig, folder: str | Path, control: Control | None = None) -
     """
     control, place = control or Control(), RunFolder(folder)
     place.check(to_mapping(config), resume=control.resume)
+    find_trackers(config.trackers, place.path, name="", config={})  # what is missing is told before anything costs
     with _threads(config.threads):
         encoder = build_student(config)
         encoder.name = config.name or place.path.name

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from embedkit.config import to_mapping
 from embedkit.errors import ConfigError
 from embedkit.evaluation.sources import load_scored_pairs
 from embedkit.evaluation.sts import ScoredPairs, evaluate_pairs
@@ -28,6 +29,7 @@ from embedkit.training.optim import OptimConfig
 from embedkit.training.rotation import RotatedVectors
 from embedkit.training.run_folder import RunFolder
 from embedkit.training.teachers import TeacherVectors, load_vectors
+from embedkit.training.trackers import find_trackers
 
 __all__ = ["Control", "Materials", "nested", "prepare", "run_stage", "stage_batches", "to_device", "train_stage"]
 
@@ -144,6 +146,7 @@ def run_stage(
         TrainingError, CheckpointError, StorageError: see :func:`~embedkit.training.loop.train`.
     """
     to_device(method, config.device)
+    folder.trackers = find_trackers(config.trackers, folder.path, name=folder.path.name, config=to_mapping(config))
     loop = LoopConfig(
         optim=optim,
         seed=config.seed,

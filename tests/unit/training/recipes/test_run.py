@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 import torch
 
 from embedkit.config import load_toml, to_mapping
-from embedkit.errors import ConfigError, DataError, ModelNotFoundError
+from embedkit.errors import ConfigError, DataError, MissingExtraError, ModelNotFoundError
 from embedkit.training.methods import METHODS
 from embedkit.training.recipes import RECIPES, stage
 from embedkit.training.recipes.run import find_method, resolve, run
@@ -214,6 +215,18 @@ class TestRun:
         assert (state.step, state.finished) == (2, True)
         first = tmp_path / "run" / "self-supervised"
         assert {path.name for path in first.iterdir()} == {"checkpoints", "metrics.jsonl", "model"}
+
+    def test_a_tracker_that_is_not_installed_is_told_before_all_else(self, mapping, tmp_path, monkeypatch):
+        monkeypatch.setitem(sys.modules, "wandb", None)
+        with pytest.raises(MissingExtraError, match="wandb is not installed"):
+            run(resolve({**mapping, "trackers": ["wandb"]}), tmp_path / "run", QUIET)
+        assert not (tmp_path / "run").exists()
+
+    def test_metrics_go_to_trackers_too(self, taught, tmp_path):
+        pytest.importorskip("tensorboard")
+        run(resolve({**taught, "trackers": ["tensorboard"]}), tmp_path / "run", QUIET)
+        events = [path.parent.relative_to(tmp_path / "run") for path in tmp_path.rglob("events.out.tfevents.*")]
+        assert sorted(map(str, events)) == ["self-supervised/tensorboard", "tensorboard"]
 
     def test_dev_pairs_from_the_hub_are_those_for_validation(self, mapping, tmp_path, monkeypatch):
         asked = {}
