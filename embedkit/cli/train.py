@@ -83,6 +83,7 @@ def run(arguments: argparse.Namespace) -> int | None:
     if arguments.check:
         plain = to_mapping(config)
         print(json.dumps(plain) if arguments.json else tomli_w.dumps(plain).rstrip())
+        _tell_plan(config)
         return None
     with _stop_flag() as should_stop:
         state = train(config, folder, Control(arguments.resume, should_stop))
@@ -147,6 +148,19 @@ def _stop_flag() -> Iterator[Callable[[], bool]]:
     finally:
         for number, handler in zip(signals, before, strict=True):
             signal.signal(number, handler)
+
+
+def _tell_plan(config: RunConfig) -> None:
+    """How long the run would be; on stderr, because stdout is a recipe."""
+    from embedkit.training.recipes import RECIPES
+    from embedkit.training.recipes.plan import plan
+
+    found = plan(config)
+    if found is None:
+        logger.info("steps and evaluations are known once the corpus has been prepared, which a run does first")
+        return
+    each = "; each stage that goes by [optim]" if config.method in RECIPES else ""
+    logger.info("planned%s: %s steps, %s evaluations", each, f"{found.steps:,}", f"{found.evaluations:,}")
 
 
 def _report(folder: Path) -> None:

@@ -39,7 +39,13 @@ class DevConfig:
     """Selection on a development set; never on a test set."""
 
     pairs: str | None = setting(None, "file or hub id of scored sentence pairs; without it the last step is kept")
-    every: int = setting(64, "steps between evaluations; epoch ends are always evaluated", minimum=1)
+    every: int = setting(64, "steps between evaluations; epoch ends are evaluated too", minimum=1)
+    most: int | None = setting(
+        None, "evaluations of a stage; where there would be more, it is evaluated less often", minimum=1
+    )
+    limit: int | None = setting(
+        None, "score on at most this many of the pairs, the same ones whatever the seed", minimum=2
+    )
     patience: int | None = setting(
         None, "stop after this many epochs in a row without a better score; the authors' code has 7", minimum=1
     )

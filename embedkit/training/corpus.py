@@ -109,7 +109,7 @@ class Corpus:
         """
         if not sources:
             raise DataError("a corpus has at least one source; none was given")
-        folder = cache / "corpus" / _key(sources)
+        folder = _folder(sources, cache)
         if not folder.is_dir():
             with atomic_folder(folder) as temporary:
                 _write(sources, temporary, show_progress=show_progress)
@@ -120,6 +120,16 @@ class Corpus:
                 *(card.name, f"{card.rows:,}", f"{card.read:,}", f"{card.empty:,}", f"{card.duplicates:,}"),
             )
         return corpus
+
+    @classmethod
+    def find(cls, sources: Sequence[SourceConfig], cache: Path) -> Corpus | None:
+        """What :meth:`prepare` made of these sources before; None if it did not yet.
+
+        Raises:
+            DataError: it is damaged.
+        """
+        folder = _folder(sources, cache)
+        return cls(folder) if folder.is_dir() else None
 
     def __len__(self) -> int:
         return len(self._spans)
@@ -133,6 +143,10 @@ class Corpus:
 def normalise(text: str) -> str:
     """Unicode NFC, whitespace runs (line breaks too) as one space, ends stripped."""
     return _SPACE.sub(" ", unicodedata.normalize("NFC", text)).strip()
+
+
+def _folder(sources: Sequence[SourceConfig], cache: Path) -> Path:
+    return cache / "corpus" / _key(sources)
 
 
 def _key(sources: Sequence[SourceConfig]) -> str:

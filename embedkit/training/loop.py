@@ -17,6 +17,7 @@ from embedkit.errors import TrainingError
 from embedkit.progress import Progress
 from embedkit.training.batches import Batches
 from embedkit.training.checkpoint import TrainState, load_checkpoint, save_checkpoint
+from embedkit.training.dev_schedule import evaluation_steps, total_steps
 from embedkit.training.method import Batch, Learner, StepOutput
 from embedkit.training.optim import OptimConfig, build_optimizer, schedule
 from embedkit.training.run_folder import RunFolder
@@ -27,6 +28,7 @@ logger = logging.getLogger(__name__)
 
 _LOG_EVERY = 10
 _COST_STEPS = 20
+_COSTLY_SHARE = 0.1
 _AMP = {"off": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -37,6 +39,7 @@ class LoopConfig:
     optim: OptimConfig
     seed: int
     dev_every: int = 64
+    dev_most: int | None = None
     patience: int | None = None
     checkpoint_minutes: float = 5.0
 
@@ -99,8 +102,15 @@ class _Run:
         self.optimizer = build_optimizer(method, config.optim)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.optim.amp == "fp16")
         self.state = TrainState()
-        self.steps_per_epoch = max(1, batches.steps_per_epoch // config.optim.accumulate)
-        self.total = config.optim.steps or config.optim.epochs * self.steps_per_epoch
+        self.steps_per_epoch, self.total = total_steps(
+            batches.steps_per_epoch,
+            accumulate=config.optim.accumulate,
+            epochs=config.optim.epochs,
+            steps=config.optim.steps,
+        )
+        self.dev_steps = evaluation_steps(
+            self.total, steps_per_epoch=self.steps_per_epoch, every=config.dev_every, most=config.dev_most
+        )
         self.window: list[StepOutput] = []
         self.saved_at = self.started = time.monotonic()
 
@@ -169,7 +179,7 @@ class _Run:
         epoch_end = step % self.steps_per_epoch == 0 or step == self.total
         if step % _LOG_EVERY == 0 or step == self.total:
             self._log()
-        if self.evaluate is not None and (step % self.config.dev_every == 0 or epoch_end):
+        if self.evaluate is not None and step in self.dev_steps:
             self._select()
         if epoch_end:
             self._close_epoch()
@@ -199,13 +209,30 @@ class _Run:
         score = evaluate()
         if not math.isfinite(score):
             score = -1.0  # an encoder that gives every text the same embedding ranks nothing
-        self.folder.log({"step": self.state.step, "dev": score, "dev_seconds": round(time.monotonic() - began, 3)})
+        seconds = time.monotonic() - began
+        self.folder.log({"step": self.state.step, "dev": score, "dev_seconds": round(seconds, 3)})
+        if self.state.step == min(self.dev_steps):
+            self._tell_cost(seconds)
         if self.state.best_score is None or score > self.state.best_score:
             self.state.best_score, self.state.best_step = score, self.state.step
             self.method.encoder.save(self.folder.best)
 
+    def _tell_cost(self, seconds: float) -> None:
+        """What all evaluations will take, by the first of them."""
+        all_of_them = seconds * len(self.dev_steps)
+        share = all_of_them / (all_of_them + self.state.seconds / self.state.step * self.total)
+        logger.info(
+            "an evaluation takes %.2f s; all %s of them about %.1f minutes, %.0f %% of the run%s",
+            *(seconds, f"{len(self.dev_steps):,}", all_of_them / 60, 100 * share),
+            "; dev.every, dev.limit and dev.most bound that" if share > _COSTLY_SHARE else "",
+        )
+
     def _close_epoch(self) -> None:
+        """Count epochs without a better score; one without an evaluation is no witness."""
         state = self.state
+        began = (state.step - 1) // self.steps_per_epoch * self.steps_per_epoch
+        if not any(began < step <= state.step for step in self.dev_steps):
+            return
         better = state.best_score is not None and (state.epoch_best is None or state.best_score > state.epoch_best)
         state.stale_epochs = 0 if better else state.stale_epochs + 1
         state.epoch_best = state.best_score

@@ -156,7 +156,7 @@ def _data(config: Mapping[str, Any], card: Mapping[str, Any]) -> Iterator[tuple[
         marked = f", fingerprint {teacher['fingerprint'][:16]}" if "fingerprint" in teacher else ""
         yield "teacher", f"{teacher.get('name') or teacher.get('source')}{marked}"
     if dev := card.get("dev") or config.get("dev", {}).get("pairs"):
-        yield "development set", str(dev)
+        yield "development set", f"{dev}, {card['dev_pairs']:,} pairs" if card.get("dev_pairs") else str(dev)
 
 
 def _corpus_facts(source: Mapping[str, Any]) -> Iterator[str]:

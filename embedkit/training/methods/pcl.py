@@ -59,6 +59,7 @@ _LOSSES = {
 _PRESET: Mapping[str, Mapping[str, Any]] = {
     "optim": {**TRAINER_OPTIM, "lr": 3e-5, "batch_size": 64, "epochs": 1},
     "student": {"pooling": "cls", "max_length": 32},
+    "dev": {"every": 125},
 }
 
 

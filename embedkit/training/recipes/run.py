@@ -123,6 +123,7 @@ def _card(config: RunConfig, name: str, materials: Materials, state: TrainState)
             for card in materials.corpus.cards
         ],
         "dev": config.dev.pairs and config.resolve(config.dev.pairs),
+        "dev_pairs": materials.dev and len(materials.dev),
         "metrics": {
             "dev_spearman": state.best_score,
             "best_step": state.best_step,

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -20,7 +21,7 @@ from embedkit.modeling.torch_encoder import TorchEncoder
 from embedkit.training.batches import Batches, BatchSource
 from embedkit.training.checkpoint import TrainState
 from embedkit.training.config import RunConfig
-from embedkit.training.corpus import Corpus
+from embedkit.training.corpus import Corpus, SourceConfig
 from embedkit.training.loop import LoopConfig, train
 from embedkit.training.matryoshka import Matryoshka
 from embedkit.training.method import Learner, Method
@@ -31,7 +32,17 @@ from embedkit.training.run_folder import RunFolder
 from embedkit.training.teachers import TeacherVectors, load_vectors
 from embedkit.training.trackers import find_trackers
 
-__all__ = ["Control", "Materials", "nested", "prepare", "run_stage", "stage_batches", "to_device", "train_stage"]
+__all__ = [
+    "Control",
+    "Materials",
+    "nested",
+    "prepare",
+    "run_stage",
+    "sources",
+    "stage_batches",
+    "to_device",
+    "train_stage",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -66,9 +77,8 @@ def prepare(config: RunConfig, control: Control, *, teacher: bool) -> Materials:
         DataError: a source is missing or malformed.
         CacheError: the teacher cache is damaged or in use.
     """
-    pairs = load_scored_pairs(config.resolve(config.dev.pairs), split="validation") if config.dev.pairs else None
-    sources = [dataclasses.replace(source, path=config.resolve(source.path)) for source in config.corpus]
-    corpus = Corpus.prepare(sources, Path(config.cache), show_progress=control.show_progress)
+    pairs = _dev_pairs(config)
+    corpus = Corpus.prepare(sources(config), Path(config.cache), show_progress=control.show_progress)
     vectors: list[TeacherVectors] = []
     for named in config.every_teacher if teacher else ():
         found = dataclasses.replace(named, source=config.resolve(named.source))
@@ -77,6 +87,23 @@ def prepare(config: RunConfig, control: Control, *, teacher: bool) -> Materials:
         # What imitates vectors has their first dimensions, which of a teacher mean nothing in particular.
         vectors = [RotatedVectors(one, len(corpus)) for one in vectors]
     return Materials(corpus, tuple(vectors), pairs)
+
+
+def sources(config: RunConfig) -> list[SourceConfig]:
+    """The sources of the corpus, their paths as seen from the current folder."""
+    return [dataclasses.replace(source, path=config.resolve(source.path)) for source in config.corpus]
+
+
+def _dev_pairs(config: RunConfig) -> ScoredPairs | None:
+    if config.dev.pairs is None:
+        return None
+    pairs = load_scored_pairs(config.resolve(config.dev.pairs), split="validation")
+    if config.dev.limit is None or config.dev.limit >= len(pairs):
+        return pairs
+    # Not by the run's seed: runs that differ by it alone are to be comparable.
+    drawn = np.sort(np.random.default_rng(0).permutation(len(pairs))[: config.dev.limit])
+    first, second = ([texts[row] for row in drawn] for texts in (pairs.first, pairs.second))
+    return ScoredPairs(pairs.name, first, second, pairs.scores[drawn])
 
 
 def train_stage(
@@ -151,6 +178,7 @@ def run_stage(
         optim=optim,
         seed=config.seed,
         dev_every=config.dev.every,
+        dev_most=config.dev.most,
         patience=config.dev.patience,
         checkpoint_minutes=config.checkpoint_minutes,
     )

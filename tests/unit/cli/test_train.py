@@ -18,6 +18,7 @@ from embedkit.errors import StorageError
 from embedkit.modeling.initialisation import random
 from embedkit.modeling.sizes import Size
 from embedkit.runtime.tokenization import Tokenizer
+from embedkit.training.corpus import Corpus, SourceConfig
 from embedkit.training.recipes.run import resolve
 
 SENTENCES = [f"{who} {what} {where}" for who in ("the cat", "a dog", "my sister", "the king") for what in
@@ -109,6 +110,19 @@ class TestConfiguration:
         captured = capsys.readouterr().out
         assert captured.endswith("}\n")
         assert json.loads(captured)["method"] == "sct"
+
+    def test_check_tells_steps_and_evaluations_of_a_prepared_corpus(self, capsys, corpus, tmp_path):
+        cache = tmp_path / "cache"
+        flags = ["--method", "simcse", "--corpus", corpus, "--cache", str(cache), "--dev", "dev.tsv"]
+        flags += ["--epochs", "4", "--set", "optim.batch_size=6", "--set", "dev.every=5"]
+        assert main(["train", "--check", *flags]) == 0
+        assert "known once the corpus has been prepared" in capsys.readouterr().err
+        assert not cache.exists()
+        Corpus.prepare([SourceConfig(path=corpus)], cache, show_progress=False)
+        assert main(["train", "--check", *flags]) == 0
+        captured = capsys.readouterr()
+        assert captured.err == "planned: 24 steps, 8 evaluations\n"  # after 5, 6, 10, 12, 15, 18, 20 and 24
+        assert tomllib.loads(captured.out)["method"] == "simcse"
 
     def test_check_trains_nothing(self, capsys, corpus, tmp_path):
         check(capsys, "--method", "sct", "--corpus", corpus, "-o", str(tmp_path / "run"))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
+import time
 from typing import ClassVar
 
 import pytest
@@ -65,9 +67,14 @@ def setup(make_encoder, make_corpus, sentences, tmp_path):
         )
         place = RunFolder(tmp_path / folder)
 
-        def go(*, dev_every=4, patience=None, minutes=5.0, **options):
+        def go(*, dev_every=4, dev_most=None, patience=None, minutes=5.0, **options):
             config = LoopConfig(
-                optim=optim, seed=0, dev_every=dev_every, patience=patience, checkpoint_minutes=minutes
+                optim=optim,
+                seed=0,
+                dev_every=dev_every,
+                dev_most=dev_most,
+                patience=patience,
+                checkpoint_minutes=minutes,
             )
             return train(method, batches, config, place, show_progress=False, **options)
 
@@ -123,7 +130,49 @@ class TestSelection:
         go(evaluate=evaluate)
 
 
+class TestCostOfEvaluation:
+    def told(self, caplog):
+        return [record.getMessage() for record in caplog.records if "an evaluation takes" in record.getMessage()]
+
+    def test_it_is_told_once_after_the_first(self, setup, caplog):
+        caplog.set_level("INFO")
+        _, go, _ = setup(steps=24)
+        go(evaluate=lambda: 0.5)
+        (message,) = self.told(caplog)
+        assert re.match(r"an evaluation takes 0\.00 s; all 6 of them about 0\.0 minutes, \d+ % of the", message)
+
+    def test_a_high_share_names_what_bounds_it(self, setup, caplog):
+        caplog.set_level("INFO")
+        _, go, _ = setup(steps=8)
+        go(evaluate=lambda: time.sleep(0.3) or 0.5)
+        (message,) = self.told(caplog)
+        assert message.endswith("% of the run; dev.every, dev.limit and dev.most bound that")
+
+    def test_a_resumed_run_does_not_tell_it_again(self, setup, caplog):
+        caplog.set_level("INFO")
+        _, go, _ = setup()
+        steps = iter(range(1, 100))
+        go(evaluate=lambda: 0.5, should_stop=lambda: next(steps) == 5)
+        _, go, _ = setup()
+        go(evaluate=lambda: 0.5, resume=True)
+        assert len(self.told(caplog)) == 1
+
+    def test_no_more_than_the_most_are_made_wherever_a_run_is_interrupted(self, setup):
+        _, go, place = setup(steps=23)
+        steps = iter(range(1, 100))
+        go(evaluate=lambda: 0.5, dev_every=2, dev_most=4, should_stop=lambda: next(steps) == 7)
+        _, go, place = setup(steps=23)
+        go(evaluate=lambda: 0.5, dev_every=2, dev_most=4, resume=True)
+        assert [record["step"] for record in records(place) if "dev" in record] == [6, 12, 18, 23]
+
+
 class TestEarlyStop:
+    def test_an_epoch_without_an_evaluation_is_not_counted(self, setup):
+        _, go, _ = setup(steps=40)  # ten epochs
+        scores = iter([0.5, 0.4])
+        state = go(evaluate=lambda: next(scores), patience=1, dev_most=2)
+        assert (state.finished, state.step, state.stale_epochs) == (True, 40, 1)
+
     def test_patience_counts_epochs_without_a_better_score(self, setup):
         _, go, _ = setup(steps=100)  # four steps an epoch
         scores = iter([0.1, 0.2, 0.2, 0.1, 0.9])

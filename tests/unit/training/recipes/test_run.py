@@ -66,6 +66,12 @@ class TestResolve:
         assert both.settings["distillation"] == second.settings
         assert both.optim == second.optim
 
+    @pytest.mark.parametrize(
+        ("method", "every"), [("sct", 64), ("simcse", 125), ("pcl", 125), ("distillcse", 125), ("ckd", 512)]
+    )
+    def test_evaluations_are_as_far_apart_as_published(self, method, every):
+        assert resolve({**TAUGHT, "method": method}).dev.every == every
+
     def test_what_the_user_says_lies_over_the_presets(self):
         config = resolve({**BARE, "optim": {"lr": 1.0}, "settings": {"queue_size": 7}})
         assert (config.optim.lr, config.settings["queue_size"], config.settings["temperature"]) == (1.0, 7, 0.04)
@@ -227,6 +233,25 @@ class TestRun:
         run(resolve({**taught, "trackers": ["tensorboard"]}), tmp_path / "run", QUIET)
         events = [path.parent.relative_to(tmp_path / "run") for path in tmp_path.rglob("events.out.tfevents.*")]
         assert sorted(map(str, events)) == ["self-supervised/tensorboard", "tensorboard"]
+
+    def test_a_limit_draws_the_same_development_pairs_for_every_seed(self, mapping, tmp_path, monkeypatch):
+        seen, train_stage = [], stage.train_stage
+
+        def spy(name, settings, optim, config, materials, *rest):
+            seen.append(materials.dev)
+            return train_stage(name, settings, optim, config, materials, *rest)
+
+        monkeypatch.setattr("embedkit.training.recipes.run.train_stage", spy)
+        pairs = [(f"the cat {i}", f"a dog {i * i}", i % 6) for i in range(40)]
+        (tmp_path / "dev.tsv").write_text("".join(f"{a}\t{b}\t{score}\n" for a, b, score in pairs))
+        for seed, limit in ((1, 7), (2, 7), (1, 40)):
+            mapping = {**mapping, "seed": seed, "dev": {"pairs": "dev.tsv", "limit": limit}}
+            run(resolve(mapping), tmp_path / f"run-{seed}-{limit}", QUIET)
+        drawn = [list(zip(dev.first, dev.second, dev.scores, strict=True)) for dev in seen]
+        assert drawn[0] == drawn[1] == sorted(drawn[0], key=pairs.index)
+        assert [len(dev) for dev in seen] == [7, 7, 40]
+        assert drawn[0] != pairs[:7]
+        assert json.loads((tmp_path / "run-1-7" / "run.json").read_text())["dev_pairs"] == 7
 
     def test_dev_pairs_from_the_hub_are_those_for_validation(self, mapping, tmp_path, monkeypatch):
         asked = {}

@@ -1,0 +1,45 @@
+"""What a run will do, as far as that is known before it begins."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from embedkit.training.config import RunConfig
+from embedkit.training.corpus import Corpus
+from embedkit.training.dev_schedule import evaluation_steps, total_steps
+from embedkit.training.recipes.stage import sources
+
+__all__ = ["Plan", "plan"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """Work of a run, or of a recipe's stage that goes by ``[optim]``.
+
+    Attributes:
+        steps: of the optimizer.
+        evaluations: on the development set, at most: patience may end a run before.
+    """
+
+    steps: int
+    evaluations: int
+
+
+def plan(config: RunConfig) -> Plan | None:
+    """The work of a run whose corpus was prepared before; None where it was not, and nothing is read.
+
+    Raises:
+        DataError: the prepared corpus is damaged.
+    """
+    corpus = Corpus.find(sources(config), Path(config.cache))
+    if corpus is None:
+        return None
+    optim = config.optim
+    per_epoch, total = total_steps(
+        len(corpus) // optim.batch_size, accumulate=optim.accumulate, epochs=optim.epochs, steps=optim.steps
+    )
+    if config.dev.pairs is None:
+        return Plan(total, 0)
+    steps = evaluation_steps(total, steps_per_epoch=per_epoch, every=config.dev.every, most=config.dev.most)
+    return Plan(total, len(steps))
