@@ -315,3 +315,26 @@ def toy_cross_folder(toy_tokenizer_json: str, toy_weights: npt.NDArray[np.float3
     (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": TOY_MAX_LENGTH}))
     (folder / "onnx" / "model.onnx").write_bytes(build_toy_cross_model(toy_weights[:, 0], activate=False))
     return folder
+
+
+@pytest.fixture
+def wordnet_folder(tmp_path: Path) -> Path:
+    """A WordNet of eight sets of synonyms, in the form of its database files."""
+    folder = tmp_path / "wordnet"
+    folder.mkdir()
+    licence = "  1 This software and database is being provided to you, the LICENSEE\n"
+    lines = {
+        "data.noun": [
+            "00001740 05 n 03 dog 0 domestic_dog 0 Canis_familiaris 0 001 @ 00001930 n 0000 | barks",
+            "00001930 03 n 02 animal 0 beast 0 000 | a living organism",
+            "00002452 06 n 01 house 0 000 | a dwelling",
+            "00002684 23 n 02 inch 0 in 0 000 | a unit of length",
+            "00003553 18 n 02 dog 1 frump 0 000 | a dull person",
+        ],
+        "data.verb": ["00001740 29 v 02 sleep 0 slumber 0 000 01 + 02 00 | be asleep"],
+        "data.adj": [f"00001740 00 s 0b {' '.join(f'good_{i}(p) 0' for i in range(11))} 000 | eleven of them"],
+        "data.adv": [],
+    }
+    for name, rows in lines.items():
+        (folder / name).write_text(licence + "".join(f"{row}  \n" for row in rows), encoding="utf-8")
+    return folder

@@ -17,6 +17,7 @@ HELP = "write each text in other words, for training on pairs of views"
 EXAMPLES = """
 embedkit rewrite texts.txt -o pairs.tsv --masked-lm FacebookAI/roberta-base
 embedkit rewrite texts.txt -o pairs.tsv --translate models/en-de models/de-en --translate models/en-fr models/fr-en
+embedkit rewrite texts.txt -o pairs.tsv --synonyms wordnet/dict
 """
 
 
@@ -42,18 +43,20 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar=("THERE", "BACK"),
         help="translate there and back; given twice, each view comes through a language of its own",
     )
+    ways.add_argument(
+        "--synonyms", metavar="FOLDER", help="replace words by synonyms: the folder of WordNet's data.noun"
+    )
     parser.add_argument(
         "--share",
         type=float,
-        default=0.2,
         metavar="S",
-        help="of word pieces that are masked (default: %(default)s)",
+        help="of word pieces that are masked (default: 0.2), or of words that are replaced (default: one word)",
     )
     parser.add_argument("--beams", type=int, default=4, metavar="N", help="of translation (default: %(default)s)")
     parser.add_argument(
         "--max-length", type=int, default=128, metavar="L", help="in tokens (default: %(default)s)"
     )
-    parser.add_argument("--seed", type=int, default=0, help="of the masked places (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="of the places and synonyms (default: %(default)s)")
     parser.add_argument("--device", default="cpu", help="a torch device (default: %(default)s)")
     parser.add_argument("--text-column", metavar="NAME", help="column or key of the texts")
     parser.add_argument("--limit", type=int, metavar="N", help="read at most this many rows")
@@ -88,8 +91,14 @@ def run(arguments: argparse.Namespace) -> None:
 
 def _rewriters(arguments: argparse.Namespace) -> list[Rewriter]:
     from embedkit.modeling.rewriters import BackTranslation, MaskedRefill
+    from embedkit.training.synonyms import SynonymReplacement
+    from embedkit.training.wordnet import WordNet
 
+    if arguments.synonyms is not None:
+        wordnet = WordNet(arguments.synonyms)
+        return [SynonymReplacement(wordnet, share=arguments.share or 0.0, seed=arguments.seed)]
     shared = {"max_length": arguments.max_length, "device": arguments.device}
     if arguments.masked_lm is not None:
-        return [MaskedRefill(arguments.masked_lm, share=arguments.share, seed=arguments.seed, **shared)]
+        share = 0.2 if arguments.share is None else arguments.share
+        return [MaskedRefill(arguments.masked_lm, share=share, seed=arguments.seed, **shared)]
     return [BackTranslation(*ways, beams=arguments.beams, **shared) for ways in arguments.translate]

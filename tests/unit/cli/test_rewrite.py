@@ -51,6 +51,18 @@ def test_the_share_counts_and_json_tells_the_same(command, tmp_path, capsys):
     assert (tmp_path / "pairs.tsv").read_text(encoding="utf-8") != once
 
 
+def test_one_word_of_a_text_becomes_a_synonym(command, wordnet_folder, tmp_path, capsys):
+    assert main([*command[:4], "--synonyms", str(wordnet_folder)]) == 0
+    pairs = [line.split("\t") for line in (tmp_path / "pairs.tsv").read_text(encoding="utf-8").splitlines()]
+    assert pairs[0] == [TEXTS[0], "the cat will slumber in the garden"]
+    assert capsys.readouterr().out == "pairs.tsv: 3 pairs, 1 of them equal; 0 texts lost\n"
+
+
+def test_a_folder_without_wordnet_is_told(command, tmp_path, capsys):
+    assert main([*command[:4], "--synonyms", str(tmp_path)]) == 1
+    assert "is not a WordNet database: expected data.noun" in capsys.readouterr().err
+
+
 def test_another_ending_is_refused_before_a_model_is_loaded(command, capsys):
     command[3] = "pairs.csv"
     assert main([*command[:-1], "no/such/model"]) == 1

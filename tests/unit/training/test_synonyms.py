@@ -1,0 +1,77 @@
+"""Words replaced by synonyms: how many, which, and always the same."""
+
+from __future__ import annotations
+
+import pytest
+
+from embedkit.errors import InputError
+from embedkit.training.synonyms import SynonymReplacement
+from embedkit.training.wordnet import WordNet
+
+
+@pytest.fixture
+def replace(wordnet_folder):
+    """``replace(text, **options)``: a text with words replaced."""
+    wordnet = WordNet(wordnet_folder)
+
+    def replace(text, **options):
+        return SynonymReplacement(wordnet, **options).rewrite([text])[0]
+
+    return replace
+
+
+def changed(before, after):
+    return sum(a != b for a, b in zip(before.split(), after.split(), strict=True))
+
+
+def test_one_word_is_replaced(replace):
+    text = "sleep sleep sleep animal animal"
+    after = replace(text)
+    assert changed(text, after) == 1
+    assert set(after.split()) <= {"sleep", "slumber", "animal", "beast"}
+
+
+@pytest.mark.parametrize(("share", "expected"), [(0.0, 1), (0.3, 3), (0.5, 5), (1.0, 6)])
+def test_a_share_of_all_words_as_far_as_there_are_synonyms(replace, share, expected):
+    text = "sleep sleep sleep animal animal animal house house house house"
+    assert changed(text, replace(text, share=share)) == expected
+
+
+def test_all_senses_and_all_places_are_drawn(replace):
+    drawn = {replace("dog", seed=seed) for seed in range(40)}
+    assert drawn == {"domestic dog", "Canis familiaris", "frump"}
+    assert {replace("sleep animal", seed=seed) for seed in range(40)} == {"slumber animal", "sleep beast"}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Sleep, (sleep)!", "Slumber, (slumber)!"),
+        ("SLEEP well", "SLUMBER well"),
+        ("the house is in town", "the house is in town"),
+        ("asleep sleeps dog's", "asleep sleeps dog's"),
+        ("Schlaf 睡 😀 sleep", "Schlaf 睡 😀 slumber"),
+        ("", ""),
+    ],
+)
+def test_the_rest_of_a_text_stays(replace, text, expected):
+    assert replace(text, share=1.0) == expected
+
+
+def test_a_text_is_always_rewritten_in_the_same_way(wordnet_folder):
+    texts = [f"the dog and the animal sleep {number}" for number in range(20)]
+    rewriter = SynonymReplacement(WordNet(wordnet_folder))
+    assert rewriter.rewrite(texts) == [rewriter.rewrite([text])[0] for text in reversed(texts)][::-1]
+
+
+def test_the_fingerprint_knows_everything_that_decides(wordnet_folder):
+    wordnet = WordNet(wordnet_folder)
+    rewriters = [SynonymReplacement(wordnet, share=share, seed=seed) for share in (0, 0.3) for seed in (0, 1)]
+    assert len({rewriter.fingerprint for rewriter in rewriters}) == 4
+    assert SynonymReplacement(wordnet).fingerprint == rewriters[0].fingerprint
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.1, float("nan")])
+def test_an_impossible_share_is_refused(replace, share):
+    with pytest.raises(InputError, match="share of replaced words"):
+        replace("dog", share=share)

@@ -1,0 +1,46 @@
+"""Synonyms, from files of WordNet's form."""
+
+from __future__ import annotations
+
+import pytest
+
+from embedkit.errors import DataError
+from embedkit.training.wordnet import WordNet
+
+
+def test_synonyms_are_the_other_words_of_all_senses_in_their_order(wordnet_folder):
+    wordnet = WordNet(wordnet_folder)
+    assert wordnet.synonyms("dog") == ["domestic dog", "Canis familiaris", "frump"]
+    assert wordnet.synonyms("DOG") == wordnet.synonyms("dog")
+    assert wordnet.synonyms("canis familiaris") == ["dog", "domestic dog"]
+    assert wordnet.synonyms("frump") == ["dog"]
+
+
+def test_a_word_that_is_alone_or_unknown_has_none(wordnet_folder):
+    wordnet = WordNet(wordnet_folder)
+    assert wordnet.synonyms("house") == wordnet.synonyms("license") == wordnet.synonyms("xyzzy") == []
+
+
+def test_counts_are_hexadecimal_and_markers_no_part_of_a_word(wordnet_folder):
+    assert WordNet(wordnet_folder).synonyms("good 0") == [f"good {place}" for place in range(1, 11)]
+
+
+def test_the_fingerprint_is_that_of_the_files(wordnet_folder):
+    before = WordNet(wordnet_folder).fingerprint
+    assert WordNet(wordnet_folder).fingerprint == before
+    with (wordnet_folder / "data.adv").open("a") as file:
+        file.write("00001740 02 r 02 quickly 0 rapidly 0 000 | fast\n")
+    assert WordNet(wordnet_folder).fingerprint != before
+
+
+def test_a_missing_file_is_told(wordnet_folder):
+    (wordnet_folder / "data.verb").unlink()
+    with pytest.raises(DataError, match=r"expected data\.noun, data\.verb, data\.adj, data\.adv .*data\.verb"):
+        WordNet(wordnet_folder)
+
+
+@pytest.mark.parametrize("line", ["00001740 03 n", "00001740 03 n 0g dog 0", "00001740 03 n 03 dog 0 hound 0"])
+def test_a_malformed_line_is_told_with_its_place(wordnet_folder, line):
+    (wordnet_folder / "data.adv").write_text(f"  1 licence\n{line}\n")
+    with pytest.raises(DataError, match=r"data\.adv:2 is not a line of a WordNet database"):
+        WordNet(wordnet_folder)
