@@ -78,6 +78,7 @@ SWITCHES = [
     ("bsl", {"momentum": 0.5}),
     ("pcl", {"preset": "pcl_paper"}),
     ("pcl", {"peer": "tied"}),
+    ("dclr", {"noise_times": 0}),
     ("distillcse", {"shuffle": "length", "group_length": 2}),
     ("distillcse", {"shuffle": "window", "window_stop": 3}),
     ("distillcse", {"shuffle": "none"}),

@@ -8,6 +8,7 @@ from embedkit.training.method import BatchSpec, Method, Presets
 from embedkit.training.methods.bsl import BSL, BSLConfig
 from embedkit.training.methods.ckd import CKD, CKDConfig
 from embedkit.training.methods.congen import ConGen, ConGenConfig
+from embedkit.training.methods.dclr import DCLR, DCLRConfig
 from embedkit.training.methods.distillcse import DistillCSE, DistillCSEConfig
 from embedkit.training.methods.mse import MSE, MSEConfig
 from embedkit.training.methods.pcl import PCL, PCLConfig
@@ -48,6 +49,7 @@ METHODS: dict[str, MethodEntry] = {
     "bsl": MethodEntry(BSLConfig, BSL, "Zhang et al., ACL 2021"),
     "pcl": MethodEntry(PCLConfig, PCL, "Wu et al., EMNLP 2022"),
     "simcse": MethodEntry(SimCSEConfig, SimCSE, "Gao et al., EMNLP 2021"),
+    "dclr": MethodEntry(DCLRConfig, DCLR, "Zhou et al., ACL 2022"),
     "distillcse": MethodEntry(DistillCSEConfig, DistillCSE, "Xu et al., Findings of EMNLP 2023"),
     "congen": MethodEntry(ConGenConfig, ConGen, "Limkonchotiwat et al., Findings of EMNLP 2022"),
     "ckd": MethodEntry(CKDConfig, CKD, "Gao et al., arXiv 2112.05638"),

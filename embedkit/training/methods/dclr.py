@@ -1,0 +1,88 @@
+"""DCLR: contrast of two dropout passes without false negatives, and with noise as further ones.
+
+A frozen encoder that was trained before, the teacher of the run, tells which sentences of a batch are too
+alike to be each other's negatives; these are left out. Gaussian noise, moved a little to where the loss is
+larger, stands among the negatives, so that embeddings spread over the sphere. The head is dropped afterwards.
+
+Source: Zhou, Zhang, Zhao and Wen, "Debiased Contrastive Learning of Unsupervised Sentence Representations",
+ACL 2022; settings of its BERT-base.
+
+Differs from the paper: it has no models smaller than BERT-base, so all sizes get its values; selection looks
+at one development set, not at two. Differs from the authors' code, which multiplies logits by the weights, so that
+a false negative keeps a logit of 0, and takes an element-wise cross-entropy of the softmax: this is the
+paper's equation. The teacher's vectors come from its cache, without dropout.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+import torch
+
+from embedkit.config import setting
+from embedkit.modeling.encoder import SentenceEncoder
+from embedkit.training.components.heads import training_head
+from embedkit.training.losses.debiased_contrast import ascend_noise, debiased_info_nce, true_negatives
+from embedkit.training.method import Batch, BatchSpec, Method, Presets, StepOutput, pooled
+from embedkit.training.optim import TRAINER_OPTIM
+
+__all__ = ["DCLR", "DCLRConfig"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DCLRConfig:
+    """Settings of DCLR; the defaults are the paper's for BERT-base."""
+
+    temperature: float = setting(0.05, "of the softmax over batch and noise", above=0)
+    threshold: float = setting(
+        0.9, "phi; sentences whose cosine the teacher puts here or higher are no negatives", minimum=-1
+    )
+    noise_times: int = setting(1, "noise vectors for each sentence of a batch; 0 is an ablation", minimum=0)
+    noise_steps: int = setting(4, "steps of gradient ascent that noise makes", minimum=0)
+    noise_step_size: float = setting(1e-3, "length of each; noise itself has unit variance", above=0)
+
+
+class DCLR(Method):
+    """Debiased contrast of two dropout passes, with a teacher that finds false negatives.
+
+    Args:
+        encoder: trained in place; a head it may have is taken away.
+        config: settings.
+        seed: of the training head.
+    """
+
+    batch_spec: ClassVar[BatchSpec] = BatchSpec(teacher=True)
+    presets: ClassVar[Presets] = {
+        size: {
+            "student": {"pooling": "cls", "max_length": 32},
+            "optim": {**TRAINER_OPTIM, "lr": 3e-5, "batch_size": 128, "epochs": 3},
+            "dev": {"every": 125},
+        }
+        for size in ("tiny", "mini", "small")
+    }
+
+    def __init__(self, encoder: SentenceEncoder, config: DCLRConfig, *, seed: int) -> None:
+        super().__init__()
+        encoder.set_head(None)
+        self.encoder, self.config = encoder, config
+        self.head = training_head(encoder, seed=seed)
+
+    def forward(self, batch: Batch) -> StepOutput:
+        """InfoNCE of two passes over true negatives and noise; logs the share of negatives left out."""
+        config = self.config
+        first, second = (self.head(pooled(self.encoder, batch.views[0])) for _ in range(2))
+        negatives = true_negatives(batch.teacher[0], threshold=config.threshold)
+        count, width = config.noise_times * len(first), first.shape[1]
+        noise = ascend_noise(
+            torch.randn(count, width, device=first.device),
+            first,
+            second,
+            negatives,
+            temperature=config.temperature,
+            steps=config.noise_steps,
+            size=config.noise_step_size,
+        )
+        loss = debiased_info_nce(first, second, noise, negatives, temperature=config.temperature)
+        others = max(1, len(first) * (len(first) - 1))
+        return StepOutput(loss, {"false_negatives": 1 - negatives.sum() / others})

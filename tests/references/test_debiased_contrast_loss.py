@@ -1,0 +1,123 @@
+"""DCLR's loss against nested loops written from the paper, and what noise does."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from embedkit.training.losses.debiased_contrast import ascend_noise, debiased_info_nce, true_negatives
+from embedkit.training.losses.info_nce import info_nce
+
+
+def cosine(a, b):
+    product = sum(x * y for x, y in zip(a, b, strict=True))
+    return product / math.sqrt(sum(x * x for x in a)) / math.sqrt(sum(y * y for y in b))
+
+
+def weight(complementary, i, j, threshold):
+    """Nothing where the other model finds them alike."""
+    return 0 if cosine(complementary[i], complementary[j]) >= threshold else 1
+
+
+def reference(anchors, positives, noise, complementary, threshold, temperature):
+    total = 0.0
+    for i, anchor in enumerate(anchors):
+        own = math.exp(cosine(anchor, positives[i]) / temperature)
+        among_noise = sum(math.exp(cosine(anchor, vector) / temperature) for vector in noise)
+        among_batch = sum(
+            weight(complementary, i, j, threshold) * math.exp(cosine(anchor, positives[j]) / temperature)
+            for j in range(len(positives))
+            if j != i
+        )
+        total -= math.log(own / (own + among_noise + among_batch))
+    return total / len(anchors)
+
+
+def sample(seed, batch, width, noise):
+    generator = torch.Generator().manual_seed(seed)
+    anchors, positives, complementary = torch.randn(3, batch, width, generator=generator)
+    units = torch.nn.functional.normalize(complementary, dim=1)
+    return anchors, positives, torch.randn(noise, width, generator=generator), units
+
+
+@given(
+    st.integers(0, 2**32),
+    st.integers(1, 6),
+    st.integers(2, 5),
+    st.integers(0, 4),
+    st.sampled_from([-1.0, 0.0, 0.5, 1.1]),
+)
+@settings(max_examples=40, deadline=None)
+def test_equals_the_paper(seed, batch, width, count, threshold):
+    anchors, positives, noise, units = sample(seed, batch, width, count)
+    negatives = true_negatives(units, threshold=threshold)
+    found = debiased_info_nce(anchors, positives, noise, negatives, temperature=0.2).item()
+    lists = (rows.tolist() for rows in (anchors, positives, noise, units))
+    assert found == pytest.approx(reference(*lists, threshold, 0.2), abs=1e-4)
+
+
+def test_without_noise_and_false_negatives_it_is_info_nce():
+    anchors, positives, noise, units = sample(0, 5, 4, 0)
+    negatives = true_negatives(units, threshold=1.1)
+    found = debiased_info_nce(anchors, positives, noise, negatives, temperature=0.05)
+    assert torch.allclose(found, info_nce(anchors, positives, temperature=0.05))
+
+
+def test_sentences_at_the_threshold_are_no_negatives_and_nobody_is_its_own():
+    units = torch.tensor([[1.0, 0.0], [0.6, 0.8], [0.0, 1.0]])
+    cosines = units @ units.T
+    found = true_negatives(units, threshold=cosines[1, 2].item())
+    assert found.tolist() == [[False, True, True], [True, False, False], [True, False, False]]
+
+
+def test_each_step_of_noise_has_its_length_and_raises_the_loss():
+    anchors, positives, noise, units = sample(1, 6, 8, 5)
+    negatives = true_negatives(units, threshold=0.9)
+
+    def loss(moved):
+        return debiased_info_nce(anchors, positives, moved, negatives, temperature=0.05)
+
+    one, four = (
+        ascend_noise(noise, anchors, positives, negatives, temperature=0.05, steps=steps, size=1e-3)
+        for steps in (1, 4)
+    )
+    assert torch.allclose((one - noise).norm(dim=1), torch.full((5,), 1e-3), rtol=1e-3)
+    assert loss(noise) < loss(one) < loss(four)
+    assert not four.requires_grad
+
+
+def test_a_step_goes_along_the_gradient_by_differences():
+    anchors, positives, noise, units = sample(2, 3, 4, 2)
+    negatives = true_negatives(units, threshold=1.1)
+    moved = ascend_noise(noise, anchors, positives, negatives, temperature=0.5, steps=1, size=1.0)
+    gradient = []
+    for place in range(4):
+        values = []
+        for step in (1e-3, -1e-3):
+            shifted = noise.double().clone()
+            shifted[0, place] += step
+            lists = (rows.tolist() for rows in (anchors, positives, shifted, units))
+            values.append(reference(*lists, 1.1, 0.5))
+        gradient.append((values[0] - values[1]) / 2e-3)
+    expected = torch.tensor(gradient) / math.hypot(*gradient)
+    assert torch.allclose(moved[0] - noise[0], expected, atol=1e-3)
+
+
+@pytest.mark.parametrize(("count", "steps"), [(0, 4), (3, 0)])
+def test_no_noise_and_no_steps(count, steps):
+    anchors, positives, noise, units = sample(3, 3, 4, count)
+    negatives = true_negatives(units, threshold=0.9)
+    moved = ascend_noise(noise, anchors, positives, negatives, temperature=0.05, steps=steps, size=1.0)
+    assert torch.equal(moved, noise)
+
+
+def test_anchors_and_positives_get_no_gradient_through_the_noise():
+    anchors, positives, noise, units = sample(4, 3, 4, 2)
+    anchors.requires_grad_()
+    negatives = true_negatives(units, threshold=0.9)
+    ascend_noise(noise, anchors, positives, negatives, temperature=0.05, steps=2, size=1.0)
+    assert anchors.grad is None
