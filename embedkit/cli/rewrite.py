@@ -17,7 +17,6 @@ HELP = "write each text in other words, for training on pairs of views"
 EXAMPLES = """
 embedkit rewrite texts.txt -o pairs.tsv --masked-lm FacebookAI/roberta-base
 embedkit rewrite texts.txt -o pairs.tsv --translate models/en-de models/de-en --translate models/en-fr models/fr-en
-embedkit rewrite texts.txt -o pairs.tsv --synonyms wordnet/dict
 """
 
 
