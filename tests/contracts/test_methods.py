@@ -137,7 +137,7 @@ def dimensions_of(name: str, teachers: Sequence[Teacher]) -> dict[str, Any]:
 
 def is_fitted(name: str) -> bool:
     """Whether a method brings its student to the (first) teacher's width; cosines alone ask for none."""
-    return METHODS[name].batch_spec.teacher and name != "distillcse"
+    return METHODS[name].batch_spec.teacher and name not in {"distillcse", "dclr"}
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -50,6 +50,7 @@ class DCLR(Method):
         encoder: trained in place; a head it may have is taken away.
         config: settings.
         seed: of the training head.
+        teacher_dimension: T; nothing here has the teacher's width.
     """
 
     batch_spec: ClassVar[BatchSpec] = BatchSpec(teacher=True)
@@ -62,7 +63,14 @@ class DCLR(Method):
         for size in ("tiny", "mini", "small")
     }
 
-    def __init__(self, encoder: SentenceEncoder, config: DCLRConfig, *, seed: int) -> None:
+    def __init__(
+        self,
+        encoder: SentenceEncoder,
+        config: DCLRConfig,
+        *,
+        seed: int,
+        teacher_dimension: int,  # noqa: ARG002 - methods with a teacher are told
+    ) -> None:
         super().__init__()
         encoder.set_head(None)
         self.encoder, self.config = encoder, config
@@ -71,7 +79,8 @@ class DCLR(Method):
     def forward(self, batch: Batch) -> StepOutput:
         """InfoNCE of two passes over true negatives and noise; logs the share of negatives left out."""
         config = self.config
-        first, second = (self.head(pooled(self.encoder, batch.views[0])) for _ in range(2))
+        embeddings, again = (pooled(self.encoder, batch.views[0]) for _ in range(2))
+        first, second = self.head(embeddings), self.head(again)
         negatives = true_negatives(batch.teacher[0], threshold=config.threshold)
         count, width = config.noise_times * len(first), first.shape[1]
         noise = ascend_noise(
@@ -85,4 +94,5 @@ class DCLR(Method):
         )
         loss = debiased_info_nce(first, second, noise, negatives, temperature=config.temperature)
         others = max(1, len(first) * (len(first) - 1))
-        return StepOutput(loss, {"false_negatives": 1 - negatives.sum() / others})
+        parts = {"false_negatives": 1 - negatives.sum() / others}
+        return StepOutput(loss, parts, embeddings=embeddings)
