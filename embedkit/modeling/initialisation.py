@@ -40,15 +40,22 @@ def from_pretrained(
 
 
 def random(
-    tokenizer: Tokenizer, size: Size, *, max_length: int, seed: int, pooling: str = "mean"
+    tokenizer: Tokenizer,
+    size: Size,
+    *,
+    max_length: int,
+    seed: int,
+    positions: int | None = None,
+    pooling: str = "mean",
 ) -> SentenceEncoder:
     """A BERT encoder with BERT's own random initialisation (normal, 0.02), the same for the same seed.
 
     Args:
         tokenizer: gives the vocabulary.
         size: shape of the network.
-        max_length: the longest text in tokens; the position table has as many rows.
+        max_length: the longest text in tokens.
         seed: of the weights; torch's global generators are left as they are.
+        positions: rows of the position table, ``max_length`` if None.
         pooling: ``"mean"`` or ``"cls"``.
     """
     config = BertConfig(
@@ -57,7 +64,7 @@ def random(
         num_hidden_layers=size.layers,
         num_attention_heads=size.heads,
         intermediate_size=size.feed_forward,
-        max_position_embeddings=max_length,
+        max_position_embeddings=positions or max_length,
         pad_token_id=tokenizer.pad_id,
     )
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
@@ -66,7 +73,9 @@ def random(
     return SentenceEncoder(backbone, tokenizer.with_max_length(max_length), pooling=pooling)
 
 
-def from_teacher(teacher: SentenceEncoder, size: Size, *, max_length: int, seed: int) -> SentenceEncoder:
+def from_teacher(
+    teacher: SentenceEncoder, size: Size, *, max_length: int, seed: int, positions: int | None = None
+) -> SentenceEncoder:
     """A BERT encoder that starts as a projected bag of the teacher's words, where a random one starts blind.
 
     What is carried over is the tokenizer and the word table; the transformer layers, and the small
@@ -91,6 +100,7 @@ def from_teacher(teacher: SentenceEncoder, size: Size, *, max_length: int, seed:
         size: shape of the student.
         max_length: the student's longest text in tokens.
         seed: of everything random.
+        positions: rows of the position table, ``max_length`` if None.
 
     Raises:
         ModelError: the teacher's vocabulary holds no real word.
@@ -98,7 +108,7 @@ def from_teacher(teacher: SentenceEncoder, size: Size, *, max_length: int, seed:
     words = real_words(teacher.tokenizer)
     if not words:
         raise ModelError(f"the vocabulary of {teacher.name} holds no word to start from")
-    student = random(teacher.tokenizer, size, max_length=max_length, seed=seed)
+    student = random(teacher.tokenizer, size, max_length=max_length, seed=seed, positions=positions)
     directions = _project(_embed_words(teacher, words), size.hidden - len(_BALLAST), seed)
     weights = _smooth_inverse_frequencies(len(words))[:, None]
     table = np.zeros((teacher.tokenizer.vocabulary_size, size.hidden))

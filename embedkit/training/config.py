@@ -32,6 +32,13 @@ class StudentConfig:
     )
     pooling: Literal["mean", "cls"] = setting("mean", "how token states become one embedding")
     max_length: int = setting(128, "longest text in tokens, special tokens included", minimum=3)
+    positions: int | None = setting(
+        None, "without source: tokens that its network has room for, pairs say; default: max_length", minimum=3
+    )
+
+    def __post_init__(self) -> None:
+        if self.positions is not None and self.positions < self.max_length:
+            raise ConfigError(f"positions = {self.positions} leaves no room for max_length = {self.max_length}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -34,21 +34,24 @@ def build_student(config: RunConfig) -> SentenceEncoder:
 
 def _new(config: RunConfig, source: str) -> SentenceEncoder:
     student, size = config.student, SIZES[config.student.size]
+    length, positions = student.max_length, student.positions
     if Path(source).suffix == ".onnx":
         if student.start == "teacher":
             raise ConfigError(
                 f'a student can start from a torch model, not from {source}: set student.start = "random", '
                 "or student.tokenizer to the model that the bundle was made from"
             )
-        tokenizer = Tokenizer(read_bundle(source).tokenizer_json, student.max_length)
+        tokenizer = Tokenizer(read_bundle(source).tokenizer_json, length)
     else:
         teacher = SentenceEncoder.load(source)
         if student.start == "teacher":
-            encoder = from_teacher(teacher, size, max_length=student.max_length, seed=config.seed)
+            encoder = from_teacher(teacher, size, max_length=length, seed=config.seed, positions=positions)
             encoder.pooling = student.pooling
             return encoder
         tokenizer = teacher.tokenizer
-    return random(tokenizer, size, max_length=student.max_length, seed=config.seed, pooling=student.pooling)
+    return random(
+        tokenizer, size, max_length=length, seed=config.seed, positions=positions, pooling=student.pooling
+    )
 
 
 def _vocabulary_source(config: RunConfig) -> str:

@@ -26,7 +26,7 @@ import numpy as np
 
 from embedkit.atomic import atomic_file
 from embedkit.config import setting
-from embedkit.errors import CheckpointError, ConfigError
+from embedkit.errors import CheckpointError, ConfigError, ModelError
 from embedkit.evaluation.pool import cosines
 from embedkit.evaluation.sts import evaluate_cross_encoder, evaluate_pairs
 from embedkit.modeling.cross_encoder import PairEncoder
@@ -84,7 +84,7 @@ class TransEncoderConfig:
 
 _HARNESS = {"epsilon": 1e-8, "correct_bias": True}
 _PRESET: Mapping[str, Mapping[str, Any]] = {
-    "student": {"pooling": "cls", "max_length": 32},
+    "student": {"pooling": "cls", "max_length": 32, "positions": 64},
     "dev": {"every": 200},
     "optim": {"lr": 5e-5, "batch_size": 128, "epochs": 10, "warmup": 0.0, **_HARNESS},
     "settings": {"cross_optim": {"lr": 2e-5, "batch_size": 32, "epochs": 1, "warmup": 0.1, **_HARNESS}},
@@ -146,6 +146,8 @@ def trans_encoder(
             "trans-encoder learns from pairs of texts: give two columns with --view-columns, or a .tsv"
         )
     members = _gather(config, settings, encoder)
+    for member in members:
+        _check_room(member, settings, config)
     best_encoder, best_cross, total = _Best(), _Best(), TrainState()
     for cycle in range(1, settings.cycles + 1):
         place = folder.path / f"cycle-{cycle}"
@@ -195,6 +197,17 @@ def _gather(config: RunConfig, settings: TransEncoderConfig, encoder: SentenceEn
         )
         members.append(_Member(f"peer-{number}", model, peer.backbone, copy.deepcopy(model)))
     return members
+
+
+def _check_room(member: _Member, settings: TransEncoderConfig, config: RunConfig) -> None:
+    """What the first cross-encoder lacks is found before hours go into labels."""
+    try:
+        _start_cross(member, settings, config)
+    except ModelError as error:
+        raise ConfigError(
+            f"a cross-encoder cannot start from {member.name}: {error}; lower settings.cross_length, or give a "
+            "new student room for pairs by student.positions"
+        ) from error
 
 
 def _labels(path: Path, control: Control, label: Callable[[], list[FloatArray]]) -> FloatArray:

@@ -229,6 +229,20 @@ def test_damaged_labels_are_told(mapping, tmp_path):
         go(mapping(), tmp_path / "run", resume=True)
 
 
+def test_a_new_student_has_room_for_pairs(mapping, tmp_path):
+    settings = mapping(cycles=1, cross_length=20)
+    settings["student"] = {"start": "random", "tokenizer": str(tmp_path / "start"), "max_length": 12}
+    with pytest.raises(ConfigError, match=r"student: max_length is 20.*at most 16 tokens; .* student\.positions"):
+        run(resolve({**settings, "student": {**settings["student"], "positions": 16}}), tmp_path / "short")
+    assert not [*tmp_path.glob("short/cycle-*")]
+    assert run(resolve(settings), tmp_path / "run").finished
+    encoder, cross = (
+        SentenceEncoder.load(tmp_path / "run" / "model"),
+        PairEncoder.load(tmp_path / "run" / "cross-model"),
+    )
+    assert (encoder.max_length, encoder.backbone.config.max_position_embeddings, cross.max_length) == (12, 64, 20)
+
+
 def test_texts_alone_are_refused(mapping, sentences, tmp_path):
     (tmp_path / "texts.txt").write_text("\n".join(sentences(12)), encoding="utf-8")
     with pytest.raises(ConfigError, match="learns from pairs"):
