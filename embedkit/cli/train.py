@@ -75,6 +75,7 @@ def run(arguments: argparse.Namespace) -> int | None:
     import tomli_w
 
     from embedkit.config import to_mapping
+    from embedkit.training import processes
     from embedkit.training.recipes.run import run as train
     from embedkit.training.recipes.stage import Control
 
@@ -85,10 +86,14 @@ def run(arguments: argparse.Namespace) -> int | None:
         print(json.dumps(plain) if arguments.json else tomli_w.dumps(plain).rstrip())
         _tell_plan(config)
         return None
-    with _stop_flag() as should_stop:
-        state = train(config, folder, Control(arguments.resume, should_stop))
-    _report(folder)
-    _print(state, folder, as_json=arguments.json)
+    with processes.group(config.device):
+        if not processes.first():
+            logging.getLogger("embedkit").setLevel(logging.ERROR)  # the first one says it all
+        with _stop_flag(insist=processes.count() == 1) as should_stop:
+            state = train(config, folder, Control(arguments.resume, should_stop))
+        if processes.first():
+            _report(folder)
+            _print(state, folder, as_json=arguments.json)
     return None if state.finished else 130
 
 
@@ -122,8 +127,11 @@ def _sources(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 @contextlib.contextmanager
-def _stop_flag() -> Iterator[Callable[[], bool]]:
+def _stop_flag(*, insist: bool) -> Iterator[Callable[[], bool]]:
     """Let the first Ctrl-C or SIGTERM end training after the step it is at; the next one ends it at once.
+
+    Without ``insist`` the next ones count for nothing: torchrun sends each process a SIGTERM of its own behind the
+    Ctrl-C that they all have seen, and kills what is still there after half a minute.
 
     Before the first step, while text is read and the teacher encodes it, the first ends it at once: the
     loop has not begun to look, and what is in the teacher's cache is kept.
@@ -132,7 +140,7 @@ def _stop_flag() -> Iterator[Callable[[], bool]]:
 
     def ask(*_: object) -> None:
         nonlocal asked
-        if asked or not training:
+        if (asked and insist) or not training:
             raise KeyboardInterrupt
         asked = True
 

@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from embedkit.errors import TrainingError
+from embedkit.errors import ConfigError, TrainingError
 from embedkit.progress import Progress
+from embedkit.training import processes
 from embedkit.training.batches import Batches
 from embedkit.training.checkpoint import TrainState, load_checkpoint, save_checkpoint
 from embedkit.training.dev_schedule import evaluation_steps, total_steps
@@ -59,7 +60,10 @@ def train(
 
     With ``evaluate`` the encoder with the highest score is kept, else the last one. A run that was
     interrupted goes on from its last checkpoint and ends with the same bits as one that was not,
-    given the same machine, versions and number of threads.
+    given the same machine, versions, number of threads and number of processes.
+
+    Several processes (:mod:`~embedkit.training.processes`) share the rows of each batch. The first one
+    evaluates and writes.
 
     Args:
         method: on its device.
@@ -75,6 +79,7 @@ def train(
         the final state; ``finished`` is False if the run was stopped.
 
     Raises:
+        ConfigError: the processes cannot share a batch evenly.
         TrainingError: the loss is not finite.
         CheckpointError: the checkpoint is damaged or belongs to other settings.
         StorageError: the disk is full; the last checkpoint stays.
@@ -95,6 +100,10 @@ class _Run:
         evaluate: Callable[[], float] | None,
         should_stop: Callable[[], bool],
     ) -> None:
+        if config.optim.batch_size % processes.count():
+            raise ConfigError(
+                f"{processes.count()} processes cannot share optim.batch_size = {config.optim.batch_size} evenly"
+            )
         self.method, self.batches, self.config, self.folder = method, batches, config, folder
         self.evaluate, self.should_stop = evaluate, should_stop
         self.optim = config.optim
@@ -118,10 +127,12 @@ class _Run:
         torch.manual_seed(self.config.seed)
         if resume and self.folder.last.exists():
             self.state = load_checkpoint(self.folder.last, self.method, self.optimizer, self.scaler)
-        if resume:
+        if resume and processes.first():
             self.folder.rewind(self.state.step)
+        processes.copy_state(self.method)
         if not self.state.finished:
-            self._loop(show_progress=show_progress)
+            self._loop(show_progress=show_progress if processes.first() else False)
+        processes.wait()  # what comes next may read what the first one has written
         return self.state
 
     def _loop(self, *, show_progress: bool | None) -> None:
@@ -138,7 +149,7 @@ class _Run:
                 self.state.seconds = seconds + time.monotonic() - self.started
                 self._after_step(first)
                 progress.advance(note=f"loss {loss:.4f}{self._best()}")
-                if self.should_stop():
+                if processes.agree(self.should_stop()):
                     self._checkpoint()
                     logger.info("stopped after step %d; --resume goes on from here", self.state.step)
                     return
@@ -150,6 +161,7 @@ class _Run:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         outputs = [self._backward(next(stream)) for _ in range(self.optim.accumulate)]
+        processes.average_gradients(self.method)
         self.scaler.unscale_(self.optimizer)
         torch.nn.utils.clip_grad_norm_(self.method.parameters(), self.optim.clip)
         scale = self.scaler.get_scale()
@@ -168,8 +180,9 @@ class _Run:
         return loss
 
     def _backward(self, batch: Batch) -> StepOutput:
+        own = batch.share(processes.rank(), processes.count()).to(self.device)
         with torch.autocast(self.device.type, _AMP[self.optim.amp], enabled=self.optim.amp != "off"):
-            output: StepOutput = self.method(batch.to(self.device))
+            output: StepOutput = self.method(own)
         self.scaler.scale(output.loss / self.optim.accumulate).backward()
         return output
 
@@ -197,8 +210,12 @@ class _Run:
             record[name] = _mean([output.metrics[name] for output in window])
         record["lr"] = schedule(self.optim, step - 1, self.total)
         record["seconds"] = round(self.state.seconds, 3)
-        self.folder.log(record)
+        self._write(record)
         self.window = []
+
+    def _write(self, record: dict[str, float]) -> None:
+        if processes.first():
+            self.folder.log(record)
 
     def _select(self) -> None:
         """Score the encoder on the development set and keep it if it is strictly better."""
@@ -206,16 +223,17 @@ class _Run:
         if evaluate is None:
             return
         began = time.monotonic()
-        score = evaluate()
+        score = processes.told_by_first(evaluate)
         if not math.isfinite(score):
             score = -1.0  # an encoder that gives every text the same embedding ranks nothing
         seconds = time.monotonic() - began
-        self.folder.log({"step": self.state.step, "dev": score, "dev_seconds": round(seconds, 3)})
+        self._write({"step": self.state.step, "dev": score, "dev_seconds": round(seconds, 3)})
         if self.state.step == min(self.dev_steps):
             self._tell_cost(seconds)
         if self.state.best_score is None or score > self.state.best_score:
             self.state.best_score, self.state.best_step = score, self.state.step
-            self.method.encoder.save(self.folder.best)
+            if processes.first():
+                self.method.encoder.save(self.folder.best)
 
     def _tell_cost(self, seconds: float) -> None:
         """What all evaluations will take, by the first of them."""
@@ -245,18 +263,21 @@ class _Run:
         return True
 
     def _finish(self) -> None:
+        self.state.finished = True
+        if not processes.first():
+            return
         if self.evaluate is None:
             self.method.encoder.save(self.folder.model)
         else:
             best = type(self.method.encoder).load(self.folder.best)
             best.save(self.folder.model)
-        self.state.finished = True
         self._checkpoint()
         summary = {key: value for key, value in dataclasses.asdict(self.state).items() if value is not None}
         logger.info("trained: %s", json.dumps(summary))
 
     def _checkpoint(self) -> None:
-        save_checkpoint(self.folder.last, self.method, self.optimizer, self.scaler, self.state)
+        if processes.first():
+            save_checkpoint(self.folder.last, self.method, self.optimizer, self.scaler, self.state)
         self.saved_at = time.monotonic()
 
     def _best(self) -> str:

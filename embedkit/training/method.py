@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -13,8 +13,20 @@ from torch.nn import functional
 
 from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.encoder import SentenceEncoder
+from embedkit.training import processes
 
-__all__ = ["Batch", "BatchSpec", "Learner", "Method", "Presets", "StepOutput", "View", "pooled", "unit_embeddings"]
+__all__ = [
+    "Batch",
+    "BatchSpec",
+    "Learner",
+    "Method",
+    "Presets",
+    "StepOutput",
+    "View",
+    "pooled",
+    "scored",
+    "unit_embeddings",
+]
 
 
 Presets = Mapping[str, Mapping[str, Mapping[str, Any]]]
@@ -53,7 +65,7 @@ class BatchSpec:
 
 @dataclasses.dataclass(frozen=True)
 class View:
-    """One view of B sentences as token chunks of similar length, so that little is padding.
+    """One view of B sentences, or a process's share of them, as token chunks of similar length: little is padding.
 
     Attributes:
         chunks: ``(input_ids, attention_mask)``, each ``(b, l) int64``, the b summing to B.
@@ -64,6 +76,18 @@ class View:
     chunks: tuple[tuple[Tensor, Tensor], ...]
     order: Tensor
     token_types: tuple[Tensor, ...] = ()
+
+    def share(self, place: int, count: int) -> View:
+        """One of ``count`` equal runs of rows, for a process that encodes them; B is a multiple of ``count``."""
+        own = self.order.chunk(count)[place]
+        sizes = [len(ids) for ids, _ in self.chunks]
+        starts = [sum(sizes[:number]) for number in range(len(sizes))]
+        rows = [own[(own >= s) & (own < s + n)].sort().values - s for s, n in zip(starts, sizes, strict=True)]
+        return View(
+            tuple((ids[r], mask[r]) for (ids, mask), r in zip(self.chunks, rows, strict=True) if len(r)),
+            own.argsort().argsort(),
+            tuple(types[r] for types, r in zip(self.token_types, rows, strict=False) if len(r)),
+        )
 
     def to(self, device: torch.device) -> View:
         """The same view on another device."""
@@ -89,6 +113,12 @@ class Batch:
     def teacher(self) -> tuple[Tensor, ...]:
         """The only teacher's vectors: one ``(B, T) float32, unit rows`` for each view, or empty."""
         return self.teachers[0] if self.teachers else ()
+
+    def share(self, place: int, count: int) -> Batch:
+        """The batch of one of ``count`` processes: its rows of the views; teachers and scores of all rows."""
+        if count == 1:
+            return self
+        return dataclasses.replace(self, views=tuple(view.share(place, count) for view in self.views))
 
     def to(self, device: torch.device) -> Batch:
         """The same batch on another device."""
@@ -159,11 +189,25 @@ class Method(Learner):
 
 def pooled(encoder: SentenceEncoder, view: View) -> Tensor:
     """Pooled embeddings of a view before any head: ``(B, H)``, in batch order."""
-    rows = torch.cat([encoder.pooled(ids, mask) for ids, mask in view.chunks])
-    return rows[view.order]
+    return _rows(encoder.pooled, view)
 
 
 def unit_embeddings(encoder: SentenceEncoder, states: Tensor) -> Tensor:
     """Pooled embeddings through the head, if there is one, and at unit length: ``(B, H) -> (B, D) float32``."""
     rows = states if encoder.head is None else encoder.head(states)
     return functional.normalize(rows.float(), dim=1)
+
+
+def scored(encoder: PairEncoder, view: View) -> Tensor:
+    """Logits of a view of pairs: ``(B,)``, in batch order."""
+    return _rows(encoder, view)
+
+
+def _rows(network: Callable[..., Tensor], view: View) -> Tensor:
+    """What a network makes of the whole batch, wherever its rows are encoded."""
+    inputs: list[tuple[Tensor, ...]] = list(view.chunks)
+    if view.token_types:
+        inputs = [(*chunk, types) for chunk, types in zip(view.chunks, view.token_types, strict=True)]
+    with processes.own_randomness(view.order.device):
+        rows = [network(*tensors) for tensors in inputs]
+    return processes.gather(torch.cat(rows)[view.order])

@@ -15,14 +15,13 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from embedkit.errors import TrainingError
 from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.training.losses.pair_scores import cosine_squared_error, soft_binary_cross_entropy
-from embedkit.training.method import Batch, BatchSpec, Learner, Method, StepOutput, pooled, unit_embeddings
+from embedkit.training.method import Batch, BatchSpec, Learner, Method, StepOutput, pooled, scored, unit_embeddings
 
 __all__ = ["CrossToEncoder", "EncoderToCross"]
 
@@ -40,9 +39,7 @@ class EncoderToCross(Learner):
     def forward(self, batch: Batch) -> StepOutput:
         """Soft cross entropy of the logits."""
         (view,) = batch.views
-        chunks = zip(view.chunks, view.token_types, strict=True)
-        logits = torch.cat([self.encoder(ids, mask, types) for (ids, mask), types in chunks])[view.order]
-        return StepOutput(soft_binary_cross_entropy(logits, _scores(batch)))
+        return StepOutput(soft_binary_cross_entropy(scored(self.encoder, view), _scores(batch)))
 
 
 class CrossToEncoder(Method):

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from embedkit.config import setting
 from embedkit.modeling.encoder import SentenceEncoder
+from embedkit.training import processes
 from embedkit.training.checkpoint import TrainState
 from embedkit.training.config import RunConfig
 from embedkit.training.methods.distillcse import DistillCSE, DistillCSEConfig, teacher_weights
@@ -138,7 +139,8 @@ def _teach(
     for run in team.runs:
         name = f"{team.path.name}/{run.path.name}"
         teacher = TeacherConfig(source=str(run.model), name=name, device=config.device, dtype=settings.dtype)
-        vectors.append(
-            load_vectors(teacher, materials.corpus, Path(config.cache), show_progress=control.show_progress)
-        )
+        with processes.first_alone():
+            vectors.append(
+                load_vectors(teacher, materials.corpus, Path(config.cache), show_progress=control.show_progress)
+            )
     return dataclasses.replace(materials, teachers=tuple(vectors))

@@ -14,6 +14,8 @@ import torch
 
 from embedkit.config import from_mapping, to_mapping
 from embedkit.errors import ConfigError
+from embedkit.modeling.encoder import SentenceEncoder
+from embedkit.training import processes
 from embedkit.training.checkpoint import TrainState
 from embedkit.training.config import RunConfig
 from embedkit.training.environment import environment
@@ -66,7 +68,7 @@ def find_method(name: object) -> MethodEntry | RecipeEntry:
 
 
 def run(config: RunConfig, folder: str | Path, control: Control | None = None) -> TrainState:
-    """Train what ``config`` describes.
+    """Train what ``config`` describes, together with the other processes where torchrun started several.
 
     Args:
         config: from :func:`resolve`.
@@ -80,14 +82,17 @@ def run(config: RunConfig, folder: str | Path, control: Control | None = None) -
         EmbedkitError: whatever part of the run cannot go on; the last checkpoint stays.
     """
     control, place = control or Control(), RunFolder(folder)
-    place.check(to_mapping(config), resume=control.resume)
-    find_trackers(config.trackers, place.path, name="", config={})  # what is missing is told before anything costs
-    with _threads(config.threads):
+    with processes.group(config.device), _threads(config.threads):
+        place.check(to_mapping(config), resume=control.resume)
+        # What is missing is told before anything costs.
+        find_trackers(config.trackers, place.path, name="", config={})
+        processes.wait()  # a run that has just been started would be refused
         encoder = build_student(config)
         encoder.name = config.name or place.path.name
-        place.start(to_mapping(config), environment(), resume=control.resume)
-        if not place.initial.exists():
-            encoder.save(place.initial)
+        if processes.first():
+            _start(config, place, encoder, resume=control.resume)
+        else:
+            control = dataclasses.replace(control, show_progress=False)
         entry = find_method(config.method)
         spec = entry.batch_spec
         materials = prepare(config, control, teacher=spec.teacher or spec.several_teachers)
@@ -96,9 +101,16 @@ def run(config: RunConfig, folder: str | Path, control: Control | None = None) -
             state = entry.function(config, settings, materials, encoder, place, control)
         else:
             state = train_stage(config.method, settings, config.optim, config, materials, encoder, place, control)
-    if state.finished:
-        place.finish(_card(config, encoder.name, materials, state))
+        if state.finished and processes.first():
+            place.finish(_card(config, encoder.name, materials, state))
     return state
+
+
+def _start(config: RunConfig, place: RunFolder, encoder: SentenceEncoder, *, resume: bool) -> None:
+    """Write what a run begins with, unless it is there already."""
+    place.start(to_mapping(config), environment(), resume=resume)
+    if not place.initial.exists():
+        encoder.save(place.initial)
 
 
 @contextlib.contextmanager

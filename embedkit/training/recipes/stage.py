@@ -18,6 +18,7 @@ from embedkit.evaluation.sources import load_scored_pairs
 from embedkit.evaluation.sts import ScoredPairs, evaluate_pairs
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.torch_encoder import TorchEncoder
+from embedkit.training import processes
 from embedkit.training.batches import Batches, BatchSource
 from embedkit.training.checkpoint import TrainState
 from embedkit.training.config import RunConfig
@@ -78,11 +79,12 @@ def prepare(config: RunConfig, control: Control, *, teacher: bool) -> Materials:
         CacheError: the teacher cache is damaged or in use.
     """
     pairs = _dev_pairs(config)
-    corpus = Corpus.prepare(sources(config), Path(config.cache), show_progress=control.show_progress)
     vectors: list[TeacherVectors] = []
-    for named in config.every_teacher if teacher else ():
-        found = dataclasses.replace(named, source=config.resolve(named.source))
-        vectors.append(load_vectors(found, corpus, Path(config.cache), show_progress=control.show_progress))
+    with processes.first_alone():  # what it reads and encodes is in the cache for the others
+        corpus = Corpus.prepare(sources(config), Path(config.cache), show_progress=control.show_progress)
+        for named in config.every_teacher if teacher else ():
+            found = dataclasses.replace(named, source=config.resolve(named.source))
+            vectors.append(load_vectors(found, corpus, Path(config.cache), show_progress=control.show_progress))
     if config.matryoshka is not None and config.matryoshka.rotate:
         # What imitates vectors has their first dimensions, which of a teacher mean nothing in particular.
         vectors = [RotatedVectors(one, len(corpus)) for one in vectors]
@@ -173,7 +175,9 @@ def run_stage(
         TrainingError, CheckpointError, StorageError: see :func:`~embedkit.training.loop.train`.
     """
     to_device(method, config.device)
-    folder.trackers = find_trackers(config.trackers, folder.path, name=folder.path.name, config=to_mapping(config))
+    if processes.first():
+        plain = to_mapping(config)
+        folder.trackers = find_trackers(config.trackers, folder.path, name=folder.path.name, config=plain)
     loop = LoopConfig(
         optim=optim,
         seed=config.seed,

@@ -35,6 +35,7 @@ from embedkit.modeling.torch_cross_encoder import TorchCrossEncoder
 from embedkit.modeling.torch_encoder import TorchEncoder
 from embedkit.progress import Progress
 from embedkit.protocols import FloatArray
+from embedkit.training import processes
 from embedkit.training.batches import BatchSource
 from embedkit.training.checkpoint import TrainState
 from embedkit.training.config import RunConfig
@@ -178,7 +179,8 @@ def trans_encoder(
             member.encoder = SentenceEncoder.load(stage.model)
             best_encoder.offer(stage.model, state)
         logger.info("cycle %d of %d is done", cycle, settings.cycles)
-    _deliver(best_encoder, best_cross, folder)
+    if processes.first():
+        _deliver(best_encoder, best_cross, folder)
     best = best_encoder.state
     return dataclasses.replace(total, best_score=best.best_score, best_step=best.best_step, finished=True)
 
@@ -212,15 +214,15 @@ def _check_room(member: _Member, settings: TransEncoderConfig, config: RunConfig
 
 def _labels(path: Path, control: Control, label: Callable[[], list[FloatArray]]) -> FloatArray:
     """The mean label of all members for every pair, ``(N,) float32`` in [0, 1]; kept for a resumed run."""
-    if control.resume and path.exists():
+    with processes.first_alone():
+        if not (control.resume and path.exists()) and processes.first():
+            labels = clamp_labels(np.mean(label(), axis=0))
+            with atomic_file(path) as temporary, temporary.open("wb") as file:
+                np.save(file, labels)
         try:
             return np.asarray(np.load(path), dtype=np.float32)
         except (OSError, ValueError, EOFError) as error:
             raise CheckpointError(f"{path} is damaged ({error}); delete it and go on with --resume") from error
-    labels = clamp_labels(np.mean(label(), axis=0))
-    with atomic_file(path) as temporary, temporary.open("wb") as file:
-        np.save(file, labels)
-    return labels
 
 
 def _label_by_encoder(encoder: SentenceEncoder, config: RunConfig, corpus: Corpus) -> FloatArray:

@@ -1,0 +1,159 @@
+"""One of the processes of test_processes.py: trains every method on toys and leaves what came of it.
+
+python shared_training.py FOLDER RANK COUNT
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from torch import distributed
+
+from embedkit.config import from_mapping
+from embedkit.modeling.cross_encoder import PairEncoder
+from embedkit.modeling.initialisation import random
+from embedkit.modeling.sizes import Size
+from embedkit.runtime.tokenization import Tokenizer
+from embedkit.training.batches import BatchSource
+from embedkit.training.corpus import Corpus, SourceConfig
+from embedkit.training.loop import LoopConfig, train
+from embedkit.training.methods import METHODS
+from embedkit.training.methods.trans_encoder import CrossToEncoder, EncoderToCross
+from embedkit.training.optim import OptimConfig
+from embedkit.training.pair_batches import PairBatchSource
+from embedkit.training.run_folder import RunFolder
+from embedkit.training.views import ViewsConfig
+
+QUEUE = {"queue_size": 20}
+SCT = {**QUEUE, "projector_expansion": 2}
+# Label -> method, settings, more of the optimizer. No dropout, and nothing is shuffled at random, so that one
+# process has what two have.
+EXACT = {
+    "sct": ("sct", SCT, {}),
+    "sct-momentum": ("sct", {**SCT, "reference": "momentum", "momentum": 0.5}, {}),
+    "sct-distillation": ("sct-distillation", QUEUE, {}),
+    "sct-joint": ("sct-distillation", {**QUEUE, "joint": True, "self_supervised": SCT}, {}),
+    "congen": ("congen", QUEUE, {}),
+    "ckd": ("ckd", QUEUE, {}),
+    "simcse": ("simcse", {}, {}),
+    "distillcse": ("distillcse", {"shuffle": "none"}, {}),
+    "bsl": ("bsl", {"momentum": 0.5}, {}),
+    "pcl": ("pcl", {}, {}),
+    "pcl-tied": ("pcl", {"peer": "tied"}, {}),
+    "mse": ("mse", {}, {}),
+    "accumulated": ("sct-distillation", QUEUE, {"accumulate": 2}),
+    "encoder-to-cross": ("encoder-to-cross", {}, {}),
+    "cross-to-encoder": ("cross-to-encoder", {}, {}),
+}
+# Dropout and shuffles as they are: two processes are not one, but they must agree with each other.
+RANDOM = {"random-sct": ("sct", SCT, {}), "random-distillcse": ("distillcse", {}, {})}
+
+
+class Teacher:
+    name, fingerprint, dimension = "nobody", "0" * 64, 24
+
+    def read(self, rows, view):
+        table = np.random.default_rng(view).standard_normal((48, self.dimension), dtype=np.float32)
+        return table[rows] / np.linalg.norm(table[rows], axis=1, keepdims=True)
+
+
+class Toy:
+    """A method on a toy encoder, its batches, and a run of them."""
+
+    def __init__(self, folder, corpus, case, *, dropout):
+        name, settings, optim = case
+        tokenizer = Tokenizer((folder / "tokenizer.json").read_text(encoding="utf-8"), 16)
+        encoder = random(tokenizer, Size(2, 16, 2), max_length=16, seed=3)
+        # With an epsilon like that AdamW is gradient descent with momentum: it neither hides the scale of a
+        # gradient nor makes much of rounding where the true gradient is zero.
+        self.optim = OptimConfig(**{"batch_size": 8, "steps": 6, "lr": 0.3, "epsilon": 1.0, "clip": 100, **optim})
+        scores = np.random.default_rng(1).random(len(corpus), dtype=np.float32)
+        if name == "encoder-to-cross":
+            pair_encoder = PairEncoder.from_encoder(encoder, max_length=14, seed=4)
+            self.method = EncoderToCross(pair_encoder)
+            self.batches = PairBatchSource(corpus, pair_encoder.tokenizer, scores=scores, batch_size=8, seed=5)
+        else:
+            spec = CrossToEncoder.batch_spec if name == "cross-to-encoder" else METHODS[name].batch_spec
+            self.batches = BatchSource(
+                corpus,
+                tokenizer,
+                spec=spec,
+                batch_size=8,
+                seed=5,
+                views=ViewsConfig(second="none" if spec.scores else "deletion"),
+                teachers=[Teacher()] if spec.teacher else [],
+                scores=scores,
+            )
+            self.method = CrossToEncoder(encoder) if spec.scores else build(name, settings, encoder)
+        for module in self.method.modules() if not dropout else ():
+            if isinstance(module, torch.nn.Dropout):
+                module.p = 0.0
+            if hasattr(module, "dropout_prob"):  # of BERT's attention
+                module.dropout_prob = 0.0
+
+    def run(self, place, *, stop_after=None, resume=False):
+        def evaluate():
+            assert not distributed.is_initialized() or distributed.get_rank() == 0
+            return float(sum(parameter.detach().square().sum() for parameter in self.method.encoder.parameters()))
+
+        seen = iter(range(1, 100))
+        config = LoopConfig(optim=self.optim, seed=2, dev_every=2)
+        return train(
+            self.method,
+            self.batches,
+            config,
+            RunFolder(place),
+            evaluate=evaluate,
+            resume=resume,
+            # Only one process is told to stop.
+            should_stop=lambda: next(seen) == stop_after and distributed.get_rank() == 1,
+            show_progress=False,
+        )
+
+
+def build(name, settings, encoder):
+    entry = METHODS[name]
+    extra = {"teacher_dimension": Teacher.dimension, "teacher_count": 1}
+    wanted = inspect.signature(entry.method).parameters
+    known = {key: value for key, value in extra.items() if key in wanted}
+    return entry.method(encoder, from_mapping(entry.config, settings), seed=1, **known)
+
+
+def main(folder: Path, rank: int, count: int) -> None:
+    torch.set_num_threads(1)
+    if count > 1:
+        distributed.init_process_group(
+            "gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=count
+        )
+    corpus = Corpus.prepare([SourceConfig(path=str(folder / "texts.tsv"))], folder / f"cache-{count}-{rank}")
+    for label, case in EXACT.items():
+        toy = Toy(folder, corpus, case, dropout=False)
+        toy.run(folder / f"{label}-{count}")
+        leave(folder, label, toy, rank, count)
+    for label, case in RANDOM.items() if count > 1 else ():
+        toy = Toy(folder, corpus, case, dropout=True)
+        toy.run(folder / f"{label}-{count}")
+        leave(folder, label, toy, rank, count)
+        for stop_after in (3, None):
+            toy = Toy(folder, corpus, case, dropout=True)
+            torch.manual_seed(rank)  # whatever the process did before must not matter
+            toy.run(folder / f"{label}-resumed", stop_after=stop_after, resume=stop_after is None)
+        leave(folder, f"{label}-resumed", toy, rank, count)
+    if count > 1:
+        distributed.destroy_process_group()
+
+
+def leave(folder, label, toy, rank, count):
+    save_file(
+        {name: tensor.contiguous() for name, tensor in toy.method.state_dict().items()},
+        folder / f"{label}-{count}-{rank}.safetensors",
+    )
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
