@@ -23,7 +23,8 @@ from embedkit.training.components.cross_view_queues import CrossViewQueues, Queu
 from embedkit.training.components.heads import Projector
 from embedkit.training.components.moving_average import MovingAverage
 from embedkit.training.components.seeding import seeded
-from embedkit.training.losses.cross_view import Keys, Objective, cross_view_loss
+from embedkit.training.losses.cross_view import Objective, cross_view_loss
+from embedkit.training.losses.keys import Keys
 from embedkit.training.method import Batch, BatchSpec, StepOutput, View, pooled
 
 __all__ = ["JointConfig", "SCTConfig", "SelfSupervision"]

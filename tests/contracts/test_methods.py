@@ -22,7 +22,8 @@ from embedkit.runtime.tokenization import Tokenizer
 from embedkit.training.batches import BatchSource
 from embedkit.training.corpus import Corpus, SourceConfig
 from embedkit.training.loop import LoopConfig, train
-from embedkit.training.losses.cross_view import Keys, cross_view_loss
+from embedkit.training.losses.cross_view import cross_view_loss
+from embedkit.training.losses.keys import Keys
 from embedkit.training.matryoshka import Matryoshka, MatryoshkaConfig
 from embedkit.training.method import Method, pooled
 from embedkit.training.methods import METHODS

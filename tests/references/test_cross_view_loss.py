@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from embedkit.training.losses.cross_view import Keys, cross_view_loss, similarity_logits
+from embedkit.training.losses.cross_view import cross_view_loss
+from embedkit.training.losses.keys import Keys, similarity_logits
 
 TEMPERATURE, REFERENCE_TEMPERATURE = 0.4, 0.3
 

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from embedkit.training.losses.congen import congen_loss
 from embedkit.training.losses.contrastive_distillation import contrastive_distillation_loss
-from embedkit.training.losses.cross_view import Keys
+from embedkit.training.losses.keys import Keys
 from embedkit.training.losses.squared_distance import squared_distance
 
 SIZES = st.tuples(st.integers(0, 2**32), st.integers(1, 4), st.integers(0, 5), st.integers(2, 5))

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from torch import Tensor
-from torch.nn import functional
 
-from embedkit.training.losses.cross_view import Keys, Shuffle, average_distribution, own_columns, similarity_logits
+from embedkit.training.losses.keys import Keys, Shuffle, cross_entropy, reference
 
 __all__ = ["congen_loss"]
 
@@ -45,11 +44,6 @@ def congen_loss(
     Returns:
         a scalar, summed over keys and averaged over the batch.
     """
-    keys = Keys(keys.queue.detach(), keys.batch.detach())
-    target = average_distribution((keys, *others), teacher_temperature)
-    if shuffle is not None:
-        target = shuffle(target, own_columns(keys))
-    first, second = (
-        functional.cross_entropy(similarity_logits(student, keys, temperature), target) for student in students
-    )
+    target = reference((keys, *others), teacher_temperature, shuffle).probabilities
+    first, second = (cross_entropy(student, keys, target, temperature=temperature) for student in students)
     return control * first + (1 - control) * second

@@ -7,9 +7,8 @@ SCT ran it.
 from __future__ import annotations
 
 from torch import Tensor
-from torch.nn import functional
 
-from embedkit.training.losses.cross_view import Keys, own_columns, similarity_logits
+from embedkit.training.losses.keys import Keys, own_cross_entropy
 
 __all__ = ["contrastive_distillation_loss"]
 
@@ -25,5 +24,4 @@ def contrastive_distillation_loss(students: Tensor, keys: Keys, *, temperature: 
     Returns:
         a scalar, averaged over the batch; no gradient reaches the keys.
     """
-    keys = Keys(keys.queue.detach(), keys.batch.detach())
-    return functional.cross_entropy(similarity_logits(students, keys, temperature), own_columns(keys))
+    return own_cross_entropy(students, keys, temperature=temperature)

@@ -7,64 +7,16 @@ authors' code, which scores against the queue *and* the current batch (K + B key
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import reduce
-from typing import Literal, NamedTuple
+from typing import Literal
 
-import torch
 from torch import Tensor
-from torch.nn import functional
 
-__all__ = [
-    "Keys",
-    "Objective",
-    "Shuffle",
-    "average_distribution",
-    "cross_view_loss",
-    "own_columns",
-    "similarity_logits",
-]
+from embedkit.training.losses.keys import Keys, Reference, Shuffle, cross_entropy, own_cross_entropy, reference
+
+__all__ = ["Objective", "cross_view_loss"]
 
 Objective = Literal["kl", "cross_entropy", "contrastive"]
-Shuffle = Callable[[Tensor, Tensor], Tensor]
-"""Distributions ``(B, K + B)`` and the column of each sentence's own key ``(B,) int64``, to distributions."""
-
-
-class Keys(NamedTuple):
-    """What one view is scored against: past reference vectors, and those of the batch.
-
-    Attributes:
-        queue: ``(K, D) float32, unit rows``; K may be 0.
-        batch: ``(B, D) float32, unit rows``; row i belongs to sentence i.
-    """
-
-    queue: Tensor
-    batch: Tensor
-
-
-def own_columns(keys: Keys) -> Tensor:
-    """Where each sentence of the batch finds itself among the keys: ``(B,) int64``."""
-    return len(keys.queue) + torch.arange(len(keys.batch), device=keys.batch.device)
-
-
-def similarity_logits(queries: Tensor, keys: Keys, temperature: float) -> Tensor:
-    """Cosines of unit rows over temperature: ``(B, K + B) float32``, whatever the autocast.
-
-    At K = 131,072 and temperature 0.01 logits reach 100, out of reach for half precision.
-    """
-    with torch.autocast(queries.device.type, enabled=False):
-        scaled = queries.float() / temperature
-        return torch.cat([scaled @ keys.queue.T, scaled @ keys.batch.T], dim=1)
-
-
-@torch.no_grad()
-def average_distribution(references: Sequence[Keys], temperature: float) -> Tensor:
-    """How references rank the same sentences, on average: ``(B, K + B) float32``, rows of sum 1.
-
-    Each scores its own vectors of the batch against its own keys, so that widths may differ; row j is the same
-    sentence in the keys of all. The average is one of probabilities, not of cosines or vectors.
-    """
-    shares = (similarity_logits(keys.batch, keys, temperature).softmax(dim=1) for keys in references)
-    return reduce(Tensor.add_, shares) / len(references)
+References = Sequence[Keys]
 
 
 def cross_view_loss(
@@ -101,62 +53,41 @@ def cross_view_loss(
     Returns:
         a scalar, summed over keys and averaged over the batch.
     """
-    first, second = ([_detached(one) for one in view] for view in zip(keys, *others, strict=True))
-    if not identical_view:
-        first, second = second, first
-    target = _targets(reference_temperature, shuffle)
-    divergence = _OBJECTIVES[objective]
-    loss = divergence(similarity_logits(online[0], first[0], temperature), first, target)
-    loss = loss + divergence(similarity_logits(online[1], second[0], temperature), second, target)
+    first, second = list(zip(keys, *others, strict=True))[:: 1 if identical_view else -1]
+    loss_of = _OBJECTIVES[objective]
+    targets = _Targets(reference_temperature, shuffle)
+    loss = loss_of(online[0], first, targets, temperature) + loss_of(online[1], second, targets, temperature)
     return weight * loss
 
 
-class _Target(NamedTuple):
-    """A reference distribution ``(B, K + B)`` and the mean entropy of its rows, in nats."""
+class _Targets:
+    """Reference distributions, computed once where both views share queues and vectors."""
 
-    probabilities: Tensor
-    entropy: Tensor
+    def __init__(self, temperature: float, shuffle: Shuffle | None) -> None:
+        self._temperature, self._shuffle = temperature, shuffle
+        self._known: dict[tuple[tuple[int, int], ...], Reference] = {}
 
-
-References = Sequence[Keys]
-Targets = Callable[[References], _Target]
-
-
-def _detached(keys: Keys) -> Keys:
-    return Keys(keys.queue.detach(), keys.batch.detach())
-
-
-def _targets(temperature: float, shuffle: Shuffle | None) -> Targets:
-    """Reference distributions, computed once where both views share queue and vectors."""
-    known: dict[tuple[tuple[int, int], ...], _Target] = {}
-
-    @torch.no_grad()
-    def target(references: References) -> _Target:
+    def __call__(self, references: References) -> Reference:
         identity = tuple((keys.queue.data_ptr(), keys.batch.data_ptr()) for keys in references)
-        if identity not in known:
-            probabilities = average_distribution(references, temperature)
-            if shuffle is not None:
-                probabilities = shuffle(probabilities, own_columns(references[0]))
-            known[identity] = _Target(probabilities, torch.special.entr(probabilities).sum(dim=1).mean())
-        return known[identity]
-
-    return target
+        if identity not in self._known:
+            self._known[identity] = reference(references, self._temperature, self._shuffle)
+        return self._known[identity]
 
 
-def _cross_entropy(logits: Tensor, references: References, target: Targets) -> Tensor:
-    return functional.cross_entropy(logits, target(references).probabilities)
+def _cross_entropy(online: Tensor, references: References, targets: _Targets, temperature: float) -> Tensor:
+    return cross_entropy(online, references[0], targets(references).probabilities, temperature=temperature)
 
 
-def _kl(logits: Tensor, references: References, target: Targets) -> Tensor:
+def _kl(online: Tensor, references: References, targets: _Targets, temperature: float) -> Tensor:
     """Cross-entropy less the target's entropy, which has no gradient."""
-    return _cross_entropy(logits, references, target) - target(references).entropy
+    return _cross_entropy(online, references, targets, temperature) - targets(references).entropy
 
 
-def _contrastive(logits: Tensor, references: References, _: Targets) -> Tensor:
-    return functional.cross_entropy(logits, own_columns(references[0]))
+def _contrastive(online: Tensor, references: References, _: _Targets, temperature: float) -> Tensor:
+    return own_cross_entropy(online, references[0], temperature=temperature)
 
 
-_OBJECTIVES: dict[Objective, Callable[[Tensor, References, Targets], Tensor]] = {
+_OBJECTIVES: dict[Objective, Callable[[Tensor, References, _Targets, float], Tensor]] = {
     "kl": _kl,
     "cross_entropy": _cross_entropy,
     "contrastive": _contrastive,

@@ -24,7 +24,7 @@ from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.training.components.heads import fit_head
 from embedkit.training.components.queue import VectorQueue
 from embedkit.training.losses.contrastive_distillation import contrastive_distillation_loss
-from embedkit.training.losses.cross_view import Keys
+from embedkit.training.losses.keys import Keys
 from embedkit.training.method import Batch, BatchSpec, Method, Presets, StepOutput, pooled, unit_embeddings
 from embedkit.training.self_supervision import JointConfig, SelfSupervision
 

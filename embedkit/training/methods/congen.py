@@ -31,7 +31,7 @@ from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.training.components.heads import fit_head
 from embedkit.training.components.queue import VectorQueue
 from embedkit.training.losses.congen import congen_loss
-from embedkit.training.losses.cross_view import Keys
+from embedkit.training.losses.keys import Keys
 from embedkit.training.losses.shuffling import group_shuffle
 from embedkit.training.method import Batch, BatchSpec, Method, Presets, StepOutput, pooled, unit_embeddings
 from embedkit.training.self_supervision import JointConfig, SelfSupervision

@@ -36,7 +36,8 @@ from embedkit.errors import ConfigError
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.training.components.cross_view_queues import CrossViewQueues, QueueKind
 from embedkit.training.components.heads import fit_head
-from embedkit.training.losses.cross_view import Keys, Objective, cross_view_loss
+from embedkit.training.losses.cross_view import Objective, cross_view_loss
+from embedkit.training.losses.keys import Keys
 from embedkit.training.losses.shuffling import group_shuffle
 from embedkit.training.method import Batch, BatchSpec, Method, Presets, StepOutput, pooled, unit_embeddings
 from embedkit.training.self_supervision import JointConfig, SCTConfig, SelfSupervision

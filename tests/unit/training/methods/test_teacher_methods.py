@@ -10,7 +10,8 @@ from embedkit.config import from_mapping
 from embedkit.errors import ConfigError
 from embedkit.training.losses.congen import congen_loss
 from embedkit.training.losses.contrastive_distillation import contrastive_distillation_loss
-from embedkit.training.losses.cross_view import Keys, cross_view_loss
+from embedkit.training.losses.cross_view import cross_view_loss
+from embedkit.training.losses.keys import Keys
 from embedkit.training.losses.squared_distance import squared_distance
 from embedkit.training.method import Batch
 from embedkit.training.methods import METHODS

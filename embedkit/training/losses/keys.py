@@ -1,0 +1,143 @@
+"""Distributions over keys: over a queue of past vectors and the vectors of the batch, K + B in all.
+
+At K = 131,072 a row of numbers for every key of every sentence is 67 MB, so there are few: queries meet queue and
+batch each for itself, into one block of memory, everything else happens in place, and the gradient is worked out
+together with the loss. What waits for the backward pass is ``(B, D)``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import reduce
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+__all__ = ["Keys", "Reference", "Shuffle", "cross_entropy", "own_cross_entropy", "reference", "similarity_logits"]
+
+Shuffle = Callable[[Tensor, Tensor], Tensor]
+"""Distributions ``(B, K + B)`` and the column of each sentence's own key ``(B,) int64``, to distributions."""
+
+
+class Keys(NamedTuple):
+    """What one view is scored against: past reference vectors, and those of the batch. They get no gradient.
+
+    Attributes:
+        queue: ``(K, D) float32, unit rows``; K may be 0.
+        batch: ``(B, D) float32, unit rows``; row i belongs to sentence i.
+    """
+
+    queue: Tensor
+    batch: Tensor
+
+
+class Reference(NamedTuple):
+    """A distribution to be learnt, ``(B, K + B) float32``, and the mean entropy of its rows in nats."""
+
+    probabilities: Tensor
+    entropy: Tensor
+
+
+def own_columns(keys: Keys) -> Tensor:
+    """Where each sentence of the batch finds itself among the keys: ``(B,) int64``."""
+    return len(keys.queue) + torch.arange(len(keys.batch), device=keys.batch.device)
+
+
+@torch.no_grad()
+def similarity_logits(queries: Tensor, keys: Keys, temperature: float) -> Tensor:
+    """Cosines of unit rows over temperature: ``(B, K + B) float32`` whatever the autocast, without gradient.
+
+    At K = 131,072 and temperature 0.01 logits reach 100, out of reach for half precision.
+    """
+    size = len(keys.queue)
+    logits = queries.new_empty(len(queries), size + len(keys.batch), dtype=torch.float32)
+    with torch.autocast(queries.device.type, enabled=False):
+        scaled = queries.float() / temperature
+        torch.mm(scaled, keys.queue.T, out=logits[:, :size])
+        torch.mm(scaled, keys.batch.float().T, out=logits[:, size:])
+    return logits
+
+
+@torch.no_grad()
+def reference(references: Sequence[Keys], temperature: float, shuffle: Shuffle | None = None) -> Reference:
+    """How references rank the same sentences, on average: ``softmax(batch keys / temperature)`` of each.
+
+    Each scores its own vectors of the batch against its own keys, so that widths may differ; row j is the same
+    sentence in the keys of all. The average is one of probabilities, not of cosines or vectors.
+
+    Args:
+        references: one or more.
+        temperature: of the softmax.
+        shuffle: exchanges probabilities, away from the sentence's own key.
+    """
+    if len(references) == 1 and shuffle is None:
+        return _ranking(references[0], temperature)
+    probabilities = reduce(Tensor.add_, (_ranking(keys, temperature).probabilities for keys in references))
+    probabilities /= len(references)
+    if shuffle is not None:
+        probabilities = shuffle(probabilities, own_columns(references[0]))
+    return Reference(probabilities, torch.special.entr(probabilities).sum(dim=1).mean())
+
+
+def _ranking(keys: Keys, temperature: float) -> Reference:
+    logits = similarity_logits(keys.batch, keys, temperature)
+    logits -= logits.amax(dim=1, keepdim=True)
+    probabilities = logits.exp()
+    total = probabilities.sum(dim=1, keepdim=True)
+    probabilities /= total
+    return Reference(probabilities, total.log().mean() - _mean_of_products(probabilities, logits))
+
+
+def cross_entropy(queries: Tensor, keys: Keys, probabilities: Tensor, *, temperature: float) -> Tensor:
+    """``-sum_j p_j log softmax_j(queries keys / temperature)``, averaged over the batch.
+
+    Args:
+        queries: ``(B, D) float, unit rows``.
+        keys: what they are scored against.
+        probabilities: p, ``(B, K + B) float32``, each row of sum 1.
+        temperature: of the softmax.
+    """
+    loss: Tensor = _CrossEntropy.apply(queries, keys, probabilities, temperature)  # type: ignore[no-untyped-call]
+    return loss
+
+
+def own_cross_entropy(queries: Tensor, keys: Keys, *, temperature: float) -> Tensor:
+    """:func:`cross_entropy` where all probability lies on the sentence's own key in the batch."""
+    loss: Tensor = _CrossEntropy.apply(queries, keys, None, temperature)  # type: ignore[no-untyped-call]
+    return loss
+
+
+class _CrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(context: Any, queries: Tensor, keys: Keys, target: Tensor | None, temperature: float) -> Tensor:
+        size, count = len(keys.queue), len(queries)
+        logits = similarity_logits(queries, keys, temperature)
+        logits -= logits.amax(dim=1, keepdim=True)
+        own = logits[:, size:].diagonal()
+        hit = own.mean() if target is None else _mean_of_products(target, logits)
+        total = logits.exp_().sum(dim=1, keepdim=True)
+        loss = total.log().mean() - hit
+        if context.needs_input_grad[0]:
+            # Not yet divided by the total: that is cheaper where D numbers a row are left.
+            slopes = logits
+            if target is None:
+                own -= total.squeeze(1)
+            else:
+                slopes.addcmul_(target, total, value=-1)
+            with torch.autocast(queries.device.type, enabled=False):
+                gradient = torch.mm(slopes[:, :size], keys.queue).addmm_(slopes[:, size:], keys.batch.float())
+            gradient /= total * temperature * count
+            context.save_for_backward(gradient.to(queries.dtype))
+        return loss
+
+    @staticmethod
+    def backward(context: Any, outer: Tensor) -> tuple[Tensor, None, None, None]:
+        (gradient,) = context.saved_tensors
+        return outer * gradient, None, None, None
+
+
+def _mean_of_products(first: Tensor, second: Tensor) -> Tensor:
+    """``mean_i sum_j first_ij second_ij`` without a matrix in between."""
+    with torch.autocast(first.device.type, enabled=False):
+        return torch.dot(first.flatten(), second.flatten()) / len(first)
