@@ -18,6 +18,7 @@ from embedkit.progress import Progress
 from embedkit.training import processes
 from embedkit.training.batches import Batches
 from embedkit.training.checkpoint import TrainState, load_checkpoint, save_checkpoint
+from embedkit.training.compilation import compile_encoders
 from embedkit.training.dev_schedule import evaluation_steps, total_steps
 from embedkit.training.method import Batch, Learner, StepOutput
 from embedkit.training.optim import OptimConfig, build_optimizer, schedule
@@ -79,7 +80,7 @@ def train(
         the final state; ``finished`` is False if the run was stopped.
 
     Raises:
-        ConfigError: the processes cannot share a batch evenly.
+        ConfigError: the processes cannot share a batch evenly, or ``optim.compile`` finds no compiler.
         TrainingError: the loss is not finite.
         CheckpointError: the checkpoint is damaged or belongs to other settings.
         StorageError: the disk is full; the last checkpoint stays.
@@ -108,6 +109,8 @@ class _Run:
         self.evaluate, self.should_stop = evaluate, should_stop
         self.optim = config.optim
         self.device = method.encoder.device
+        if config.optim.compile:
+            compile_encoders(method, self.device)
         self.optimizer = build_optimizer(method, config.optim)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.optim.amp == "fp16")
         self.state = TrainState()

@@ -21,7 +21,7 @@ class OptimConfig:
     """How parameters move. The defaults are those of SCT's training harness."""
 
     lr: float = setting(5e-4, "highest learning rate", above=0)
-    batch_size: int = setting(128, "sentences a batch", minimum=1)
+    batch_size: int = setting(128, "sentences a batch, of all processes together", minimum=1)
     accumulate: int = setting(1, "batches whose gradients are averaged into one step", minimum=1)
     epochs: int = setting(10, "passes over the corpus", minimum=1)
     steps: int | None = setting(None, "steps in all, instead of epochs", minimum=1)
@@ -34,6 +34,7 @@ class OptimConfig:
     correct_bias: bool = setting(False, "Adam's bias correction; off in the authors' harness of SCT")
     clip: float = setting(1.0, "largest global norm of the gradient", above=0)
     amp: Literal["off", "bf16", "fp16"] = setting("off", "autocast of the networks; losses stay float32")
+    compile: bool = setting(False, "let torch.compile make the encoders faster; needs a C++ compiler, or a GPU")
 
 
 TRAINER_OPTIM: Mapping[str, Any] = MappingProxyType(

@@ -51,7 +51,11 @@ EXACT = {
     "cross-to-encoder": ("cross-to-encoder", {}, {}),
 }
 # Dropout and shuffles as they are: two processes are not one, but they must agree with each other.
-RANDOM = {"random-sct": ("sct", SCT, {}), "random-distillcse": ("distillcse", {}, {})}
+RANDOM = {
+    "random-sct": ("sct", SCT, {}),
+    "random-distillcse": ("distillcse", {}, {}),
+    "random-half": ("sct", SCT, {"amp": "fp16"}),
+}
 
 
 class Teacher:
