@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import inspect
 import json
 import platform
 import statistics
@@ -130,9 +129,11 @@ def build(name: str, queue: int | None, size: str) -> Learner:
     if name == "cross-to-encoder":
         return CrossToEncoder(encoder)
     entry = METHODS[name]
-    wanted = inspect.signature(entry.method).parameters
-    known = {"teacher_dimension": TEACHER_WIDTH, "teacher_count": 1}
-    extra: dict[str, Any] = {key: value for key, value in known.items() if key in wanted}
+    extra: dict[str, Any] = {}
+    if entry.batch_spec.several_teachers:
+        extra["teacher_dimensions"] = [TEACHER_WIDTH]
+    elif entry.batch_spec.teacher:
+        extra["teacher_dimension"] = TEACHER_WIDTH
     settings = {} if queue is None else {"queue_size": queue}
     return entry.method(encoder, entry.config(**settings), seed=0, **extra)
 

@@ -5,7 +5,6 @@ python shared_training.py FOLDER RANK COUNT
 
 from __future__ import annotations
 
-import inspect
 import sys
 from pathlib import Path
 
@@ -122,10 +121,12 @@ class Toy:
 
 def build(name, settings, encoder):
     entry = METHODS[name]
-    extra = {"teacher_dimension": Teacher.dimension, "teacher_count": 1}
-    wanted = inspect.signature(entry.method).parameters
-    known = {key: value for key, value in extra.items() if key in wanted}
-    return entry.method(encoder, from_mapping(entry.config, settings), seed=1, **known)
+    extra = {}
+    if entry.batch_spec.several_teachers:
+        extra["teacher_dimensions"] = [Teacher.dimension]
+    elif entry.batch_spec.teacher:
+        extra["teacher_dimension"] = Teacher.dimension
+    return entry.method(encoder, from_mapping(entry.config, settings), seed=1, **extra)
 
 
 def main(folder: Path, rank: int, count: int) -> None:
