@@ -127,7 +127,7 @@ def _sources(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 @contextlib.contextmanager
-def _stop_flag(*, insist: bool) -> Iterator[Callable[[], bool]]:
+def _stop_flag(*, insist: bool = True) -> Iterator[Callable[[], bool]]:
     """Let the first Ctrl-C or SIGTERM end training after the step it is at; the next one ends it at once.
 
     Without ``insist`` the next ones count for nothing: torchrun sends each process a SIGTERM of its own behind the

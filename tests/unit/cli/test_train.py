@@ -268,6 +268,15 @@ class TestStopFlag:
             with pytest.raises(KeyboardInterrupt):
                 signal.raise_signal(signal.SIGINT)
 
+    def test_under_torchrun_a_second_signal_is_part_of_the_first(self):
+        from embedkit.cli.train import _stop_flag
+
+        with _stop_flag(insist=False) as should_stop:
+            assert not should_stop()
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGTERM)
+            assert should_stop()
+
     def test_before_the_first_step_one_is_enough(self):
         from embedkit.cli.train import _stop_flag
 
