@@ -53,6 +53,7 @@ EXACT = {
 RANDOM = {
     "random-sct": ("sct", SCT, {}),
     "random-distillcse": ("distillcse", {}, {}),
+    "random-dclr": ("dclr", {}, {}),
     "random-half": ("sct", SCT, {"amp": "fp16"}),
 }
 
