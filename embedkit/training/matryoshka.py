@@ -23,7 +23,7 @@ class MatryoshkaConfig:
     """Widths to which embeddings may be cut."""
 
     dimensions: tuple[int, ...] = setting(doc="each below the embedding's width, e.g. [128, 64]")
-    weight: float = setting(0.1, "of the nested loss beside the method's own", above=0)
+    weight: float = setting(0.0, "of the nested loss beside the method's own; 0: the rotation alone", minimum=0)
     temperature: float = setting(0.2, "of its distributions", above=0)
     rotate: bool = setting(True, "turn teachers' vectors to their principal axes; their cosines stay")
 
@@ -70,6 +70,8 @@ class Matryoshka(Method):
         if output.embeddings is None:
             raise TrainingError("this method does not say its embeddings, which [matryoshka] needs")
         config = self.config
+        if config.weight == 0:
+            return output
         nested = nested_similarity_loss(output.embeddings, config.dimensions, temperature=config.temperature)
         return dataclasses.replace(
             output,

@@ -186,7 +186,7 @@ def make(make_encoder, corpus) -> Callable[..., tuple[Method, BatchSource]]:
             teachers=teachers,
         )
         if nested is not None:
-            method = Matryoshka(method, MatryoshkaConfig(dimensions=nested))
+            method = Matryoshka(method, MatryoshkaConfig(dimensions=nested, weight=0.1))
         return method.train(), batches
 
     return make

@@ -78,6 +78,7 @@ def prepare(config: RunConfig, control: Control, *, teacher: bool) -> Materials:
         DataError: a source is missing or malformed.
         CacheError: the teacher cache is damaged or in use.
     """
+    _check_matryoshka(config, teacher=teacher)
     pairs = _dev_pairs(config)
     vectors: list[TeacherVectors] = []
     with processes.first_alone():  # what it reads and encodes is in the cache for the others
@@ -89,6 +90,15 @@ def prepare(config: RunConfig, control: Control, *, teacher: bool) -> Materials:
         # What imitates vectors has their first dimensions, which of a teacher mean nothing in particular.
         vectors = [RotatedVectors(one, len(corpus)) for one in vectors]
     return Materials(corpus, tuple(vectors), pairs)
+
+
+def _check_matryoshka(config: RunConfig, *, teacher: bool) -> None:
+    table = config.matryoshka
+    if table is not None and table.weight == 0 and not (table.rotate and teacher and config.every_teacher):
+        raise ConfigError(
+            "[matryoshka] would change nothing: without a teacher whose vectors it can turn it needs a "
+            "matryoshka.weight above 0"
+        )
 
 
 def sources(config: RunConfig) -> list[SourceConfig]:

@@ -42,7 +42,7 @@ def make_batches(tokenizer, make_corpus, sentences):
 
 
 def nest(method: Method, *dimensions: int, **settings) -> Matryoshka:
-    return Matryoshka(method, MatryoshkaConfig(dimensions=dimensions, **settings))
+    return Matryoshka(method, MatryoshkaConfig(dimensions=dimensions, **{"weight": 0.1, **settings}))
 
 
 class TestWrapper:
@@ -136,7 +136,7 @@ class TestRuns:
             "student": {"source": "start", "max_length": 16},
             "corpus": [{"path": "texts.txt"}],
             "optim": {"batch_size": 5, "steps": 2},
-            "matryoshka": {"dimensions": [8, 4]},
+            "matryoshka": {"dimensions": [8, 4], "weight": 0.1},
             "settings": {"queue_size": 8, "projector_expansion": 2},
         }
 
@@ -162,12 +162,29 @@ class TestRuns:
 
     @pytest.mark.parametrize("rotate", [True, False])
     def test_teachers_are_turned_unless_the_table_says_no(self, mapping, rotate):
-        table = {"dimensions": [4], "rotate": rotate}
+        table = {"dimensions": [4], "rotate": rotate, "weight": 0.1}
         config = resolve(
             {**mapping, "method": "mse", "settings": {}, "teacher": {"source": "start"}, "matryoshka": table}
         )
         (teacher,) = prepare(config, QUIET, teacher=True).teachers
         assert isinstance(teacher, RotatedVectors) == rotate
+
+    def test_the_rotation_alone_is_the_default(self, mapping, tmp_path):
+        mapping |= {
+            "method": "mse",
+            "settings": {},
+            "teacher": {"source": "start"},
+            "matryoshka": {"dimensions": [4]},
+        }
+        assert run(resolve(mapping), tmp_path / "run", QUIET).finished
+        assert "matryoshka" not in (tmp_path / "run" / "metrics.jsonl").read_text()
+
+    @pytest.mark.parametrize(("method", "rotate"), [("sct", True), ("mse", False)])
+    def test_a_table_that_changes_nothing_is_refused(self, mapping, tmp_path, method, rotate):
+        mapping |= {"method": method, "settings": {}, "teacher": {"source": "start"}}
+        mapping["matryoshka"] = {"dimensions": [4], "rotate": rotate}
+        with pytest.raises(ConfigError, match=r"would change nothing.*matryoshka\.weight"):
+            run(resolve(mapping), tmp_path / "run", QUIET)
 
     def test_without_the_table_nothing_is_added(self, mapping, tmp_path):
         del mapping["matryoshka"]

@@ -1,0 +1,111 @@
+"""What `[matryoshka]` does to embeddings that are cut, and to whole ones.
+
+    python benchmarks/matryoshka/run.py --data DIR --teacher FOLDER
+
+Trains the Tiny student of benchmarks/methods/recipe.toml with and without it, three seeds each, and writes
+results.json and results.md beside this file: STS-B dev by all dimensions and by the first ones. No test set is
+read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from embedkit.config import apply_overrides, load_toml
+from embedkit.evaluation.pool import cosines
+from embedkit.evaluation.sources import load_scored_pairs
+from embedkit.evaluation.sts import ScoredPairs, spearman
+from embedkit.modeling.encoder import SentenceEncoder
+from embedkit.modeling.torch_encoder import TorchEncoder
+from embedkit.training.recipes.run import resolve, run
+
+HERE = Path(__file__).parent
+RECIPE = HERE.parent / "methods" / "recipe.toml"
+SEEDS = (1, 2, 3)
+SETTINGS = {
+    "sct-distillation": {"optim.lr": 1e-3, "settings.queue_size": 8192},
+    "mse": {"optim.lr": 1e-3},
+    "simcse": {"optim.lr": 2e-4},
+}
+SHARES = (2, 4, 8)
+"""Embeddings are cut to a half, a quarter and an eighth of their width."""
+
+
+def main() -> None:
+    """Train every way with every seed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", required=True, help="folder of the recipe's text and of STS-B")
+    parser.add_argument("--teacher", required=True, help="folder or hub id of all-MiniLM-L6-v2")
+    parser.add_argument("--steps", type=int, default=200, help="optimizer steps of a run")
+    parser.add_argument("--cache", default=".embedkit-cache", help="prepared text and teacher vectors")
+    arguments = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    for method in SETTINGS:
+        for label, changes in ways(method).items():
+            runs = [train(arguments, method, {**changes, "seed": seed}) for seed in SEEDS]
+            rows.append({"method": method, "way": label, "dev": runs})
+            write(rows, arguments.steps)
+
+
+def ways(method: str) -> dict[str, dict[str, Any]]:
+    """Without it, with the rotation of the teacher alone where there is one, and with all of it."""
+    width = 128 if method == "simcse" else 384
+    nested = {"matryoshka.dimensions": [width // share for share in SHARES]}
+    rotated = {"teacher rotated": {**nested, "matryoshka.weight": 0.0}} if method != "simcse" else {}
+    return {"without": {}, **rotated, "rotated and nested" if rotated else "nested": nested}
+
+
+def train(arguments: argparse.Namespace, method: str, changes: dict[str, Any]) -> dict[str, float]:
+    """One run: STS-B dev x 100 by all dimensions and by the first ones."""
+    recipe = load_toml(RECIPE) | {"method": method, "settings": {}}
+    recipe["teacher"]["source"] = arguments.teacher
+    if method == "simcse":
+        recipe["student"]["tokenizer"] = recipe.pop("teacher")["source"]
+    places = {"data": arguments.data, "cache": arguments.cache, "optim.steps": arguments.steps, "dev.every": 100}
+    changes = {**places, **SETTINGS[method], **changes}
+    recipe = apply_overrides(recipe, [f"{key}={json.dumps(value)}" for key, value in changes.items()])
+    with tempfile.TemporaryDirectory() as folder:
+        run(resolve(recipe), Path(folder) / "run")
+        encoder = TorchEncoder(SentenceEncoder.load(Path(folder) / "run" / "model"))
+        return scores(encoder, load_scored_pairs(str(Path(arguments.data) / recipe["dev"]["pairs"])))
+
+
+def scores(encoder: TorchEncoder, pairs: ScoredPairs) -> dict[str, float]:
+    """Share of the dimensions kept -> Spearman x 100."""
+    first, second = (encoder.encode(texts) for texts in (pairs.first, pairs.second))
+    widths = {f"1/{share}": encoder.dimension // share for share in (1, *SHARES)}
+    return {
+        share: 100 * spearman(np.asarray(cosines(first[:, :width], second[:, :width])), pairs.scores)
+        for share, width in widths.items()
+    }
+
+
+def write(rows: list[dict[str, Any]], steps: int) -> None:
+    """Save what is there so far."""
+    (HERE / "results.json").write_text(
+        json.dumps({"steps": steps, "rows": rows}, indent=1) + "\n", encoding="utf-8"
+    )
+    shares = list(rows[0]["dev"][0])
+    lines = [
+        f"STS-B dev (Spearman x 100) of Tiny after {steps} steps of 64, by all dimensions and by the first ones;",
+        f"mean and standard deviation of {len(SEEDS)} seeds.",
+        "",
+        f"| method | | {' | '.join(shares)} |",
+        "|---|---|" + "---:|" * len(shares),
+    ]
+    for row in rows:
+        found = {share: [run[share] for run in row["dev"]] for share in shares}
+        cells = [f"{statistics.mean(each):.2f} ± {statistics.stdev(each):.2f}" for each in found.values()]
+        lines.append(f"| {row['method']} | {row['way']} | {' | '.join(cells)} |")
+    (HERE / "results.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
