@@ -1,0 +1,82 @@
+"""The rows of the comparison: which method, with which settings, and where its rates and steps stand."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+__all__ = ["ROWS", "Row"]
+
+QUEUE = {"queue_size": 8192}
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A row of the comparison.
+
+    Attributes:
+        method: a name that `embedkit methods` lists.
+        settings: of the method.
+        rates: where learning rates stand, each with the row whose choice it takes; None: the row's own choice.
+        steps: where numbers of steps stand, each with its share of the budget.
+        teacher: whether it learns from the teacher.
+        pairs: whether it learns from pairs of sentences.
+    """
+
+    method: str
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    rates: Mapping[str, str | None] = dataclasses.field(default_factory=lambda: {"optim.lr": None})
+    steps: Mapping[str, float] = dataclasses.field(default_factory=lambda: {"optim.steps": 1.0})
+    teacher: bool = False
+    pairs: bool = False
+
+    @property
+    def swept(self) -> bool:
+        """Whether it chooses a learning rate of its own."""
+        return None in self.rates.values()
+
+
+ROWS = {
+    "sct": Row("sct", QUEUE),
+    "simcse": Row("simcse"),
+    "bsl": Row("bsl"),
+    "pcl": Row("pcl"),
+    "trans-encoder": Row(
+        "trans-encoder",
+        {"cycles": 2, "cross_length": 32, "cross_optim": {"batch_size": 64}},
+        rates={"optim.lr": None, "settings.cross_optim.lr": None},
+        steps={"optim.steps": 1 / 4, "settings.cross_optim.steps": 1 / 4},
+        pairs=True,
+    ),
+    "mse": Row("mse", teacher=True),
+    "ckd": Row("ckd", QUEUE, teacher=True),
+    "congen": Row("congen", QUEUE, teacher=True),
+    "distillcse": Row("distillcse", teacher=True),
+    "sct-distillation": Row("sct-distillation", QUEUE, teacher=True),
+    "distillcse-rounds": Row(
+        "distillcse-rounds",
+        {"teachers": 2},
+        rates={"settings.contrastive_optim.lr": "simcse", "optim.lr": "distillcse"},
+        steps={"settings.contrastive_optim.steps": 1 / 3, "optim.steps": 1 / 3},
+    ),
+    "sct-two-stage": Row(
+        "sct-two-stage",
+        {"self_supervised": QUEUE, "distillation": QUEUE},
+        rates={"settings.self_supervised_optim.lr": "sct", "optim.lr": "sct-distillation"},
+        steps={"settings.self_supervised_optim.steps": 1 / 3, "optim.steps": 2 / 3},
+        teacher=True,
+    ),
+    "dclr": Row("dclr", teacher=True),
+    "sct-distillation, joint": Row(
+        "sct-distillation",
+        {**QUEUE, "joint": True, "self_supervised": QUEUE},
+        rates={"optim.lr": "sct-distillation"},
+        teacher=True,
+    ),
+    "sct-distillation, shuffled": Row(
+        "sct-distillation", {**QUEUE, "group_mass": 0.1}, rates={"optim.lr": "sct-distillation"}, teacher=True
+    ),
+    "mse, joint": Row("mse", {"joint": True, "self_supervised": QUEUE}, rates={"optim.lr": "mse"}, teacher=True),
+}
+"""Those whose rates others take come first."""
