@@ -73,6 +73,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> None:
     """Embed every text, then put the output in place whole."""
     from embedkit.atomic import atomic_file
+    from embedkit.cli.texts import read_texts
     from embedkit.runtime.encoder import Encoder
 
     write = _choose_writer(arguments.output)
@@ -85,7 +86,7 @@ def run(arguments: argparse.Namespace) -> None:
         "show_progress_bar": False if arguments.quiet else None,
     }
     form = encoder.encode([], **options)
-    pieces = _Counted(_embed(encoder, _read_texts(arguments.input, arguments.text_column), options))
+    pieces = _Counted(_embed(encoder, read_texts(arguments.input, arguments.text_column), options))
     started = time.perf_counter()
     with atomic_file(arguments.output) as temporary:
         write(temporary, pieces, form)
@@ -103,19 +104,6 @@ class _Counted:
         for texts, rows in self._pieces:
             self.rows += len(rows)
             yield texts, rows
-
-
-def _read_texts(path: Path, column: str) -> Iterator[str]:
-    from embedkit.errors import DataError
-    from embedkit.records import read_records
-
-    for line, record in read_records(path):
-        if column not in record:
-            raise DataError(f"{path}:{line}: there is no column {column!r}; there are {', '.join(record)}")
-        text = record[column]
-        if not isinstance(text, str):
-            raise DataError(f"{path}:{line}: {column!r} should be a text, not {type(text).__name__}")
-        yield text
 
 
 def _embed(encoder: Encoder, texts: Iterable[str], options: dict[str, Any]) -> Iterator[Piece]:

@@ -16,6 +16,7 @@ __all__ = ["EXAMPLES", "HELP", "configure", "run"]
 HELP = "write a verified .onnx bundle of a run or of a model"
 EXAMPLES = """
 embedkit export runs/tiny -o tiny-sct.onnx --precision int8 --dev data/stsbenchmark/sts-dev.csv
+embedkit export runs/tiny -o tiny-mine.onnx --vocabulary texts.txt --vocabulary-size 10000
 embedkit export sentence-transformers/all-MiniLM-L6-v2 -o minilm.onnx --precision fp32
 """
 
@@ -39,12 +40,25 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="PAIRS",
         help="file or hub id of scored pairs; the bundle must rank them as the model does",
     )
+    parser.add_argument(
+        "--vocabulary",
+        type=Path,
+        metavar="TEXTS",
+        help="file of texts (.txt, or a column `text`); word pieces that they do not need are left out",
+    )
+    parser.add_argument(
+        "--vocabulary-size",
+        type=int,
+        metavar="N",
+        help="with --vocabulary: keep at most N pieces, the ones that are used most",
+    )
     parser.add_argument("--name", help="what the bundle is called; default: the run's or the model's name")
     parser.add_argument("--licence", default="", metavar="SPDX", help="of the weights, e.g. Apache-2.0")
 
 
 def run(arguments: argparse.Namespace) -> None:
     """Export, and show what the gates measured."""
+    from embedkit.cli.texts import read_texts
     from embedkit.evaluation.sources import load_scored_pairs
     from embedkit.export.pipeline import export_source
 
@@ -56,6 +70,8 @@ def run(arguments: argparse.Namespace) -> None:
         name=arguments.name,
         licence=arguments.licence,
         dev=load_scored_pairs(arguments.dev) if arguments.dev else None,
+        vocabulary=list(read_texts(arguments.vocabulary, "text")) if arguments.vocabulary else None,
+        vocabulary_size=arguments.vocabulary_size,
     )
     print(json.dumps(_to_json(report), ensure_ascii=False) if arguments.json else _to_text(report))
 

@@ -19,6 +19,7 @@ from embedkit.export.card import Card, find_model_folder, read_card
 from embedkit.export.gates import Gate
 from embedkit.export.graph import Arithmetic, FloatArithmetic, build_graph
 from embedkit.export.probes import GOLDEN_PAIRS, GOLDEN_TEXTS
+from embedkit.export.prune import prune_vocabulary
 from embedkit.export.quantize import Int8Arithmetic, largest_weight
 from embedkit.export.verify import THRESHOLDS, GraphEncoder, Thresholds, verify
 from embedkit.export.verify_pairs import PAIR_THRESHOLDS, GraphCrossEncoder, PairThresholds, verify_pairs
@@ -68,6 +69,8 @@ def export_source(
     name: str | None = None,
     licence: str = "",
     dev: ScoredPairs | None = None,
+    vocabulary: Sequence[str] | None = None,
+    vocabulary_size: int | None = None,
     thresholds: Thresholds | PairThresholds | None = None,
 ) -> ExportReport:
     """Export a run folder, a model folder or a hub id; see :func:`export`.
@@ -82,7 +85,16 @@ def export_source(
     found = find_model_folder(source)
     model = PairEncoder.load(found) if is_cross_encoder(find_folder(found)) else SentenceEncoder.load(found)
     return export(
-        model, output, precision=precision, target=target, name=name, card=card, dev=dev, thresholds=thresholds
+        model,
+        output,
+        precision=precision,
+        target=target,
+        name=name,
+        card=card,
+        dev=dev,
+        vocabulary=vocabulary,
+        vocabulary_size=vocabulary_size,
+        thresholds=thresholds,
     )
 
 
@@ -95,6 +107,8 @@ def export(
     name: str | None = None,
     card: Card | None = None,
     dev: ScoredPairs | None = None,
+    vocabulary: Sequence[str] | None = None,
+    vocabulary_size: int | None = None,
     thresholds: Thresholds | PairThresholds | None = None,
 ) -> ExportReport:
     """Write a bundle of an encoder or a cross-encoder, if it passes every gate.
@@ -107,10 +121,12 @@ def export(
         name: what people will call it; by default what the card, else the model says.
         card: where the model comes from.
         dev: scored pairs on which the file must rank as the model does.
+        vocabulary: texts; only the pieces of the vocabulary that they need are kept.
+        vocabulary_size: the most pieces that are kept for them.
         thresholds: what the gates of such a model demand; by default what the precision allows.
 
     Raises:
-        ExportError: the model cannot be exported, or ``output`` is a folder.
+        ExportError: the model cannot be exported, its vocabulary cannot be pruned so, or ``output`` is a folder.
         GateError: the file missed a gate; nothing was written.
         StorageError: the file cannot be written.
     """
@@ -118,11 +134,12 @@ def export(
     if path.is_dir():
         raise ExportError(f"{path} is a folder; name the file to write, e.g. {path / 'model.onnx'}")
     arithmetic = _choose_arithmetic(precision, target)
+    original, model, gates = model, *_prune(model, vocabulary, vocabulary_size)
     logger.info("writing the graph of %s, %s", model.name, precision)
     content = build_graph(model, arithmetic).SerializeToString()
 
     logger.info("measuring the gates")
-    gates = _measure(model, content, thresholds, precision, dev)
+    gates = [*gates, *_measure(model, original, content, thresholds, precision, dev)]
     _require(gates)
 
     manifest = Manifest(
@@ -156,8 +173,22 @@ def _describe(model: SentenceEncoder | PairEncoder) -> dict[str, Any]:
     return {"dimension": model.dimension, "pooling": model.pooling, "prompts": model.prompts}
 
 
+def _prune(
+    model: SentenceEncoder | PairEncoder, texts: Sequence[str] | None, size: int | None
+) -> tuple[SentenceEncoder | PairEncoder, list[Gate]]:
+    """The model with the vocabulary that was asked for."""
+    if texts is None:
+        if size is not None:
+            raise ExportError("vocabulary_size says how much of a vocabulary to keep; give texts that use it, too")
+        return model, []
+    logger.info("pruning the vocabulary of %s to %d texts", model.name, len(texts))
+    pruned, gate = prune_vocabulary(model, texts, size)
+    return pruned, [gate]
+
+
 def _measure(
     model: SentenceEncoder | PairEncoder,
+    original: SentenceEncoder | PairEncoder,
     content: bytes,
     thresholds: Thresholds | PairThresholds | None,
     precision: str,
@@ -166,9 +197,11 @@ def _measure(
     quantized = precision == "int8"
     if isinstance(model, PairEncoder):
         pair_limits = thresholds if isinstance(thresholds, PairThresholds) else PAIR_THRESHOLDS[precision]
-        return verify_pairs(model, content, pair_limits, quantized=quantized, dev=dev)
+        whole = original if isinstance(original, PairEncoder) else None
+        return verify_pairs(model, content, pair_limits, quantized=quantized, dev=dev, original=whole)
     limits = thresholds if isinstance(thresholds, Thresholds) else THRESHOLDS[precision]
-    return verify(model, content, limits, quantized=quantized, dev=dev)
+    unpruned = original if isinstance(original, SentenceEncoder) else None
+    return verify(model, content, limits, quantized=quantized, dev=dev, original=unpruned)
 
 
 def _choose_arithmetic(precision: str, target: str) -> Arithmetic:

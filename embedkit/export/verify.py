@@ -3,7 +3,8 @@
 parity            embeddings against the torch model, over batches and lengths and the whole vocabulary
 operators         every LayerNormalization, Gelu and quantized product is one operator, in the graph as written
                   and as ONNX Runtime rewrites it
-retention         with scored pairs: Spearman of the file, divided by Spearman of the torch model
+retention         with scored pairs: Spearman of the file, divided by Spearman of the torch model, of the one
+                  with the whole vocabulary if the file's was pruned
 agreement         without: Spearman between the cosines of the file and of the torch model, over all pairs of
                   the probe texts
 batch_invariance  the same text alone and among others; int8 shares one activation scale in a batch, so there it
@@ -106,6 +107,7 @@ def verify(
     *,
     quantized: bool,
     dev: ScoredPairs | None = None,
+    original: SentenceEncoder | None = None,
 ) -> list[Gate]:
     """Measure all gates.
 
@@ -115,6 +117,7 @@ def verify(
         thresholds: what is demanded.
         quantized: whether the products should be quantized ones.
         dev: scored pairs for ``retention``; without them ``agreement`` is measured.
+        original: the model before its vocabulary was pruned, whose ranking is to be retained; else ``model``.
 
     Raises:
         ModelError: ONNX Runtime refuses the graph.
@@ -123,7 +126,7 @@ def verify(
     ranking = (
         _check_agreement(torch_encoder, graph_encoder, thresholds)
         if dev is None
-        else _check_retention(torch_encoder, graph_encoder, thresholds, dev)
+        else _check_retention(TorchEncoder(original or model), graph_encoder, thresholds, dev)
     )
     return [
         _check_parity(torch_encoder, graph_encoder, thresholds),

@@ -2,7 +2,8 @@
 
 parity            scores against the torch model, over batches and lengths and the whole vocabulary
 operators         as for encoders: each is one operator, in the graph as written and as ONNX Runtime rewrites it
-retention         with scored pairs: Spearman of the file, divided by Spearman of the torch model
+retention         with scored pairs: Spearman of the file, divided by Spearman of the torch model, of the one
+                  with the whole vocabulary if the file's was pruned
 agreement         without: Spearman between the scores of the file and of the torch model, on pairs of probe texts
 batch_invariance  the same pair alone and among others; for int8 it is stated, not limited
 size              bytes of the graph
@@ -110,6 +111,7 @@ def verify_pairs(
     *,
     quantized: bool,
     dev: ScoredPairs | None = None,
+    original: PairEncoder | None = None,
 ) -> list[Gate]:
     """Measure all gates.
 
@@ -119,6 +121,7 @@ def verify_pairs(
         thresholds: what is demanded.
         quantized: whether the products should be quantized ones.
         dev: scored pairs for ``retention``; without them ``agreement`` is measured.
+        original: the model before its vocabulary was pruned, whose ranking is to be retained; else ``model``.
 
     Raises:
         ModelError: ONNX Runtime refuses the graph.
@@ -128,7 +131,8 @@ def verify_pairs(
     # One product behind the layers is quantized, the pooler's; the last one has a single column.
     operators = expected_operators(layers, dense=1, quantized=quantized)
     pairs = PROBE_PAIRS if dev is None else list(zip(dev.first, dev.second, strict=True))
-    expected, got = reference.predict(pairs), candidate.predict(pairs)
+    ranked = reference if dev is None or original is None else TorchCrossEncoder(original)
+    expected, got = ranked.predict(pairs), candidate.predict(pairs)
     described = f"{len(pairs)} pairs of probe texts, no labels"
     ranking = (
         check_agreement(expected, got, described, thresholds.agreement)

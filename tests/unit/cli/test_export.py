@@ -62,3 +62,13 @@ def test_an_unknown_precision_is_wrong_usage(model, tmp_path, capsys):
 
     assert caught.value.code == 2
     assert "int4" in capsys.readouterr().err
+
+
+def test_a_vocabulary_is_pruned_to_a_file_of_texts(model, tmp_path, capsys):
+    texts = tmp_path / "texts.txt"
+    texts.write_text("the cat sleeps\na dog in the house\n")
+    command = ["export", str(model), "-o", str(tmp_path / "toy.onnx"), "--vocabulary", str(texts)]
+
+    assert main([*command, "--vocabulary-size", "90"]) == 0
+
+    assert "vocabulary        passed  pieces 90, pieces before 5" in capsys.readouterr().out
