@@ -16,7 +16,7 @@ __all__ = ["EXAMPLES", "HELP", "configure", "run"]
 HELP = "write a verified .onnx bundle of a run or of a model"
 EXAMPLES = """
 embedkit export runs/tiny -o tiny-sct.onnx --precision int8 --dev data/stsbenchmark/sts-dev.csv
-embedkit export runs/tiny -o tiny-mine.onnx --vocabulary texts.txt --vocabulary-size 10000
+embedkit export runs/tiny -o tiny-mine.onnx --word-table int4 --vocabulary texts.txt
 embedkit export sentence-transformers/all-MiniLM-L6-v2 -o minilm.onnx --precision fp32
 """
 
@@ -34,6 +34,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         default="cpu-avx2",
         help="processor that int8 is for: cpu-avx2 (7-bit weights) is right on every one, cpu-vnni and arm64 use "
         "8 bits; default: cpu-avx2",
+    )
+    parser.add_argument(
+        "--word-table",
+        choices=("float32", "int8", "int4"),
+        help="how words are stored: 4, 1 or half a byte a value; default: int8, with fp32 float32",
     )
     parser.add_argument(
         "--dev",
@@ -67,6 +72,7 @@ def run(arguments: argparse.Namespace) -> None:
         arguments.output,
         precision=arguments.precision,
         target=arguments.target,
+        word_table=arguments.word_table,
         name=arguments.name,
         licence=arguments.licence,
         dev=load_scored_pairs(arguments.dev) if arguments.dev else None,

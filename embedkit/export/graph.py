@@ -29,7 +29,16 @@ from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.protocols import FloatArray
 from embedkit.runtime.tokenization import PairTokenizer, Tokenizer
 
-__all__ = ["FAMILY", "OPSET", "Arithmetic", "FloatArithmetic", "GraphWriter", "build_graph"]
+__all__ = [
+    "FAMILY",
+    "OPSET",
+    "Arithmetic",
+    "FloatArithmetic",
+    "GraphWriter",
+    "Products",
+    "WordTable",
+    "build_graph",
+]
 
 OPSET = 20
 FAMILY = ("bert", "roberta", "xlm-roberta", "camembert")
@@ -99,14 +108,22 @@ class GraphWriter:
         return model
 
 
-class Arithmetic(Protocol):
-    """How the large weights are stored and multiplied."""
+class Products(Protocol):
+    """How the weights of products are stored and multiplied."""
 
     def matmul(self, graph: GraphWriter, name: str, value: str, weight: FloatArray) -> str:
         """Multiply ``(..., I)`` by a weight ``(I, O) float32``."""
 
+
+class WordTable(Protocol):
+    """How the word table is stored and looked up."""
+
     def gather(self, graph: GraphWriter, name: str, table: FloatArray, rows: str) -> str:
         """Look up rows ``(B, L)`` of a table ``(V, H) float32``: ``(B, L, H)``."""
+
+
+class Arithmetic(Products, WordTable, Protocol):
+    """How all large weights are stored and used."""
 
 
 class FloatArithmetic:

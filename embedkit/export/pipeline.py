@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from embedkit.export.prune import prune_vocabulary
 from embedkit.export.quantize import Int8Arithmetic, largest_weight
 from embedkit.export.verify import THRESHOLDS, GraphEncoder, Thresholds, verify
 from embedkit.export.verify_pairs import PAIR_THRESHOLDS, GraphCrossEncoder, PairThresholds, verify_pairs
+from embedkit.export.word_table import MixedArithmetic, choose_word_table
 from embedkit.modeling.cross_encoder import PairEncoder, is_cross_encoder
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.location import find_folder
@@ -34,9 +35,14 @@ from embedkit.runtime.encoder import Encoder
 
 __all__ = ["PRECISIONS", "ExportReport", "export", "export_source"]
 
+Limits = TypeVar("Limits", Thresholds, PairThresholds)
+
 logger = logging.getLogger("embedkit")
 
 PRECISIONS = tuple(THRESHOLDS)
+
+# The word table that goes with a precision unless another is asked for.
+_WORD_TABLE = {"fp32": "float32", "int8": "int8"}
 
 # What other processors may make of the golden texts: float32 differs in the last digits of its sums, int8
 # where a value falls to the other side of a rounding.
@@ -66,6 +72,7 @@ def export_source(
     *,
     precision: str,
     target: str = "cpu-avx2",
+    word_table: str | None = None,
     name: str | None = None,
     licence: str = "",
     dev: ScoredPairs | None = None,
@@ -89,6 +96,7 @@ def export_source(
         output,
         precision=precision,
         target=target,
+        word_table=word_table,
         name=name,
         card=card,
         dev=dev,
@@ -104,6 +112,7 @@ def export(
     *,
     precision: str,
     target: str = "cpu-avx2",
+    word_table: str | None = None,
     name: str | None = None,
     card: Card | None = None,
     dev: ScoredPairs | None = None,
@@ -118,6 +127,7 @@ def export(
         output: the file to write; an older file is replaced once the new one is complete.
         precision: ``"fp32"``, or ``"int8"`` weights.
         target: the processor that int8 is for; ``"cpu-avx2"`` (7-bit weights) is right on every processor.
+        word_table: how words are stored, ``"float32"``, ``"int8"`` or ``"int4"``; by default as the precision.
         name: what people will call it; by default what the card, else the model says.
         card: where the model comes from.
         dev: scored pairs on which the file must rank as the model does.
@@ -133,13 +143,14 @@ def export(
     card, path = card or Card(), Path(output)
     if path.is_dir():
         raise ExportError(f"{path} is a folder; name the file to write, e.g. {path / 'model.onnx'}")
-    arithmetic = _choose_arithmetic(precision, target)
+    words = word_table or _WORD_TABLE.get(precision, "")
+    arithmetic = _choose_arithmetic(precision, target, words)
     original, model, gates = model, *_prune(model, vocabulary, vocabulary_size)
     logger.info("writing the graph of %s, %s", model.name, precision)
     content = build_graph(model, arithmetic).SerializeToString()
 
     logger.info("measuring the gates")
-    gates = [*gates, *_measure(model, original, content, thresholds, precision, dev)]
+    gates = [*gates, *_measure(model, original, content, thresholds, precision, words, dev)]
     _require(gates)
 
     manifest = Manifest(
@@ -153,7 +164,7 @@ def export(
         config=card.config,
         metrics=card.metrics,
         gates={gate.name: gate.figures for gate in gates},
-        precision=precision,
+        precision=precision if words == _WORD_TABLE[precision] else f"{precision} with {words} words",
         target=target if precision == "int8" else "",
         licence=card.licence,
         created_by=f"embedkit {__version__}",
@@ -192,23 +203,32 @@ def _measure(
     content: bytes,
     thresholds: Thresholds | PairThresholds | None,
     precision: str,
+    words: str,
     dev: ScoredPairs | None,
 ) -> list[Gate]:
     quantized = precision == "int8"
     if isinstance(model, PairEncoder):
-        pair_limits = thresholds if isinstance(thresholds, PairThresholds) else PAIR_THRESHOLDS[precision]
+        given = thresholds if isinstance(thresholds, PairThresholds) else None
+        pair_limits = given or _allowed(PAIR_THRESHOLDS, precision, words)
         whole = original if isinstance(original, PairEncoder) else None
         return verify_pairs(model, content, pair_limits, quantized=quantized, dev=dev, original=whole)
-    limits = thresholds if isinstance(thresholds, Thresholds) else THRESHOLDS[precision]
+    limits = thresholds if isinstance(thresholds, Thresholds) else _allowed(THRESHOLDS, precision, words)
     unpruned = original if isinstance(original, SentenceEncoder) else None
     return verify(model, content, limits, quantized=quantized, dev=dev, original=unpruned)
 
 
-def _choose_arithmetic(precision: str, target: str) -> Arithmetic:
+def _allowed(thresholds: Mapping[str, Limits], precision: str, words: str) -> Limits:
+    """What the gates of a precision demand; a rounded word table strays from torch as far as int8 does."""
+    limits = thresholds[precision]
+    return limits if words == "float32" else dataclasses.replace(thresholds["int8"], company=limits.company)
+
+
+def _choose_arithmetic(precision: str, target: str, words: str) -> Arithmetic:
     largest = largest_weight(target)
     if precision not in PRECISIONS:
         raise ExportError(f"precision is one of {', '.join(PRECISIONS)}, not {precision!r}")
-    return Int8Arithmetic(largest) if precision == "int8" else FloatArithmetic()
+    products = Int8Arithmetic(largest) if precision == "int8" else FloatArithmetic()
+    return MixedArithmetic(products, choose_word_table(words))
 
 
 def _require(gates: Sequence[Gate]) -> None:

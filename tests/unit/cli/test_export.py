@@ -72,3 +72,11 @@ def test_a_vocabulary_is_pruned_to_a_file_of_texts(model, tmp_path, capsys):
     assert main([*command, "--vocabulary-size", "90"]) == 0
 
     assert "vocabulary        passed  pieces 90, pieces before 5" in capsys.readouterr().out
+
+
+def test_words_may_be_stored_in_half_a_byte(model, tmp_path, capsys):
+    command = ["export", str(model), "-o", str(tmp_path / "toy.onnx"), "--precision", "fp32"]
+
+    assert main([*command, "--word-table", "int4"]) == 0
+
+    assert "up to 16 tokens, fp32 with int4 words, " in capsys.readouterr().out

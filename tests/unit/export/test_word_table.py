@@ -1,0 +1,123 @@
+import numpy as np
+import onnx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from embedkit.errors import ExportError, GateError
+from embedkit.export import word_table
+from embedkit.export.graph import FloatArithmetic, build_graph
+from embedkit.export.pipeline import export
+from embedkit.export.verify import GraphEncoder
+from embedkit.export.word_table import (
+    WORD_TABLES,
+    Int4WordTable,
+    MixedArithmetic,
+    choose_word_table,
+    pack,
+    quantize_blocks,
+)
+from embedkit.modeling.torch_encoder import TorchEncoder
+from embedkit.runtime.encoder import Encoder
+
+TEXTS = ["the cat is asleep", "a good dog", "where is the train to the city today", ""]
+
+
+def restore(integers, scales):
+    """What a bundle should look up."""
+    rows, blocks, _ = scales.shape
+    return (integers.reshape(rows, blocks, -1) * scales.astype(np.float32)).reshape(integers.shape)
+
+
+@given(st.integers(0, 2**32 - 1), st.sampled_from([10, 32, 96]), st.floats(1e-3, 1e3))
+def test_every_value_is_near_its_integer(seed, width, spread):
+    table = (np.random.default_rng(seed).standard_normal((7, width)) * spread).astype(np.float32)
+
+    integers, scales = quantize_blocks(table)
+
+    assert scales.shape == (7, 3 if width == 96 else 1, 1)
+    assert integers.min() >= -8
+    assert integers.max() <= 7
+    # Half a step inside the range; a value as large as the largest, of the other sign, is a whole step off.
+    step = np.repeat(np.abs(scales.astype(np.float32)), width // scales.shape[1]).reshape(table.shape)
+    off = np.abs(restore(integers, scales) - table) / step
+    assert off.max() <= 1.01
+    assert off[integers < 7].max() <= 0.51
+
+
+def test_the_value_of_largest_magnitude_is_kept_whatever_its_sign():
+    integers, scales = quantize_blocks(np.array([[4.0, 1.0], [-4.0, 1.0], [0.0, 0.0]], dtype=np.float32))
+
+    assert integers.tolist() == [[-8, -2], [-8, 2], [0, 0]]
+    assert scales[:, 0, 0].tolist() == [-0.5, 0.5, 1.0]
+
+
+def test_halves_of_a_row_share_bytes():
+    assert pack(np.array([[-8, -7, 7, 6]], dtype=np.int8)).tolist() == [[0 + 16 * 15, 1 + 16 * 14]]
+
+
+@pytest.mark.parametrize("hidden", [32, 40, 64])
+def test_a_graph_looks_up_what_was_rounded(make_encoder, hidden):
+    encoder = make_encoder(hidden_size=hidden)
+    words = encoder.get_parameter("backbone.embeddings.word_embeddings.weight")
+    graph = build_graph(encoder, MixedArithmetic(FloatArithmetic(), Int4WordTable()))
+    rounded = restore(*quantize_blocks(words.detach().numpy()))
+    words.data.copy_(words.data.new_tensor(rounded))
+
+    rows = GraphEncoder(graph.SerializeToString(), encoder.tokenizer).encode(TEXTS)
+
+    np.testing.assert_allclose(rows, TorchEncoder(encoder).encode(TEXTS), atol=1e-5)
+
+
+def test_int4_words_take_half_a_byte_and_two_for_a_scale(make_encoder):
+    encoder = make_encoder()
+    graph = build_graph(encoder, MixedArithmetic(FloatArithmetic(), Int4WordTable()))
+
+    sizes = {tensor.name: len(tensor.raw_data) for tensor in graph.graph.initializer}
+
+    words = encoder.tokenizer.vocabulary_size
+    assert sizes["embeddings.word_embeddings.weight_int4"] == words * 32 / 2
+    assert sizes["embeddings.word_embeddings.weight_scale"] == words * 2
+    assert {node.domain for node in graph.graph.node} == {""}
+    assert onnx.helper.make_opsetid("", 20) == graph.opset_import[0]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+@pytest.mark.parametrize("words", WORD_TABLES)
+def test_any_word_table_goes_with_any_precision(make_encoder, tmp_path, precision, words):
+    encoder = make_encoder(head=16, initializer_range=0.1)
+
+    report = export(encoder, tmp_path / "toy.onnx", precision=precision, word_table=words)
+
+    usual = (precision, words) in (("fp32", "float32"), ("int8", "int8"))
+    assert report.manifest.precision == (precision if usual else f"{precision} with {words} words")
+    assert Encoder.load(tmp_path / "toy.onnx").verify()["passed"]
+    allowed = report.manifest.gates["batch_invariance"]["largest_difference_allowed"]
+    assert allowed == (1e-5 if precision == "fp32" else None)
+
+
+def test_a_cross_encoder_may_have_int4_words(make_pair_encoder, tmp_path):
+    model = make_pair_encoder(initializer_range=0.1)
+
+    report = export(model, tmp_path / "toy.onnx", precision="fp32", word_table="int4")
+
+    assert report.manifest.gates["parity"]["largest_difference_allowed"] == 0.2
+
+
+def test_words_packed_wrongly_are_found(make_encoder, tmp_path, monkeypatch):
+    monkeypatch.setattr(word_table, "pack", lambda integers: pack(integers[:, ::-1]))
+
+    with pytest.raises(GateError, match="parity"):
+        export(make_encoder(), tmp_path / "toy.onnx", precision="fp32", word_table="int4")
+
+
+def test_an_unknown_word_table_is_refused():
+    with pytest.raises(ExportError, match="float32, int8, int4, not 'int2'"):
+        choose_word_table("int2")
+
+
+def test_a_row_of_odd_width_is_refused(make_encoder):
+    encoder = make_encoder(hidden_size=33, num_attention_heads=3)
+
+    with pytest.raises(ExportError, match="rows of 33 values"):
+        build_graph(encoder, MixedArithmetic(FloatArithmetic(), Int4WordTable()))
