@@ -26,7 +26,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", metavar="RUN_OR_MODEL", help="a run folder, a model folder or a hub id")
     parser.add_argument("-o", "--output", required=True, type=Path, metavar="FILE", help="the bundle to write")
     parser.add_argument(
-        "--precision", choices=("fp32", "int8"), default="int8", help="of the weights; default: int8"
+        "--precision",
+        choices=("fp32", "int8", "int8-static"),
+        default="int8",
+        help="of the products; with int8-static no embedding depends on its batch; default: int8",
     )
     parser.add_argument(
         "--target",
@@ -57,13 +60,18 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="with --vocabulary: keep at most N pieces, the ones that are used most",
     )
+    parser.add_argument(
+        "--calibration",
+        type=Path,
+        metavar="TEXTS",
+        help="with --precision int8-static: file of texts like those to come (.txt, or a column `text`)",
+    )
     parser.add_argument("--name", help="what the bundle is called; default: the run's or the model's name")
     parser.add_argument("--licence", default="", metavar="SPDX", help="of the weights, e.g. Apache-2.0")
 
 
 def run(arguments: argparse.Namespace) -> None:
     """Export, and show what the gates measured."""
-    from embedkit.cli.texts import read_texts
     from embedkit.evaluation.sources import load_scored_pairs
     from embedkit.export.pipeline import export_source
 
@@ -76,10 +84,17 @@ def run(arguments: argparse.Namespace) -> None:
         name=arguments.name,
         licence=arguments.licence,
         dev=load_scored_pairs(arguments.dev) if arguments.dev else None,
-        vocabulary=list(read_texts(arguments.vocabulary, "text")) if arguments.vocabulary else None,
+        vocabulary=_read_all(arguments.vocabulary),
         vocabulary_size=arguments.vocabulary_size,
+        calibration=_read_all(arguments.calibration),
     )
     print(json.dumps(_to_json(report), ensure_ascii=False) if arguments.json else _to_text(report))
+
+
+def _read_all(path: Path | None) -> list[str] | None:
+    from embedkit.cli.texts import read_texts
+
+    return None if path is None else list(read_texts(path, "text"))
 
 
 def _to_json(report: ExportReport) -> dict[str, object]:

@@ -17,10 +17,11 @@ from embedkit.errors import ExportError, GateError
 from embedkit.evaluation.sts import ScoredPairs
 from embedkit.export.card import Card, find_model_folder, read_card
 from embedkit.export.gates import Gate
-from embedkit.export.graph import Arithmetic, FloatArithmetic, build_graph
+from embedkit.export.graph import FloatArithmetic, Products, build_graph
 from embedkit.export.probes import GOLDEN_PAIRS, GOLDEN_TEXTS
 from embedkit.export.prune import prune_vocabulary
 from embedkit.export.quantize import Int8Arithmetic, largest_weight
+from embedkit.export.static import StaticInt8Products, measure_ranges
 from embedkit.export.verify import THRESHOLDS, GraphEncoder, Thresholds, verify
 from embedkit.export.verify_pairs import PAIR_THRESHOLDS, GraphCrossEncoder, PairThresholds, verify_pairs
 from embedkit.export.word_table import MixedArithmetic, choose_word_table
@@ -42,11 +43,11 @@ logger = logging.getLogger("embedkit")
 PRECISIONS = tuple(THRESHOLDS)
 
 # The word table that goes with a precision unless another is asked for.
-_WORD_TABLE = {"fp32": "float32", "int8": "int8"}
+_WORD_TABLE = {"fp32": "float32", "int8": "int8", "int8-static": "int8"}
 
 # What other processors may make of the golden texts: float32 differs in the last digits of its sums, int8
 # where a value falls to the other side of a rounding.
-_GOLDEN_TOLERANCE = {"fp32": 1e-4, "int8": 5e-3}
+_GOLDEN_TOLERANCE = {"fp32": 1e-4, "int8": 5e-3, "int8-static": 5e-3}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,6 +79,7 @@ def export_source(
     dev: ScoredPairs | None = None,
     vocabulary: Sequence[str] | None = None,
     vocabulary_size: int | None = None,
+    calibration: Sequence[str] | None = None,
     thresholds: Thresholds | PairThresholds | None = None,
 ) -> ExportReport:
     """Export a run folder, a model folder or a hub id; see :func:`export`.
@@ -102,6 +104,7 @@ def export_source(
         dev=dev,
         vocabulary=vocabulary,
         vocabulary_size=vocabulary_size,
+        calibration=calibration,
         thresholds=thresholds,
     )
 
@@ -118,6 +121,7 @@ def export(
     dev: ScoredPairs | None = None,
     vocabulary: Sequence[str] | None = None,
     vocabulary_size: int | None = None,
+    calibration: Sequence[str] | None = None,
     thresholds: Thresholds | PairThresholds | None = None,
 ) -> ExportReport:
     """Write a bundle of an encoder or a cross-encoder, if it passes every gate.
@@ -125,7 +129,7 @@ def export(
     Args:
         model: an encoder or a cross-encoder of the BERT family.
         output: the file to write; an older file is replaced once the new one is complete.
-        precision: ``"fp32"``, or ``"int8"`` weights.
+        precision: ``"fp32"``; ``"int8"``, with scales that depend on the batch; or ``"int8-static"``, without.
         target: the processor that int8 is for; ``"cpu-avx2"`` (7-bit weights) is right on every processor.
         word_table: how words are stored, ``"float32"``, ``"int8"`` or ``"int4"``; by default as the precision.
         name: what people will call it; by default what the card, else the model says.
@@ -133,6 +137,7 @@ def export(
         dev: scored pairs on which the file must rank as the model does.
         vocabulary: texts; only the pieces of the vocabulary that they need are kept.
         vocabulary_size: the most pieces that are kept for them.
+        calibration: texts like those to come, on which ``"int8-static"`` measures its ranges.
         thresholds: what the gates of such a model demand; by default what the precision allows.
 
     Raises:
@@ -144,8 +149,9 @@ def export(
     if path.is_dir():
         raise ExportError(f"{path} is a folder; name the file to write, e.g. {path / 'model.onnx'}")
     words = word_table or _WORD_TABLE.get(precision, "")
-    arithmetic = _choose_arithmetic(precision, target, words)
+    _check_forms(precision, target, words, calibration)
     original, model, gates = model, *_prune(model, vocabulary, vocabulary_size)
+    arithmetic = MixedArithmetic(_choose_products(model, precision, target, calibration), choose_word_table(words))
     logger.info("writing the graph of %s, %s", model.name, precision)
     content = build_graph(model, arithmetic).SerializeToString()
 
@@ -165,7 +171,7 @@ def export(
         metrics=card.metrics,
         gates={gate.name: gate.figures for gate in gates},
         precision=precision if words == _WORD_TABLE[precision] else f"{precision} with {words} words",
-        target=target if precision == "int8" else "",
+        target=target if precision != "fp32" else "",
         licence=card.licence,
         created_by=f"embedkit {__version__}",
     )
@@ -206,7 +212,7 @@ def _measure(
     words: str,
     dev: ScoredPairs | None,
 ) -> list[Gate]:
-    quantized = precision == "int8"
+    quantized = precision != "fp32"
     if isinstance(model, PairEncoder):
         given = thresholds if isinstance(thresholds, PairThresholds) else None
         pair_limits = given or _allowed(PAIR_THRESHOLDS, precision, words)
@@ -223,12 +229,23 @@ def _allowed(thresholds: Mapping[str, Limits], precision: str, words: str) -> Li
     return limits if words == "float32" else dataclasses.replace(thresholds["int8"], company=limits.company)
 
 
-def _choose_arithmetic(precision: str, target: str, words: str) -> Arithmetic:
-    largest = largest_weight(target)
+def _check_forms(precision: str, target: str, words: str, calibration: Sequence[str] | None) -> None:
+    """Refuse what does not exist before the work and not after."""
+    largest_weight(target)
     if precision not in PRECISIONS:
         raise ExportError(f"precision is one of {', '.join(PRECISIONS)}, not {precision!r}")
-    products = Int8Arithmetic(largest) if precision == "int8" else FloatArithmetic()
-    return MixedArithmetic(products, choose_word_table(words))
+    choose_word_table(words)
+    if (precision == "int8-static") != (calibration is not None):
+        raise ExportError("int8-static, and no other precision, needs texts for its calibration")
+
+
+def _choose_products(
+    model: SentenceEncoder | PairEncoder, precision: str, target: str, calibration: Sequence[str] | None
+) -> Products:
+    if calibration is not None:
+        logger.info("measuring the ranges of activations")
+        return StaticInt8Products(largest_weight(target), measure_ranges(model, calibration))
+    return Int8Arithmetic(largest_weight(target)) if precision == "int8" else FloatArithmetic()
 
 
 def _require(gates: Sequence[Gate]) -> None:

@@ -80,3 +80,14 @@ def test_words_may_be_stored_in_half_a_byte(model, tmp_path, capsys):
     assert main([*command, "--word-table", "int4"]) == 0
 
     assert "up to 16 tokens, fp32 with int4 words, " in capsys.readouterr().out
+
+
+def test_static_scales_are_calibrated_on_a_file_of_texts(model, tmp_path, capsys):
+    texts = tmp_path / "texts.jsonl"
+    texts.write_text('{"text": "the cat sleeps in the house"}\n{"text": "a dog"}\n')
+    command = ["export", str(model), "-o", str(tmp_path / "toy.onnx"), "--precision", "int8-static"]
+
+    assert main(command) == 1
+    assert "needs texts for its calibration" in capsys.readouterr().err
+    assert main([*command, "--calibration", str(texts)]) == 0
+    assert "int8-static for cpu-avx2" in capsys.readouterr().out
