@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict, Unpack
 
@@ -206,8 +206,8 @@ class Encoder:
             on_overflow=on_overflow,
         )
         if isinstance(texts, str):
-            (rows,) = self._stream([texts], plan)
-            return np.asarray(rows[0])
+            rows = self._engine.single(texts, self._tokenize_with(plan.prompt), plan.engine)
+            return np.asarray(plan.packing.apply(rows)[0])
         listed = list(check_iterable(texts))
         embeddings = np.empty((len(listed), plan.packing.width), dtype=plan.packing.dtype)
         done = 0
@@ -316,13 +316,13 @@ class Encoder:
 
     def _stream(self, texts: Iterable[str], plan: _Plan, total: int | None = None) -> Iterator[npt.NDArray[Any]]:
         """Embed and pack chunk by chunk."""
-
-        def tokenize(chunk: list[Any], first: int) -> Tokens:
-            return self._tokenizer.tokenize(chunk, prompt=plan.prompt, first=first)
-
+        tokenize = self._tokenize_with(plan.prompt)
         with contextlib.closing(self._engine.stream(texts, tokenize, plan.engine, total)) as stream:
             for rows in stream:
                 yield plan.packing.apply(rows)
+
+    def _tokenize_with(self, prompt: str) -> Callable[[list[Any], int], Tokens]:
+        return lambda chunk, first: self._tokenizer.tokenize(chunk, prompt=prompt, first=first)
 
     def _finish(self, rows: FloatArray, batch: TokenBatch) -> FloatArray:
         """What a folder's graph leaves to be done."""

@@ -130,15 +130,22 @@ class Engine:
         try:
             with progress:
                 for chunk in read_chunks(items, most_items=_CHUNK_ITEMS, most_characters=_CHUNK_CHARACTERS):
-                    tokens = tokenize(chunk, done)
-                    if tokens.overflowing and plan.refuse_overflow:
-                        raise TextOverflowError(self._describe_overflow(tokens.overflowing, done))
+                    tokens = self._accept(tokenize(chunk, done), done, plan)
                     truncated += tokens.truncated
                     done += len(chunk)
                     yield self.run(tokens, plan.batch_size, progress)
         finally:
-            if truncated:
-                logger.warning("%d of %d %s were cut to %d tokens", truncated, done, self._unit, self._max_length)
+            self._tell(truncated, done)
+
+    def single(self, item: Any, tokenize: Callable[[list[Any], int], Tokens], plan: Plan) -> FloatArray:
+        """Run one item as :meth:`stream` would, without what only many need: ``(1, *shape) float32``.
+
+        Raises:
+            InputError, TextOverflowError: as :meth:`stream`.
+        """
+        tokens = self._accept(tokenize([item], 0), 0, plan)
+        self._tell(tokens.truncated, 1)
+        return self.run(tokens)
 
     def run(self, tokens: Tokens, batch_size: int | None = None, progress: Progress | None = None) -> FloatArray:
         """Run the graph over the tokens of a chunk: ``(N, *shape) float32`` in their order."""
@@ -173,6 +180,15 @@ class Engine:
         if rows.shape != expected:  # where the graph leaves its shapes open
             raise ModelError(f"the graph gave {rows.shape}, expected {expected}")
         return rows
+
+    def _accept(self, tokens: Tokens, first: int, plan: Plan) -> Tokens:
+        if tokens.overflowing and plan.refuse_overflow:
+            raise TextOverflowError(self._describe_overflow(tokens.overflowing, first))
+        return tokens
+
+    def _tell(self, truncated: int, done: int) -> None:
+        if truncated:
+            logger.warning("%d of %d %s were cut to %d tokens", truncated, done, self._unit, self._max_length)
 
     def _describe_overflow(self, overflowing: Sequence[int], first: int) -> str:
         named = ", ".join(f"{self._unit}[{first + position}]" for position in overflowing[:_POSITIONS_NAMED])

@@ -245,6 +245,9 @@ def _share(room: int, first: int, second: int) -> tuple[int, int]:
 
 
 def _pad(ids: Sequence[Sequence[int]], pad_id: int) -> TokenBatch:
+    if len(ids) == 1:  # nothing to pad, and a user waits
+        input_ids = np.array(ids, dtype=np.int64)
+        return TokenBatch(input_ids, np.ones_like(input_ids))
     lengths = np.fromiter(map(len, ids), dtype=np.int64, count=len(ids))
     longest = int(lengths.max(initial=0))
     is_token = np.arange(longest) < lengths[:, None]

@@ -76,6 +76,14 @@ def test_it_tells_its_vocabulary(tokenizer: Tokenizer, toy_weights: np.ndarray) 
     assert tokenizer.pad_id == PAD
 
 
+@pytest.mark.parametrize("row", [[5, 6, 7], []])
+def test_a_batch_of_one_is_what_it_would_be_among_others(tokenizer: Tokenizer, row: list[int]) -> None:
+    alone, twice = tokenizer.pad([row]), tokenizer.pad([row, row])
+    for one, two in ((alone.input_ids, twice.input_ids), (alone.attention_mask, twice.attention_mask)):
+        assert one.dtype == two.dtype == np.int64
+        np.testing.assert_array_equal(one, two[:1])
+
+
 def test_the_padding_id_is_found_without_baked_in_padding(toy_tokenizer_json: str) -> None:
     from tokenizers import Tokenizer as Fast
     from tokenizers import models

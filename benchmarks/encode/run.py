@@ -1,0 +1,274 @@
+"""Encoding on a CPU: embedkit beside its own limit and beside other libraries with the same weights.
+
+    python benchmarks/encode/run.py --data DIR --run RUN --python sentence-transformers=VENV/bin/python
+
+--run is a folder that `embedkit train` wrote; its model is exported as fp32 and int8 into a temporary folder,
+which every peer reads. --data holds train/stackoverflow-titles.txt.xz and train/wikipedia.txt.xz.
+
+Every peer is a process of its own (peer.py) with as many threads, and stands by while another is timed: they
+take turns over the same texts, and ratios are of one turn. Libraries can live in environments of their own:
+--python PEER=PYTHON; a peer whose package is not there is left out and named. Two peers are the limit: the
+tokenizer alone, and ONNX Runtime alone on batches of all texts sorted by length, tokenized and padded before
+the clock runs, with the best of several batch sizes. Use a machine that does nothing else; the load before is
+written down. Writes results.json and results.md beside this file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from embedkit.export.pipeline import export_source
+from embedkit.records import read_records
+
+HERE = Path(__file__).parent
+TITLE_WORDS = (8, 16)
+MIXED_WORDS = (5, 120)
+ONE = "How do I page a collection with LINQ?"
+ONE_TURNS = 50  # one text is timed so many times a turn
+BUDGETS = (512, 1024, 2048, 4096)  # tokens of a batch, of which the best is ONNX Runtime's limit
+# Peer -> the folder or file it reads, of those that `prepare` makes.
+PEERS = {
+    "embedkit fp32": "fp32.onnx",
+    "embedkit int8": "int8.onnx",
+    "tokenization": "fp32.onnx",
+    **{f"ort:{budget} {precision}": f"{precision}.onnx" for precision in ("fp32", "int8") for budget in BUDGETS},
+    "transformers": "model",
+    "sentence-transformers": "model",
+    "fastembed fp32": "fastembed",
+}
+ABOUT_ONE_TEXT = ("tokenization", "ort")  # limits of many texts, that say nothing about one
+SAME = 0.999  # least cosine of a peer's embeddings with those of embedkit's fp32
+
+
+def main() -> None:
+    """Time all peers in turns."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--run", required=True)
+    parser.add_argument("--python", action="append", default=[], metavar="PEER=PYTHON")
+    parser.add_argument("--peers", nargs="+", choices=PEERS, default=list(PEERS), metavar="PEER")
+    parser.add_argument("--texts", type=int, default=4096, help="texts of each kind")
+    parser.add_argument("--turns", type=int, default=7)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("-o", "--output", default="results", help="name of the two files")
+    arguments = parser.parse_args()
+    texts = {**read_texts(arguments.data / "train", arguments.texts), "one": [ONE]}
+    pythons = dict(choice.split("=", 1) for choice in arguments.python)
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        prepare(arguments.run, folder)
+        peers, missing = {}, {}
+        for name in arguments.peers:
+            python = pythons.get(name.split(" ", maxsplit=1)[0], sys.executable)
+            try:
+                peers[name] = stack.enter_context(Peer(name, folder / PEERS[name], python, arguments.threads))
+            except EOFError:
+                missing[name] = f"did not start with {Path(python).name}; its error is above"
+        seconds = take_turns(peers, texts, arguments.turns)
+        versions = {name: peer.versions for name, peer in peers.items()}
+    about = {**describe(arguments, texts), "left out": missing}
+    write(summarise(seconds, texts), versions, about, HERE / arguments.output)
+
+
+def prepare(run: str, folder: Path) -> None:
+    """The same weights in the form of every peer."""
+    for precision in ("fp32", "int8"):
+        export_source(run, folder / f"{precision}.onnx", precision=precision)
+    (folder / "model").symlink_to((Path(run) / "model").resolve())
+    (folder / "fastembed").mkdir()
+    for file in (folder / "model").glob("*.json"):
+        (folder / "fastembed" / file.name).symlink_to(file.resolve())
+    (folder / "fastembed" / "model.onnx").symlink_to(folder / "fp32.onnx")
+
+
+def read_texts(folder: Path, count: int) -> dict[str, list[str]]:
+    """Titles as they are; and sentences joined and cut to numbers of words that are even on a log scale."""
+    titles = [text for text in lines(folder / "stackoverflow-titles.txt.xz") if is_title(text)]
+    generator = random.Random(1)
+    words = (word for text in lines(folder / "wikipedia.txt.xz") for word in text.split())
+    least, most = np.log(MIXED_WORDS)
+    sizes = [round(np.exp(generator.uniform(least, most))) for _ in range(count)]
+    return {
+        "titles": generator.sample(titles, count),
+        "mixed": [" ".join(next(words) for _ in range(size)) for size in sizes],
+    }
+
+
+def lines(path: Path) -> Iterator[str]:
+    """Lines of a compressed file."""
+    return (str(record["text"]) for _, record in read_records(path))
+
+
+def is_title(text: str) -> bool:
+    """Whether a title is of the usual length."""
+    return TITLE_WORDS[0] <= len(text.split()) <= TITLE_WORDS[1]
+
+
+class Peer:
+    """A process of peer.py."""
+
+    def __init__(self, name: str, model: Path, python: str, threads: int) -> None:
+        self.name = name
+        environment = {"OMP_NUM_THREADS": str(threads), "RAYON_NUM_THREADS": str(threads)}
+        self._process = subprocess.Popen(
+            [python, str(HERE / "peer.py"), name.split(" ", maxsplit=1)[0], str(model), str(threads)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **environment, "HF_HUB_OFFLINE": "1"},
+        )
+        try:
+            self.versions: dict[str, str] = self._read()["versions"]
+        except EOFError:
+            self._process.wait()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.communicate()
+
+    def ask(self, **request: Any) -> Any:
+        """One request, one answer."""
+        print(json.dumps(request), file=self._process.stdin, flush=True)
+        return self._read()
+
+    def _read(self) -> Any:
+        line = self._process.stdout.readline() if self._process.stdout else ""
+        if not line:
+            raise EOFError(f"{self.name} ended")
+        return json.loads(line)
+
+
+def take_turns(
+    peers: dict[str, Peer], texts: dict[str, list[str]], turns: int
+) -> dict[str, dict[str, list[float]]]:
+    """Kind of text -> peer -> seconds of each turn, after one that warms up."""
+    seconds: dict[str, dict[str, list[float]]] = {}
+    for kind, rows in texts.items():
+        timed = {
+            name: peer for name, peer in peers.items() if kind != "one" or not name.startswith(ABOUT_ONE_TEXT)
+        }
+        for peer in timed.values():
+            peer.ask(name=kind, texts=rows)
+        check_same(timed, kind, rows)
+        seconds[kind] = {name: [] for name in timed}
+        for turn in range(turns + 1):
+            for name, peer in timed.items():
+                answer = peer.ask(time=kind, turns=ONE_TURNS if kind == "one" else 1)
+                if turn:
+                    seconds[kind][name].append(statistics.median(answer["seconds"]))
+            print(f"{kind}: turn {turn} of {turns}", file=sys.stderr)
+    return seconds
+
+
+def check_same(peers: dict[str, Peer], kind: str, texts: list[str]) -> None:
+    """A peer that gives other embeddings is fast at something else."""
+    found = {}
+    for name, peer in peers.items():
+        peer.ask(name="sample", texts=texts[:8])
+        rows = peer.ask(vectors="sample")["vectors"]
+        if rows is not None:
+            found[name] = np.array(rows)
+    reference = found.get("embedkit fp32")
+    for name, rows in found.items():
+        if reference is not None and (rows * reference).sum(axis=1).min() < SAME:
+            raise SystemExit(f"{name} gives other embeddings of {kind} than embedkit fp32 does")
+
+
+def summarise(seconds: dict[str, dict[str, list[float]]], texts: dict[str, list[str]]) -> list[dict[str, Any]]:
+    """A row for each kind of text and peer; of ONNX Runtime alone only the fastest batch size."""
+    rows: list[dict[str, Any]] = []
+    for kind, peers in seconds.items():
+        for name, turns in choose_budgets(peers).items():
+            ours = peers.get(f"embedkit {'int8' if name.endswith('int8') else 'fp32'}")
+            row = {"texts": kind, "peer": name, "ms": round(1000 * statistics.median(turns), 3)}
+            row["texts_per_second"] = round(len(texts[kind]) / statistics.median(turns))
+            if ours:
+                ratio = statistics.median(theirs / own for theirs, own in zip(turns, ours, strict=True))
+                row["times_embedkit"] = round(ratio, 3)
+            rows.append(row)
+    return rows
+
+
+def choose_budgets(peers: dict[str, list[float]]) -> dict[str, list[float]]:
+    """Peers without the slower ones of those that differ in their batch size alone."""
+    chosen = {name: turns for name, turns in peers.items() if not name.startswith("ort:")}
+    for precision in ("fp32", "int8"):
+        runs = [name for name in peers if name.startswith("ort:") and name.endswith(precision)]
+        if runs:
+            best = min(runs, key=lambda name: statistics.median(peers[name]))
+            chosen[best] = peers[best]
+    return chosen
+
+
+def describe(arguments: argparse.Namespace, texts: dict[str, list[str]]) -> dict[str, Any]:
+    """What the figures depend on."""
+    words = {kind: [len(text.split()) for text in rows] for kind, rows in texts.items()}
+    processor = next(
+        (line.split(":", 1)[1] for line in cpu_lines() if line.startswith("model name")), platform.machine()
+    )
+    flags = next((line.split(":", 1)[1].split() for line in cpu_lines() if line.startswith("flags")), [])
+    return {
+        "threads": arguments.threads,
+        "turns": arguments.turns,
+        "processor": processor.strip(),
+        "processors": os.cpu_count(),
+        "flags": [
+            flag for flag in flags if flag.startswith(("avx2", "avx512f", "avx512_vnni", "avx_vnni", "amx"))
+        ],
+        "load before": os.getloadavg()[0],
+        "python": platform.python_version(),
+        **{
+            f"words of {kind}": f"{len(n)} x {min(n)}-{max(n)}, mean {np.mean(n):.1f}" for kind, n in words.items()
+        },
+    }
+
+
+def cpu_lines() -> list[str]:
+    """What Linux knows of its processor."""
+    path = Path("/proc/cpuinfo")
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def write(
+    rows: list[dict[str, Any]], versions: dict[str, dict[str, str]], about: dict[str, Any], path: Path
+) -> None:
+    """The two files."""
+    content = {"about": about, "versions": versions, "rows": rows}
+    path.with_suffix(".json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    text = [
+        "Encoding with the same weights on the same texts (see run.py): medians of turns; *times embedkit* is",
+        "the median ratio of a turn's time to that of embedkit at the same precision: above 1 embedkit is",
+        "faster, below 1 is a limit.",
+        "",
+        *(f"- {name}: {value}" for name, value in about.items()),
+        *(f"- {name}: {', '.join(f'{k} {v}' for k, v in found.items())}" for name, found in versions.items()
+          if not name.startswith("ort:")),
+        "",
+        "| texts | peer | ms | texts/s | times embedkit |",
+        "|---|---|---:|---:|---:|",
+        *(f"| {row['texts']} | {row['peer']} | {row['ms']:,} | {row['texts_per_second']:,} | "
+          f"{row.get('times_embedkit', '')} |" for row in rows),
+    ]  # fmt: skip
+    path.with_suffix(".md").write_text("\n".join(text) + "\n", encoding="utf-8")
+    print("\n".join(text))
+
+
+if __name__ == "__main__":
+    main()
