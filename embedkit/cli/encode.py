@@ -50,9 +50,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--truncate-dim", type=int, metavar="D", help="keep the first D dimensions")
     parser.add_argument(
         "--precision",
-        choices=("float32", "binary", "ubinary"),
+        choices=("float32", "int8", "uint8", "binary", "ubinary"),
         default="float32",
-        help="binary and ubinary: one bit a dimension, in int8 or uint8 (default: %(default)s)",
+        help="int8 and uint8: a byte a dimension, from a bundle exported with --calibration; binary and ubinary: "
+        "one bit a dimension, in int8 or uint8 (default: %(default)s)",
     )
     parser.add_argument(
         "--on-overflow",

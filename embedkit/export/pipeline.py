@@ -33,6 +33,7 @@ from embedkit.modeling.torch_encoder import TorchEncoder
 from embedkit.runtime.bundle import Golden, GoldenPairs, Manifest, read_bundle, write_bundle
 from embedkit.runtime.cross_encoder import CrossEncoder
 from embedkit.runtime.encoder import Encoder
+from embedkit.runtime.ranges import Ranges
 
 __all__ = ["PRECISIONS", "ExportReport", "export", "export_source"]
 
@@ -137,7 +138,8 @@ def export(
         dev: scored pairs on which the file must rank as the model does.
         vocabulary: texts; only the pieces of the vocabulary that they need are kept.
         vocabulary_size: the most pieces that are kept for them.
-        calibration: texts like those to come, on which ``"int8-static"`` measures its ranges.
+        calibration: texts like those to come. They give the ranges of an encoder's ``int8`` and ``uint8``
+            embeddings; ``"int8-static"`` measures its activations on them, and cannot do without.
         thresholds: what the gates of such a model demand; by default what the precision allows.
 
     Raises:
@@ -149,7 +151,7 @@ def export(
     if path.is_dir():
         raise ExportError(f"{path} is a folder; name the file to write, e.g. {path / 'model.onnx'}")
     words = word_table or _WORD_TABLE.get(precision, "")
-    _check_forms(precision, target, words, calibration)
+    _check_forms(model, precision, target, words, calibration)
     original, model, gates = model, *_prune(model, vocabulary, vocabulary_size)
     arithmetic = MixedArithmetic(_choose_products(model, precision, target, calibration), choose_word_table(words))
     logger.info("writing the graph of %s, %s", model.name, precision)
@@ -174,6 +176,9 @@ def export(
         target=target if precision != "fp32" else "",
         licence=card.licence,
         created_by=f"embedkit {__version__}",
+        ranges=_measure_ranges(model, content, calibration)
+        if isinstance(model, SentenceEncoder) and calibration
+        else "",
     )
     golden = _make_golden(model, content, _GOLDEN_TOLERANCE[precision])
     with atomic_file(path) as temporary:
@@ -229,20 +234,30 @@ def _allowed(thresholds: Mapping[str, Limits], precision: str, words: str) -> Li
     return limits if words == "float32" else dataclasses.replace(thresholds["int8"], company=limits.company)
 
 
-def _check_forms(precision: str, target: str, words: str, calibration: Sequence[str] | None) -> None:
+def _check_forms(
+    model: SentenceEncoder | PairEncoder,
+    precision: str,
+    target: str,
+    words: str,
+    calibration: Sequence[str] | None,
+) -> None:
     """Refuse what does not exist before the work and not after."""
     largest_weight(target)
     if precision not in PRECISIONS:
         raise ExportError(f"precision is one of {', '.join(PRECISIONS)}, not {precision!r}")
     choose_word_table(words)
-    if (precision == "int8-static") != (calibration is not None):
-        raise ExportError("int8-static, and no other precision, needs texts for its calibration")
+    if precision == "int8-static" and calibration is None:
+        raise ExportError("int8-static needs texts for its calibration")
+    if calibration is not None and not calibration:
+        raise ExportError("calibration takes at least one text")
+    if calibration and precision != "int8-static" and isinstance(model, PairEncoder):
+        raise ExportError("calibration of a cross-encoder is for int8-static: it has no embeddings of int8")
 
 
 def _choose_products(
     model: SentenceEncoder | PairEncoder, precision: str, target: str, calibration: Sequence[str] | None
 ) -> Products:
-    if calibration is not None:
+    if precision == "int8-static" and calibration:
         logger.info("measuring the ranges of activations")
         return StaticInt8Products(largest_weight(target), measure_ranges(model, calibration))
     return Int8Arithmetic(largest_weight(target)) if precision == "int8" else FloatArithmetic()
@@ -269,6 +284,14 @@ def _make_golden(model: SentenceEncoder | PairEncoder, content: bytes, tolerance
     vectors = GraphEncoder(content, model.tokenizer).encode_batch(ids)
     strayed = float(np.abs(vectors - TorchEncoder(model).encode_ids(ids)).max())
     return Golden(GOLDEN_TEXTS, ids, vectors, max(tolerance, strayed))
+
+
+def _measure_ranges(model: SentenceEncoder, content: bytes, texts: Sequence[str]) -> str:
+    """Ranges of what the graph makes of texts, a few at a time, as the manifest holds them."""
+    graph = GraphEncoder(content, model.tokenizer)
+    ids = sorted(model.tokenizer.tokenize(texts).ids, key=len)
+    rows = [graph.encode_batch(ids[start : start + 32]) for start in range(0, len(ids), 32)]
+    return Ranges.measure(np.concatenate(rows)).to_text()
 
 
 def _require_golden(path: Path) -> None:

@@ -19,6 +19,7 @@ from embedkit.runtime.engine import Engine, OnOverflow, Plan, Verification
 from embedkit.runtime.loading import check_kind, load_model
 from embedkit.runtime.manifest import Golden
 from embedkit.runtime.packing import Packing, Precision, unit_rows
+from embedkit.runtime.ranges import Ranges
 from embedkit.runtime.sentence_transformers import FolderModel, pool, read_folder
 from embedkit.runtime.session import Session
 from embedkit.runtime.tokenization import TokenBatch, Tokenizer, Tokens
@@ -79,6 +80,8 @@ class Encoder:
         self._golden = golden if isinstance(golden, Golden) else None
         self._default_prompt = "" if isinstance(model, Bundle) else model.default_prompt
         self._normalize_here = model.manifest.normalize and not is_bundle
+        written = model.manifest.ranges
+        self._ranges = Ranges.from_text(written, model.manifest.dimension) if written else None
         self._tokenizer = _make_tokenizer(model)
         outputs = _BUNDLE_OUTPUTS if is_bundle else _FOLDER_OUTPUTS
         session = Session(model.model, outputs=outputs, threads=threads, providers=providers)
@@ -181,8 +184,10 @@ class Encoder:
             prompt_name: name of one of the model's prompts, put before every text.
             prompt: a prompt of your own instead.
             truncate_dim: keep only the first so many dimensions, scaled to length 1 again.
-            precision: ``"float32"``; ``"ubinary"`` or ``"binary"`` for one bit a dimension, in uint8 or
-                int8, as in sentence-transformers.
+            precision: ``"float32"``; ``"uint8"`` or ``"int8"`` for a byte a dimension, by the ranges that a
+                bundle exported with calibration texts holds, so that equal embeddings become equal bytes;
+                ``"ubinary"`` or ``"binary"`` for one bit a dimension, in uint8 or int8. Bytes and bits of
+                truncated rows are those of the whole row.
             show_progress_bar: None shows one on a terminal when it takes long.
             on_overflow: what to do with a text longer than ``max_length``: ``"truncate"`` cuts it,
                 ``"error"`` refuses.
@@ -292,6 +297,7 @@ class Encoder:
             unit=self._manifest.normalize,
             normalize=normalize_embeddings,
             precision=precision,
+            ranges=self._ranges,
         )
         return _Plan(self._choose_prompt(prompt_name, prompt), packing, engine)
 

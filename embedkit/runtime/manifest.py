@@ -7,6 +7,7 @@ import binascii
 import json
 import math
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy as np
 
 from embedkit.errors import BundleError
 from embedkit.protocols import FloatArray
+from embedkit.runtime.ranges import Ranges
 
 __all__ = ["KINDS", "Golden", "GoldenPairs", "Manifest"]
 
@@ -43,6 +45,9 @@ class Manifest:
         target: the processor it was made for, e.g. ``"cpu-avx2"``.
         licence: of the weights, an SPDX expression.
         created_by: the program and version that wrote it.
+        ranges: of the dimensions, for embeddings of a byte each, as
+            :class:`~embedkit.runtime.ranges.Ranges` writes them; empty, and not in the file, where nobody
+            measured them.
     """
 
     name: str
@@ -63,14 +68,18 @@ class Manifest:
     target: str = ""
     licence: str = ""
     created_by: str = ""
+    ranges: str = ""
 
     def to_json(self) -> str:
-        """The manifest as canonical JSON: all fields, keys sorted, no spaces.
+        """The manifest as canonical JSON: all fields but empty ranges, keys sorted, no spaces.
 
         Raises:
             BundleError: a field holds something that is not JSON, a NaN for one.
         """
-        return _dump({item.name: getattr(self, item.name) for item in fields(self)}, "manifest")
+        values = {item.name: getattr(self, item.name) for item in fields(self)}
+        if not self.ranges:  # a bundle without them stays readable by versions that do not know them
+            del values["ranges"]
+        return _dump(values, "manifest")
 
     @classmethod
     def from_json(cls, text: str) -> Manifest:
@@ -79,7 +88,7 @@ class Manifest:
         Raises:
             BundleError: a field is missing, unknown or of the wrong kind; names it.
         """
-        values = _load(text, "manifest", set(_MANIFEST_KINDS))
+        values = {"ranges": "", **_load(text, "manifest", set(_MANIFEST_KINDS) - {"ranges"}, {"ranges"})}
         for name, kind in _MANIFEST_KINDS.items():
             _expect(values[name], kind, f"manifest.{name}")
         if values["kind"] not in KINDS:
@@ -91,6 +100,8 @@ class Manifest:
             _expect(prompt, str, f"manifest.prompts.{name}")
         for position, entry in enumerate(values["corpus"]):
             _expect(entry, dict, f"manifest.corpus[{position}]")
+        if values["ranges"]:
+            Ranges.from_text(values["ranges"], values["dimension"])
         return cls(**values)
 
 
@@ -240,6 +251,7 @@ _MANIFEST_KINDS: dict[str, type] = {
     "target": str,
     "licence": str,
     "created_by": str,
+    "ranges": str,
 }
 _GOLDEN_KINDS: dict[str, type] = {"texts": list, "token_ids": list, "vectors": str, "tolerance": float}
 _GOLDEN_PAIRS_KINDS: dict[str, type] = {
@@ -266,8 +278,8 @@ def _dump(values: Mapping[str, Any], what: str) -> str:
         raise BundleError(f"the {what} cannot be written as JSON: {error}") from error
 
 
-def _load(text: str, what: str, names: set[str]) -> dict[str, Any]:
-    """Parse an object that must hold exactly the members ``names``."""
+def _load(text: str, what: str, names: set[str], optional: AbstractSet[str] = frozenset()) -> dict[str, Any]:
+    """Parse an object that must hold the members ``names``, may hold ``optional`` ones, and no others."""
     try:
         values = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -275,7 +287,7 @@ def _load(text: str, what: str, names: set[str]) -> dict[str, Any]:
     _expect(values, dict, what)
     if missing := sorted(names - values.keys()):
         raise BundleError(f"{what}.{missing[0]} is missing")
-    if unknown := sorted(values.keys() - names):
+    if unknown := sorted(values.keys() - names - optional):
         raise BundleError(f"{what}.{unknown[0]} is not known in this format")
     return dict(values)
 

@@ -10,10 +10,11 @@ import numpy.typing as npt
 
 from embedkit.errors import InputError
 from embedkit.protocols import FloatArray
+from embedkit.runtime.ranges import Ranges
 
 __all__ = ["Packing", "Precision", "unit_rows"]
 
-Precision = Literal["float32", "binary", "ubinary"]
+Precision = Literal["float32", "int8", "uint8", "binary", "ubinary"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,18 +24,28 @@ class Packing:
     Attributes:
         dimension: dimensions kept, the first ones.
         normalize: whether rows are scaled to length 1 here.
-        precision: ``"float32"``; ``"ubinary"``, one bit for each dimension (1 where it is above 0), 8 in a
-            uint8, the first in the highest bit; or ``"binary"``, the same minus 128 as int8. Both as in
-            sentence-transformers.
+        precision: ``"float32"``; ``"uint8"``, the nearest of 256 steps between the ends of a dimension's
+            range, or ``"int8"``, the same minus 128; ``"ubinary"``, one bit for each dimension (1 where it is
+            above 0), 8 in a uint8, the first in the highest bit, or ``"binary"``, the same minus 128 as int8.
+            Named as in sentence-transformers, whose bytes are rounded down and not to the nearest.
+        ranges: of the dimensions, for ``"int8"`` and ``"uint8"``.
     """
 
     dimension: int
     normalize: bool
     precision: Precision = "float32"
+    ranges: Ranges | None = None
 
     @classmethod
     def choose(
-        cls, dimension: int, *, truncate_dim: int | None, unit: bool, normalize: bool, precision: Precision
+        cls,
+        dimension: int,
+        *,
+        truncate_dim: int | None,
+        unit: bool,
+        normalize: bool,
+        precision: Precision,
+        ranges: Ranges | None = None,
     ) -> Packing:
         """Check a caller's wishes against a model.
 
@@ -44,6 +55,7 @@ class Packing:
             unit: whether the model's rows have length 1 already.
             normalize: whether rows shall have length 1.
             precision: as the attribute.
+            ranges: the model's, if it has them.
 
         Raises:
             InputError: the model cannot give that.
@@ -54,26 +66,34 @@ class Packing:
             raise InputError(f"precision must be one of {', '.join(get_args(Precision))}, not {precision!r}")
         if unit and not normalize:
             raise InputError("normalize_embeddings=False is not possible: this model itself gives unit rows")
+        if precision in {"int8", "uint8"} and ranges is None:
+            raise InputError(
+                f"precision={precision!r} needs the ranges of the model's dimensions, and this model has none; "
+                "export it with --calibration and a file of texts"
+            )
         kept = dimension if truncate_dim is None else truncate_dim
-        return cls(kept, normalize and (not unit or kept < dimension), precision)
+        return cls(kept, normalize and (not unit or kept < dimension), precision, ranges)
 
     @property
     def width(self) -> int:
         """Width of a packed row."""
-        return self.dimension if self.precision == "float32" else -(-self.dimension // 8)
+        return -(-self.dimension // 8) if self.precision in {"binary", "ubinary"} else self.dimension
 
     @property
     def dtype(self) -> np.dtype[Any]:
         """Type of a packed row."""
-        return np.dtype({"float32": np.float32, "binary": np.int8, "ubinary": np.uint8}[self.precision])
+        kinds = {"float32": np.float32, "int8": np.int8, "binary": np.int8}
+        return np.dtype(kinds.get(self.precision, np.uint8))
 
     def apply(self, rows: FloatArray) -> npt.NDArray[Any]:
         """Pack ``(N, D) float32``."""
         rows = rows[:, : self.dimension]
         if self.precision == "float32":
             return unit_rows(rows) if self.normalize else rows
-        bits = np.packbits(rows > 0, axis=1)  # the length of a row does not matter for its signs
-        return bits if self.precision == "ubinary" else (bits ^ 0x80).view(np.int8)  # the same as minus 128
+        # Ranges are of whole unit rows, so rows cut short keep their scale; signs do not depend on it.
+        ranges = self.ranges if self.precision in {"int8", "uint8"} else None
+        steps = ranges.quantize(rows) if ranges else np.packbits(rows > 0, axis=1)
+        return steps if self.dtype == np.uint8 else (steps ^ 0x80).view(np.int8)  # the same as minus 128
 
 
 def unit_rows(rows: FloatArray) -> FloatArray:

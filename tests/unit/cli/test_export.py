@@ -1,5 +1,6 @@
 import json
 
+import numpy as np
 import pytest
 
 from embedkit.cli.main import main
@@ -44,6 +45,21 @@ def test_json_holds_the_whole_manifest(model, tmp_path, capsys):
     assert (report["manifest"]["name"], report["manifest"]["licence"]) == ("mine", "MIT")
     assert report["manifest"]["gates"]["retention"]["pairs"] == "pairs"
     assert report["fingerprint"] == Encoder.load(tmp_path / "toy.onnx").fingerprint
+
+
+def test_calibrated_bundles_encode_to_bytes(model, tmp_path, capsys):
+    texts, bundle, output = tmp_path / "texts.txt", tmp_path / "toy.onnx", tmp_path / "rows.npy"
+    texts.write_text("a cat\nthe sea\nthe sun and the moon\n")
+    export = ["export", str(model), "-o", str(bundle), "--precision", "fp32"]
+
+    assert main([*export, "--calibration", str(texts)]) == 0
+    assert main(["encode", "-m", str(bundle), str(texts), "-o", str(output), "--precision", "uint8"]) == 0
+
+    rows = np.load(output)
+    assert (rows.shape, rows.dtype) == ((3, 32), np.uint8)
+    # Each dimension's range is that of these texts, so its ends are among them.
+    assert (rows.min(axis=0) == 0).all()
+    assert (rows.max(axis=0) == 255).all()
 
 
 def test_a_folder_in_the_way_is_one_line(model, tmp_path, capsys):

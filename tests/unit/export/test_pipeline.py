@@ -19,6 +19,7 @@ from embedkit.modeling.torch_encoder import TorchEncoder
 from embedkit.runtime.bundle import read_bundle
 from embedkit.runtime.cross_encoder import CrossEncoder
 from embedkit.runtime.encoder import Encoder
+from embedkit.runtime.ranges import Ranges
 
 
 @pytest.fixture
@@ -55,6 +56,26 @@ def test_the_manifest_tells_what_it_is(encoder, tmp_path):
     assert manifest.created_by == f"embedkit {__version__}"
     assert set(manifest.gates) == {"parity", "operators", "agreement", "batch_invariance", "size"}
     assert manifest.gates["parity"]["smallest_cosine"] > 0.95
+
+
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+def test_calibration_texts_give_the_ranges_of_bytes(encoder, tmp_path, precision):
+    export(encoder, tmp_path / "toy.onnx", precision=precision, calibration=PROBE_TEXTS)
+
+    bundle = Encoder.load(tmp_path / "toy.onnx")
+    rows = bundle.encode(PROBE_TEXTS)
+    ranges = Ranges.from_text(bundle.manifest.ranges, 16)
+    np.testing.assert_allclose(ranges.least, rows.min(axis=0), atol=1e-5 if precision == "fp32" else 0.02)
+    np.testing.assert_allclose(ranges.most, rows.max(axis=0), atol=1e-5 if precision == "fp32" else 0.02)
+    found = bundle.encode(PROBE_TEXTS, precision="uint8")
+    np.testing.assert_array_equal(found, ranges.quantize(rows))
+    np.testing.assert_array_equal(bundle.encode(PROBE_TEXTS, precision="int8"), found.astype(int) - 128)
+
+
+def test_calibration_without_texts_is_refused(encoder, tmp_path):
+    with pytest.raises(ExportError, match="at least one text"):
+        export(encoder, tmp_path / "toy.onnx", precision="fp32", calibration=[])
+    assert not list(tmp_path.iterdir())
 
 
 def test_floats_have_no_target(encoder, tmp_path):

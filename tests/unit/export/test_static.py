@@ -144,10 +144,14 @@ def test_ranges_much_too_small_are_found(encoder, tmp_path, monkeypatch):
         export(encoder, tmp_path / "toy.onnx", precision="int8-static", calibration=PROBE_TEXTS)
 
 
-@pytest.mark.parametrize(("precision", "calibration"), [("int8-static", None), ("int8", TEXTS), ("fp32", TEXTS)])
-def test_calibration_goes_with_static_scales_only(encoder, tmp_path, precision, calibration):
-    with pytest.raises(ExportError, match="int8-static, and no other precision, needs texts"):
-        export(encoder, tmp_path / "toy.onnx", precision=precision, calibration=calibration)
+def test_static_scales_need_texts(encoder, tmp_path):
+    with pytest.raises(ExportError, match="int8-static needs texts"):
+        export(encoder, tmp_path / "toy.onnx", precision="int8-static")
+
+
+def test_a_cross_encoder_has_nothing_else_to_calibrate(cross_encoder, tmp_path):
+    with pytest.raises(ExportError, match="calibration of a cross-encoder is for int8-static"):
+        export(cross_encoder, tmp_path / "toy.onnx", precision="int8", calibration=TEXTS)
 
 
 def test_no_texts_give_no_ranges(encoder):

@@ -129,6 +129,13 @@ def test_truncation_is_told_once_a_call(
         assert caplog.records[0].levelno == logging.WARNING
 
 
+def test_truncation_of_one_text_is_told_or_refused(encoder: Encoder, caplog: pytest.LogCaptureFixture) -> None:
+    encoder.encode("dog " * 20)
+    assert caplog.messages == ["1 of 1 texts were cut to 12 tokens"]
+    with pytest.raises(TextOverflowError, match=r"longer than 12 tokens: texts\[0\];"):
+        encoder.encode("dog " * 20, on_overflow="error")
+
+
 def test_truncation_of_a_stream_is_told_also_when_it_is_left(
     encoder: Encoder, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -195,7 +202,8 @@ def test_a_model_without_prompts_encodes_queries_as_they_are(encoder: Encoder) -
         ({"batch_size": 0}, "batch_size must be a whole number"),
         ({"batch_size": 2.0}, "batch_size must be a whole number"),
         ({"truncate_dim": 17}, "truncate_dim must be a whole number from 1 to 16"),
-        ({"precision": "int8"}, "precision must be one of"),
+        ({"precision": "int8"}, "export it with --calibration"),
+        ({"precision": "int4"}, "precision must be one of"),
         ({"on_overflow": "ignore"}, "on_overflow must be"),
         ({"normalize_embeddings": False}, "itself gives unit rows"),
     ],

@@ -11,6 +11,7 @@ import pytest
 
 from embedkit.errors import BundleError
 from embedkit.runtime.manifest import Golden, GoldenPairs, Manifest
+from embedkit.runtime.ranges import Ranges
 
 MANIFEST = Manifest(name="m", dimension=4, max_length=8)
 GOLDEN = Golden(["a", "b"], [[1, 2], [1, 3]], np.arange(8, dtype=np.float32).reshape(2, 4), tolerance=0.01)
@@ -36,7 +37,17 @@ def test_golden_vectors_survive_json_bit_for_bit() -> None:
     assert (read.texts, read.token_ids, read.tolerance) == (golden.texts, golden.token_ids, 0.5)
 
 
-@pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(Manifest)])
+def test_ranges_survive_json_and_leave_no_trace_where_there_are_none() -> None:
+    ranges = Ranges.measure(GOLDEN.vectors)
+    measured = dataclasses.replace(MANIFEST, ranges=ranges.to_text())
+    read = Manifest.from_json(measured.to_json())
+    assert read == measured
+    found = Ranges.from_text(read.ranges, 4)
+    np.testing.assert_array_equal([found.least, found.most], [ranges.least, ranges.most])
+    assert "ranges" not in json.loads(MANIFEST.to_json())
+
+
+@pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(Manifest) if field.name != "ranges"])
 def test_a_missing_field_is_named(name: str) -> None:
     with pytest.raises(BundleError, match=f"manifest.{name} is missing"):
         Manifest.from_json(without(MANIFEST.to_json(), name))
@@ -57,6 +68,8 @@ def test_a_field_of_the_wrong_kind_is_named(name: str) -> None:
         ("dimension", 4.0, "manifest.dimension"),
         ("max_length", 10**7, "manifest.max_length"),
         ("normalize", 1, "manifest.normalize"),
+        ("ranges", "no base64!", "manifest.ranges is not base64"),
+        ("ranges", "AAAA", "manifest.ranges is 3 bytes, expected 4 pairs"),
         ("prompts", {"query": 3}, "manifest.prompts.query"),
         ("corpus", ["wiki"], r"manifest.corpus\[0\]"),
         ("extra", 1, "manifest.extra is not known"),

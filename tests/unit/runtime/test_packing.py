@@ -9,6 +9,7 @@ import pytest
 
 from embedkit.errors import InputError
 from embedkit.runtime.packing import Packing, unit_rows
+from embedkit.runtime.ranges import Ranges
 
 ROWS = np.random.default_rng(3).standard_normal((5, 24)).astype(np.float32)
 UNIT = (ROWS / np.linalg.norm(ROWS, axis=1, keepdims=True)).astype(np.float32)
@@ -49,15 +50,47 @@ def test_bits_are_those_of_sentence_transformers(dimension: int) -> None:
         assert packing.apply(UNIT[:0]).shape == (0, packing.width)
 
 
+@pytest.mark.parametrize("dimension", [24, 7])
+def test_bytes_are_the_nearest_of_256_steps(dimension: int) -> None:
+    ranges = Ranges(np.full(24, -0.5, np.float32), np.linspace(0.25, 0.5, 24, dtype=np.float32))
+    expected = np.empty((5, dimension), dtype=np.int64)
+    for row, column in np.ndindex(5, dimension):
+        low, high = float(ranges.least[column]), float(ranges.most[column])
+        step = round((float(UNIT[row, column]) - low) / (high - low) * 255)
+        expected[row, column] = min(255, max(0, step))
+    uint8 = choose(truncate_dim=dimension, precision="uint8", ranges=ranges)
+    int8 = choose(truncate_dim=dimension, precision="int8", ranges=ranges)
+    np.testing.assert_array_equal(uint8.apply(UNIT), expected)
+    np.testing.assert_array_equal(int8.apply(UNIT), expected - 128)
+    for packing in (uint8, int8):
+        assert packing.apply(UNIT).dtype == packing.dtype
+        assert packing.apply(UNIT[:0]).shape == (0, packing.width) == (0, dimension)
+
+
+def test_ranges_change_neither_floats_nor_bits() -> None:
+    ranges = Ranges.measure(UNIT)
+    for precision in ("float32", "binary", "ubinary"):
+        packed = choose(precision=precision, ranges=ranges).apply(UNIT)
+        np.testing.assert_array_equal(packed, choose(precision=precision).apply(UNIT))
+
+
+@pytest.mark.parametrize("precision", ["int8", "uint8"])
+def test_bytes_without_ranges_are_refused_with_what_to_do(precision: str) -> None:
+    with pytest.raises(
+        InputError, match=rf"precision='{precision}' needs the ranges.*export it with --calibration"
+    ):
+        choose(precision=precision)
+
+
 @pytest.mark.parametrize("wanted", [0, -1, 25, 7.0, True, "7"])
 def test_dimensions_that_the_model_does_not_have_are_refused(wanted: Any) -> None:
     with pytest.raises(InputError, match="truncate_dim must be a whole number from 1 to 24"):
         choose(truncate_dim=wanted)
 
 
-@pytest.mark.parametrize("precision", ["int8", "float16", "", None])
+@pytest.mark.parametrize("precision", ["int4", "float16", "", None])
 def test_other_precisions_are_refused(precision: Any) -> None:
-    with pytest.raises(InputError, match="precision must be one of float32, binary, ubinary"):
+    with pytest.raises(InputError, match="precision must be one of float32, int8, uint8, binary, ubinary"):
         choose(precision=precision)
 
 
