@@ -64,7 +64,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--calibration",
         type=Path,
         metavar="TEXTS",
-        help="file of texts like those to come (.txt, or a column `text`), a few thousand: the ranges of an encoder's "
+        help="file of texts like those to come (.txt, or a column `text`), a few thousand: the ranges of their "
         "embeddings go into the bundle, which then gives int8 and uint8; --precision int8-static needs it",
     )
     parser.add_argument("--name", help="what the bundle is called; default: the run's or the model's name")
@@ -73,7 +73,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Export, and show what the gates measured."""
-    from embedkit.cli.texts import read_texts
     from embedkit.evaluation.sources import load_scored_pairs
     from embedkit.export.pipeline import export_source
 

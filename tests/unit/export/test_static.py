@@ -149,9 +149,9 @@ def test_static_scales_need_texts(encoder, tmp_path):
         export(encoder, tmp_path / "toy.onnx", precision="int8-static")
 
 
-def test_a_cross_encoder_has_nothing_else_to_calibrate(cross_encoder, tmp_path):
+def test_a_cross_encoder_has_nothing_else_to_calibrate(make_pair_encoder, tmp_path):
     with pytest.raises(ExportError, match="calibration of a cross-encoder is for int8-static"):
-        export(cross_encoder, tmp_path / "toy.onnx", precision="int8", calibration=TEXTS)
+        export(make_pair_encoder(), tmp_path / "toy.onnx", precision="int8", calibration=TEXTS)
 
 
 def test_no_texts_give_no_ranges(encoder):
