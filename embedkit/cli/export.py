@@ -17,7 +17,6 @@ HELP = "write a verified .onnx bundle of a run or of a model"
 EXAMPLES = """
 embedkit export runs/tiny -o tiny-sct.onnx --precision int8 --dev data/stsbenchmark/sts-dev.csv
 embedkit export runs/tiny -o tiny-mine.onnx --word-table int4 --vocabulary texts.txt
-embedkit export sentence-transformers/all-MiniLM-L6-v2 -o minilm.onnx --precision fp32
 """
 
 
