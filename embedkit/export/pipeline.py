@@ -176,9 +176,7 @@ def export(
         target=target if precision != "fp32" else "",
         licence=card.licence,
         created_by=f"embedkit {__version__}",
-        ranges=_measure_ranges(model, content, calibration)
-        if isinstance(model, SentenceEncoder) and calibration
-        else "",
+        ranges=_measure_ranges(model, content, calibration),
     )
     golden = _make_golden(model, content, _GOLDEN_TOLERANCE[precision])
     with atomic_file(path) as temporary:
@@ -286,8 +284,10 @@ def _make_golden(model: SentenceEncoder | PairEncoder, content: bytes, tolerance
     return Golden(GOLDEN_TEXTS, ids, vectors, max(tolerance, strayed))
 
 
-def _measure_ranges(model: SentenceEncoder, content: bytes, texts: Sequence[str]) -> str:
-    """Ranges of what the graph makes of texts, a few at a time, as the manifest holds them."""
+def _measure_ranges(model: SentenceEncoder | PairEncoder, content: bytes, texts: Sequence[str] | None) -> str:
+    """Ranges of what an encoder's graph makes of texts, a few at a time, as the manifest holds them; else none."""
+    if isinstance(model, PairEncoder) or not texts:
+        return ""
     graph = GraphEncoder(content, model.tokenizer)
     ids = sorted(model.tokenizer.tokenize(texts).ids, key=len)
     rows = [graph.encode_batch(ids[start : start + 32]) for start in range(0, len(ids), 32)]
