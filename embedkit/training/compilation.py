@@ -15,8 +15,8 @@ __all__ = ["compile_encoders"]
 def compile_encoders(module: nn.Module, device: torch.device) -> None:
     """Compile the forward pass of every encoder inside ``module``, for any batch size and length.
 
-    Parameters, their names and what is saved stay as they are. Compiling happens at the first passes and takes a
-    minute or so.
+    Parameters, their names and what is saved stay as they are. Compiling happens at the first passes, which
+    take much longer than those that follow.
 
     Raises:
         ConfigError: nothing can be compiled here, for want of a C++ compiler say.
