@@ -1,4 +1,4 @@
-"""`embedkit index`: build collections of documents, and check them."""
+"""`embedkit index`: build collections of documents, change them, and check them."""
 
 from __future__ import annotations
 
@@ -9,18 +9,49 @@ from typing import Any
 
 __all__ = ["EXAMPLES", "HELP", "configure", "run"]
 
-HELP = "build a collection of documents to search in, or verify one"
+HELP = "build a collection of documents to search in, change or verify one"
 EXAMPLES = """
 embedkit index build docs.jsonl -m tiny-sct.onnx -o idx/ --text-column body
-embedkit index verify idx/
+embedkit index add new.jsonl idx/
 """
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    actions = parser.add_subparsers(dest="action", required=True, metavar="build|verify")
+    actions = parser.add_subparsers(dest="action", required=True, metavar="build|add|delete|compact|verify")
+    _configure_build(actions)
+    add = actions.add_parser("add", help="add documents, or replace those of the same ids", allow_abbrev=False)
+    _configure_documents(add)
+    _configure_collection(add)
+    add.add_argument("-m", "--model", help="the model that made the collection, where it is no longer found")
+    delete = actions.add_parser("delete", help="delete documents by their ids", allow_abbrev=False)
+    _configure_collection(delete)
+    delete.add_argument("ids", nargs="+", metavar="ID", help="ids of documents; unknown ones are passed over")
+    compact = actions.add_parser(
+        "compact", help="give back the space of deleted documents, and index all anew", allow_abbrev=False
+    )
+    _configure_collection(compact)
+    verify = actions.add_parser("verify", help="compare every file with its checksum", allow_abbrev=False)
+    _configure_collection(verify)
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Do what was asked, and tell what the collection holds."""
+    done, collection, changes = _ACTIONS[arguments.action](arguments)
+    facts = _facts(collection) | changes
+    if arguments.json:
+        print(json.dumps(facts, ensure_ascii=False))
+        return
+    told = "".join(f", {count:,} {name}" for name, count in changes.items())
+    print(
+        f"{done} {facts['path']}{told}: {facts['documents']:,} documents, {facts['dimension']} dimensions, "
+        f"index {facts['index']}, model {facts['model']}, {facts['bytes'] / 1e6:,.1f} MB"
+    )
+
+
+def _configure_build(actions: Any) -> None:
     build = actions.add_parser("build", help="embed documents and write them as a collection", allow_abbrev=False)
-    build.add_argument("documents", metavar="DOCS", help="a .jsonl, .csv, .tsv, .txt or .parquet file")
+    _configure_documents(build)
     build.add_argument("-m", "--model", required=True, help="a bundle, a bundled name, a model folder or a hub id")
     build.add_argument(
         "-o",
@@ -30,31 +61,24 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="IDX",
         help="its folder; a collection there is replaced",
     )
-    build.add_argument(
-        "--kind", default="exact", help="exact (numpy on a mapped file) or flat (FAISS, in memory); default: exact"
-    )
-    build.add_argument("--text-column", default="text", metavar="NAME", help="default: text")
-    build.add_argument(
-        "--id-column", metavar="NAME", help="default: id if the first record has it, else the row number is the id"
-    )
-    verify = actions.add_parser("verify", help="compare every file with its checksum", allow_abbrev=False)
-    verify.add_argument("collection", type=Path, metavar="IDX", help="a collection's folder")
+    build.add_argument("--kind", default="exact", help="exact (numpy) or flat (FAISS); default: exact")
 
 
-def run(arguments: argparse.Namespace) -> None:
-    """Build or verify, and tell what the collection holds."""
-    facts = _build(arguments) if arguments.action == "build" else _verify(arguments.collection)
-    if arguments.json:
-        print(json.dumps(facts, ensure_ascii=False))
-        return
-    done = "built" if arguments.action == "build" else "verified"
-    print(
-        f"{done} {facts['path']}: {facts['documents']:,} documents, {facts['dimension']} dimensions, "
-        f"index {facts['index']}, model {facts['model']}, {facts['bytes'] / 1e6:,.1f} MB"
+def _configure_documents(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("documents", metavar="DOCS", help="a .jsonl, .csv, .tsv, .txt or .parquet file")
+    parser.add_argument("--text-column", default="text", metavar="NAME", help="default: text")
+    parser.add_argument(
+        "--id-column",
+        metavar="NAME",
+        help="default: id if the first record has it, else the row number is the id (add wants ids)",
     )
 
 
-def _build(arguments: argparse.Namespace) -> dict[str, Any]:
+def _configure_collection(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("collection", type=Path, metavar="IDX", help="a collection's folder")
+
+
+def _build(arguments: argparse.Namespace) -> tuple[str, Any, dict[str, int]]:
     from embedkit.runtime.encoder import Encoder
     from embedkit.serving.retrieval.collection import Collection
 
@@ -69,15 +93,49 @@ def _build(arguments: argparse.Namespace) -> dict[str, Any]:
         source=str(model.resolve()) if model.exists() else arguments.model,
         show_progress_bar=False if arguments.quiet else None,
     )
-    return _facts(collection)
+    return "built", collection, {}
 
 
-def _verify(path: Path) -> dict[str, Any]:
+def _add(arguments: argparse.Namespace) -> tuple[str, Any, dict[str, int]]:
+    from embedkit.cli.collection_model import load_collection_model
+    from embedkit.serving.retrieval.collection import Collection
+    from embedkit.serving.retrieval.manifest import Manifest
+
+    encoder = load_collection_model(arguments.model, Manifest.read(arguments.collection))
+    collection = Collection.open(arguments.collection, encoder=encoder)
+    done = collection.upsert(
+        arguments.documents,
+        text_column=arguments.text_column,
+        id_column=arguments.id_column,
+        show_progress_bar=False if arguments.quiet else None,
+    )
+    return "changed", collection, done._asdict()
+
+
+def _delete(arguments: argparse.Namespace) -> tuple[str, Any, dict[str, int]]:
+    collection = _open(arguments)
+    return "changed", collection, {"deleted": collection.delete(arguments.ids)}
+
+
+def _compact(arguments: argparse.Namespace) -> tuple[str, Any, dict[str, int]]:
+    collection = _open(arguments)
+    collection.compact(show_progress_bar=False if arguments.quiet else None)
+    return "compacted", collection, {}
+
+
+def _verify(arguments: argparse.Namespace) -> tuple[str, Any, dict[str, int]]:
+    collection = _open(arguments)
+    collection.verify()
+    return "verified", collection, {}
+
+
+def _open(arguments: argparse.Namespace) -> Any:
     from embedkit.serving.retrieval.collection import Collection
 
-    collection = Collection.open(path)
-    collection.verify()
-    return _facts(collection)
+    return Collection.open(arguments.collection)
+
+
+_ACTIONS = {"build": _build, "add": _add, "delete": _delete, "compact": _compact, "verify": _verify}
 
 
 def _facts(collection: Any) -> dict[str, Any]:
@@ -89,5 +147,5 @@ def _facts(collection: Any) -> dict[str, Any]:
         "index": manifest.index,
         "model": manifest.model,
         "fingerprint": manifest.fingerprint,
-        "bytes": sum(seal.bytes for seal in manifest.files.values()),
+        "bytes": sum(seal.bytes for seal in manifest.files(collection.path).values()),
     }

@@ -13,9 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from embedkit.runtime.encoder import Encoder
-    from embedkit.serving.retrieval.collection import Hit
-    from embedkit.serving.retrieval.manifest import Manifest
+    from embedkit.serving.retrieval.hits import Hit
 
 __all__ = ["EXAMPLES", "HELP", "configure", "run"]
 
@@ -36,10 +34,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Search, and tell results on stdout and times on stderr."""
+    from embedkit.cli.collection_model import load_collection_model
     from embedkit.serving.retrieval.collection import Collection
     from embedkit.serving.retrieval.manifest import Manifest
 
-    encoder = _load_encoder(arguments.model, Manifest.read(arguments.collection))
+    encoder = load_collection_model(arguments.model, Manifest.read(arguments.collection))
     collection = Collection.open(arguments.collection, encoder=encoder)
     started = time.perf_counter()
     embeddings = collection.encode_queries([arguments.query])
@@ -54,24 +53,6 @@ def run(arguments: argparse.Namespace) -> None:
             print(line)
     if not arguments.quiet:
         print(f"encode {times['encode_ms']:.1f} ms, search {times['search_ms']:.1f} ms", file=sys.stderr)
-
-
-def _load_encoder(model: str | None, manifest: Manifest) -> Encoder:
-    """Load the model asked for, or the one that the collection remembers: where it was, else by its name."""
-    from embedkit.errors import ModelNotFoundError
-    from embedkit.runtime.encoder import Encoder
-
-    if model is not None:
-        return Encoder.load(model)
-    for source in filter(None, (manifest.source, manifest.model)):
-        try:
-            return Encoder.load(source)
-        except ModelNotFoundError:
-            continue
-    raise ModelNotFoundError(
-        f"the collection was built with {manifest.model}, which is no longer at {manifest.source}; "
-        "say where it is with -m MODEL"
-    )
 
 
 def _table(hits: list[Hit], width: int | None) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from embedkit.errors import CollectionError, InputError, MissingExtraError
+from embedkit.errors import InputError, MissingExtraError
 from embedkit.protocols import VectorIndex
 from embedkit.serving.retrieval.exact_index import ExactIndex
 from embedkit.serving.retrieval.index_kinds import INDEX_KINDS, index_class
@@ -153,28 +153,37 @@ def test_is_a_vector_index(index_kind):
 
 def test_survives_the_disk(index_kind, tmp_path):
     rows, queries = unit_rows(77), unit_rows(5, seed=8)
-    path = tmp_path / index_kind.FILE
+    path = tmp_path / "index"
     index_kind.build(rows).save(path)
-    index = index_kind.load(path, 77, WIDTH)
+    index = index_kind.load(path, rows)
     assert len(index) == 77
     assert_same(index.search(queries, 10), oracle(rows, queries, 10))
-    assert [file.name for file in tmp_path.iterdir()] == [index_kind.FILE]
+    assert len(list(tmp_path.iterdir())) == (index_kind.FILE is not None)
 
 
-@pytest.mark.parametrize(("count", "width"), [(76, WIDTH), (77, WIDTH - 1), (WIDTH, 77)])
-def test_refuses_a_file_of_another_shape(index_kind, tmp_path, count, width):
-    index_kind.build(unit_rows(77)).save(tmp_path / "index")
-    with pytest.raises(CollectionError, match=str(tmp_path / "index")):
-        index_kind.load(tmp_path / "index", count, width)
+@pytest.mark.parametrize("share", [0.0, 0.004, 0.3, 0.99, 1.0])
+@pytest.mark.parametrize("k", [1, 10, 400])
+def test_finds_only_what_is_allowed(index_kind, share, k):
+    rows, queries = unit_rows(700), unit_rows(21, seed=9)
+    allowed = np.random.default_rng(10).random(700) < share
+    scores, numbers = index_kind.build(rows).search(queries, k, allowed=allowed)
+    expected = oracle(rows[allowed], queries, k)
+    assert_same((scores, numbers), (expected[0].reshape(scores.shape), np.flatnonzero(allowed)[expected[1]]))
 
 
-@pytest.mark.parametrize("content", [b"", b"\x00" * 200, b"IxFI", b"\x93NUMPY\x01\x00v\x00" + b"{" * 118])
-def test_refuses_a_foreign_file(index_kind, tmp_path, content):
-    (tmp_path / "index").write_bytes(content)
-    with pytest.raises(CollectionError, match=str(tmp_path / "index")):
-        index_kind.load(tmp_path / "index", 3, WIDTH)
+def test_equal_rows_that_are_allowed_come_in_their_order(index_kind):
+    rows = unit_rows(5)[np.arange(600) % 5]
+    allowed = np.arange(600) % 3 > 0
+    for k in (1, 130, 600):
+        found = index_kind.build(rows).search(unit_rows(3, seed=3), k, allowed=allowed)
+        expected = oracle(rows[allowed], unit_rows(3, seed=3), k)
+        assert_same(found, (expected[0], np.flatnonzero(allowed)[expected[1]]))
 
 
-def test_refuses_a_missing_file(index_kind, tmp_path):
-    with pytest.raises(CollectionError, match="index"):
-        index_kind.load(tmp_path / "index", 3, WIDTH)
+def test_rows_that_are_not_finite_do_not_hide_the_others(index_kind):
+    rows, queries = unit_rows(300), unit_rows(2, seed=11)
+    rows[:290] = np.nan
+    scores, numbers = index_kind.build(rows).search(queries, 20)
+    assert scores.shape == numbers.shape == (2, 20)
+    assert np.isnan(scores).any()
+    assert ((numbers >= 0) & (numbers < 300)).all()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from embedkit.serving.retrieval.collection import Collection, Hit
+from embedkit.serving.retrieval.collection import Collection
 from embedkit.serving.retrieval.documents import Document
 from embedkit.serving.retrieval.exact_index import ExactIndex
+from embedkit.serving.retrieval.hits import Hit
 
 __all__ = ["Collection", "Document", "ExactIndex", "Hit"]

@@ -2,48 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import threading
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Protocol, overload, runtime_checkable
+from typing import overload
 
 import numpy as np
 
-from embedkit import __version__
-from embedkit.atomic import atomic_folder
-from embedkit.errors import CollectionError, FingerprintError, InputError, ModelError
-from embedkit.progress import Progress
+from embedkit.errors import CollectionError, FingerprintError, InputError
 from embedkit.protocols import FloatArray, TextEncoder
-from embedkit.serving.retrieval.array_file import map_array, write_array
-from embedkit.serving.retrieval.document_store import DocumentStore, write_documents
+from embedkit.serving.retrieval import writer
 from embedkit.serving.retrieval.documents import Document, DocumentSource, read_documents
+from embedkit.serving.retrieval.embedding import embed_queries
 from embedkit.serving.retrieval.generations import claim
-from embedkit.serving.retrieval.index_kinds import StoredIndex, index_class
-from embedkit.serving.retrieval.manifest import FileSeal, Manifest
+from embedkit.serving.retrieval.hits import Hit
+from embedkit.serving.retrieval.index_kinds import index_class
+from embedkit.serving.retrieval.manifest import Manifest
+from embedkit.serving.retrieval.snapshot import Snapshot
 
-__all__ = ["Collection", "Hit"]
-
-_CHUNK = 4096
-_VECTORS = "vectors.npy"
-_LENGTH_TOLERANCE = 1e-3
-
-
-@dataclass(frozen=True, slots=True)
-class Hit:
-    """A document found.
-
-    Attributes:
-        id: the document's id.
-        score: cosine of query and document.
-        text: the document's text.
-        metadata: the other columns of its record, if there are any.
-    """
-
-    id: str
-    score: float
-    text: str
-    metadata: dict[str, Any] | None = None
+__all__ = ["Collection"]
 
 
 class Collection:
@@ -52,19 +31,22 @@ class Collection:
     Made by :meth:`build` and :meth:`open`::
 
         Collection.build("docs.jsonl", encoder=encoder, path="idx/")
-        hits = Collection.open("idx/", encoder=encoder).search("how do bees find home?", k=5)
+        collection = Collection.open("idx/", encoder=encoder)
+        hits = collection.search("how do bees find home?", k=5)
+        collection.upsert([("doc-17", "Bees dance.")])
+
+    Readers see the state before a write or the one after it, never one between. Threads that write through the
+    same object wait for each other; any other second writer gets an error.
 
     Attributes:
         path: the folder.
-        manifest: what it holds and which model made it.
     """
 
-    def __init__(self, path: Path, manifest: Manifest, encoder: TextEncoder | None) -> None:
+    def __init__(self, path: Path, snapshot: Snapshot, encoder: TextEncoder | None) -> None:
         self.path = path
-        self.manifest = manifest
+        self._snapshot = snapshot
         self._encoder = encoder
-        self._index = _load_index(path / manifest.generation, manifest)
-        self._documents = DocumentStore(path / manifest.generation, manifest.count)
+        self._one_writer, self._one_refresh = threading.Lock(), threading.Lock()
 
     @classmethod
     def build(
@@ -82,15 +64,15 @@ class Collection:
         """Embed documents and write them as a collection.
 
         All documents are read and checked before the first is embedded. Memory does not grow with them but for
-        some 30 bytes each; the index ``"flat"`` holds the embeddings in memory besides. A collection
-        that stands at ``path`` is replaced at the very end, in one step; on any error it stays as it was.
+        some 30 bytes each. A collection that stands at ``path`` is replaced at the very end, in one step; on
+        any error it stays as it was.
 
         Args:
             documents: path of a ``.jsonl``, ``.csv``, ``.tsv``, ``.txt`` or ``.parquet`` file, or an iterable of
                 texts, mappings or ``(id, text)`` pairs.
             encoder: embeds the documents, with ``encode_document`` if it has that.
             path: the collection's folder: new, empty, or a collection to replace.
-            index: ``"exact"`` (numpy on a mapped file) or ``"flat"`` (FAISS, in memory); same results.
+            index: ``"exact"`` (numpy) or ``"flat"`` (FAISS), both on a mapped file; same results.
             text_column: where records have their text.
             id_column: where records have their id; by default ``"id"`` if the first record has that, else the
                 row number from 0 is the id.
@@ -100,30 +82,24 @@ class Collection:
         Raises:
             DataError: a document is malformed or empty, an id is given twice, or there are no documents.
             InputError: there is no such index, or an item of an iterable is no document.
-            CollectionError: ``path`` holds something else, or another process is building there.
+            CollectionError: ``path`` holds something else, or somebody else is writing there.
             ModelError: the encoder does not give unit rows of its dimension.
             MissingExtraError: the index needs FAISS, which is not installed.
             StorageError: the disk is full or the folder cannot be written.
         """
-        kind = index_class(index)
+        index_class(index)
         folder = Path(path)
         records = read_documents(documents, text_column=text_column, id_column=id_column)
-        with claim(folder) as generation:
-            with atomic_folder(folder / generation) as files:
-                count = _write_generation(files, records, encoder, kind, show_progress_bar=show_progress_bar)
-                seals = {file.name: FileSeal.of(file) for file in sorted(files.iterdir())}
-            Manifest(
-                model=encoder.name,
-                source=source,
-                fingerprint=encoder.fingerprint,
-                dimension=encoder.dimension,
-                count=count,
+        with claim(folder) as generations:
+            writer.build(
+                folder,
+                next(generations),
+                records,
+                encoder=encoder,
                 index=index,
-                generation=generation,
-                files=seals,
-                prompts=_prompts(encoder),
-                created_by=f"embedkit {__version__}",
-            ).write(folder)
+                source=source,
+                show_progress_bar=show_progress_bar,
+            )
         return cls.open(folder, encoder=encoder)
 
     @classmethod
@@ -143,30 +119,130 @@ class Collection:
             MissingExtraError: its index needs FAISS, which is not installed.
         """
         folder = Path(path)
-        manifest = Manifest.read(folder)
-        while True:
-            _check_fingerprint(folder, manifest, encoder)
-            try:
-                return cls(folder, manifest, encoder)
-            except CollectionError:
-                # Between the manifest and its files, another process may have put a new generation in place.
-                current = Manifest.read(folder)
-                if current == manifest:
-                    raise
-                manifest = current
+        return cls(folder, _open_snapshot(folder, encoder), encoder)
+
+    @property
+    def manifest(self) -> Manifest:
+        """What the collection holds and which model made it."""
+        return self._snapshot.manifest
 
     def __len__(self) -> int:
         """The number of documents."""
-        return self.manifest.count
+        return len(self._snapshot)
 
-    def get(self, id_: str, /) -> Document | None:
-        """The document with this id, or None.
+    @overload
+    def get(self, ids: str, /) -> Document | None: ...  # type: ignore[overload-overlap]
+    @overload
+    def get(self, ids: Sequence[str], /) -> list[Document | None]: ...
+    def get(self, ids: str | Sequence[str], /) -> Document | list[Document | None] | None:
+        """The document with this id, or None; for several ids a list of that.
 
         Raises:
+            InputError: an id is not a string.
             CollectionError: a file is damaged.
         """
-        row = self._documents.find(id_)
-        return None if row is None else self._documents.read(row)
+        snapshot = self._snapshot
+        if isinstance(ids, str):
+            return _get(snapshot, ids)
+        return [_get(snapshot, id_) for id_ in _checked_ids(ids)]
+
+    def upsert(
+        self,
+        documents: DocumentSource,
+        *,
+        text_column: str = "text",
+        id_column: str | None = None,
+        show_progress_bar: bool | None = None,
+    ) -> writer.Upserted:
+        """Add documents; one whose id is there already takes the place of the old one, behind all others.
+
+        They come as a segment of their own; small segments are merged by and by, so an upsert costs what its
+        documents cost. Deleted and replaced ones take up space until they are merged or :meth:`compact` is called.
+
+        Args:
+            documents: as for :meth:`build`, but with ids.
+            text_column: where records have their text.
+            id_column: where records have their id; by default ``"id"``.
+            show_progress_bar: None shows progress on a terminal only.
+
+        Returns:
+            how many documents were added and how many replaced.
+
+        Raises:
+            InputError: the collection was opened without an encoder, or an item of an iterable is no document.
+            DataError: a document is malformed, empty or without an id, an id is given twice, or there are none.
+            FingerprintError: somebody has built the collection again with another model.
+            CollectionError: somebody else is writing there, or a file is damaged.
+            ModelError: the encoder does not give unit rows of its dimension.
+            StorageError: the disk is full or the folder cannot be written.
+        """
+        encoder = self._needed_encoder()
+        records = read_documents(documents, text_column=text_column, id_column=id_column, number_rows=False)
+        with self._writing() as generations:
+            done = writer.upsert(
+                self.path,
+                next(generations),
+                self._snapshot,
+                records,
+                encoder=encoder,
+                show_progress_bar=show_progress_bar,
+            )
+            self.refresh()
+            first = writer.tail(self.manifest.segments)
+            if first is not None:
+                writer.merge(self.path, next(generations), self._snapshot, first)
+        return done
+
+    def delete(self, ids: str | Iterable[str]) -> int:
+        """Delete documents by their ids; ids that are not there are passed over.
+
+        Returns:
+            how many documents were deleted.
+
+        Raises:
+            InputError: an id is not a string.
+            CollectionError: somebody else is writing there, or a file is damaged.
+            StorageError: the disk is full or the folder cannot be written.
+        """
+        wanted = _checked_ids([ids] if isinstance(ids, str) else ids)
+        with self._writing() as generations:
+            found = (self._snapshot.find(id_) for id_ in wanted)
+            rows = {row for row in found if row is not None}
+            if rows:
+                writer.remove(self.path, next(generations), self._snapshot, rows)
+        return len(rows)
+
+    def compact(self, *, show_progress_bar: bool | None = None) -> None:
+        """Write all documents into one segment, without deleted ones, and build its index anew.
+
+        Nothing is embedded again. Does nothing where there is one segment and nothing deleted.
+
+        Raises:
+            CollectionError: somebody else is writing there, or a file is damaged.
+            StorageError: the disk is full or the folder cannot be written.
+        """
+        with self._writing() as generations:
+            segments = self.manifest.segments
+            if len(segments) > 1 or any(segment.deleted for segment in segments):
+                writer.merge(self.path, next(generations), self._snapshot, 0, show_progress_bar=show_progress_bar)
+        self.refresh()
+
+    def refresh(self) -> bool:
+        """See what other processes have written since the collection was opened.
+
+        Returns:
+            True if there was something.
+
+        Raises:
+            CollectionError: a file is missing or damaged.
+            FingerprintError: somebody has built the collection again with another model.
+        """
+        with self._one_refresh:  # or a slow one would put its older snapshot in the place of a newer
+            before = self._snapshot
+            if Manifest.read(self.path) == before.manifest:
+                return False
+            self._snapshot = _open_snapshot(self.path, self._encoder, before)
+            return True
 
     @overload
     def search(self, query: str, k: int = 10) -> list[Hit]: ...  # type: ignore[overload-overlap]
@@ -200,16 +276,7 @@ class Collection:
         Raises:
             InputError: a query is not a string, or the collection was opened without an encoder.
         """
-        if self._encoder is None:
-            raise InputError(f"{self.path} was opened without an encoder; give Collection.open(..., encoder=...)")
-        for position, query in enumerate(queries):
-            if not isinstance(query, str):
-                raise InputError(f"expected strings as queries, got {type(query).__name__} at position {position}")
-        if not queries:
-            return np.empty((0, self.manifest.dimension), dtype=np.float32)
-        if isinstance(self._encoder, PromptingEncoder):
-            return self._encoder.encode_query(list(queries), show_progress_bar=False)
-        return self._encoder.encode(list(queries))
+        return embed_queries(queries, self._needed_encoder())
 
     def search_embeddings(self, embeddings: FloatArray, k: int = 10) -> list[list[Hit]]:
         """Find the documents nearest to embeddings made elsewhere by the same model.
@@ -222,13 +289,14 @@ class Collection:
             InputError: the embeddings have another width or are not finite, or ``k`` is below 1.
             CollectionError: a file is damaged.
         """
-        scores, rows = self._index.search(embeddings, k)
+        snapshot = self._snapshot
+        scores, rows = snapshot.search(embeddings, k)
         if not np.isfinite(scores).all():
             raise CollectionError(
                 f"{self.path} holds embeddings that are not finite; verify it and build it again"
             )
         return [
-            [self._hit(row, score) for row, score in zip(*pair, strict=True)]
+            [Hit.of(snapshot.read(int(row)), float(score)) for row, score in zip(*pair, strict=True)]
             for pair in zip(rows, scores, strict=True)
         ]
 
@@ -238,23 +306,37 @@ class Collection:
         Raises:
             CollectionError: a file is missing or was changed; says which.
         """
-        for name, seal in self.manifest.files.items():
-            seal.check_content(self.path / self.manifest.generation / name)
+        for path, seal in self.manifest.files(self.path).items():
+            seal.check_content(path)
 
-    def _hit(self, row: np.int64, score: np.float32) -> Hit:
-        document = self._documents.read(int(row))
-        return Hit(document.id, float(score), document.text, document.metadata)
+    def _needed_encoder(self) -> TextEncoder:
+        if self._encoder is None:
+            raise InputError(f"{self.path} was opened without an encoder; give Collection.open(..., encoder=...)")
+        return self._encoder
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[Iterator[str]]:
+        """Be the only writer, on top of what others have written before."""
+        with self._one_writer:
+            Manifest.read(self.path)  # before the lock makes a folder where there is none
+            with claim(self.path) as generations:
+                self.refresh()
+                yield generations
+                self.refresh()
 
 
-@runtime_checkable
-class PromptingEncoder(Protocol):
-    """An encoder that tells queries from documents, in the words of sentence-transformers."""
-
-    def encode_query(self, texts: Sequence[str], /, *, show_progress_bar: bool | None = None) -> FloatArray:
-        """Embed queries: ``(Q, D) float32, unit rows``."""
-
-    def encode_document(self, texts: Sequence[str], /, *, show_progress_bar: bool | None = None) -> FloatArray:
-        """Embed documents: ``(N, D) float32, unit rows``."""
+def _open_snapshot(folder: Path, encoder: TextEncoder | None, previous: Snapshot | None = None) -> Snapshot:
+    manifest = Manifest.read(folder)
+    while True:
+        _check_fingerprint(folder, manifest, encoder)
+        try:
+            return Snapshot.open(folder, manifest, previous)
+        except CollectionError:
+            # Between the manifest and its files, another process may have put a new generation in place.
+            current = Manifest.read(folder)
+            if current == manifest:
+                raise
+            manifest = current
 
 
 def _check_fingerprint(folder: Path, manifest: Manifest, encoder: TextEncoder | None) -> None:
@@ -265,65 +347,14 @@ def _check_fingerprint(folder: Path, manifest: Manifest, encoder: TextEncoder | 
         )
 
 
-def _load_index(files: Path, manifest: Manifest) -> StoredIndex:
-    kind = index_class(manifest.index)
-    if manifest.files.keys() != DocumentStore.FILES | {kind.FILE}:
-        raise CollectionError(f"{files.parent} is damaged: its manifest names other files than its index has")
-    for name, seal in manifest.files.items():
-        seal.check_length(files / name)
-    if not kind.MAPPED:
-        manifest.files[kind.FILE].check_content(files / kind.FILE)
-    return kind.load(files / kind.FILE, manifest.count, manifest.dimension)
+def _get(snapshot: Snapshot, id_: str) -> Document | None:
+    row = snapshot.find(id_)
+    return None if row is None else snapshot.read(row)
 
 
-def _write_generation(
-    files: Path,
-    documents: Iterable[Document],
-    encoder: TextEncoder,
-    kind: type[StoredIndex],
-    *,
-    show_progress_bar: bool | None,
-) -> int:
-    """Write all files of a generation and return the number of documents."""
-    with Progress("read", unit="documents", enabled=show_progress_bar) as progress:
-        store = write_documents(files, _counted(documents, progress))
-    shape = (len(store), encoder.dimension)
-    vectors = files / _VECTORS
-    with Progress("encode", len(store), unit="documents", enabled=show_progress_bar) as progress:
-        write_array(vectors, shape, "<f4", _embed(store, encoder, progress))
-    if vectors.name != kind.FILE:
-        kind.build(map_array(vectors, shape, "<f4")).save(files / kind.FILE)
-        vectors.unlink()
-    return len(store)
-
-
-def _counted(documents: Iterable[Document], progress: Progress) -> Iterator[Document]:
-    for document in documents:
-        yield document
-        progress.advance()
-
-
-def _embed(store: DocumentStore, encoder: TextEncoder, progress: Progress) -> Iterator[FloatArray]:
-    for start in range(0, len(store), _CHUNK):
-        texts = [store.read(row).text for row in range(start, min(start + _CHUNK, len(store)))]
-        if isinstance(encoder, PromptingEncoder):
-            embeddings = encoder.encode_document(texts, show_progress_bar=False)
-        else:
-            embeddings = encoder.encode(texts)
-        yield _checked(embeddings, (len(texts), encoder.dimension), encoder.name)
-        progress.advance(len(texts))
-
-
-def _checked(embeddings: FloatArray, shape: tuple[int, int], model: str) -> FloatArray:
-    if embeddings.shape != shape:
-        raise ModelError(f"expected embeddings of shape {shape} from {model}, got {embeddings.shape}")
-    lengths = np.linalg.norm(embeddings, axis=1)
-    worst = lengths[np.abs(lengths - 1).argmax()]  # NaN counts as the largest
-    if not abs(worst - 1) < _LENGTH_TOLERANCE:
-        raise ModelError(f"expected unit rows from {model}, got a row of length {worst:.6g}")
-    return embeddings
-
-
-def _prompts(encoder: TextEncoder) -> dict[str, str]:
-    prompts = getattr(getattr(encoder, "manifest", None), "prompts", None)
-    return dict(prompts) if isinstance(prompts, Mapping) else {}
+def _checked_ids(ids: Iterable[str]) -> list[str]:
+    checked = list(ids)
+    for id_ in checked:
+        if not isinstance(id_, str):
+            raise InputError(f"expected strings as ids, got {type(id_).__name__} {id_!r:.80}")
+    return checked

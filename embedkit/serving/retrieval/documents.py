@@ -32,7 +32,7 @@ class Document:
 
 
 def read_documents(
-    source: DocumentSource, *, text_column: str = "text", id_column: str | None = None
+    source: DocumentSource, *, text_column: str = "text", id_column: str | None = None, number_rows: bool = True
 ) -> Iterator[Document]:
     """Yield the documents of a file or an iterable, streaming.
 
@@ -42,14 +42,17 @@ def read_documents(
         text_column: where records have their text.
         id_column: where records have their id, a string or an integer. By default ``"id"`` if the first
             record has that, else the row number from 0 is the id.
+        number_rows: False refuses documents without ids instead of numbering them.
 
     Raises:
-        DataError: a file is missing or malformed, a column is missing, a text is empty.
+        DataError: a file is missing or malformed, a column is missing, a text is empty, there are no ids.
         InputError: an item of an iterable is none of the three forms.
     """
     for row, (place, record) in enumerate(_records(source)):
         if row == 0 and id_column is None and "id" in record:
             id_column = "id"
+        if id_column is None and not number_rows:
+            raise DataError(f"{place}: documents to upsert need ids; name their column with id_column")
         yield _document(record, place, row, text_column, id_column)
 
 

@@ -9,6 +9,7 @@ on blocks, threads, or which other queries are searched for at the same time.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -17,13 +18,22 @@ import numpy.typing as npt
 
 from embedkit.errors import InputError
 from embedkit.protocols import FloatArray
-from embedkit.serving.retrieval.array_file import map_array, write_array
 
-__all__ = ["ExactIndex", "Ranking", "checked_queries", "checked_rows", "rank", "score_slack"]
+__all__ = [
+    "BoolArray",
+    "ExactIndex",
+    "Ranking",
+    "RowNumbers",
+    "checked_queries",
+    "checked_rows",
+    "rank",
+    "score_slack",
+]
 
 _ROW_BLOCK = 8192
 _QUERY_BLOCK = 256
 
+BoolArray = npt.NDArray[np.bool_]
 RowNumbers = npt.NDArray[np.int64]
 
 
@@ -44,8 +54,7 @@ class ExactIndex:
         rows: ``(N, D) float32, unit rows``; kept, not copied.
     """
 
-    FILE: ClassVar[str] = "vectors.npy"
-    MAPPED: ClassVar[bool] = True
+    FILE: ClassVar[str | None] = None
 
     def __init__(self, rows: FloatArray) -> None:
         self._rows = checked_rows(rows)
@@ -56,23 +65,20 @@ class ExactIndex:
         return cls(rows)
 
     @classmethod
-    def load(cls, path: Path, count: int, dimension: int) -> Self:
-        """Map a file of ``count`` rows that :meth:`save` wrote.
-
-        Raises:
-            CollectionError: the file is missing or is not such a file.
-        """
-        return cls(map_array(path, (count, dimension), "<f4"))
+    def load(cls, _: Path, rows: FloatArray) -> Self:
+        """Index ``rows`` again: there is nothing to read."""
+        return cls(rows)
 
     def save(self, path: Path) -> None:
-        """Write the rows as a ``.npy`` file."""
-        write_array(path, self._rows.shape, "<f4", [self._rows])
+        """Write nothing: the rows are kept by whoever gave them."""
 
     def __len__(self) -> int:
         """The number of rows held."""
         return len(self._rows)
 
-    def search(self, queries: FloatArray, k: int, /) -> tuple[FloatArray, RowNumbers]:
+    def search(
+        self, queries: FloatArray, k: int, /, *, allowed: BoolArray | None = None
+    ) -> tuple[FloatArray, RowNumbers]:
         """The best ``k`` rows for each query, equal scores in the order of the rows.
 
         Needs memory for the result and some 50 MB more, however many rows and queries there are.
@@ -80,34 +86,45 @@ class ExactIndex:
         Args:
             queries: ``(Q, D) float32, unit rows``.
             k: results wanted, at least 1.
+            allowed: ``(N,) bool``, the rows that may be found; None for all.
 
         Returns:
-            scores ``(Q, min(k, N)) float32`` in descending order and rows ``(Q, min(k, N)) int64``.
+            scores ``(Q, min(k, N)) float32`` in descending order and rows ``(Q, min(k, N)) int64``, where N is
+            the number of rows allowed.
 
         Raises:
             InputError: the queries have another width or are not finite, or ``k`` is below 1.
         """
-        queries, k = checked_queries(queries, k, self._rows.shape)
+        queries, k = checked_queries(queries, k, self._rows.shape, allowed)
         scores = np.empty((len(queries), k), dtype=np.float32)
         rows = np.empty((len(queries), k), dtype=np.int64)
-        for start in range(0, len(queries), _QUERY_BLOCK):
-            rankings = self._search_block(queries[start : start + _QUERY_BLOCK], k)
+        for start in range(0, len(queries) if k else 0, _QUERY_BLOCK):
+            rankings = self._search_block(queries[start : start + _QUERY_BLOCK], k, allowed)
             for query, ranking in enumerate(rankings, start):
                 scores[query], rows[query] = ranking
         return scores, rows
 
-    def _search_block(self, queries: FloatArray, k: int) -> list[Ranking]:
+    def _search_block(self, queries: FloatArray, k: int, allowed: BoolArray | None) -> list[Ranking]:
         best = [_NOTHING] * len(queries)
         slack = score_slack(queries)
-        for start in range(0, len(self._rows), _ROW_BLOCK):
-            rows = self._rows[start : start + _ROW_BLOCK]
+        for numbers, rows in self._blocks(allowed):
             with np.errstate(over="ignore", invalid="ignore"):  # of damaged rows; the caller looks at the scores
                 products = queries @ rows.T
             for i, scores in enumerate(products):
                 floor = best[i].scores[-1] if len(best[i].scores) == k else np.float32(-np.inf)
                 found = rank(queries[i], rows, _shortlist(scores, k, floor - slack[i], slack[i]), k)
-                best[i] = _merge(best[i], Ranking(found.scores, found.rows + start), k)
+                best[i] = _merge(best[i], Ranking(found.scores, numbers[found.rows]), k)
         return best
+
+    def _blocks(self, allowed: BoolArray | None) -> Iterator[tuple[RowNumbers, FloatArray]]:
+        """The rows allowed, with their numbers."""
+        for start in range(0, len(self._rows), _ROW_BLOCK):
+            rows = self._rows[start : start + _ROW_BLOCK]
+            numbers = np.arange(start, start + len(rows))
+            if allowed is None:
+                yield numbers, rows
+            elif (chosen := allowed[start : start + _ROW_BLOCK]).any():
+                yield numbers[chosen], rows[chosen]
 
 
 def rank(query: FloatArray, rows: FloatArray, candidates: RowNumbers, k: int) -> Ranking:
@@ -156,13 +173,16 @@ def checked_rows(rows: FloatArray) -> FloatArray:
     return np.ascontiguousarray(_matrix(rows, "rows"))
 
 
-def checked_queries(queries: FloatArray, k: int, shape: tuple[int, ...]) -> tuple[FloatArray, int]:
-    """Queries as an index wants them, C-contiguous float32, and ``min(k, N)``.
+def checked_queries(
+    queries: FloatArray, k: int, shape: tuple[int, ...], allowed: BoolArray | None = None
+) -> tuple[FloatArray, int]:
+    """Queries as an index wants them, C-contiguous float32, and how many results each can have.
 
     Args:
         queries: ``(Q, D)``, numbers.
         k: results wanted.
         shape: ``(N, D)`` of the index.
+        allowed: ``(N,) bool``, the rows that may be found; None for all.
 
     Raises:
         InputError: the queries have another width or are not finite, or ``k`` is below 1.
@@ -176,7 +196,7 @@ def checked_queries(queries: FloatArray, k: int, shape: tuple[int, ...]) -> tupl
     broken = np.flatnonzero(~np.isfinite(queries).all(axis=1))
     if broken.size:
         raise InputError(f"expected finite queries, but query {broken[0]} holds NaN or infinity")
-    return queries, min(k, count)
+    return queries, min(k, count if allowed is None else int(np.count_nonzero(allowed)))
 
 
 def _matrix(values: Any, name: str) -> FloatArray:

@@ -13,122 +13,100 @@ from typing import ClassVar, Self
 
 import faiss
 import numpy as np
-import numpy.typing as npt
 
-from embedkit.atomic import atomic_file
-from embedkit.errors import CollectionError, InputError
 from embedkit.protocols import FloatArray
-from embedkit.serving.retrieval.exact_index import ExactIndex, checked_queries, checked_rows, rank, score_slack
+from embedkit.serving.retrieval.exact_index import (
+    BoolArray,
+    ExactIndex,
+    RowNumbers,
+    checked_queries,
+    checked_rows,
+    rank,
+    score_slack,
+)
 
 __all__ = ["FlatIndex"]
 
 _SPARE = 32
 _QUERY_BLOCK = 1024
-_ROW_BLOCK = 65536
 
 
 class FlatIndex:
-    """FAISS' ``IndexFlatIP``: exact inner products, held in memory.
+    """FAISS' scan of all rows, where they lie; the rows may be mapped from a file.
 
     Args:
-        index: FAISS' own index; not to be changed afterwards.
+        rows: ``(N, D) float32, unit rows``; kept, not copied.
     """
 
-    FILE: ClassVar[str] = "flat.faiss"
-    MAPPED: ClassVar[bool] = False
+    FILE: ClassVar[str | None] = None
 
-    def __init__(self, index: faiss.IndexFlatIP) -> None:
-        self._index = index
-        self._rows = _rows_of(index)
+    def __init__(self, rows: FloatArray) -> None:
+        self._rows = checked_rows(rows)
         self._oracle = ExactIndex(self._rows)
 
     @classmethod
     def build(cls, rows: FloatArray) -> Self:
-        """Index ``rows``, ``(N, D) float32, unit rows``; copied into memory.
-
-        Raises:
-            InputError: not a matrix of finite numbers.
-        """
-        rows = checked_rows(rows)
-        index = faiss.IndexFlatIP(rows.shape[1])
-        for start in range(0, len(rows), _ROW_BLOCK):
-            block = rows[start : start + _ROW_BLOCK]
-            if not np.isfinite(block).all():  # FAISS would leave holes among its results
-                raise InputError(
-                    f"expected finite rows, but rows {start} to {start + len(block)} hold NaN or infinity"
-                )
-            index.add(block)
-        return cls(index)
+        """Index ``rows``, ``(N, D) float32, unit rows``; kept, not copied."""
+        return cls(rows)
 
     @classmethod
-    def load(cls, path: Path, count: int, dimension: int) -> Self:
-        """Read a file of ``count`` rows that :meth:`save` wrote.
-
-        FAISS trusts the files that it reads: compare the checksum first.
-
-        Raises:
-            CollectionError: the file is missing or is not such a file.
-        """
-        try:
-            index = faiss.read_index(str(path))
-        except RuntimeError as error:
-            raise CollectionError(f"{path} is not a file that FAISS can read: {error}") from error
-        if not isinstance(index, faiss.IndexFlatIP) or (index.ntotal, index.d) != (count, dimension):
-            raise CollectionError(f"{path} is not a flat index of {count} rows and width {dimension}")
-        return cls(index)
+    def load(cls, _: Path, rows: FloatArray) -> Self:
+        """Index ``rows`` again: there is nothing to read."""
+        return cls(rows)
 
     def save(self, path: Path) -> None:
-        """Write the index atomically; needs its size once more in memory.
-
-        Raises:
-            StorageError: the disk is full or the folder cannot be written.
-        """
-        # Not faiss.write_index: that one does not notice when the last block finds the disk full.
-        content = faiss.serialize_index(self._index)
-        with atomic_file(path) as temporary:
-            temporary.write_bytes(content.data)
+        """Write nothing: the rows are kept by whoever gave them."""
 
     def __len__(self) -> int:
         """The number of rows held."""
-        return int(self._index.ntotal)
+        return len(self._rows)
 
-    def search(self, queries: FloatArray, k: int, /) -> tuple[FloatArray, npt.NDArray[np.int64]]:
+    def search(
+        self, queries: FloatArray, k: int, /, *, allowed: BoolArray | None = None
+    ) -> tuple[FloatArray, RowNumbers]:
         """The best ``k`` rows for each query, the same as :meth:`ExactIndex.search` gives.
 
         Args:
             queries: ``(Q, D) float32, unit rows``.
             k: results wanted, at least 1.
+            allowed: ``(N,) bool``, the rows that may be found; None for all.
 
         Returns:
-            scores ``(Q, min(k, N)) float32`` in descending order and rows ``(Q, min(k, N)) int64``.
+            scores ``(Q, min(k, N)) float32`` in descending order and rows ``(Q, min(k, N)) int64``, where N is
+            the number of rows allowed.
 
         Raises:
             InputError: the queries have another width or are not finite, or ``k`` is below 1.
         """
-        queries, k = checked_queries(queries, k, self._rows.shape)
+        queries, k = checked_queries(queries, k, self._rows.shape, allowed)
         scores = np.empty((len(queries), k), dtype=np.float32)
         rows = np.empty((len(queries), k), dtype=np.int64)
-        if k:
-            for start in range(0, len(queries), _QUERY_BLOCK):
-                block = slice(start, start + _QUERY_BLOCK)
-                self._search_block(queries[block], k, scores[block], rows[block])
+        for start in range(0, len(queries) if k else 0, _QUERY_BLOCK):
+            block = slice(start, start + _QUERY_BLOCK)
+            self._search_block(queries[block], allowed, scores[block], rows[block])
         return scores, rows
 
-    def _search_block(self, queries: FloatArray, k: int, scores: FloatArray, rows: npt.NDArray[np.int64]) -> None:
+    def _search_block(
+        self, queries: FloatArray, allowed: BoolArray | None, scores: FloatArray, rows: RowNumbers
+    ) -> None:
         """Fill ``scores`` and ``rows``, both ``(Q, k)``."""
-        wanted = min(len(self), k + _SPARE)
-        rough, found = self._index.search(queries, wanted)
-        complete = (wanted == len(self)) | (rough[:, -1] < rough[:, k - 1] - score_slack(queries))
+        k = scores.shape[1]
+        candidates = len(self) if allowed is None else int(np.count_nonzero(allowed))
+        wanted = min(candidates, k + _SPARE)
+        rough, found = self._scan(queries, wanted, allowed)
+        complete = (wanted == candidates) | (rough[:, -1] < rough[:, k - 1] - score_slack(queries))
+        complete &= found[:, -1] >= 0  # FAISS leaves holes where rows of a damaged file are not finite
         for i, query in enumerate(queries):
             if complete[i]:
                 scores[i], rows[i] = rank(query, self._rows, found[i], k)
             else:
-                (scores[i],), (rows[i],) = self._oracle.search(queries[i : i + 1], k)
+                (scores[i],), (rows[i],) = self._oracle.search(queries[i : i + 1], k, allowed=allowed)
 
-
-def _rows_of(index: faiss.IndexFlatIP) -> FloatArray:
-    """FAISS' own storage as an array ``(N, D)``; valid as long as ``index`` lives and nothing is added to it."""
-    if not index.ntotal:
-        return np.empty((0, index.d), dtype=np.float32)
-    values: FloatArray = faiss.rev_swig_ptr(index.get_xb(), index.ntotal * index.d)
-    return values.reshape(index.ntotal, index.d)
+    def _scan(self, queries: FloatArray, k: int, allowed: BoolArray | None) -> tuple[FloatArray, RowNumbers]:
+        scores = np.empty((len(queries), k), dtype=np.float32)
+        found = np.empty((len(queries), k), dtype=np.int64)
+        selector = None if allowed is None else faiss.IDSelectorBitmap(np.packbits(allowed, bitorder="little"))
+        arrays = (faiss.swig_ptr(array) for array in (queries, self._rows))
+        results = (faiss.swig_ptr(array) for array in (scores, found))
+        faiss.knn_inner_product(*arrays, queries.shape[1], len(queries), len(self), k, *results, selector)
+        return scores, found

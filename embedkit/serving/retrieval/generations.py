@@ -1,12 +1,13 @@
-"""How a collection is replaced: a new generation of files beside the old one, then one atomic rename.
+"""How a collection changes: a new generation of files beside the old ones, then one atomic rename.
 
-A kill at any moment leaves the manifest of the old or of the new generation; whatever it does not name is
-cleared away by the next build.
+A kill at any moment leaves the old manifest or the new one; whatever it does not name is cleared away by the
+next write.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import re
 import shutil
@@ -23,19 +24,20 @@ if sys.platform != "win32":
 
 __all__ = ["claim"]
 
-_GENERATION = re.compile(r"generation-(\d{6,9})")
+_GENERATION = re.compile(r"generation-\d{6,9}")
 _UNFINISHED = re.compile(r"\.(generation-\d{6,9}|manifest\.json)\..+\.(part|old)")
+_CONTENT = re.compile(r"documents\.jsonl|[a-z]+(-\d{6,9})?\.npy|[a-z]+\.faiss")
 
 
 @contextlib.contextmanager
-def claim(folder: Path) -> Iterator[str]:
-    """Hold the right to build a collection in ``folder`` and yield the name of its next generation.
+def claim(folder: Path) -> Iterator[Iterator[str]]:
+    """Hold the right to write to the collection in ``folder`` and yield the names of its next generations.
 
-    Leftovers of builds that were killed are cleared away before; what the manifest does not name then is cleared
+    Leftovers of writes that were killed are cleared away before; what the manifest does not name then is cleared
     away after. A folder made here goes again if nothing was built.
 
     Raises:
-        CollectionError: ``folder`` holds something else, or another process is building there.
+        CollectionError: ``folder`` holds something else, or somebody else is writing there.
         StorageError: the folder cannot be written.
     """
     if folder.exists() and not folder.is_dir():
@@ -45,9 +47,9 @@ def claim(folder: Path) -> Iterator[str]:
         folder.mkdir(parents=True, exist_ok=True)
     try:
         with _locked(folder):
-            current = _sweep(folder)
+            last = _sweep(folder)
             try:
-                yield f"generation-{_number(current) + 1:06d}"
+                yield (f"generation-{number:06d}" for number in itertools.count(last + 1))
             finally:
                 _sweep(folder)
     finally:
@@ -58,7 +60,7 @@ def claim(folder: Path) -> Iterator[str]:
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Keep other processes from building here; the system lets go of the lock even if this one is killed."""
+    """Keep other writers out; the system lets go of the lock even if this process is killed."""
     if sys.platform == "win32":
         yield
         return
@@ -67,7 +69,9 @@ def _locked(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise CollectionError(f"another process is building {folder}; wait until it is done") from None
+            raise CollectionError(
+                f"somebody else is writing to {folder}; wait until that is done, or write from one place"
+            ) from None
         except OSError:  # a file system without locks on folders, NFS for one: better unlocked than not at all
             pass
         yield
@@ -75,18 +79,19 @@ def _locked(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _sweep(folder: Path) -> str | None:
-    """Remove what killed builds left, and return the generation that counts, if there is one."""
-    current = Manifest.read(folder).generation if (folder / MANIFEST).exists() else None
+def _sweep(folder: Path) -> int:
+    """Remove what killed writes left, and return the number of the last generation, 0 if there is none."""
+    manifest = Manifest.read(folder) if (folder / MANIFEST).exists() else None
     entries = list(folder.iterdir())
-    if current is None:
+    if manifest is None:
         _refuse_foreign(folder, entries)
+    named = manifest.generations if manifest else frozenset()
     for entry in entries:
-        if entry.name != current and _is_leftover(entry):
+        if entry.name not in named and _is_leftover(entry):
             shutil.rmtree(entry, ignore_errors=True)
             with contextlib.suppress(OSError):
                 entry.unlink()
-    return current
+    return int(manifest.generation.rpartition("-")[2]) if manifest else 0
 
 
 def _refuse_foreign(folder: Path, entries: list[Path]) -> None:
@@ -100,8 +105,8 @@ def _refuse_foreign(folder: Path, entries: list[Path]) -> None:
 def _is_leftover(entry: Path) -> bool:
     if _UNFINISHED.fullmatch(entry.name):
         return True
-    return _GENERATION.fullmatch(entry.name) is not None and (entry / "documents.jsonl").is_file()
-
-
-def _number(generation: str | None) -> int:
-    return int(generation.rpartition("-")[2]) if generation else 0
+    return (
+        _GENERATION.fullmatch(entry.name) is not None
+        and entry.is_dir()
+        and all(_CONTENT.fullmatch(file.name) for file in entry.iterdir())
+    )

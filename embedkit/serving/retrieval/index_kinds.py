@@ -8,6 +8,7 @@ from typing import ClassVar, Final, Protocol, Self, cast
 from embedkit.errors import InputError, MissingExtraError
 from embedkit.extras import require
 from embedkit.protocols import FloatArray, VectorIndex
+from embedkit.serving.retrieval.exact_index import BoolArray, RowNumbers
 
 __all__ = ["INDEX_KINDS", "StoredIndex", "index_class"]
 
@@ -20,26 +21,33 @@ INDEX_KINDS: Final = {
 
 
 class StoredIndex(VectorIndex, Protocol):
-    """An index that is kept in one file.
+    """An index over the rows of a segment, which are kept beside it.
 
     Attributes:
-        FILE: the file's name in a collection.
-        MAPPED: the file is mapped page by page; otherwise it is read whole and its checksum is compared first.
+        FILE: name of the file with what it needs besides the rows; None if that is nothing.
     """
 
-    FILE: ClassVar[str]
-    MAPPED: ClassVar[bool]
+    FILE: ClassVar[str | None]
 
     @classmethod
     def build(cls, rows: FloatArray) -> Self:
-        """Index ``rows``, ``(N, D) float32, unit rows``."""
+        """Index ``rows``, ``(N, D) float32, unit rows``; kept, not copied."""
 
     @classmethod
-    def load(cls, path: Path, count: int, dimension: int) -> Self:
-        """Read ``count`` rows of width ``dimension`` from a file that :meth:`save` wrote."""
+    def load(cls, path: Path, rows: FloatArray) -> Self:
+        """Read the file that :meth:`save` wrote for an index of these rows."""
 
     def save(self, path: Path) -> None:
-        """Write the index into one file."""
+        """Write what it needs besides the rows into one file."""
+
+    def search(
+        self, queries: FloatArray, k: int, /, *, allowed: BoolArray | None = None
+    ) -> tuple[FloatArray, RowNumbers]:
+        """The best ``k`` rows for each query, only from rows where ``allowed``, ``(N,) bool``, is true.
+
+        Returns:
+            scores ``(Q, min(k, allowed rows)) float32`` in descending order, and rows, of the same shape, int64.
+        """
 
 
 def index_class(kind: str) -> type[StoredIndex]:

@@ -1,11 +1,11 @@
-"""A collection's manifest: what it holds, under which model, and the files of its current generation.
+"""A collection's manifest: what it holds, under which model, and the files that count.
 
 Layout of a collection::
 
-    idx/manifest.json           replaced atomically; names the one generation that counts
-    idx/generation-000002/      never changed once it is named
-        documents.jsonl  offsets.npy  ids.npy
-        vectors.npy | flat.faiss
+    idx/manifest.json           replaced atomically; names all that counts
+    idx/generation-000002/      what one write added; never changed once it is named
+        documents.jsonl  offsets.npy  ids.npy  vectors.npy  ...   a segment: documents that came together
+        deleted-000001.npy                                        rows of an older segment that are deleted
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import dataclasses
 import hashlib
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
@@ -23,12 +23,14 @@ from typing import Any, Final, Self
 from embedkit.atomic import atomic_file
 from embedkit.errors import CollectionError
 from embedkit.serving.retrieval.document_store import DocumentStore
+from embedkit.serving.retrieval.file_seal import FileSeal
 from embedkit.serving.retrieval.index_kinds import INDEX_KINDS
 
-__all__ = ["FORMAT", "MANIFEST", "FileSeal", "Manifest"]
+__all__ = ["FORMAT", "MANIFEST", "VECTORS", "Manifest", "SegmentEntry", "Tombstones"]
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 MANIFEST: Final = "manifest.json"
+VECTORS: Final = "vectors.npy"
 
 _KEY = "embedkit.collection"  # holds the format; by it a collection is known
 _LARGEST_BYTES = 2**20
@@ -36,45 +38,52 @@ _GENERATION = re.compile(r"generation-[0-9]{6,9}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
-@dataclass(frozen=True, slots=True)
-class FileSeal:
-    """Length and checksum that a file had when it was written."""
+@dataclass(frozen=True, kw_only=True)
+class Tombstones:
+    """Where it is written which rows of a segment are deleted.
 
-    bytes: int
-    sha256: str
+    Attributes:
+        generation: the write that deleted the last of them; the file is in its folder.
+        count: how many there are.
+        seal: length and checksum of the file.
+    """
 
-    @classmethod
-    def of(cls, path: Path) -> Self:
-        """Measure a file."""
-        with path.open("rb") as file:
-            return cls(path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest())
+    generation: str
+    count: int
+    seal: FileSeal
 
-    def check_length(self, path: Path) -> None:
-        """Compare the length only: quick, and enough to find what a crash or a broken copy leaves.
+    def path(self, folder: Path, segment: str) -> Path:
+        """The file for the segment of that generation, in the collection at ``folder``."""
+        return folder / self.generation / self.file_name(segment)
 
-        Raises:
-            CollectionError: the file is missing or of another length.
-        """
-        try:
-            size = path.stat().st_size
-        except OSError as error:
-            raise CollectionError(f"cannot read {path}: {error.strerror or error}") from error
-        if size != self.bytes:
-            raise CollectionError(f"{path} is damaged: expected {self.bytes:,} bytes, found {size:,}")
+    @staticmethod
+    def file_name(segment: str) -> str:
+        """The file's name for the segment of that generation."""
+        return f"deleted-{segment.rpartition('-')[2]}.npy"
 
-    def check_content(self, path: Path) -> None:
-        """Compare length and checksum.
 
-        Raises:
-            CollectionError: the file is missing or was changed.
-        """
-        self.check_length(path)
-        try:
-            found = FileSeal.of(path)
-        except OSError as error:
-            raise CollectionError(f"cannot read {path}: {error.strerror or error}") from error
-        if found != self:
-            raise CollectionError(f"{path} is damaged: its SHA-256 is not the one in {MANIFEST}")
+@dataclass(frozen=True, kw_only=True)
+class SegmentEntry:
+    """Documents that were written together.
+
+    Attributes:
+        generation: the write that made it, and its folder.
+        count: rows, deleted ones included.
+        index: kind of its index.
+        files: name in its folder -> length and checksum.
+        deleted: which of its rows are deleted; None if all are there.
+    """
+
+    generation: str
+    count: int
+    index: str
+    files: dict[str, FileSeal]
+    deleted: Tombstones | None = None
+
+    @property
+    def remaining(self) -> int:
+        """Rows that are not deleted."""
+        return self.count - (self.deleted.count if self.deleted else 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,10 +95,9 @@ class Manifest:
         source: where that encoder can be loaded from again; None if nobody said so.
         fingerprint: the encoder's fingerprint, hex SHA-256.
         dimension: D, the width of an embedding.
-        count: N, the number of documents.
-        index: kind of index.
-        generation: name of the folder with the files.
-        files: name in that folder -> length and checksum.
+        index: kind of index that was asked for.
+        generation: name of the last write.
+        segments: the documents, in their order.
         prompts: the encoder's prompts by name, as far as it tells them.
         created_by: program and version.
     """
@@ -98,19 +106,38 @@ class Manifest:
     source: str | None
     fingerprint: str
     dimension: int
-    count: int
     index: str
     generation: str
-    files: dict[str, FileSeal]
+    segments: tuple[SegmentEntry, ...]
     prompts: dict[str, str]
     created_by: str
+
+    @property
+    def count(self) -> int:
+        """N, the number of documents; deleted ones are not counted."""
+        return sum(segment.remaining for segment in self.segments)
+
+    @property
+    def generations(self) -> frozenset[str]:
+        """The folders that this manifest names."""
+        tombstones = {segment.deleted.generation for segment in self.segments if segment.deleted}
+        return frozenset({segment.generation for segment in self.segments} | tombstones)
+
+    def files(self, folder: Path) -> dict[Path, FileSeal]:
+        """Every file of the collection at ``folder``, with the length and checksum that it has to have."""
+        files: dict[Path, FileSeal] = {}
+        for segment in self.segments:
+            files |= {folder / segment.generation / name: seal for name, seal in segment.files.items()}
+            if segment.deleted:
+                files[segment.deleted.path(folder, segment.generation)] = segment.deleted.seal
+        return files
 
     @classmethod
     def read(cls, folder: Path) -> Self:
         """Read the manifest of a collection and check every field.
 
         Raises:
-            CollectionError: there is none, it is damaged or not a collection's, or it is newer than this program.
+            CollectionError: there is none, it is damaged or not a collection's, or of another format.
         """
         path = folder / MANIFEST
         try:
@@ -147,18 +174,32 @@ class Manifest:
             raise CollectionError(
                 f"{path} has format {version}, this embedkit knows {FORMAT}: pip install --upgrade embedkit"
             )
+        if version == 1:
+            raise CollectionError(f"{path} has format 1, this embedkit reads {FORMAT}: build the collection again")
         checksum = fields.pop("checksum", None)
         if version != FORMAT or checksum != _checksum({_KEY: version, **fields}):
             raise CollectionError(f"{path} is damaged: it was changed after it was written")
         for name, is_valid in _CHECKS.items():
             if name not in fields or not is_valid(fields[name]):
                 raise CollectionError(f"{path} is damaged: no valid {name}")
-        files = {name: FileSeal(**seal) for name, seal in fields["files"].items()}
-        return cls(**{name: fields[name] for name in _CHECKS} | {"files": files})
+        segments = tuple(map(_segment, fields["segments"]))
+        return cls(**{name: fields[name] for name in _CHECKS} | {"segments": segments})
 
 
 def _checksum(fields: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
+
+
+def _segment(fields: dict[str, Any]) -> SegmentEntry:
+    """A segment from fields that were checked."""
+    deleted = fields["deleted"]
+    return SegmentEntry(
+        **fields
+        | {
+            "files": {name: FileSeal(**seal) for name, seal in fields["files"].items()},
+            "deleted": deleted and Tombstones(**deleted | {"seal": FileSeal(**deleted["seal"])}),
+        }
+    )
 
 
 def _is_text(value: Any) -> bool:
@@ -169,8 +210,20 @@ def _is_count(value: Any) -> bool:
     return type(value) is int and value > 0
 
 
+def _is_kind(value: Any) -> bool:
+    return _is_text(value) and value in INDEX_KINDS
+
+
+def _is_generation(value: Any) -> bool:
+    return _is_text(value) and _GENERATION.fullmatch(value) is not None
+
+
 def _is_files(value: Any) -> bool:
-    return isinstance(value, dict) and value.keys() > DocumentStore.FILES and all(map(_is_seal, value.values()))
+    return (
+        isinstance(value, dict)
+        and value.keys() >= DocumentStore.FILES | {VECTORS}
+        and all(map(_is_seal, value.values()))
+    )
 
 
 def _is_seal(value: Any) -> bool:
@@ -183,15 +236,46 @@ def _is_seal(value: Any) -> bool:
     )
 
 
+def _are_segments(value: Any) -> bool:
+    if not (isinstance(value, list) and all(_holds(segment, _SEGMENT_CHECKS) for segment in value)):
+        return False
+    generations = [segment["generation"] for segment in value]
+    return len(set(generations)) == len(generations) and all(
+        segment["deleted"] is None or segment["deleted"]["count"] <= segment["count"] for segment in value
+    )
+
+
+def _is_tombstones(value: Any) -> bool:
+    return value is None or _holds(value, _TOMBSTONES_CHECKS)
+
+
+def _holds(value: Any, checks: Mapping[str, Callable[[Any], bool]]) -> bool:
+    """Whether a value is an object of just these fields, each valid."""
+    return (
+        isinstance(value, dict)
+        and value.keys() == checks.keys()
+        and all(is_valid(value[name]) for name, is_valid in checks.items())
+    )
+
+
+_TOMBSTONES_CHECKS: Final = {"generation": _is_generation, "count": _is_count, "seal": _is_seal}
+
+_SEGMENT_CHECKS: Final = {
+    "generation": _is_generation,
+    "count": _is_count,
+    "index": _is_kind,
+    "files": _is_files,
+    "deleted": _is_tombstones,
+}
+
 _CHECKS: Final[dict[str, Callable[[Any], bool]]] = {
     "model": _is_text,
     "source": lambda value: value is None or _is_text(value),
     "fingerprint": _is_text,
     "dimension": _is_count,
-    "count": _is_count,
-    "index": lambda value: _is_text(value) and value in INDEX_KINDS,
-    "generation": lambda value: _is_text(value) and _GENERATION.fullmatch(value) is not None,
-    "files": _is_files,
+    "index": _is_kind,
+    "generation": _is_generation,
+    "segments": _are_segments,
     "prompts": lambda value: isinstance(value, dict) and all(map(_is_text, value.values())),
     "created_by": _is_text,
 }

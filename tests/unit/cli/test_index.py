@@ -58,6 +58,35 @@ def test_verify_needs_no_model_and_names_the_damaged_file(tmp_path, documents, t
     assert str(file) in capsys.readouterr().err
 
 
+def test_documents_are_added_replaced_and_deleted(tmp_path, documents, toy_bundle, capsys):
+    index = str(tmp_path / "idx")
+    build(documents, toy_bundle, index)
+    new = tmp_path / "new.csv"
+    new.write_text("key,body\nb,the cat is awake\nc,snow and ice\n")
+    assert main(["index", "add", str(new), index, "--text-column", "body", "--id-column", "key"]) == 0
+    assert f"changed {index}, 1 added, 1 replaced: 3 documents" in capsys.readouterr().out
+    assert main(["index", "delete", index, "a", "nobody"]) == 0
+    assert f"changed {index}, 1 deleted: 2 documents" in capsys.readouterr().out
+    assert main(["index", "compact", index, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["documents"] == 2
+    assert main(["index", "verify", index]) == 0
+    assert [document.text for document in Collection.open(index).get(["b", "c"])] == [
+        "the cat is awake",
+        "snow and ice",
+    ]
+
+
+def test_adding_asks_for_a_model_that_moved(tmp_path, documents, toy_bundle, capsys):
+    index, bundle = str(tmp_path / "idx"), tmp_path / "toy.onnx"
+    bundle.write_bytes(toy_bundle.read_bytes())
+    build(documents, bundle, index)
+    moved = bundle.rename(tmp_path / "moved.onnx")
+    add = ["index", "add", str(documents), index, "--text-column", "body", "--id-column", "key"]
+    assert main(add) == 1
+    assert "-m MODEL" in capsys.readouterr().err
+    assert main([*add, "-m", str(moved)]) == 0
+
+
 @pytest.mark.parametrize(
     ("options", "message"), [(("--kind", "hnsw"), "no index 'hnsw'"), (("--text-column", "title"), "docs.jsonl:1")]
 )
@@ -73,4 +102,4 @@ def test_an_action_is_needed(capsys):
     with pytest.raises(SystemExit) as caught:
         main(["index"])
     assert caught.value.code == 2
-    assert "build|verify" in capsys.readouterr().err
+    assert "build|add|delete|compact|verify" in capsys.readouterr().err

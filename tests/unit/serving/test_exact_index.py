@@ -50,12 +50,3 @@ def test_the_slack_covers_the_error_of_a_float32_product(width):
     error = np.abs(queries @ rows.T - queries.astype(np.float64) @ rows.astype(np.float64).T).max()
     assert 2 * error < score_slack(queries).min()
     assert score_slack(queries).max() < 1e-3
-
-
-def test_rows_are_not_copied(tmp_path):
-    ExactIndex(unit_rows(10, 4, 6)).save(tmp_path / "vectors.npy")
-    index = ExactIndex.load(tmp_path / "vectors.npy", 10, 4)
-    base = index._rows
-    while not isinstance(base, np.memmap):
-        base = base.base
-        assert base is not None

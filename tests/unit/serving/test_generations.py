@@ -18,11 +18,11 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="kills with SIGK
 BUILD = """
 import os, runpy, shutil, signal, sys
 from pathlib import Path
-from embedkit.serving.retrieval import Collection, collection, document_store
+from embedkit.serving.retrieval import Collection, document_store, embedding, segment
 
-conftest, path, moment, kind = sys.argv[1:]
+conftest, path, moment = sys.argv[1:]
 encoder = runpy.run_path(conftest)["WordEncoder"]()
-collection._CHUNK = 1
+embedding._CHUNK = 1
 
 def die(*arguments, **options):
     os.kill(os.getpid(), signal.SIGKILL)
@@ -47,7 +47,7 @@ elif moment == "encoding":
     encode = encoder.encode
     encoder.encode = lambda texts: die() if "second text" in texts else encode(texts)
 elif moment == "index written":
-    dies_before(collection.FileSeal, "of")
+    dies_before(segment.FileSeal, "of")
 elif moment == "generation in place":
     dies_after(Path, "rename")
 elif moment == "manifest written":
@@ -61,7 +61,7 @@ elif moment == "old one half removed":
         die()
     shutil.os.unlink = die_after_one
 
-Collection.build(texts(), encoder=encoder, path=path, index=kind)
+Collection.build(texts(), encoder=encoder, path=path)
 """
 
 KEEPS_OLD = [
@@ -75,11 +75,11 @@ KEEPS_OLD = [
 HAS_NEW = ["manifest in place", "old one half removed"]
 
 
-def build_and_die(path, moment, kind="exact"):
+def build_and_die(path, moment):
     conftest = Path(__file__).with_name("conftest.py")
     root = Path(__file__).parents[3]
     done = subprocess.run(
-        [sys.executable, "-c", BUILD, conftest, path, moment, kind],
+        [sys.executable, "-c", BUILD, conftest, path, moment],
         env=os.environ | {"PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
@@ -110,12 +110,4 @@ def test_a_killed_first_build_can_be_repeated(tmp_path, encoder, moment):
     build_and_die(path, moment)
     assert list(path.iterdir())
     Collection.build(["again"], encoder=encoder, path=path)
-    assert sorted(entry.name for entry in path.iterdir()) == ["generation-000001", "manifest.json"]
-
-
-def test_a_kill_while_faiss_writes(tmp_path, encoder):
-    pytest.importorskip("faiss")
-    path = tmp_path / "idx"
-    build_and_die(path, "manifest written", "flat")
-    assert len(Collection.build(["again"], encoder=encoder, path=path, index="flat")) == 1
     assert sorted(entry.name for entry in path.iterdir()) == ["generation-000001", "manifest.json"]

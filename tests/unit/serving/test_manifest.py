@@ -8,17 +8,32 @@ import pytest
 
 from embedkit.errors import CollectionError
 from embedkit.serving.retrieval.document_store import DocumentStore
-from embedkit.serving.retrieval.manifest import FileSeal, Manifest, _checksum
+from embedkit.serving.retrieval.file_seal import FileSeal
+from embedkit.serving.retrieval.manifest import Manifest, SegmentEntry, Tombstones, _checksum
 
+FILES = (*sorted(DocumentStore.FILES), "vectors.npy")
 MANIFEST = Manifest(
     model="tiny ü",
     source=None,
     fingerprint="f" * 64,
     dimension=16,
-    count=3,
     index="exact",
     generation="generation-000004",
-    files={name: FileSeal(7, "0" * 64) for name in (*DocumentStore.FILES, "vectors.npy")},
+    segments=(
+        SegmentEntry(
+            generation="generation-000002",
+            count=5,
+            index="flat",
+            files={name: FileSeal(7, "0" * 64) for name in FILES},
+            deleted=Tombstones(generation="generation-000003", count=2, seal=FileSeal(3, "1" * 64)),
+        ),
+        SegmentEntry(
+            generation="generation-000004",
+            count=1,
+            index="exact",
+            files={name: FileSeal(8, "2" * 64) for name in FILES},
+        ),
+    ),
     prompts={"query": "q: "},
     created_by="embedkit 0",
 )
@@ -80,9 +95,22 @@ def test_a_folder_in_its_place_is_refused(tmp_path):
 
 
 def test_a_newer_format_says_what_to_upgrade(tmp_path):
-    forge(tmp_path, **{"embedkit.collection": 2, "count": "another form"})
+    forge(tmp_path, **{"embedkit.collection": 3, "segments": "another form"})
     with pytest.raises(CollectionError, match="upgrade embedkit"):
         Manifest.read(tmp_path)
+
+
+def test_an_older_format_is_to_be_built_again(tmp_path):
+    forge(tmp_path, **{"embedkit.collection": 1})
+    with pytest.raises(CollectionError, match="build the collection again"):
+        Manifest.read(tmp_path)
+
+
+def test_what_it_counts_and_names(tmp_path):
+    assert MANIFEST.count == 4
+    assert MANIFEST.generations == {"generation-000002", "generation-000003", "generation-000004"}
+    assert len(MANIFEST.files(tmp_path)) == 9
+    assert MANIFEST.files(tmp_path)[tmp_path / "generation-000003" / "deleted-000002.npy"].bytes == 3
 
 
 def test_a_change_is_noticed(tmp_path):
@@ -99,9 +127,6 @@ def test_a_change_is_noticed(tmp_path):
         {"generation": "../../etc"},
         {"generation": "generation-1"},
         {"generation": 1},
-        {"count": 0},
-        {"count": True},
-        {"count": 3.0},
         {"dimension": -1},
         {"dimension": "16"},
         {"index": "pickle"},
@@ -112,13 +137,8 @@ def test_a_change_is_noticed(tmp_path):
         {"prompts": {"query": 1}},
         {"prompts": []},
         {"created_by": ...},
-        {"files": {}},
-        {"files": []},
-        {"files": {name: {"bytes": 1, "sha256": "0" * 64} for name in DocumentStore.FILES}},
-        {"files": {name: {"bytes": 1, "sha256": "x" * 64} for name in (*DocumentStore.FILES, "vectors.npy")}},
-        {"files": {name: {"bytes": -1, "sha256": "0" * 64} for name in (*DocumentStore.FILES, "vectors.npy")}},
-        {"files": {name: {"bytes": 1} for name in (*DocumentStore.FILES, "vectors.npy")}},
-        {"files": dict.fromkeys((*DocumentStore.FILES, "vectors.npy"))},
+        {"segments": {}},
+        {"segments": [[]]},
         {"embedkit.collection": "1"},
         {"embedkit.collection": 0},
     ],
@@ -127,6 +147,58 @@ def test_a_change_is_noticed(tmp_path):
 def test_a_sealed_but_impossible_field_is_refused(tmp_path, change):
     forge(tmp_path, **change)
     with pytest.raises(CollectionError, match="damaged"):
+        Manifest.read(tmp_path)
+
+
+SEAL = {"bytes": 1, "sha256": "0" * 64}
+SEGMENT = {
+    "generation": "generation-000001",
+    "count": 3,
+    "index": "exact",
+    "files": dict.fromkeys(FILES, SEAL),
+    "deleted": None,
+}
+BURIED = {"generation": "generation-000002", "count": 1, "seal": SEAL}
+
+
+def test_the_segment_below_is_possible(tmp_path):
+    forge(tmp_path, segments=[SEGMENT | {"deleted": BURIED}])
+    assert Manifest.read(tmp_path).count == 2
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"count": 0},
+        {"count": True},
+        {"count": 3.0},
+        {"generation": "../../etc"},
+        {"index": "pickle"},
+        {"more": 1},
+        {"files": {}},
+        {"files": []},
+        {"files": dict.fromkeys(DocumentStore.FILES, SEAL)},
+        {"files": dict.fromkeys(FILES, SEAL | {"sha256": "x" * 64})},
+        {"files": dict.fromkeys(FILES, SEAL | {"bytes": -1})},
+        {"files": {name: {"bytes": 1} for name in FILES}},
+        {"files": dict.fromkeys(FILES)},
+        {"deleted": []},
+        {"deleted": BURIED | {"count": 4}},
+        {"deleted": BURIED | {"count": 0}},
+        {"deleted": BURIED | {"generation": "generation"}},
+        {"deleted": BURIED | {"seal": None}},
+    ],
+    ids=str,
+)
+def test_an_impossible_segment_is_refused(tmp_path, change):
+    forge(tmp_path, segments=[SEGMENT | change])
+    with pytest.raises(CollectionError, match="no valid segments"):
+        Manifest.read(tmp_path)
+
+
+def test_a_segment_counts_once(tmp_path):
+    forge(tmp_path, segments=[SEGMENT, SEGMENT])
+    with pytest.raises(CollectionError, match="no valid segments"):
         Manifest.read(tmp_path)
 
 

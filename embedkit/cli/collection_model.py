@@ -1,0 +1,33 @@
+"""The model of a collection, found again."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from embedkit.runtime.encoder import Encoder
+    from embedkit.serving.retrieval.manifest import Manifest
+
+__all__ = ["load_collection_model"]
+
+
+def load_collection_model(model: str | None, manifest: Manifest) -> Encoder:
+    """Load the model asked for, or the one that the collection remembers: where it was, else by its name.
+
+    Raises:
+        ModelNotFoundError: it is in none of these places.
+    """
+    from embedkit.errors import ModelNotFoundError
+    from embedkit.runtime.encoder import Encoder
+
+    if model is not None:
+        return Encoder.load(model)
+    for source in filter(None, (manifest.source, manifest.model)):
+        try:
+            return Encoder.load(source)
+        except ModelNotFoundError:
+            continue
+    raise ModelNotFoundError(
+        f"the collection was built with {manifest.model}, which is no longer at {manifest.source}; "
+        "say where it is with -m MODEL"
+    )

@@ -1,0 +1,112 @@
+"""A segment: documents that were written together, with their embeddings and an index over them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+
+from embedkit.errors import CollectionError
+from embedkit.protocols import FloatArray
+from embedkit.serving.retrieval.array_file import map_array, write_array
+from embedkit.serving.retrieval.document_store import DocumentStore
+from embedkit.serving.retrieval.exact_index import BoolArray, RowNumbers
+from embedkit.serving.retrieval.file_seal import FileSeal
+from embedkit.serving.retrieval.index_kinds import index_class
+from embedkit.serving.retrieval.manifest import VECTORS, SegmentEntry, Tombstones
+
+__all__ = ["Segment", "read_alive", "write_segment", "write_tombstones"]
+
+
+class Segment:
+    """Reads what :func:`write_segment` wrote; never changes, safe to share between threads.
+
+    Args:
+        folder: its folder.
+        entry: what the manifest says of it.
+        dimension: D, the width of an embedding.
+
+    Raises:
+        CollectionError: a file is missing or damaged; says which.
+        MissingExtraError: its index needs FAISS, which is not installed.
+
+    Attributes:
+        documents: the documents, deleted ones included.
+        embeddings: ``(N, D) float32``, mapped.
+        index: the index over them.
+    """
+
+    def __init__(self, folder: Path, entry: SegmentEntry, dimension: int) -> None:
+        kind = index_class(entry.index)
+        index_files = {kind.FILE} if kind.FILE else set()
+        if entry.files.keys() != DocumentStore.FILES | {VECTORS} | index_files:
+            raise CollectionError(f"{folder.parent} is damaged: its manifest names other files than its index has")
+        for name, seal in entry.files.items():
+            seal.check_length(folder / name)
+        for name in index_files:
+            entry.files[name].check_content(folder / name)
+        self.documents = DocumentStore(folder, entry.count)
+        self.embeddings: FloatArray = map_array(folder / VECTORS, (entry.count, dimension), "<f4")
+        self.index = kind.load(folder / kind.FILE, self.embeddings) if kind.FILE else kind.build(self.embeddings)
+
+    def __len__(self) -> int:
+        """The number of rows, deleted ones included."""
+        return len(self.documents)
+
+
+def write_segment(
+    folder: Path, store: DocumentStore, embeddings: Iterable[FloatArray], dimension: int, index: str
+) -> SegmentEntry:
+    """Add embeddings and index to documents that are already in ``folder``.
+
+    Args:
+        folder: a generation's folder in the making; its final name is not known here.
+        store: the documents.
+        embeddings: their embeddings, chunk by chunk.
+        dimension: D, the width of an embedding.
+        index: the kind of index.
+
+    Returns:
+        the manifest's entry, still without the name of its generation.
+    """
+    kind, shape = index_class(index), (len(store), dimension)
+    write_array(folder / VECTORS, shape, "<f4", embeddings)
+    if kind.FILE:
+        kind.build(map_array(folder / VECTORS, shape, "<f4")).save(folder / kind.FILE)
+    files = {file.name: FileSeal.of(file) for file in sorted(folder.iterdir())}
+    return SegmentEntry(generation="", count=len(store), index=index, files=files)
+
+
+def write_tombstones(path: Path, rows: RowNumbers, generation: str) -> Tombstones:
+    """Write which rows of a segment are deleted.
+
+    Args:
+        path: the file, in the folder of a generation in the making.
+        rows: ``(K,) int64``, in ascending order, at least one.
+        generation: the final name of that folder.
+    """
+    write_array(path, rows.shape, "<i8", [rows])
+    return Tombstones(generation=generation, count=len(rows), seal=FileSeal.of(path))
+
+
+def read_alive(folder: Path, entry: SegmentEntry) -> BoolArray | None:
+    """Which rows of a segment are not deleted: ``(N,) bool``, or None for all.
+
+    Args:
+        folder: the collection's folder.
+        entry: what the manifest says of the segment.
+
+    Raises:
+        CollectionError: the file is missing or damaged.
+    """
+    if entry.deleted is None:
+        return None
+    path = entry.deleted.path(folder, entry.generation)
+    entry.deleted.seal.check_content(path)
+    rows = map_array(path, (entry.deleted.count,), "<i8")
+    if rows[0] < 0 or rows[-1] >= entry.count or (np.diff(rows) <= 0).any():
+        raise CollectionError(f"{path} is damaged: it names rows that its segment does not have")
+    alive = np.ones(entry.count, dtype=np.bool_)
+    alive[rows] = False
+    return alive

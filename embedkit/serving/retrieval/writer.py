@@ -1,0 +1,155 @@
+"""The four ways to change a collection, each one atomic step from one manifest to the next.
+
+All of them write a new generation beside the old ones and then replace the manifest. They expect the lock to be
+held (see `generations`), and `snapshot` to be what the manifest on disk names.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from embedkit import __version__
+from embedkit.atomic import atomic_folder
+from embedkit.progress import Progress
+from embedkit.protocols import TextEncoder
+from embedkit.serving.retrieval.document_store import DocumentStore, write_documents
+from embedkit.serving.retrieval.documents import Document
+from embedkit.serving.retrieval.embedding import embed_documents, prompts_of
+from embedkit.serving.retrieval.exact_index import RowNumbers
+from embedkit.serving.retrieval.manifest import Manifest, SegmentEntry, Tombstones
+from embedkit.serving.retrieval.segment import write_segment, write_tombstones
+from embedkit.serving.retrieval.snapshot import Snapshot
+
+__all__ = ["Upserted", "build", "merge", "remove", "tail", "upsert"]
+
+
+class Upserted(NamedTuple):
+    """What an upsert did.
+
+    Attributes:
+        added: documents that are new.
+        replaced: documents that stand in the place of one with the same id.
+    """
+
+    added: int
+    replaced: int
+
+
+def build(
+    folder: Path,
+    generation: str,
+    documents: Iterable[Document],
+    *,
+    encoder: TextEncoder,
+    index: str,
+    source: str | None,
+    show_progress_bar: bool | None,
+) -> None:
+    """Write a collection of these documents, in the place of what may be there."""
+    with atomic_folder(folder / generation) as files:
+        store = _read(files, documents, show_progress_bar=show_progress_bar)
+        segment = _embed(files, store, encoder, index, show_progress_bar=show_progress_bar)
+    Manifest(
+        model=encoder.name,
+        source=source,
+        fingerprint=encoder.fingerprint,
+        dimension=encoder.dimension,
+        index=index,
+        generation=generation,
+        segments=(dataclasses.replace(segment, generation=generation),),
+        prompts=prompts_of(encoder),
+        created_by=f"embedkit {__version__}",
+    ).write(folder)
+
+
+def upsert(
+    folder: Path,
+    generation: str,
+    snapshot: Snapshot,
+    documents: Iterable[Document],
+    *,
+    encoder: TextEncoder,
+    show_progress_bar: bool | None,
+) -> Upserted:
+    """Add documents; those of the same ids are deleted in the same step."""
+    old = snapshot.manifest
+    with atomic_folder(folder / generation) as files:
+        store = _read(files, documents, show_progress_bar=show_progress_bar)
+        segment = _embed(files, store, encoder, old.index, show_progress_bar=show_progress_bar)
+        found = (snapshot.find(store.read(row).id) for row in range(len(store)))
+        replaced = [row for row in found if row is not None]
+        segments = _bury(files, generation, old, snapshot.without(replaced))
+    added = dataclasses.replace(segment, generation=generation)
+    dataclasses.replace(old, generation=generation, segments=(*segments, added)).write(folder)
+    return Upserted(len(store) - len(replaced), len(replaced))
+
+
+def remove(folder: Path, generation: str, snapshot: Snapshot, rows: Iterable[int]) -> None:
+    """Mark rows of the snapshot as deleted."""
+    old = snapshot.manifest
+    with atomic_folder(folder / generation) as files:
+        segments = _bury(files, generation, old, snapshot.without(rows))
+    dataclasses.replace(old, generation=generation, segments=segments).write(folder)
+
+
+def merge(
+    folder: Path, generation: str, snapshot: Snapshot, first: int, *, show_progress_bar: bool | None = False
+) -> None:
+    """Make one segment of those from number ``first`` on, without the documents that are deleted."""
+    old = snapshot.manifest
+    count = sum(segment.remaining for segment in old.segments[first:])
+    segments = old.segments[:first]
+    if count:
+        with (
+            Progress("compact", count, unit="documents", enabled=show_progress_bar) as progress,
+            atomic_folder(folder / generation) as files,
+        ):
+            store = write_documents(files, _counted(snapshot.documents(first), progress))
+            segment = write_segment(files, store, snapshot.embeddings(first), old.dimension, old.index)
+        segments += (dataclasses.replace(segment, generation=generation),)
+    dataclasses.replace(old, generation=generation, segments=segments).write(folder)
+
+
+def tail(segments: Sequence[SegmentEntry]) -> int | None:
+    """The first of the segments to merge after an upsert; None if all may stay.
+
+    From the end on, a segment is taken along that is not larger than all behind it together. So there are never
+    more than some log2(N) segments, and a document is copied not more often than that.
+    """
+    first, count = len(segments) - 1, segments[-1].remaining
+    while first and segments[first - 1].remaining <= count:
+        first -= 1
+        count += segments[first].remaining
+    return first if first < len(segments) - 1 else None
+
+
+def _read(files: Path, documents: Iterable[Document], *, show_progress_bar: bool | None) -> DocumentStore:
+    with Progress("read", unit="documents", enabled=show_progress_bar) as progress:
+        return write_documents(files, _counted(documents, progress))
+
+
+def _embed(
+    files: Path, store: DocumentStore, encoder: TextEncoder, index: str, *, show_progress_bar: bool | None
+) -> SegmentEntry:
+    with Progress("encode", len(store), unit="documents", enabled=show_progress_bar) as progress:
+        embeddings = embed_documents(store, encoder, progress)
+        return write_segment(files, store, embeddings, encoder.dimension, index)
+
+
+def _bury(files: Path, generation: str, old: Manifest, deleted: dict[int, RowNumbers]) -> tuple[SegmentEntry, ...]:
+    """Write tombstones for some segments; segments of which nothing remains are dropped."""
+    segments = list(old.segments)
+    for number, rows in deleted.items():
+        name = Tombstones.file_name(segments[number].generation)
+        tombstones = write_tombstones(files / name, rows, generation)
+        segments[number] = dataclasses.replace(segments[number], deleted=tombstones)
+    return tuple(segment for segment in segments if segment.remaining)
+
+
+def _counted(documents: Iterable[Document], progress: Progress) -> Iterator[Document]:
+    for document in documents:
+        yield document
+        progress.advance()

@@ -1,0 +1,322 @@
+"""Upserts, deletions and compaction: what a collection holds after them, and who sees it when."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from embedkit.errors import CollectionError, DataError, FingerprintError, InputError
+from embedkit.serving.retrieval import Collection, Document
+from embedkit.serving.retrieval import writer as writer_module
+
+TEXTS = ["tea", "bees find home", "ships sail", "rye bread", "snow and ice"]
+
+
+def generations(collection):
+    return sorted(path.name for path in collection.path.glob("generation-*"))
+
+
+def all_hits(collection, query="bees sail home"):
+    return [(hit.id, hit.score, hit.text, hit.metadata) for hit in collection.search(query, k=1000)]
+
+
+# Upsert
+
+
+def test_new_documents_are_found_beside_the_old(collection):
+    assert collection.upsert([{"id": "wasps", "text": "wasps find food", "year": 2001}]) == (1, 0)
+    assert len(collection) == 6
+    assert collection.search("wasps find food", k=1)[0].id == "wasps"
+    assert collection.search("tea", k=1)[0].id == "tea"
+    assert collection.get("wasps") == Document("wasps", "wasps find food", {"year": 2001})
+    collection.verify()
+
+
+def test_a_document_takes_the_place_of_the_one_with_its_id(collection, encoder):
+    assert collection.upsert([("tea", "green tea leaves"), ("coffee", "coffee beans")]) == (1, 1)
+    for opened in (collection, Collection.open(collection.path, encoder=encoder)):
+        assert len(opened) == 6
+        assert opened.get("tea").text == "green tea leaves"
+        assert [hit.text for hit in opened.search("tea", k=100)].count("tea") == 0
+        assert len(opened.search("tea", k=100)) == 6
+
+
+def test_only_new_documents_are_embedded(collection, encoder):
+    encoder.calls.clear()
+    collection.upsert([("a", "one"), ("b", "two")])
+    collection.compact()
+    assert encoder.calls == [["one", "two"]]
+
+
+def test_files_are_read_as_for_building(collection, tmp_path):
+    (tmp_path / "new.jsonl").write_text(json.dumps({"key": 7, "body": "lucky number"}) + "\n")
+    collection.upsert(tmp_path / "new.jsonl", text_column="body", id_column="key")
+    assert collection.get("7") == Document("7", "lucky number", None)
+
+
+@pytest.mark.parametrize(
+    ("documents", "error", "message"),
+    [
+        (["no id"], DataError, "need ids"),
+        ([("x", "a"), ("x", "b")], DataError, "same id 'x'"),
+        ([("x", " ")], DataError, "empty"),
+        ([], DataError, "no documents"),
+        ([3], InputError, "expected a text"),
+    ],
+)
+def test_bad_documents_change_nothing(collection, documents, error, message):
+    before = all_hits(collection), generations(collection)
+    with pytest.raises(error, match=message):
+        collection.upsert(documents)
+    assert (all_hits(collection), generations(collection)) == before
+    assert all_hits(Collection.open(collection.path, encoder=collection._encoder)) == before[0]
+
+
+def test_writing_texts_needs_an_encoder_and_deleting_none(collection):
+    opened = Collection.open(collection.path)
+    with pytest.raises(InputError, match="without an encoder"):
+        opened.upsert([("a", "b")])
+    assert opened.delete("tea") == 1
+    opened.compact()
+    assert len(opened) == 4
+
+
+# Delete
+
+
+def test_deleted_documents_are_gone(collection, encoder):
+    assert collection.delete(["tea", "bees", "nobody", "tea"]) == 2
+    for opened in (collection, Collection.open(collection.path, encoder=encoder)):
+        assert {hit.id for hit in opened.search("tea", k=100)} == {"ships", "bread", "雪"}
+        assert opened.get(["tea", "ships", "nobody"]) == [None, collection.get("ships"), None]
+        assert len(opened) == 3
+    assert collection.delete("tea") == 0
+    assert collection.upsert([("tea", "tea again")]) == (1, 0)
+    assert collection.get("tea").text == "tea again"
+
+
+def test_everything_may_be_deleted_and_come_again(collection, encoder):
+    assert collection.delete(["tea", "bees", "ships", "bread", "雪"]) == 5
+    assert (len(collection), collection.search("tea"), collection.get("tea")) == (0, [], None)
+    assert collection.search(["a", "b"]) == [[], []]
+    collection.compact()
+    assert len(Collection.open(collection.path, encoder=encoder)) == 0
+    collection.upsert([("new", "new tea")])
+    assert collection.search("tea")[0].id == "new"
+
+
+@pytest.mark.parametrize("ids", [[3], [None], [b"a"]])
+def test_ids_are_strings(collection, ids):
+    for call in (collection.delete, collection.get):
+        with pytest.raises(InputError, match="strings as ids"):
+            call(ids)
+
+
+# Segments
+
+
+def test_compaction_leaves_one_segment_and_no_tombstones(collection):
+    collection.upsert([("coffee", "coffee beans")])
+    collection.delete("bread")
+    before = all_hits(collection)
+    collection.compact()
+    assert len(generations(collection)) == 1
+    assert [segment.deleted for segment in collection.manifest.segments] == [None]
+    assert all_hits(collection) == before
+    last = generations(collection)
+    collection.compact()
+    assert generations(collection) == last
+    collection.verify()
+
+
+def test_many_small_upserts_make_few_segments(collection):
+    for number in range(40):
+        collection.upsert([(f"n{number}", f"number {number}")])
+    assert len(collection) == 45
+    assert len(collection.manifest.segments) <= 7
+    assert set(generations(collection)) == collection.manifest.generations
+    assert [hit.id for hit in collection.search("number 17", k=1)] == ["n17"]
+
+
+@pytest.mark.parametrize(
+    ("counts", "first"),
+    [([5], None), ([5, 1], None), ([5, 1, 1], 1), ([5, 3, 2, 1], None), ([8, 4, 2, 2], 0), ([9, 4, 2, 2], 1)],
+)
+def test_which_segments_are_merged(counts, first):
+    class Entry:
+        def __init__(self, count):
+            self.remaining = count
+
+    assert writer_module.tail([Entry(count) for count in counts]) == first
+
+
+IDS = st.sampled_from("abcdefgh")
+WRITES = st.lists(
+    st.one_of(
+        st.tuples(
+            st.just("upsert"), st.dictionaries(st.sampled_from("abcdefgh"), st.sampled_from(TEXTS), min_size=1)
+        ),
+        st.tuples(st.just("delete"), st.lists(IDS)),
+        st.tuples(st.just("compact"), st.none()),
+    ),
+    max_size=8,
+)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(writes=WRITES)
+def test_any_writes_give_what_building_at_once_gives(tmp_path_factory, encoder, kind, writes):
+    folder = tmp_path_factory.mktemp("writes")
+    expected = {"a": "tea", "b": "rye bread"}
+    collection = Collection.build(list(expected.items()), encoder=encoder, path=folder / "idx", index=kind)
+    for name, what in writes:
+        if name == "upsert":
+            collection.upsert(list(what.items()))
+            expected = {id_: text for id_, text in expected.items() if id_ not in what} | what
+        elif name == "delete":
+            collection.delete(what)
+            expected = {id_: text for id_, text in expected.items() if id_ not in what}
+        else:
+            collection.compact()
+    at_once = []
+    if expected:
+        at_once = all_hits(Collection.build(list(expected.items()), encoder=encoder, path=folder / "one"))
+    for opened in (collection, Collection.open(collection.path, encoder=encoder)):
+        assert all_hits(opened) == at_once
+        assert len(opened) == len(expected)
+        assert opened.get(list("abcdefgh")) == [
+            Document(id_, expected[id_]) if id_ in expected else None for id_ in "abcdefgh"
+        ]
+    collection.verify()
+
+
+# Readers and writers
+
+
+def test_another_object_sees_a_write_when_it_asks(collection, encoder):
+    other = Collection.open(collection.path, encoder=encoder)
+    collection.upsert([("new", "new tea")])
+    collection.compact()
+    assert other.get("new") is None
+    assert other.search("new tea", k=1)[0].id == "tea"
+    assert other.refresh() is True
+    assert other.get("new").text == "new tea"
+    assert other.refresh() is False
+
+
+def test_a_writer_stands_on_what_others_have_written(collection, encoder):
+    other = Collection.open(collection.path, encoder=encoder)
+    collection.upsert([("new", "new tea")])
+    assert other.upsert([("new", "newer tea"), ("tea", "old tea")]) == (0, 2)
+    assert collection.refresh()
+    assert collection.get("new").text == "newer tea"
+
+
+def test_a_collection_built_again_with_another_model_is_not_written_to(collection, other_encoder):
+    Collection.build(["a"], encoder=other_encoder, path=collection.path)
+    with pytest.raises(FingerprintError):
+        collection.upsert([("x", "y")])
+    assert collection.search("tea", k=1)[0].id == "tea"
+    assert len(Collection.open(collection.path, encoder=other_encoder)) == 1
+
+
+def test_there_is_nothing_to_write_to(collection):
+    collection.path.rename(collection.path.with_name("moved"))
+    with pytest.raises(CollectionError, match="no collection"):
+        collection.delete("tea")
+    assert not collection.path.exists()
+
+
+def test_a_second_writer_is_told(collection, encoder):
+    pytest.importorskip("fcntl")
+    other = Collection.open(collection.path, encoder=encoder)
+
+    def documents():
+        for write in (lambda: other.upsert([("a", "b")]), lambda: other.delete("tea"), other.compact):
+            with pytest.raises(CollectionError, match=r"somebody else is writing to .*idx; wait"):
+                write()
+        yield "outer", "outer"
+
+    collection.upsert(documents())
+    assert other.refresh()
+    assert other.delete("outer") == 1
+
+
+def test_threads_that_write_through_one_object_take_turns(collection):
+    def write(thread):
+        for number in range(4):
+            collection.upsert([(f"{thread}-{number}", f"number {number}")])
+
+    threads = [threading.Thread(target=write, args=(thread,)) for thread in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(collection) == 21
+    collection.verify()
+
+
+def test_readers_see_whole_states_while_others_write(collection):
+    """Every upsert puts the same version into three documents; no search may ever see two versions."""
+    versions, done = 12, threading.Event()
+    mixed = []
+
+    def read():
+        while not done.is_set():
+            found = {hit.id: hit.text for hit in collection.search("version", k=100) if hit.id.startswith("v")}
+            if len({*found.values()}) > 1 or len(found) not in (0, 3):
+                mixed.append(found)
+
+    readers = [threading.Thread(target=read) for _ in range(3)]
+    for reader in readers:
+        reader.start()
+    for version in range(versions):
+        collection.upsert([(f"v{number}", f"version {version}") for number in range(3)])
+    collection.compact()
+    done.set()
+    for reader in readers:
+        reader.join()
+    assert mixed == []
+    assert collection.get("v0").text == f"version {versions - 1}"
+
+
+# Damage
+
+
+@pytest.mark.parametrize("rows", [[-1], [5], [1, 1], [3, 2]])
+def test_impossible_tombstones_are_damage(collection, rows):
+    collection.delete(["bees", "tea"][: len(rows)])
+    (entry,) = collection.manifest.segments
+    path = entry.deleted.path(collection.path, entry.generation)
+    content = path.read_bytes()
+    path.write_bytes(content[:128] + np.array(rows, dtype="<i8").tobytes())
+    with pytest.raises(CollectionError, match="SHA-256"):
+        Collection.open(collection.path)
+    object.__setattr__(entry.deleted, "seal", type(entry.deleted.seal).of(path))
+    collection.manifest.write(collection.path)
+    with pytest.raises(CollectionError, match="rows that its segment does not have"):
+        Collection.open(collection.path)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="kills with SIGKILL")
+def test_kills_at_random_moments_leave_a_whole_state(tmp_path):
+    root = Path(__file__).parents[3]
+    done = subprocess.run(
+        [sys.executable, root / "benchmarks" / "faults" / "kills.py", "--kills", "6", "--folder", tmp_path],
+        env=os.environ | {"PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "6 kills" in done.stdout
