@@ -61,7 +61,11 @@ def _configure_build(actions: Any) -> None:
         metavar="IDX",
         help="its folder; a collection there is replaced",
     )
-    build.add_argument("--kind", default="exact", help="exact (numpy) or flat (FAISS); default: exact")
+    build.add_argument(
+        "--kind",
+        default="auto",
+        help="exact, flat, sq8, binary, hnsw or ivf-pq; default: auto, which chooses by size and tells",
+    )
 
 
 def _configure_documents(parser: argparse.ArgumentParser) -> None:
@@ -144,7 +148,7 @@ def _facts(collection: Any) -> dict[str, Any]:
         "path": str(collection.path),
         "documents": manifest.count,
         "dimension": manifest.dimension,
-        "index": manifest.index,
+        "index": ", ".join(manifest.kinds) or manifest.index,
         "model": manifest.model,
         "fingerprint": manifest.fingerprint,
         "bytes": sum(seal.bytes for seal in manifest.files(collection.path).values()),

@@ -32,7 +32,7 @@ VIOLATIONS = [
     ("training/methods/simcse.py", "import embedkit.training.methods.sct", "Methods do not know each other"),
     ("export/__init__.py", "import onnxruntime", "ONNX Runtime is met in one module"),
     ("training/losses/__init__.py", "import transformers", "transformers is met in"),
-    ("cli/search.py", "import faiss", "FAISS is met in one module"),
+    ("cli/search.py", "import faiss", "FAISS is met in two modules"),
 ]
 
 

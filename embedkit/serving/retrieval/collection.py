@@ -18,7 +18,7 @@ from embedkit.serving.retrieval.documents import Document, DocumentSource, read_
 from embedkit.serving.retrieval.embedding import embed_queries
 from embedkit.serving.retrieval.generations import claim
 from embedkit.serving.retrieval.hits import Hit
-from embedkit.serving.retrieval.index_kinds import index_class
+from embedkit.serving.retrieval.index_kinds import AUTO, checked_kind
 from embedkit.serving.retrieval.manifest import Manifest
 from embedkit.serving.retrieval.snapshot import Snapshot
 
@@ -55,7 +55,7 @@ class Collection:
         *,
         encoder: TextEncoder,
         path: str | os.PathLike[str],
-        index: str = "exact",
+        index: str = AUTO,
         text_column: str = "text",
         id_column: str | None = None,
         source: str | None = None,
@@ -72,7 +72,8 @@ class Collection:
                 texts, mappings or ``(id, text)`` pairs.
             encoder: embeds the documents, with ``encode_document`` if it has that.
             path: the collection's folder: new, empty, or a collection to replace.
-            index: ``"exact"`` (numpy) or ``"flat"`` (FAISS), both on a mapped file; same results.
+            index: kind of index: ``"exact"``, ``"flat"``, ``"sq8"``, ``"binary"``, ``"hnsw"``, ``"ivf-pq"``, or
+                ``"auto"``, which chooses by size (see :func:`embedkit.serving.retrieval.index_kinds.kind_for`).
             text_column: where records have their text.
             id_column: where records have their id; by default ``"id"`` if the first record has that, else the
                 row number from 0 is the id.
@@ -87,7 +88,7 @@ class Collection:
             MissingExtraError: the index needs FAISS, which is not installed.
             StorageError: the disk is full or the folder cannot be written.
         """
-        index_class(index)
+        checked_kind(index)
         folder = Path(path)
         records = read_documents(documents, text_column=text_column, id_column=id_column)
         with claim(folder) as generations:

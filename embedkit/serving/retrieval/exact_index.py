@@ -60,7 +60,7 @@ class ExactIndex:
         self._rows = checked_rows(rows)
 
     @classmethod
-    def build(cls, rows: FloatArray) -> Self:
+    def build(cls, rows: FloatArray, *, show_progress_bar: bool | None = False) -> Self:  # noqa: ARG003  # nothing to wait for
         """Index ``rows``, ``(N, D) float32, unit rows``; kept, not copied."""
         return cls(rows)
 

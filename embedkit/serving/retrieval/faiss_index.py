@@ -1,4 +1,4 @@
-"""Flat search with FAISS: the only file that imports it.
+"""Flat search with FAISS, which gives what the exact index gives.
 
 FAISS orders equal scores as it likes, and its scores depend in their last bits on how it cut the matrices into
 blocks. So it is asked for a few rows more than wanted, and these are scored and sorted as the oracle does it
@@ -45,7 +45,7 @@ class FlatIndex:
         self._oracle = ExactIndex(self._rows)
 
     @classmethod
-    def build(cls, rows: FloatArray) -> Self:
+    def build(cls, rows: FloatArray, *, show_progress_bar: bool | None = False) -> Self:  # noqa: ARG003  # nothing to wait for
         """Index ``rows``, ``(N, D) float32, unit rows``; kept, not copied."""
         return cls(rows)
 
@@ -105,8 +105,9 @@ class FlatIndex:
     def _scan(self, queries: FloatArray, k: int, allowed: BoolArray | None) -> tuple[FloatArray, RowNumbers]:
         scores = np.empty((len(queries), k), dtype=np.float32)
         found = np.empty((len(queries), k), dtype=np.int64)
-        selector = None if allowed is None else faiss.IDSelectorBitmap(np.packbits(allowed, bitorder="little"))
         arrays = (faiss.swig_ptr(array) for array in (queries, self._rows))
         results = (faiss.swig_ptr(array) for array in (scores, found))
-        faiss.knn_inner_product(*arrays, queries.shape[1], len(queries), len(self), k, *results, selector)
+        selector = None if allowed is None else faiss.IDSelectorBitmap(np.packbits(allowed, bitorder="little"))
+        sizes = queries.shape[1], len(queries), len(self), k
+        faiss.knn_inner_product(*arrays, *sizes, *results, selector)
         return scores, found

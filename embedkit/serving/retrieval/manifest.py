@@ -24,7 +24,7 @@ from embedkit.atomic import atomic_file
 from embedkit.errors import CollectionError
 from embedkit.serving.retrieval.document_store import DocumentStore
 from embedkit.serving.retrieval.file_seal import FileSeal
-from embedkit.serving.retrieval.index_kinds import INDEX_KINDS
+from embedkit.serving.retrieval.index_kinds import AUTO, INDEX_KINDS
 
 __all__ = ["FORMAT", "MANIFEST", "VECTORS", "Manifest", "SegmentEntry", "Tombstones"]
 
@@ -95,7 +95,7 @@ class Manifest:
         source: where that encoder can be loaded from again; None if nobody said so.
         fingerprint: the encoder's fingerprint, hex SHA-256.
         dimension: D, the width of an embedding.
-        index: kind of index that was asked for.
+        index: kind of index that was asked for; ``"auto"`` leaves it to the size.
         generation: name of the last write.
         segments: the documents, in their order.
         prompts: the encoder's prompts by name, as far as it tells them.
@@ -116,6 +116,12 @@ class Manifest:
     def count(self) -> int:
         """N, the number of documents; deleted ones are not counted."""
         return sum(segment.remaining for segment in self.segments)
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds of index that its segments have, that of the largest first."""
+        by_size = sorted(self.segments, key=lambda segment: -segment.count)
+        return tuple(dict.fromkeys(segment.index for segment in by_size))
 
     @property
     def generations(self) -> frozenset[str]:
@@ -273,7 +279,7 @@ _CHECKS: Final[dict[str, Callable[[Any], bool]]] = {
     "source": lambda value: value is None or _is_text(value),
     "fingerprint": _is_text,
     "dimension": _is_count,
-    "index": _is_kind,
+    "index": lambda value: value == AUTO or _is_kind(value),
     "generation": _is_generation,
     "segments": _are_segments,
     "prompts": lambda value: isinstance(value, dict) and all(map(_is_text, value.values())),

@@ -13,7 +13,7 @@ from embedkit.serving.retrieval.array_file import map_array, write_array
 from embedkit.serving.retrieval.document_store import DocumentStore
 from embedkit.serving.retrieval.exact_index import BoolArray, RowNumbers
 from embedkit.serving.retrieval.file_seal import FileSeal
-from embedkit.serving.retrieval.index_kinds import index_class
+from embedkit.serving.retrieval.index_kinds import index_class, kind_for
 from embedkit.serving.retrieval.manifest import VECTORS, SegmentEntry, Tombstones
 
 __all__ = ["Segment", "read_alive", "write_segment", "write_tombstones"]
@@ -56,7 +56,13 @@ class Segment:
 
 
 def write_segment(
-    folder: Path, store: DocumentStore, embeddings: Iterable[FloatArray], dimension: int, index: str
+    folder: Path,
+    store: DocumentStore,
+    embeddings: Iterable[FloatArray],
+    dimension: int,
+    index: str,
+    *,
+    show_progress_bar: bool | None,
 ) -> SegmentEntry:
     """Add embeddings and index to documents that are already in ``folder``.
 
@@ -65,15 +71,18 @@ def write_segment(
         store: the documents.
         embeddings: their embeddings, chunk by chunk.
         dimension: D, the width of an embedding.
-        index: the kind of index.
+        index: what was asked for, see :func:`embedkit.serving.retrieval.index_kinds.kind_for`.
+        show_progress_bar: None shows the progress of indexing on a terminal only.
 
     Returns:
         the manifest's entry, still without the name of its generation.
     """
-    kind, shape = index_class(index), (len(store), dimension)
+    index, shape = kind_for(index, len(store)), (len(store), dimension)
+    kind = index_class(index)
     write_array(folder / VECTORS, shape, "<f4", embeddings)
     if kind.FILE:
-        kind.build(map_array(folder / VECTORS, shape, "<f4")).save(folder / kind.FILE)
+        rows = map_array(folder / VECTORS, shape, "<f4")
+        kind.build(rows, show_progress_bar=show_progress_bar).save(folder / kind.FILE)
     files = {file.name: FileSeal.of(file) for file in sorted(folder.iterdir())}
     return SegmentEntry(generation="", count=len(store), index=index, files=files)
 

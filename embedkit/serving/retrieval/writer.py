@@ -108,7 +108,14 @@ def merge(
             atomic_folder(folder / generation) as files,
         ):
             store = write_documents(files, _counted(snapshot.documents(first), progress))
-            segment = write_segment(files, store, snapshot.embeddings(first), old.dimension, old.index)
+            segment = write_segment(
+                files,
+                store,
+                snapshot.embeddings(first),
+                old.dimension,
+                old.index,
+                show_progress_bar=show_progress_bar,
+            )
         segments += (dataclasses.replace(segment, generation=generation),)
     dataclasses.replace(old, generation=generation, segments=segments).write(folder)
 
@@ -136,7 +143,9 @@ def _embed(
 ) -> SegmentEntry:
     with Progress("encode", len(store), unit="documents", enabled=show_progress_bar) as progress:
         embeddings = embed_documents(store, encoder, progress)
-        return write_segment(files, store, embeddings, encoder.dimension, index)
+        return write_segment(
+            files, store, embeddings, encoder.dimension, index, show_progress_bar=show_progress_bar
+        )
 
 
 def _bury(files: Path, generation: str, old: Manifest, deleted: dict[int, RowNumbers]) -> tuple[SegmentEntry, ...]:

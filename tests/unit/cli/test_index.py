@@ -88,7 +88,7 @@ def test_adding_asks_for_a_model_that_moved(tmp_path, documents, toy_bundle, cap
 
 
 @pytest.mark.parametrize(
-    ("options", "message"), [(("--kind", "hnsw"), "no index 'hnsw'"), (("--text-column", "title"), "docs.jsonl:1")]
+    ("options", "message"), [(("--kind", "tree"), "no index 'tree'"), (("--text-column", "title"), "docs.jsonl:1")]
 )
 def test_mistakes_are_one_line(tmp_path, documents, toy_bundle, capsys, options, message):
     assert build(documents, toy_bundle, tmp_path / "idx", *options) == 1

@@ -22,7 +22,7 @@ from embedkit.errors import (
     ModelError,
     StorageError,
 )
-from embedkit.serving.retrieval import Collection, Document, Hit, embedding
+from embedkit.serving.retrieval import Collection, Document, Hit, embedding, index_kinds
 from embedkit.serving.retrieval import collection as collection_module
 
 
@@ -109,7 +109,8 @@ def test_the_manifest_tells_what_was_built(tmp_path, encoder):
         ["a"], encoder=encoder, path=tmp_path / "idx", source="/models/words.onnx"
     ).manifest
     assert (manifest.model, manifest.fingerprint) == (encoder.name, encoder.fingerprint)
-    assert (manifest.dimension, manifest.count, manifest.index) == (16, 1, "exact")
+    assert (manifest.dimension, manifest.count, manifest.index) == (16, 1, "auto")
+    assert manifest.kinds == ("exact",)
     assert manifest.source == "/models/words.onnx"
     assert manifest.created_by.startswith("embedkit ")
 
@@ -203,8 +204,8 @@ def test_an_unknown_index_is_refused_before_anything_is_read(tmp_path, encoder):
         pytest.fail("read")
         yield "a"
 
-    with pytest.raises(InputError, match="hnsw"):
-        Collection.build(texts(), encoder=encoder, path=tmp_path / "idx", index="hnsw")
+    with pytest.raises(InputError, match="no index 'tree'"):
+        Collection.build(texts(), encoder=encoder, path=tmp_path / "idx", index="tree")
 
 
 @pytest.mark.parametrize(
@@ -401,6 +402,40 @@ def test_a_changed_byte_is_found_by_verify(collection, encoder, number):
     path.write_bytes(content)
     with pytest.raises(CollectionError, match=path.name):
         Collection.open(collection.path, encoder=encoder).verify()
+
+
+@pytest.mark.parametrize("kind", ["sq8", "binary", "hnsw", "ivf-pq"])
+def test_kinds_that_may_miss_go_the_same_way(tmp_path, encoder, monkeypatch, kind):
+    faiss = pytest.importorskip("faiss")
+    monkeypatch.setattr(index_kinds, "_SMALL", 300)
+    texts = [
+        (f"{a}{b}", f"{a} {b} word{number}") for number in range(8) for a in "abcdefg" for b in f"klmnop{number}"
+    ]
+    texts = [(f"{id_}{number}", text) for number, (id_, text) in enumerate(texts)]
+    collection = Collection.build(texts, encoder=encoder, path=tmp_path / "idx", index=kind)
+    assert collection.manifest.kinds == (kind,)
+    collection.upsert([("new", "quite another thing"), (texts[0][0], "replaced")])
+    collection.delete([id_ for id_, _ in texts[1:50]])
+    collection = Collection.open(collection.path, encoder=encoder)
+    for id_, text in texts[50::20]:
+        assert id_ in {hit.id for hit in collection.search(text, k=5)}
+    assert collection.search("quite another thing", k=1)[0].id == "new"
+    assert len(collection.search("a k", k=1000)) == len(collection) == len(texts) - 49 + 1
+    collection.compact()
+    assert collection.manifest.kinds == (kind,)
+    collection.verify()
+
+    name = next(name for name in collection.manifest.segments[0].files if name in NAMES)
+    path = generation_of(collection) / name
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 255
+    path.write_bytes(content)
+    monkeypatch.setattr(faiss, "read_index", lambda *_: pytest.fail("FAISS reads a damaged file"))
+    with pytest.raises(CollectionError, match=rf"{name}.*SHA-256"):
+        Collection.open(collection.path)
+
+
+NAMES = {"sq8.faiss", "signs.npy", "hnsw.faiss", "ivfpq.faiss"}
 
 
 def test_files_of_two_collections_do_not_mix(tmp_path, encoder, kind):

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from embedkit.errors import InputError, MissingExtraError
-from embedkit.serving.retrieval.index_kinds import INDEX_KINDS, index_class
+from embedkit.serving.retrieval.index_kinds import INDEX_KINDS, checked_kind, index_class, kind_for
 
 
 def test_every_kind_has_a_file_of_its_own():
@@ -15,8 +15,10 @@ def test_every_kind_has_a_file_of_its_own():
 
 
 def test_an_unknown_kind_is_answered_with_the_known():
-    with pytest.raises(InputError, match=r"'hnsw'.*exact, flat"):
-        index_class("hnsw")
+    with pytest.raises(InputError, match=r"'tree'.*auto, exact, flat, sq8, binary, hnsw, ivf-pq"):
+        index_class("tree")
+    with pytest.raises(InputError, match="tree"):
+        checked_kind("tree")
 
 
 def test_without_faiss_one_sentence_names_both_ways_to_it(monkeypatch):
@@ -28,3 +30,30 @@ def test_without_faiss_one_sentence_names_both_ways_to_it(monkeypatch):
     assert "faiss-gpu" in str(caught.value)
     assert 'pip install "embedkit[serve]"' in str(caught.value)
     assert index_class("exact").__name__ == "ExactIndex"
+
+
+@pytest.mark.parametrize(
+    ("asked", "count", "kind"),
+    [
+        ("auto", 20_000, "exact"),
+        ("auto", 20_001, "hnsw"),
+        ("auto", 10_000_000, "ivf-pq"),
+        ("hnsw", 20_000, "flat"),
+        ("hnsw", 20_001, "hnsw"),
+        ("ivf-pq", 5, "flat"),
+        ("ivf-pq", 30_000, "ivf-pq"),
+        ("sq8", 5, "sq8"),
+        ("exact", 10**8, "exact"),
+    ],
+)
+def test_a_kind_is_chosen_by_size(asked, count, kind):
+    pytest.importorskip("faiss")
+    assert checked_kind(asked) == asked
+    assert kind_for(asked, count) == kind
+
+
+def test_without_faiss_the_choice_is_the_exact_scan(monkeypatch):
+    monkeypatch.setitem(sys.modules, "faiss", None)
+    monkeypatch.delitem(sys.modules, "embedkit.serving.retrieval.faiss_index", raising=False)
+    assert checked_kind("auto") == "auto"
+    assert kind_for("auto", 10**8) == "exact"

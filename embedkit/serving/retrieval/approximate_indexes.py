@@ -1,0 +1,284 @@
+"""Indexes that do not look at every row: a small index proposes candidates, the rows themselves decide.
+
+What FAISS keeps of each row is coarse (a byte or less a dimension), and so are the scores by which it proposes.
+Candidates are scored again with the rows, which may be mapped from a file: float32 inner products, each row by
+itself, so that a score does not depend on what else is searched for. A neighbour that is not proposed is missed.
+
+Where some rows are not allowed, candidates are sought among all, as many more as that takes; so those that are
+left are the nearest. A query around which most are not allowed, and every query where fewer than half of the rows
+are allowed, is answered by a scan.
+"""
+
+from __future__ import annotations
+
+import abc
+import math
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import faiss
+import numpy as np
+import numpy.typing as npt
+
+from embedkit.atomic import atomic_file
+from embedkit.errors import CollectionError
+from embedkit.progress import Progress
+from embedkit.protocols import FloatArray
+from embedkit.serving.retrieval.array_file import map_array, write_array
+from embedkit.serving.retrieval.exact_index import BoolArray, RowNumbers, checked_queries, checked_rows
+from embedkit.serving.retrieval.faiss_index import FlatIndex
+
+__all__ = ["BinaryIndex", "HnswIndex", "IvfPqIndex", "RescoredIndex", "Sq8Index"]
+
+_QUERY_BLOCK = 256
+_ROW_BLOCK = 65536
+
+
+class RescoredIndex(abc.ABC):
+    """What the kinds below share: candidates of a small index are scored with the rows.
+
+    Args:
+        rows: ``(N, D) float32, unit rows``; kept, not copied.
+        small: the small index over the same rows.
+    """
+
+    FILE: ClassVar[str | None]
+
+    def __init__(self, rows: FloatArray, small: Any) -> None:
+        self._rows, self._small = rows, small
+        self._flat = FlatIndex(rows)
+
+    @classmethod
+    def build(cls, rows: FloatArray, *, show_progress_bar: bool | None = False) -> Self:
+        """Index ``rows``, ``(N, D) float32, unit rows``; kept, not copied."""
+        rows = checked_rows(rows)
+        return cls(rows, cls._built(rows, show_progress_bar=show_progress_bar))
+
+    @classmethod
+    def load(cls, path: Path, rows: FloatArray) -> Self:
+        """Map the file that :meth:`save` wrote for an index of these rows.
+
+        FAISS trusts the files that it reads: compare the checksum first.
+
+        Raises:
+            CollectionError: the file is missing or is not such a file.
+        """
+        rows = checked_rows(rows)
+        return cls(rows, cls._loaded(path, rows))
+
+    def __len__(self) -> int:
+        """The number of rows held."""
+        return len(self._rows)
+
+    def search(
+        self, queries: FloatArray, k: int, /, *, allowed: BoolArray | None = None
+    ) -> tuple[FloatArray, RowNumbers]:
+        """Nearly the best ``k`` rows for each query, equal scores in the order of the rows.
+
+        Args:
+            queries: ``(Q, D) float32, unit rows``.
+            k: results wanted, at least 1.
+            allowed: ``(N,) bool``, the rows that may be found; None for all.
+
+        Returns:
+            scores ``(Q, min(k, N)) float32`` in descending order and rows ``(Q, min(k, N)) int64``, where N is
+            the number of rows allowed.
+
+        Raises:
+            InputError: the queries have another width or are not finite, or ``k`` is below 1.
+        """
+        queries, k = checked_queries(queries, k, self._rows.shape, allowed)
+        available = len(self) if allowed is None else int(np.count_nonzero(allowed))
+        if k == 0 or 2 * available < len(self):
+            return self._flat.search(queries, max(k, 1), allowed=allowed)
+        scores = np.empty((len(queries), k), dtype=np.float32)
+        rows = np.empty((len(queries), k), dtype=np.int64)
+        for start in range(0, len(queries), _QUERY_BLOCK):
+            block = slice(start, start + _QUERY_BLOCK)
+            self._search_block(queries[block], allowed, scores[block], rows[block])
+        return scores, rows
+
+    @abc.abstractmethod
+    def save(self, path: Path) -> None:
+        """Write the small index atomically.
+
+        Raises:
+            StorageError: the disk is full or the folder cannot be written.
+        """
+
+    @classmethod
+    @abc.abstractmethod
+    def _built(cls, rows: FloatArray, *, show_progress_bar: bool | None) -> Any:
+        """The small index of some rows."""
+
+    @classmethod
+    @abc.abstractmethod
+    def _loaded(cls, path: Path, rows: FloatArray) -> Any:
+        """The small index of these rows from a file."""
+
+    @abc.abstractmethod
+    def _candidates(self, queries: FloatArray, k: int) -> RowNumbers:
+        """Rows worth scoring for each query: ``(Q, C) int64``, -1 where there are fewer; ``C >= min(k, N)``."""
+
+    def _search_block(
+        self, queries: FloatArray, allowed: BoolArray | None, scores: FloatArray, rows: RowNumbers
+    ) -> None:
+        """Fill ``scores`` and ``rows``, both ``(Q, k)``."""
+        k = scores.shape[1]
+        share = 1.0 if allowed is None else np.count_nonzero(allowed) / len(self)
+        found = self._candidates(queries, math.ceil(k / share))
+        if allowed is not None:
+            found = np.where(allowed[found], found, -1)
+        enough = (found >= 0).sum(axis=1) >= max(k, share * found.shape[1] / 2)
+        products = self._products(queries, found)
+        if found.shape[1] > 2 * k:
+            best = np.argpartition(products, -2 * k, axis=1)[:, -2 * k :]
+            found, products = np.take_along_axis(found, best, axis=1), np.take_along_axis(products, best, axis=1)
+        order = np.lexsort((found, -products))[:, :k]
+        scores[:], rows[:] = np.take_along_axis(products, order, axis=1), np.take_along_axis(found, order, axis=1)
+        for query in np.flatnonzero(~enough):
+            (scores[query],), (rows[query],) = self._flat.search(queries[query : query + 1], k, allowed=allowed)
+
+    def _products(self, queries: FloatArray, found: RowNumbers) -> FloatArray:
+        """Inner products with the rows found, ``(Q, C) float32``; minus infinity where there is none."""
+        products = np.empty(found.shape, dtype=np.float32)
+        found = np.ascontiguousarray(found)
+        arrays = (faiss.swig_ptr(array) for array in (products, queries, self._rows, found))
+        faiss.fvec_inner_products_by_idx(*arrays, queries.shape[1], *found.shape)
+        products[found < 0] = -np.inf
+        return products
+
+
+class _FaissFile(RescoredIndex):
+    """A small index that FAISS keeps in a file of its own, and maps from there."""
+
+    TYPE: ClassVar[str]
+
+    def save(self, path: Path) -> None:
+        """Write FAISS' index atomically; needs its size once more in memory.
+
+        Raises:
+            StorageError: the disk is full or the folder cannot be written.
+        """
+        # Not faiss.write_index: that one does not notice when the last block finds the disk full.
+        content = faiss.serialize_index(self._small)
+        with atomic_file(path) as temporary:
+            temporary.write_bytes(content.data)
+
+    @classmethod
+    def _loaded(cls, path: Path, rows: FloatArray) -> Any:
+        try:
+            index = faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC)
+        except RuntimeError as error:
+            raise CollectionError(f"{path} is not a file that FAISS can read: {error}") from error
+        if type(index).__name__ != cls.TYPE or (index.ntotal, index.d) != rows.shape:
+            raise CollectionError(f"{path} is not a {cls.TYPE} of {len(rows)} rows and width {rows.shape[1]}")
+        return index
+
+    @classmethod
+    def _filled(cls, index: Any, rows: FloatArray, *, show_progress_bar: bool | None) -> Any:
+        with Progress("index", len(rows), unit="documents", enabled=show_progress_bar) as progress:
+            for start in range(0, len(rows), _ROW_BLOCK):
+                index.add(rows[start : start + _ROW_BLOCK])
+                progress.advance(min(_ROW_BLOCK, len(rows) - start))
+        return index
+
+
+class Sq8Index(_FaissFile):
+    """A byte a dimension, all rows scanned: a quarter of the memory traffic of a flat scan."""
+
+    FILE: ClassVar[str | None] = "sq8.faiss"
+    TYPE: ClassVar[str] = "IndexScalarQuantizer"
+
+    @classmethod
+    def _built(cls, rows: FloatArray, *, show_progress_bar: bool | None) -> Any:
+        index = faiss.index_factory(rows.shape[1], "SQ8", faiss.METRIC_INNER_PRODUCT)
+        index.train(_sample(rows, 2**17))
+        return cls._filled(index, rows, show_progress_bar=show_progress_bar)
+
+    def _candidates(self, queries: FloatArray, k: int) -> RowNumbers:
+        _, found = self._small.search(queries, min(len(self), 2 * k + 10))
+        return np.asarray(found)
+
+
+class HnswIndex(_FaissFile):
+    """A graph of near neighbours over bytes (Malkov and Yashunin, https://arxiv.org/abs/1603.09320)."""
+
+    FILE: ClassVar[str | None] = "hnsw.faiss"
+    TYPE: ClassVar[str] = "IndexHNSWSQ"
+
+    @classmethod
+    def _built(cls, rows: FloatArray, *, show_progress_bar: bool | None) -> Any:
+        index = faiss.index_factory(rows.shape[1], "HNSW32,SQ8", faiss.METRIC_INNER_PRODUCT)
+        index.hnsw.efConstruction = 80
+        index.train(_sample(rows, 2**17))
+        return cls._filled(index, rows, show_progress_bar=show_progress_bar)
+
+    def _candidates(self, queries: FloatArray, k: int) -> RowNumbers:
+        wanted = min(len(self), 2 * k + 10)
+        parameters = faiss.SearchParametersHNSW(efSearch=max(64, 2 * wanted))
+        _, found = self._small.search(queries, wanted, params=parameters)
+        return np.asarray(found)
+
+
+class IvfPqIndex(_FaissFile):
+    """Clusters, of which the nearest are scanned by half a byte for two dimensions.
+
+    Product quantization by Jégou, Douze and Schmid (IEEE TPAMI 33(1), 2011), in the form whose tables fit into
+    registers (André, Kermarrec and Le Scouarnec, https://arxiv.org/abs/1812.09162).
+    """
+
+    FILE: ClassVar[str | None] = "ivfpq.faiss"
+    TYPE: ClassVar[str] = "IndexIVFPQFastScan"
+
+    @classmethod
+    def _built(cls, rows: FloatArray, *, show_progress_bar: bool | None) -> Any:
+        count, dimension = rows.shape
+        clusters = max(1, min(round(4 * math.sqrt(count)), count // 40))
+        parts = dimension if dimension % 2 else dimension // 2
+        index = faiss.index_factory(dimension, f"IVF{clusters},PQ{parts}x4fs", faiss.METRIC_INNER_PRODUCT)
+        index.train(_sample(rows, max(64 * clusters, 2**12)))
+        return cls._filled(index, rows, show_progress_bar=show_progress_bar)
+
+    def _candidates(self, queries: FloatArray, k: int) -> RowNumbers:
+        probes = min(self._small.nlist, max(16, self._small.nlist // 32))
+        parameters = faiss.SearchParametersIVF(nprobe=probes)
+        _, found = self._small.search(queries, min(len(self), max(10 * k, 100)), params=parameters)
+        return np.asarray(found)
+
+
+class BinaryIndex(RescoredIndex):
+    """A bit a dimension, its sign, all rows scanned by Hamming distance."""
+
+    FILE: ClassVar[str | None] = "signs.npy"
+
+    @classmethod
+    def _built(cls, rows: FloatArray, *, show_progress_bar: bool | None) -> npt.NDArray[np.uint8]:
+        with Progress("index", len(rows), unit="documents", enabled=show_progress_bar) as progress:
+            signs = np.empty((len(rows), -(-rows.shape[1] // 8)), dtype=np.uint8)
+            for start in range(0, len(rows), _ROW_BLOCK):
+                block = slice(start, start + _ROW_BLOCK)
+                signs[block] = _signs(rows[block])
+                progress.advance(len(signs[block]))
+        return signs
+
+    @classmethod
+    def _loaded(cls, path: Path, rows: FloatArray) -> npt.NDArray[np.uint8]:
+        return map_array(path, (len(rows), -(-rows.shape[1] // 8)), "|u1")
+
+    def save(self, path: Path) -> None:
+        """Write the signs as a ``.npy`` file."""
+        write_array(path, self._small.shape, "|u1", [self._small])
+
+    def _candidates(self, queries: FloatArray, k: int) -> RowNumbers:
+        _, found = faiss.knn_hamming(_signs(queries), self._small, min(len(self), 20 * k + 200))
+        return np.asarray(found)
+
+
+def _signs(rows: FloatArray) -> npt.NDArray[np.uint8]:
+    return np.packbits(rows > 0, axis=1)
+
+
+def _sample(rows: FloatArray, count: int) -> FloatArray:
+    """Some rows for training, spread over all."""
+    return np.ascontiguousarray(rows[:: max(1, len(rows) // count)])
