@@ -10,7 +10,7 @@ import sys
 import time
 import unicodedata
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from embedkit.serving.retrieval.hits import Hit
@@ -29,6 +29,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("collection", type=Path, metavar="IDX", help="folder that `embedkit index build` made")
     parser.add_argument("query", help="text to search for")
     parser.add_argument("-k", type=int, default=10, help="results wanted; default: 10")
+    parser.add_argument(
+        "--filter",
+        type=_json_object,
+        metavar="JSON",
+        help="""what has to hold for the metadata, for instance {"lang": "en", "year": {"gte": 2020}}""",
+    )
     parser.add_argument("-m", "--model", help="the model that made the collection, where it is no longer found")
 
 
@@ -43,7 +49,7 @@ def run(arguments: argparse.Namespace) -> None:
     started = time.perf_counter()
     embeddings = collection.encode_queries([arguments.query])
     encoded = time.perf_counter()
-    (hits,) = collection.search_embeddings(embeddings, arguments.k)
+    (hits,) = collection.search_embeddings(embeddings, arguments.k, filter=arguments.filter)
     times = {"encode_ms": 1e3 * (encoded - started), "search_ms": 1e3 * (time.perf_counter() - encoded)}
     if arguments.json:
         ranked = [{"rank": rank, **dataclasses.asdict(hit)} for rank, hit in enumerate(hits, 1)]
@@ -53,6 +59,16 @@ def run(arguments: argparse.Namespace) -> None:
             print(line)
     if not arguments.quiet:
         print(f"encode {times['encode_ms']:.1f} ms, search {times['search_ms']:.1f} ms", file=sys.stderr)
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f"expected a JSON object, got {text}")
+    return value
 
 
 def _table(hits: list[Hit], width: int | None) -> list[str]:

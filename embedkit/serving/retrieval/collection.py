@@ -16,6 +16,7 @@ from embedkit.protocols import FloatArray, TextEncoder
 from embedkit.serving.retrieval import writer
 from embedkit.serving.retrieval.documents import Document, DocumentSource, read_documents
 from embedkit.serving.retrieval.embedding import embed_queries
+from embedkit.serving.retrieval.filters import Filter, parse_filter
 from embedkit.serving.retrieval.generations import claim
 from embedkit.serving.retrieval.hits import Hit
 from embedkit.serving.retrieval.index_kinds import AUTO, checked_kind
@@ -246,27 +247,32 @@ class Collection:
             return True
 
     @overload
-    def search(self, query: str, k: int = 10) -> list[Hit]: ...  # type: ignore[overload-overlap]
+    def search(self, query: str, k: int = 10, *, filter: Filter | None = None) -> list[Hit]: ...  # type: ignore[overload-overlap]
     @overload
-    def search(self, query: Sequence[str], k: int = 10) -> list[list[Hit]]: ...
-    def search(self, query: str | Sequence[str], k: int = 10) -> list[Hit] | list[list[Hit]]:
+    def search(self, query: Sequence[str], k: int = 10, *, filter: Filter | None = None) -> list[list[Hit]]: ...
+    def search(
+        self, query: str | Sequence[str], k: int = 10, *, filter: Filter | None = None
+    ) -> list[Hit] | list[list[Hit]]:
         """Find the documents nearest in meaning.
 
         Args:
             query: a text, or several that are searched for together.
             k: results wanted for each.
+            filter: what has to hold for the metadata of documents found, for instance ``{"lang": "en", "year":
+                {"gte": 2020}}`` (see `embedkit.serving.retrieval.filters`). The search among the others is exact.
 
         Returns:
             at most ``k`` hits, best first, equal scores in the order of the documents; for several queries one
             such list each.
 
         Raises:
-            InputError: a query is not a string, ``k`` is below 1, or the collection was opened without an encoder.
+            InputError: a query is not a string, ``k`` is below 1, the filter is malformed or compares a field with
+                a kind of value that it never has, or the collection was opened without an encoder.
             CollectionError: a file is damaged.
         """
         if isinstance(query, str):
-            return self.search_embeddings(self.encode_queries([query]), k)[0]
-        return self.search_embeddings(self.encode_queries(query), k)
+            return self.search_embeddings(self.encode_queries([query]), k, filter=filter)[0]
+        return self.search_embeddings(self.encode_queries(query), k, filter=filter)
 
     def encode_queries(self, queries: Sequence[str]) -> FloatArray:
         """Embed queries with the collection's encoder, with ``encode_query`` if it has that.
@@ -279,19 +285,23 @@ class Collection:
         """
         return embed_queries(queries, self._needed_encoder())
 
-    def search_embeddings(self, embeddings: FloatArray, k: int = 10) -> list[list[Hit]]:
+    def search_embeddings(
+        self, embeddings: FloatArray, k: int = 10, *, filter: Filter | None = None
+    ) -> list[list[Hit]]:
         """Find the documents nearest to embeddings made elsewhere by the same model.
 
         Args:
             embeddings: ``(Q, D) float32, unit rows``.
             k: results wanted for each.
+            filter: as for :meth:`search`.
 
         Raises:
-            InputError: the embeddings have another width or are not finite, or ``k`` is below 1.
+            InputError: the embeddings have another width or are not finite, ``k`` is below 1, or the filter is
+                wrong.
             CollectionError: a file is damaged.
         """
         snapshot = self._snapshot
-        scores, rows = snapshot.search(embeddings, k)
+        scores, rows = snapshot.search(embeddings, k, snapshot.select(parse_filter(filter or {})))
         if not np.isfinite(scores).all():
             raise CollectionError(
                 f"{self.path} holds embeddings that are not finite; verify it and build it again"

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from embedkit.errors import CollectionError
 from embedkit.protocols import FloatArray
 from embedkit.serving.retrieval.array_file import map_array, write_array
+from embedkit.serving.retrieval.columns import Column
 from embedkit.serving.retrieval.document_store import DocumentStore
 from embedkit.serving.retrieval.exact_index import BoolArray, RowNumbers
 from embedkit.serving.retrieval.file_seal import FileSeal
@@ -17,6 +20,8 @@ from embedkit.serving.retrieval.index_kinds import index_class, kind_for
 from embedkit.serving.retrieval.manifest import VECTORS, SegmentEntry, Tombstones
 
 __all__ = ["Segment", "read_alive", "write_segment", "write_tombstones"]
+
+_ABSENT: list[Any] = []  # no entry; null would be one
 
 
 class Segment:
@@ -35,6 +40,7 @@ class Segment:
         documents: the documents, deleted ones included.
         embeddings: ``(N, D) float32``, mapped.
         index: the index over them.
+        scan: an exact index over them, for searches among few.
     """
 
     def __init__(self, folder: Path, entry: SegmentEntry, dimension: int) -> None:
@@ -49,10 +55,27 @@ class Segment:
         self.documents = DocumentStore(folder, entry.count)
         self.embeddings: FloatArray = map_array(folder / VECTORS, (entry.count, dimension), "<f4")
         self.index = kind.load(folder / kind.FILE, self.embeddings) if kind.FILE else kind.build(self.embeddings)
+        self.scan = index_class("exact" if entry.index == "exact" else "flat").build(self.embeddings)
+        self._columns: dict[str, Column] = {}
+        self._one_reader = threading.Lock()
 
     def __len__(self) -> int:
         """The number of rows, deleted ones included."""
         return len(self.documents)
+
+    def column(self, field: str) -> Column:
+        """A field of the documents' metadata; the first time, all of them are read, which takes a while.
+
+        Raises:
+            CollectionError: a file is damaged.
+        """
+        with self._one_reader:
+            if field not in self._columns:
+                documents = (self.documents.read(row) for row in range(len(self)))
+                self._columns[field] = Column.of(
+                    (document.metadata or {}).get(field, _ABSENT) for document in documents
+                )
+            return self._columns[field]
 
 
 def write_segment(

@@ -12,10 +12,11 @@ import numpy as np
 from embedkit.protocols import FloatArray
 from embedkit.serving.retrieval.documents import Document
 from embedkit.serving.retrieval.exact_index import BoolArray, RowNumbers, checked_queries
+from embedkit.serving.retrieval.filters import Condition
 from embedkit.serving.retrieval.manifest import Manifest, SegmentEntry
 from embedkit.serving.retrieval.segment import Segment, read_alive
 
-__all__ = ["Snapshot"]
+__all__ = ["Selection", "Snapshot"]
 
 _ROW_BLOCK = 4096
 
@@ -27,6 +28,19 @@ class _Part:
     segment: Segment
     alive: BoolArray | None
     start: int
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Rows of a snapshot that may be found.
+
+    Attributes:
+        masks: for each segment ``(N,) bool``, or None for all.
+        filtered: whether conditions were asked for; searches are exact then.
+    """
+
+    masks: Sequence[BoolArray | None]
+    filtered: bool
 
 
 class Snapshot:
@@ -89,34 +103,47 @@ class Snapshot:
                 return part.start + row
         return None
 
-    def search(self, queries: FloatArray, k: int) -> tuple[FloatArray, RowNumbers]:
-        """The best ``k`` rows for each query among those not deleted, equal scores in the order of the rows.
+    def select(self, conditions: Sequence[Condition]) -> Selection:
+        """The rows for which all conditions hold, deleted ones excepted.
+
+        Raises:
+            InputError: a field is compared with a kind of value that it never has.
+            CollectionError: a file is damaged.
+        """
+        masks = [part.alive for part in self._parts]
+        for condition in conditions:
+            columns = [part.segment.column(condition.field) for part in self._parts]
+            condition.check_kinds({kind: value for column in columns for kind, value in column.samples.items()})
+            found = [condition.rows(column) for column in columns]
+            masks = [rows if mask is None else mask & rows for mask, rows in zip(masks, found, strict=True)]
+        return Selection(masks, filtered=bool(conditions))
+
+    def search(
+        self, queries: FloatArray, k: int, selection: Selection | None = None
+    ) -> tuple[FloatArray, RowNumbers]:
+        """The best ``k`` rows for each query among those selected, equal scores in the order of the rows.
 
         Args:
             queries: ``(Q, D) float32, unit rows``.
             k: results wanted, at least 1.
+            selection: what :meth:`select` gave; None for all that are not deleted.
 
         Returns:
-            scores ``(Q, min(k, N)) float32`` in descending order and rows ``(Q, min(k, N)) int64``.
+            scores ``(Q, min(k, N)) float32`` in descending order and rows ``(Q, min(k, N)) int64``, where N is
+            the number of rows selected.
 
         Raises:
             InputError: the queries have another width or are not finite, or ``k`` is below 1.
         """
+        selection = selection or self.select([])
         queries, k = checked_queries(queries, k, (len(self), self.manifest.dimension))
-        found = [self._search_part(part, queries, k) for part in self._parts]
-        if len(found) == 1:
-            return found[0]
-        scores = np.concatenate(
-            [np.empty((len(queries), 0), np.float32), *(scores for scores, _ in found)], axis=1
-        )
-        rows = np.concatenate([np.empty((len(queries), 0), np.int64), *(rows for _, rows in found)], axis=1)
-        best = np.lexsort((rows, -scores))[:, :k]
-        return np.take_along_axis(scores, best, axis=1), np.take_along_axis(rows, best, axis=1)
-
-    @staticmethod
-    def _search_part(part: _Part, queries: FloatArray, k: int) -> tuple[FloatArray, RowNumbers]:
-        scores, rows = part.segment.index.search(queries, max(k, 1), allowed=part.alive)
-        return scores, rows + part.start
+        nothing = np.empty((len(queries), 0), np.float32), np.empty((len(queries), 0), np.int64)
+        found = [nothing]
+        for part, allowed in zip(self._parts, selection.masks, strict=True):
+            index = part.segment.scan if selection.filtered else part.segment.index
+            scores, rows = index.search(queries, max(k, 1), allowed=allowed)
+            found.append((scores, rows + part.start))
+        return found[1] if len(found) == 2 else _best(found, k)
 
     def documents(self, first: int = 0) -> Iterator[Document]:
         """The documents of the segments from number ``first`` on, but for deleted ones."""
@@ -152,3 +179,10 @@ class Snapshot:
 
 def _rows(part: _Part) -> RowNumbers:
     return np.arange(len(part.segment)) if part.alive is None else np.flatnonzero(part.alive)
+
+
+def _best(found: Sequence[tuple[FloatArray, RowNumbers]], k: int) -> tuple[FloatArray, RowNumbers]:
+    """The best ``k`` of what the segments have found."""
+    scores, rows = (np.concatenate(arrays, axis=1) for arrays in zip(*found, strict=True))
+    best = np.lexsort((rows, -scores))[:, :k]
+    return np.take_along_axis(scores, best, axis=1), np.take_along_axis(rows, best, axis=1)

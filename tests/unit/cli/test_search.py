@@ -69,7 +69,21 @@ def test_another_model_is_refused(index, tmp_path, write_toy_bundle, capsys):
     assert "not with other" in error
 
 
-@pytest.mark.parametrize("options", [["-k", "0"], ["-m", "nothing.onnx"]])
+def test_a_filter_is_json(index, bundle, tmp_path, capsys):
+    Collection.build(
+        [{"text": "a good dog", "year": 1999}, {"text": "snow", "year": 2024}],
+        encoder=Encoder.load(bundle), path=index, source=str(bundle),
+    )  # fmt: skip
+    assert main(["search", index, "a good dog", "--filter", '{"year": {"gte": 2020}}']) == 0
+    assert capsys.readouterr().out.split()[-1] == "snow"
+    for wrong in ("year>3", "[]"):
+        with pytest.raises(SystemExit) as caught:
+            main(["search", index, "a good dog", "--filter", wrong])
+        assert caught.value.code == 2
+        assert "JSON" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("options", [["-k", "0"], ["-m", "nothing.onnx"], ["--filter", '{"year": {"is": 3}}']])
 def test_mistakes_are_one_line(index, capsys, options):
     assert main(["search", index, "a good dog", *options]) == 1
     assert capsys.readouterr().err.count("\n") == 1

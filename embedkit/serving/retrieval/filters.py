@@ -1,0 +1,141 @@
+"""Filters: conditions on the metadata of documents, in the form that JSON can hold.
+
+::
+
+    {"lang": "en", "year": {"gte": 2020, "lt": 2024}, "tag": {"in": ["bees", "ants"]}}
+
+All conditions have to hold. A list in the metadata holds what one of its items holds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from embedkit.errors import InputError
+from embedkit.serving.retrieval.columns import Column, Scalar, is_scalar, kind_of
+from embedkit.serving.retrieval.exact_index import BoolArray
+
+__all__ = ["Condition", "Filter", "parse_filter"]
+
+Filter = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """One condition on one field.
+
+    Attributes:
+        field: name of the field.
+        operator: what has to hold, one of `OPERATORS`.
+        value: of what; a list for ``in`` and ``not_in``.
+    """
+
+    field: str
+    operator: str
+    value: Any
+
+    def rows(self, column: Column) -> BoolArray:
+        """The rows for which it holds: ``(N,) bool``."""
+        return OPERATORS[self.operator].rows(column, self.value)
+
+    def check_kinds(self, samples: Mapping[str, Scalar]) -> None:
+        """Refuse to compare numbers with texts, which would silently find nothing.
+
+        Args:
+            samples: kinds of value that the field has in all segments, each with an example.
+
+        Raises:
+            InputError: the field never has a value of that kind.
+        """
+        known = {kind: sample for kind, sample in samples.items() if kind != "null"}
+        for value in _values(self.value):
+            if known and value is not None and self.operator != "exists" and kind_of(value) not in known:
+                kind, sample = next(iter(known.items()))
+                raise InputError(
+                    f"filter: the field {self.field!r} holds values of kind {kind} ({sample!r:.40}), none of kind "
+                    f"{kind_of(value)} as {value!r:.40}"
+                )
+
+
+@dataclass(frozen=True, slots=True)
+class _Operator:
+    """How a condition is checked, and for which rows it holds."""
+
+    expected: str
+    accepts: Callable[[Any], bool]
+    rows: Callable[[Column, Any], BoolArray]
+
+
+def parse_filter(conditions: Filter) -> list[Condition]:
+    """Read a filter as users write it.
+
+    Args:
+        conditions: field -> value that it has to hold, or -> mapping from operators to values.
+
+    Raises:
+        InputError: it is no such mapping, or there is no such operator; names field and operator.
+    """
+    if not isinstance(conditions, Mapping):
+        raise InputError(f"filter: expected a mapping from fields to values, got {type(conditions).__name__}")
+    return [condition for field, wanted in conditions.items() for condition in _conditions(field, wanted)]
+
+
+def _conditions(field: Any, wanted: Any) -> Iterator[Condition]:
+    if not isinstance(field, str):
+        raise InputError(f"filter: expected the name of a field, got {field!r:.40}")
+    if not isinstance(wanted, Mapping):
+        wanted = {"eq": wanted}
+    for name, value in wanted.items():
+        if name not in OPERATORS:
+            raise InputError(
+                f"filter: {field!r} has no operator {name!r:.40}; the operators are {', '.join(OPERATORS)}"
+            )
+        if not OPERATORS[name].accepts(value):
+            raise InputError(
+                f"filter: {field!r}: expected {OPERATORS[name].expected} for {name}, got {value!r:.80}"
+            )
+        yield Condition(field, name, value)
+
+
+def _values(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def _is_value(value: Any) -> bool:
+    return is_scalar(value) and not (isinstance(value, float) and not math.isfinite(value))
+
+
+def _is_bound(value: Any) -> bool:
+    return _is_value(value) and value is not None and not isinstance(value, bool)
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list) and all(map(_is_value, value))
+
+
+def _bound(*, low: bool, included: bool) -> _Operator:
+    def rows(column: Column, value: Any) -> BoolArray:
+        low_bound, high_bound = (value, None) if low else (None, value)
+        return column.between(low_bound, high_bound, low_included=included, high_included=included)
+
+    return _Operator("a number or a text", _is_bound, rows)
+
+
+OPERATORS: Final = {
+    "eq": _Operator("a value", _is_value, lambda column, value: column.equal([value])),
+    "ne": _Operator("a value", _is_value, lambda column, value: ~column.equal([value])),
+    "in": _Operator("a list of values", _is_list, lambda column, values: column.equal(values)),
+    "not_in": _Operator("a list of values", _is_list, lambda column, values: ~column.equal(values)),
+    "gt": _bound(low=True, included=False),
+    "gte": _bound(low=True, included=True),
+    "lt": _bound(low=False, included=False),
+    "lte": _bound(low=False, included=True),
+    "exists": _Operator(
+        "true or false",
+        lambda value: isinstance(value, bool),
+        lambda column, value: column.present() == value,
+    ),
+}

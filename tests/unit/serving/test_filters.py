@@ -1,0 +1,211 @@
+from __future__ import annotations
+
+import json
+import operator
+import random
+
+import numpy as np
+import pytest
+
+from embedkit.errors import InputError
+from embedkit.serving.retrieval import Collection
+from embedkit.serving.retrieval.columns import Column
+from embedkit.serving.retrieval.filters import parse_filter
+
+ABSENT: list = []
+VALUES = [
+    1,
+    2.5,
+    True,
+    None,
+    "a",
+    "b",
+    ["a", 3],
+    [],
+    {"x": 1},
+    ABSENT,
+    -4,
+    "1",
+    False,
+    1.0,
+    [None, "z"],
+    "2020-05",
+]
+
+
+def matching(values, condition):
+    (parsed,) = parse_filter({"field": condition})
+    return np.flatnonzero(parsed.rows(Column.of(values))).tolist()
+
+
+def obvious(values, name, wanted):
+    """The same by hand: JSON's kinds do not mix, lists count with their items."""
+
+    def kind(value):
+        return "number" if type(value) in (int, float) else type(value)
+
+    def same(one, other):
+        return kind(one) == kind(other) and one == other
+
+    def holds(value):
+        items = [item for item in (value if isinstance(value, list) else [value]) if not isinstance(item, dict)]
+        if name in ("eq", "ne"):
+            return any(same(item, wanted) for item in items) == (name == "eq")
+        if name in ("in", "not_in"):
+            return any(same(item, one) for item in items for one in wanted) == (name == "in")
+        if name == "exists":
+            return bool(items) == wanted
+        compare = {"gt": operator.gt, "gte": operator.ge, "lt": operator.lt, "lte": operator.le}[name]
+        return any(kind(item) == kind(wanted) and compare(item, wanted) for item in items)
+
+    return [row for row, value in enumerate(values) if holds(value)]
+
+
+@pytest.mark.parametrize("name", ["eq", "ne", "gt", "gte", "lt", "lte"])
+@pytest.mark.parametrize("wanted", [1, 2.5, -100, 100, "a", "aa", "", "2020", True, None])
+def test_a_condition_holds_where_it_obviously_does(name, wanted):
+    if name not in ("eq", "ne") and (wanted is None or wanted is True):
+        with pytest.raises(InputError, match="a number or a text"):
+            parse_filter({"field": {name: wanted}})
+        return
+    assert matching(VALUES, {name: wanted}) == obvious(VALUES, name, wanted)
+
+
+@pytest.mark.parametrize("name", ["in", "not_in"])
+@pytest.mark.parametrize("wanted", [[], ["a"], [1, "b", None], [True, 7], ["nothing"]])
+def test_lists_of_values(name, wanted):
+    assert matching(VALUES, {name: wanted}) == obvious(VALUES, name, wanted)
+
+
+def test_existence_and_the_short_form():
+    assert matching(VALUES, {"exists": True}) == obvious(VALUES, "exists", True)
+    assert matching(VALUES, {"exists": False}) == obvious(VALUES, "exists", False)
+    assert matching(VALUES, "a") == matching(VALUES, {"eq": "a"})
+    assert matching([], "a") == []
+
+
+def test_random_values_and_conditions():
+    chance = random.Random(0)
+    pool = [*range(-3, 4), 0.5, "a", "b", "ab", True, False, None]
+    for _ in range(300):
+        values = [chance.choice([chance.choice(pool), chance.sample(pool, 2), ABSENT]) for _ in range(30)]
+        name = chance.choice(["eq", "ne", "gt", "gte", "lt", "lte", "in", "not_in"])
+        wanted = chance.choice([-1, 0.5, "a", "az"])
+        wanted = [wanted, chance.choice(pool)] if name in ("in", "not_in") else wanted
+        assert matching(values, {name: wanted}) == obvious(values, name, wanted)
+
+
+@pytest.mark.parametrize(
+    ("conditions", "message"),
+    [
+        ([("lang", "en")], "expected a mapping from fields to values, got list"),
+        ({3: "en"}, "name of a field"),
+        ({"lang": {"is": "en"}}, "'lang' has no operator 'is'; the operators are eq, ne, in"),
+        ({"lang": ["en", "de"]}, "'lang': expected a value for eq"),
+        ({"lang": {"in": "en"}}, "expected a list of values for in"),
+        ({"lang": {"in": [["en"]]}}, "expected a list of values for in"),
+        ({"year": {"gt": None}}, "a number or a text for gt"),
+        ({"year": {"lt": float("nan")}}, "a number or a text for lt"),
+        ({"year": {"exists": 1}}, "true or false for exists"),
+    ],
+)
+def test_a_malformed_filter_is_told_by_its_field(conditions, message):
+    with pytest.raises(InputError, match=f"filter: .*{message}|filter: {message}"):
+        parse_filter(conditions)
+
+
+# In collections
+
+
+@pytest.fixture
+def library(tmp_path, encoder, kind):
+    """Two hundred documents in several segments, some replaced and some deleted."""
+    chance = random.Random(1)
+
+    def document(number):
+        return {
+            "id": f"d{number}",
+            "text": " ".join(chance.choices(["bee", "ant", "tea", "sea", "sky", "fly"], k=4)),
+            "year": 1990 + number % 40,
+            "lang": chance.choice(["en", "de", "sw"]),
+            "tags": chance.sample(["x", "y", "z"], chance.randrange(3)),
+        }
+
+    collection = Collection.build(map(document, range(150)), encoder=encoder, path=tmp_path / "lib", index=kind)
+    collection.upsert(map(document, range(130, 170)))
+    collection.upsert(map(document, range(170, 180)))
+    collection.delete([f"d{number}" for number in range(0, 60, 7)])
+    assert len(collection.manifest.segments) == 3
+    return collection
+
+
+@pytest.mark.parametrize(
+    ("conditions", "holds"),
+    [
+        ({"lang": "en"}, lambda m: m["lang"] == "en"),
+        ({"year": {"gte": 2000, "lt": 2010}}, lambda m: 2000 <= m["year"] < 2010),
+        ({"lang": {"in": ["en", "de"]}, "year": {"lte": 2000}}, lambda m: m["lang"] != "sw" and m["year"] <= 2000),
+        ({"tags": "x"}, lambda m: "x" in m["tags"]),
+        ({"tags": {"exists": False}}, lambda m: not m["tags"]),
+        ({"year": 1}, lambda m: False),
+        ({"no such field": {"ne": 3}}, lambda m: True),
+        ({"no such field": 3}, lambda m: False),
+        ({}, lambda m: True),
+    ],
+    ids=str,
+)  # fmt: skip
+@pytest.mark.parametrize("k", [3, 1000])
+def test_a_filtered_search_is_a_search_among_those_it_holds_for(library, conditions, holds, k):
+    for query in ("bee tea", "sky sky fly"):
+        expected = [hit for hit in library.search(query, k=1000) if holds(hit.metadata)][:k]
+        assert library.search(query, k=k, filter=conditions) == expected
+
+
+def test_other_kinds_are_exact_under_a_filter(library, encoder, monkeypatch):
+    pytest.importorskip("faiss")
+    binary = Collection.build(
+        [{"id": str(n), "text": f"{n} bee {n % 7}", "even": n % 2 == 0} for n in range(900)],
+        encoder=encoder, path=library.path.parent / "binary", index="binary",
+    )  # fmt: skip
+    exact = Collection.build(
+        [{"id": str(n), "text": f"{n} bee {n % 7}", "even": n % 2 == 0} for n in range(900)],
+        encoder=encoder, path=library.path.parent / "exact", index="exact",
+    )  # fmt: skip
+    queries = [f"{n} bee" for n in range(20)]
+    assert binary.search(queries, filter={"even": True}) == exact.search(queries, filter={"even": True})
+
+
+def test_a_comparison_that_never_can_hold_is_told(library):
+    with pytest.raises(
+        InputError, match=r"'year' holds values of kind number \(\d+\), none of kind text as '2020'"
+    ):
+        library.search("bee", filter={"year": {"gte": "2020"}})
+    with pytest.raises(InputError, match=r"'lang' holds values of kind text \('\w+'\), none of kind number as 5"):
+        library.search("bee", filter={"lang": {"in": ["en", 5]}})
+    assert library.search("bee", filter={"lang": None}) == []
+
+
+def test_a_field_is_read_once_and_kept_through_writes(library, monkeypatch):
+    library.search("bee", filter={"lang": "en"})
+    segment = library._snapshot.segment(library.manifest.segments[0])
+    column = segment.column("lang")
+    library.upsert([{"id": "new", "text": "bee bee", "lang": "en"}])
+    assert library._snapshot.segment(library.manifest.segments[0]).column("lang") is column
+    assert "new" in {hit.id for hit in library.search("bee", k=1000, filter={"lang": "en"})}
+
+
+def test_csv_holds_texts(tmp_path, encoder):
+    (tmp_path / "docs.csv").write_text("text,year\nbee,2020\nant,1999\n")
+    collection = Collection.build(tmp_path / "docs.csv", encoder=encoder, path=tmp_path / "idx")
+    assert [hit.text for hit in collection.search("bee", filter={"year": {"gte": "2000"}})] == ["bee"]
+    with pytest.raises(InputError, match="kind text"):
+        collection.search("bee", filter={"year": {"gte": 2000}})
+
+
+def test_parquet_keeps_kinds(tmp_path, encoder):
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    table = arrow.table({"text": ["bee", "ant"], "year": [2020, 1999], "tags": [["x"], []]})
+    parquet.write_table(table, tmp_path / "docs.parquet")
+    collection = Collection.build(tmp_path / "docs.parquet", encoder=encoder, path=tmp_path / "idx")
+    assert [hit.text for hit in collection.search("bee", filter={"year": {"gte": 2000}, "tags": "x"})] == ["bee"]
+    assert json.dumps(collection.search("bee")[0].metadata) == '{"year": 2020, "tags": ["x"]}'
