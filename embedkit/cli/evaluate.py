@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = ["EXAMPLES", "HELP", "configure", "run"]
 
-HELP = "similarity (STS) and re-ranking figures of one or several models"
+HELP = "similarity (STS), re-ranking and retrieval figures of one or several models"
 EXAMPLES = """
 embedkit evaluate tiny-sct.onnx --task sts --task stsb-dev --data data/
 embedkit evaluate runs/tiny all-mini.onnx --task askubuntu --task mine.jsonl --data data/ -o report.md
@@ -21,7 +21,8 @@ embedkit evaluate runs/tiny all-mini.onnx --task askubuntu --task mine.jsonl --d
 
 _TASK_HELP = (
     "sts (the seven sets), sts12 ... sts16, stsb, stsb-dev, sickr, sick-trial, askubuntu, askubuntu-dev, "
-    "scidocs, or a file, folder or hub id of scored pairs or of re-ranking; may be given several times"
+    "scidocs, scifact, nfcorpus, arguana, scidocs-retrieval, or a file, folder or hub id of scored pairs, of "
+    "re-ranking or of retrieval; may be given several times"
 )
 
 

@@ -7,6 +7,7 @@ from typing import Protocol
 
 import numpy as np
 
+from embedkit.errors import InputError
 from embedkit.progress import Progress
 from embedkit.protocols import FloatArray, PairScorer, TextEncoder
 
@@ -24,6 +25,13 @@ class Pool(Protocol):
 
     def similarities(self, first: Sequence[str], second: Sequence[str], /) -> FloatArray:
         """How alike each text of ``first`` and the one at its place in ``second`` are: ``(N,) float32``."""
+
+    def embeddings(self, texts: Sequence[str], /) -> FloatArray:
+        """Embedding of each text: ``(N, D) float32``.
+
+        Raises:
+            InputError: the model scores pairs and has none.
+        """
 
 
 class EmbeddingPool:
@@ -53,10 +61,11 @@ class EmbeddingPool:
 
     def similarities(self, first: Sequence[str], second: Sequence[str], /) -> FloatArray:
         """Cosine of each text of ``first`` with the one at its place in ``second``: ``(N,) float32``."""
-        return cosines(self._embeddings[self._of(first)], self._embeddings[self._of(second)])
+        return cosines(self.embeddings(first), self.embeddings(second))
 
-    def _of(self, texts: Sequence[str]) -> list[int]:
-        return [self._rows[text] for text in texts]
+    def embeddings(self, texts: Sequence[str], /) -> FloatArray:
+        """Embedding of each text: ``(N, D) float32``."""
+        return self._embeddings[[self._rows[text] for text in texts]]
 
 
 class PairPool:
@@ -83,6 +92,17 @@ class PairPool:
             self._scores.update(zip(chunk, self._scorer.predict(chunk).tolist(), strict=True))
             self._bar.advance(len(chunk))
         return np.array([self._scores[pair] for pair in pairs], dtype=np.float32)
+
+    def embeddings(self, _: Sequence[str], /) -> FloatArray:
+        """Refused: a cross-encoder has none.
+
+        Raises:
+            InputError: always.
+        """
+        raise InputError(
+            f"{self._scorer.name} is a cross-encoder: it scores pairs, so it can be evaluated on similarity, "
+            "pairs and re-ranking, not where every text needs an embedding of its own"
+        )
 
 
 def cosines(first: FloatArray, second: FloatArray) -> FloatArray:

@@ -7,7 +7,9 @@ import pytest
 from embedkit.errors import DataError, InputError
 from embedkit.evaluation import sts_sources
 from embedkit.evaluation.catalogue import TASKS, load_task
-from embedkit.evaluation.tasks import RerankingTask, StsTask, evaluate
+from embedkit.evaluation.reranking_task import RerankingTask
+from embedkit.evaluation.sts_task import StsTask
+from embedkit.evaluation.tasks import evaluate
 
 LISTS = [{"query": "red apple", "positive": ["red apples", "an apple"], "negative": ["blue sky", "red sky"]}]
 
@@ -59,9 +61,9 @@ def test_sets_that_are_not_the_published_ones_stay_out_of_the_average(words, sts
 
 
 def test_the_average_of_seven_needs_seven(words, sts_data, monkeypatch):
-    from embedkit.evaluation import catalogue
+    from embedkit.evaluation.published import sts
 
-    monkeypatch.setattr(catalogue, "_SEVEN", {name: catalogue._SEVEN[name] for name in ("sts13", "stsb")})
+    monkeypatch.setattr(sts, "SEVEN", {name: sts.SEVEN[name] for name in ("sts13", "stsb")})
     *_, average = evaluate(words, load_task("sts", data=sts_data)).results
     assert (average.measure, average.complete, average.notes) == ("average of 2", True, [])
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import types
 
 import pytest
@@ -82,6 +83,17 @@ def test_whatever_the_hub_raises_is_one_line(fake_hub):
         load_scored_pairs("org/gone")
     expected = "cannot load hf://org/gone from the hub: Dataset 'org/gone' doesn't exist on the Hub"
     assert str(caught.value) == expected
+
+
+def test_named_tasks_are_pinned_to_a_commit(fake_hub):
+    from embedkit.evaluation.catalogue import TASKS
+
+    fake_hub.contents["mteb/stsbenchmark-sts"] = {"default": {"validation": [PAIR], "test": [PAIR]}}
+    task = load_task("stsb")
+    assert fake_hub.asked[0][3] == TASKS["stsb"].hub.revision
+    assert task.sets[0].source == f"hf://mteb/stsbenchmark-sts@{TASKS['stsb'].hub.revision}"
+    pins = [entry.hub.revision for entry in TASKS.values() if entry.hub is not None]
+    assert all(re.fullmatch("[0-9a-f]{40}", pin) for pin in pins)
 
 
 def test_a_task_name_may_pin_a_revision(fake_hub):

@@ -1,0 +1,95 @@
+"""Similarity as a task: sets of scored pairs, and the average over the published ones."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import chain
+
+import numpy as np
+
+from embedkit.evaluation.pool import Pool
+from embedkit.evaluation.results import Part, Result, defined
+from embedkit.evaluation.sts import correlate
+from embedkit.evaluation.sts_sources import STS_YEARS, StsSet
+
+__all__ = ["StsTask"]
+
+
+@dataclass(frozen=True)
+class StsTask:
+    """One or more sets of scored pairs.
+
+    Attributes:
+        name: of the task.
+        sets: those that could be loaded.
+        average_of: how many sets a published average has; None reports no average.
+        missing: set -> why it could not be loaded.
+    """
+
+    name: str
+    sets: list[StsSet]
+    average_of: int | None = None
+    missing: dict[str, str] = field(default_factory=dict)
+
+    def texts(self) -> Iterator[str]:
+        """Every text to embed, repeated ones included."""
+        for pairs in chain.from_iterable(each.subsets for each in self.sets):
+            yield from pairs.first
+            yield from pairs.second
+
+    def results(self, pool: Pool) -> list[Result]:
+        """A result for each set and, if the task has one, their average."""
+        results = [_sts_result(pool, each) for each in self.sets]
+        return results if self.average_of is None else [*results, self._average(results, self.average_of)]
+
+    def _average(self, results: list[Result], wanted: int) -> Result:
+        """The unweighted mean over the sets that are the published ones."""
+        counted = [each for each in results if each.complete]
+        values = [math.nan if each.value is None else each.value for each in counted]
+        value = defined(float(np.mean(values))) if values else None
+        measure = f"average of {wanted}" if len(counted) == wanted else f"mean of the {len(counted)} available"
+        notes = [f"{name} is not in the mean: {why}" for name, why in self.missing.items()]
+        notes += [
+            f"{name} is not in the mean: it is not the published set"
+            for name in (each.name for each in results if not each.complete)
+        ]
+        return Result(
+            name=self.name,
+            measure=measure,
+            value=value,
+            measures={measure: value},
+            rows=len(counted),
+            unit="sets",
+            source=", ".join(each.name for each in counted),
+            expected=wanted,
+            complete=len(counted) == wanted,
+            notes=notes,
+        )
+
+
+def _sts_result(pool: Pool, sts: StsSet) -> Result:
+    found = correlate(pool, sts.subsets)
+    measures = {"all": defined(found.all)}
+    notes = sts.differences()
+    if found.undefined:
+        notes.append(f"Spearman's correlation is undefined: {found.undefined}")
+    if len(sts.subsets) > 1:
+        measures |= {"mean": defined(found.mean), "wmean": defined(found.wmean)}
+    elif sts.name in STS_YEARS and sts.name in sts.expected:
+        notes.append("no mean and wmean: the source does not tell the subsets apart")
+    sizes = {pairs.name: len(pairs) for pairs in sts.subsets}
+    return Result(
+        name=sts.name,
+        measure="all",
+        value=measures["all"],
+        measures=measures,
+        rows=sts.rows,
+        unit="pairs",
+        source=sts.source,
+        expected=sum(sts.expected.values()) or None,
+        complete=not sts.differences() if sts.expected else None,
+        parts={name: Part(sizes[name], defined(part)) for name, part in found.parts.items() if len(sizes) > 1},
+        notes=notes,
+    )
