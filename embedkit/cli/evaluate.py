@@ -13,17 +13,32 @@ if TYPE_CHECKING:
 
 __all__ = ["EXAMPLES", "HELP", "configure", "run"]
 
-HELP = "similarity (STS), re-ranking and retrieval figures of one or several models"
+HELP = "figures of one or several models: similarity, re-ranking, retrieval, pairs"
 EXAMPLES = """
 embedkit evaluate tiny-sct.onnx --task sts --task stsb-dev --data data/
 embedkit evaluate runs/tiny all-mini.onnx --task askubuntu --task mine.jsonl --data data/ -o report.md
 """
 
 _TASK_HELP = (
-    "sts (the seven sets), sts12 ... sts16, stsb, stsb-dev, sickr, sick-trial, askubuntu, askubuntu-dev, "
-    "scidocs, scifact, nfcorpus, arguana, scidocs-retrieval, or a file, folder or hub id of scored pairs, of "
-    "re-ranking or of retrieval; may be given several times"
+    "a name that --list shows, or a file, folder or hub id of one's own: scored or labelled pairs, triplets, "
+    "re-ranking or retrieval, told apart by their columns; may be given several times"
 )
+
+
+class _List(argparse.Action):
+    """Shows the named tasks and ends, whatever else was given."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from embedkit.evaluation.catalogue import TASKS
+
+        rows = [("task", "what", "published size", "on the hub")]
+        for name, entry in TASKS.items():
+            rows.append((name, entry.what, entry.size, str(entry.hub or "-")))
+        widths = [max(len(row[column]) for row in rows) for column in range(3)]
+        for row in rows:
+            cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
+            print("  ".join([*cells, row[3]]))
+        parser.exit()
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -35,6 +50,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="a bundle, a bundled name, a run folder, a model folder or a hub id",
     )
     parser.add_argument("--task", dest="tasks", action="append", required=True, metavar="TASK", help=_TASK_HELP)
+    parser.add_argument(
+        "--list", action=_List, nargs=0, help="show the named tasks, their sizes and pinned revisions, and exit"
+    )
     parser.add_argument(
         "--data",
         type=Path,

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from embedkit.errors import DataError, InputError
 from embedkit.evaluation.own_sets import find_own, load_own
+from embedkit.evaluation.published.pairs import PAIR_TASKS
 from embedkit.evaluation.published.reranking import RERANKING_TASKS
 from embedkit.evaluation.published.retrieval import RETRIEVAL_TASKS
 from embedkit.evaluation.published.sts import STS_TASKS
@@ -17,7 +18,7 @@ __all__ = ["CONVENTIONS", "TASKS", "load_task"]
 
 CONVENTIONS = ("useb", "mteb")
 
-TASKS: dict[str, Entry] = {**STS_TASKS, **RERANKING_TASKS, **RETRIEVAL_TASKS}
+TASKS: dict[str, Entry] = {**STS_TASKS, **RERANKING_TASKS, **RETRIEVAL_TASKS, **PAIR_TASKS}
 """Task by name."""
 
 

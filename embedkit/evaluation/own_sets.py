@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from pathlib import Path
 from typing import TypeGuard
 
 from embedkit.errors import DataError
 from embedkit.evaluation.hub import HubDataset
+from embedkit.evaluation.pair_sources import FIRST as PAIR_FIRST
+from embedkit.evaluation.pair_sources import LABEL, collect_labelled
+from embedkit.evaluation.pair_sources import SECOND as PAIR_SECOND
+from embedkit.evaluation.pairs import PairTask
 from embedkit.evaluation.published.reranking import mteb_task
-from embedkit.evaluation.retrieval_sources import load_retrieval
+from embedkit.evaluation.retrieval_sources import collect_judgements, load_retrieval
 from embedkit.evaluation.retrieval_task import RetrievalTask
-from embedkit.evaluation.rows import RECORD_SUFFIXES, plain_suffix, read_rows
+from embedkit.evaluation.rows import Row, plain_suffix
 from embedkit.evaluation.shelf import Conventions, Shelf, Source
-from embedkit.evaluation.sources import load_scored_pairs, locate
+from embedkit.evaluation.sources import FIRST, SCORE, SECOND, any_rows, collect_pairs, locate
 from embedkit.evaluation.sts_sources import StsSet
 from embedkit.evaluation.sts_task import StsTask
 from embedkit.evaluation.tables import has_tables, has_top_ranked
 from embedkit.evaluation.tasks import Task
+from embedkit.evaluation.triplets import ANCHOR, TripletTask, collect_triplets
 
 __all__ = ["find_own", "load_own"]
 
@@ -46,9 +52,58 @@ def load_own(source: Source, conventions: Conventions) -> Task:
         return RetrievalTask(name, load_retrieval(source, name=name), str(source))
     if has_tables(source) and not has_top_ranked(source):
         return RetrievalTask(name, load_retrieval(source, name=name), str(source))
-    if _is_reranking(source):
+    if has_tables(source) or (isinstance(source, Path) and source.is_dir()):
         return mteb_task(name, source, conventions)
-    return StsTask(name, [StsSet(name, [load_scored_pairs(source, name=name)], {}, str(source))])
+    return _load_rows(name, source, conventions)
+
+
+def _load_rows(name: str, source: Source, conventions: Conventions) -> Task:
+    """A set whose first row tells what it is."""
+    rows = source.rows() if isinstance(source, HubDataset) else any_rows(source)
+    first = next(rows, None)
+    if first is None:
+        raise DataError(f"{source}: expected rows, found none")
+    rows = chain([first], rows)
+    match _form(first):
+        case "scored pairs":
+            return StsTask(name, [StsSet(name, [collect_pairs(name, rows)], {}, str(source))])
+        case "labelled pairs":
+            return PairTask(name, collect_labelled(name, rows), "ap", str(source))
+        case "re-ranking":
+            return mteb_task(name, source, conventions)
+        case "triplets":
+            return TripletTask(name, collect_triplets(name, rows), str(source))
+        case _:
+            return RetrievalTask(name, collect_judgements(name, rows), str(source))
+
+
+def _form(row: Row) -> str:
+    """What a set is, by the columns of its first row."""
+    form = next((form for form, columns in _FORMS.items() if all(_has(row, names) for names in columns)), None)
+    if form is None:
+        expected = "; ".join(
+            f"{', '.join(' or '.join(names[:2]) for names in columns)} ({form})"
+            for form, columns in _FORMS.items()
+        )
+        raise DataError(
+            f"{row.place}: found the columns {', '.join(map(str, row.fields)):.200}; expected {expected}"
+        )
+    if form == "triplets" and isinstance(row.fields["positive"], list):
+        return "re-ranking"
+    return form
+
+
+def _has(row: Row, names: tuple[str, ...]) -> bool:
+    return any(name in row.fields for name in names)
+
+
+_FORMS = {
+    "scored pairs": (FIRST, SECOND, SCORE),
+    "labelled pairs": (PAIR_FIRST, PAIR_SECOND, LABEL),
+    "triplets": (ANCHOR, ("positive",), ("negative",)),
+    "judged documents": (("query",), ("document",), ("score",)),
+}
+"""Form -> the names that each of its columns may have; lists in ``positive`` make it re-ranking."""
 
 
 def _is_judgements(source: Source) -> TypeGuard[Path]:
@@ -59,16 +114,3 @@ def _is_judgements(source: Source) -> TypeGuard[Path]:
         and source.parent.name == "qrels"
         and has_tables(source.parents[1])
     )
-
-
-def _is_reranking(source: Source) -> bool:
-    """Whether a set has queries rather than pairs, by its tables or its first row."""
-    if has_tables(source) or (isinstance(source, Path) and source.is_dir()):
-        return True
-    if isinstance(source, HubDataset):
-        rows = source.rows()
-    elif plain_suffix(source) in RECORD_SUFFIXES:
-        rows = read_rows(source)
-    else:
-        return False
-    return any("query" in row.fields for row in [next(rows, None)] if row is not None)

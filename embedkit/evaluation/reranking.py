@@ -18,10 +18,10 @@ import numpy.typing as npt
 
 from embedkit.errors import DataError
 from embedkit.evaluation.pool import Pool
+from embedkit.evaluation.thresholds import BoolArray, Thresholds
 from embedkit.protocols import FloatArray
 
 __all__ = [
-    "BoolArray",
     "Query",
     "RerankingSet",
     "Rule",
@@ -31,8 +31,6 @@ __all__ = [
     "trec_eval",
     "trec_eval_1000",
 ]
-
-BoolArray = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -115,12 +113,7 @@ def trec_eval_1000(scores: FloatArray, query: Query) -> float:
 
 def merged(scores: FloatArray, query: Query) -> float:
     """scikit-learn's ``average_precision_score``: each distinct score is one threshold."""
-    order = np.argsort(-scores, kind="stable")
-    found = np.cumsum(query.relevant[order])
-    last_of_tie = np.flatnonzero(np.diff(scores[order], append=np.nan) != 0)
-    precision = found[last_of_tie] / (last_of_tie + 1)
-    gained = np.diff(found[last_of_tie], prepend=0)
-    return float(precision @ gained / found[-1])
+    return Thresholds.of(scores, query.relevant).average_precision()
 
 
 def _mean_precision(relevant: BoolArray, total: int) -> float:

@@ -63,14 +63,15 @@ def _collect(
         elif not any(grade > 0 for grade in relevance.values()):
             skipped[_NO_RELEVANT] += 1
         else:
-            queries.append(Judged(texts[query], relevance, _itself(query, texts[query], documents)))
+            hidden = _is_source(query, texts[query], relevance, documents)
+            queries.append(Judged(texts[query], relevance, query if hidden else None))
     return RetrievalSet(name, documents, queries, dict(skipped))
 
 
-def _itself(query: str, text: str, documents: Mapping[str, str]) -> str | None:
-    """The document that the query was taken from: of its id, and it has its text.
+def _is_source(query: str, text: str, relevance: Mapping[str, float], documents: Mapping[str, str]) -> bool:
+    """Whether the query was taken from the document of its id: that has its text and is not an answer.
 
     BEIR leaves out every document of the query's id, MTEB does so in some sets. Where the ids of queries
     and documents have nothing to do with each other, neither should.
     """
-    return query if text.strip() and text.strip() in documents.get(query, "") else None
+    return relevance.get(query, 0.0) <= 0 and bool(text.strip()) and text.strip() in documents.get(query, "")

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 from embedkit.errors import DataError
 from embedkit.records import read_records
@@ -115,15 +115,22 @@ def plain_suffix(path: Path) -> str:
     return Path(path.stem).suffix if path.suffix in (".gz", ".xz") else path.suffix
 
 
-def read_lines(path: Path) -> Iterator[tuple[str, str]]:
-    r"""The place and text of each line of a UTF-8 file, also ``.gz`` or ``.xz``.
+def read_lines(
+    path: Path, *, encoding: str = "utf-8", errors: Literal["strict", "replace"] = "strict"
+) -> Iterator[tuple[str, str]]:
+    r"""The place and text of each line of a file, also ``.gz`` or ``.xz``.
 
     Lines end at ``\n`` or ``\r\n`` only: texts hold other characters that Python counts as line ends.
+
+    Args:
+        path: the file.
+        encoding: ``"utf-8"``, or that of an older file.
+        errors: ``"replace"`` puts U+FFFD where bytes are no text.
 
     Raises:
         DataError: the file is missing, cannot be decompressed or is not UTF-8.
     """
-    for number, line in enumerate(_raw_lines(path), start=1):
+    for number, line in enumerate(_raw_lines(path, encoding, errors), start=1):
         yield f"{path}:{number}", line.removesuffix("\n").removesuffix("\r")
 
 
@@ -137,13 +144,13 @@ def read_table(path: Path) -> Iterator[tuple[str, list[str]]]:
     return ((place, fields) for place, fields in rows if any(fields))
 
 
-def _raw_lines(path: Path) -> Iterator[str]:
-    """Decoded lines with their ends."""
+def _raw_lines(path: Path, encoding: str = "utf-8", errors: str = "strict") -> Iterator[str]:
+    """Decoded lines with their ends, without the mark that some editors put before the first."""
     number = 0
     try:
         with _opened(path) as binary:
             for number, raw in enumerate(binary, start=1):
-                yield raw.decode("utf-8-sig" if number == 1 else "utf-8")
+                yield raw.decode("utf-8-sig" if number == 1 and encoding == "utf-8" else encoding, errors)
     except UnicodeDecodeError as error:
         raise DataError(f"{path}:{number}: expected UTF-8 text: {error.reason}") from error
     except (OSError, EOFError, lzma.LZMAError) as error:

@@ -12,11 +12,11 @@ from embedkit.evaluation.hub import HubDataset
 from embedkit.evaluation.rows import RECORD_SUFFIXES, Row, plain_suffix, read_rows, read_table
 from embedkit.evaluation.sts import ScoredPairs
 
-__all__ = ["collect_pairs", "load_scored_pairs", "locate"]
+__all__ = ["FIRST", "SCORE", "SECOND", "any_rows", "collect_pairs", "load_scored_pairs", "locate"]
 
-_FIRST = ("sentence1", "sentence_A")
-_SECOND = ("sentence2", "sentence_B")
-_SCORE = ("score", "relatedness_score")
+FIRST = ("sentence1", "sentence_A")
+SECOND = ("sentence2", "sentence_B")
+SCORE = ("score", "relatedness_score")
 _STSB = ["genre", "file", "year", "id", "score", "sentence1", "sentence2"]
 
 _FILE_SUFFIXES = (".csv", ".gz", ".jsonl", ".parquet", ".tsv", ".txt", ".xz")
@@ -66,15 +66,24 @@ def load_scored_pairs(
     found = locate(source, revision=revision)
     if isinstance(found, HubDataset):
         return collect_pairs(name or found.id, found.rows(split=split))
-    if found.is_dir():
-        raise DataError(f"expected a file of scored pairs, {found} is a folder")
-    rows = read_rows(found) if plain_suffix(found) in RECORD_SUFFIXES else _table_rows(found)
-    return collect_pairs(name or found.name.partition(".")[0], rows)
+    return collect_pairs(name or found.name.partition(".")[0], any_rows(found))
+
+
+def any_rows(path: Path) -> Iterator[Row]:
+    """The rows of a file of any form; those of a table without a header are taken for scored pairs.
+
+    Raises:
+        DataError: missing or malformed; says which line.
+        MissingExtraError: a Parquet file without pyarrow.
+    """
+    if path.is_dir():
+        raise DataError(f"expected a file, {path} is a folder")
+    return read_rows(path) if plain_suffix(path) in RECORD_SUFFIXES else _table_rows(path)
 
 
 def collect_pairs(name: str, rows: Iterable[Row]) -> ScoredPairs:
     """Scored pairs from rows that have two sentences and a score under their usual names."""
-    triples = [(row.text(*_FIRST), row.text(*_SECOND), row.number(*_SCORE)) for row in rows]
+    triples = [(row.text(*FIRST), row.text(*SECOND), row.number(*SCORE)) for row in rows]
     scores = np.array([score for _, _, score in triples], dtype=np.float64)
     return ScoredPairs(name, [first for first, _, _ in triples], [second for _, second, _ in triples], scores)
 
@@ -86,7 +95,7 @@ def _table_rows(path: Path) -> Iterator[Row]:
         if columns is None:
             columns = _columns_without_header(fields)
             if columns is None:
-                columns = _checked_header(place, fields)
+                columns = fields
                 continue
         if len(fields) < len(columns):
             raise DataError(f"{place}: expected {len(columns)} fields, got {len(fields)}")
@@ -100,13 +109,6 @@ def _columns_without_header(fields: list[str]) -> list[str] | None:
     if len(fields) == 3 and _is_number(fields[2]):
         return ["sentence1", "sentence2", "score"]
     return None
-
-
-def _checked_header(place: str, fields: list[str]) -> list[str]:
-    header = Row(place, dict.fromkeys(fields))
-    for names in (_FIRST, _SECOND, _SCORE):
-        header.value(*names)
-    return fields
 
 
 def _is_number(text: str) -> bool:

@@ -70,6 +70,20 @@ def test_a_cross_encoder_scores_the_pairs(toy_bundle, write_toy_cross_bundle, pa
     assert (sts["dimension"], sts["texts"], ranking["texts"]) == (None, 3, 3)
 
 
+def test_the_list_shows_every_task_with_size_and_revision(capsys):
+    from embedkit.evaluation.catalogue import TASKS
+
+    with pytest.raises(SystemExit) as ended:
+        main(["evaluate", "--list"])
+    header, *rows = capsys.readouterr().out.splitlines()
+    assert ended.value.code == 0
+    assert header.split("  ")[0] == "task"
+    assert [row.split()[0] for row in rows] == list(TASKS)
+    stsb = next(row for row in rows if row.startswith("stsb "))
+    assert "1,379 pairs" in stsb
+    assert stsb.endswith(f"hf://mteb/stsbenchmark-sts@{TASKS['stsb'].hub.revision}")
+
+
 @pytest.mark.parametrize(("name", "start"), [("report.md", "# Evaluation"), ("report.json", "{")])
 def test_reports_are_written(toy_bundle, pairs, tmp_path, name, start):
     target = tmp_path / "new" / name

@@ -1,0 +1,83 @@
+"""Triplets: how often an anchor is nearer to what belongs to it than to what does not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from embedkit.errors import DataError
+from embedkit.evaluation.pool import Pool
+from embedkit.evaluation.results import Result
+from embedkit.evaluation.rows import Row
+
+__all__ = ["TripletTask", "Triplets", "collect_triplets"]
+
+ANCHOR = ("anchor", "query")
+
+
+@dataclass(frozen=True)
+class Triplets:
+    """Texts with one that belongs to each and one that does not.
+
+    Attributes:
+        name: what the set is called in messages and reports.
+        anchors: N texts.
+        positives: N texts.
+        negatives: N texts.
+
+    Raises:
+        DataError: the set is empty.
+    """
+
+    name: str
+    anchors: list[str]
+    positives: list[str]
+    negatives: list[str]
+
+    def __post_init__(self) -> None:
+        if not self.anchors:
+            raise DataError(f"{self.name}: expected triplets, found none")
+
+
+@dataclass(frozen=True)
+class TripletTask:
+    """Triplets as a task."""
+
+    name: str
+    triplets: Triplets
+    source: str
+
+    def texts(self) -> Iterator[str]:
+        """Every text to embed, repeated ones included."""
+        yield from self.triplets.anchors
+        yield from self.triplets.positives
+        yield from self.triplets.negatives
+
+    def results(self, pool: Pool) -> list[Result]:
+        """The share of triplets in order; equal likeness is not in order (sentence-transformers' rule)."""
+        near = pool.similarities(self.triplets.anchors, self.triplets.positives)
+        far = pool.similarities(self.triplets.anchors, self.triplets.negatives)
+        accuracy = float(np.mean(near > far))
+        return [
+            Result(
+                name=self.name,
+                measure="accuracy",
+                value=accuracy,
+                measures={"accuracy": accuracy},
+                rows=len(near),
+                unit="triplets",
+                source=self.source,
+            )
+        ]
+
+
+def collect_triplets(name: str, rows: Iterable[Row]) -> Triplets:
+    """Triplets from rows of ``anchor, positive, negative``."""
+    texts = [(row.text(*ANCHOR), row.text("positive"), row.text("negative")) for row in rows]
+    return (
+        Triplets(name, *(list(column) for column in zip(*texts, strict=True)))
+        if texts
+        else Triplets(name, [], [], [])
+    )
