@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = ["EXAMPLES", "HELP", "configure", "run"]
 
-HELP = "figures of one or several models: similarity, re-ranking, retrieval, pairs"
+HELP = "figures of one or several models: similarity, re-ranking, retrieval, pairs, transfer"
 EXAMPLES = """
 embedkit evaluate tiny-sct.onnx --task sts --task stsb-dev --data data/
 embedkit evaluate runs/tiny all-mini.onnx --task askubuntu --task mine.jsonl --data data/ -o report.md

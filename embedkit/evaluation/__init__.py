@@ -1,4 +1,4 @@
-"""How good an encoder is: similarity, re-ranking, retrieval and pairs, on published sets or one's own."""
+"""How good an encoder is: similarity, re-ranking, retrieval, pairs and transfer, on public sets or one's own."""
 
 from __future__ import annotations
 

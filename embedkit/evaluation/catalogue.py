@@ -11,6 +11,7 @@ from embedkit.evaluation.published.pairs import PAIR_TASKS
 from embedkit.evaluation.published.reranking import RERANKING_TASKS
 from embedkit.evaluation.published.retrieval import RETRIEVAL_TASKS
 from embedkit.evaluation.published.sts import STS_TASKS
+from embedkit.evaluation.published.transfer import TRANSFER_TASKS
 from embedkit.evaluation.shelf import Entry, Shelf
 from embedkit.evaluation.tasks import Task
 
@@ -18,7 +19,7 @@ __all__ = ["CONVENTIONS", "TASKS", "load_task"]
 
 CONVENTIONS = ("useb", "mteb")
 
-TASKS: dict[str, Entry] = {**STS_TASKS, **RERANKING_TASKS, **RETRIEVAL_TASKS, **PAIR_TASKS}
+TASKS: dict[str, Entry] = {**STS_TASKS, **RERANKING_TASKS, **RETRIEVAL_TASKS, **PAIR_TASKS, **TRANSFER_TASKS}
 """Task by name."""
 
 

@@ -32,7 +32,8 @@ class Shelf:
     revision: str | None = None
 
     _PLACES: ClassVar = (
-        "", "sts", "STS", "rerank", "retrieval", "pairs", "downstream", "downstream/STS", "data-eval",
+        "", "sts", "STS", "rerank", "retrieval", "pairs", "transfer", "intents",
+        "downstream", "downstream/STS", "data-eval",
     )  # fmt: skip
     """Sub-folders that hold sets: of a data folder of one's own, of SentEval's, of USEB's."""
 

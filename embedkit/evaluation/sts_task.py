@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import chain
 
-import numpy as np
-
+from embedkit.evaluation.averages import average
 from embedkit.evaluation.pool import Pool
 from embedkit.evaluation.results import Part, Result, defined
 from embedkit.evaluation.sts import correlate
@@ -42,31 +40,9 @@ class StsTask:
     def results(self, pool: Pool) -> list[Result]:
         """A result for each set and, if the task has one, their average."""
         results = [_sts_result(pool, each) for each in self.sets]
-        return results if self.average_of is None else [*results, self._average(results, self.average_of)]
-
-    def _average(self, results: list[Result], wanted: int) -> Result:
-        """The unweighted mean over the sets that are the published ones."""
-        counted = [each for each in results if each.complete]
-        values = [math.nan if each.value is None else each.value for each in counted]
-        value = defined(float(np.mean(values))) if values else None
-        measure = f"average of {wanted}" if len(counted) == wanted else f"mean of the {len(counted)} available"
-        notes = [f"{name} is not in the mean: {why}" for name, why in self.missing.items()]
-        notes += [
-            f"{name} is not in the mean: it is not the published set"
-            for name in (each.name for each in results if not each.complete)
-        ]
-        return Result(
-            name=self.name,
-            measure=measure,
-            value=value,
-            measures={measure: value},
-            rows=len(counted),
-            unit="sets",
-            source=", ".join(each.name for each in counted),
-            expected=wanted,
-            complete=len(counted) == wanted,
-            notes=notes,
-        )
+        if self.average_of is None:
+            return results
+        return [*results, average(self.name, results, wanted=self.average_of, missing=self.missing)]
 
 
 def _sts_result(pool: Pool, sts: StsSet) -> Result:

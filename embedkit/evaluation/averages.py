@@ -1,0 +1,44 @@
+"""The mean over several sets, which has a published name only if all of them are there and whole."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from embedkit.evaluation.results import Result, defined
+
+__all__ = ["average"]
+
+
+def average(name: str, results: Sequence[Result], *, wanted: int, missing: Mapping[str, str]) -> Result:
+    """The unweighted mean over the sets that are the published ones.
+
+    Args:
+        name: of the result.
+        results: of the sets that are there.
+        wanted: how many sets the published average has.
+        missing: set -> why it could not be loaded.
+    """
+    counted = [each for each in results if each.complete]
+    values = [math.nan if each.value is None else each.value for each in counted]
+    value = defined(float(np.mean(values))) if values else None
+    measure = f"average of {wanted}" if len(counted) == wanted else f"mean of the {len(counted)} available"
+    notes = [f"{name} is not in the mean: {why}" for name, why in missing.items()]
+    notes += [
+        f"{name} is not in the mean: it is not the published set"
+        for name in (each.name for each in results if not each.complete)
+    ]
+    return Result(
+        name=name,
+        measure=measure,
+        value=value,
+        measures={measure: value},
+        rows=len(counted),
+        unit="sets",
+        source=", ".join(each.name for each in counted),
+        expected=wanted,
+        complete=len(counted) == wanted,
+        notes=notes,
+    )
