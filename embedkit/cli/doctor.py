@@ -8,7 +8,6 @@ import os
 import platform
 import re
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 from embedkit import __version__
@@ -22,8 +21,6 @@ embedkit doctor
 embedkit doctor --json > doctor.json
 """
 
-# What decides how fast int8 runs, and with which target to export: see `embedkit export --help`.
-_CPU_FEATURES = ("avx2", "avx512f", "avx_vnni", "avx512_vnni", "amx_int8", "asimd", "asimddp", "i8mm", "sve")
 _FAISS = ("faiss-cpu", "faiss-gpu", "faiss-gpu-cu11", "faiss-gpu-cu12")
 _REQUIREMENT_OF_EXTRA = re.compile(r"(?P<package>[\w.-]+)[^;]*;.*\bextra == ['\"](?P<extra>\w+)['\"]")
 
@@ -42,6 +39,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _examine() -> Report:
+    from embedkit.evaluation.machine import cpu_features
+
     problems: list[str] = []
     runtime = _examine_runtime(problems)
     faiss = _installed(_FAISS)
@@ -96,17 +95,6 @@ def _threads() -> dict[str, int]:
     from embedkit.runtime.threads import available_threads
 
     return {"usable": available_threads(), "processors": os.cpu_count() or 1}
-
-
-def cpu_features(cpuinfo: Path = Path("/proc/cpuinfo")) -> list[str] | None:
-    """The features of this processor that matter to int8, or None where the system does not tell."""
-    try:
-        text = cpuinfo.read_text(encoding="ascii", errors="replace")
-    except OSError:
-        return None
-    line = re.search(r"^(?:flags|Features)\s*:(.*)$", text, re.MULTILINE)
-    flags = set(line.group(1).split()) if line else set()
-    return [feature for feature in _CPU_FEATURES if feature in flags]
 
 
 def _missing_by_extra() -> dict[str, list[str]] | None:

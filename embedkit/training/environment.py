@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import os
 import platform
-import re
 import sys
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from embedkit import __version__
+from embedkit.evaluation.machine import processor_name
 
 __all__ = ["environment"]
 
@@ -24,7 +23,7 @@ def environment() -> dict[str, Any]:
     return {
         "python": sys.version.split()[0],
         "platform": platform.platform(),
-        "processor": _processor(),
+        "processor": processor_name(),
         "processors": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
@@ -37,13 +36,3 @@ def _version(package: str) -> str | None:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
-
-
-def _processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """The processor's name; Linux tells it in a file only."""
-    try:
-        text = cpuinfo.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        text = ""
-    line = re.search(r"^model name\s*:(.*)$", text, re.MULTILINE)
-    return line.group(1).strip() if line else platform.processor() or platform.machine()

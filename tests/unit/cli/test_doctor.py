@@ -13,9 +13,6 @@ from embedkit.cli import doctor
 from embedkit.cli.main import main
 from embedkit.runtime import location
 
-X86 = "processor\t: 0\nflags\t\t: fpu sse4_2 avx2 avx512f avx512_vnni\nbugs\t\t: spectre_v1\n"
-ARM = "processor\t: 0\nFeatures\t: fp asimd aes asimddp i8mm\nCPU part\t: 0xd40\n"
-
 
 @pytest.fixture
 def distributions(monkeypatch):
@@ -100,19 +97,6 @@ def test_a_bundled_model_that_computes_something_else_is_a_problem(bundled, toy_
     code, found = report(capsys)
     assert code == 1
     assert "they differ by 5.0e-01, at most 1.0e-04 is allowed" in found["problems"][0]
-
-
-@pytest.mark.parametrize(
-    ("text", "features"),
-    [(X86, ["avx2", "avx512f", "avx512_vnni"]), (ARM, ["asimd", "asimddp", "i8mm"]), ("model name : toy\n", [])],
-)
-def test_cpu_features(tmp_path, text, features):
-    (tmp_path / "cpuinfo").write_text(text)
-    assert doctor.cpu_features(tmp_path / "cpuinfo") == features
-
-
-def test_cpu_features_are_unknown_where_the_system_does_not_tell(tmp_path):
-    assert doctor.cpu_features(tmp_path / "cpuinfo") is None
 
 
 def test_extras_name_what_they_lack(monkeypatch, distributions):

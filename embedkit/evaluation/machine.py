@@ -1,0 +1,80 @@
+"""What figures of speed depend on beside the program: processor, memory, versions, and what else is running."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from embedkit import __version__
+from embedkit.runtime.threads import available_threads
+
+__all__ = ["cpu_features", "describe_machine", "processor_name", "system_load"]
+
+# What decides how fast int8 runs, and with which target to export: see `embedkit export --help`.
+_CPU_FEATURES = ("avx2", "avx512f", "avx_vnni", "avx512_vnni", "amx_int8", "asimd", "asimddp", "i8mm", "sve")
+_PACKAGES = ("numpy", "onnxruntime", "tokenizers", "torch", "transformers")
+_CPUINFO = Path("/proc/cpuinfo")
+
+
+def describe_machine() -> dict[str, Any]:
+    """Everything by name, ready for JSON; None where the system does not tell."""
+    return {
+        "processor": processor_name(),
+        "processors": os.cpu_count(),
+        "usable": available_threads(),
+        "features": cpu_features(),
+        "memory_bytes": _memory_bytes(),
+        "load": system_load(),
+        "platform": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "packages": {"embedkit": __version__, **_versions()},
+    }
+
+
+def processor_name(cpuinfo: Path = _CPUINFO) -> str:
+    """The processor's name; Linux tells it in a file only."""
+    line = re.search(r"^model name\s*:(.*)$", _read(cpuinfo) or "", re.MULTILINE)
+    return line.group(1).strip() if line else platform.processor() or platform.machine()
+
+
+def cpu_features(cpuinfo: Path = _CPUINFO) -> list[str] | None:
+    """The features of this processor that matter to int8, or None where the system does not tell."""
+    text = _read(cpuinfo)
+    if text is None:
+        return None
+    line = re.search(r"^(?:flags|Features)\s*:(.*)$", text, re.MULTILINE)
+    flags = set(line.group(1).split()) if line else set()
+    return [feature for feature in _CPU_FEATURES if feature in flags]
+
+
+def system_load() -> float | None:
+    """Programs that wanted to run in the last minute, on average; None where the system does not tell."""
+    return round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None  # not on Windows
+
+
+def _memory_bytes() -> int | None:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):  # not on Windows
+        return None
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for package in _PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None

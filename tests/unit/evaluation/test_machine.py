@@ -1,0 +1,44 @@
+"""What a machine is described by."""
+
+from __future__ import annotations
+
+import pytest
+
+from embedkit import __version__
+from embedkit.evaluation.machine import cpu_features, describe_machine, processor_name
+
+X86 = "processor\t: 0\nflags\t\t: fpu sse4_2 avx2 avx512f avx512_vnni\nbugs\t\t: spectre_v1\n"
+ARM = "processor\t: 0\nFeatures\t: fp asimd aes asimddp i8mm\nCPU part\t: 0xd40\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "features"),
+    [(X86, ["avx2", "avx512f", "avx512_vnni"]), (ARM, ["asimd", "asimddp", "i8mm"]), ("model name : toy\n", [])],
+)
+def test_cpu_features(tmp_path, text, features):
+    (tmp_path / "cpuinfo").write_text(text)
+    assert cpu_features(tmp_path / "cpuinfo") == features
+
+
+def test_cpu_features_are_unknown_where_the_system_does_not_tell(tmp_path):
+    assert cpu_features(tmp_path / "cpuinfo") is None
+
+
+def test_the_processor_is_named_as_linux_names_it(tmp_path):
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text("processor\t: 0\nmodel name\t: Fast CPU @ 2 GHz\nprocessor\t: 1\nmodel name\t: Other\n")
+    assert processor_name(cpuinfo) == "Fast CPU @ 2 GHz"
+
+
+def test_elsewhere_the_platform_names_it(tmp_path, monkeypatch):
+    monkeypatch.setattr("platform.processor", lambda: "")
+    monkeypatch.setattr("platform.machine", lambda: "arm64")
+    assert processor_name(tmp_path / "missing") == "arm64"
+
+
+def test_what_a_figure_of_speed_depends_on():
+    found = describe_machine()
+    assert 1 <= found["usable"] <= found["processors"]
+    assert found["packages"]["embedkit"] == __version__
+    assert {"numpy", "onnxruntime", "tokenizers"} <= found["packages"].keys()
+    assert found["load"] is None or found["load"] >= 0
