@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from embedkit.cli.backends import choose_backend, locate
+
 if TYPE_CHECKING:
     from embedkit.evaluation.results import Evaluation
     from embedkit.protocols import PairScorer, TextEncoder
@@ -92,8 +94,8 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _load_model(source: str, backend: str) -> TextEncoder | PairScorer:
-    location = _location(source)
-    if (_backend_for(location) if backend == "auto" else backend) == "onnx":
+    location = locate(source)
+    if (choose_backend(location) if backend == "auto" else backend) == "onnx":
         return _load_onnx(location)
     from embedkit.modeling.cross_encoder import PairEncoder, is_cross_encoder
     from embedkit.modeling.encoder import SentenceEncoder
@@ -117,22 +119,6 @@ def _load_onnx(location: str) -> TextEncoder | PairScorer:
     if classifier or (path.is_file() and read_bundle(path).manifest.kind == "cross-encoder"):
         return CrossEncoder.load(location)
     return Encoder.load(location)
-
-
-def _location(source: str) -> str:
-    """The model folder of a run folder; else the path or name as it is."""
-    path = Path(source).expanduser()
-    if (path / "model" / "config.json").is_file():
-        return str(path / "model")
-    return str(path) if path.exists() else source
-
-
-def _backend_for(location: str) -> str:
-    """ONNX Runtime for files, bundled names and folders with an ONNX file; torch for other folders and hub ids."""
-    path = Path(location)
-    if path.is_dir():
-        return "onnx" if any(path.glob("*.onnx")) or any(path.glob("onnx/*.onnx")) else "torch"
-    return "torch" if "/" in location and not path.exists() and path.suffix != ".onnx" else "onnx"
 
 
 def _check_report(path: Path | None) -> None:

@@ -42,6 +42,7 @@ COMMANDS = {
     "inspect": Command("embedkit.cli.inspect"),
     "encode": Command("embedkit.cli.encode"),
     "evaluate": Command("embedkit.cli.evaluate", extra="export"),
+    "bench": Command("embedkit.cli.bench", extra="export"),
     "index": Command("embedkit.cli.index", extra="serve"),
     "search": Command("embedkit.cli.search", extra="serve"),
     "doctor": Command("embedkit.cli.doctor"),

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
-from embedkit.cli.evaluate import _backend_for, _location
 from embedkit.cli.main import main
 
 
@@ -113,32 +111,3 @@ def test_a_task_is_required(toy_bundle):
     with pytest.raises(SystemExit) as caught:
         main(["evaluate", str(toy_bundle)])
     assert caught.value.code == 2
-
-
-@pytest.mark.parametrize(
-    ("files", "location", "backend"),
-    [
-        (["tiny.onnx"], "tiny.onnx", "onnx"),
-        ([], "tiny-sct", "onnx"),
-        ([], "gone.onnx", "onnx"),
-        ([], "here/gone.onnx", "onnx"),
-        ([], "org/name", "torch"),
-        (["model/model.safetensors", "model/config.json"], "model", "torch"),
-        (["model/model.safetensors", "model/onnx/model.onnx"], "model", "onnx"),
-        (["model/model.onnx"], "model", "onnx"),
-    ],
-)
-def test_what_a_path_holds_decides_the_backend(tmp_path, monkeypatch, files, location, backend):
-    monkeypatch.chdir(tmp_path)
-    for name in files:
-        Path(name).parent.mkdir(parents=True, exist_ok=True)
-        Path(name).touch()
-    assert _backend_for(location) == backend
-
-
-def test_a_run_folder_is_its_model_folder(tmp_path):
-    model = tmp_path / "run" / "model"
-    model.mkdir(parents=True)
-    (model / "config.json").write_text("{}")
-    assert _location(str(tmp_path / "run")) == str(model)
-    assert _location("org/name") == "org/name"

@@ -1,0 +1,183 @@
+"""The processes that are timed, as the one that times them sees them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from embedkit.errors import ModelError
+
+__all__ = ["Candidate", "Start", "WorkerProcess", "choose_processors"]
+
+_ONNX_WORKER = "embedkit.evaluation.speed.worker"
+_THREAD_SETTINGS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS")
+_MARKS = ("imported", "loaded", "embedded")
+_PATIENCE_SECONDS = 5.0
+_TOPOLOGY = Path("/sys/devices/system/cpu")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """A model to time.
+
+    Attributes:
+        source: path, name or hub id, as its worker understands it.
+        worker: the module that runs it, see :mod:`~embedkit.evaluation.speed.worker`.
+        name: what to call it; empty to ask the model, as for the precision.
+        precision: of its weights.
+        note: what a reader must know, e.g. that weights are random.
+    """
+
+    source: str
+    worker: str = _ONNX_WORKER
+    name: str = ""
+    precision: str = ""
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Start:
+    """Seconds from the start of a fresh process on, files being in the system's cache.
+
+    Attributes:
+        imported: Python is up and packages are imported.
+        loaded: the model is loaded.
+        embedded: the first text is embedded.
+    """
+
+    imported: float
+    loaded: float
+    embedded: float
+
+
+class WorkerProcess:
+    """A model in a process of its own, bound to as many processors as it has threads.
+
+    Args:
+        candidate: what to load.
+        threads: of one call.
+
+    Attributes:
+        start: how long it took.
+        about: what the model says of itself, see :class:`~embedkit.evaluation.speed.worker.TimedModel`; the
+            candidate's own name and precision go before.
+        memory_bytes: that it holds after its first text, None where the system does not tell.
+
+    Raises:
+        ModelError: the model cannot be loaded; says why.
+    """
+
+    def __init__(self, candidate: Candidate, threads: int) -> None:
+        self.candidate = candidate
+        # In a file: a pipe that nobody reads would fill up and stop the worker.
+        self._messages = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115 - see close
+        began = time.perf_counter()
+        with _bound_to(threads):
+            self._process = subprocess.Popen(  # noqa: S603 - ourselves
+                [sys.executable, "-m", candidate.worker, candidate.source, str(threads)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._messages,
+                text=True,
+                encoding="utf-8",
+                env={**os.environ, **dict.fromkeys(_THREAD_SETTINGS, str(threads))},
+                start_new_session=True,  # Ctrl-C is for us; we end them
+            )
+        try:
+            reached = [(self._read(mark), time.perf_counter() - began) for mark in _MARKS]
+        except BaseException:
+            self.close(patience_seconds=0)
+            raise
+        self.start = Start(*(seconds for _, seconds in reached))
+        told, _ = reached[-1]
+        given = {"name": candidate.name, "precision": candidate.precision}
+        self.about: dict[str, Any] = told["about"] | {key: value for key, value in given.items() if value}
+        self.memory_bytes: int | None = told["memory_bytes"]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close(patience_seconds=0 if kind else _PATIENCE_SECONDS)
+
+    def keep(self, name: str, texts: list[str]) -> None:
+        """Send texts, to be timed by their name."""
+        self._ask({"keep": name, "texts": texts})
+
+    def time(self, name: str, *, batch: int, calls: int, warm_up: int) -> dict[str, Any]:
+        """``seconds`` of each call, ``joules`` of all of them, memory after them."""
+        return self._ask({"time": name, "batch": batch, "calls": calls, "warm_up": warm_up})
+
+    def close(self, *, patience_seconds: float = _PATIENCE_SECONDS) -> None:
+        """End the process; it may finish its call if that does not take longer."""
+        with contextlib.suppress(OSError):
+            self._pipe("stdin").close()
+        try:
+            self._process.wait(patience_seconds)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._pipe("stdout").close()
+        self._messages.close()
+
+    def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        try:
+            self._pipe("stdin").write(json.dumps(request) + "\n")
+            self._pipe("stdin").flush()
+        except OSError as error:
+            raise ModelError(self._obituary()) from error
+        return self._read()
+
+    def _read(self, mark: str | None = None) -> dict[str, Any]:
+        line = self._pipe("stdout").readline()
+        if not line:
+            raise ModelError(self._obituary())
+        answer: dict[str, Any] = json.loads(line)
+        if "error" in answer or answer.get("reached") != mark:
+            raise ModelError(f"{self.candidate.source} cannot be timed: {answer.get('error', line.strip())}")
+        return answer
+
+    def _obituary(self) -> str:
+        code = self._process.wait()
+        self._messages.seek(0)
+        last = (self._messages.read().strip().splitlines() or ["no message"])[-1]
+        return f"{self.candidate.source} cannot be timed: its process ended with code {code}: {last}"
+
+    def _pipe(self, name: str) -> Any:
+        return getattr(self._process, name)
+
+
+@contextlib.contextmanager
+def _bound_to(threads: int) -> Iterator[None]:
+    """Start processes that may use so many processors, the same ones for all; no effect outside Linux."""
+    if not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, choose_processors(before, threads))
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def choose_processors(usable: set[int], threads: int, topology: Path = _TOPOLOGY) -> set[int]:
+    """So many of the usable processors, on cores of their own while there are such."""
+    cores: dict[str, int] = {}
+    for processor in sorted(usable):
+        siblings = topology / f"cpu{processor}" / "topology" / "thread_siblings_list"
+        cores.setdefault(siblings.read_text() if siblings.exists() else str(processor), processor)
+    apart = sorted(cores.values())
+    return set([*apart, *sorted(usable - set(apart))][:threads])

@@ -1,0 +1,136 @@
+"""A report of speed for people: tables, and the sentences that belong to them."""
+
+from __future__ import annotations
+
+from embedkit.evaluation.speed.figures import CellFigures, ModelFigures, SpeedReport
+from embedkit.evaluation.speed.tables import Table
+
+__all__ = ["about_the_machine", "footnotes", "speed_tables", "to_markdown", "to_text"]
+
+
+def to_text(report: SpeedReport) -> str:
+    """Tables for a terminal, notes below them."""
+    tables = (table.to_text() for table in speed_tables(report))
+    return "\n\n".join([*tables, "\n".join(footnotes(report))]) + "\n"
+
+
+def to_markdown(report: SpeedReport) -> str:
+    """The same as a document."""
+    tables = (table.to_markdown() for table in speed_tables(report))
+    notes = "\n".join(f"- {note}" for note in footnotes(report))
+    return "\n\n".join(["# Speed", *tables, notes]) + "\n"
+
+
+def speed_tables(report: SpeedReport) -> list[Table]:
+    """Latency, throughput, and what a model takes before it embeds anything."""
+    return [_latency(report), _throughput(report), _cost(report)]
+
+
+def about_the_machine(report: SpeedReport) -> str:
+    """One sentence about what the figures were measured on."""
+    machine = report.machine
+    memory = f"{machine['memory_bytes'] / 2**30:.0f} GiB" if machine["memory_bytes"] else "memory unknown"
+    features = " ".join(machine["features"] or []) or "none of the int8 features"
+    load = "unknown" if machine["load"] is None else f"{machine['load']:g} before, {machine['load_after']:g} after"
+    processors = f"{machine['usable']} of {machine['processors']} processors"
+    return f"{machine['processor']}, {processors}, {features}, {memory}; {machine['platform']}; load {load}"
+
+
+def footnotes(report: SpeedReport) -> list[str]:
+    """What a reader must know, a sentence each."""
+    threads = f"{report.threads} threads" if report.threads > 1 else "1 thread"
+    lengths = ", ".join(f"{name}: {words:.1f}" for name, words in report.words.items())
+    packages = ", ".join(f"{name} {version}" for name, version in report.machine["packages"].items())
+    told = any(cell.joules_per_text is not None for model in report.models for cell in model.cells)
+    return [
+        f"{threads}; {report.rounds} rounds in which all models take turns, each in a process of its own",
+        f"spread: between the medians of the rounds, of their median; ratio: time beside {report.models[0].label}",
+        f"mean words of a text: {lengths}",
+        *(f"{model.label}: {model.note}" for model in report.models if model.note),
+        *_lengths(report),
+        *report.notes,
+        "energy: of the whole processor, idle cores included" if told else "energy: not told by this machine",
+        about_the_machine(report),
+        f"Python {report.machine['python']}, {packages}",
+    ]
+
+
+def _lengths(report: SpeedReport) -> list[str]:
+    lengths = {model.about["max_length"] for model in report.models}
+    if len(lengths) == 1:
+        return [f"texts are cut off after {lengths.pop()} tokens"]
+    return [
+        f"{model.label}: texts are cut off after {model.about['max_length']} tokens" for model in report.models
+    ]
+
+
+def _latency(report: SpeedReport) -> Table:
+    header = ["model", "text", "p50", "p95", "p99", "spread", "ratio", "calls"]
+    cells = [(m, cell) for name in report.words for m in report.models if (cell := m.cell(name, 1))]
+    told = any(cell.joules_per_text is not None for _, cell in cells)
+    rows = [
+        [
+            model.label,
+            cell.texts,
+            *(_ms(value) for value in (cell.p50_ms, cell.p95_ms, cell.p99_ms)),
+            f"{cell.spread_percent:.0f} %",
+            "" if cell.ratio is None else f"{cell.ratio:.2f}",
+            f"{cell.calls:,}",
+            *([_millijoules(cell)] if told else []),
+        ]
+        for model, cell in cells
+    ]
+    return Table("One text, ms", [*header, *(["mJ"] if told else [])], rows, words=2)
+
+
+def _throughput(report: SpeedReport) -> Table:
+    batches = sorted({cell.batch for model in report.models for cell in model.cells})
+    rows = [
+        [model.label, name, *(_rate(model, name, batch) for batch in batches)]
+        for name in report.words
+        for model in report.models
+    ]
+    header = ["model", "texts", *(f"batch {batch}" for batch in batches)]
+    return Table("Many texts, texts per second", header, rows, words=2)
+
+
+def _cost(report: SpeedReport) -> Table:
+    header = [
+        "model",
+        "runtime",
+        "file MB",
+        "memory MB",
+        "most MB",
+        "cold start s",
+        "imports",
+        "loading",
+        "first text",
+    ]
+    rows = []
+    for model in report.models:
+        start = model.start
+        parts = [start.embedded, start.imported, start.loaded - start.imported, start.embedded - start.loaded]
+        sizes = [model.about["size_bytes"], model.memory_bytes, model.most_memory_bytes]
+        rows.append(
+            [model.label, model.about["runtime"], *map(_megabytes, sizes), *(f"{part:.3f}" for part in parts)]
+        )
+    return Table("What it takes", header, rows, words=2)
+
+
+def _ms(value: float | None) -> str:
+    return "" if value is None else f"{value:.3f}" if value < 10 else f"{value:.1f}"
+
+
+def _millijoules(cell: CellFigures) -> str:
+    return "" if cell.joules_per_text is None else f"{1000 * cell.joules_per_text:.1f}"
+
+
+def _rate(model: ModelFigures, texts: str, batch: int) -> str:
+    cell = model.cell(texts, batch)
+    if cell is None:
+        return ""
+    return f"{cell.texts_per_second:,.0f}" if cell.texts_per_second >= 10 else f"{cell.texts_per_second:.2f}"
+
+
+def _megabytes(size: int | None) -> str:
+    return "not told" if size is None else f"{size / 1e6:,.1f}"

@@ -1,0 +1,42 @@
+"""Tables of a report, for a terminal and for a document."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+__all__ = ["Table"]
+
+
+@dataclass(frozen=True)
+class Table:
+    """Cells of text.
+
+    Attributes:
+        title: what it shows, with units.
+        header: a name for each column.
+        rows: as long as the header.
+        words: how many columns are words, from the left; the others are figures.
+    """
+
+    title: str
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    words: int = 1
+
+    def to_text(self) -> str:
+        """Aligned columns under the title."""
+        table = [self.header, *self.rows]
+        widths = [max(len(row[column]) for row in table) for column in range(len(self.header))]
+        return "\n".join([self.title, *(f"  {self._aligned(row, widths)}" for row in table)])
+
+    def to_markdown(self) -> str:
+        """A section of a Markdown document."""
+        rule = "|" + "---|" * self.words + "---:|" * (len(self.header) - self.words)
+        header, *rows = (f"| {' | '.join(row)} |" for row in [self.header, *self.rows])
+        return "\n".join([f"## {self.title}", "", header, rule, *rows])
+
+    def _aligned(self, row: Sequence[str], widths: Sequence[int]) -> str:
+        words = [cell.ljust(width) for cell, width in zip(row[: self.words], widths, strict=False)]
+        figures = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)][self.words :]
+        return "  ".join([*words, *figures]).rstrip()

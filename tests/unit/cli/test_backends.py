@@ -1,0 +1,38 @@
+"""What runs a model is decided by what its path holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from embedkit.cli.backends import choose_backend, locate
+
+
+@pytest.mark.parametrize(
+    ("files", "location", "backend"),
+    [
+        (["tiny.onnx"], "tiny.onnx", "onnx"),
+        ([], "tiny-sct", "onnx"),
+        ([], "gone.onnx", "onnx"),
+        ([], "here/gone.onnx", "onnx"),
+        ([], "org/name", "torch"),
+        (["model/model.safetensors", "model/config.json"], "model", "torch"),
+        (["model/model.safetensors", "model/onnx/model.onnx"], "model", "onnx"),
+        (["model/model.onnx"], "model", "onnx"),
+    ],
+)
+def test_what_a_path_holds_decides_the_backend(tmp_path, monkeypatch, files, location, backend):
+    monkeypatch.chdir(tmp_path)
+    for name in files:
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).touch()
+    assert choose_backend(location) == backend
+
+
+def test_a_run_folder_is_its_model_folder(tmp_path):
+    model = tmp_path / "run" / "model"
+    model.mkdir(parents=True)
+    (model / "config.json").write_text("{}")
+    assert locate(str(tmp_path / "run")) == str(model)
+    assert locate("org/name") == "org/name"

@@ -1,0 +1,57 @@
+"""`embedkit bench`: which worker a model gets, and what comes out where."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from embedkit.cli.bench import _candidate
+from embedkit.cli.main import main
+
+QUICK = ["--threads", "1", "--rounds", "1", "--seconds", "0.01", "--batches", "1", "2"]
+
+
+@pytest.fixture
+def texts(tmp_path):
+    path = tmp_path / "mine.txt"
+    path.write_text("a good dog\nthe cat is asleep\n")
+    return path
+
+
+def test_tables_on_stdout_and_nothing_else(toy_bundle, texts, capsys):
+    assert main(["bench", str(toy_bundle), "--texts", str(texts), *QUICK]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "One text, ms"
+    assert lines[2].split()[:4] == ["toy", "fp32", "mine.txt", lines[2].split()[3]]
+    assert "mean words of a text: mine.txt: 3.5" in lines
+
+
+def test_json(toy_bundle, texts, capsys):
+    assert main(["bench", str(toy_bundle), "--texts", str(texts), *QUICK, "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    (model,) = report["models"]
+    assert (model["label"], report["threads"], report["rounds"]) == ("toy fp32", 1, 1)
+    assert [(cell["texts"], cell["batch"]) for cell in model["cells"]] == [("mine.txt", 1), ("mine.txt", 2)]
+
+
+def test_a_model_that_is_not_there(capsys):
+    assert main(["bench", "gone.onnx", *QUICK]) == 1
+    assert "error: gone.onnx cannot be timed: there is no file or folder gone.onnx" in capsys.readouterr().err
+
+
+def test_too_many_threads(toy_bundle, capsys):
+    assert main(["bench", str(toy_bundle), "--threads", "1000000"]) == 1
+    assert "usable processors would time their queue" in capsys.readouterr().err
+
+
+def test_a_run_folder_is_timed_by_its_model_on_torch(tmp_path):
+    model = tmp_path / "run" / "model"
+    model.mkdir(parents=True)
+    (model / "config.json").write_text("{}")
+    candidate = _candidate(str(tmp_path / "run"))
+    assert (candidate.source, candidate.worker) == (str(model), "embedkit.export.torch_worker")
+
+
+def test_bundled_names_are_timed_on_onnx_runtime():
+    assert _candidate("tiny-sct").worker == "embedkit.evaluation.speed.worker"

@@ -1,0 +1,74 @@
+"""Models for ONNX Runtime to time, whatever the folder says of them."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from embedkit.errors import ModelError, ModelNotFoundError
+from embedkit.evaluation.speed.bare import read_encoder
+
+TEXTS = ["a good dog", "the cat is asleep"]
+
+
+def test_a_bundle(toy_bundle, toy_reference):
+    encoder, size_bytes = read_encoder(str(toy_bundle), 1)
+    assert np.allclose(encoder.encode(TEXTS), toy_reference(TEXTS), atol=1e-6)
+    assert size_bytes == toy_bundle.stat().st_size
+
+
+def test_a_folder_with_a_bundle(toy_bundle, tmp_path):
+    (tmp_path / "mine.onnx").write_bytes(toy_bundle.read_bytes())
+    encoder, size_bytes = read_encoder(str(tmp_path), 1)
+    assert (encoder.name, size_bytes) == ("toy", toy_bundle.stat().st_size)
+
+
+def test_a_graph_and_a_tokenizer(bare_folder, toy_reference):
+    encoder, size_bytes = read_encoder(str(bare_folder), 1)
+    assert np.allclose(encoder.encode(TEXTS), toy_reference(TEXTS, 512), atol=1e-6)
+    assert (encoder.name, encoder.dimension, encoder.max_length) == ("bare", 16, 512)
+    assert size_bytes == sum(path.stat().st_size for path in bare_folder.iterdir())
+
+
+def test_the_folder_may_say_how_long_texts_are(bare_folder):
+    (bare_folder / "config.json").write_text(json.dumps({"hidden_size": 16, "max_position_embeddings": 7}))
+    (bare_folder / "tokenizer_config.json").write_text(json.dumps({"model_max_length": 10**30}))
+    encoder, _ = read_encoder(str(bare_folder), 1)
+    assert encoder.max_length == 7
+
+
+def test_a_sentence_transformers_folder_keeps_what_it_says(bare_folder, toy_reference):
+    files = {
+        "modules.json": [
+            {"type": "sentence_transformers.models.Transformer", "path": ""},
+            {"type": "sentence_transformers.models.Pooling", "path": "1_Pooling"},
+        ],
+        "1_Pooling/config.json": {"pooling_mode_mean_tokens": True, "word_embedding_dimension": 16},
+        "sentence_bert_config.json": {"max_seq_length": 5},
+    }
+    (bare_folder / "1_Pooling").mkdir()
+    for name, content in files.items():
+        (bare_folder / name).write_text(json.dumps(content))
+    encoder, _ = read_encoder(str(bare_folder), 1)
+    assert encoder.max_length == 5
+    assert np.allclose(encoder.encode(TEXTS), toy_reference(TEXTS, 5), atol=1e-6)
+
+
+def test_which_of_several_graphs_is_not_guessed(bare_folder):
+    (bare_folder / "model.onnx").rename(bare_folder / "a.onnx")
+    (bare_folder / "b.onnx").write_bytes(b"")
+    with pytest.raises(ModelError, match=r"or one \.onnx file; it has 2"):
+        read_encoder(str(bare_folder), 1)
+
+
+def test_a_malformed_configuration_is_named(bare_folder):
+    (bare_folder / "config.json").write_text("[")
+    with pytest.raises(ModelError, match=r"config\.json is not a JSON object"):
+        read_encoder(str(bare_folder), 1)
+
+
+def test_nothing_there():
+    with pytest.raises(ModelNotFoundError):
+        read_encoder("./gone", 1)

@@ -1,0 +1,35 @@
+"""A plan: what it counts, and what it refuses."""
+
+from __future__ import annotations
+
+import pytest
+
+from embedkit.errors import InputError
+from embedkit.evaluation.speed.plan import Cell, Plan
+
+TEXTS = {"short": ["a"], "long": ["b"]}
+
+
+def test_cells_are_all_batches_of_all_texts_quick_ones_first():
+    plan = Plan(threads=1, batches=(8, 1), texts=TEXTS)
+    assert plan.cells() == [Cell("short", 1), Cell("short", 8), Cell("long", 1), Cell("long", 8)]
+
+
+@pytest.mark.parametrize(("seconds", "calls"), [(0.1, 5), (2.0, 1), (1e-6, 200), (0.0, 200)])
+def test_a_turn_lasts_as_long_as_wanted_if_it_can(seconds, calls):
+    assert Plan(threads=1, seconds=0.5, most_calls=200, texts=TEXTS).calls(seconds) == calls
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"threads": 0}, {"rounds": 0}, {"batches": (1, 0)}, {"seconds": 0.0}, {"texts": {}}, {"texts": {"none": []}}],
+)
+def test_what_cannot_be_timed_is_refused(wrong):
+    with pytest.raises(InputError):
+        Plan(**{"threads": 1, "texts": TEXTS, **wrong})
+
+
+def test_more_threads_than_processors_are_refused(monkeypatch):
+    monkeypatch.setattr("embedkit.evaluation.speed.plan.available_threads", lambda: 2)
+    with pytest.raises(InputError, match="3 threads on 2 usable processors"):
+        Plan(threads=3, texts=TEXTS)

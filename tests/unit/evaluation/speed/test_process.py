@@ -1,0 +1,83 @@
+"""Processes that are timed: real ones."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from embedkit.errors import ModelError
+from embedkit.evaluation.speed.process import Candidate, WorkerProcess, choose_processors
+
+
+@pytest.fixture
+def worker_module(tmp_path, monkeypatch):
+    """``worker_module(code)`` -> name of a module that a worker can be."""
+
+    def write(code):
+        (tmp_path / "strange_worker.py").write_text(code)
+        monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+        return "strange_worker"
+
+    return write
+
+
+def test_a_model_starts_says_what_it_is_and_is_timed(toy_bundle):
+    with WorkerProcess(Candidate(source=str(toy_bundle)), threads=1) as worker:
+        start, about = worker.start, worker.about
+        assert 0 < start.imported < start.loaded < start.embedded
+        assert (about["name"], about["dimension"], about["max_length"]) == ("toy", 16, 12)
+        assert about["size_bytes"] == toy_bundle.stat().st_size
+        worker.keep("short", ["a good dog", "the cat"])
+        answer = worker.time("short", batch=3, calls=4, warm_up=1)
+        assert len(answer["seconds"]) == 4
+        assert all(seconds > 0 for seconds in answer["seconds"])
+        if Path("/proc/self/status").exists():
+            assert 10e6 < worker.memory_bytes <= answer["most_memory_bytes"]
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="processes cannot be bound here")
+def test_it_may_use_as_many_processors_as_it_has_threads(toy_bundle):
+    before = os.sched_getaffinity(0)
+    with WorkerProcess(Candidate(source=str(toy_bundle)), threads=1) as worker:
+        assert len(os.sched_getaffinity(worker._process.pid)) == 1
+    assert os.sched_getaffinity(0) == before
+
+
+def test_a_model_that_cannot_be_loaded_is_named(tmp_path):
+    with pytest.raises(ModelError, match=r"gone\.onnx cannot be timed: there is no file or folder"):
+        WorkerProcess(Candidate(source=str(tmp_path / "gone.onnx")), threads=1)
+
+
+def test_a_worker_that_dies_leaves_its_last_words(worker_module):
+    module = worker_module("raise RuntimeError('out of luck')")
+    with pytest.raises(ModelError, match="ended with code 1: RuntimeError: out of luck"):
+        WorkerProcess(Candidate(source="any", worker=module), threads=1)
+
+
+def test_a_worker_at_work_is_ended_when_something_fails(worker_module):
+    marks = [{"reached": mark, "about": {}, "memory_bytes": 1} for mark in ("imported", "loaded", "embedded")]
+    lines = "\n".join(map(json.dumps, marks))
+    module = worker_module(f"import time\nprint({lines!r}, flush=True)\ntime.sleep(600)")
+    began = time.monotonic()
+    with (
+        pytest.raises(KeyboardInterrupt),
+        WorkerProcess(Candidate(source="any", worker=module), threads=1) as worker,
+    ):
+        raise KeyboardInterrupt
+    assert time.monotonic() - began < 60
+    assert worker._process.returncode is not None
+
+
+def test_processors_of_their_own_cores_come_first(tmp_path):
+    for processor, siblings in enumerate(["0,2", "1,3", "0,2", "1,3"]):
+        folder = tmp_path / f"cpu{processor}" / "topology"
+        folder.mkdir(parents=True)
+        (folder / "thread_siblings_list").write_text(siblings)
+    assert choose_processors({0, 1, 2, 3}, 2, tmp_path) == {0, 1}
+    assert choose_processors({0, 2, 3}, 2, tmp_path) == {0, 3}
+    assert choose_processors({0, 2, 3}, 3, tmp_path) == {0, 2, 3}
+    assert choose_processors({5, 6}, 1, tmp_path / "unknown") == {5}

@@ -1,0 +1,76 @@
+"""A report of speed in words."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from embedkit.evaluation.speed.report import to_markdown, to_text
+
+FAST = {("8 words", 1): 0.0005, ("8 words", 32): 0.004, ("24 words", 1): 0.001}
+SLOW = {("8 words", 1): 0.025, ("24 words", 1): 4.0}
+
+
+@pytest.fixture
+def report(make_model, make_report):
+    models = [make_model("tiny", FAST), make_model("huge", SLOW, note="random weights", memory_bytes=None)]
+    return make_report(models, notes=["huge: left out"])
+
+
+def rows(text, title):
+    section = text[text.index(title) :].split("\n\n")[0]
+    return [line.split() for line in section.splitlines()[1:]]
+
+
+def test_latency(report):
+    _, *found = rows(to_text(report), "One text, ms")
+    assert found[0] == ["tiny", "8", "words", "0.500", "0.500", "0.500", "0", "%", "100"]
+    assert found[1][:5] == ["huge", "8", "words", "25.0", "25.0"]
+    assert [row[0] for row in found] == ["tiny", "huge", "tiny", "huge"]
+
+
+def test_throughput_leaves_empty_what_was_left_out(report):
+    header, *found = rows(to_text(report), "Many texts")
+    assert header[-4:] == ["batch", "1", "batch", "32"]
+    assert found[0] == ["tiny", "8", "words", "2,000", "8,000"]
+    assert found[3] == ["huge", "24", "words", "0.25"]
+
+
+def test_what_a_model_takes(report):
+    _, tiny, huge = rows(to_text(report), "What it takes")
+    assert tiny[3:] == ["4.9", "91.5", "103.2", "0.300", "0.200", "0.050", "0.050"]
+    assert huge[3:6] == ["4.9", "not", "told"]
+
+
+def test_a_reader_learns_what_figures_depend_on(report):
+    text = to_text(report)
+    assert "huge: random weights" in text
+    assert "huge: left out" in text
+    assert "texts are cut off after 128 tokens" in text
+    assert "energy: not told by this machine" in text
+    machine = "Fast CPU, 2 of 4 processors, avx2, 8 GiB; Linux x86_64; load 0.1 before, 0.9 after"
+    assert machine in text
+
+
+def test_lengths_that_differ_are_told_of_each_model(make_model, make_report):
+    models = [make_model("tiny", FAST), make_model("huge", SLOW)]
+    models[1] = dataclasses.replace(models[1], about={**models[1].about, "max_length": 512})
+    assert "huge: texts are cut off after 512 tokens" in to_text(make_report(models))
+
+
+def test_energy_where_it_is_told(make_model, make_report):
+    model = make_model("tiny", FAST)
+    cells = [dataclasses.replace(cell, joules_per_text=0.0123) for cell in model.cells]
+    text = to_text(make_report([dataclasses.replace(model, cells=cells)]))
+    header, first, *_ = rows(text, "One text, ms")
+    assert (header[-1], first[-1]) == ("mJ", "12.3")
+    assert "energy: of the whole processor" in text
+
+
+def test_markdown_has_a_table_for_each(report):
+    text = to_markdown(report)
+    assert text.startswith("# Speed\n\n## One text, ms\n\n| model | text | p50 |")
+    assert "\n|---|---|---:|" in text
+    assert "\n| tiny | 8 words | 2,000 | 8,000 |" in text
+    assert "\n- huge: random weights\n" in text

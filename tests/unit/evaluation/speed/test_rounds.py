@@ -1,0 +1,126 @@
+"""Turns: who is timed when, what is left out, and what remains when somebody interrupts."""
+
+from __future__ import annotations
+
+import logging
+from typing import ClassVar
+
+import pytest
+
+from embedkit.evaluation.speed import rounds
+from embedkit.evaluation.speed.plan import Plan
+from embedkit.evaluation.speed.process import Candidate, Start
+from embedkit.evaluation.speed.rounds import measure
+
+
+class SlowModel:
+    """Stands for a process; every text takes as long as the source says, and every call is written down."""
+
+    calls: ClassVar[list[tuple[str, str, int]]] = []
+    starts: ClassVar[list[str]] = []
+    interrupt_at: ClassVar[int | None] = None
+
+    def __init__(self, candidate, threads):
+        self.candidate, self.seconds = candidate, float(candidate.source)
+        self.start = Start(0.1, 0.2, 0.3 + len(self.starts))
+        self.starts.append(candidate.source)
+        self.about = {"name": candidate.name or "slow", "precision": "fp32", "max_length": 9}
+        self.memory_bytes = 1000
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def close(self):
+        pass
+
+    def keep(self, name, texts):
+        pass
+
+    def time(self, name, *, batch, calls, warm_up):
+        if len(self.calls) == self.interrupt_at:
+            raise KeyboardInterrupt
+        self.calls.append((self.candidate.source, name, batch))
+        return {"seconds": [batch * self.seconds] * calls, "joules": None, "most_memory_bytes": 2000 + batch}
+
+
+@pytest.fixture
+def slow(monkeypatch):
+    monkeypatch.setattr(SlowModel, "calls", [])
+    monkeypatch.setattr(SlowModel, "starts", [])
+    monkeypatch.setattr(rounds, "WorkerProcess", SlowModel)
+    return SlowModel
+
+
+CANDIDATES = [Candidate(source="0.1"), Candidate(source="0.2", name="other", note="timing only")]
+PLAN = Plan(
+    threads=1, rounds=2, starts=2, batches=(1, 8), texts={"short": ["a b", "a b c d"]}, patience_seconds=1.0
+)
+PROBES = 2 * 2 + 2  # two calls of each cell that is not left out: 1 and 8 of the first, 1 of the second
+
+
+def test_models_take_turns_and_every_other_round_goes_backwards(slow):
+    measure(CANDIDATES, PLAN, progress=False)
+    first, second = [("0.1", "short", 1), ("0.2", "short", 1)], [("0.1", "short", 8)]
+    assert slow.calls[PROBES:] == [*first, *second, *first[::-1], *second]
+
+
+def test_starts_are_in_turns_too_and_the_first_ones_do_not_count(slow):
+    report = measure(CANDIDATES, PLAN, progress=False)
+    assert slow.starts == ["0.1", "0.2"] * 3
+    assert [model.start.embedded for model in report.models] == pytest.approx(
+        [3.3, 4.3]
+    )  # of starts 2, 4 and 3, 5
+
+
+def test_what_takes_too_long_is_left_out_and_named(slow):
+    report = measure(CANDIDATES, PLAN, progress=False)
+    assert [(cell.texts, cell.batch) for cell in report.models[1].cells] == [("short", 1)]
+    assert report.notes == ["other fp32: calls of over 1 s are left out: 8 x short"]
+
+
+def test_figures_of_a_model_and_its_ratio_to_the_first(slow):
+    report = measure(CANDIDATES, PLAN, progress=False)
+    assert [model.label for model in report.models] == ["slow fp32", "other fp32"]
+    assert report.models[1].note == "timing only"
+    cell = report.models[1].cell("short", 1)
+    assert cell.p50_ms == pytest.approx(200)
+    assert cell.ratio == pytest.approx(2)
+    assert report.words == {"short": 3}
+    assert [model.most_memory_bytes for model in report.models] == [2008, 2001]
+
+
+def test_it_says_beforehand_what_it_will_take(slow, caplog):
+    with caplog.at_level(logging.INFO, logger="embedkit"):
+        measure(CANDIDATES, PLAN, progress=False)
+    # (4 x 0.1 + 1 x 0.8 + 2 x 0.2) s, twice
+    assert "timing 3 kinds of calls, 2 rounds: about 3 s" in caplog.messages
+
+
+def test_models_of_the_same_name_are_told_apart(slow):
+    report = measure([Candidate(source="0.1"), Candidate(source="0.2")], PLAN, progress=False)
+    assert [model.label for model in report.models] == ["slow fp32 (0.1)", "slow fp32 (0.2)"]
+
+
+def test_interrupted_it_reports_the_rounds_that_were_finished(slow, monkeypatch):
+    monkeypatch.setattr(slow, "interrupt_at", PROBES + 3 + 1)
+    report = measure(CANDIDATES, PLAN, progress=False)
+    assert report.rounds == 1
+    assert report.notes[-1] == "interrupted after 1 of 2 rounds"
+    assert report.models[0].cell("short", 1).calls == 4
+
+
+def test_interrupted_in_the_first_round_there_is_nothing_to_report(slow, monkeypatch):
+    monkeypatch.setattr(slow, "interrupt_at", PROBES + 1)
+    with pytest.raises(KeyboardInterrupt):
+        measure(CANDIDATES, PLAN, progress=False)
+
+
+def test_real_models(toy_bundle, bare_folder):
+    plan = Plan(threads=1, rounds=1, starts=1, seconds=0.01, batches=(1, 2), texts={"short": ["a good dog"]})
+    report = measure([Candidate(source=str(toy_bundle)), Candidate(source=str(bare_folder))], plan, progress=False)
+    assert [model.label for model in report.models] == ["toy fp32", "bare"]
+    assert all(cell.p50_ms > 0 for model in report.models for cell in model.cells)
+    assert [len(model.cells) for model in report.models] == [2, 2]
