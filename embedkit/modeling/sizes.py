@@ -1,10 +1,10 @@
-"""The three sizes of student that the papers train: BERT-Tiny, BERT-Mini and BERT-Small."""
+"""Shapes of BERT encoders: the sizes of student that the papers train, and published architectures by name."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["SIZES", "Size"]
+__all__ = ["ARCHITECTURES", "SIZES", "Size"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,3 +32,12 @@ SIZES = {
     "mini": Size(layers=4, hidden=256, heads=4),
     "small": Size(layers=4, hidden=512, heads=8),
 }
+"""Sizes of a student: BERT-Tiny, BERT-Mini and BERT-Small."""
+
+ARCHITECTURES = {
+    **{f"bert-{name}": size for name, size in SIZES.items()},
+    "minilm-l6": Size(layers=6, hidden=384, heads=12),
+    "bert-base": Size(layers=12, hidden=768, heads=12),
+    "bert-large": Size(layers=24, hidden=1024, heads=16),
+}
+"""Published encoders by the names that people know them by."""

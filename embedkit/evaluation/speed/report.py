@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from embedkit.evaluation.speed.figures import CellFigures, ModelFigures, SpeedReport
 from embedkit.evaluation.speed.tables import Table
 
@@ -46,8 +48,10 @@ def footnotes(report: SpeedReport) -> list[str]:
         f"{threads}; {report.rounds} rounds in which all models take turns, each in a process of its own",
         f"spread: between the medians of the rounds, of their median; ratio: time beside {report.models[0].label}",
         f"mean words of a text: {lengths}",
-        *(f"{model.label}: {model.note}" for model in report.models if model.note),
-        *_lengths(report),
+        *_grouped(report, [model.note for model in report.models]),
+        *_grouped(
+            report, [f"texts are cut off after {model.about['max_length']} tokens" for model in report.models]
+        ),
         *report.notes,
         "energy: of the whole processor, idle cores included" if told else "energy: not told by this machine",
         about_the_machine(report),
@@ -55,13 +59,12 @@ def footnotes(report: SpeedReport) -> list[str]:
     ]
 
 
-def _lengths(report: SpeedReport) -> list[str]:
-    lengths = {model.about["max_length"] for model in report.models}
-    if len(lengths) == 1:
-        return [f"texts are cut off after {lengths.pop()} tokens"]
-    return [
-        f"{model.label}: texts are cut off after {model.about['max_length']} tokens" for model in report.models
-    ]
+def _grouped(report: SpeedReport, notes: Sequence[str]) -> list[str]:
+    """Each sentence once, with the models it is about."""
+    about: dict[str, list[str]] = {}
+    for model, note in zip(report.models, notes, strict=True):
+        about.setdefault(note, []).append(model.label)
+    return [f"{', '.join(labels)}: {note}" for note, labels in about.items() if note]
 
 
 def _latency(report: SpeedReport) -> Table:

@@ -55,3 +55,21 @@ def test_a_run_folder_is_timed_by_its_model_on_torch(tmp_path):
 
 def test_bundled_names_are_timed_on_onnx_runtime():
     assert _candidate("tiny-sct").worker == "embedkit.evaluation.speed.worker"
+
+
+def test_architectures_are_timed_with_random_weights_in_both_precisions(texts, capsys):
+    assert main(["bench", "--architecture", "bert-tiny", "--texts", str(texts), *QUICK, "--json"]) == 0
+    models = json.loads(capsys.readouterr().out)["models"]
+    assert [model["label"] for model in models] == ["bert-tiny fp32", "bert-tiny int8"]
+    assert {model["note"] for model in models} == {"random weights, for timing only"}
+    assert models[0]["about"]["size_bytes"] / models[1]["about"]["size_bytes"] > 3
+
+
+def test_an_unknown_architecture(capsys):
+    assert main(["bench", "--architecture", "bert-huge"]) == 1
+    assert "there is no architecture 'bert-huge'; there are bert-tiny, " in capsys.readouterr().err
+
+
+def test_nothing_to_time(capsys):
+    assert main(["bench"]) == 1
+    assert "there is nothing to time" in capsys.readouterr().err

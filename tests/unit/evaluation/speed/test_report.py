@@ -47,7 +47,7 @@ def test_a_reader_learns_what_figures_depend_on(report):
     text = to_text(report)
     assert "huge: random weights" in text
     assert "huge: left out" in text
-    assert "texts are cut off after 128 tokens" in text
+    assert "tiny, huge: texts are cut off after 128 tokens" in text
     assert "energy: not told by this machine" in text
     machine = "Fast CPU, 2 of 4 processors, avx2, 8 GiB; Linux x86_64; load 0.1 before, 0.9 after"
     assert machine in text

@@ -1,0 +1,46 @@
+"""Graphs of known architectures with random weights: to time what cannot be had, and for nothing else.
+
+What a network costs depends on its shape and not on its weights. What comes out is no bundle, so that nobody may
+take it for a model: a folder with a graph, a tokenizer and two lengths.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from embedkit.errors import ExportError
+from embedkit.export.graph import FloatArithmetic, build_graph
+from embedkit.export.quantize import Int8Arithmetic, largest_weight
+from embedkit.modeling.initialisation import random
+from embedkit.modeling.sizes import Size
+from embedkit.runtime.tokenization import Tokenizer
+
+__all__ = ["MAX_LENGTH", "write_untrained"]
+
+MAX_LENGTH = 512
+"""Tokens, as in every published BERT."""
+
+
+def write_untrained(size: Size, tokenizer: Tokenizer, folder: Path, *, precision: str, target: str) -> None:
+    """Write an encoder of that shape, exported as a trained one would be.
+
+    Args:
+        size: shape of the network.
+        tokenizer: gives the vocabulary.
+        folder: made, and filled with ``model.onnx``, ``tokenizer.json`` and ``config.json``.
+        precision: ``"fp32"`` or ``"int8"``.
+        target: the processor that int8 is for, see :data:`~embedkit.export.quantize.TARGETS`.
+
+    Raises:
+        ExportError: the precision or the target is unknown.
+    """
+    if precision not in ("fp32", "int8"):
+        raise ExportError(f"precision of an untrained encoder is fp32 or int8, not {precision!r}")
+    arithmetic = FloatArithmetic() if precision == "fp32" else Int8Arithmetic(largest_weight(target))
+    model = random(tokenizer, size, max_length=MAX_LENGTH, seed=0)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "model.onnx").write_bytes(build_graph(model, arithmetic).SerializeToString())
+    (folder / "tokenizer.json").write_text(tokenizer.json, encoding="utf-8")
+    lengths = {"hidden_size": size.hidden, "max_position_embeddings": MAX_LENGTH}
+    (folder / "config.json").write_text(json.dumps(lengths), encoding="utf-8")
