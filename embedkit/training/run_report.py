@@ -5,46 +5,19 @@ from __future__ import annotations
 import dataclasses
 import html
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from embedkit.atomic import atomic_file
 from embedkit.config import load_toml
 from embedkit.errors import DataError
+from embedkit.reporting.page import build_page, facts, figures, flat
 from embedkit.training.run_curves import RunCurves, read_curves
-from embedkit.training.run_figures import COLOURS, draw_svg, write_png
+from embedkit.training.run_figures import draw_svg, write_curves
 from embedkit.training.run_folder import RunFolder
 
 __all__ = ["write_report"]
-
-_STYLE = """
-:root { color-scheme: light dark; --page: #fff; --text: #1f2328; --card: #f6f8fa; VARIABLES }
-@media (prefers-color-scheme: dark) {
-  :root { --page: #0d1117; --text: #e6edf3; --card: #161b22;
-          --ink: #9198a1; --rule: #30363d; --line: #6cb0f5; --best: #f0883e; }
-}
-body { margin: 2.5rem auto; max-width: 68rem; padding: 0 1.5rem; background: var(--page); color: var(--text);
-       font: 15px/1.5 system-ui, sans-serif; }
-h1 { margin: 0; font-size: 1.7rem; }
-h2 { margin: 2.2rem 0 .7rem; font-size: 1.15rem; }
-.about { margin: .2rem 0 1.6rem; color: var(--ink); }
-.figures { display: flex; flex-wrap: wrap; gap: .8rem; margin: 0; }
-.figures div { flex: 1 1 8rem; padding: .7rem 1rem; border: 1px solid var(--rule); border-radius: 8px;
-               background: var(--card); }
-.figures dt { color: var(--ink); font-size: .8rem; line-height: 1.3; }
-.figures dd { margin: 0; font-size: 1.3rem; font-variant-numeric: tabular-nums; }
-.curves { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(26rem, 100%), 1fr)); gap: 1rem;
-          margin-top: 1rem; }
-svg { display: block; width: 100%; height: auto; }
-.wide { overflow-x: auto; }
-table { border-collapse: collapse; width: 100%; font-size: .9rem; }
-th, td { padding: .3rem 1.2rem .3rem 0; border-bottom: 1px solid var(--rule); overflow-wrap: anywhere;
-         text-align: left; vertical-align: top; }
-th { color: var(--ink); font-weight: 500; white-space: nowrap; width: 1%; }
-code { font: .85rem/1.5 ui-monospace, monospace; }
-summary { cursor: pointer; font-size: 1.15rem; font-weight: 600; margin: 2.2rem 0 .7rem; }
-"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +46,7 @@ def write_report(folder: str | Path) -> Path:
         raise DataError(f"{run.path} is not a run folder: it has no {run.config.name}")
     stages = list(_stages(run.path))
     for stage in stages:
-        write_png(stage.curves.curves, stage.path / "curves.png")
+        write_curves(stage.curves.curves, stage.path / "curves.png")
     page = run.path / "report.html"
     text = _page(run, stages)
     with atomic_file(page) as temporary:
@@ -91,24 +64,17 @@ def _stages(folder: Path) -> Iterator[_Stage]:
 def _page(run: RunFolder, stages: list[_Stage]) -> str:
     config, card = load_toml(run.config), _read_json(run.card)
     title = str(card.get("name") or config.get("name") or run.path.resolve().name)
-    variables = " ".join(f"--{name}: {colour};" for name, colour in COLOURS.items())
-    body = [
-        f"<h1>{html.escape(title)}</h1>",
-        f'<p class="about">{html.escape(_about(config, finished=bool(card)))}</p>',
-        *(_stage(stage, alone=len(stages) == 1) for stage in stages),
-        "" if stages else "<p>Nothing is logged yet.</p>",
-        _table("Data", _data(config, card)),
-        _table("Environment", _flat(_read_json(run.environment))),
-        _table("Configuration", _flat(config), folded=True),
-    ]
-    return "\n".join([
-        '<!doctype html>\n<html lang="en">\n<meta charset="utf-8">',
-        '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        f"<title>{html.escape(title)}</title>",
-        f"<style>{_STYLE.replace('VARIABLES', variables)}</style>",
-        *filter(None, body),
-        "</html>\n",
-    ])  # fmt: skip
+    return build_page(
+        title,
+        _about(config, finished=bool(card)),
+        [
+            *(_stage(stage, alone=len(stages) == 1) for stage in stages),
+            "" if stages else "<p>Nothing is logged yet.</p>",
+            facts("Data", _data(config, card)),
+            facts("Environment", flat(_read_json(run.environment))),
+            facts("Configuration", flat(config), folded=True),
+        ],
+    )
 
 
 def _about(config: Mapping[str, Any], *, finished: bool) -> str:
@@ -119,13 +85,9 @@ def _about(config: Mapping[str, Any], *, finished: bool) -> str:
 
 def _stage(stage: _Stage, *, alone: bool) -> str:
     name = "last stage" if stage.name == "." else stage.name
-    figures = "".join(
-        f"<div><dt>{html.escape(term)}</dt><dd>{html.escape(figure)}</dd></div>"
-        for term, figure in _figures(stage.curves)
-    )
     drawn = "\n".join(draw_svg(curve) for curve in stage.curves.curves)
     heading = "" if alone else f"<h2>{html.escape(name)}</h2>\n"
-    return f'{heading}<dl class="figures">{figures}</dl>\n<div class="curves">{drawn}</div>'
+    return f'{heading}{figures(_figures(stage.curves))}\n<div class="charts">{drawn}</div>'
 
 
 def _figures(curves: RunCurves) -> Iterator[tuple[str, str]]:
@@ -170,30 +132,6 @@ def _corpus_facts(source: Mapping[str, Any]) -> Iterator[str]:
 def _teachers(card: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     teacher = card.get("teacher")
     return [] if teacher is None else teacher.get("teachers", [teacher])
-
-
-def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Dotted names and values."""
-    for key, value in table.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{key}.")
-        elif isinstance(value, list) and value and isinstance(value[0], Mapping):
-            for number, item in enumerate(value):
-                yield from _flat(item, f"{prefix}{key}[{number}].")
-        elif value is not None:
-            yield prefix + key, str(value)
-
-
-def _table(heading: str, rows: Iterable[tuple[str, str]], *, folded: bool = False) -> str:
-    cells = "\n".join(
-        f"<tr><th>{html.escape(name)}</th><td><code>{html.escape(value)}</code></td></tr>" for name, value in rows
-    )
-    if not cells:
-        return ""
-    table = f'<div class="wide"><table>\n{cells}\n</table></div>'
-    if folded:
-        return f"<details><summary>{heading}</summary>\n{table}</details>"
-    return f"<h2>{heading}</h2>\n{table}"
 
 
 def _read_json(path: Path) -> dict[str, Any]:

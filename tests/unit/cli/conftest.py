@@ -12,6 +12,6 @@ def no_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if matplotlib were not installed, for what was imported before too."""
     ours = ("embedkit.training.run_figures", "embedkit.training.run_report")
     for name in list(sys.modules):
-        if name in ours or name.partition(".")[0] == "matplotlib":
+        if name in ours or name.startswith("embedkit.reporting") or name.partition(".")[0] == "matplotlib":
             monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "matplotlib", None)

@@ -9,7 +9,7 @@ import pytest
 
 from embedkit.errors import StorageError
 from embedkit.training.run_curves import Curve
-from embedkit.training.run_figures import COLOURS, draw_svg, write_png
+from embedkit.training.run_figures import draw_svg, write_curves
 
 DEV = Curve("dev <score> & more", (10, 2000, 3000), (50.0, 75.25, 60.0), best=1)
 LOSS = Curve("loss", (10, 20, 30), (8.0, 0.4, 0.01), logarithmic=True)
@@ -24,7 +24,7 @@ def test_a_figure_is_well_formed_and_says_what_it_shows():
 
 def test_a_figure_has_the_colours_and_the_width_of_its_page():
     svg = draw_svg(DEV)
-    assert all(f"var(--{name})" in svg for name in COLOURS)
+    assert all(f"var(--{name})" in svg for name in ("ink", "rule", "line", "best"))
     assert not set("0123456789abcdef") & {part[0] for part in svg.split("stroke: #")[1:]}
     root = ET.fromstring(svg)
     assert root.get("width") is root.get("height") is None
@@ -55,7 +55,7 @@ def test_curves_out_of_the_ordinary(curve):
 def test_all_curves_in_one_image_two_a_row(tmp_path):
     heights = []
     for count in (2, 3):
-        write_png([LOSS] * count, tmp_path / "curves.png")
+        write_curves([LOSS] * count, tmp_path / "curves.png")
         head = (tmp_path / "curves.png").read_bytes()[:24]
         assert head.startswith(b"\x89PNG")
         heights.append(struct.unpack(">II", head[16:]))
@@ -66,4 +66,4 @@ def test_all_curves_in_one_image_two_a_row(tmp_path):
 def test_a_full_disk_is_told(tmp_path):
     (tmp_path / "curves.png").mkdir()
     with pytest.raises(StorageError, match=r"cannot write .*curves\.png"):
-        write_png([LOSS], tmp_path / "curves.png")
+        write_curves([LOSS], tmp_path / "curves.png")

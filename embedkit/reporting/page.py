@@ -1,0 +1,102 @@
+"""One HTML page that needs no other file: headings, figures, drawings and tables, in light and in dark."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from embedkit.reporting.drawing import COLOURS, DARK_COLOURS
+
+__all__ = ["build_page", "facts", "figures", "flat"]
+
+_STYLE = """
+:root { color-scheme: light dark; --page: #fff; --text: #1f2328; --card: #f6f8fa; VARIABLES }
+@media screen and (prefers-color-scheme: dark) {
+  :root { --page: #0d1117; --text: #e6edf3; --card: #161b22; DARK_VARIABLES }
+}
+body { margin: 2.5rem auto; max-width: 68rem; padding: 0 1.5rem; background: var(--page); color: var(--text);
+       font: 15px/1.5 system-ui, sans-serif; }
+h1 { margin: 0; font-size: 1.7rem; }
+h2 { margin: 2.2rem 0 .7rem; font-size: 1.15rem; }
+.about { margin: .2rem 0 1.6rem; color: var(--ink); }
+.figures { display: flex; flex-wrap: wrap; gap: .8rem; margin: 0; }
+.figures div { flex: 1 1 8rem; padding: .7rem 1rem; border: 1px solid var(--rule); border-radius: 8px;
+               background: var(--card); }
+.figures dt { color: var(--ink); font-size: .8rem; line-height: 1.3; }
+.figures dd { margin: 0; font-size: 1.3rem; font-variant-numeric: tabular-nums; }
+.charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(26rem, 100%), 1fr)); gap: 1rem;
+          margin-top: 1rem; }
+svg { display: block; width: 100%; height: auto; }
+.wide { overflow-x: auto; }
+table { border-collapse: collapse; width: 100%; font-size: .9rem; }
+th, td { padding: .3rem 1.2rem .3rem 0; border-bottom: 1px solid var(--rule); overflow-wrap: anywhere;
+         text-align: left; vertical-align: top; }
+th { color: var(--ink); font-weight: 500; white-space: nowrap; width: 1%; }
+code { font: .85rem/1.5 ui-monospace, monospace; }
+summary { cursor: pointer; font-size: 1.15rem; font-weight: 600; margin: 2.2rem 0 .7rem; }
+@media print {
+  body { margin: 0; max-width: none; font-size: 11px; }
+  .charts { grid-template-columns: 1fr 1fr; }
+  svg, tr, .figures div { break-inside: avoid; }
+  h2 { break-after: avoid; }
+}
+"""
+
+
+def build_page(title: str, about: str, body: Iterable[str]) -> str:
+    """The whole page.
+
+    Args:
+        title: plain text.
+        about: a line below the title, plain text.
+        body: HTML, part by part; empty parts are left out.
+    """
+    style = _STYLE.replace("DARK_VARIABLES", _variables(DARK_COLOURS)).replace("VARIABLES", _variables(COLOURS))
+    return "\n".join([
+        '<!doctype html>\n<html lang="en">\n<meta charset="utf-8">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        f"<title>{html.escape(title)}</title>",
+        f"<style>{style}</style>",
+        f"<h1>{html.escape(title)}</h1>",
+        f'<p class="about">{html.escape(about)}</p>',
+        *filter(None, body),
+        "</html>\n",
+    ])  # fmt: skip
+
+
+def figures(pairs: Iterable[tuple[str, str]]) -> str:
+    """Terms and figures, large."""
+    cells = "".join(
+        f"<div><dt>{html.escape(term)}</dt><dd>{html.escape(figure)}</dd></div>" for term, figure in pairs
+    )
+    return f'<dl class="figures">{cells}</dl>'
+
+
+def facts(heading: str, rows: Iterable[tuple[str, str]], *, folded: bool = False) -> str:
+    """A table of names and values under a heading; nothing if there are none."""
+    cells = "\n".join(
+        f"<tr><th>{html.escape(name)}</th><td><code>{html.escape(value)}</code></td></tr>" for name, value in rows
+    )
+    if not cells:
+        return ""
+    table = f'<div class="wide"><table class="facts">\n{cells}\n</table></div>'
+    if folded:
+        return f"<details><summary>{heading}</summary>\n{table}</details>"
+    return f"<h2>{heading}</h2>\n{table}"
+
+
+def flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Dotted names and values of nested tables."""
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            yield from flat(value, f"{prefix}{key}.")
+        elif isinstance(value, list) and value and isinstance(value[0], Mapping):
+            for number, item in enumerate(value):
+                yield from flat(item, f"{prefix}{key}[{number}].")
+        elif value is not None:
+            yield prefix + key, str(value)
+
+
+def _variables(colours: Mapping[str, str]) -> str:
+    return " ".join(f"--{name}: {colour};" for name, colour in colours.items())

@@ -1,0 +1,36 @@
+"""A page that needs no other file."""
+
+from __future__ import annotations
+
+import re
+
+from embedkit.reporting.drawing import COLOURS, DARK_COLOURS, HUES
+from embedkit.reporting.page import build_page, facts, figures, flat
+
+
+def test_a_page_escapes_what_it_shows_and_needs_nothing_from_elsewhere():
+    page = build_page("a <b>", "c & d", [figures([("x<", "y>")]), "", facts("F", [("n", "<v>")])])
+    assert "<h1>a &lt;b&gt;</h1>" in page
+    assert "c &amp; d" in page
+    assert "<dt>x&lt;</dt><dd>y&gt;</dd>" in page
+    assert "<code>&lt;v&gt;</code>" in page
+    assert not re.search(r'(?:src|href)="|url\(|@import|<script', page)
+
+
+def test_a_page_has_all_colours_twice():
+    page = build_page("a", "b", [])
+    light, dark = page.split("prefers-color-scheme: dark")
+    assert set(COLOURS) == set(DARK_COLOURS)
+    for name in HUES:
+        assert f"--{name}: {COLOURS[name]};" in light
+        assert f"--{name}: {DARK_COLOURS[name]};" in dark
+
+
+def test_facts_may_be_folded_or_none():
+    assert facts("F", []) == ""
+    assert facts("F", [("n", "v")], folded=True).startswith("<details><summary>F</summary>")
+
+
+def test_flat_names_are_dotted():
+    nested = {"a": {"b": 1, "none": None}, "c": [{"d": 2}], "e": [3]}
+    assert list(flat(nested)) == [("a.b", "1"), ("c[0].d", "2"), ("e", "[3]")]
