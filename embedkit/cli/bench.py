@@ -8,11 +8,12 @@ import logging
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from embedkit.cli.backends import choose_backend, locate
+from embedkit.cli.backends import choose_backend, load_model, locate
 
 if TYPE_CHECKING:
+    from embedkit.evaluation.speed.figures import SpeedReport
     from embedkit.evaluation.speed.plan import Plan
     from embedkit.evaluation.speed.process import Candidate
 
@@ -24,8 +25,8 @@ _UNTRAINED = "random weights, for timing only"
 
 HELP = "latency, throughput, cold start, memory and energy of several models"
 EXAMPLES = """
-embedkit bench tiny-sct.onnx teacher.onnx --texts mine.txt --json > speed.json
-embedkit bench tiny-sct runs/tiny --architecture bert-base --architecture bert-large --threads 1
+embedkit bench tiny-sct runs/tiny --architecture bert-base --architecture bert-large --threads 1,2
+embedkit bench tiny-sct.onnx teacher.onnx --texts mine.txt --quality evaluation.json --report speed.html
 """
 
 
@@ -48,12 +49,19 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "and in int8: for timing only; may be given several times",
     )
     parser.add_argument(
-        "--threads", type=int, metavar="N", help="of each model; default: 2, or 1 where there is 1"
+        "--threads",
+        type=_numbers,
+        metavar="N[,N]",
+        help="of each model; several are timed one after the other; default: 2, or 1 where there is 1",
     )
     parser.add_argument("--rounds", type=int, default=5, metavar="N", help="turns of each model; default: 5")
     parser.add_argument("--seconds", type=float, default=0.4, metavar="S", help="of a turn; default: 0.4")
     parser.add_argument(
-        "--batches", type=int, nargs="+", default=[1, 8, 32, 128], metavar="N", help="default: 1 8 32 128"
+        "--batches",
+        type=_numbers,
+        default=(1, 8, 32, 128),
+        metavar="N,N",
+        help="texts of a call; default: 1,8,32,128",
     )
     parser.add_argument(
         "--texts",
@@ -61,6 +69,30 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="texts of your own (.txt, or a column `text`); default: made-up English of 8, 24 and 72 words",
     )
+
+    parser.add_argument(
+        "--report",
+        type=Path,
+        metavar="FILE",
+        help="write a page with charts, .html, and the same as .md and .json beside it",
+    )
+    parser.add_argument(
+        "--quality",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="for the report: what `embedkit evaluate --json` wrote of these models; may be given several times",
+    )
+    parser.add_argument(
+        "--task",
+        dest="tasks",
+        action="append",
+        default=[],
+        metavar="TASK",
+        help="for the report: evaluate models on it, see `embedkit evaluate --help`; may be given several times",
+    )
+    parser.add_argument("--data", type=Path, metavar="DIR", help="folder with the sets that --task names")
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -71,12 +103,76 @@ def run(arguments: argparse.Namespace) -> None:
 
     if not arguments.models and not arguments.architectures:
         raise InputError("there is nothing to time; name a model or an --architecture")
-    plan = _plan(arguments)
-    candidates = [_candidate(source) for source in dict.fromkeys(arguments.models)]
+    plans = _plans(arguments)
+    quality = _QualitySources(arguments)
+    sources = list(dict.fromkeys(arguments.models))
+    candidates = [_candidate(source) for source in sources]
     with tempfile.TemporaryDirectory(prefix="embedkit-") as folder:
         candidates += _untrained(dict.fromkeys(arguments.architectures), Path(folder))
-        report = measure(candidates, plan, progress=False if arguments.quiet else None)
-    print(json.dumps(report.to_json(), indent=2) if arguments.json else to_text(report).rstrip())
+        reports = [measure(candidates, plan, progress=False if arguments.quiet else None) for plan in plans]
+    if arguments.report is not None:
+        _write_report(reports, arguments.report, quality.evaluations(sources))
+    if arguments.json:
+        print(json.dumps({"reports": [report.to_json() for report in reports]}, indent=2))
+    else:
+        print("\n".join(map(to_text, reports)).rstrip())
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    """Whole numbers, separated by commas."""
+    return tuple(int(number) for number in text.split(","))
+
+
+class _QualitySources:
+    """Where the report's quality comes from; read and checked before anything is timed."""
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        from embedkit.errors import InputError
+        from embedkit.evaluation.catalogue import load_task
+
+        self._quiet: bool = arguments.quiet
+        if arguments.report is not None:
+            _check_report(arguments.report)
+        elif arguments.quality or arguments.tasks:
+            raise InputError("--quality and --task are for a report; say where it goes with --report")
+        self._tasks = [load_task(name, data=arguments.data) for name in dict.fromkeys(arguments.tasks)]
+        self._known = [evaluation for path in arguments.quality for evaluation in _read_evaluations(path)]
+
+    def evaluations(self, sources: Iterable[str]) -> list[dict[str, Any]]:
+        """What is known of these models, and what is found out now."""
+        from embedkit.evaluation.tasks import evaluate
+
+        found = list(self._known)
+        for source in sources if self._tasks else ():
+            model = load_model(source)
+            evaluated = (evaluate(model, task, progress=False if self._quiet else None) for task in self._tasks)
+            found += [evaluation.to_json() for evaluation in evaluated]
+        return found
+
+
+def _check_report(path: Path) -> None:
+    """Refuse what cannot be written before the work and not after."""
+    from embedkit.extras import require
+
+    require("matplotlib", extra="bench")
+    from embedkit.reporting.speed_page import check_path
+
+    check_path(path)
+
+
+def _read_evaluations(path: Path) -> list[dict[str, Any]]:
+    from embedkit.reporting.quality import read_evaluations
+
+    return read_evaluations(path)
+
+
+def _write_report(reports: list[SpeedReport], path: Path, evaluations: list[dict[str, Any]]) -> None:
+    from embedkit.reporting.quality import judge
+    from embedkit.reporting.speed_page import write_speed_page
+
+    quality = judge({model.label: model.about["fingerprint"] for model in reports[0].models}, evaluations)
+    for written in write_speed_page(reports, path, quality=quality):
+        logger.info("wrote %s", written)
 
 
 def _candidate(source: str) -> Candidate:
@@ -112,7 +208,8 @@ def _untrained(names: Iterable[str], folder: Path) -> Iterator[Candidate]:
             yield Candidate(source=str(target), name=name, precision=precision, note=_UNTRAINED)
 
 
-def _plan(arguments: argparse.Namespace) -> Plan:
+def _plans(arguments: argparse.Namespace) -> list[Plan]:
+    """One for each number of threads."""
     from embedkit.cli.texts import read_texts
     from embedkit.evaluation.speed.plan import Plan, built_in_texts
     from embedkit.runtime.threads import available_threads
@@ -120,10 +217,13 @@ def _plan(arguments: argparse.Namespace) -> Plan:
     texts = built_in_texts()
     if arguments.texts is not None:
         texts = {arguments.texts.name: list(read_texts(arguments.texts, "text"))}
-    return Plan(
-        threads=min(2, available_threads()) if arguments.threads is None else arguments.threads,
-        rounds=arguments.rounds,
-        seconds=arguments.seconds,
-        batches=tuple(arguments.batches),
-        texts=texts,
-    )
+    return [
+        Plan(
+            threads=threads,
+            rounds=arguments.rounds,
+            seconds=arguments.seconds,
+            batches=arguments.batches,
+            texts=texts,
+        )
+        for threads in arguments.threads or (min(2, available_threads()),)
+    ]

@@ -7,11 +7,10 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from embedkit.cli.backends import choose_backend, locate
+from embedkit.cli.backends import load_model
 
 if TYPE_CHECKING:
     from embedkit.evaluation.results import Evaluation
-    from embedkit.protocols import PairScorer, TextEncoder
 
 __all__ = ["EXAMPLES", "HELP", "configure", "run"]
 
@@ -86,39 +85,11 @@ def run(arguments: argparse.Namespace) -> None:
     tasks = [load_task(name, data=arguments.data, convention=arguments.convention) for name in names]
     evaluations = []
     for source in dict.fromkeys(arguments.models):
-        model = _load_model(source, arguments.backend)
+        model = load_model(source, arguments.backend)
         evaluations += [evaluate(model, task, progress=False if arguments.quiet else None) for task in tasks]
     if arguments.output is not None:
         _write_report(arguments.output, evaluations)
     print(json.dumps(to_json(evaluations), indent=2) if arguments.json else to_text(evaluations).rstrip())
-
-
-def _load_model(source: str, backend: str) -> TextEncoder | PairScorer:
-    location = locate(source)
-    if (choose_backend(location) if backend == "auto" else backend) == "onnx":
-        return _load_onnx(location)
-    from embedkit.modeling.cross_encoder import PairEncoder, is_cross_encoder
-    from embedkit.modeling.encoder import SentenceEncoder
-    from embedkit.modeling.location import find_folder
-    from embedkit.modeling.torch_cross_encoder import TorchCrossEncoder
-    from embedkit.modeling.torch_encoder import TorchEncoder
-
-    if is_cross_encoder(find_folder(location)):
-        return TorchCrossEncoder(PairEncoder.load(location))
-    return TorchEncoder(SentenceEncoder.load(location))
-
-
-def _load_onnx(location: str) -> TextEncoder | PairScorer:
-    from embedkit.runtime.bundle import read_bundle
-    from embedkit.runtime.cross_encoder import CrossEncoder
-    from embedkit.runtime.encoder import Encoder
-    from embedkit.runtime.location import find_model
-
-    path = find_model(location)
-    classifier = (path / "config.json").is_file() and not (path / "modules.json").is_file()
-    if classifier or (path.is_file() and read_bundle(path).manifest.kind == "cross-encoder"):
-        return CrossEncoder.load(location)
-    return Encoder.load(location)
 
 
 def _check_report(path: Path | None) -> None:

@@ -59,17 +59,18 @@ Drawing = Callable[[Axes, Mapping[str, str]], None]
 _STAND_INS = {name: f"#{3 * f'{number:02d}'}" for number, name in enumerate(COLOURS, 1)}
 
 
-def to_svg(draw: Drawing, *, label: str, inches: tuple[float, float]) -> str:
-    """One drawing as an ``<svg>`` to stand in a page.
+def to_svg(draws: Sequence[Drawing], *, label: str, inches: tuple[float, float]) -> str:
+    """Drawings side by side, which share their vertical axis, as an ``<svg>`` to stand in a page.
 
     Args:
-        draw: draws it.
+        draws: each draws one.
         label: what it shows, for those who do not see it.
-        inches: width and height; the page scales it.
+        inches: width and height of all; the page scales it.
     """
     with mpl.rc_context(_style(_STAND_INS)):
         figure = Figure(figsize=inches, layout="constrained")
-        draw(figure.add_subplot(), _STAND_INS)
+        for draw, axes in zip(draws, figure.subplots(1, len(draws), sharey=True, squeeze=False)[0], strict=True):
+            draw(axes, _STAND_INS)
         text = io.StringIO()
         nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
         figure.savefig(text, format="svg", transparent=True, metadata=nothing)

@@ -8,7 +8,7 @@ from typing import Any
 
 from embedkit.reporting.drawing import COLOURS, DARK_COLOURS
 
-__all__ = ["build_page", "facts", "figures", "flat"]
+__all__ = ["build_page", "facts", "figures", "flat", "legend", "notes", "wide"]
 
 _STYLE = """
 :root { color-scheme: light dark; --page: #fff; --text: #1f2328; --card: #f6f8fa; VARIABLES }
@@ -21,7 +21,7 @@ h1 { margin: 0; font-size: 1.7rem; }
 h2 { margin: 2.2rem 0 .7rem; font-size: 1.15rem; }
 .about { margin: .2rem 0 1.6rem; color: var(--ink); }
 .figures { display: flex; flex-wrap: wrap; gap: .8rem; margin: 0; }
-.figures div { flex: 1 1 8rem; padding: .7rem 1rem; border: 1px solid var(--rule); border-radius: 8px;
+.figures div { flex: 1 1 6rem; padding: .7rem 1rem; border: 1px solid var(--rule); border-radius: 8px;
                background: var(--card); }
 .figures dt { color: var(--ink); font-size: .8rem; line-height: 1.3; }
 .figures dd { margin: 0; font-size: 1.3rem; font-variant-numeric: tabular-nums; }
@@ -29,15 +29,27 @@ h2 { margin: 2.2rem 0 .7rem; font-size: 1.15rem; }
           margin-top: 1rem; }
 svg { display: block; width: 100%; height: auto; }
 .wide { overflow-x: auto; }
+.wide > svg { min-width: 46rem; }
 table { border-collapse: collapse; width: 100%; font-size: .9rem; }
 th, td { padding: .3rem 1.2rem .3rem 0; border-bottom: 1px solid var(--rule); overflow-wrap: anywhere;
          text-align: left; vertical-align: top; }
 th { color: var(--ink); font-weight: 500; white-space: nowrap; width: 1%; }
 code { font: .85rem/1.5 ui-monospace, monospace; }
-summary { cursor: pointer; font-size: 1.15rem; font-weight: 600; margin: 2.2rem 0 .7rem; }
+.sheet th, .sheet td { padding-right: 0; padding-left: 1.2rem; white-space: nowrap; width: auto;
+                       overflow-wrap: normal; font-variant-numeric: tabular-nums; }
+.sheet .figure { text-align: right; }
+.sheet th:first-child, .sheet td:first-child { padding-left: 0; }
+.legend { display: flex; flex-wrap: wrap; gap: .3rem 1.3rem; margin: 1.4rem 0 0; padding: 0; list-style: none;
+          font-size: .85rem; }
+.legend svg { display: inline-block; width: .8rem; height: .8rem; margin-right: .4rem; vertical-align: -.08rem; }
+.legend .key { color: var(--ink); }
+.notes { margin: 1rem 0 0; padding-left: 1.1rem; color: var(--ink); font-size: .85rem; }
+summary { cursor: pointer; font-size: 1.15rem; font-weight: 600; margin: 1.4rem 0 .7rem; }
 @media print {
   body { margin: 0; max-width: none; font-size: 11px; }
   .charts { grid-template-columns: 1fr 1fr; }
+  .wide { overflow: visible; }
+  .wide > svg { min-width: 0; }
   svg, tr, .figures div { break-inside: avoid; }
   h2 { break-after: avoid; }
 }
@@ -86,6 +98,30 @@ def facts(heading: str, rows: Iterable[tuple[str, str]], *, folded: bool = False
     return f"<h2>{heading}</h2>\n{table}"
 
 
+def wide(content: str) -> str:
+    """What is moved sideways where a page is narrower than it needs."""
+    return f'<div class="wide">{content}</div>' if content else ""
+
+
+def legend(entries: Iterable[tuple[str, str, bool, bool]], key: str) -> str:
+    """What stands for whom in drawings.
+
+    Args:
+        entries: label, name of the colour, whether its mark is filled, whether it is a square.
+        key: what filled and square mean.
+    """
+    items = "".join(
+        f"<li>{_mark(hue, filled=filled, square=square)}{html.escape(label)}</li>"
+        for label, hue, filled, square in entries
+    )
+    return f'<ul class="legend">{items}<li class="key">{html.escape(key)}</li></ul>'
+
+
+def notes(sentences: Iterable[str]) -> str:
+    """Small print."""
+    return f'<ul class="notes">{"".join(f"<li>{html.escape(sentence)}</li>" for sentence in sentences)}</ul>'
+
+
 def flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
     """Dotted names and values of nested tables."""
     for key, value in table.items():
@@ -96,6 +132,12 @@ def flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]
                 yield from flat(item, f"{prefix}{key}[{number}].")
         elif value is not None:
             yield prefix + key, str(value)
+
+
+def _mark(hue: str, *, filled: bool, square: bool) -> str:
+    fill = f"var(--{hue})" if filled else "none"
+    shape = '<rect x="2" y="2" width="10" height="10"' if square else '<circle cx="7" cy="7" r="5"'
+    return f'<svg viewBox="0 0 14 14">{shape} fill="{fill}" stroke="var(--{hue})" stroke-width="2"/></svg>'
 
 
 def _variables(colours: Mapping[str, str]) -> str:

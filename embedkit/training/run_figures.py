@@ -18,7 +18,7 @@ _PANEL_INCHES = (5.2, 2.7)
 
 def draw_svg(curve: Curve) -> str:
     """One curve as an ``<svg>`` to stand in a page."""
-    return to_svg(functools.partial(_draw, curve), label=curve.title, inches=_PANEL_INCHES)
+    return to_svg([functools.partial(_draw, curve)], label=curve.title, inches=_PANEL_INCHES)
 
 
 def write_curves(curves: Sequence[Curve], path: Path) -> None:

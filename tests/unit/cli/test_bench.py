@@ -9,7 +9,7 @@ import pytest
 from embedkit.cli.bench import _candidate
 from embedkit.cli.main import main
 
-QUICK = ["--threads", "1", "--rounds", "1", "--seconds", "0.01", "--batches", "1", "2"]
+QUICK = ["--threads", "1", "--rounds", "1", "--seconds", "0.01", "--batches", "1,2"]
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def test_tables_on_stdout_and_nothing_else(toy_bundle, texts, capsys):
 
 def test_json(toy_bundle, texts, capsys):
     assert main(["bench", str(toy_bundle), "--texts", str(texts), *QUICK, "--json"]) == 0
-    report = json.loads(capsys.readouterr().out)
+    (report,) = json.loads(capsys.readouterr().out)["reports"]
     (model,) = report["models"]
     assert (model["label"], report["threads"], report["rounds"]) == ("toy fp32", 1, 1)
     assert [(cell["texts"], cell["batch"]) for cell in model["cells"]] == [("mine.txt", 1), ("mine.txt", 2)]
@@ -59,7 +59,8 @@ def test_bundled_names_are_timed_on_onnx_runtime():
 
 def test_architectures_are_timed_with_random_weights_in_both_precisions(texts, capsys):
     assert main(["bench", "--architecture", "bert-tiny", "--texts", str(texts), *QUICK, "--json"]) == 0
-    models = json.loads(capsys.readouterr().out)["models"]
+    (report,) = json.loads(capsys.readouterr().out)["reports"]
+    models = report["models"]
     assert [model["label"] for model in models] == ["bert-tiny fp32", "bert-tiny int8"]
     assert {model["note"] for model in models} == {"random weights, for timing only"}
     assert models[0]["about"]["size_bytes"] / models[1]["about"]["size_bytes"] > 3
@@ -73,3 +74,66 @@ def test_an_unknown_architecture(capsys):
 def test_nothing_to_time(capsys):
     assert main(["bench"]) == 1
     assert "there is nothing to time" in capsys.readouterr().err
+
+
+def test_numbers_of_threads_are_timed_one_after_the_other(toy_bundle, texts, monkeypatch, capsys):
+    monkeypatch.setattr("embedkit.evaluation.speed.plan.available_threads", lambda: 2)
+    command = ["bench", str(toy_bundle), "--texts", str(texts), *QUICK, "--json"]
+    assert main([*command, "--threads", "1,2"]) == 0
+    assert [report["threads"] for report in json.loads(capsys.readouterr().out)["reports"]] == [1, 2]
+
+
+@pytest.fixture
+def pairs(tmp_path):
+    path = tmp_path / "pairs.tsv"
+    path.write_text("a good dog\ta good dog\t5\na good dog\ta bad dog\t3\nthe cat is asleep\ta red ship\t0\n")
+    return path
+
+
+def test_a_report_with_the_quality_of_a_task(toy_bundle, texts, pairs, tmp_path, capsys):
+    page = tmp_path / "new" / "speed.html"
+    command = [
+        "bench",
+        str(toy_bundle),
+        "--texts",
+        str(texts),
+        *QUICK,
+        "--task",
+        str(pairs),
+        "--report",
+        str(page),
+    ]
+    assert main(command) == 0
+    assert sorted(path.name for path in page.parent.iterdir()) == ["speed.html", "speed.json", "speed.md"]
+    quality = json.loads(page.with_suffix(".json").read_text())["quality"]
+    assert quality == {"headline": "pairs", "figures": {"pairs": {"toy fp32": pytest.approx(100)}}}
+    assert "Quality and cost" in page.read_text()
+    capsys.readouterr()
+
+
+def test_a_report_with_the_quality_of_a_file(toy_bundle, texts, pairs, tmp_path, capsys):
+    assert main(["evaluate", str(toy_bundle), "--task", str(pairs), "--json"]) == 0
+    (tmp_path / "evaluation.json").write_text(capsys.readouterr().out)
+    page = tmp_path / "speed.html"
+    known = ["--quality", str(tmp_path / "evaluation.json"), "--report", str(page)]
+    assert main(["bench", str(toy_bundle), "--texts", str(texts), *QUICK, *known]) == 0
+    assert json.loads(page.with_suffix(".json").read_text())["quality"]["headline"] == "pairs"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--report", "speed.pdf"], "expected a report file that ends in .html"),
+        (["--task", "sts"], "say where it goes with --report"),
+        (["--report", "speed.html", "--quality", "gone.json"], "gone.json cannot be read"),
+    ],
+)
+def test_what_cannot_be_reported_is_refused_before_anything_is_timed(options, message, capsys):
+    assert main(["bench", "gone.onnx", *options]) == 1
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("no_matplotlib")
+def test_a_report_needs_matplotlib_and_says_what_brings_it(capsys):
+    assert main(["bench", "gone.onnx", "--report", "speed.html"]) == 1
+    assert 'pip install "embedkit[bench]"' in capsys.readouterr().err

@@ -1,0 +1,100 @@
+"""The quality of models, out of what `embedkit evaluate` wrote about them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from embedkit.errors import DataError
+
+__all__ = ["Quality", "judge", "read_evaluations"]
+
+
+@dataclass(frozen=True)
+class Quality:
+    """What is known of the quality of models.
+
+    Attributes:
+        headline: name of the figure that stands for the others; empty if nothing is known.
+        figures: figure -> label of a model -> value times 100; the headline is among them.
+    """
+
+    headline: str = ""
+    figures: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+
+    @property
+    def values(self) -> Mapping[str, float]:
+        """Label -> the headline, of the models of which it is known."""
+        return self.figures.get(self.headline, {})
+
+    def table(self, labels: Sequence[str]) -> tuple[list[str], list[list[str]]]:
+        """Header and rows of those of these models of which anything is known."""
+        known = [label for label in labels if any(label in values for values in self.figures.values())]
+        rows = [
+            [label, *(f"{values[label]:.2f}" if label in values else "" for values in self.figures.values())]
+            for label in known
+        ]
+        return ["model", *self.figures], rows
+
+
+def read_evaluations(path: Path) -> list[dict[str, Any]]:
+    """The evaluations in a file that `embedkit evaluate` wrote as JSON, or in an object of several of them.
+
+    Raises:
+        DataError: it cannot be read, or is something else.
+    """
+    try:
+        found = list(_find(json.loads(path.read_text(encoding="utf-8"))))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} cannot be read as JSON: {error}") from error
+    if not found:
+        raise DataError(f"{path} holds no evaluations; `embedkit evaluate --json` writes them")
+    return found
+
+
+def judge(models: Mapping[str, str], evaluations: Sequence[Mapping[str, Any]]) -> Quality:
+    """Bring models and evaluations together by the models' fingerprints.
+
+    The headline is the last figure of a task (the mean, where it has one): of the task that was evaluated for the
+    most models, and of several such of the first.
+
+    Args:
+        models: label -> fingerprint.
+        evaluations: as :func:`read_evaluations` gives them; those of other models are passed over.
+
+    Raises:
+        DataError: an evaluation lacks a field.
+    """
+    figures: dict[str, dict[str, float]] = {}
+    last_of_task: dict[str, str] = {}
+    try:
+        for evaluation in evaluations:
+            labels = [label for label, mark in models.items() if mark == evaluation["fingerprint"]]
+            for result in evaluation["results"] if labels else ():
+                name = _name(result)
+                last_of_task[evaluation["task"]] = name
+                if result["value"] is not None:
+                    figures.setdefault(name, {}).update(dict.fromkeys(labels, 100 * result["value"]))
+    except (KeyError, TypeError) as error:
+        raise DataError(f"an evaluation is not as `embedkit evaluate --json` writes it: {error}") from error
+    headline = max(last_of_task.values(), key=lambda name: len(figures.get(name, ())), default="")
+    return Quality(headline, figures)
+
+
+def _find(content: Any) -> Iterator[dict[str, Any]]:
+    if not isinstance(content, dict):
+        return
+    if isinstance(content.get("evaluations"), list):
+        yield from content["evaluations"]
+    else:
+        for value in content.values():
+            yield from _find(value)
+
+
+def _name(result: Mapping[str, Any]) -> str:
+    convention = f" ({result['convention']})" if result.get("convention") else ""
+    measure = "" if result["measure"] == "all" else f" {result['measure']}"
+    return f"{result['name']}{convention}{measure}"

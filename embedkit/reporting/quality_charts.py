@@ -1,0 +1,143 @@
+"""Quality against what it costs."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from matplotlib.axes import Axes
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+from embedkit.reporting.contenders import Contender, Look, looks
+from embedkit.reporting.drawing import Drawing, to_svg
+from embedkit.reporting.label_places import LabelPlaces
+
+__all__ = ["Cost", "draw_quality"]
+
+_INCHES = 3.9
+_MANY_MAGNITUDES = 1000  # between the cheapest and the dearest; then a tick for each is enough
+_CLOSE = 0.03  # lines so near each other, in parts of the axes, that their labels would touch
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What contenders cost.
+
+    Attributes:
+        title: of its drawing.
+        unit: of the horizontal axis.
+        prices: label -> price, above 0, of those of which it is known.
+    """
+
+    title: str
+    unit: str
+    prices: Mapping[str, float]
+
+
+def draw_quality(contenders: Sequence[Contender], costs: Sequence[Cost], *, quality: str) -> str:
+    """For each cost a drawing with a point for each contender; without a known quality it is a line at its cost.
+
+    A broken line joins the points that no other one beats in both.
+
+    Args:
+        contenders: those without a price are left out of its drawing.
+        costs: what stands on the horizontal axes.
+        quality: what stands on the vertical axis.
+
+    Returns:
+        An ``<svg>``; empty if no contender has both.
+    """
+    known = [each for each in contenders if each.quality is not None]
+    shown = [cost for cost in costs if any(each.label in cost.prices for each in known)]
+    if not shown:
+        return ""
+    appearance = looks(contenders)
+    draws: list[Drawing] = [functools.partial(_draw, contenders, cost, appearance) for cost in shown]
+    draws[0] = functools.partial(_draw, contenders, shown[0], appearance, quality=quality)
+    label = "; ".join(cost.title for cost in shown)
+    return to_svg(draws, label=label, inches=(_INCHES * len(shown), _INCHES))
+
+
+def _draw(
+    contenders: Sequence[Contender],
+    cost: Cost,
+    appearance: Mapping[str, Look],
+    axes: Axes,
+    colours: Mapping[str, str],
+    quality: str = "",
+) -> None:
+    axes.set_title(cost.title, loc="left")
+    axes.set_xlabel(f"{cost.unit}, log scale")
+    axes.set_ylabel(quality)
+    where = _set_frame(axes, list(cost.prices.values()), [each.quality for each in contenders if each.quality])
+    priced = [(cost.prices[each.label], each) for each in contenders if each.label in cost.prices]
+    _draw_unscored(
+        axes, [(price, each.label) for price, each in priced if each.quality is None], appearance, colours
+    )
+    scored = [(price, each.quality, each.label) for price, each in priced if each.quality is not None]
+    best = sorted(_unbeaten([(price, value) for price, value, _ in scored]))
+    axes.plot([x for x, _ in best], [y for _, y in best], "--", color=colours["rule"], linewidth=1.4, zorder=1)
+    places = LabelPlaces(where(price, value) for price, value, _ in scored)
+    for price, value, label in scored:
+        look = appearance[label]
+        fill = colours[look.hue] if look.filled else "none"
+        axes.plot([price], [value], look.marker, color=colours[look.hue], markerfacecolor=fill, markersize=7)
+        x, y, side = places.choose(where(price, value), len(label))
+        axes.text(x, y, label, transform=axes.transAxes, ha=side, va="center", color=colours["ink"], fontsize=8)
+
+
+def _set_frame(
+    axes: Axes, prices: Sequence[float], values: Sequence[float]
+) -> Callable[[float, float], tuple[float, float]]:
+    """Fix the limits, with room for labels; returns where a point lies in parts of the axes."""
+    left, right = math.log(min(prices)), math.log(max(prices))
+    margin = max(0.1 * (right - left), 0.3)
+    left, right = left - margin, right + margin
+    room = max(0.15 * (max(values) - min(values)), 0.5)
+    low, high = min(values) - 2.5 * room, max(values) + room
+    axes.set_xscale("log")
+    axes.set_xlim(math.exp(left), math.exp(right))
+    axes.set_ylim(low, high)
+    ticks = (1.0, 3.0) if right - left < math.log(_MANY_MAGNITUDES) else (1.0,)
+    axes.xaxis.set_major_locator(LogLocator(subs=ticks))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    return functools.partial(_in_parts, (left, right), (low, high))
+
+
+def _in_parts(
+    horizontal: tuple[float, float], vertical: tuple[float, float], x: float, y: float
+) -> tuple[float, float]:
+    (left, right), (low, high) = horizontal, vertical
+    return (math.log(x) - left) / (right - left), (y - low) / (high - low)
+
+
+def _unbeaten(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Those for which no other is at least as cheap and as good."""
+    return [(x, y) for x, y in points if not any(a <= x and b >= y and (a, b) != (x, y) for a, b in points)]
+
+
+def _draw_unscored(
+    axes: Axes, priced: Sequence[tuple[float, str]], appearance: Mapping[str, Look], colours: Mapping[str, str]
+) -> None:
+    """Lines with upright labels at the foot, one above the other where lines are close."""
+    span = math.log(axes.get_xlim()[1] / axes.get_xlim()[0])
+    height, before = 0.01, 0.0
+    for price, label in sorted(priced):
+        look = appearance[label]
+        axes.axvline(price, color=colours[look.hue], linestyle=look.line, linewidth=0.9, alpha=0.6, zorder=0)
+        close = before > 0 and math.log(price / before) / span < _CLOSE
+        height, before = (height + 0.022 * len(label) if close else 0.01), price
+        axes.text(
+            price,
+            height,
+            label,
+            transform=axes.get_xaxis_transform(),
+            color=colours["ink"],
+            rotation=90,
+            ha="right",
+            va="bottom",
+            fontsize=7,
+        )
