@@ -55,11 +55,13 @@ def main() -> None:
 
 
 def ways(method: str) -> dict[str, dict[str, Any]]:
-    """Without it, with the rotation of the teacher alone where there is one, and with all of it."""
-    width = 128 if method == "simcse" else 384
+    """Without the table, with the rotation alone where there is a teacher, and with all of it."""
+    teacher = method != "simcse"
+    width = 384 if teacher else 128
     nested = {"matryoshka.dimensions": [width // share for share in SHARES]}
-    rotated = {"teacher rotated": {**nested, "matryoshka.weight": 0.0}} if method != "simcse" else {}
-    return {"without": {}, **rotated, "rotated and nested" if rotated else "nested": nested}
+    if not teacher:
+        return {"without": {}, "nested": nested}
+    return {"without": {}, "rotated": nested, "rotated and nested": {**nested, "matryoshka.weight": 1.0}}
 
 
 def train(arguments: argparse.Namespace, method: str, changes: dict[str, Any]) -> dict[str, float]:

@@ -1,7 +1,13 @@
 """Matryoshka: any method, trained so that its embeddings can be cut to their first dimensions.
 
-Source: Kusupati et al., "Matryoshka Representation Learning", NeurIPS 2022; what differs from it is said in
-:mod:`~embedkit.training.losses.nested`.
+The method computes its loss once for each width, from the same pass of its networks; queues and averages get what
+whole embeddings give. Teachers' vectors stay whole, and are turned to their principal axes, so that they say most
+in their first dimensions.
+
+Source: Kusupati et al., "Matryoshka Representation Learning", NeurIPS 2022, equation 1.
+
+Differs from the paper: the loss of whole embeddings counts as much as those of all other widths together, and
+they share what stands behind the embedding, a predictor say, as in the paper's MRL-E.
 """
 
 from __future__ import annotations
@@ -9,10 +15,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+import torch
+
 from embedkit.config import setting
-from embedkit.errors import ConfigError, TrainingError
+from embedkit.errors import ConfigError
 from embedkit.modeling.encoder import SentenceEncoder
-from embedkit.training.losses.nested import nested_similarity_loss
+from embedkit.training.cutting import Replay
 from embedkit.training.method import Batch, BatchSpec, Method, StepOutput
 
 __all__ = ["Matryoshka", "MatryoshkaConfig"]
@@ -23,8 +31,11 @@ class MatryoshkaConfig:
     """Widths to which embeddings may be cut."""
 
     dimensions: tuple[int, ...] = setting(doc="each below the embedding's width, e.g. [128, 64]")
-    weight: float = setting(0.0, "of the nested loss beside the method's own; 0: the rotation alone", minimum=0)
-    temperature: float = setting(0.2, "of its distributions", above=0)
+    weight: float | None = setting(
+        None,
+        "of the loss at these widths; default: 0 if the method imitates turned vectors, else 1",
+        minimum=0,
+    )
     rotate: bool = setting(True, "turn teachers' vectors to their principal axes; their cosines stay")
 
     def __post_init__(self) -> None:
@@ -35,10 +46,10 @@ class MatryoshkaConfig:
 
 
 class Matryoshka(Method):
-    """A method with the nested loss beside its own, on the embeddings that it computes anyway.
+    """A method whose loss is also computed from its embeddings cut to their first dimensions.
 
     Args:
-        method: any that says its embeddings.
+        method: any.
         config: settings.
 
     Raises:
@@ -53,6 +64,8 @@ class Matryoshka(Method):
                 f"not {list(config.dimensions)}"
             )
         self.method, self.config = method, config
+        turned = config.rotate and method.imitates
+        self.weight = config.weight if config.weight is not None else 0.0 if turned else 1.0
 
     @property
     def batch_spec(self) -> BatchSpec:  # type: ignore[override]  # the method's, which differs from one to another
@@ -65,20 +78,24 @@ class Matryoshka(Method):
         return self.method.encoder
 
     def forward(self, batch: Batch) -> StepOutput:
-        """The method's loss plus the weighted nested one."""
-        output: StepOutput = self.method(batch)
-        if output.embeddings is None:
-            raise TrainingError("this method does not say its embeddings, which [matryoshka] needs")
-        config = self.config
-        if config.weight == 0:
-            return output
-        nested = nested_similarity_loss(output.embeddings, config.dimensions, temperature=config.temperature)
+        """The method's loss, plus its weighted mean at the other widths."""
+        if self.weight == 0:
+            whole: StepOutput = self.method(batch)
+            return whole
+        replay = Replay()
+        whole = self._at(None, replay, batch)
+        nested = torch.stack([self._at(width, replay, batch).loss for width in self.config.dimensions]).mean()
         return dataclasses.replace(
-            output,
-            loss=output.loss + config.weight * nested,
-            metrics={**output.metrics, "matryoshka": nested.detach()},
+            whole,
+            loss=whole.loss + self.weight * nested,
+            metrics={**whole.metrics, "matryoshka": nested.detach()},
         )
 
     def after_step(self, outputs: Sequence[StepOutput]) -> None:
         """What the method does after a step."""
         self.method.after_step(outputs)
+
+    def _at(self, width: int | None, replay: Replay, batch: Batch) -> StepOutput:
+        with replay.at(width):
+            output: StepOutput = self.method(batch)
+            return output

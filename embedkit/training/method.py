@@ -14,6 +14,7 @@ from torch.nn import functional
 from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.training import processes
+from embedkit.training.cutting import cut, encoded
 
 __all__ = [
     "Batch",
@@ -137,14 +138,11 @@ class StepOutput:
         loss: scalar, to be minimised.
         metrics: detached scalars for the log.
         carry: detached tensors that :meth:`Learner.after_step` needs, a queue's new rows say.
-        embeddings: ``(B, D) float`` with gradient: what the encoder that is trained makes of the first view, as
-            it is exported, at any length; for losses that stand beside a method's own.
     """
 
     loss: Tensor
     metrics: Mapping[str, Tensor] = dataclasses.field(default_factory=dict)
     carry: Mapping[str, Tensor] = dataclasses.field(default_factory=dict)
-    embeddings: Tensor | None = None
 
 
 class Learner(nn.Module, ABC):
@@ -175,10 +173,12 @@ class Method(Learner):
     Attributes:
         presets: the paper's settings for each size, laid under what the user says.
         paired: tables like those, but for a setting's value: ``"predictor=code"`` -> what goes with it.
+        imitates: whether an embedding becomes its text's teacher vector, dimension by dimension.
     """
 
     presets: ClassVar[Presets] = {}
     paired: ClassVar[Presets] = {}
+    imitates: ClassVar[bool] = False
     encoder: SentenceEncoder
 
     @classmethod
@@ -189,12 +189,13 @@ class Method(Learner):
 
 def pooled(encoder: SentenceEncoder, view: View) -> Tensor:
     """Pooled embeddings of a view before any head: ``(B, H)``, in batch order."""
-    return _rows(encoder.pooled, view)
+    rows = encoded(lambda: _rows(encoder.pooled, view))
+    return cut(rows) if encoder.head is None else rows
 
 
 def unit_embeddings(encoder: SentenceEncoder, states: Tensor) -> Tensor:
     """Pooled embeddings through the head, if there is one, and at unit length: ``(B, H) -> (B, D) float32``."""
-    rows = states if encoder.head is None else encoder.head(states)
+    rows = states if encoder.head is None else cut(encoder.head(states))
     return functional.normalize(rows.float(), dim=1)
 
 

@@ -21,6 +21,7 @@ from embedkit.modeling.torch_encoder import TorchEncoder
 from embedkit.runtime.tokenization import Tokenizer
 from embedkit.training.batches import BatchSource
 from embedkit.training.corpus import Corpus, SourceConfig
+from embedkit.training.cutting import Replay
 from embedkit.training.loop import LoopConfig, train
 from embedkit.training.losses.cross_view import cross_view_loss
 from embedkit.training.losses.keys import Keys
@@ -87,7 +88,7 @@ SWITCHES = [
 ]
 # Any method can stand inside Matryoshka.
 NESTED = [
-    *((name, {"matryoshka": [8, 4]}) for name in ("sct", "sct-distillation", "bsl", "distillcse", "ckd")),
+    *((name, {"matryoshka": [8, 4]}) for name in METHODS),
     ("mse", {"matryoshka": [12], "joint": True}),
 ]
 # Those that can have SCT's loss beside their own.
@@ -186,7 +187,7 @@ def make(make_encoder, corpus) -> Callable[..., tuple[Method, BatchSource]]:
             teachers=teachers,
         )
         if nested is not None:
-            method = Matryoshka(method, MatryoshkaConfig(dimensions=nested, weight=0.1))
+            method = Matryoshka(method, MatryoshkaConfig(dimensions=nested, rotate=False))
         return method.train(), batches
 
     return make
@@ -231,14 +232,21 @@ class TestStep:
         assert output.loss.dtype == torch.float32
         assert not any(tensor.requires_grad for tensor in (*output.metrics.values(), *output.carry.values()))
 
-    def test_its_embeddings_are_what_the_encoder_makes_of_the_first_view(self, make, name, settings):
-        method, batches = make(name, settings)
-        batch = batches.batch(0)
-        found = method.eval()(batch).embeddings
-        assert found.requires_grad
-        expected = torch.cat([method.encoder(ids, mask) for ids, mask in batch.views[0].chunks])
-        units = functional.normalize(expected[batch.views[0].order], dim=1)
-        assert torch.allclose(functional.normalize(found, dim=1), units, atol=1e-5)
+    def test_it_asks_for_embeddings_where_they_can_be_cut(self, make, name, settings):
+        method, batches = make(name, {key: value for key, value in settings.items() if key != "matryoshka"})
+        batch, replay, width = batches.batch(0), Replay(), 5
+        with replay.at(None):
+            whole = method(batch).loss
+        with replay.at(width):
+            cut = method(batch).loss
+        assert not torch.equal(cut, whole)
+        if method.encoder.head is None:  # the last layer's bias is in every embedding
+            behind = method.encoder.get_parameter("backbone.encoder.layer.1.output.LayerNorm.bias")
+        else:
+            behind = method.encoder.head.linear.bias
+        (gradient,) = torch.autograd.grad(cut, behind)
+        assert gradient[:width].abs().min() > 0
+        assert gradient[width:].abs().max() < 1e-6 * gradient[:width].abs().max()
 
     def test_the_same_seed_gives_the_same_method(self, make, name, settings):
         torch.manual_seed(1)

@@ -86,7 +86,7 @@ class BSL(Method):
         # A view at a time, so that batch normalisation sees each view alone.
         predictions = self.predictor(embeddings[0]), self.predictor(embeddings[1])
         loss = bootstrap_loss(predictions, (self._aim(first), self._aim(second)), scale=self.config.scale)
-        return StepOutput(loss, embeddings=embeddings[0])
+        return StepOutput(loss)
 
     def after_step(self, outputs: Sequence[StepOutput]) -> None:  # noqa: ARG002 - the weights say it all
         """Let the target follow the encoder, one move for each optimizer step."""

@@ -58,6 +58,7 @@ class CKD(Method):
     """
 
     batch_spec: ClassVar[BatchSpec] = BatchSpec(teacher=True)
+    imitates: ClassVar[bool] = True
     presets: ClassVar[Presets] = {
         "tiny": _preset(lr=5e-4, queue_size=16_384),
         "mini": _preset(lr=3e-4, queue_size=16_384),
@@ -83,7 +84,7 @@ class CKD(Method):
         student = unit_embeddings(self.encoder, embeddings[0])
         keys = Keys(self.queue.rows, teacher)
         loss = contrastive_distillation_loss(student, keys, temperature=self.config.temperature)
-        output = StepOutput(loss, carry={"teacher": teacher}, embeddings=student)
+        output = StepOutput(loss, carry={"teacher": teacher})
         if self.self_supervision is None:
             return output
         return self.self_supervision.add_to(output, self.encoder, batch, embeddings)

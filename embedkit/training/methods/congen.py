@@ -75,6 +75,7 @@ class ConGen(Method):
     """
 
     batch_spec: ClassVar[BatchSpec] = BatchSpec(views=2, teacher=True, several_teachers=True)
+    imitates: ClassVar[bool] = True
     # README of the authors' code.
     presets: ClassVar[Presets] = {
         "tiny": _preset(lr=5e-4, queue_size=16_384, teacher_temperature=0.05, temperature=0.05),
@@ -110,7 +111,7 @@ class ConGen(Method):
             shuffle=self.shuffle,
         )
         carry = {f"teacher{place}": rows for place, rows in enumerate(vectors)}
-        output = StepOutput(loss, carry=carry, embeddings=students[0])
+        output = StepOutput(loss, carry=carry)
         if self.self_supervision is None:
             return output
         return self.self_supervision.add_to(output, self.encoder, batch, embeddings)

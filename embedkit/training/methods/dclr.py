@@ -95,4 +95,4 @@ class DCLR(Method):
         loss = debiased_info_nce(first, second, noise, negatives, temperature=config.temperature)
         others = max(1, len(first) * (len(first) - 1))
         parts = {"false_negatives": 1 - negatives.sum() / others}
-        return StepOutput(loss, parts, embeddings=embeddings)
+        return StepOutput(loss, parts)

@@ -123,7 +123,7 @@ class DistillCSE(Method):
             teacher_temperature=config.teacher_temperature,
         )
         parts = {"contrastive": contrast.detach(), "distillation": distillation.detach()}
-        return StepOutput(contrast + config.distillation * distillation, parts, embeddings=embeddings)
+        return StepOutput(contrast + config.distillation * distillation, parts)
 
 
 def teacher_weights(config: DistillCSEConfig, count: int) -> tuple[float, ...]:

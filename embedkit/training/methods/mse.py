@@ -46,6 +46,7 @@ class MSE(Method):
     """
 
     batch_spec: ClassVar[BatchSpec] = BatchSpec(teacher=True)
+    imitates: ClassVar[bool] = True
     presets: ClassVar[Presets] = {"tiny": _preset(lr=5e-4), "mini": _preset(lr=3e-4), "small": _preset(lr=3e-4)}
 
     def __init__(self, encoder: SentenceEncoder, config: MSEConfig, *, seed: int, teacher_dimension: int) -> None:
@@ -63,7 +64,7 @@ class MSE(Method):
         """Mean squared distance of unit rows, plus ``L_SCT`` when joint."""
         embeddings = [pooled(self.encoder, view) for view in batch.views]
         student = unit_embeddings(self.encoder, embeddings[0])
-        output = StepOutput(squared_distance(student, batch.teacher[0]), embeddings=student)
+        output = StepOutput(squared_distance(student, batch.teacher[0]))
         if self.self_supervision is None:
             return output
         return self.self_supervision.add_to(output, self.encoder, batch, embeddings)

@@ -106,7 +106,7 @@ class PCL(Method):
         contrast = losses.contrast(main, temperature=temperature) + losses.contrast(peer, temperature=temperature)
         loss = self.config.cooperation * cooperation + self.config.contrast * contrast
         parts = {"cooperation": cooperation.detach(), "contrast": contrast.detach()}
-        return StepOutput(loss, parts, embeddings=embeddings[0])
+        return StepOutput(loss, parts)
 
 
 def _embed(encoder: SentenceEncoder, batch: Batch) -> list[Tensor]:

@@ -94,7 +94,7 @@ class SCT(Method):
         """``L_SCT`` of two views."""
         embeddings = pooled(self.encoder, batch.views[0]), pooled(self.encoder, batch.views[1])
         loss, carry = self.self_supervision(self.encoder, batch, embeddings)
-        return StepOutput(loss, carry=carry, embeddings=embeddings[0])
+        return StepOutput(loss, carry=carry)
 
     def after_step(self, outputs: Sequence[StepOutput]) -> None:
         """Fill the queues with the batch's reference vectors; move the average if there is one."""
@@ -115,6 +115,7 @@ class SCTDistillation(Method):
     """
 
     batch_spec: ClassVar[BatchSpec] = BatchSpec(views=2, teacher=True, several_teachers=True)
+    imitates: ClassVar[bool] = True
     # README of the authors' code.
     presets: ClassVar[Presets] = {
         "tiny": _preset(lr=5e-4, queue_size=131_072, reference_temperature=0.03, temperature=0.04),
@@ -166,7 +167,7 @@ class SCTDistillation(Method):
             for place, teacher in enumerate(batch.teachers)
             for view, vectors in enumerate(teacher)
         }
-        output = StepOutput(loss, carry=carry, embeddings=students[0])
+        output = StepOutput(loss, carry=carry)
         if self.self_supervision is None:
             return output
         return self.self_supervision.add_to(output, self.encoder, batch, embeddings)

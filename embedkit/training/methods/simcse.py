@@ -68,4 +68,4 @@ class SimCSE(Method):
         """InfoNCE of two passes, each with dropout masks of its own."""
         embeddings, again = (pooled(self.encoder, batch.views[0]) for _ in range(2))
         loss = info_nce(self.head(embeddings), self.head(again), temperature=self.config.temperature)
-        return StepOutput(loss, embeddings=embeddings)
+        return StepOutput(loss)

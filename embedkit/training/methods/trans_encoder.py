@@ -54,7 +54,7 @@ class CrossToEncoder(Method):
     def forward(self, batch: Batch) -> StepOutput:
         """Squared error of the cosines."""
         first, second = (unit_embeddings(self.encoder, pooled(self.encoder, view)) for view in batch.views)
-        return StepOutput(cosine_squared_error(first, second, _scores(batch)), embeddings=first)
+        return StepOutput(cosine_squared_error(first, second, _scores(batch)))
 
 
 def _scores(batch: Batch) -> Tensor:
