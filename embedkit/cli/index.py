@@ -15,6 +15,8 @@ embedkit index build docs.jsonl -m tiny-sct.onnx -o idx/ --text-column body
 embedkit index add new.jsonl idx/
 """
 
+_KINDS = "exact, flat, sq8, binary, hnsw or ivf-pq"
+
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
@@ -31,6 +33,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "compact", help="give back the space of deleted documents, and index all anew", allow_abbrev=False
     )
     _configure_collection(compact)
+    compact.add_argument("--kind", help=f"another kind of index: auto, {_KINDS}")
+    compact.add_argument(
+        "--lexical", action=argparse.BooleanOptionalAction, help="index words too from now on, or no more"
+    )
     verify = actions.add_parser("verify", help="compare every file with its checksum", allow_abbrev=False)
     _configure_collection(verify)
 
@@ -61,11 +67,8 @@ def _configure_build(actions: Any) -> None:
         metavar="IDX",
         help="its folder; a collection there is replaced",
     )
-    build.add_argument(
-        "--kind",
-        default="auto",
-        help="exact, flat, sq8, binary, hnsw or ivf-pq; default: auto, which chooses by size and tells",
-    )
+    build.add_argument("--kind", default="auto", help=f"{_KINDS}; default: auto, which chooses by size and tells")
+    build.add_argument("--lexical", action="store_true", help="index words too, for search --hybrid")
 
 
 def _configure_documents(parser: argparse.ArgumentParser) -> None:
@@ -92,6 +95,7 @@ def _build(arguments: argparse.Namespace) -> tuple[str, Any, dict[str, int]]:
         encoder=Encoder.load(arguments.model),
         path=arguments.output,
         index=arguments.kind,
+        lexical=arguments.lexical,
         text_column=arguments.text_column,
         id_column=arguments.id_column,
         source=str(model.resolve()) if model.exists() else arguments.model,
@@ -123,7 +127,9 @@ def _delete(arguments: argparse.Namespace) -> tuple[str, Any, dict[str, int]]:
 
 def _compact(arguments: argparse.Namespace) -> tuple[str, Any, dict[str, int]]:
     collection = _open(arguments)
-    collection.compact(show_progress_bar=False if arguments.quiet else None)
+    collection.compact(
+        index=arguments.kind, lexical=arguments.lexical, show_progress_bar=False if arguments.quiet else None
+    )
     return "compacted", collection, {}
 
 
@@ -149,6 +155,7 @@ def _facts(collection: Any) -> dict[str, Any]:
         "documents": manifest.count,
         "dimension": manifest.dimension,
         "index": ", ".join(manifest.kinds) or manifest.index,
+        "lexical": manifest.lexical,
         "model": manifest.model,
         "fingerprint": manifest.fingerprint,
         "bytes": sum(seal.bytes for seal in manifest.files(collection.path).values()),

@@ -7,7 +7,6 @@ import dataclasses
 import json
 import shutil
 import sys
-import time
 import unicodedata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +19,7 @@ __all__ = ["EXAMPLES", "HELP", "configure", "run"]
 HELP = "find the documents of a collection nearest in meaning to a query"
 EXAMPLES = """
 embedkit search idx/ "how do bees find their way home?" -k 5
-embedkit search idx/ "refund after 30 days" -m tiny-sct.onnx --json
+embedkit search idx/ "refund after 30 days" --hybrid --rerank reranker.onnx --filter '{"lang": "en"}'
 """
 
 
@@ -35,30 +34,47 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="JSON",
         help="""what has to hold for the metadata, for instance {"lang": "en", "year": {"gte": 2020}}""",
     )
+    parser.add_argument(
+        "--hybrid",
+        nargs="?",
+        const="rrf",
+        metavar="METHOD",
+        help="search by words too, and fuse by rrf (default) or weighted; the collection needs --lexical",
+    )
+    parser.add_argument(
+        "--rerank", metavar="MODEL", help="a cross-encoder or another encoder that has the last word"
+    )
+    parser.add_argument(
+        "--candidates", type=int, metavar="N", help="documents that a stage hands on to the next; default: 50"
+    )
     parser.add_argument("-m", "--model", help="the model that made the collection, where it is no longer found")
 
 
 def run(arguments: argparse.Namespace) -> None:
     """Search, and tell results on stdout and times on stderr."""
+    from embedkit.cli.backends import load_model
     from embedkit.cli.collection_model import load_collection_model
     from embedkit.serving.retrieval.collection import Collection
     from embedkit.serving.retrieval.manifest import Manifest
 
     encoder = load_collection_model(arguments.model, Manifest.read(arguments.collection))
-    collection = Collection.open(arguments.collection, encoder=encoder)
-    started = time.perf_counter()
-    embeddings = collection.encode_queries([arguments.query])
-    encoded = time.perf_counter()
-    (hits,) = collection.search_embeddings(embeddings, arguments.k, filter=arguments.filter)
-    times = {"encode_ms": 1e3 * (encoded - started), "search_ms": 1e3 * (time.perf_counter() - encoded)}
+    hits = Collection.open(arguments.collection, encoder=encoder).search(
+        arguments.query,
+        arguments.k,
+        filter=arguments.filter,
+        hybrid=arguments.hybrid,
+        rerank=None if arguments.rerank is None else load_model(arguments.rerank),
+        candidates=arguments.candidates,
+    )
     if arguments.json:
         ranked = [{"rank": rank, **dataclasses.asdict(hit)} for rank, hit in enumerate(hits, 1)]
-        print(json.dumps({"query": arguments.query, "hits": ranked, **times}, ensure_ascii=False))
+        result = {"query": arguments.query, "hits": ranked, "latency_ms": hits.latency_ms}
+        print(json.dumps(result, ensure_ascii=False))
     else:
         for line in _table(hits, shutil.get_terminal_size().columns if sys.stdout.isatty() else None):
             print(line)
     if not arguments.quiet:
-        print(f"encode {times['encode_ms']:.1f} ms, search {times['search_ms']:.1f} ms", file=sys.stderr)
+        print(", ".join(f"{stage} {ms:.1f} ms" for stage, ms in hits.latency_ms.items()), file=sys.stderr)
 
 
 def _json_object(text: str) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from embedkit.serving.retrieval.collection import Collection
 from embedkit.serving.retrieval.documents import Document
 from embedkit.serving.retrieval.exact_index import ExactIndex
-from embedkit.serving.retrieval.hits import Hit
+from embedkit.serving.retrieval.fusion import Fusion
+from embedkit.serving.retrieval.hits import Hit, Hits
 
-__all__ = ["Collection", "Document", "ExactIndex", "Hit"]
+__all__ = ["Collection", "Document", "ExactIndex", "Fusion", "Hit", "Hits"]

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import overload
 
-import numpy as np
-
 from embedkit.errors import CollectionError, FingerprintError, InputError
 from embedkit.protocols import FloatArray, TextEncoder
 from embedkit.serving.retrieval import writer
+from embedkit.serving.retrieval.cascade import Cascade, search_embeddings
 from embedkit.serving.retrieval.documents import Document, DocumentSource, read_documents
 from embedkit.serving.retrieval.embedding import embed_queries
 from embedkit.serving.retrieval.filters import Filter, parse_filter
+from embedkit.serving.retrieval.fusion import Fusion, fusion_of
 from embedkit.serving.retrieval.generations import claim
-from embedkit.serving.retrieval.hits import Hit
+from embedkit.serving.retrieval.hits import Hits
 from embedkit.serving.retrieval.index_kinds import AUTO, checked_kind
 from embedkit.serving.retrieval.manifest import Manifest
+from embedkit.serving.retrieval.rerank import Reranker, checked_reranker
+from embedkit.serving.retrieval.segment import words_module
 from embedkit.serving.retrieval.snapshot import Snapshot
 
 __all__ = ["Collection"]
@@ -57,6 +60,7 @@ class Collection:
         encoder: TextEncoder,
         path: str | os.PathLike[str],
         index: str = AUTO,
+        lexical: bool = False,
         text_column: str = "text",
         id_column: str | None = None,
         source: str | None = None,
@@ -75,6 +79,7 @@ class Collection:
             path: the collection's folder: new, empty, or a collection to replace.
             index: kind of index: ``"exact"``, ``"flat"``, ``"sq8"``, ``"binary"``, ``"hnsw"``, ``"ivf-pq"``, or
                 ``"auto"``, which chooses by size (see :func:`embedkit.serving.retrieval.index_kinds.kind_for`).
+            lexical: index words too, for ``search(..., hybrid=True)``; needs bm25s.
             text_column: where records have their text.
             id_column: where records have their id; by default ``"id"`` if the first record has that, else the
                 row number from 0 is the id.
@@ -86,10 +91,10 @@ class Collection:
             InputError: there is no such index, or an item of an iterable is no document.
             CollectionError: ``path`` holds something else, or somebody else is writing there.
             ModelError: the encoder does not give unit rows of its dimension.
-            MissingExtraError: the index needs FAISS, which is not installed.
+            MissingExtraError: the index needs FAISS, or ``lexical`` bm25s, which is not installed.
             StorageError: the disk is full or the folder cannot be written.
         """
-        checked_kind(index)
+        _check_kinds(index, lexical=lexical)
         folder = Path(path)
         records = read_documents(documents, text_column=text_column, id_column=id_column)
         with claim(folder) as generations:
@@ -99,6 +104,7 @@ class Collection:
                 records,
                 encoder=encoder,
                 index=index,
+                lexical=lexical,
                 source=source,
                 show_progress_bar=show_progress_bar,
             )
@@ -192,7 +198,9 @@ class Collection:
             self.refresh()
             first = writer.tail(self.manifest.segments)
             if first is not None:
-                writer.merge(self.path, next(generations), self._snapshot, first)
+                writer.merge(
+                    self.path, next(generations), self._snapshot, first, show_progress_bar=show_progress_bar
+                )
         return done
 
     def delete(self, ids: str | Iterable[str]) -> int:
@@ -214,20 +222,34 @@ class Collection:
                 writer.remove(self.path, next(generations), self._snapshot, rows)
         return len(rows)
 
-    def compact(self, *, show_progress_bar: bool | None = None) -> None:
+    def compact(
+        self, *, index: str | None = None, lexical: bool | None = None, show_progress_bar: bool | None = None
+    ) -> None:
         """Write all documents into one segment, without deleted ones, and build its index anew.
 
-        Nothing is embedded again. Does nothing where there is one segment and nothing deleted.
+        Nothing is embedded again. Does nothing where there is one segment, nothing deleted and nothing to change.
+
+        Args:
+            index: another kind of index from now on; None leaves it as it is.
+            lexical: whether words are indexed from now on; None leaves it as it is.
+            show_progress_bar: None shows progress on a terminal only.
 
         Raises:
+            InputError: there is no such index.
             CollectionError: somebody else is writing there, or a file is damaged.
+            MissingExtraError: what is asked for needs a package that is not installed.
             StorageError: the disk is full or the folder cannot be written.
         """
         with self._writing() as generations:
-            segments = self.manifest.segments
-            if len(segments) > 1 or any(segment.deleted for segment in segments):
-                writer.merge(self.path, next(generations), self._snapshot, 0, show_progress_bar=show_progress_bar)
-        self.refresh()
+            old = self.manifest
+            new = dataclasses.replace(
+                old, index=index or old.index, lexical=old.lexical if lexical is None else lexical
+            )
+            _check_kinds(new.index, lexical=new.lexical)
+            if new != old or len(old.segments) > 1 or any(segment.deleted for segment in old.segments):
+                writer.merge(
+                    self.path, next(generations), self._snapshot, 0, new, show_progress_bar=show_progress_bar
+                )
 
     def refresh(self) -> bool:
         """See what other processes have written since the collection was opened.
@@ -247,12 +269,37 @@ class Collection:
             return True
 
     @overload
-    def search(self, query: str, k: int = 10, *, filter: Filter | None = None) -> list[Hit]: ...  # type: ignore[overload-overlap]
+    def search(  # type: ignore[overload-overlap]
+        self,
+        query: str,
+        k: int = 10,
+        *,
+        filter: Filter | None = None,
+        hybrid: bool | str | Fusion | None = None,
+        rerank: Reranker | None = None,
+        candidates: int | None = None,
+    ) -> Hits: ...
     @overload
-    def search(self, query: Sequence[str], k: int = 10, *, filter: Filter | None = None) -> list[list[Hit]]: ...
     def search(
-        self, query: str | Sequence[str], k: int = 10, *, filter: Filter | None = None
-    ) -> list[Hit] | list[list[Hit]]:
+        self,
+        query: Sequence[str],
+        k: int = 10,
+        *,
+        filter: Filter | None = None,
+        hybrid: bool | str | Fusion | None = None,
+        rerank: Reranker | None = None,
+        candidates: int | None = None,
+    ) -> list[Hits]: ...
+    def search(
+        self,
+        query: str | Sequence[str],
+        k: int = 10,
+        *,
+        filter: Filter | None = None,
+        hybrid: bool | str | Fusion | None = None,
+        rerank: Reranker | None = None,
+        candidates: int | None = None,
+    ) -> Hits | list[Hits]:
         """Find the documents nearest in meaning.
 
         Args:
@@ -260,19 +307,32 @@ class Collection:
             k: results wanted for each.
             filter: what has to hold for the metadata of documents found, for instance ``{"lang": "en", "year":
                 {"gte": 2020}}`` (see `embedkit.serving.retrieval.filters`). The search among the others is exact.
+            hybrid: search by words too, and fuse both rankings: True or ``"rrf"`` by their ranks, ``"weighted"``
+                by their scores, or a :class:`Fusion`. The collection needs ``lexical=True``.
+            rerank: a :class:`CrossEncoder`, which reads query and document together, or another encoder; puts the
+                candidates into its own order.
+            candidates: documents that a stage hands on to the next; by default 50, but not less than ``k``.
 
         Returns:
-            at most ``k`` hits, best first, equal scores in the order of the documents; for several queries one
-            such list each.
+            at most ``k`` hits, best first, equal scores in the order of the documents, with the scores and the
+            milliseconds of each stage; for several queries one such list each.
 
         Raises:
-            InputError: a query is not a string, ``k`` is below 1, the filter is malformed or compares a field with
-                a kind of value that it never has, or the collection was opened without an encoder.
+            InputError: a query is not a string, ``k`` is below 1, there are fewer candidates than that, the filter
+                is malformed or compares a field with a kind of value that it never has, or the collection has no
+                words or was opened without an encoder.
             CollectionError: a file is damaged.
+            MissingExtraError: ``hybrid`` needs bm25s, which is not installed.
         """
-        if isinstance(query, str):
-            return self.search_embeddings(self.encode_queries([query]), k, filter=filter)[0]
-        return self.search_embeddings(self.encode_queries(query), k, filter=filter)
+        cascade = Cascade(fusion=fusion_of(hybrid), reranker=checked_reranker(rerank), candidates=candidates)
+        found = cascade.search(
+            self._snapshot,
+            [query] if isinstance(query, str) else query,
+            k,
+            encoder=self._needed_encoder(),
+            conditions=parse_filter(filter or {}),
+        )
+        return found[0] if isinstance(query, str) else found
 
     def encode_queries(self, queries: Sequence[str]) -> FloatArray:
         """Embed queries with the collection's encoder, with ``encode_query`` if it has that.
@@ -287,7 +347,7 @@ class Collection:
 
     def search_embeddings(
         self, embeddings: FloatArray, k: int = 10, *, filter: Filter | None = None
-    ) -> list[list[Hit]]:
+    ) -> list[Hits]:
         """Find the documents nearest to embeddings made elsewhere by the same model.
 
         Args:
@@ -300,16 +360,7 @@ class Collection:
                 wrong.
             CollectionError: a file is damaged.
         """
-        snapshot = self._snapshot
-        scores, rows = snapshot.search(embeddings, k, snapshot.select(parse_filter(filter or {})))
-        if not np.isfinite(scores).all():
-            raise CollectionError(
-                f"{self.path} holds embeddings that are not finite; verify it and build it again"
-            )
-        return [
-            [Hit.of(snapshot.read(int(row)), float(score)) for row, score in zip(*pair, strict=True)]
-            for pair in zip(rows, scores, strict=True)
-        ]
+        return search_embeddings(self._snapshot, embeddings, k, parse_filter(filter or {}))
 
     def verify(self) -> None:
         """Read every file of the collection and compare its checksum with the manifest.
@@ -356,6 +407,12 @@ def _check_fingerprint(folder: Path, manifest: Manifest, encoder: TextEncoder | 
             f"{folder} was built with {manifest.model} (fingerprint {manifest.fingerprint[:12]}), not with "
             f"{encoder.name} ({encoder.fingerprint[:12]}): open it with the one, or build it again with the other"
         )
+
+
+def _check_kinds(index: str, *, lexical: bool) -> None:
+    checked_kind(index)
+    if lexical:
+        words_module()
 
 
 def _get(snapshot: Snapshot, id_: str) -> Document | None:

@@ -9,7 +9,6 @@ Three files::
 
 from __future__ import annotations
 
-import hashlib
 import json
 from array import array
 from collections.abc import Iterable
@@ -22,6 +21,7 @@ import numpy as np
 from embedkit.errors import CollectionError, DataError
 from embedkit.serving.retrieval.array_file import map_array, map_bytes, write_array
 from embedkit.serving.retrieval.documents import Document
+from embedkit.serving.retrieval.text_hash import text_hash
 
 __all__ = ["DocumentStore", "write_documents"]
 
@@ -73,7 +73,7 @@ class DocumentStore:
         Raises:
             CollectionError: the files are damaged there.
         """
-        key = np.uint64(_hash(id_))
+        key = np.uint64(text_hash(id_))
         start, end = (int(np.searchsorted(self._hashes, key, side)) for side in ("left", "right"))
         return next((int(row) for row in self._rows[start:end] if self.read(int(row)).id == id_), None)
 
@@ -106,7 +106,7 @@ def write_documents(folder: Path, documents: Iterable[Document]) -> DocumentStor
     with (folder / _LINES).open("wb") as file:
         for document in documents:
             offsets.append(offsets[-1] + file.write(_line(document, len(hashes))))
-            hashes.append(_hash(document.id))
+            hashes.append(text_hash(document.id))
     count = len(hashes)
     if not count:
         raise DataError("there are no documents; a collection needs at least one")
@@ -127,7 +127,3 @@ def _line(document: Document, row: int) -> bytes:
         return json.dumps(record, ensure_ascii=False, allow_nan=False).encode() + b"\n"
     except (TypeError, ValueError, RecursionError) as error:
         raise DataError(f"document {row + 1} (id {document.id!r}) cannot be written as JSON: {error}") from error
-
-
-def _hash(id_: str) -> int:
-    return int.from_bytes(hashlib.blake2b(id_.encode(), digest_size=8).digest(), "little")

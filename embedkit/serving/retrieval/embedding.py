@@ -12,7 +12,7 @@ from embedkit.progress import Progress
 from embedkit.protocols import FloatArray, TextEncoder
 from embedkit.serving.retrieval.document_store import DocumentStore
 
-__all__ = ["PromptingEncoder", "embed_documents", "embed_queries", "prompts_of"]
+__all__ = ["PromptingEncoder", "embed_documents", "embed_queries", "embed_texts", "prompts_of"]
 
 _CHUNK = 4096
 _LENGTH_TOLERANCE = 1e-3
@@ -37,12 +37,26 @@ def embed_documents(store: DocumentStore, encoder: TextEncoder, progress: Progre
     """
     for start in range(0, len(store), _CHUNK):
         texts = [store.read(row).text for row in range(start, min(start + _CHUNK, len(store)))]
-        if isinstance(encoder, PromptingEncoder):
-            embeddings = encoder.encode_document(texts, show_progress_bar=False)
-        else:
-            embeddings = encoder.encode(texts)
-        yield _checked(embeddings, (len(texts), encoder.dimension), encoder.name)
+        yield embed_texts(texts, encoder)
         progress.advance(len(texts))
+
+
+def embed_texts(texts: Sequence[str], encoder: TextEncoder) -> FloatArray:
+    """Embed the texts of documents, with ``encode_document`` if the encoder has that.
+
+    Returns:
+        ``(N, D) float32, unit rows``.
+
+    Raises:
+        ModelError: the encoder does not give unit rows of its dimension.
+    """
+    if not texts:
+        return np.empty((0, encoder.dimension), dtype=np.float32)
+    if isinstance(encoder, PromptingEncoder):
+        embeddings = encoder.encode_document(list(texts), show_progress_bar=False)
+    else:
+        embeddings = encoder.encode(list(texts))
+    return _checked(embeddings, (len(texts), encoder.dimension), encoder.name)
 
 
 def embed_queries(queries: Sequence[str], encoder: TextEncoder) -> FloatArray:

@@ -25,6 +25,7 @@ from embedkit.errors import CollectionError
 from embedkit.serving.retrieval.document_store import DocumentStore
 from embedkit.serving.retrieval.file_seal import FileSeal
 from embedkit.serving.retrieval.index_kinds import AUTO, INDEX_KINDS
+from embedkit.serving.retrieval.lexical import WordCounts
 
 __all__ = ["FORMAT", "MANIFEST", "VECTORS", "Manifest", "SegmentEntry", "Tombstones"]
 
@@ -72,6 +73,7 @@ class SegmentEntry:
         index: kind of its index.
         files: name in its folder -> length and checksum.
         deleted: which of its rows are deleted; None if all are there.
+        words: how many words its documents have; None if they are not indexed.
     """
 
     generation: str
@@ -79,6 +81,7 @@ class SegmentEntry:
     index: str
     files: dict[str, FileSeal]
     deleted: Tombstones | None = None
+    words: WordCounts | None = None
 
     @property
     def remaining(self) -> int:
@@ -96,6 +99,7 @@ class Manifest:
         fingerprint: the encoder's fingerprint, hex SHA-256.
         dimension: D, the width of an embedding.
         index: kind of index that was asked for; ``"auto"`` leaves it to the size.
+        lexical: whether words are indexed too, for hybrid search.
         generation: name of the last write.
         segments: the documents, in their order.
         prompts: the encoder's prompts by name, as far as it tells them.
@@ -107,6 +111,7 @@ class Manifest:
     fingerprint: str
     dimension: int
     index: str
+    lexical: bool
     generation: str
     segments: tuple[SegmentEntry, ...]
     prompts: dict[str, str]
@@ -198,11 +203,12 @@ def _checksum(fields: dict[str, Any]) -> str:
 
 def _segment(fields: dict[str, Any]) -> SegmentEntry:
     """A segment from fields that were checked."""
-    deleted = fields["deleted"]
+    deleted, words = fields["deleted"], fields["words"]
     return SegmentEntry(
         **fields
         | {
             "files": {name: FileSeal(**seal) for name, seal in fields["files"].items()},
+            "words": words and WordCounts(**words),
             "deleted": deleted and Tombstones(**deleted | {"seal": FileSeal(**deleted["seal"])}),
         }
     )
@@ -214,6 +220,10 @@ def _is_text(value: Any) -> bool:
 
 def _is_count(value: Any) -> bool:
     return type(value) is int and value > 0
+
+
+def _is_size(value: Any) -> bool:
+    return type(value) is int and value >= 0
 
 
 def _is_kind(value: Any) -> bool:
@@ -272,6 +282,7 @@ _SEGMENT_CHECKS: Final = {
     "index": _is_kind,
     "files": _is_files,
     "deleted": _is_tombstones,
+    "words": lambda value: value is None or _holds(value, {"terms": _is_size, "postings": _is_size}),
 }
 
 _CHECKS: Final[dict[str, Callable[[Any], bool]]] = {
@@ -280,6 +291,7 @@ _CHECKS: Final[dict[str, Callable[[Any], bool]]] = {
     "fingerprint": _is_text,
     "dimension": _is_count,
     "index": lambda value: value == AUTO or _is_kind(value),
+    "lexical": lambda value: isinstance(value, bool),
     "generation": _is_generation,
     "segments": _are_segments,
     "prompts": lambda value: isinstance(value, dict) and all(map(_is_text, value.values())),

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 
 from embedkit.errors import CollectionError
+from embedkit.extras import require
+from embedkit.progress import Progress
 from embedkit.protocols import FloatArray
 from embedkit.serving.retrieval.array_file import map_array, write_array
 from embedkit.serving.retrieval.columns import Column
@@ -17,9 +19,10 @@ from embedkit.serving.retrieval.document_store import DocumentStore
 from embedkit.serving.retrieval.exact_index import BoolArray, RowNumbers
 from embedkit.serving.retrieval.file_seal import FileSeal
 from embedkit.serving.retrieval.index_kinds import index_class, kind_for
-from embedkit.serving.retrieval.manifest import VECTORS, SegmentEntry, Tombstones
+from embedkit.serving.retrieval.lexical import LexicalIndex, WordCounts, Words
+from embedkit.serving.retrieval.manifest import VECTORS, Manifest, SegmentEntry, Tombstones
 
-__all__ = ["Segment", "read_alive", "write_segment", "write_tombstones"]
+__all__ = ["Segment", "read_alive", "words_module", "write_segment", "write_tombstones"]
 
 _ABSENT: list[Any] = []  # no entry; null would be one
 
@@ -40,13 +43,15 @@ class Segment:
         documents: the documents, deleted ones included.
         embeddings: ``(N, D) float32``, mapped.
         index: the index over them.
+        lexical: its words, if they are indexed.
         scan: an exact index over them, for searches among few.
     """
 
     def __init__(self, folder: Path, entry: SegmentEntry, dimension: int) -> None:
         kind = index_class(entry.index)
         index_files = {kind.FILE} if kind.FILE else set()
-        if entry.files.keys() != DocumentStore.FILES | {VECTORS} | index_files:
+        word_files = LexicalIndex.FILES if entry.words else frozenset()
+        if entry.files.keys() != DocumentStore.FILES | {VECTORS} | index_files | word_files:
             raise CollectionError(f"{folder.parent} is damaged: its manifest names other files than its index has")
         for name, seal in entry.files.items():
             seal.check_length(folder / name)
@@ -55,6 +60,7 @@ class Segment:
         self.documents = DocumentStore(folder, entry.count)
         self.embeddings: FloatArray = map_array(folder / VECTORS, (entry.count, dimension), "<f4")
         self.index = kind.load(folder / kind.FILE, self.embeddings) if kind.FILE else kind.build(self.embeddings)
+        self.lexical = LexicalIndex(folder, entry.words, entry.count) if entry.words else None
         self.scan = index_class("exact" if entry.index == "exact" else "flat").build(self.embeddings)
         self._columns: dict[str, Column] = {}
         self._one_reader = threading.Lock()
@@ -82,8 +88,7 @@ def write_segment(
     folder: Path,
     store: DocumentStore,
     embeddings: Iterable[FloatArray],
-    dimension: int,
-    index: str,
+    manifest: Manifest,
     *,
     show_progress_bar: bool | None,
 ) -> SegmentEntry:
@@ -93,21 +98,37 @@ def write_segment(
         folder: a generation's folder in the making; its final name is not known here.
         store: the documents.
         embeddings: their embeddings, chunk by chunk.
-        dimension: D, the width of an embedding.
-        index: what was asked for, see :func:`embedkit.serving.retrieval.index_kinds.kind_for`.
+        manifest: what it says of the width of embeddings and of how they are indexed counts.
         show_progress_bar: None shows the progress of indexing on a terminal only.
 
     Returns:
         the manifest's entry, still without the name of its generation.
     """
-    index, shape = kind_for(index, len(store)), (len(store), dimension)
+    index, shape = kind_for(manifest.index, len(store)), (len(store), manifest.dimension)
     kind = index_class(index)
     write_array(folder / VECTORS, shape, "<f4", embeddings)
     if kind.FILE:
         rows = map_array(folder / VECTORS, shape, "<f4")
         kind.build(rows, show_progress_bar=show_progress_bar).save(folder / kind.FILE)
+    words = _write_words(folder, store, show_progress_bar=show_progress_bar) if manifest.lexical else None
     files = {file.name: FileSeal.of(file) for file in sorted(folder.iterdir())}
-    return SegmentEntry(generation="", count=len(store), index=index, files=files)
+    return SegmentEntry(generation="", count=len(store), index=index, files=files, words=words)
+
+
+def _write_words(folder: Path, store: DocumentStore, *, show_progress_bar: bool | None) -> WordCounts:
+    texts = (store.read(row).text for row in range(len(store)))
+    with Progress("words", len(store), unit="documents", enabled=show_progress_bar) as progress:
+        words: Words = words_module().weighted_words(texts, progress)
+        return words.save(folder)
+
+
+def words_module() -> Any:
+    """The module that needs bm25s.
+
+    Raises:
+        MissingExtraError: bm25s is not installed.
+    """
+    return require("embedkit.serving.retrieval.words", extra="serve")
 
 
 def write_tombstones(path: Path, rows: RowNumbers, generation: str) -> Tombstones:

@@ -9,12 +9,14 @@ from typing import Self
 
 import numpy as np
 
+from embedkit.errors import CollectionError, InputError
 from embedkit.protocols import FloatArray
 from embedkit.serving.retrieval.documents import Document
-from embedkit.serving.retrieval.exact_index import BoolArray, RowNumbers, checked_queries
+from embedkit.serving.retrieval.exact_index import BoolArray, Ranking, RowNumbers, checked_queries
 from embedkit.serving.retrieval.filters import Condition
+from embedkit.serving.retrieval.lexical import term_factors
 from embedkit.serving.retrieval.manifest import Manifest, SegmentEntry
-from embedkit.serving.retrieval.segment import Segment, read_alive
+from embedkit.serving.retrieval.segment import Segment, read_alive, words_module
 
 __all__ = ["Selection", "Snapshot"]
 
@@ -50,7 +52,8 @@ class Snapshot:
         manifest: what it was read by.
     """
 
-    def __init__(self, manifest: Manifest, parts: Sequence[_Part]) -> None:
+    def __init__(self, folder: Path, manifest: Manifest, parts: Sequence[_Part]) -> None:
+        self._folder = folder
         self.manifest = manifest
         self._parts = parts
 
@@ -69,7 +72,7 @@ class Snapshot:
                 segment = Segment(folder / entry.generation, entry, manifest.dimension)
             parts.append(_Part(segment, read_alive(folder, entry), start))
             start += entry.count
-        return cls(manifest, parts)
+        return cls(folder, manifest, parts)
 
     def segment(self, wanted: SegmentEntry) -> Segment | None:
         """The segment of an entry, if this snapshot has it open."""
@@ -134,6 +137,7 @@ class Snapshot:
 
         Raises:
             InputError: the queries have another width or are not finite, or ``k`` is below 1.
+            CollectionError: a file is damaged.
         """
         selection = selection or self.select([])
         queries, k = checked_queries(queries, k, (len(self), self.manifest.dimension))
@@ -143,7 +147,39 @@ class Snapshot:
             index = part.segment.scan if selection.filtered else part.segment.index
             scores, rows = index.search(queries, max(k, 1), allowed=allowed)
             found.append((scores, rows + part.start))
-        return found[1] if len(found) == 2 else _best(found, k)
+        scores, rows = found[1] if len(found) == 2 else _best(found, k)
+        if not np.isfinite(scores).all():
+            raise CollectionError(
+                f"{self._folder} holds embeddings that are not finite; verify it and build it again"
+            )
+        return scores, rows
+
+    def search_words(self, query: str, k: int, selection: Selection) -> Ranking:
+        """The best rows by BM25 among those selected: at most ``k`` that hold a word of the query.
+
+        Raises:
+            InputError: words are not indexed.
+            CollectionError: a file is damaged.
+            MissingExtraError: bm25s is not installed.
+        """
+        indexes = [part.segment.lexical for part in self._parts if part.segment.lexical]
+        if not self.manifest.lexical:
+            raise InputError(
+                "hybrid: the collection was built without words; add them with compact(lexical=True) or "
+                "`embedkit index compact IDX --lexical`"
+            )
+        factors = term_factors(words_module().query_terms(query), indexes)
+        found = [np.empty(0, np.float32)], [np.empty(0, np.int64)]
+        for part, index, factor, allowed in zip(self._parts, indexes, factors, selection.masks, strict=True):
+            scores = index.scores(factor)
+            rows = np.flatnonzero(scores > 0 if allowed is None else (scores > 0) & allowed)
+            if len(rows) > k:
+                rows = rows[scores[rows] >= np.partition(scores[rows], -k)[-k]]
+            found[0].append(scores[rows])
+            found[1].append(rows + part.start)
+        scores, rows = np.concatenate(found[0]), np.concatenate(found[1])
+        order = np.lexsort((rows, -scores))[:k]
+        return Ranking(scores[order], rows[order])
 
     def documents(self, first: int = 0) -> Iterator[Document]:
         """The documents of the segments from number ``first`` on, but for deleted ones."""

@@ -45,24 +45,27 @@ def build(
     *,
     encoder: TextEncoder,
     index: str,
+    lexical: bool,
     source: str | None,
     show_progress_bar: bool | None,
 ) -> None:
     """Write a collection of these documents, in the place of what may be there."""
-    with atomic_folder(folder / generation) as files:
-        store = _read(files, documents, show_progress_bar=show_progress_bar)
-        segment = _embed(files, store, encoder, index, show_progress_bar=show_progress_bar)
-    Manifest(
+    manifest = Manifest(
         model=encoder.name,
         source=source,
         fingerprint=encoder.fingerprint,
         dimension=encoder.dimension,
         index=index,
+        lexical=lexical,
         generation=generation,
-        segments=(dataclasses.replace(segment, generation=generation),),
+        segments=(),
         prompts=prompts_of(encoder),
         created_by=f"embedkit {__version__}",
-    ).write(folder)
+    )
+    with atomic_folder(folder / generation) as files:
+        store = _read(files, documents, show_progress_bar=show_progress_bar)
+        segment = _embed(files, store, encoder, manifest, show_progress_bar=show_progress_bar)
+    _write(manifest, folder, generation, [segment])
 
 
 def upsert(
@@ -78,12 +81,11 @@ def upsert(
     old = snapshot.manifest
     with atomic_folder(folder / generation) as files:
         store = _read(files, documents, show_progress_bar=show_progress_bar)
-        segment = _embed(files, store, encoder, old.index, show_progress_bar=show_progress_bar)
+        segment = _embed(files, store, encoder, old, show_progress_bar=show_progress_bar)
         found = (snapshot.find(store.read(row).id) for row in range(len(store)))
         replaced = [row for row in found if row is not None]
         segments = _bury(files, generation, old, snapshot.without(replaced))
-    added = dataclasses.replace(segment, generation=generation)
-    dataclasses.replace(old, generation=generation, segments=(*segments, added)).write(folder)
+    _write(old, folder, generation, [*segments, segment])
     return Upserted(len(store) - len(replaced), len(replaced))
 
 
@@ -92,32 +94,47 @@ def remove(folder: Path, generation: str, snapshot: Snapshot, rows: Iterable[int
     old = snapshot.manifest
     with atomic_folder(folder / generation) as files:
         segments = _bury(files, generation, old, snapshot.without(rows))
-    dataclasses.replace(old, generation=generation, segments=segments).write(folder)
+    _write(old, folder, generation, segments)
 
 
 def merge(
-    folder: Path, generation: str, snapshot: Snapshot, first: int, *, show_progress_bar: bool | None = False
+    folder: Path,
+    generation: str,
+    snapshot: Snapshot,
+    first: int,
+    manifest: Manifest | None = None,
+    *,
+    show_progress_bar: bool | None,
 ) -> None:
-    """Make one segment of those from number ``first`` on, without the documents that are deleted."""
-    old = snapshot.manifest
-    count = sum(segment.remaining for segment in old.segments[first:])
-    segments = old.segments[:first]
+    """Make one segment of those from number ``first`` on, without the documents that are deleted.
+
+    Args:
+        folder: the collection's folder.
+        generation: name of this write.
+        snapshot: what there is.
+        first: the first segment to take.
+        manifest: the snapshot's, changed where something shall be another way from now on; None changes nothing.
+        show_progress_bar: None shows progress on a terminal only.
+    """
+    manifest = manifest or snapshot.manifest
+    taken = snapshot.manifest.segments[first:]
+    segments = list(snapshot.manifest.segments[:first])
+    count = sum(segment.remaining for segment in taken)
     if count:
         with (
             Progress("compact", count, unit="documents", enabled=show_progress_bar) as progress,
             atomic_folder(folder / generation) as files,
         ):
             store = write_documents(files, _counted(snapshot.documents(first), progress))
-            segment = write_segment(
-                files,
-                store,
-                snapshot.embeddings(first),
-                old.dimension,
-                old.index,
-                show_progress_bar=show_progress_bar,
-            )
-        segments += (dataclasses.replace(segment, generation=generation),)
-    dataclasses.replace(old, generation=generation, segments=segments).write(folder)
+            embeddings = snapshot.embeddings(first)
+            segments.append(write_segment(files, store, embeddings, manifest, show_progress_bar=show_progress_bar))
+    _write(manifest, folder, generation, segments)
+
+
+def _write(manifest: Manifest, folder: Path, generation: str, segments: Sequence[SegmentEntry]) -> None:
+    """Put the changed manifest in place; a segment without a generation belongs to this one."""
+    named = (dataclasses.replace(one, generation=one.generation or generation) for one in segments)
+    dataclasses.replace(manifest, generation=generation, segments=tuple(named)).write(folder)
 
 
 def tail(segments: Sequence[SegmentEntry]) -> int | None:
@@ -139,13 +156,11 @@ def _read(files: Path, documents: Iterable[Document], *, show_progress_bar: bool
 
 
 def _embed(
-    files: Path, store: DocumentStore, encoder: TextEncoder, index: str, *, show_progress_bar: bool | None
+    files: Path, store: DocumentStore, encoder: TextEncoder, manifest: Manifest, *, show_progress_bar: bool | None
 ) -> SegmentEntry:
     with Progress("encode", len(store), unit="documents", enabled=show_progress_bar) as progress:
         embeddings = embed_documents(store, encoder, progress)
-        return write_segment(
-            files, store, embeddings, encoder.dimension, index, show_progress_bar=show_progress_bar
-        )
+        return write_segment(files, store, embeddings, manifest, show_progress_bar=show_progress_bar)
 
 
 def _bury(files: Path, generation: str, old: Manifest, deleted: dict[int, RowNumbers]) -> tuple[SegmentEntry, ...]:

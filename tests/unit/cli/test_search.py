@@ -44,9 +44,10 @@ def test_json(index, capsys):
     assert [hit["rank"] for hit in result["hits"]] == [1, 2, 3]
     assert result["hits"][0] == {
         "rank": 1, "id": "0", "score": pytest.approx(1.0, abs=1e-5), "text": "a good dog", "metadata": None,
+        "scores": {"dense": result["hits"][0]["score"]},
     }  # fmt: skip
-    assert result["encode_ms"] > 0
-    assert result["search_ms"] > 0
+    assert list(result["latency_ms"]) == ["encode", "dense", "read"]
+    assert min(result["latency_ms"].values()) > 0
 
 
 def test_quiet_tells_only_the_results(index, capsys):

@@ -172,7 +172,7 @@ WRITES = st.lists(
 )
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(writes=WRITES)
 def test_any_writes_give_what_building_at_once_gives(tmp_path_factory, encoder, kind, writes):
     folder = tmp_path_factory.mktemp("writes")

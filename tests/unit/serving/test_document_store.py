@@ -38,7 +38,7 @@ def test_a_repeated_id_names_both_documents(tmp_path):
 
 
 def test_ids_with_one_hash_are_told_apart(tmp_path, monkeypatch):
-    monkeypatch.setattr(document_store, "_hash", lambda id_: 2**64 - 1)
+    monkeypatch.setattr(document_store, "text_hash", lambda id_: 2**64 - 1)
     store = write_documents(tmp_path, [Document(id_, "t") for id_ in "xyz"])
     assert [store.find(id_) for id_ in "xyzw"] == [0, 1, 2, None]
     with pytest.raises(DataError, match="documents 1 and 3 have the same id 'x'"):

@@ -9,6 +9,7 @@ import pytest
 from embedkit.errors import CollectionError
 from embedkit.serving.retrieval.document_store import DocumentStore
 from embedkit.serving.retrieval.file_seal import FileSeal
+from embedkit.serving.retrieval.lexical import WordCounts
 from embedkit.serving.retrieval.manifest import Manifest, SegmentEntry, Tombstones, _checksum
 
 FILES = (*sorted(DocumentStore.FILES), "vectors.npy")
@@ -18,6 +19,7 @@ MANIFEST = Manifest(
     fingerprint="f" * 64,
     dimension=16,
     index="exact",
+    lexical=True,
     generation="generation-000004",
     segments=(
         SegmentEntry(
@@ -32,6 +34,7 @@ MANIFEST = Manifest(
             count=1,
             index="exact",
             files={name: FileSeal(8, "2" * 64) for name in FILES},
+            words=WordCounts(terms=0, postings=0),
         ),
     ),
     prompts={"query": "q: "},
@@ -137,6 +140,7 @@ def test_a_change_is_noticed(tmp_path):
         {"prompts": {"query": 1}},
         {"prompts": []},
         {"created_by": ...},
+        {"lexical": 1},
         {"segments": {}},
         {"segments": [[]]},
         {"embedkit.collection": "1"},
@@ -157,6 +161,7 @@ SEGMENT = {
     "index": "exact",
     "files": dict.fromkeys(FILES, SEAL),
     "deleted": None,
+    "words": None,
 }
 BURIED = {"generation": "generation-000002", "count": 1, "seal": SEAL}
 
@@ -182,6 +187,8 @@ def test_the_segment_below_is_possible(tmp_path):
         {"files": dict.fromkeys(FILES, SEAL | {"bytes": -1})},
         {"files": {name: {"bytes": 1} for name in FILES}},
         {"files": dict.fromkeys(FILES)},
+        {"words": {"terms": 1}},
+        {"words": {"terms": -1, "postings": 0}},
         {"deleted": []},
         {"deleted": BURIED | {"count": 4}},
         {"deleted": BURIED | {"count": 0}},

@@ -1,0 +1,153 @@
+"""A search in stages: by meaning, by words, both fused, re-ranked; each chooses for the next, which is slower."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from embedkit.errors import InputError
+from embedkit.protocols import FloatArray, TextEncoder
+from embedkit.serving.retrieval.embedding import embed_queries
+from embedkit.serving.retrieval.exact_index import Ranking
+from embedkit.serving.retrieval.filters import Condition
+from embedkit.serving.retrieval.fusion import Fusion
+from embedkit.serving.retrieval.hits import Hit, Hits
+from embedkit.serving.retrieval.rerank import Reranker, rerank_scores
+from embedkit.serving.retrieval.snapshot import Snapshot
+
+__all__ = ["Cascade", "search_embeddings"]
+
+_CANDIDATES = 50
+
+
+class Trail:
+    """What the stages have found for one query: the current ranking, and what each stage gave each row."""
+
+    def __init__(self) -> None:
+        self.ranking = Ranking(np.empty(0, np.float32), np.empty(0, np.int64))
+        self._scores: dict[str, dict[int, float]] = {}
+
+    def enter(self, stage: str, ranking: Ranking) -> None:
+        """Take the ranking of a stage as the current one."""
+        self.ranking = ranking
+        self._scores[stage] = dict(zip(ranking.rows.tolist(), ranking.scores.tolist(), strict=True))
+
+    def scores(self, row: int) -> dict[str, float]:
+        """What the stages gave a row, the last stage last."""
+        return {stage: scores[row] for stage, scores in self._scores.items() if row in scores}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cascade:
+    """The stages of a search.
+
+    Attributes:
+        fusion: how a search by words comes in; None for none.
+        reranker: the model that reads texts; None for none.
+        candidates: documents that a stage hands on to the next; None for 50, but at least as many as are wanted.
+    """
+
+    fusion: Fusion | None = None
+    reranker: Reranker | None = None
+    candidates: int | None = None
+
+    def search(
+        self,
+        snapshot: Snapshot,
+        queries: Sequence[str],
+        k: int,
+        *,
+        encoder: TextEncoder,
+        conditions: Sequence[Condition] = (),
+    ) -> list[Hits]:
+        """Find ``k`` documents for each query.
+
+        Raises:
+            InputError: ``k`` or the number of candidates is out of range, a query is not a string, or the
+                collection was built without words.
+            CollectionError: a file is damaged.
+        """
+        wanted = self._wanted(k)
+        clock = Clock()
+        embeddings = embed_queries(queries, encoder)
+        clock.lap("encode")
+        selection = snapshot.select(conditions)
+        trails = [Trail() for _ in queries]
+        if conditions:
+            clock.lap("filter")
+        for trail, *found in zip(trails, *snapshot.search(embeddings, wanted, selection), strict=True):
+            trail.enter("dense", Ranking(*found))
+        clock.lap("dense")
+        if self.fusion:
+            for trail, query in zip(trails, queries, strict=True):
+                dense, lexical = trail.ranking, snapshot.search_words(query, wanted, selection)
+                trail.enter("lexical", lexical)
+                trail.enter("fused", self.fusion.fuse(dense, lexical))
+            clock.lap("lexical")
+        if self.reranker:
+            _rerank(trails, snapshot, queries, self.reranker, wanted)
+            clock.lap("rerank")
+        return _hits(trails, snapshot, k, clock)
+
+    def _wanted(self, k: int) -> int:
+        if k < 1:
+            raise InputError(f"expected k of at least 1, got {k}")
+        if self.candidates is not None and self.candidates < k:
+            raise InputError(f"expected at least as many candidates as results, {k}, got {self.candidates}")
+        if self.fusion is None and self.reranker is None:
+            return k
+        return self.candidates or max(k, _CANDIDATES)
+
+
+class Clock:
+    """Milliseconds from one stage to the next."""
+
+    def __init__(self) -> None:
+        self.laps_ms: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def lap(self, stage: str) -> None:
+        """The stage is done."""
+        now = time.perf_counter()
+        self.laps_ms[stage] = 1e3 * (now - self._last)
+        self._last = now
+
+
+def search_embeddings(
+    snapshot: Snapshot, embeddings: FloatArray, k: int, conditions: Sequence[Condition]
+) -> list[Hits]:
+    """Find the documents nearest to embeddings: the stage "dense" alone.
+
+    Raises:
+        InputError: the embeddings have another width or are not finite, or ``k`` is below 1.
+        CollectionError: a file is damaged.
+    """
+    clock = Clock()
+    trails = []
+    for found in zip(*snapshot.search(embeddings, k, snapshot.select(conditions)), strict=True):
+        trails.append(Trail())
+        trails[-1].enter("dense", Ranking(*found))
+    clock.lap("dense")
+    return _hits(trails, snapshot, k, clock)
+
+
+def _rerank(
+    trails: Sequence[Trail], snapshot: Snapshot, queries: Sequence[str], reranker: Reranker, wanted: int
+) -> None:
+    rows = [trail.ranking.rows[:wanted] for trail in trails]
+    texts = [[snapshot.read(int(row)).text for row in chosen] for chosen in rows]
+    for trail, chosen, scores in zip(trails, rows, rerank_scores(reranker, queries, texts), strict=True):
+        order = np.argsort(-scores, kind="stable")  # equal ones stay in the order of the stage before
+        trail.enter("rerank", Ranking(scores[order], chosen[order]))
+
+
+def _hits(trails: Sequence[Trail], snapshot: Snapshot, k: int, clock: Clock) -> list[Hits]:
+    found = []
+    for trail in trails:
+        rows = trail.ranking.rows[:k].tolist()
+        found.append([Hit.of(snapshot.read(row), trail.scores(row)) for row in rows])
+    clock.lap("read")
+    return [Hits(hits, clock.laps_ms) for hits in found]

@@ -1,0 +1,140 @@
+"""Search by words: BM25 over weights that `words` has computed, in mapped files.
+
+A weight is what a word adds to the score of a document, with the frequencies of words in one segment. A search
+over several segments has to weigh a word alike in all; so the part that depends on the frequency is divided out
+and put back with that of all segments together. What is left over from a segment is the average length of its
+documents, until segments are merged. With one segment scores are those of bm25s.
+
+Four files::
+
+    terms.npy      (T,) uint64: hashes of the words in ascending order
+    starts.npy     (T + 1,) int64: where the postings of each word begin
+    postings.npy   (E,) int32: rows that hold the word
+    weights.npy    (E,) float32: what it adds to their scores
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+
+from embedkit.errors import CollectionError
+from embedkit.protocols import FloatArray
+from embedkit.serving.retrieval.array_file import map_array, write_array
+from embedkit.serving.retrieval.exact_index import RowNumbers
+
+__all__ = ["LexicalIndex", "WordCounts", "Words", "term_factors"]
+
+_TERMS, _STARTS, _POSTINGS, _WEIGHTS = "terms.npy", "starts.npy", "postings.npy", "weights.npy"
+
+
+@dataclass(frozen=True, slots=True)
+class WordCounts:
+    """How many different words a segment has, and how many pairs of word and document."""
+
+    terms: int
+    postings: int
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """The words of a segment, as its files hold them; see there."""
+
+    terms: np.ndarray[tuple[int], np.dtype[np.uint64]]
+    starts: RowNumbers
+    rows: np.ndarray[tuple[int], np.dtype[np.int32]]
+    weights: FloatArray
+
+    def save(self, folder: Path) -> WordCounts:
+        """Write the files."""
+        write_array(folder / _TERMS, self.terms.shape, "<u8", [self.terms])
+        write_array(folder / _STARTS, self.starts.shape, "<i8", [self.starts])
+        write_array(folder / _POSTINGS, self.rows.shape, "<i4", [self.rows])
+        write_array(folder / _WEIGHTS, self.weights.shape, "<f4", [self.weights])
+        return WordCounts(len(self.terms), len(self.rows))
+
+
+class LexicalIndex:
+    """Reads what :meth:`Words.save` wrote; safe to share between threads.
+
+    Args:
+        folder: where the files are.
+        size: how many words and postings there are.
+        count: rows of the segment.
+
+    Raises:
+        CollectionError: a file is missing or of another size.
+    """
+
+    FILES: ClassVar[frozenset[str]] = frozenset({_TERMS, _STARTS, _POSTINGS, _WEIGHTS})
+
+    def __init__(self, folder: Path, size: WordCounts, count: int) -> None:
+        self._folder, self._count = folder, count
+        self._terms = map_array(folder / _TERMS, (size.terms,), "<u8")
+        self._starts = map_array(folder / _STARTS, (size.terms + 1,), "<i8")
+        self._rows = map_array(folder / _POSTINGS, (size.postings,), "<i4")
+        self._weights = map_array(folder / _WEIGHTS, (size.postings,), "<f4")
+
+    def __len__(self) -> int:
+        """The number of rows, with words or without."""
+        return self._count
+
+    def frequency(self, term: int) -> int:
+        """How many rows hold a word, given its hash."""
+        start, end = self._slice(term)
+        return end - start
+
+    def scores(self, factors: Mapping[int, float]) -> FloatArray:
+        """The scores of all rows: ``(N,) float32``.
+
+        Args:
+            factors: hash of a word -> by what its weights are multiplied.
+
+        Raises:
+            CollectionError: the files are damaged.
+        """
+        scores = np.zeros(self._count, dtype=np.float32)
+        for term, factor in factors.items():
+            start, end = self._slice(term)
+            rows = self._rows[start:end]
+            if len(rows) and not 0 <= rows.min() <= rows.max() < self._count:
+                raise CollectionError(f"{self._folder / _POSTINGS} is damaged: it names rows that are not there")
+            scores[rows] += np.float32(factor) * self._weights[start:end]
+        return scores
+
+    def _slice(self, term: int) -> tuple[int, int]:
+        place = int(np.searchsorted(self._terms, np.uint64(term)))
+        if place == len(self._terms) or self._terms[place] != term:
+            return 0, 0
+        start, end = int(self._starts[place]), int(self._starts[place + 1])
+        if not 0 <= start <= end <= len(self._rows):
+            raise CollectionError(f"{self._folder / _STARTS} is damaged: it points behind the postings")
+        return start, end
+
+
+def term_factors(terms: Mapping[int, int], segments: Sequence[LexicalIndex]) -> list[dict[int, float]]:
+    """By what each segment has to multiply its weights, so that a word weighs alike in all.
+
+    Args:
+        terms: hash of a word -> how often it occurs in the query.
+        segments: all that are searched together.
+    """
+    factors: list[dict[int, float]] = [{} for _ in segments]
+    rows = sum(map(len, segments))
+    for term, times in terms.items():
+        frequencies = [segment.frequency(term) for segment in segments]
+        weight = _rarity(rows, sum(frequencies))
+        for factor, segment, frequency in zip(factors, segments, frequencies, strict=True):
+            if frequency:
+                factor[term] = times * weight / _rarity(len(segment), frequency)
+    return factors
+
+
+def _rarity(rows: int, frequency: int) -> float:
+    """Inverse document frequency as bm25s computes it for its method "lucene"."""
+    return math.log(1 + (rows - frequency + 0.5) / (frequency + 0.5))

@@ -1,0 +1,12 @@
+"""A short hash of a text, the same on every machine."""
+
+from __future__ import annotations
+
+import hashlib
+
+__all__ = ["text_hash"]
+
+
+def text_hash(text: str) -> int:
+    """64 bits of BLAKE2b."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")

@@ -1,0 +1,194 @@
+"""Search in stages: fused with words, re-ranked, with scores and times of each stage."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from embedkit.errors import InputError, MissingExtraError
+from embedkit.serving.retrieval import Collection
+
+DOCS = [
+    ("bees", "how bees find their way home"),
+    ("code", "error code E1234 of the pump"),
+    ("pump", "the pump makes noises"),
+    ("tea", "tea with milk"),
+    ("ships", "how ships find their way by stars"),
+]
+
+
+class PairLengths:
+    """A PairScorer that likes short texts, and those that begin as the query does."""
+
+    name, fingerprint, max_length = "lengths", "0" * 64, 512
+
+    def __init__(self):
+        self.pairs = []
+
+    def predict(self, pairs, /):
+        self.pairs += pairs
+        return np.array([(query[:3] == text[:3]) * 100 - len(text) for query, text in pairs], dtype=np.float32)
+
+
+@pytest.fixture
+def library(tmp_path, encoder, kind):
+    pytest.importorskip("bm25s")
+    return Collection.build(DOCS, encoder=encoder, path=tmp_path / "idx", index=kind, lexical=True)
+
+
+# Hybrid
+
+
+def test_a_rare_word_wins_where_meaning_does_not_know_it(library):
+    hits = library.search("E1234", k=5, hybrid=True)
+    assert hits[0].id == "code"
+    assert list(hits[0].scores) == ["dense", "lexical", "fused"]
+    assert hits[0].score == hits[0].scores["fused"]
+    assert "lexical" not in hits[-1].scores
+    assert [hit.score for hit in hits] == sorted((hit.score for hit in hits), reverse=True)
+
+
+def test_scores_by_words_are_those_of_bm25s(library):
+    import bm25s
+
+    model = bm25s.BM25(method="lucene")
+    texts = [text for _, text in DOCS]
+    model.index(bm25s.tokenize(texts, stopwords=None, show_progress=False), show_progress=False)
+    query = "how the pump find way way"
+    expected = dict(zip((id_ for id_, _ in DOCS), model.get_scores(query.split()), strict=True))
+    found = {hit.id: hit.scores.get("lexical", 0) for hit in library.search(query, hybrid=True)}
+    assert found == pytest.approx(expected)
+
+
+def test_a_word_weighs_alike_in_all_segments(library, encoder, tmp_path):
+    """Texts of one length, so that only the frequencies of words can differ between segments."""
+    texts = [(f"n{n}", f"pump word{n % 3} {'milk' if n % 7 == 0 else 'tea'}") for n in range(40)]
+    whole = Collection.build(texts, encoder=encoder, path=tmp_path / "whole", lexical=True)
+    parts = Collection.build(texts[:30], encoder=encoder, path=tmp_path / "parts", lexical=True)
+    parts.upsert(texts[30:38])
+    parts.upsert(texts[38:])
+    assert len(parts.manifest.segments) == 3
+    for query in ("milk", "pump milk word1", "tea tea word2"):
+        expected = {hit.id: hit.scores for hit in whole.search(query, k=40, hybrid=True)}
+        found = {hit.id: hit.scores for hit in parts.search(query, k=40, hybrid=True)}
+        assert found.keys() == expected.keys()
+        for id_, scores in expected.items():
+            assert found[id_].get("lexical", 0) == pytest.approx(scores.get("lexical", 0), rel=1e-5)
+
+
+def with_word(collection, word):
+    return {hit.id for hit in collection.search(word, k=9, hybrid=True) if "lexical" in hit.scores}
+
+
+def test_words_follow_deletions_upserts_and_filters(library):
+    library.upsert([{"id": "new", "text": "pump E1234 manual", "year": 2020}])
+    assert {hit.id for hit in library.search("E1234", k=9, hybrid=True) if "lexical" in hit.scores} == {
+        "code",
+        "new",
+    }
+    assert [hit.id for hit in library.search("E1234", hybrid=True, filter={"year": 2020})] == ["new"]
+    library.delete("code")
+    assert with_word(library, "E1234") == {"new"}
+    library.compact()
+    assert library.search("E1234", hybrid="weighted", k=1)[0].id == "new"
+    library.verify()
+
+
+def test_words_nobody_wrote_leave_the_order_of_meaning(library):
+    for query in ("zebra", "!?", ""):
+        dense = [hit.id for hit in library.search(query, k=5)]
+        assert [hit.id for hit in library.search(query, k=5, hybrid=True)] == dense
+
+
+def test_words_in_any_script(tmp_path, encoder):
+    pytest.importorskip("bm25s")
+    texts = ["Ünïcode ÄRGER", "снег и лёд", "雪が 降る", "!!!", "a b c"]
+    collection = Collection.build(texts, encoder=encoder, path=tmp_path / "idx", lexical=True)
+    for query, text in [("ärger", texts[0]), ("СНЕГ", texts[1]), ("雪が", texts[2]), ("b", texts[4])]:
+        assert [hit.text for hit in collection.search(query, hybrid=True) if "lexical" in hit.scores] == [text]
+
+
+def test_texts_without_any_word(tmp_path, encoder):
+    pytest.importorskip("bm25s")
+    collection = Collection.build(["!!!", "..."], encoder=encoder, path=tmp_path / "idx", lexical=True)
+    assert len(collection.search("word", hybrid=True)) == 2
+    Collection.open(collection.path).verify()
+
+
+def test_words_may_come_and_go_later(tmp_path, encoder):
+    pytest.importorskip("bm25s")
+    collection = Collection.build(DOCS, encoder=encoder, path=tmp_path / "idx")
+    with pytest.raises(InputError, match=r"built without words; add them with compact\(lexical=True\)"):
+        collection.search("E1234", hybrid=True)
+    encoder.calls.clear()
+    collection.compact(lexical=True)
+    assert encoder.calls == []
+    assert collection.search("E1234", k=1, hybrid=True)[0].id == "code"
+    collection.compact(lexical=False, index="flat" if collection.manifest.index == "exact" else "exact")
+    assert not collection.manifest.lexical
+    with pytest.raises(InputError, match="there is no index 'tree'"):
+        collection.compact(index="tree")
+
+
+def test_without_bm25s_building_says_what_to_install(tmp_path, encoder, monkeypatch):
+    import sys
+
+    monkeypatch.setitem(sys.modules, "bm25s", None)
+    monkeypatch.delitem(sys.modules, "embedkit.serving.retrieval.words", raising=False)
+    with pytest.raises(MissingExtraError, match=r"bm25s is not installed.*embedkit\[serve\]"):
+        Collection.build(DOCS, encoder=encoder, path=tmp_path / "idx", lexical=True)
+    assert list(tmp_path.iterdir()) == []
+
+
+# Re-ranking
+
+
+def test_a_reranker_has_the_last_word(library):
+    scorer = PairLengths()
+    hits = library.search("tea", k=2, rerank=scorer, candidates=4)
+    assert len(scorer.pairs) == 4
+    assert hits[0].id == "tea"
+    assert [hit.score for hit in hits] == [hit.scores["rerank"] for hit in hits]
+    assert list(hits[0].scores) == ["dense", "rerank"]
+    best_by_length = min(scorer.pairs, key=lambda pair: (pair[1][:3] != "tea", len(pair[1])))
+    assert hits[0].text == best_by_length[1]
+
+
+def test_another_encoder_may_rerank(library, other_encoder):
+    hits = library.search(["tea with milk", "noises"], k=3, hybrid=True, rerank=other_encoder)
+    assert [found[0].id for found in hits] == ["tea", "pump"]
+    assert hits[0][0].scores["rerank"] == pytest.approx(1.0)
+    assert list(hits[0][0].scores) == ["dense", "lexical", "fused", "rerank"]
+
+
+def test_several_queries_are_reranked_together_and_apart(library):
+    queries = ["tea", "how", "pump"]
+    together = library.search(queries, k=3, rerank=PairLengths(), hybrid=True)
+    assert together == [library.search(query, k=3, rerank=PairLengths(), hybrid=True) for query in queries]
+    assert library.search([], rerank=PairLengths()) == []
+
+
+def test_a_filter_holds_through_all_stages(library):
+    assert library.search("tea", rerank=PairLengths(), hybrid=True, filter={"none": 1}) == []
+
+
+def test_times_of_each_stage(library):
+    assert list(library.search("tea").latency_ms) == ["encode", "dense", "read"]
+    stages = ["encode", "filter", "dense", "lexical", "rerank", "read"]
+    hits = library.search("tea", hybrid=True, rerank=PairLengths(), filter={"x": {"exists": False}})
+    assert list(hits.latency_ms) == stages
+    assert all(ms >= 0 for ms in hits.latency_ms.values())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rerank": "model.onnx"}, "expected a CrossEncoder or an Encoder, got str"),
+        ({"hybrid": "magic"}, "no fusion 'magic'; the methods are rrf, weighted"),
+        ({"candidates": 3, "k": 4}, "at least as many candidates as results, 4, got 3"),
+        ({"k": 0, "hybrid": True}, "k of at least 1"),
+    ],
+)
+def test_wrong_options_are_told(library, options, message):
+    with pytest.raises(InputError, match=message):
+        library.search("tea", **options)
