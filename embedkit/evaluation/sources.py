@@ -16,7 +16,7 @@ __all__ = ["FIRST", "SCORE", "SECOND", "any_rows", "collect_pairs", "load_scored
 
 FIRST = ("sentence1", "sentence_A")
 SECOND = ("sentence2", "sentence_B")
-SCORE = ("score", "relatedness_score")
+SCORE = ("score", "relatedness_score", "similarity_score")
 _STSB = ["genre", "file", "year", "id", "score", "sentence1", "sentence2"]
 
 _FILE_SUFFIXES = (".csv", ".gz", ".jsonl", ".parquet", ".tsv", ".txt", ".xz")

@@ -13,10 +13,19 @@ import numpy as np
 from embedkit.errors import DataError
 from embedkit.evaluation.hub import HubDataset
 from embedkit.evaluation.rows import Row, read_lines
-from embedkit.evaluation.sources import load_scored_pairs
+from embedkit.evaluation.sources import collect_pairs, load_scored_pairs
 from embedkit.evaluation.sts import ScoredPairs
 
-__all__ = ["STS_YEARS", "StsSet", "load_sick", "load_stsb", "load_year"]
+__all__ = [
+    "STS17_PAIRS",
+    "STS_YEARS",
+    "StsSet",
+    "load_sick",
+    "load_sts17",
+    "load_stsb",
+    "load_translated_stsb",
+    "load_year",
+]
 
 STS_YEARS: dict[str, dict[str, int]] = {
     "sts12": {"MSRpar": 750, "MSRvid": 750, "SMTeuroparl": 459, "surprise.OnWN": 750, "surprise.SMTnews": 399},
@@ -31,8 +40,14 @@ STS_YEARS: dict[str, dict[str, int]] = {
 }  # fmt: skip
 """Scored pairs by year and subset. STS13 is without SMT, whose text is not free."""
 
+STS17_PAIRS = ("ar-ar", "es-es", "en-en", "en-ar", "es-en", "en-tr", "en-de", "fr-en")
+"""Languages of STS17 and, the last two, of its translated extension: the eight of the papers."""
+
 _STSB = {"dev": ("sts-dev.csv", "validation", 1500), "test": ("sts-test.csv", "test", 1379)}
 _SICK = {"trial": ("SICK_trial.txt", 500), "test": ("SICK_test_annotated.txt", 4927)}
+
+
+_STS17_SIZE = 250
 
 
 @dataclass(frozen=True)
@@ -50,6 +65,16 @@ class StsSet:
     subsets: list[ScoredPairs]
     expected: dict[str, int]
     source: str
+
+    @property
+    def lower_cased(self) -> bool:
+        """Whether no text has a capital, as in SentEval's copies; the published texts have many."""
+        return not any(
+            text != text.lower()
+            for pairs in self.subsets
+            for column in (pairs.first, pairs.second)
+            for text in column
+        )
 
     @property
     def rows(self) -> int:
@@ -113,6 +138,36 @@ def load_sick(source: Path | HubDataset, split: str) -> StsSet:
     name = "sickr" if split == "test" else "sick-trial"
     pairs = load_scored_pairs(source / file if isinstance(source, Path) else source, name=name)
     return StsSet(name, [pairs], {name: expected}, str(source))
+
+
+def load_sts17(languages: str, source: Path | HubDataset) -> StsSet:
+    """One pair of languages of STS17: ``STS.en-de.txt`` in a folder, or a table of the hub's data set.
+
+    Raises:
+        DataError: missing or malformed.
+    """
+    name = f"sts17-{languages}"
+    if isinstance(source, HubDataset):
+        pairs = collect_pairs(name, source.rows(configuration=languages))
+    else:
+        turned = "-".join(reversed(languages.split("-")))
+        files = [source / f"STS.{each}.txt" for each in (languages, turned)]
+        pairs = load_scored_pairs(next((file for file in files if file.is_file()), files[0]), name=name)
+    return StsSet(name, [pairs], {name: _STS17_SIZE}, str(source))
+
+
+def load_translated_stsb(language: str, source: Path | HubDataset, split: str) -> StsSet:
+    """STS-B in another language, ``"dev"`` or ``"test"``: ``stsb-de-test.csv``, or a table on the hub.
+
+    Raises:
+        DataError: missing or malformed.
+    """
+    name = f"stsb-{language}" + ("-dev" if split == "dev" else "")
+    if isinstance(source, HubDataset):
+        pairs = collect_pairs(name, source.rows(configuration=language, split=split))
+    else:
+        pairs = load_scored_pairs(source / f"stsb-{language}-{split}.csv", name=name)
+    return StsSet(name, [pairs], {name: _STSB[split][2]}, str(source))
 
 
 def _read_subset(subset: str, inputs: Path) -> ScoredPairs:

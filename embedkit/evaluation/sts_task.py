@@ -14,6 +14,9 @@ from embedkit.evaluation.sts_sources import STS_YEARS, StsSet
 
 __all__ = ["StsTask"]
 
+_CASED = (*STS_YEARS, "stsb", "stsb-dev")
+"""Sets that SentEval lower-cases."""
+
 
 @dataclass(frozen=True)
 class StsTask:
@@ -55,6 +58,8 @@ def _sts_result(pool: Pool, sts: StsSet) -> Result:
         measures |= {"mean": defined(found.mean), "wmean": defined(found.wmean)}
     elif sts.name in STS_YEARS and sts.name in sts.expected:
         notes.append("no mean and wmean: the source does not tell the subsets apart")
+    if sts.name in _CASED and sts.lower_cased:
+        notes.append("the text is lower-cased, as in SentEval's copy")
     sizes = {pairs.name: len(pairs) for pairs in sts.subsets}
     return Result(
         name=sts.name,

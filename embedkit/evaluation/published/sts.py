@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 
 from embedkit.errors import DataError
 from embedkit.evaluation.hub import HubDataset
 from embedkit.evaluation.shelf import Conventions, Entry, Shelf
-from embedkit.evaluation.sts_sources import STS_YEARS, StsSet, load_sick, load_stsb, load_year
+from embedkit.evaluation.sts_sources import (
+    STS17_PAIRS,
+    STS_YEARS,
+    StsSet,
+    load_sick,
+    load_sts17,
+    load_stsb,
+    load_translated_stsb,
+    load_year,
+)
 from embedkit.evaluation.sts_task import StsTask
 from embedkit.evaluation.tasks import Task
 
@@ -24,6 +33,12 @@ _YEARS = {
 _YEAR_HUBS = {name: HubDataset(f"mteb/{name}-sts", revision) for name, revision in _YEARS.items()}
 _STSB_HUB = HubDataset("mteb/stsbenchmark-sts", "b0fddb56ed78048fa8b90373c8a3cfc37b684831")
 _SICK_HUB = HubDataset("mteb/sickr-sts", "20a6d6f312dd54037fe07a32d58e5e168867909d")
+_STS17_HUB = HubDataset("mteb/sts17-crosslingual-sts", "faeb762787bd10488a50c8b5be4a3b82e411949c")
+_TRANSLATED_HUB = HubDataset("mteb/stsb_multi_mt", "29afa2569dcedaaa2fe6a3dcfebab33d28b82e8c")
+_LANGUAGES = {
+    "de": "German", "es": "Spanish", "fr": "French", "it": "Italian", "nl": "Dutch", "pl": "Polish",
+    "pt": "Portuguese", "ru": "Russian", "zh": "Chinese",
+}  # fmt: skip
 
 
 def _year(name: str, shelf: Shelf) -> StsSet:
@@ -46,17 +61,34 @@ SEVEN: dict[str, Callable[[Shelf], StsSet]] = {
 """The sets of the papers."""
 
 
+def _sts17(languages: str, shelf: Shelf) -> StsSet:
+    return load_sts17(languages, shelf.find("STS2017-extended", "STS17", "sts17", hub=_STS17_HUB))
+
+
+def _translated(language: str, split: str, shelf: Shelf) -> StsSet:
+    return load_translated_stsb(language, shelf.find("stsb-multi-mt", "stsb_multi_mt", hub=_TRANSLATED_HUB), split)
+
+
 def _sts(shelf: Shelf, _: Conventions) -> Task:
     """The seven sets, those that are there."""
+    return _several("sts", SEVEN, shelf)
+
+
+def _sts17_all(shelf: Shelf, _: Conventions) -> Task:
+    """The eight pairs of languages, those that are there."""
+    return _several("sts17", {f"sts17-{pair}": partial(_sts17, pair) for pair in STS17_PAIRS}, shelf)
+
+
+def _several(name: str, loaders: Mapping[str, Callable[[Shelf], StsSet]], shelf: Shelf) -> Task:
     sets, missing = [], {}
-    for name, load in SEVEN.items():
+    for each, load in loaders.items():
         try:
             sets.append(load(shelf))
         except DataError as error:
-            missing[name] = str(error)
+            missing[each] = str(error)
     if not sets:
-        raise DataError("none of the seven STS sets can be loaded: " + "; ".join(missing.values()))
-    return StsTask("sts", sets, average_of=len(SEVEN), missing=missing)
+        raise DataError(f"none of the {len(loaders)} sets of {name} can be loaded: " + "; ".join(missing.values()))
+    return StsTask(name, sets, average_of=len(loaders), missing=missing)
 
 
 def _one(load: Callable[[Shelf], StsSet], shelf: Shelf, _: Conventions) -> Task:
@@ -81,4 +113,15 @@ STS_TASKS: dict[str, Entry] = {
     ),
     "sickr": Entry("SICK relatedness, test", "4,927 pairs", partial(_one, SEVEN["sickr"]), _SICK_HUB),
     "sick-trial": Entry("SICK relatedness, trial", "500 pairs", partial(_one, partial(_sick, "trial"))),
+    "sts17": Entry("similarity within and across languages, and its mean", "eight sets", _sts17_all, _STS17_HUB),
+    **{
+        f"stsb-{code}{part}": Entry(
+            f"STS benchmark in {language}, {'development' if part else 'test'}",
+            "1,500 pairs" if part else "1,379 pairs",
+            partial(_one, partial(_translated, code, "dev" if part else "test")),
+            _TRANSLATED_HUB,
+        )
+        for code, language in _LANGUAGES.items()
+        for part in ("", "-dev")
+    },
 }

@@ -122,7 +122,7 @@ def _transfer(shelf: Shelf, _: Conventions) -> Task:
         except DataError as error:
             missing[name] = str(error)
     if not probes:
-        raise DataError("none of the seven transfer sets can be loaded: " + "; ".join(missing.values()))
+        raise DataError("none of the 7 sets of transfer can be loaded: " + "; ".join(missing.values()))
     return TransferTask("transfer", probes, average_of=len(SEVEN), missing=missing)
 
 

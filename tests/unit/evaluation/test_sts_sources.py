@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from embedkit.errors import DataError
+from embedkit.evaluation.hub import HubDataset
 from embedkit.evaluation.sts_sources import STS_YEARS, load_sick, load_stsb, load_year
 
 
@@ -71,3 +72,55 @@ def test_benchmark_and_sick_splits(write_lines):
     assert load_sick(sick, "trial").differences() == ["1 scored pairs, published are 500"]
     with pytest.raises(DataError, match=r"there is no file or folder .*sts-test\.csv"):
         load_stsb(stsb, "test")
+
+
+def test_sts17_is_the_mean_of_eight_pairs_of_languages(words, write_lines, tmp_path):
+    from embedkit.evaluation.catalogue import load_task
+    from embedkit.evaluation.tasks import evaluate
+
+    for languages in ("ar-ar", "es-es", "en-en", "en-ar", "es-en", "en-tr", "en-de", "en-fr"):  # en-fr as packed
+        score = {"en-de": -1}.get(languages, 1)
+        lines = [f"a b\ta {i % 3}\t{score}" if i else f"a b\ta b\t{2 * score}" for i in range(250)]
+        write_lines(f"STS2017-extended/STS.{languages}.txt", *lines)
+    *each, average = evaluate(words, load_task("sts17", data=tmp_path)).results
+    assert [result.name for result in each][-2:] == ["sts17-en-de", "sts17-fr-en"]
+    assert all(result.complete for result in each)
+    assert each[0].value == -each[-2].value
+    assert (average.measure, average.value) == ("average of 8", pytest.approx(each[0].value * 6 / 8))
+
+
+def test_tables_of_the_hub_are_asked_for_their_language(monkeypatch):
+    from embedkit.evaluation.catalogue import load_task
+    from embedkit.evaluation.rows import Row
+
+    asked = []
+
+    def rows(self, *, configuration, split="test"):
+        asked.append((self.id, configuration, split))
+        return iter([Row("", {"sentence1": "a", "sentence2": "b", "similarity_score": 1})])
+
+    monkeypatch.setattr(HubDataset, "rows", rows)
+    load_task("stsb-de-dev")
+    load_task("sts17")
+    assert asked[:2] == [("mteb/stsb_multi_mt", "de", "dev"), ("mteb/sts17-crosslingual-sts", "ar-ar", "test")]
+    assert len(asked) == 9
+
+
+def test_translated_stsb_from_files(write_lines, tmp_path):
+    from embedkit.evaluation.catalogue import load_task
+
+    write_lines("sts/stsb-multi-mt/stsb-de-test.csv", 'Ein Mann.,"Ein Mann, ja.",5.0')
+    (sts,) = load_task("stsb-de", data=tmp_path).sets
+    assert sts.subsets[0].second == ["Ein Mann, ja."]
+    assert sts.differences() == ["1 scored pairs, published are 1379"]
+
+
+def test_lower_cased_copies_are_named(words, write_lines, tmp_path):
+    from embedkit.evaluation.catalogue import load_task
+    from embedkit.evaluation.tasks import evaluate
+
+    note = "the text is lower-cased, as in SentEval's copy"
+    for text, there in (("a girl , yes .", True), ("A girl, yes.", False)):
+        write_lines("STSBenchmark/sts-test.csv", *(f"g\tf\ty\t1\t{score}\t{text}\t{score}" for score in (1, 2)))
+        (result,) = evaluate(words, load_task("stsb", data=tmp_path)).results
+        assert (note in result.notes) is there

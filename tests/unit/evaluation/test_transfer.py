@@ -81,7 +81,7 @@ def test_transfer_is_the_mean_of_what_is_whole(words, folders, monkeypatch):
     assert [result.name for result in each] == ["mr", "sst2", "trec", "mrpc-transfer"]
     assert (average.measure, average.value) == ("mean of the 1 available", 1.0)
     assert [note.partition(" ")[0] for note in average.notes[:3]] == ["cr", "subj", "mpqa"]
-    with pytest.raises(DataError, match="none of the seven transfer sets"):
+    with pytest.raises(DataError, match="none of the 7 sets of transfer"):
         load_task("transfer", data=folders / "sts")
 
 
