@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from embedkit.cli.backends import load_model
 
 if TYPE_CHECKING:
+    from embedkit.evaluation.comparison import Comparison
     from embedkit.evaluation.results import Evaluation
 
 __all__ = ["EXAMPLES", "HELP", "configure", "run"]
@@ -71,6 +72,19 @@ def configure(parser: argparse.ArgumentParser) -> None:
         default="auto",
         help="what runs the models; auto takes torch for folders without an ONNX file and for hub ids",
     )
+    parser.add_argument(
+        "--significance",
+        nargs="?",
+        type=int,
+        const=1000,
+        metavar="SAMPLES",
+        help="add 95%% intervals and paired tests against the first model, by the bootstrap (1000 samples)",
+    )
+    parser.add_argument(
+        "--seeds",
+        action="store_true",
+        help="add mean and deviation over models whose names differ in their last number only",
+    )
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="also write a report: .json or .md")
 
 
@@ -81,15 +95,47 @@ def run(arguments: argparse.Namespace) -> None:
     from embedkit.evaluation.tasks import evaluate
 
     _check_report(arguments.output)
+    _check_samples(arguments.significance)
+    if arguments.seeds:
+        _check_seeds(arguments.models)
     names = dict.fromkeys(arguments.tasks)
     tasks = [load_task(name, data=arguments.data, convention=arguments.convention) for name in names]
-    evaluations = []
+    found: dict[str, list[Evaluation]] = {}
     for source in dict.fromkeys(arguments.models):
         model = load_model(source, arguments.backend)
-        evaluations += [evaluate(model, task, progress=False if arguments.quiet else None) for task in tasks]
+        found[source] = [evaluate(model, task, progress=False if arguments.quiet else None) for task in tasks]
+    evaluations = [each for several in found.values() for each in several]
+    comparison = _compare(found, arguments.significance, seeds=arguments.seeds)
     if arguments.output is not None:
-        _write_report(arguments.output, evaluations)
-    print(json.dumps(to_json(evaluations), indent=2) if arguments.json else to_text(evaluations).rstrip())
+        _write_report(arguments.output, evaluations, comparison)
+    if arguments.json:
+        print(json.dumps(to_json(evaluations, comparison), indent=2))
+    else:
+        print(to_text(evaluations, comparison).rstrip())
+
+
+def _compare(found: dict[str, list[Evaluation]], samples: int | None, *, seeds: bool) -> Comparison | None:
+    """What was asked for beside the figures themselves; None if nothing was."""
+    from embedkit.evaluation.comparison import Comparison, certainties, seed_group, spreads
+
+    if samples is None and not seeds:
+        return None
+    groups: dict[str, list[Evaluation]] = {}
+    for source, several in found.items():
+        groups.setdefault(seed_group(source), []).extend(several)
+    evaluations = [each for several in found.values() for each in several]
+    return Comparison(
+        samples=samples or 0,
+        certainties=certainties(evaluations, samples=samples) if samples is not None else [],
+        spreads=spreads(groups) if seeds else [],
+    )
+
+
+def _check_samples(samples: int | None) -> None:
+    from embedkit.errors import InputError
+
+    if samples is not None and samples < 2:
+        raise InputError(f"expected at least 2 samples for --significance, got {samples}")
 
 
 def _check_report(path: Path | None) -> None:
@@ -100,11 +146,24 @@ def _check_report(path: Path | None) -> None:
         raise InputError(f"expected a report file that ends in .json or .md, got {path}")
 
 
-def _write_report(path: Path, evaluations: list[Evaluation]) -> None:
+def _check_seeds(models: list[str]) -> None:
+    from embedkit.errors import InputError
+    from embedkit.evaluation.comparison import seed_group
+
+    sources = dict.fromkeys(models)
+    if len({seed_group(source) for source in sources}) == len(sources):
+        raise InputError(
+            "--seeds: expected models whose names differ in their last number only (runs/seed-1 runs/seed-2), "
+            f"got {', '.join(sources)}"
+        )
+
+
+def _write_report(path: Path, evaluations: list[Evaluation], comparison: Comparison | None) -> None:
     from embedkit.atomic import atomic_file
     from embedkit.evaluation.report import to_json, to_markdown
 
     markdown = path.suffix == ".md"
-    text = to_markdown(evaluations) if markdown else json.dumps(to_json(evaluations), indent=2) + "\n"
+    report = to_json(evaluations, comparison)
+    text = to_markdown(evaluations, comparison) if markdown else json.dumps(report, indent=2) + "\n"
     with atomic_file(path) as temporary:
         temporary.write_text(text, encoding="utf-8")

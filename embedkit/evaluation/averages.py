@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from embedkit.evaluation.evidence import Average
 from embedkit.evaluation.results import Result, defined
 
 __all__ = ["average"]
@@ -30,6 +31,7 @@ def average(name: str, results: Sequence[Result], *, wanted: int, missing: Mappi
         f"{name} is not in the mean: it is not the published set"
         for name in (each.name for each in results if not each.complete)
     ]
+    evidence = [each.evidence for each in counted if each.evidence is not None]
     return Result(
         name=name,
         measure=measure,
@@ -41,4 +43,5 @@ def average(name: str, results: Sequence[Result], *, wanted: int, missing: Mappi
         expected=wanted,
         complete=len(counted) == wanted,
         notes=notes,
+        evidence=Average(evidence) if evidence and len(evidence) == len(counted) else None,
     )

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from embedkit.errors import DataError
+from embedkit.evaluation.evidence import Separation
 from embedkit.evaluation.pool import Pool
 from embedkit.evaluation.results import Result
 from embedkit.evaluation.thresholds import BoolArray, Thresholds
@@ -95,5 +96,6 @@ class PairTask:
                 expected=self.expected,
                 complete=None if self.expected is None else not differs,
                 notes=[*self.notes, *different],
+                evidence=Separation(scores, self.pairs.labels, MEASURES[self.headline]),
             )
         ]

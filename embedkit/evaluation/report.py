@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from embedkit import __version__
+from embedkit.evaluation.comparison import Comparison
+from embedkit.evaluation.comparison_tables import comparison_tables
 from embedkit.evaluation.results import Evaluation, Result
 
 __all__ = ["to_json", "to_markdown", "to_text"]
@@ -16,26 +18,46 @@ __all__ = ["to_json", "to_markdown", "to_text"]
 _DECIDING_PACKAGES = ("numpy", "onnxruntime", "tokenizers", "torch", "transformers")
 
 
-def to_json(evaluations: Sequence[Evaluation]) -> dict[str, Any]:
+def to_json(evaluations: Sequence[Evaluation], comparison: Comparison | None = None) -> dict[str, Any]:
     """Everything, with the versions of what decides the figures."""
-    return {"versions": _versions(), "evaluations": [each.to_json() for each in evaluations]}
+    report = {"versions": _versions(), "evaluations": [each.to_json() for each in evaluations]}
+    return report if comparison is None else report | {"comparison": comparison.to_json()}
 
 
-def to_text(evaluations: Sequence[Evaluation]) -> str:
+def to_text(evaluations: Sequence[Evaluation], comparison: Comparison | None = None) -> str:
     """A table with a column for each model, figures times 100, and the notes below it."""
-    table = _table(evaluations)
-    widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
-    aligned = ("  ".join(_aligned(row, widths)).rstrip() for row in table)
-    return "\n".join([*aligned, "", *_footnotes(evaluations)]) + "\n"
+    lines = [*_aligned_table(_table(evaluations), texts=3), "", *_footnotes(evaluations)]
+    for title, table in comparison_tables(comparison):
+        lines += ["", title, "", *_aligned_table(table, texts=2)]
+    return "\n".join(lines) + "\n"
 
 
-def to_markdown(evaluations: Sequence[Evaluation]) -> str:
+def to_markdown(evaluations: Sequence[Evaluation], comparison: Comparison | None = None) -> str:
     """The same as :func:`to_text`, as a Markdown document."""
-    header, *rows = (f"| {' | '.join(row)} |" for row in _table(evaluations))
-    rule = "|" + "---|" * 3 + "---:|" * (header.count(" | ") - 2)
     versions = ", ".join(f"{name} {version}" for name, version in _versions().items())
     notes = [f"- {note}" for note in _footnotes(evaluations)]
-    return "\n".join(["# Evaluation", "", header, rule, *rows, "", *notes, f"- {versions}"]) + "\n"
+    lines = ["# Evaluation", "", *_markdown_table(_table(evaluations), texts=3), "", *notes, f"- {versions}"]
+    for title, table in comparison_tables(comparison):
+        lines += ["", f"## {title}", "", *_markdown_table(table, texts=2)]
+    return "\n".join(lines) + "\n"
+
+
+def _aligned_table(table: list[list[str]], *, texts: int) -> list[str]:
+    """Lines of a table whose first ``texts`` columns are words, the others numbers."""
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    cells = (
+        [
+            cell.ljust(width) if i < texts else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        for row in table
+    )
+    return ["  ".join(row).rstrip() for row in cells]
+
+
+def _markdown_table(table: list[list[str]], *, texts: int) -> list[str]:
+    header, *rows = (f"| {' | '.join(row)} |" for row in table)
+    return [header, "|" + "---|" * texts + "---:|" * (len(table[0]) - texts), *rows]
 
 
 def _versions() -> dict[str, str]:
@@ -71,11 +93,6 @@ def _rows(result: Result) -> list[tuple[tuple[str, str, str], str]]:
 
 def _percent(value: float | None) -> str:
     return "undefined" if value is None else f"{100 * value:.2f}"
-
-
-def _aligned(row: list[str], widths: list[int]) -> list[str]:
-    texts = [cell.ljust(width) for cell, width in zip(row[:3], widths[:3], strict=True)]
-    return texts + [cell.rjust(width) for cell, width in zip(row[3:], widths[3:], strict=True)]
 
 
 def _footnotes(evaluations: Sequence[Evaluation]) -> list[str]:

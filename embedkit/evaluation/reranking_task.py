@@ -8,6 +8,7 @@ from itertools import chain
 
 import numpy as np
 
+from embedkit.evaluation.evidence import Average, Mean
 from embedkit.evaluation.pool import Pool
 from embedkit.evaluation.reranking import RerankingSet, Rule, average_precisions
 from embedkit.evaluation.results import Part, Result
@@ -35,10 +36,11 @@ class RankingTest:
 
     def result(self, name: str, pool: Pool) -> Result:
         """Score every set by every rule."""
-        maps = {
-            measure: [float(average_precisions(pool, each.queries, rule).mean()) for each in self.sets]
+        precisions = {
+            measure: [average_precisions(pool, each.queries, rule) for each in self.sets]
             for measure, rule in self.rules.items()
         }
+        maps = {measure: [float(each.mean()) for each in found] for measure, found in precisions.items()}
         headline = next(iter(self.rules))
         measures: dict[str, float | None] = {measure: float(np.mean(values)) for measure, values in maps.items()}
         sizes = [len(each.queries) for each in self.sets]
@@ -60,6 +62,7 @@ class RankingTest:
             parts={each.name: Part(size, value) for each, size, value in parts},
             skipped={reason: sum(n for other, n in skipped if other == reason) for reason, _ in skipped},
             notes=[f"{rows} queries, published are {self.expected}"] if differs else [],
+            evidence=Average([Mean(each) for each in precisions[headline]]),
         )
 
 

@@ -7,6 +7,8 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
+from embedkit.evaluation.evidence import Evidence
+
 __all__ = ["Evaluation", "Part", "Result", "defined"]
 
 
@@ -36,6 +38,7 @@ class Result:
         parts: by subset, where the set has several.
         skipped: reason -> queries left out for it.
         notes: what a reader must know to compare the figures, a sentence each.
+        evidence: the rows behind the headline, for intervals and comparisons; not part of the JSON.
     """
 
     name: str
@@ -51,6 +54,13 @@ class Result:
     parts: dict[str, Part] = field(default_factory=dict)
     skipped: dict[str, int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    evidence: Evidence | None = field(default=None, repr=False, compare=False)
+
+    def to_json(self) -> dict[str, Any]:
+        """All but the evidence in lists, dictionaries, strings and numbers."""
+        fields = dataclasses.asdict(dataclasses.replace(self, evidence=None))
+        del fields["evidence"]
+        return fields
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +89,8 @@ class Evaluation:
 
     def to_json(self) -> dict[str, Any]:
         """All of it in lists, dictionaries, strings and numbers."""
-        return dataclasses.asdict(self)
+        fields = dataclasses.asdict(dataclasses.replace(self, results=[]))
+        return fields | {"results": [each.to_json() for each in self.results]}
 
 
 def defined(value: float) -> float | None:

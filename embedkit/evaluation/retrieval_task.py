@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from embedkit.evaluation.evidence import Mean
 from embedkit.evaluation.pool import Pool
 from embedkit.evaluation.results import Result
 from embedkit.evaluation.retrieval import MEASURES, RetrievalSet, rank_documents
@@ -39,7 +40,8 @@ class RetrievalTask:
         queries = pool.embeddings([query.text for query in self.retrieval.queries])
         documents = pool.embeddings(list(self.retrieval.documents.values()))
         rankings = list(rank_documents(queries, documents, self.retrieval))
-        measures = {name: float(np.mean([rule(each) for each in rankings])) for name, rule in MEASURES.items()}
+        scores = {name: np.array([rule(each) for each in rankings]) for name, rule in MEASURES.items()}
+        measures = {name: float(each.mean()) for name, each in scores.items()}
         headline = next(iter(MEASURES))
         rows = (len(self.retrieval.queries), len(self.retrieval.documents))
         complete = None if self.expected is None else rows == self.expected
@@ -56,6 +58,7 @@ class RetrievalTask:
                 complete=complete,
                 skipped=self.retrieval.skipped,
                 notes=self._notes(rows, complete=complete),
+                evidence=Mean(scores[headline]),
             )
         ]
 

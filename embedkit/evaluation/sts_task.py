@@ -6,7 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import chain
 
+import numpy as np
+
 from embedkit.evaluation.averages import average
+from embedkit.evaluation.evidence import Correlation
 from embedkit.evaluation.pool import Pool
 from embedkit.evaluation.results import Part, Result, defined
 from embedkit.evaluation.sts import correlate
@@ -73,4 +76,11 @@ def _sts_result(pool: Pool, sts: StsSet) -> Result:
         complete=not sts.differences() if sts.expected else None,
         parts={name: Part(sizes[name], defined(part)) for name, part in found.parts.items() if len(sizes) > 1},
         notes=notes,
+        evidence=_evidence(pool, sts),
     )
+
+
+def _evidence(pool: Pool, sts: StsSet) -> Correlation:
+    """The pairs of all subsets."""
+    predicted = [pool.similarities(pairs.first, pairs.second) for pairs in sts.subsets]
+    return Correlation(np.concatenate(predicted), np.concatenate([pairs.scores for pairs in sts.subsets]))

@@ -11,6 +11,7 @@ import numpy as np
 from embedkit.errors import DataError
 from embedkit.evaluation.averages import average
 from embedkit.evaluation.classifiers import Examples, Float64Array
+from embedkit.evaluation.evidence import Mean
 from embedkit.evaluation.pool import Pool
 from embedkit.evaluation.results import Result
 from embedkit.protocols import FloatArray
@@ -120,6 +121,7 @@ class Probe:
             expected=self.expected[-1],
             complete=sizes == self.expected,
             notes=notes,
+            evidence=Mean(scores),
         )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from embedkit.errors import DataError
+from embedkit.evaluation.evidence import Mean
 from embedkit.evaluation.pool import Pool
 from embedkit.evaluation.results import Result
 from embedkit.evaluation.rows import Row
@@ -59,7 +60,8 @@ class TripletTask:
         """The share of triplets in order; equal likeness is not in order (sentence-transformers' rule)."""
         near = pool.similarities(self.triplets.anchors, self.triplets.positives)
         far = pool.similarities(self.triplets.anchors, self.triplets.negatives)
-        accuracy = float(np.mean(near > far))
+        right = (near > far).astype(np.float64)
+        accuracy = float(right.mean())
         return [
             Result(
                 name=self.name,
@@ -69,6 +71,7 @@ class TripletTask:
                 rows=len(near),
                 unit="triplets",
                 source=self.source,
+                evidence=Mean(right),
             )
         ]
 

@@ -82,6 +82,29 @@ def test_the_list_shows_every_task_with_size_and_revision(capsys):
     assert stsb.endswith(f"hf://mteb/stsbenchmark-sts@{TASKS['stsb'].hub.revision}")
 
 
+def test_models_are_compared_on_request(toy_bundle, write_toy_bundle, pairs, tmp_path, capsys):
+    other = write_toy_bundle(tmp_path / "other.onnx", name="other")
+    command = ["evaluate", str(toy_bundle), str(other), "--task", str(pairs), "--significance", "20"]
+    assert main(command) == 0
+    out = capsys.readouterr().out
+    assert "95% intervals over 20 samples of the rows, seed 0" in out
+    assert "p = 1.000" in out
+    assert main([*command, "--json", "-o", str(tmp_path / "report.md")]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert [each["model"] for each in report["comparison"]["certainties"]] == ["toy", "other"]
+    assert "## Less toy" in (tmp_path / "report.md").read_text()
+    assert main(["evaluate", str(toy_bundle), "--task", str(pairs), "--significance", "1"]) == 1
+    assert "expected at least 2 samples" in capsys.readouterr().err
+
+
+def test_seeds_of_one_recipe_are_summed_up(write_toy_bundle, pairs, tmp_path, capsys):
+    seeds = [str(write_toy_bundle(tmp_path / f"toy-{n}.onnx", name=f"toy {n}")) for n in (1, 2)]
+    assert main(["evaluate", *seeds, "--task", str(pairs), "--seeds"]) == 0
+    assert "Over seeds: mean, standard deviation and range" in capsys.readouterr().out
+    assert main(["evaluate", seeds[0], "--task", str(pairs), "--seeds"]) == 1
+    assert "names differ in their last number only" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("name", "start"), [("report.md", "# Evaluation"), ("report.json", "{")])
 def test_reports_are_written(toy_bundle, pairs, tmp_path, name, start):
     target = tmp_path / "new" / name
