@@ -6,7 +6,8 @@ embedkit would catch::
     EmbedkitError (Exception)
     ├── ConfigError (ValueError)              a recipe, a flag or a setting is wrong; lists all problems at once
     ├── InputError (ValueError)               texts or arguments given to a function are wrong
-    │   └── TextOverflowError                 a text is longer than the model and ``on_overflow="error"``
+    │   ├── TextOverflowError                 a text is longer than the model and ``on_overflow="error"``
+    │   └── TooLargeError                     a request has more items, characters or bytes than a server takes
     ├── DataError (ValueError)                a corpus or an evaluation set is missing, empty or malformed
     ├── ModelNotFoundError (FileNotFoundError)  nothing can be loaded under this path, name or hub id
     ├── ModelError (ValueError)               a model folder is there but cannot be used; says why
@@ -20,6 +21,7 @@ embedkit would catch::
     ├── TrainingError (RuntimeError)          training cannot go on (a loss that is not finite, say)
     ├── ExportError (RuntimeError)            a model cannot be exported
     │   └── GateError                         the exported file missed a gate; carries the figures
+    ├── OverloadedError (RuntimeError)        a server has too much to do; says when to come back
     ├── ProviderError (RuntimeError)          the wanted execution provider is not there
     ├── MissingExtraError (ImportError)       an optional package is not installed; says which command installs it
     └── StorageError (OSError)                a file cannot be written: disk full, no permission
@@ -46,9 +48,11 @@ __all__ = [
     "MissingExtraError",
     "ModelError",
     "ModelNotFoundError",
+    "OverloadedError",
     "ProviderError",
     "StorageError",
     "TextOverflowError",
+    "TooLargeError",
     "TrainingError",
 ]
 
@@ -75,6 +79,10 @@ class InputError(EmbedkitError, ValueError):
 
 class TextOverflowError(InputError):
     """A text is longer than the model's ``max_length`` and the caller asked for an error."""
+
+
+class TooLargeError(InputError):
+    """A request has more items, characters or bytes than a server takes."""
 
 
 class DataError(EmbedkitError, ValueError):
@@ -135,6 +143,18 @@ class GateError(ExportError):
     def __init__(self, message: str, figures: Mapping[str, object]) -> None:
         super().__init__(message)
         self.figures = dict(figures)
+
+
+class OverloadedError(EmbedkitError, RuntimeError):
+    """A server has more to do than it may keep waiting.
+
+    Attributes:
+        retry_after_s: seconds after which it is worth to come back.
+    """
+
+    def __init__(self, message: str, retry_after_s: int = 1) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 class ProviderError(EmbedkitError, RuntimeError):

@@ -45,6 +45,7 @@ COMMANDS = {
     "bench": Command("embedkit.cli.bench", extra="export"),
     "index": Command("embedkit.cli.index", extra="serve"),
     "search": Command("embedkit.cli.search", extra="serve"),
+    "serve": Command("embedkit.cli.serve", extra="serve"),
     "doctor": Command("embedkit.cli.doctor"),
 }
 
@@ -145,7 +146,7 @@ def _top_parser() -> argparse.ArgumentParser:
     parser = _TopParser(
         prog="embedkit",
         usage="embedkit COMMAND ... | embedkit COMMAND --help",
-        description="Small, fast sentence encoders: train, export, encode, evaluate, search.",
+        description="Small, fast sentence encoders: train, export, encode, evaluate, search, serve.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )

@@ -167,6 +167,22 @@ class CrossEncoder:
         chunks = list(self._engine.stream(listed, self._tokenize, plan, len(listed)))
         return np.concatenate(chunks) if chunks else np.empty(0, dtype=np.float32)
 
+    def tokenize(self, pairs: Sequence[tuple[str, str]]) -> Tokens:
+        """The first half of :meth:`predict`, for who wants to know what scoring will cost.
+
+        Returns:
+            token ids and token types, cut to ``max_length``; ``overflowing`` tells which pairs were cut, as
+            nothing is logged here.
+
+        Raises:
+            InputError: as :meth:`predict`.
+        """
+        return self._tokenizer.tokenize(pairs)
+
+    def predict_tokens(self, tokens: Tokens) -> FloatArray:
+        """The second half of :meth:`predict`: ``(N,) float32`` for what :meth:`tokenize` gave."""
+        return self._engine.run(tokens)
+
     def rank(
         self,
         query: str,

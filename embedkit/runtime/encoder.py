@@ -6,7 +6,7 @@ import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypedDict, Unpack
+from typing import Any, Literal, TypedDict, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -158,6 +158,11 @@ class Encoder:
         """The longest text in tokens, special tokens included."""
         return self._manifest.max_length
 
+    @property
+    def has_golden(self) -> bool:
+        """Whether :meth:`verify` has something to compare with, as it has for a bundle."""
+        return self._golden is not None
+
     def __repr__(self) -> str:
         return f"Encoder(name={self.name!r}, dimension={self.dimension}, max_length={self.max_length})"
 
@@ -247,6 +252,35 @@ class Encoder:
     def encode_document(self, texts: str | Iterable[str], **options: Unpack[EncodeOptions]) -> npt.NDArray[Any]:
         """:meth:`encode` with the model's prompt for documents, if it has one and none is asked for."""
         return self.encode(texts, **self._with_prompt(_DOCUMENT_PROMPTS, options))
+
+    def tokenize(
+        self,
+        texts: Sequence[str],
+        *,
+        role: Literal["query", "document"] | None = None,
+        prompt_name: str | None = None,
+    ) -> Tokens:
+        """The first half of :meth:`encode`, for who wants to know what encoding will cost.
+
+        Args:
+            texts: N texts.
+            role: whether they are queries or documents, for models with prompts for these.
+            prompt_name: name of one of the model's prompts, instead.
+
+        Returns:
+            token ids, special tokens included, cut to ``max_length``; ``overflowing`` tells which texts were cut,
+            as nothing is logged here.
+
+        Raises:
+            InputError: as :meth:`encode`.
+        """
+        prompts = {None: (), "query": _QUERY_PROMPTS, "document": _DOCUMENT_PROMPTS}[role]
+        options = self._with_prompt(prompts, {"prompt_name": prompt_name})
+        return self._tokenizer.tokenize(texts, prompt=self._choose_prompt(options["prompt_name"], None))
+
+    def encode_tokens(self, tokens: Tokens) -> FloatArray:
+        """The second half of :meth:`encode`: ``(N, D) float32, unit rows`` for what :meth:`tokenize` gave."""
+        return self._plan().packing.apply(self._engine.run(tokens))
 
     def similarity(self, a: npt.ArrayLike, b: npt.ArrayLike) -> FloatArray:
         """Cosine of every embedding in ``a`` with every one in ``b``.

@@ -80,7 +80,7 @@ def test_extras(about):
     assert set(about.get_all("Provides-Extra")) == set(PROJECT["optional-dependencies"])
     assert "torch" in requirements(about, "train")
     assert "onnx" in requirements(about, "export")
-    assert requirements(about, "serve") == {"faiss-cpu"}
+    assert requirements(about, "serve") >= {"faiss-cpu", "fastapi", "uvicorn"}
 
 
 @pytest.mark.parametrize("extra", sorted(PROJECT["optional-dependencies"]))

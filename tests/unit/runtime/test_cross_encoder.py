@@ -43,6 +43,12 @@ def test_scores_are_those_of_the_reference(model: CrossEncoder, toy_cross_refere
     np.testing.assert_allclose(scores, toy_cross_reference(PAIRS), atol=1e-6)
 
 
+def test_the_two_halves_are_the_whole(model: CrossEncoder) -> None:
+    tokens = model.tokenize(PAIRS)
+    np.testing.assert_array_equal(model.predict_tokens(tokens), model.predict(PAIRS))
+    assert tokens.truncated == 2
+
+
 def test_the_order_of_a_pair_matters(model: CrossEncoder) -> None:
     assert abs(np.diff(model.predict([("dog", "sea"), ("sea", "dog")]))[0]) > 1e-3
 

@@ -185,6 +185,15 @@ def test_prompts_stand_before_texts(prompted: Encoder) -> None:
     np.testing.assert_allclose(prompted.encode("a dog"), plain[3], atol=1e-6)
 
 
+@pytest.mark.parametrize("choice", [{}, {"role": "query"}, {"role": "document"}, {"prompt_name": "other"}])
+def test_the_two_halves_are_the_whole(prompted: Encoder, choice: dict[str, Any]) -> None:
+    tokens = prompted.tokenize(TEXTS, **choice)
+    whole = {"query": prompted.encode_query, "document": prompted.encode_document}.get(choice.get("role", ""))
+    expected = whole(TEXTS) if whole else prompted.encode(TEXTS, **choice)
+    np.testing.assert_array_equal(prompted.encode_tokens(tokens), expected)
+    assert 3 in tokens.overflowing
+
+
 def test_a_model_without_prompts_encodes_queries_as_they_are(encoder: Encoder) -> None:
     np.testing.assert_array_equal(encoder.encode_query("a dog"), encoder.encode("a dog"))
     np.testing.assert_array_equal(encoder.encode_document("a dog"), encoder.encode("a dog"))

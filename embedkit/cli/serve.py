@@ -1,0 +1,75 @@
+"""`embedkit serve`: a model, and a collection if there is one, over HTTP."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from embedkit.serving.http.settings import ServerSettings
+
+__all__ = ["EXAMPLES", "HELP", "configure", "run"]
+
+logger = logging.getLogger("embedkit")
+
+HELP = "serve embeddings over HTTP, for clients of OpenAI and others"
+EXAMPLES = """
+embedkit serve tiny-sct.onnx --port 8080
+embedkit serve tiny-sct.onnx --config server.toml --api-key-file keys.txt --set max_items=256
+"""
+
+_FLAGS = ("host", "port", "threads", "api_key_file", "tls_certificate", "tls_key")
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument("model", help="a bundle, a bundled name, a model folder or a hub id")
+    parser.add_argument("--host", help="address to listen on; default: 127.0.0.1, this machine alone")
+    parser.add_argument("--port", type=int, help="port to listen on, 0 for any; default: 8080")
+    parser.add_argument("--threads", type=int, help="threads of one batch; default: all that this process may use")
+    parser.add_argument("--api-key-file", metavar="FILE", help="keys that clients may use, one a line")
+    parser.add_argument("--tls-certificate", metavar="PEM", help="certificate chain, for HTTPS without a proxy")
+    parser.add_argument("--tls-key", metavar="PEM", help="its private key")
+    parser.add_argument("--config", metavar="TOML", help="settings; flags and --set are laid over them")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="any setting of the server"
+    )
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Load, check, and serve until told to end; the log goes to stderr, a JSON object a line."""
+    from embedkit.runtime.encoder import Encoder
+    from embedkit.serving.http.server import Server
+    from embedkit.serving.http.service import Service
+    from embedkit.serving.http.settings import read_keys
+
+    settings = _settings(arguments)
+    keys = read_keys(settings)
+    service = Service(Encoder.load(arguments.model, threads=settings.threads), settings)
+    service.verify()
+    _log_as_json()
+    if not settings.is_local and not keys:
+        logger.warning("anybody who reaches %s may use this server: it has no API key", settings.host)
+    Server(service, keys).run_until_told()
+
+
+def _settings(arguments: argparse.Namespace) -> ServerSettings:
+    from embedkit.config import apply_overrides, from_mapping, load_toml
+    from embedkit.serving.http.settings import ServerSettings
+
+    mapping: dict[str, Any] = load_toml(arguments.config) if arguments.config else {}
+    given = {flag: getattr(arguments, flag) for flag in _FLAGS if getattr(arguments, flag) is not None}
+    mapping = apply_overrides({**mapping, **given}, arguments.set)
+    return from_mapping(ServerSettings, mapping, source=arguments.config or "")
+
+
+def _log_as_json() -> None:
+    """From here on, whoever reads the log is a program; uvicorn's warnings go the same way."""
+    from embedkit.serving.http.json_log import JsonFormatter
+
+    theirs = logging.getLogger("uvicorn")
+    theirs.propagate = False
+    for handler in logger.handlers:
+        handler.setFormatter(JsonFormatter())
+        theirs.addHandler(handler)

@@ -1,0 +1,83 @@
+"""The application: routes, and what stands around them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Iterable
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp
+
+from embedkit import __version__
+from embedkit.errors import EmbedkitError
+from embedkit.serving.http.guard import Guard
+from embedkit.serving.http.observer import Observer
+from embedkit.serving.http.problems import explain, problem
+from embedkit.serving.http.routes import embeddings, operations, tei
+from embedkit.serving.http.service import Service
+
+__all__ = ["create_app", "create_routes"]
+
+
+def create_app(service: Service, keys: Iterable[str] = ()) -> ASGIApp:
+    """A service as an ASGI application, observed and guarded.
+
+    Args:
+        service: what it does.
+        keys: API keys, any of which will do; none means that no key is wanted.
+    """
+    return Observer(Guard(create_routes(service), service.settings, keys), service.metrics)
+
+
+def create_routes(service: Service) -> FastAPI:
+    """The routes alone, with their OpenAPI document."""
+    app = FastAPI(
+        title="embedkit",
+        summary="Embeddings, re-ranking and search",
+        version=__version__,
+        docs_url=None,  # its page loads scripts from another host
+        redoc_url=None,
+        root_path=service.settings.root_path,
+        lifespan=_lifespan,
+    )
+    app.state.service = service
+    for routes in (embeddings, tei, operations):
+        app.include_router(routes.router)
+    app.add_exception_handler(EmbedkitError, _explain_ours)
+    app.add_exception_handler(RequestValidationError, _explain_validation)
+    app.add_exception_handler(HTTPException, _explain_http)
+    app.add_exception_handler(Exception, _explain_nothing)  # it is raised again, to the observer
+    return app
+
+
+@contextlib.asynccontextmanager
+async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+    yield
+    app.state.service.close()
+
+
+async def _explain_ours(request: Request, error: Exception) -> Response:
+    if not isinstance(error, EmbedkitError):
+        raise error
+    return explain(error, request.url.path)
+
+
+async def _explain_validation(request: Request, error: Exception) -> Response:
+    if not isinstance(error, RequestValidationError):
+        raise error
+    first = error.errors()[0]
+    place = ".".join(str(part) for part in first["loc"] if part != "body")
+    message = str(first["msg"]).removeprefix("Value error, ")
+    return problem(request.url.path, 400, f"{place}: {message}" if place else message, param=place or None)
+
+
+async def _explain_http(request: Request, error: Exception) -> Response:
+    if not isinstance(error, HTTPException):
+        raise error
+    return problem(request.url.path, error.status_code, str(error.detail), headers=dict(error.headers or {}))
+
+
+async def _explain_nothing(request: Request, _: Exception) -> Response:
+    return problem(request.url.path, 500, "something went wrong here; the server's log says where")

@@ -1,0 +1,231 @@
+"""The batcher: texts of many requests go through the network together."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import math
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+
+from embedkit.errors import OverloadedError
+from embedkit.protocols import FloatArray
+from embedkit.runtime.tokenization import Tokens
+
+__all__ = ["BatchReport", "Batcher"]
+
+_SHARE = 4  # a request fills at most this part of a batch while others wait
+_MEMORY = 0.2  # weight of the newest batch in the rate
+
+
+@dataclass(frozen=True, slots=True)
+class BatchReport:
+    """What one batch was: its texts, their tokens, the requests they came from, the seconds it took."""
+
+    texts: int
+    tokens: int
+    requests: int
+    seconds: float
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    """The tokens of one request, of which ``[: taken]`` are in a batch or done."""
+
+    tokens: Tokens
+    lengths: list[int]
+    answer: asyncio.Future[FloatArray]
+    arrived: float
+    taken: int = 0
+    done: int = 0
+    rows: FloatArray | None = None
+
+    @property
+    def is_over(self) -> bool:
+        return self.answer.done() or self.taken == len(self.lengths)
+
+    def take(self, budget: int) -> _Part:
+        """The next texts within a budget of tokens, one at least."""
+        start, spent = self.taken, 0
+        while self.taken < len(self.lengths) and (spent + self.lengths[self.taken] <= budget or not spent):
+            spent += self.lengths[self.taken]
+            self.taken += 1
+        return _Part(self, start, self.taken, spent)
+
+    def give(self, start: int, rows: FloatArray) -> None:
+        """Rows of the texts from ``start`` on; the last ones complete the answer."""
+        if self.answer.done():  # nobody waits for it any more
+            return
+        if len(rows) == len(self.lengths):
+            self.answer.set_result(rows)
+            return
+        if self.rows is None:
+            self.rows = np.empty((len(self.lengths), *rows.shape[1:]), dtype=np.float32)
+        self.rows[start : start + len(rows)] = rows
+        self.done += len(rows)
+        if self.done == len(self.lengths):
+            self.answer.set_result(self.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Texts of a job, ``[start:stop]``, that go into one batch."""
+
+    job: _Job
+    start: int
+    stop: int
+    tokens: int
+
+
+class Batcher:
+    """Gathers what waits and runs it in one thread, batch after batch; belongs to one event loop.
+
+    A text that comes while nothing is at work is run at once. What comes meanwhile is run together as soon as the
+    batch at work is done. Only if that batch held several requests, whose clients may be about to send the next
+    ones, the oldest text waits until ``max_wait_ms`` after its arrival for others to join it. A long request
+    takes turns with others, a part of it in each batch.
+
+    Args:
+        run: tokens of N texts in, N rows out, in their order; called in a thread.
+        batch_tokens: tokens after which no more texts join a batch.
+        max_wait_ms: longest that a text waits for others.
+        queue_tokens: tokens that may wait.
+        report: told of every batch.
+    """
+
+    def __init__(
+        self,
+        run: Callable[[Tokens], FloatArray],
+        *,
+        batch_tokens: int,
+        max_wait_ms: float,
+        queue_tokens: int,
+        report: Callable[[BatchReport], None] = lambda _: None,
+    ) -> None:
+        self._run, self._report = run, report
+        self._batch_tokens, self._max_wait_s, self._queue_tokens = batch_tokens, max_wait_ms / 1000, queue_tokens
+        self._jobs: deque[_Job] = deque()
+        self._waiting = 0
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="batch")
+        self._at_work = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._crowd_until = 0.0
+        self._tokens_per_s = 0.0
+
+    @property
+    def waiting_tokens(self) -> int:
+        """Tokens that wait for a batch."""
+        return self._waiting
+
+    async def submit(self, tokens: Tokens) -> FloatArray:
+        """Run tokens of N texts, together with those of others: N rows in their order.
+
+        Raises:
+            OverloadedError: too much waits already.
+            ModelError: the graph failed.
+        """
+        lengths = [len(ids) for ids in tokens.ids]
+        cost = sum(lengths)
+        if self._waiting and self._waiting + cost > self._queue_tokens:
+            raise OverloadedError(
+                f"{self._waiting} tokens are waiting, and {cost} more are too many; try again later",
+                self._retry_after_s(),
+            )
+        job = _Job(tokens, lengths, asyncio.get_running_loop().create_future(), time.monotonic())
+        self._jobs.append(job)
+        self._waiting += cost
+        self._consider()
+        return await job.answer
+
+    def close(self) -> None:
+        """Let the thread end when it has nothing more to do."""
+        self._thread.shutdown(wait=False)
+
+    def _retry_after_s(self) -> int:
+        return max(1, math.ceil(self._waiting / self._tokens_per_s)) if self._tokens_per_s else 1
+
+    def _consider(self) -> None:
+        """Start a batch, now or when it is time."""
+        if self._at_work or not self._jobs:
+            return
+        now = time.monotonic()
+        deadline = min(self._jobs[0].arrived + self._max_wait_s, self._crowd_until)
+        if self._waiting >= self._batch_tokens or now >= deadline:
+            self._start()
+        elif self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(deadline - now, self._start)
+
+    def _start(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        parts = self._gather()
+        if not parts:
+            return
+        self._at_work = True
+        future = asyncio.get_running_loop().run_in_executor(self._thread, self._run, _join(parts))
+        future.add_done_callback(functools.partial(self._finish, parts, time.monotonic()))
+
+    def _gather(self) -> list[_Part]:
+        """Parts of the jobs that wait, in turn, up to the budget."""
+        parts: list[_Part] = []
+        left = self._batch_tokens
+        while self._jobs and left > 0:
+            job = self._jobs.popleft()
+            if job.answer.done():
+                self._waiting -= sum(job.lengths[job.taken :])
+                continue
+            alone = not self._jobs
+            part = job.take(left if alone else min(left, max(1, self._batch_tokens // _SHARE)))
+            left -= part.tokens
+            self._waiting -= part.tokens
+            parts.append(part)
+            if not job.is_over:
+                self._jobs.append(job)
+        return parts
+
+    def _finish(self, parts: list[_Part], began: float, outcome: asyncio.Future[FloatArray]) -> None:
+        error = outcome.exception()
+        if error is None:
+            _share_out(parts, outcome.result())
+        else:
+            _fail(parts, error)
+        self._account(parts, time.monotonic() - began)
+        self._at_work = False
+        self._consider()
+
+    def _account(self, parts: list[_Part], seconds: float) -> None:
+        tokens = sum(part.tokens for part in parts)
+        requests = len({id(part.job) for part in parts})
+        self._report(BatchReport(sum(part.stop - part.start for part in parts), tokens, requests, seconds))
+        rate = tokens / max(seconds, 1e-9)
+        self._tokens_per_s += (rate - self._tokens_per_s) * (_MEMORY if self._tokens_per_s else 1)
+        if requests > 1:
+            self._crowd_until = time.monotonic() + self._max_wait_s
+
+
+def _join(parts: list[_Part]) -> Tokens:
+    ids = [row for part in parts for row in part.job.tokens.ids[part.start : part.stop]]
+    if any(part.job.tokens.type_ids is None for part in parts):
+        return Tokens(ids, [])
+    types = [row for part in parts for row in (part.job.tokens.type_ids or [])[part.start : part.stop]]
+    return Tokens(ids, [], types)
+
+
+def _share_out(parts: list[_Part], rows: FloatArray) -> None:
+    first = 0
+    for part in parts:
+        count = part.stop - part.start
+        part.job.give(part.start, rows[first : first + count])
+        first += count
+
+
+def _fail(parts: list[_Part], error: BaseException) -> None:
+    for part in parts:
+        if not part.job.answer.done():
+            part.job.answer.set_exception(error)

@@ -1,0 +1,128 @@
+"""The guard: looks at every request before the application sees it."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+from collections.abc import Iterable
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from embedkit.errors import OverloadedError, TooLargeError
+from embedkit.serving.http.problems import explain, problem
+from embedkit.serving.http.settings import ServerSettings
+
+__all__ = ["Guard"]
+
+# What anybody may see: whether the server is there, and the page, which asks for the key itself.
+_OPEN_PATHS = frozenset({"/", "/health", "/health/live", "/health/ready"})
+_OPEN_FOLDER = "/page/"
+
+
+class ClientGoneError(Exception):
+    """The client closed the connection before its request was complete."""
+
+
+class Guard:
+    """Checks host, key, number at work and size, in this order, each before the next costs anything.
+
+    Args:
+        app: what is guarded.
+        settings: limits and allowed hosts.
+        keys: API keys, any of which will do; none means that no key is wanted.
+    """
+
+    def __init__(self, app: ASGIApp, settings: ServerSettings, keys: Iterable[str] = ()) -> None:
+        self._app, self._settings = app, settings
+        self._hosts = settings.allowed_hosts
+        self._keys = [_digest(key) for key in keys]
+        self._at_work = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers, path = Headers(scope=scope), scope["path"]
+        is_open = path in _OPEN_PATHS or path.startswith(_OPEN_FOLDER)
+        if self._hosts is not None and _host_name(headers) not in self._hosts:
+            answer = problem(
+                path, 400, "this server does not go by that host name; an operator can add it to hosts"
+            )
+        elif not is_open and not self._knows(headers):
+            message = "this server wants an API key, as in `Authorization: Bearer KEY`"
+            answer = problem(path, 401, message, headers={"www-authenticate": "Bearer"})
+        elif not is_open and self._at_work >= self._settings.concurrent_requests:
+            busy = OverloadedError(f"{self._at_work} requests are at work already; try again later")
+            answer = explain(busy, path)
+        else:
+            await self._pass(scope, receive, send)
+            return
+        await answer(scope, receive, send)
+
+    async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._at_work += 1
+        try:
+            async with asyncio.timeout(self._settings.body_timeout_s):
+                body = await self._read(scope, receive)
+        except TooLargeError as error:
+            await explain(error, scope["path"])(scope, receive, send)
+        except TimeoutError:
+            await problem(scope["path"], 408, "the request took too long to arrive")(scope, receive, send)
+        except ClientGoneError:
+            pass
+        else:
+            await self._app(scope, _replay(body, receive), send)
+        finally:
+            self._at_work -= 1
+
+    async def _read(self, scope: Scope, receive: Receive) -> bytes:
+        """The whole body, if it is not too large."""
+        most = self._settings.max_body_bytes
+        declared = Headers(scope=scope).get("content-length", "")
+        if declared.isdecimal() and int(declared[:20]) > most:
+            raise TooLargeError(f"the request has {declared[:20]} bytes; at most {most} are allowed")
+        chunks, size, more = [], 0, True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGoneError
+            chunks.append(message.get("body", b""))
+            size += len(chunks[-1])
+            if size > most:
+                raise TooLargeError(f"the request has more than {most} bytes, which is the most allowed")
+            more = message.get("more_body", False)
+        return b"".join(chunks)
+
+    def _knows(self, headers: Headers) -> bool:
+        """Whether a request has one of the keys; how long this takes tells nothing about them."""
+        if not self._keys:
+            return True
+        scheme, _, given = headers.get("authorization", "").partition(" ")
+        digest = _digest(given.strip() if scheme.lower() == "bearer" else "")
+        return sum(hmac.compare_digest(digest, key) for key in self._keys) > 0  # not any: all are compared
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+
+
+def _host_name(headers: Headers) -> str:
+    """The host that was asked for, without its port."""
+    host = headers.get("host", "").lower()
+    name, colon, port = host.rpartition(":")
+    return name if colon and port.isdecimal() else host
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """Hand out the body that was read, then what else comes."""
+    pending = [body]
+
+    async def replay() -> Message:
+        if pending:
+            return {"type": "http.request", "body": pending.pop(), "more_body": False}
+        return await receive()
+
+    return replay

@@ -1,0 +1,85 @@
+"""What a server tells Prometheus of itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
+
+from embedkit.serving.http.batcher import BatchReport
+
+__all__ = ["Metrics"]
+
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+_COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
+_TOKENS = tuple(16 * 2**power for power in range(12))
+
+
+class Metrics:
+    """Counters of one server, in a registry of its own."""
+
+    def __init__(self) -> None:
+        self._registry = registry = CollectorRegistry()
+        ProcessCollector(registry=registry)
+        self._requests = Counter("embedkit_requests", "Requests answered", ["route", "status"], registry=registry)
+        self._seconds = Histogram(
+            "embedkit_request_seconds",
+            "Time from a request's first byte to its answer's last",
+            ["route"],
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self._at_work = Gauge("embedkit_requests_at_work", "Requests not answered yet", registry=registry)
+        self._tokens = Counter(
+            "embedkit_tokens", "Tokens run, special ones included", ["model"], registry=registry
+        )
+        self._truncated = Counter("embedkit_truncated_texts", "Texts cut to the model's length", registry=registry)
+        self._batch_texts = self._histogram("embedkit_batch_texts", "Texts of a batch", _COUNTS)
+        self._batch_tokens = self._histogram("embedkit_batch_tokens", "Tokens of a batch", _TOKENS)
+        self._batch_requests = self._histogram("embedkit_batch_requests", "Requests in a batch", _COUNTS)
+        self._batch_seconds = self._histogram("embedkit_batch_seconds", "Time of a batch in the network", _SECONDS)
+        self._queue = Gauge("embedkit_queue_tokens", "Tokens that wait for a batch", ["model"], registry=registry)
+
+    def _histogram(self, name: str, about: str, buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(name, about, ["model"], buckets=buckets, registry=self._registry)
+
+    def watch_queue(self, model: str, waiting: Callable[[], int]) -> None:
+        """Tell how much waits for a model whenever somebody asks."""
+        self._queue.labels(model).set_function(waiting)
+
+    def count_request(self, route: str, status: int, seconds: float) -> None:
+        """One request was answered."""
+        self._requests.labels(route, str(status)).inc()
+        self._seconds.labels(route).observe(seconds)
+
+    def begin_request(self) -> None:
+        """One request has come."""
+        self._at_work.inc()
+
+    def end_request(self) -> None:
+        """It has gone."""
+        self._at_work.dec()
+
+    def count_truncated(self, texts: int) -> None:
+        """Some texts were cut."""
+        if texts:
+            self._truncated.inc(texts)
+
+    def batch_reporter(self, model: str) -> Callable[[BatchReport], None]:
+        """What to call with every batch of a model."""
+        texts, tokens = self._batch_texts.labels(model), self._batch_tokens.labels(model)
+        requests, seconds = self._batch_requests.labels(model), self._batch_seconds.labels(model)
+        total = self._tokens.labels(model)
+
+        def report(batch: BatchReport) -> None:
+            texts.observe(batch.texts)
+            tokens.observe(batch.tokens)
+            requests.observe(batch.requests)
+            seconds.observe(batch.seconds)
+            total.inc(batch.tokens)
+
+        return report
+
+    def text(self) -> bytes:
+        """All of it in Prometheus' text format."""
+        return generate_latest(self._registry)

@@ -1,0 +1,62 @@
+"""What an error becomes over HTTP: its status, and its form for the clients of each route."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Any
+
+import orjson
+from starlette.responses import Response
+
+from embedkit.errors import (
+    CollectionError,
+    DataError,
+    EmbedkitError,
+    InputError,
+    ModelNotFoundError,
+    OverloadedError,
+    TooLargeError,
+)
+
+__all__ = ["HTTP_STATUSES", "explain", "problem"]
+
+# The first row that fits decides; what is not there is a bug of ours, 500, and tells the client nothing.
+HTTP_STATUSES: tuple[tuple[type[EmbedkitError], int], ...] = (
+    (TooLargeError, 413),
+    (InputError, 400),
+    (DataError, 400),
+    (ModelNotFoundError, 404),
+    (OverloadedError, 429),
+    (CollectionError, 503),
+    (EmbedkitError, 500),
+)
+
+# Status -> type and code in OpenAI's words, and type in those of text-embeddings-inference.
+_WORDS = {
+    401: ("invalid_request_error", "invalid_api_key", "Unauthorized"),
+    404: ("invalid_request_error", "not_found", "Validation"),
+    413: ("invalid_request_error", "too_large", "Validation"),
+    429: ("rate_limit_error", "overloaded", "Overloaded"),
+}
+_CLIENT_ERROR = ("invalid_request_error", "invalid_request", "Validation")
+_SERVER_ERROR = ("server_error", "server_error", "Backend")
+
+
+def explain(error: EmbedkitError, path: str) -> Response:
+    """The answer to a request that met one of our errors."""
+    status = next(status for kind, status in HTTP_STATUSES if isinstance(error, kind))
+    headers = {"retry-after": str(error.retry_after_s)} if isinstance(error, OverloadedError) else {}
+    return problem(path, status, str(error), headers=headers)
+
+
+def problem(
+    path: str, status: int, message: str, *, param: str | None = None, headers: dict[str, str] | None = None
+) -> Response:
+    """An answer that says what is wrong, in OpenAI's form under ``/v1`` and ``/v2``, elsewhere in TEI's."""
+    fallback = _CLIENT_ERROR if status < HTTPStatus.INTERNAL_SERVER_ERROR else _SERVER_ERROR
+    kind, code, tei_kind = _WORDS.get(status, fallback)
+    if path.startswith(("/v1/", "/v2/")):
+        content: dict[str, Any] = {"error": {"message": message, "type": kind, "param": param, "code": code}}
+    else:
+        content = {"error": message, "error_type": tei_kind}
+    return Response(orjson.dumps(content), status, headers=headers, media_type="application/json")

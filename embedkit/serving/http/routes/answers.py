@@ -1,0 +1,43 @@
+"""What routes share: the service, JSON answers, and problems as the OpenAPI document tells them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import orjson
+from fastapi import Depends, Request
+from starlette.responses import Response
+
+from embedkit.serving.http.observer import NOTES
+from embedkit.serving.http.schemas import Problem, TeiProblem
+from embedkit.serving.http.service import Service
+
+__all__ = ["PROBLEMS", "TEI_PROBLEMS", "Serving", "answer", "as_texts", "note"]
+
+_PROBLEM = {"model": Problem, "description": "says what is wrong"}
+_TEI_PROBLEM = {"model": TeiProblem, "description": "says what is wrong"}
+PROBLEMS: dict[int | str, dict[str, Any]] = {"4XX": _PROBLEM, "5XX": _PROBLEM}
+TEI_PROBLEMS: dict[int | str, dict[str, Any]] = {"4XX": _TEI_PROBLEM, "5XX": _TEI_PROBLEM}
+
+
+def _service(request: Request) -> Service:
+    service: Service = request.app.state.service
+    return service
+
+
+Serving = Annotated[Service, Depends(_service)]
+
+
+def answer(content: Any) -> Response:
+    """Content, numpy's numbers and rows included, as JSON; the schema in the route documents it."""
+    return Response(orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY), media_type="application/json")
+
+
+def note(request: Request, **numbers: float) -> None:
+    """Leave numbers for the log."""
+    request.scope[NOTES].update(numbers)
+
+
+def as_texts(given: str | list[str]) -> list[str]:
+    """One text or several as a list."""
+    return [given] if isinstance(given, str) else given

@@ -1,0 +1,41 @@
+"""``/v1/embeddings`` and ``/v1/models``, for OpenAI's clients."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from embedkit.protocols import FloatArray
+from embedkit.serving.http.routes.answers import PROBLEMS, Serving, answer, as_texts, note
+from embedkit.serving.http.schemas import EmbeddingsAnswer, EmbeddingsRequest, ModelList
+
+__all__ = ["router"]
+
+router = APIRouter(prefix="/v1", tags=["OpenAI"], responses=PROBLEMS)
+
+
+@router.post("/embeddings", response_model=EmbeddingsAnswer)
+async def embed(body: EmbeddingsRequest, request: Request, service: Serving) -> Response:
+    """Embed one text or several."""
+    service.check_model(body.model)
+    done = await service.embed(as_texts(body.input), prompt_name=body.prompt_name, dimensions=body.dimensions)
+    note(request, texts=len(done.rows), tokens=done.tokens, truncated=done.truncated)
+    usage = {"prompt_tokens": done.tokens, "total_tokens": done.tokens}
+    data = [
+        {"object": "embedding", "index": index, "embedding": row}
+        for index, row in enumerate(_encode(done.rows) if body.encoding_format == "base64" else done.rows)
+    ]
+    return answer({"object": "list", "data": data, "model": service.encoder.name, "usage": usage})
+
+
+@router.get("/models", response_model=ModelList)
+async def list_models(service: Serving) -> dict[str, Any]:
+    """The models of this server."""
+    return {"object": "list", "data": service.cards()}
+
+
+def _encode(rows: FloatArray) -> list[str]:
+    return [base64.b64encode(row.astype("<f4", copy=False).tobytes()).decode("ascii") for row in rows]

@@ -1,0 +1,100 @@
+"""What a server is told before it starts."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from embedkit.config import setting
+from embedkit.errors import ConfigError
+from embedkit.runtime.engine import OnOverflow
+
+__all__ = ["KEY_VARIABLE", "ServerSettings", "read_keys"]
+
+KEY_VARIABLE = "EMBEDKIT_API_KEY"
+_LEAST_KEY_LENGTH = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerSettings:
+    """Addresses, limits and permissions of a server."""
+
+    host: str = setting("127.0.0.1", "address to listen on; 0.0.0.0 for all, behind a proxy or with an API key")
+    port: int = setting(8080, "port to listen on; 0 takes a free one", minimum=0, maximum=65_535)
+    hosts: tuple[str, ...] = setting(
+        (), "names that requests may call the server by; empty: this machine's on a loopback address, else any"
+    )
+    root_path: str = setting("", "path under which a proxy offers the server, e.g. /embeddings")
+    api_key_file: str | None = setting(None, f"file of API keys, one a line; or one key in {KEY_VARIABLE}")
+    tls_certificate: str | None = setting(None, "PEM file of the certificate chain, for HTTPS without a proxy")
+    tls_key: str | None = setting(None, "PEM file of its private key")
+    aliases: tuple[str, ...] = setting((), "other names of the model that clients may ask for")
+    threads: int | None = setting(None, "threads of one batch; all this process may use if left out", minimum=1)
+    on_overflow: OnOverflow = setting("truncate", "texts longer than the model: truncate (counted) or error")
+    batch_tokens: int = setting(4096, "tokens after which no more texts join a batch", minimum=1)
+    max_wait_ms: float = setting(
+        2.0, "longest that a text waits for others to join it, when others are about", minimum=0
+    )
+    queue_tokens: int = setting(131_072, "tokens that may wait; beyond, requests get 429", minimum=1)
+    concurrent_requests: int = setting(256, "requests at work at a time; beyond, 429", minimum=1)
+    max_items: int = setting(2048, "texts of one request", minimum=1)
+    max_characters: int = setting(1_000_000, "characters of one request, all texts together", minimum=1)
+    max_body_bytes: int = setting(8_388_608, "bytes of one request", minimum=1)
+    body_timeout_s: float = setting(30.0, "longest that a request may take to arrive", above=0)
+    keep_alive_s: int = setting(30, "longest that an idle connection is kept; more than the proxy's", minimum=1)
+    drain_s: int = setting(
+        30, "longest that requests at work are waited for when the server is told to end", minimum=0
+    )
+
+    def __post_init__(self) -> None:
+        problems = []
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            problems.append("tls_certificate and tls_key belong together; give both or neither")
+        if self.root_path and (not self.root_path.startswith("/") or self.root_path.endswith("/")):
+            problems.append(f"root_path starts with a slash and does not end with one, unlike {self.root_path!r}")
+        if problems:
+            raise ConfigError(problems)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether only this machine can reach the server."""
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"
+
+    @property
+    def allowed_hosts(self) -> frozenset[str] | None:
+        """Names by which requests may call the server, or None for any.
+
+        A page elsewhere can let its own name point here once a browser has loaded it; the browser then lets it
+        read what this server answers. It cannot change the name that the browser sends.
+        """
+        if self.hosts:
+            return frozenset(name.lower() for name in self.hosts)
+        return frozenset({"localhost", "127.0.0.1", "[::1]", self.host.lower()}) if self.is_local else None
+
+
+def read_keys(settings: ServerSettings) -> list[str]:
+    """API keys from the file or the environment; none means that everybody may ask.
+
+    Raises:
+        ConfigError: the file cannot be read or holds no key, or a key is too short to be one.
+    """
+    if settings.api_key_file is not None:
+        place = settings.api_key_file
+        try:
+            lines = Path(place).read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"api_key_file cannot be read: {error}") from error
+    else:
+        place, value = KEY_VARIABLE, os.environ.get(KEY_VARIABLE)
+        if value is None:
+            return []
+        lines = [value]
+    keys = [line.strip() for line in lines if line.strip()]
+    if not keys or min(map(len, keys)) < _LEAST_KEY_LENGTH:
+        raise ConfigError(f"{place} should hold API keys of {_LEAST_KEY_LENGTH} characters or more")
+    return keys

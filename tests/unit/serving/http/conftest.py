@@ -1,0 +1,67 @@
+"""Servers of the toy bundle on a free port, in a thread."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from embedkit import Encoder
+from embedkit.serving.http.server import Server
+from embedkit.serving.http.service import Service
+from embedkit.serving.http.settings import ServerSettings
+
+Serve = Callable[..., contextlib.AbstractContextManager[str]]
+
+
+@contextlib.contextmanager
+def serving(service: Service, keys: tuple[str, ...] = ()) -> Iterator[str]:
+    """The URL of a server that runs meanwhile."""
+    server = Server(service, keys)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        deadline = time.monotonic() + 20
+        while not server.started:
+            assert thread.is_alive(), "the server did not start"
+            assert time.monotonic() < deadline, "the server does not start"
+            time.sleep(0.005)
+        yield server.url
+    finally:
+        server.should_exit = True
+        thread.join(20)
+        assert not thread.is_alive(), "the server does not end"
+
+
+@pytest.fixture(scope="session")
+def toy_encoder(toy_bundle: Path) -> Encoder:
+    return Encoder.load(toy_bundle, threads=1)
+
+
+@pytest.fixture(scope="session")
+def serve(toy_encoder: Encoder) -> Serve:
+    """``with serve(max_items=3) as url``: a server with these settings."""
+
+    def start(*, keys: tuple[str, ...] = (), encoder: Any = None, **settings: Any) -> Any:
+        return serving(Service(encoder or toy_encoder, ServerSettings(port=0, **settings)), keys)
+
+    return start
+
+
+@pytest.fixture(scope="session")
+def url(serve: Serve) -> Iterator[str]:
+    """A server with the settings as they come."""
+    with serve(aliases=("text-embedding-3-small",)) as url:
+        yield url
+
+
+@pytest.fixture
+def client(url: str) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=url) as client:
+        yield client

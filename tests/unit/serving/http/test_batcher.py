@@ -1,0 +1,211 @@
+"""The batcher: what runs together, when, and for whom."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from embedkit.errors import ModelError, OverloadedError
+from embedkit.runtime.tokenization import Tokens
+from embedkit.serving.http.batcher import Batcher
+
+
+class Network:
+    """Gives each text its first id as its row; waits at a gate; remembers its batches."""
+
+    def __init__(self):
+        self.batches: list[list[list[int]]] = []
+        self.gate = threading.Event()
+        self.gate.set()
+        self.began = threading.Event()
+        self.error: Exception | None = None
+
+    def run(self, tokens):
+        self.batches.append(tokens.ids)
+        self.began.set()
+        assert self.gate.wait(10)
+        if self.error:
+            raise self.error
+        return np.array([[ids[0]] for ids in tokens.ids], dtype=np.float32)
+
+
+@pytest.fixture
+def network():
+    return Network()
+
+
+@pytest.fixture
+def make(network):
+    made = []
+
+    def make(**settings):
+        batcher = Batcher(network.run, **{"batch_tokens": 100, "max_wait_ms": 0, "queue_tokens": 1000, **settings})
+        made.append(batcher)
+        return batcher
+
+    yield make
+    for batcher in made:
+        batcher.close()
+
+
+def tokens(*numbers, length=3):
+    return Tokens([[number] * length for number in numbers], [])
+
+
+async def busy(network, batcher):
+    """A request at work, held at the gate."""
+    network.gate.clear()
+    first = asyncio.ensure_future(batcher.submit(tokens(0)))
+    assert await asyncio.to_thread(network.began.wait, 10)
+    return first
+
+
+def test_nothing_waits_while_nothing_is_at_work(make, network):
+    async def run():
+        batcher = make(max_wait_ms=60_000)
+        return [await batcher.submit(tokens(1, 2)), await batcher.submit(tokens(3))]
+
+    first, second = asyncio.run(asyncio.wait_for(run(), 5))
+    assert first.tolist() == [[1], [2]]
+    assert second.tolist() == [[3]]
+    assert len(network.batches) == 2
+
+
+def test_what_comes_meanwhile_runs_together(make, network):
+    async def run():
+        batcher = make()
+        first = await busy(network, batcher)
+        others = [asyncio.ensure_future(batcher.submit(tokens(n, n + 1))) for n in range(10, 30, 2)]
+        await asyncio.sleep(0)
+        assert batcher.waiting_tokens == 60
+        network.gate.set()
+        await first
+        return await asyncio.gather(*others)
+
+    rows = asyncio.run(run())
+    assert [row.tolist() for row in rows] == [[[n], [n + 1]] for n in range(10, 30, 2)]
+    assert [len(batch) for batch in network.batches] == [1, 20]
+
+
+def test_after_a_shared_batch_the_oldest_waits_its_time(make, network):
+    async def run():
+        batcher = make(max_wait_ms=150)
+        first = await busy(network, batcher)
+        pair = [asyncio.ensure_future(batcher.submit(tokens(n))) for n in (1, 2)]
+        await asyncio.sleep(0)
+        network.gate.set()
+        await asyncio.gather(first, *pair)
+        began = time.monotonic()
+        slow = asyncio.ensure_future(batcher.submit(tokens(3)))
+        await asyncio.sleep(0.05)
+        await asyncio.gather(slow, batcher.submit(tokens(4)))
+        return time.monotonic() - began
+
+    seconds = asyncio.run(run())
+    assert [len(batch) for batch in network.batches] == [1, 2, 2]
+    assert 0.1 < seconds < 2
+
+
+def test_a_full_batch_does_not_wait(make, network):
+    async def run():
+        batcher = make(max_wait_ms=60_000, batch_tokens=9)
+        first = await busy(network, batcher)
+        pair = [asyncio.ensure_future(batcher.submit(tokens(n))) for n in (1, 2, 3)]
+        await asyncio.sleep(0)
+        network.gate.set()
+        await asyncio.gather(first, *pair)
+        await asyncio.gather(*(batcher.submit(tokens(n)) for n in (4, 5, 6)))
+
+    asyncio.run(asyncio.wait_for(run(), 5))
+    assert [len(batch) for batch in network.batches] == [1, 3, 3]
+
+
+def test_a_long_request_takes_turns_with_short_ones(make, network):
+    async def run():
+        batcher = make(batch_tokens=40)
+        first = await busy(network, batcher)
+        long = asyncio.ensure_future(batcher.submit(tokens(*range(100))))
+        short = asyncio.ensure_future(batcher.submit(tokens(500)))
+        await asyncio.sleep(0)
+        network.gate.set()
+        await asyncio.gather(first, short)
+        assert not long.done()
+        return await long
+
+    rows = asyncio.run(run())
+    assert rows.tolist() == [[n] for n in range(100)]
+    assert any(ids[0] == 500 for ids in network.batches[1])
+    assert all(sum(map(len, batch)) <= 42 for batch in network.batches)
+
+
+def test_too_much_is_refused_and_says_when_to_come_back(make, network):
+    async def run():
+        batcher = make(queue_tokens=10)
+        first = await busy(network, batcher)
+        waiting = asyncio.ensure_future(batcher.submit(tokens(1, 2, 3)))
+        await asyncio.sleep(0)
+        with pytest.raises(OverloadedError) as caught:
+            await batcher.submit(tokens(4))
+        network.gate.set()
+        await asyncio.gather(first, waiting)
+        await batcher.submit(tokens(5, 6, 7, 8))  # larger than the queue, but nobody is before it
+        return caught.value
+
+    assert asyncio.run(run()).retry_after_s >= 1
+
+
+def test_who_has_gone_costs_nothing(make, network):
+    async def run():
+        batcher = make()
+        first = await busy(network, batcher)
+        gone = asyncio.ensure_future(batcher.submit(tokens(1)))
+        await asyncio.sleep(0)
+        gone.cancel()
+        await asyncio.sleep(0)
+        network.gate.set()
+        await first
+        await batcher.submit(tokens(2))
+        assert batcher.waiting_tokens == 0
+
+    asyncio.run(run())
+    assert [batch[0][0] for batch in network.batches] == [0, 2]
+
+
+def test_a_failed_batch_fails_its_own_requests_only(make, network):
+    async def run():
+        batcher = make()
+        network.error = ModelError("broken")
+        with pytest.raises(ModelError, match="broken"):
+            await batcher.submit(tokens(1))
+        network.error = None
+        return await batcher.submit(tokens(2))
+
+    assert asyncio.run(run()).tolist() == [[2]]
+
+
+def test_pairs_keep_their_types(make):
+    seen = []
+
+    async def run():
+        batcher = Batcher(
+            lambda joined: (seen.append(joined), np.zeros(len(joined.ids), np.float32))[1],
+            batch_tokens=100,
+            max_wait_ms=0,
+            queue_tokens=100,
+        )
+        scores = await batcher.submit(Tokens([[1, 2]], [], [[0, 1]]))
+        batcher.close()
+        return scores
+
+    assert asyncio.run(run()).shape == (1,)
+    assert seen[0].type_ids == [[0, 1]]
+
+
+def test_every_batch_is_reported(make, network):
+    reports = []
+    asyncio.run(make(report=reports.append).submit(tokens(1, 2)))
+    assert [(report.texts, report.tokens, report.requests) for report in reports] == [(2, 6, 1)]

@@ -1,0 +1,183 @@
+"""``/v1/embeddings`` and ``/v1/models``: as OpenAI's client knows them, with the encoder's embeddings."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import numpy as np
+import openai
+import pytest
+
+from embedkit import Encoder
+from embedkit.runtime.bundle import read_bundle
+
+TEXTS = ["a dog in the garden", "", "Music!", "one two three four five six seven eight nine ten eleven", "the sea"]
+
+
+@pytest.fixture
+def client_of_openai(url):
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+@pytest.mark.parametrize("encoding", ["float", "base64", openai.NOT_GIVEN])
+def test_rows_are_the_encoders_to_the_bit(client_of_openai, toy_encoder, encoding):
+    done = client_of_openai.embeddings.create(model="toy", input=TEXTS, encoding_format=encoding)
+    found = [
+        np.frombuffer(base64.b64decode(item.embedding), "<f4")
+        if isinstance(item.embedding, str)
+        else item.embedding
+        for item in done.data
+    ]
+    np.testing.assert_array_equal(np.array(found, dtype=np.float32), toy_encoder.encode(TEXTS))
+    assert [item.index for item in done.data] == list(range(len(TEXTS)))
+    assert done.model == "toy"
+
+
+def test_usage_counts_the_tokens_that_were_run(client_of_openai, toy_encoder):
+    done = client_of_openai.embeddings.create(model="toy", input=TEXTS)
+    tokens = toy_encoder.tokenize(TEXTS)
+    assert done.usage.total_tokens == done.usage.prompt_tokens == sum(map(len, tokens.ids))
+    assert max(map(len, tokens.ids)) == toy_encoder.max_length  # one of them is cut
+
+
+def test_one_text_is_a_list_of_one(client_of_openai, toy_encoder):
+    done = client_of_openai.embeddings.create(model="toy", input="the sea")
+    np.testing.assert_array_equal(
+        np.float32([item.embedding for item in done.data]), toy_encoder.encode(["the sea"])
+    )
+
+
+def test_dimensions_are_the_first_ones_scaled(client_of_openai, toy_encoder):
+    done = client_of_openai.embeddings.create(model="toy", input=TEXTS, dimensions=5)
+    expected = toy_encoder.encode(TEXTS, truncate_dim=5)
+    np.testing.assert_array_equal(np.float32([item.embedding for item in done.data]), expected)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"input": [1, 2, 3]}, "token ids"),
+        ({"input": [[1, 2], [3]]}, "token ids"),
+        ({"input": 7}, "token ids"),
+        ({"input": []}, "at least one text"),
+        ({"input": ["a", None]}, "input"),
+        ({"input": {"text": "a"}}, "input"),
+        ({}, "input: Field required"),
+        ({"input": "a", "dimensions": 17}, "from 1 to 16"),
+        ({"input": "a", "dimensions": 0}, "dimensions"),
+        ({"input": "a", "encoding_format": "hex"}, "encoding_format"),
+        ({"input": "a", "prompt_name": "nix"}, "no prompt 'nix'"),
+        ({"input": ["fine", "\ud800"]}, "texts[1] is not valid Unicode"),
+    ],
+)
+def test_what_does_not_fit_is_a_clear_400(client, given, words):
+    content = json.dumps(given).encode()
+    done = client.post("/v1/embeddings", content=content, headers={"content-type": "application/json"})
+    assert done.status_code == 400, done.text
+    error = done.json()["error"]
+    assert words in error["message"]
+    assert error["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"[" * 100_000, b'"text"', b"\xff\xfe", b"NaN"])
+def test_what_is_no_request_is_a_400(client, body):
+    done = client.post("/v1/embeddings", content=body, headers={"content-type": "application/json"})
+    assert done.status_code == 400
+    assert done.json()["error"]["message"]
+
+
+def test_a_form_from_a_foreign_page_is_no_request(client):
+    """Browsers let any page send these types without asking; JSON they ask for first."""
+    done = client.post("/v1/embeddings", content=b'{"input": "a"}', headers={"content-type": "text/plain"})
+    assert done.status_code in {400, 415}
+
+
+def test_another_model_is_not_there(client_of_openai):
+    with pytest.raises(openai.NotFoundError, match="'gpt' here; this server has 'toy'"):
+        client_of_openai.embeddings.create(model="gpt", input="a")
+
+
+def test_an_alias_is_the_model(client_of_openai):
+    assert client_of_openai.embeddings.create(model="text-embedding-3-small", input="a").model == "toy"
+
+
+def test_models_are_listed(client_of_openai, toy_encoder):
+    (model,) = client_of_openai.models.list().data
+    assert model.id == "toy"
+    assert model.fingerprint == toy_encoder.fingerprint
+    assert (model.dimension, model.max_length) == (16, 12)
+
+
+def test_prompts_stand_before_texts(serve, write_toy_bundle, tmp_path):
+    encoder = Encoder.load(write_toy_bundle(tmp_path / "prompted.onnx", prompts={"query": "question: "}))
+    with serve(encoder=encoder) as url:
+        done = httpx.post(f"{url}/v1/embeddings", json={"input": "the sea", "prompt_name": "query"})
+    np.testing.assert_array_equal(
+        np.float32(done.json()["data"][0]["embedding"]), encoder.encode("the sea", prompt_name="query")
+    )
+
+
+def test_long_texts_are_refused_where_the_operator_wants_that(serve):
+    with serve(on_overflow="error") as url:
+        done = httpx.post(f"{url}/v1/embeddings", json={"input": ["short", "word " * 40]})
+    assert done.status_code == 400
+    assert "longer than 12 tokens, the first at position 1" in done.json()["error"]["message"]
+
+
+@pytest.fixture
+def invariant_encoder(toy_bundle, toy_weights):
+    """Its weights are eighths, whose sums are exact in any order: what its texts give depends on no batch."""
+    bundle = read_bundle(toy_bundle)
+    eighths = (np.round(8 * toy_weights) / 8).astype(np.float32)
+    model = bundle.model.replace(toy_weights.tobytes(), eighths.tobytes())
+    assert model != bundle.model
+    return Encoder(dataclasses.replace(bundle, model=model), threads=1)
+
+
+def test_no_answer_is_lost_or_crossed(serve, invariant_encoder):
+    """64 clients at once, each with texts of its own and of all lengths; every answer right to the bit."""
+    generator = np.random.default_rng(3)
+    words = ["sea", "red", "dog", "music", "one", "garden", "the", "tea", "book", "guitar", "zoo", "sky"]
+
+    def texts_of(_):
+        return [
+            " ".join(generator.choice(words, generator.integers(0, 14))) for _ in range(generator.integers(1, 9))
+        ]
+
+    given = [[texts_of(turn) for turn in range(5)] for _ in range(64)]
+    barrier = threading.Barrier(64)
+
+    def ask(requests):
+        with httpx.Client(base_url=url, timeout=60) as client:
+            barrier.wait()
+            return [client.post("/v1/embeddings", json={"input": texts}).json() for texts in requests]
+
+    with serve(encoder=invariant_encoder, batch_tokens=256) as url, ThreadPoolExecutor(64) as pool:
+        answers = list(pool.map(ask, given))
+        metrics = httpx.get(f"{url}/metrics").text
+    for requests, replies in zip(given, answers, strict=True):
+        for texts, reply in zip(requests, replies, strict=True):
+            rows = np.float32([item["embedding"] for item in reply["data"]])
+            np.testing.assert_array_equal(rows, invariant_encoder.encode(texts))
+    batches = float(metrics.partition('embedkit_batch_requests_count{model="toy"} ')[2].split()[0])
+    assert batches < 64 * 5  # they were run together
+
+
+def test_the_bundled_model_gives_what_its_gate_says(serve):
+    """Its batch-mates move an embedding, about as far as the bundle states for the texts it was tried on."""
+    encoder = Encoder.load("tiny-sct", threads=1)
+    stated = encoder.manifest.gates["batch_invariance"]["largest_difference"]
+    texts = [f"{'word ' * (n % 23)}number {n}" for n in range(64)]
+    with serve(encoder=encoder) as url, ThreadPoolExecutor(16) as pool:
+        rows = np.float32(list(pool.map(lambda text: embed(url, text), texts)))
+    assert np.abs(rows - encoder.encode(texts)).max() < 2 * stated
+
+
+def embed(url, text):
+    return httpx.post(f"{url}/v1/embeddings", json={"input": text}).json()["data"][0]["embedding"]

@@ -1,0 +1,124 @@
+"""The guard: host, key, number at work, size; each refused before it costs anything."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+
+from embedkit import Encoder
+
+KEY, OTHER = "a-key-of-some-length", "another-key-beside-it"
+
+
+@pytest.fixture(scope="module")
+def locked(serve):
+    with serve(keys=(KEY, OTHER)) as url:
+        yield url
+
+
+@pytest.mark.parametrize("key", [KEY, OTHER])
+def test_a_key_opens(locked, key):
+    done = httpx.get(f"{locked}/v1/models", headers={"authorization": f"Bearer {key}"})
+    assert done.status_code == 200
+
+
+@pytest.mark.parametrize("header", [None, "", "Bearer", f"Basic {KEY}", f"Bearer {KEY}x", KEY, "Bearer \xe9"])
+@pytest.mark.parametrize("path", ["/v1/models", "/metrics", "/openapi.json", "/nowhere"])
+def test_without_one_nothing_is_told(locked, path, header):
+    headers = {} if header is None else {"authorization": header.encode("latin-1")}
+    done = httpx.get(f"{locked}{path}", headers=headers)
+    assert done.status_code == 401
+    assert done.headers["www-authenticate"] == "Bearer"
+
+
+@pytest.mark.parametrize("path", ["/health", "/health/live", "/health/ready"])
+def test_health_is_open(locked, path):
+    assert httpx.get(f"{locked}{path}").json() == {"status": "ok"}
+
+
+@pytest.mark.parametrize(("host", "status"), [("evil.example", 400), ("localhost:80", 200), ("127.0.0.1", 200)])
+def test_a_foreign_name_does_not_reach_a_local_server(url, host, status):
+    assert httpx.get(f"{url}/v1/models", headers={"host": host}).status_code == status
+
+
+def test_an_operator_names_hosts(serve):
+    with serve(hosts=("Search.Example",)) as url:
+        assert httpx.get(f"{url}/info", headers={"host": "search.example:443"}).status_code == 200
+        assert httpx.get(f"{url}/info").status_code == 400
+
+
+@pytest.fixture(scope="module")
+def narrow(serve):
+    with serve(max_body_bytes=1000, max_items=3, max_characters=50, body_timeout_s=0.4) as url:
+        yield url
+
+
+@pytest.mark.parametrize(
+    ("texts", "status"), [(["a"] * 3, 200), (["a"] * 4, 413), (["a" * 50], 200), (["a" * 26, "b" * 25], 413)]
+)
+def test_items_and_characters_are_limited(narrow, texts, status):
+    done = httpx.post(f"{narrow}/v1/embeddings", json={"input": texts})
+    assert done.status_code == status
+    assert (status == 200) or "at most" in done.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_a_large_body_is_refused(narrow, chunked):
+    content = (b" " * 500 for _ in range(3)) if chunked else b" " * 1500
+    done = httpx.post(f"{narrow}/embed", content=content)
+    assert done.status_code == 413
+    assert done.json()["error_type"] == "Validation"
+
+
+def test_a_slow_body_is_not_waited_for(narrow):
+    host, port = narrow.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=5) as connection:
+        connection.sendall(f"POST /embed HTTP/1.1\r\nHost: {host}\r\nContent-Length: 100\r\n\r\n{{".encode())
+        assert connection.recv(4096).startswith(b"HTTP/1.1 408")
+
+
+def test_a_client_that_goes_is_no_bug(narrow, caplog):
+    host, port = narrow.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=5) as connection:
+        connection.sendall(f"POST /embed HTTP/1.1\r\nHost: {host}\r\nContent-Length: 100\r\n\r\n{{".encode())
+    assert httpx.get(f"{narrow}/health").status_code == 200
+    assert not caplog.records
+
+
+class SlowEncoder(Encoder):
+    """Waits at a gate."""
+
+    gate = threading.Event()
+
+    def encode_tokens(self, tokens):
+        assert self.gate.wait(20)
+        return super().encode_tokens(tokens)
+
+
+@pytest.mark.parametrize("settings", [{"concurrent_requests": 4}, {"queue_tokens": 20, "batch_tokens": 8}])
+def test_overload_is_a_429_that_says_when_to_come_back(serve, toy_bundle, settings):
+    encoder = SlowEncoder.load(toy_bundle)
+    encoder.gate.clear()
+    with serve(encoder=encoder, **settings) as url, ThreadPoolExecutor(24) as pool:
+
+        def ask(_):
+            return httpx.post(f"{url}/v1/embeddings", json={"input": "one two three four"}, timeout=30)
+
+        pending = [pool.submit(ask, n) for n in range(24)]
+        deadline = time.monotonic() + 10
+        while sum(future.done() for future in pending) < 12 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert httpx.get(f"{url}/health/live").status_code == 200  # an overloaded server is not a dead one
+        encoder.gate.set()
+        answers = [future.result() for future in pending]
+    refused = [answer for answer in answers if answer.status_code == 429]
+    assert {answer.status_code for answer in answers} == {200, 429}
+    assert len(refused) >= 12
+    for answer in refused:
+        assert int(answer.headers["retry-after"]) >= 1
+        assert answer.json()["error"]["type"] == "rate_limit_error"

@@ -1,0 +1,82 @@
+"""Settings: checked at the edge, all problems at once; keys from a file or the environment."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from embedkit.config import from_mapping
+from embedkit.errors import ConfigError
+from embedkit.serving.http.settings import KEY_VARIABLE, ServerSettings, read_keys
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"port": 70_000}, "port is at most 65535"),
+        ({"prot": 1}, "did you mean port"),
+        ({"tls_key": "key.pem"}, "belong together"),
+        ({"root_path": "embeddings"}, "starts with a slash"),
+        ({"root_path": "/embeddings/"}, "does not end with one"),
+        ({"on_overflow": "drop"}, "on_overflow is one of truncate, error"),
+        ({"max_items": 0}, "at least 1"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(given, words):
+    with pytest.raises(ConfigError, match=words):
+        from_mapping(ServerSettings, given)
+
+
+@pytest.mark.parametrize(
+    ("host", "local"),
+    [
+        ("127.0.0.1", True),
+        ("127.0.0.9", True),
+        ("::1", True),
+        ("localhost", True),
+        ("0.0.0.0", False),
+        ("box", False),
+    ],
+)
+def test_only_a_loopback_address_is_local(host, local):
+    settings = ServerSettings(host=host)
+    assert settings.is_local is local
+    assert (settings.allowed_hosts is not None) is local
+
+
+def test_a_server_is_local_unless_told_otherwise():
+    assert ServerSettings().is_local
+
+
+def test_keys_come_from_a_file(tmp_path):
+    (tmp_path / "keys").write_text("first-key-1\n\n  second-key-2\n")
+    assert read_keys(ServerSettings(api_key_file=str(tmp_path / "keys"))) == ["first-key-1", "second-key-2"]
+
+
+def test_a_key_comes_from_the_environment(monkeypatch):
+    monkeypatch.setenv(KEY_VARIABLE, "the-only-key")
+    assert read_keys(ServerSettings()) == ["the-only-key"]
+    monkeypatch.delenv(KEY_VARIABLE)
+    assert read_keys(ServerSettings()) == []
+
+
+@pytest.mark.parametrize("content", ["", "\n", "short"])
+def test_an_empty_or_short_key_is_an_accident(tmp_path, monkeypatch, content):
+    (tmp_path / "keys").write_text(content)
+    with pytest.raises(ConfigError, match="8 characters"):
+        read_keys(ServerSettings(api_key_file=str(tmp_path / "keys")))
+    monkeypatch.setenv(KEY_VARIABLE, content)
+    with pytest.raises(ConfigError, match=KEY_VARIABLE):
+        read_keys(ServerSettings())
+
+
+def test_a_missing_key_file_is_named(tmp_path):
+    with pytest.raises(ConfigError, match="nowhere"):
+        read_keys(ServerSettings(api_key_file=str(tmp_path / "nowhere")))
+
+
+def test_every_setting_is_in_the_documentation():
+    text = (Path(__file__).parents[4] / "docs" / "server.md").read_text(encoding="utf-8")
+    assert [f.name for f in dataclasses.fields(ServerSettings) if f"| `{f.name}` | " not in text] == []
