@@ -1,4 +1,4 @@
-"""`embedkit serve`: a model, and a collection if there is one, over HTTP."""
+"""`embedkit serve`: models and a collection over HTTP."""
 
 from __future__ import annotations
 
@@ -13,18 +13,21 @@ __all__ = ["EXAMPLES", "HELP", "configure", "run"]
 
 logger = logging.getLogger("embedkit")
 
-HELP = "serve embeddings over HTTP, for clients of OpenAI and others"
+HELP = "serve embeddings, re-ranking and search over HTTP"
 EXAMPLES = """
-embedkit serve tiny-sct.onnx --port 8080
+embedkit serve tiny-sct.onnx --collection idx/ --port 8080
 embedkit serve tiny-sct.onnx --config server.toml --api-key-file keys.txt --set max_items=256
 """
 
-_FLAGS = ("host", "port", "threads", "api_key_file", "tls_certificate", "tls_key")
+_FLAGS = ("collection", "reranker", "host", "port", "threads", "api_key_file", "tls_certificate", "tls_key")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("model", help="a bundle, a bundled name, a model folder or a hub id")
+    parser.add_argument("--collection", metavar="IDX", help="folder of a collection to search in")
+    parser.add_argument("--allow-writes", action="store_true", help="let clients change the collection")
+    parser.add_argument("--reranker", metavar="MODEL", help="cross-encoder that ranks texts")
     parser.add_argument("--host", help="address to listen on; default: 127.0.0.1, this machine alone")
     parser.add_argument("--port", type=int, help="port to listen on, 0 for any; default: 8080")
     parser.add_argument("--threads", type=int, help="threads of one batch; default: all that this process may use")
@@ -39,15 +42,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Load, check, and serve until told to end; the log goes to stderr, a JSON object a line."""
-    from embedkit.runtime.encoder import Encoder
     from embedkit.serving.http.server import Server
     from embedkit.serving.http.service import Service
     from embedkit.serving.http.settings import read_keys
 
     settings = _settings(arguments)
     keys = read_keys(settings)
-    service = Service(Encoder.load(arguments.model, threads=settings.threads), settings)
-    service.verify()
+    service = Service.load(arguments.model, settings)
     _log_as_json()
     if not settings.is_local and not keys:
         logger.warning("anybody who reaches %s may use this server: it has no API key", settings.host)
@@ -60,6 +61,8 @@ def _settings(arguments: argparse.Namespace) -> ServerSettings:
 
     mapping: dict[str, Any] = load_toml(arguments.config) if arguments.config else {}
     given = {flag: getattr(arguments, flag) for flag in _FLAGS if getattr(arguments, flag) is not None}
+    if arguments.allow_writes:
+        given["allow_writes"] = True
     mapping = apply_overrides({**mapping, **given}, arguments.set)
     return from_mapping(ServerSettings, mapping, source=arguments.config or "")
 

@@ -132,6 +132,11 @@ class CrossEncoder:
         """The longest pair in tokens, special tokens included."""
         return self._manifest.max_length
 
+    @property
+    def has_golden(self) -> bool:
+        """Whether :meth:`verify` has something to compare with, as it has for a bundle."""
+        return self._golden is not None
+
     def __repr__(self) -> str:
         return f"CrossEncoder(name={self.name!r}, max_length={self.max_length})"
 

@@ -15,7 +15,7 @@ from embedkit.errors import EmbedkitError
 from embedkit.serving.http.guard import Guard
 from embedkit.serving.http.observer import Observer
 from embedkit.serving.http.problems import explain, problem
-from embedkit.serving.http.routes import embeddings, operations, tei
+from embedkit.serving.http.routes import embeddings, operations, rerank, search, tei
 from embedkit.serving.http.service import Service
 
 __all__ = ["create_app", "create_routes"]
@@ -39,12 +39,15 @@ def create_routes(service: Service) -> FastAPI:
         version=__version__,
         docs_url=None,  # its page loads scripts from another host
         redoc_url=None,
+        redirect_slashes=False,
         root_path=service.settings.root_path,
         lifespan=_lifespan,
     )
     app.state.service = service
-    for routes in (embeddings, tei, operations):
+    for routes in (embeddings, rerank, tei, search, operations):
         app.include_router(routes.router)
+    if service.library is not None and service.settings.allow_writes:
+        app.include_router(search.writing_router)
     app.add_exception_handler(EmbedkitError, _explain_ours)
     app.add_exception_handler(RequestValidationError, _explain_validation)
     app.add_exception_handler(HTTPException, _explain_http)

@@ -12,6 +12,7 @@ from embedkit.errors import (
     CollectionError,
     DataError,
     EmbedkitError,
+    FingerprintError,
     InputError,
     ModelNotFoundError,
     OverloadedError,
@@ -28,6 +29,7 @@ HTTP_STATUSES: tuple[tuple[type[EmbedkitError], int], ...] = (
     (ModelNotFoundError, 404),
     (OverloadedError, 429),
     (CollectionError, 503),
+    (FingerprintError, 503),
     (EmbedkitError, 500),
 )
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 __all__ = [
+    "DeleteAnswer",
+    "DeleteRequest",
+    "DocumentBody",
     "Embedding",
     "EmbeddingsAnswer",
     "EmbeddingsRequest",
@@ -14,9 +18,17 @@ __all__ = [
     "ModelCard",
     "ModelList",
     "Problem",
+    "RerankAnswer",
+    "RerankRequest",
+    "SearchAnswer",
+    "SearchRequest",
     "TeiEmbedRequest",
     "TeiInfo",
     "TeiProblem",
+    "TeiRank",
+    "TeiRerankRequest",
+    "UpsertAnswer",
+    "UpsertRequest",
     "Usage",
 ]
 
@@ -107,7 +119,8 @@ class ModelCard(Schema):
     object: Literal["model"]
     created: int
     owned_by: str
-    dimension: int = Field(description="width of an embedding; 1 for a re-ranker")
+    kind: Literal["encoder", "cross-encoder"]
+    dimension: int = Field(description="width of an embedding; 1 for a cross-encoder")
     max_length: int = Field(description="longest text in tokens")
     fingerprint: str = Field(description="SHA-256 of everything that decides its embeddings")
 
@@ -158,3 +171,119 @@ class Health(Schema):
     """Whether the server is there."""
 
     status: Literal["ok", "draining"]
+
+
+class RerankDocument(Schema):
+    """A document as an object."""
+
+    text: str
+
+
+class RerankRequest(Schema):
+    """As Cohere's and Jina's."""
+
+    query: str
+    documents: list[str | RerankDocument]
+    model: str | None = Field(None, description="name of the model; may be left out, as there is one")
+    top_n: int | None = Field(None, ge=1, description="documents wanted; all if left out")
+    return_documents: bool | None = Field(None, description="whether the texts are in the answer")
+
+
+class RerankResult(Schema):
+    """A document's place in the request, and its score; the best comes first."""
+
+    index: int
+    relevance_score: float
+    document: RerankDocument | None = None
+
+
+class RerankAnswer(Schema):
+    """What clients of Cohere and of Jina look for."""
+
+    id: str
+    model: str
+    results: list[RerankResult]
+    usage: Usage
+    meta: dict[str, Any]
+
+
+class TeiRerankRequest(Schema):
+    """As text-embeddings-inference takes it."""
+
+    query: str
+    texts: list[str]
+    raw_scores: bool = Field(False, description="true is refused")
+    return_text: bool = False
+    truncate: bool | None = Field(None, description="cut pairs that are too long, or refuse them")
+
+
+class TeiRank(Schema):
+    """A text's place in the request, and its score."""
+
+    index: int
+    score: float
+    text: str | None = None
+
+
+class SearchRequest(Schema):
+    """A search."""
+
+    query: str
+    k: int = Field(10, ge=1, le=1000, description="results wanted")
+    filter: dict[str, Any] | None = Field(
+        None, description='what has to hold for the metadata, as in {"lang": "en", "year": {"gte": 2020}}'
+    )
+
+
+def check_json(value: Any) -> Any:
+    """Refuse what Python's JSON reader lets through and JSON does not have: NaN, and halves of surrogate pairs."""
+    json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+    return value
+
+
+class DocumentBody(Schema):
+    """A document of the collection."""
+
+    id: str = Field(min_length=1)
+    text: str
+    metadata: dict[str, Any] | None = None
+
+    _metadata = field_validator("metadata", mode="before")(check_json)
+
+
+class SearchHit(DocumentBody):
+    """A document found."""
+
+    score: float
+
+
+class SearchAnswer(Schema):
+    """Hits, best first, and the milliseconds of each stage."""
+
+    hits: list[SearchHit]
+    latency_ms: dict[str, float]
+
+
+class UpsertRequest(Schema):
+    """Documents to add, or to put in the place of those with the same ids."""
+
+    documents: list[DocumentBody] = Field(min_length=1)
+
+
+class UpsertAnswer(Schema):
+    """How many documents are new, and how many stand in the place of another."""
+
+    added: int
+    replaced: int
+
+
+class DeleteRequest(Schema):
+    """Documents to delete."""
+
+    ids: list[str]
+
+
+class DeleteAnswer(Schema):
+    """How many documents were there, and no longer are."""
+
+    deleted: int

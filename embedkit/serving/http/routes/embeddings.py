@@ -20,8 +20,10 @@ router = APIRouter(prefix="/v1", tags=["OpenAI"], responses=PROBLEMS)
 @router.post("/embeddings", response_model=EmbeddingsAnswer)
 async def embed(body: EmbeddingsRequest, request: Request, service: Serving) -> Response:
     """Embed one text or several."""
-    service.check_model(body.model)
-    done = await service.embed(as_texts(body.input), prompt_name=body.prompt_name, dimensions=body.dimensions)
+    service.check_model(body.model, service.encoder.name)
+    done = await service.embedder.embed(
+        as_texts(body.input), prompt_name=body.prompt_name, dimensions=body.dimensions
+    )
     note(request, texts=len(done.rows), tokens=done.tokens, truncated=done.truncated)
     usage = {"prompt_tokens": done.tokens, "total_tokens": done.tokens}
     data = [

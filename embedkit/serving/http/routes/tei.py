@@ -22,7 +22,7 @@ async def embed(body: TeiEmbedRequest, request: Request, service: Serving) -> Re
     """Embed one text or several: a list of embeddings."""
     if not body.normalize:
         raise InputError("normalize=false is not possible here: this server gives unit rows")
-    done = await service.embed(
+    done = await service.embedder.embed(
         as_texts(body.inputs), prompt_name=body.prompt_name, dimensions=body.dimensions, truncate=body.truncate
     )
     note(request, texts=len(done.rows), tokens=done.tokens, truncated=done.truncated)

@@ -48,8 +48,16 @@ def toy_encoder(toy_bundle: Path) -> Encoder:
 def serve(toy_encoder: Encoder) -> Serve:
     """``with serve(max_items=3) as url``: a server with these settings."""
 
-    def start(*, keys: tuple[str, ...] = (), encoder: Any = None, **settings: Any) -> Any:
-        return serving(Service(encoder or toy_encoder, ServerSettings(port=0, **settings)), keys)
+    def start(
+        *,
+        keys: tuple[str, ...] = (),
+        encoder: Any = None,
+        reranker: Any = None,
+        collection: Any = None,
+        **settings: Any,
+    ) -> Any:
+        parts = {"reranker": reranker, "collection": collection}
+        return serving(Service(encoder or toy_encoder, ServerSettings(port=0, **settings), **parts), keys)
 
     return start
 

@@ -1,0 +1,133 @@
+"""Embedding texts of many requests: limits, tokens, batches."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeVar
+
+from embedkit.errors import InputError, TextOverflowError, TooLargeError
+from embedkit.protocols import FloatArray
+from embedkit.runtime.encoder import Encoder
+from embedkit.runtime.packing import unit_rows
+from embedkit.runtime.tokenization import Tokens
+from embedkit.serving.http.batcher import Batcher
+from embedkit.serving.http.metrics import Metrics
+from embedkit.serving.http.settings import ServerSettings
+
+__all__ = ["Embedded", "Embedder", "Gate"]
+
+Result = TypeVar("Result")
+
+_CHARACTERS_AT_ONCE = 4096  # more would keep the event loop for longer than a thread takes to start
+
+
+@dataclass(frozen=True, slots=True)
+class Embedded:
+    """Texts' embeddings ``(N, D) float32, unit rows``, and the tokens that were run."""
+
+    rows: FloatArray
+    tokens: int
+    truncated: int
+
+
+class Gate:
+    """What texts have to pass before a model sees them, whichever it is."""
+
+    def __init__(self, settings: ServerSettings, metrics: Metrics) -> None:
+        self._settings, self._metrics = settings, metrics
+
+    def check_limits(self, texts: Sequence[str]) -> None:
+        """Refuse a request that is too large.
+
+        Raises:
+            TooLargeError: says what is allowed.
+        """
+        if len(texts) > self._settings.max_items:
+            raise TooLargeError(
+                f"{len(texts)} texts in one request; at most {self._settings.max_items} are allowed"
+            )
+        characters = sum(map(len, texts))
+        if characters > self._settings.max_characters:
+            raise TooLargeError(
+                f"{characters} characters in one request; at most {self._settings.max_characters} are allowed"
+            )
+
+    def accept(self, tokens: Tokens, max_length: int, *, truncate: bool | None = None) -> None:
+        """Count texts that were cut, or refuse them.
+
+        Raises:
+            TextOverflowError: texts are too long and the request, or else the settings, want no cutting.
+        """
+        wanted = self._settings.on_overflow == "truncate" if truncate is None else truncate
+        if tokens.overflowing and not wanted:
+            raise TextOverflowError(
+                f"{tokens.truncated} of {len(tokens.ids)} texts are longer than {max_length} tokens, the first at "
+                f"position {tokens.overflowing[0]}; shorten them, or ask for them to be cut"
+            )
+        self._metrics.count_truncated(tokens.truncated)
+
+    @staticmethod
+    async def beside(characters: int, work: Callable[[], Result]) -> Result:
+        """Do something with so many characters at once if they are few, else in a thread."""
+        return work() if characters <= _CHARACTERS_AT_ONCE else await asyncio.to_thread(work)
+
+
+class Embedder:
+    """An encoder whose batches are made of many requests' texts.
+
+    Attributes:
+        encoder: as given.
+    """
+
+    def __init__(
+        self,
+        encoder: Encoder,
+        gate: Gate,
+        make_batcher: Callable[[str, Callable[[Tokens], FloatArray]], Batcher],
+    ) -> None:
+        self.encoder, self._gate = encoder, gate
+        self._batcher = make_batcher(encoder.name, encoder.encode_tokens)
+
+    async def embed(
+        self,
+        texts: Sequence[str],
+        *,
+        role: Literal["query", "document"] | None = None,
+        prompt_name: str | None = None,
+        dimensions: int | None = None,
+        truncate: bool | None = None,
+    ) -> Embedded:
+        """Embed texts together with those of other requests.
+
+        Args:
+            texts: N of them, one at least.
+            role: chooses the model's prompt for queries or documents.
+            prompt_name: chooses another prompt.
+            dimensions: keep the first so many, scaled to length 1 again.
+            truncate: whether texts that are too long are cut or refused; as the settings say if None.
+
+        Raises:
+            InputError: a text or an argument does not fit the model.
+            TooLargeError: the request is too large.
+            OverloadedError: too much waits already.
+        """
+        self._gate.check_limits(texts)
+        if not texts:
+            raise InputError("expected at least one text, got an empty list")
+        whole = self.encoder.dimension
+        if dimensions is not None and dimensions > whole:
+            raise InputError(f"dimensions must be a whole number from 1 to {whole}, not {dimensions}")
+        tokens = await self._gate.beside(
+            sum(map(len, texts)), lambda: self.encoder.tokenize(texts, role=role, prompt_name=prompt_name)
+        )
+        self._gate.accept(tokens, self.encoder.max_length, truncate=truncate)
+        rows = await self._batcher.submit(tokens)
+        if dimensions is not None and dimensions < whole:
+            rows = unit_rows(rows[:, :dimensions])
+        return Embedded(rows, sum(map(len, tokens.ids)), tokens.truncated)
+
+    def close(self) -> None:
+        """Let the thread end."""
+        self._batcher.close()

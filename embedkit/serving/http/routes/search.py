@@ -1,0 +1,71 @@
+"""``/v1/search`` and ``/v1/documents``: the collection of the server."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from fastapi import APIRouter, Request
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse, Response
+
+from embedkit.errors import InputError
+from embedkit.serving.http.routes.answers import PROBLEMS, Serving, answer, note
+from embedkit.serving.http.schemas import (
+    DeleteAnswer,
+    DeleteRequest,
+    DocumentBody,
+    SearchAnswer,
+    SearchRequest,
+    UpsertAnswer,
+    UpsertRequest,
+)
+
+__all__ = ["router", "writing_router"]
+
+# JSONResponse and not `answer`: metadata may hold whole numbers of any size, which orjson does not write.
+
+router = APIRouter(prefix="/v1", tags=["collection"], responses=PROBLEMS)
+writing_router = APIRouter(prefix="/v1", tags=["collection"], responses=PROBLEMS)
+
+
+@router.post("/search", response_model=SearchAnswer)
+async def search(body: SearchRequest, request: Request, service: Serving) -> Response:
+    """Find the documents nearest in meaning to a query."""
+    service.gate.check_limits([body.query])
+    hits, latency_ms = await service.needed_library().search(body.query, body.k, conditions=body.filter)
+    note(request, hits=len(hits), **{f"{stage}_ms": round(ms, 2) for stage, ms in latency_ms.items()})
+    return JSONResponse({"hits": [dataclasses.asdict(hit) for hit in hits], "latency_ms": latency_ms})
+
+
+@router.get("/documents/{id:path}", response_model=DocumentBody)
+async def get_document(id: str, service: Serving) -> Response:  # noqa: A002 - the name that the path has
+    """The document with this id."""
+    document = await service.needed_library().get(id)
+    if document is None:
+        raise HTTPException(404, "there is no document with this id")
+    return JSONResponse(dataclasses.asdict(document))
+
+
+@writing_router.post("/documents", response_model=UpsertAnswer)
+async def upsert(body: UpsertRequest, request: Request, service: Serving) -> Response:
+    """Add documents; one whose id is there already takes the place of the old one. Kept when this answers."""
+    service.gate.check_limits([document.text for document in body.documents])
+    added, replaced = await service.needed_library().upsert([_record(document) for document in body.documents])
+    note(request, added=added, replaced=replaced)
+    return answer({"added": added, "replaced": replaced})
+
+
+@writing_router.post("/documents/delete", response_model=DeleteAnswer)
+async def delete(body: DeleteRequest, request: Request, service: Serving) -> Response:
+    """Delete documents by their ids; ids that are not there are passed over."""
+    service.gate.check_limits(body.ids)
+    deleted = await service.needed_library().delete(body.ids)
+    note(request, deleted=deleted)
+    return answer({"deleted": deleted})
+
+
+def _record(document: DocumentBody) -> dict[str, object]:
+    metadata = document.metadata or {}
+    if taken := {"id", "text"} & metadata.keys():
+        raise InputError(f"metadata cannot have a member {min(taken)!r}: the document has that itself")
+    return {"id": document.id, "text": document.text, **metadata}

@@ -1,0 +1,70 @@
+"""The OpenAPI document is true: whatever fits it, or does not, is answered, and never with a 500."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+import requests
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import response_schema_conformance, status_code_conformance
+
+from embedkit import Collection
+
+CHECKS = [not_a_server_error, status_code_conformance, response_schema_conformance]
+OPERATIONS = [
+    ("POST", "/v1/embeddings"),
+    ("GET", "/v1/models"),
+    ("POST", "/embed"),
+    ("GET", "/info"),
+    ("POST", "/v1/rerank"),
+    ("POST", "/v2/rerank"),
+    ("POST", "/rerank"),
+    ("POST", "/v1/search"),
+    ("GET", "/v1/documents/{id}"),
+    ("POST", "/v1/documents"),
+    ("POST", "/v1/documents/delete"),
+    ("GET", "/health"),
+    ("GET", "/health/live"),
+    ("GET", "/health/ready"),
+    ("GET", "/metrics"),
+]
+
+
+@pytest.fixture(scope="module")
+def served(serve, toy_encoder, tmp_path_factory):
+    path = tmp_path_factory.mktemp("openapi") / "idx"
+    collection = Collection.build([("dog", "a dog")], encoder=toy_encoder, path=path, show_progress_bar=False)
+    with serve(collection=collection, allow_writes=True) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def schema(served):
+    return schemathesis.openapi.from_dict(httpx.get(f"{served}/openapi.json").json())
+
+
+def test_every_operation_is_tried(schema):
+    assert {(found.ok().method.upper(), found.ok().path) for found in schema.get_all_operations()} == {*OPERATIONS}
+
+
+@pytest.mark.parametrize(("method", "path"), OPERATIONS)
+def test_nothing_is_a_server_error(served, schema, method, path):
+    operation = schema[path][method]
+    for mode in schemathesis.GenerationMode if method == "POST" else [schemathesis.GenerationMode.POSITIVE]:
+        strategy = operation.as_strategy(generation_mode=mode)
+
+        @settings(
+            max_examples=12,
+            deadline=None,
+            database=None,
+            phases=[Phase.generate],
+            suppress_health_check=[*HealthCheck],
+        )
+        @given(case=strategy)
+        def try_one(case):
+            with requests.Session() as session:
+                case.call_and_validate(base_url=served, session=session, checks=CHECKS)
+
+        try_one()

@@ -1,0 +1,87 @@
+"""Re-ranking: for Cohere's client, in Jina's form, and in that of text-embeddings-inference."""
+
+from __future__ import annotations
+
+import cohere
+import httpx
+import numpy as np
+import pytest
+
+from embedkit import CrossEncoder
+
+QUERY = "a dog in the garden"
+DOCUMENTS = ["the sea", "a good dog", "music in the garden of a king and a queen and a child", "dog"]
+
+
+@pytest.fixture(scope="module")
+def cross(toy_cross_bundle):
+    return CrossEncoder.load(toy_cross_bundle, threads=1)
+
+
+@pytest.fixture(scope="module")
+def crossing(serve, cross):
+    with serve(reranker=cross) as url:
+        yield url
+
+
+def expected(model, top_n=None):
+    return [(item["corpus_id"], item["score"]) for item in model.rank(QUERY, DOCUMENTS, top_k=top_n)]
+
+
+@pytest.mark.parametrize("kind", [cohere.Client, cohere.ClientV2])
+@pytest.mark.parametrize("top_n", [None, 2])
+def test_coheres_client_gets_the_order_of_the_cross_encoder(crossing, cross, kind, top_n):
+    with httpx.Client() as connection:
+        client = kind(api_key="none", base_url=crossing, httpx_client=connection)
+        done = client.rerank(model="toy-cross", query=QUERY, documents=DOCUMENTS, top_n=top_n)
+    check_order([(item.index, item.relevance_score) for item in done.results], expected(cross, top_n))
+
+
+def check_order(found, wanted):
+    assert [index for index, _ in found] == [index for index, _ in wanted]
+    assert [score for _, score in found] == pytest.approx([score for _, score in wanted])
+
+
+def test_jinas_form(crossing, cross):
+    given = {"model": "toy-cross", "query": QUERY, "documents": [{"text": text} for text in DOCUMENTS]}
+    done = httpx.post(f"{crossing}/v1/rerank", json={**given, "return_documents": True}).json()
+    assert [item["document"]["text"] for item in done["results"]] == [DOCUMENTS[i] for i, _ in expected(cross)]
+    tokens = sum(map(len, cross.tokenize([(QUERY, text) for text in DOCUMENTS]).ids))
+    assert done["usage"]["total_tokens"] == tokens
+    assert done["model"] == "toy-cross"
+
+
+def test_teis_form(crossing, cross):
+    done = httpx.post(f"{crossing}/rerank", json={"query": QUERY, "texts": DOCUMENTS, "return_text": True}).json()
+    check_order([(item["index"], item["score"]) for item in done], expected(cross))
+    assert [item["text"] for item in done] == [DOCUMENTS[index] for index, _ in expected(cross)]
+
+
+def test_without_a_cross_encoder_the_cosine_counts(client, toy_encoder):
+    done = client.post("/v1/rerank", json={"query": QUERY, "documents": DOCUMENTS, "model": "toy"}).json()
+    scores = toy_encoder.encode(DOCUMENTS) @ toy_encoder.encode(QUERY)
+    assert [item["index"] for item in done["results"]] == np.argsort(-scores).tolist()
+    assert [item["relevance_score"] for item in done["results"]] == pytest.approx(sorted(scores, reverse=True))
+
+
+@pytest.mark.parametrize(
+    ("path", "given", "words"),
+    [
+        ("/v1/rerank", {"query": QUERY, "documents": []}, "at least one text"),
+        ("/v1/rerank", {"query": QUERY, "documents": [3]}, "documents.0"),
+        ("/v1/rerank", {"documents": DOCUMENTS}, "query: Field required"),
+        ("/v1/rerank", {"query": QUERY, "documents": DOCUMENTS, "top_n": 0}, "top_n"),
+        ("/v1/rerank", {"query": QUERY, "documents": ["a"] * 2048}, "at most 2048"),
+        ("/rerank", {"query": QUERY, "texts": ["a"], "raw_scores": True}, "raw_scores=true is not possible"),
+        ("/rerank", {"query": QUERY, "texts": ["word " * 40], "truncate": False}, "longer than 12 tokens"),
+    ],
+)
+def test_what_does_not_fit_is_refused(crossing, path, given, words):
+    done = httpx.post(f"{crossing}{path}", json=given)
+    assert done.status_code in {400, 413}
+    assert words in done.text
+
+
+def test_both_models_are_listed(crossing):
+    found = {card["id"]: card["kind"] for card in httpx.get(f"{crossing}/v1/models").json()["data"]}
+    assert found == {"toy": "encoder", "toy-cross": "cross-encoder"}

@@ -1,0 +1,139 @@
+"""Search and documents: what the collection finds, and writing only where the operator allows it."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+
+from embedkit import Collection
+
+DOCUMENTS = [
+    {"id": "dog", "text": "a dog in the garden", "year": 1973, "big": 10**30},
+    {"id": "sea/side", "text": "the sea and a boat", "year": 1802},
+    {"id": "雪", "text": "snow on the mountain"},
+]
+
+
+@pytest.fixture
+def collection(toy_encoder, tmp_path):
+    return Collection.build(DOCUMENTS, encoder=toy_encoder, path=tmp_path / "idx", show_progress_bar=False)
+
+
+@pytest.fixture
+def reading(serve, collection):
+    with serve(collection=collection) as url, httpx.Client(base_url=url) as client:
+        yield client
+
+
+@pytest.fixture
+def writing(serve, collection):
+    with serve(collection=collection, allow_writes=True, refresh_s=0) as url, httpx.Client(base_url=url) as client:
+        yield client
+
+
+def test_hits_are_the_collections(reading, collection):
+    done = reading.post("/v1/search", json={"query": "a dog", "k": 2}).json()
+    expected = collection.search("a dog", k=2)
+    assert [(hit["id"], hit["score"]) for hit in done["hits"]] == [(hit.id, hit.score) for hit in expected]
+    assert done["hits"][0]["metadata"] == {"year": 1973, "big": 10**30}
+    assert set(done["latency_ms"]) >= {"encode", "dense"}
+
+
+def test_a_filter_holds(reading):
+    done = reading.post("/v1/search", json={"query": "a dog", "filter": {"year": {"lt": 1900}}}).json()
+    assert [hit["id"] for hit in done["hits"]] == ["sea/side"]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"query": 3},
+        {"query": "a", "k": 0},
+        {"query": "a", "k": 1001},
+        {"query": "a", "filter": {"year": {"nix": 1}}},
+    ],
+)
+def test_what_does_not_fit_is_refused(reading, given):
+    done = reading.post("/v1/search", json=given)
+    assert done.status_code == 400
+    assert done.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("id_", ["dog", "sea/side", "雪"])
+def test_a_document_is_found_by_its_id(reading, id_):
+    assert reading.get(f"/v1/documents/{id_}").json()["id"] == id_
+
+
+def test_a_document_that_is_not_there_is_a_404(reading):
+    assert reading.get("/v1/documents/cat").status_code == 404
+
+
+def test_without_a_collection_a_search_says_so(client):
+    done = client.post("/v1/search", json={"query": "a"})
+    assert done.status_code == 400
+    assert "no collection" in done.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "given"), [("/v1/documents", {"documents": []}), ("/v1/documents/delete", {"ids": []})]
+)
+def test_nobody_writes_unless_allowed(reading, path, given):
+    assert reading.post(path, json=given).status_code in {404, 405}
+    assert path not in reading.get("/openapi.json").json()["paths"]
+
+
+def test_documents_are_added_replaced_and_deleted(writing, collection):
+    documents = [{"id": "cat", "text": "a cat", "metadata": {"year": 7}}, {"id": "dog", "text": "another dog"}]
+    assert writing.post("/v1/documents", json={"documents": documents}).json() == {"added": 1, "replaced": 1}
+    assert writing.get("/v1/documents/cat").json() == documents[0]
+    assert writing.get("/v1/documents/dog").json()["text"] == "another dog"
+    assert writing.post("/v1/documents/delete", json={"ids": ["cat", "nix"]}).json() == {"deleted": 1}
+    assert writing.get("/v1/documents/cat").status_code == 404
+    assert len(Collection.open(collection.path)) == 3  # on disk when it was answered
+
+
+@pytest.mark.parametrize(
+    "documents",
+    [
+        [],
+        [{"id": "", "text": "a"}],
+        [{"id": "x", "text": ""}],
+        [{"id": "x", "text": "a"}, {"id": "x", "text": "b"}],
+        [{"id": "x", "text": "a", "metadata": {"text": "b"}}],
+        [{"id": "x", "text": "a", "metadata": {"n": float("nan")}}],
+        [{"id": "x", "text": "a", "metadata": {"\ud800": 1}}],
+        [{"id": "\ud800", "text": "a"}],
+        [{"id": "x", "text": "\udfff"}],
+        [{"id": 7, "text": "a"}],
+    ],
+)
+def test_malformed_documents_change_nothing(writing, collection, documents):
+    content = json.dumps({"documents": documents}).encode()
+    done = writing.post("/v1/documents", content=content, headers={"content-type": "application/json"})
+    assert done.status_code == 400, done.text
+    assert len(Collection.open(collection.path)) == 3
+
+
+def test_what_another_process_writes_is_seen(writing, collection, toy_encoder):
+    Collection.open(collection.path, encoder=toy_encoder).upsert([("new", "a new dog")])
+    assert writing.get("/v1/documents/new").status_code == 200
+
+
+def test_readers_and_writers_do_not_disturb_each_other(writing, collection):
+    def write(number):
+        given = {"documents": [{"id": f"n{number}-{i}", "text": f"text {number} {i}"} for i in range(3)]}
+        return writing.post("/v1/documents", json=given).status_code
+
+    def read(number):
+        done = writing.post("/v1/search", json={"query": f"text {number}", "k": 1000})
+        return done.status_code if done.status_code != 200 else len(done.json()["hits"]) % 3
+
+    with ThreadPoolExecutor(8) as pool:
+        written, seen = pool.map(write, range(8)), pool.map(read, range(24))
+        assert set(written) == {200}
+        assert set(seen) == {0}  # 3 and whole writes of 3 each: nobody sees half of one
+    assert len(Collection.open(collection.path)) == 27
