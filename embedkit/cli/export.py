@@ -66,6 +66,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="file of texts like those to come (.txt, or a column `text`), a few thousand: the ranges of their "
         "embeddings go into the bundle, which then gives int8 and uint8; --precision int8-static needs it",
     )
+    parser.add_argument(
+        "--max-length", type=int, metavar="N", help="tokens of the longest text; default: as the model says"
+    )
     parser.add_argument("--name", help="what the bundle is called; default: the run's or the model's name")
     parser.add_argument("--licence", default="", metavar="SPDX", help="of the weights, e.g. Apache-2.0")
 
@@ -83,6 +86,7 @@ def run(arguments: argparse.Namespace) -> None:
         word_table=arguments.word_table,
         name=arguments.name,
         licence=arguments.licence,
+        max_length=arguments.max_length,
         dev=load_scored_pairs(arguments.dev) if arguments.dev else None,
         vocabulary=_read_all(arguments.vocabulary),
         vocabulary_size=arguments.vocabulary_size,

@@ -1,39 +1,24 @@
-"""Gates that encoders and cross-encoders share: operators, ranking, company in a batch, size."""
+"""Gates that encoders and cross-encoders share: ranking, company in a batch, size."""
 
 from __future__ import annotations
 
-import tempfile
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
-import onnx
 
 from embedkit.evaluation.sts import ScoredPairs, spearman
 from embedkit.protocols import FloatArray
-from embedkit.runtime.session import write_optimized
 
 __all__ = [
     "Gate",
     "check_agreement",
     "check_batch_invariance",
-    "check_operators",
     "check_retention",
     "check_size",
-    "expected_operators",
     "largest_difference",
     "rounded",
 ]
-
-# Operators that do the same work; ONNX Runtime writes the later ones of a row for the first.
-_OPERATORS = {
-    "layer_norms": {"LayerNormalization", "SkipLayerNormalization"},
-    "gelus": {"Gelu", "BiasGelu", "FastGelu"},
-    "quantized_products": {"MatMulInteger", "MatMulIntegerToFloat", "DynamicQuantizeMatMul"},
-    "pieces_of_decomposed": {"Erf", "Pow", "Sqrt", "ReduceMean"},
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,42 +28,6 @@ class Gate:
     name: str
     passed: bool
     figures: Mapping[str, object]
-
-
-def expected_operators(layers: int, *, dense: int, quantized: bool) -> dict[str, int]:
-    """How often each group of operators should be there.
-
-    Args:
-        layers: of the transformer.
-        dense: products behind it that are quantized.
-        quantized: whether products are quantized.
-    """
-    products = 4 * layers + dense  # projection, attention's output, two of the feed-forward
-    return {
-        "layer_norms": 2 * layers + 1,
-        "gelus": layers,
-        "quantized_products": products if quantized else 0,
-        "pieces_of_decomposed": 0,
-    }
-
-
-def check_operators(content: bytes, expected: Mapping[str, int]) -> Gate:
-    """Count operators in the graph as written and as ONNX Runtime rewrites it."""
-    written = _count_operators(onnx.load_from_string(content))
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "optimized.onnx"
-        write_optimized(content, path)
-        optimized = _count_operators(onnx.load(path))
-    return Gate(
-        "operators",
-        written == expected and optimized == expected,
-        {"expected": dict(expected), "written": written, "optimized": optimized},
-    )
-
-
-def _count_operators(model: onnx.ModelProto) -> dict[str, int]:
-    counts = Counter(node.op_type for node in model.graph.node)
-    return {name: sum(counts[operator] for operator in group) for name, group in _OPERATORS.items()}
 
 
 def check_retention(expected: FloatArray, got: FloatArray, dev: ScoredPairs, least: float) -> Gate:

@@ -1,335 +1,37 @@
-"""The ONNX graph of a BERT-family encoder or cross-encoder, written operator by operator from its weights.
-
-Nothing is traced, so the graph is the same for every version of torch and transformers, and each
-operator in it is there on purpose: opset 20, where LayerNormalization and Gelu are single operators
-and which ONNX Runtime runs from 1.17 on. Folded in beforehand: query, key and value are one product,
-the queries' scale is in their weights, the one token type that a text has is in the position rows,
-the position table ends at ``max_length``, the word table at the last id of the tokenizer.
+"""The ONNX graph of any encoder or cross-encoder.
 
 ``input_ids, attention_mask (B, L) int64 -> sentence_embedding (B, D) float32, unit rows``, and of a cross-encoder
 ``input_ids, attention_mask, token_type_ids (B, L) int64 -> score (B,) float32``, past the sigmoid, so in (0, 1).
+
+The BERT family is written operator by operator; every other architecture is traced. The same arithmetic stores
+and multiplies the large weights of both.
 """
 
 from __future__ import annotations
 
-import functools
-import math
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
-
-import numpy as np
-import numpy.typing as npt
 import onnx
-from onnx import TensorProto, helper, numpy_helper
-from torch import Tensor
 
 from embedkit.errors import ExportError
+from embedkit.export.bert import is_bert, write_bert
+from embedkit.export.traced import trace_graph
+from embedkit.export.writer import Arithmetic
 from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.encoder import SentenceEncoder
-from embedkit.protocols import FloatArray
-from embedkit.runtime.tokenization import PairTokenizer, Tokenizer
 
-__all__ = [
-    "FAMILY",
-    "OPSET",
-    "Arithmetic",
-    "FloatArithmetic",
-    "GraphWriter",
-    "Products",
-    "WordTable",
-    "build_graph",
-]
-
-OPSET = 20
-FAMILY = ("bert", "roberta", "xlm-roberta", "camembert")
-
-_IR_VERSION = 9  # the file format that belongs to opset 20
-_GELU = {"gelu": "none", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh"}
-# Added to the scores of padding; its exponential is 0, and two of them added are still finite.
-_MASKED = -1e9
-_SHORTEST_NORM = 1e-12
-_TEXT_INPUTS = ("input_ids", "attention_mask")
-_PAIR_INPUTS = (*_TEXT_INPUTS, "token_type_ids")
-
-Weights = Mapping[str, FloatArray]
-
-
-class GraphWriter:
-    """Collects nodes and constants; each method returns the name of a value."""
-
-    def __init__(self) -> None:
-        self._nodes: list[onnx.NodeProto] = []
-        self._constants: dict[str, onnx.TensorProto] = {}
-
-    def constant(self, name: str, value: npt.NDArray[np.generic]) -> str:
-        """Store a tensor under a name of its own; the same name is stored once."""
-        if name not in self._constants:
-            self._constants[name] = numpy_helper.from_array(np.asarray(value, order="C"), name)
-        return name
-
-    def integers(self, *values: int) -> str:
-        """Store a list of int64, as shapes, axes and bounds are given."""
-        return self.constant("int64_" + "_".join(map(str, values)), np.array(values, dtype=np.int64))
-
-    def number(self, name: str, value: float) -> str:
-        """Store a float32 scalar."""
-        return self.constant(name, np.array(value, dtype=np.float32))
-
-    def add(self, operator: str, name: str, *inputs: str, **attributes: Any) -> str:
-        """Write a node with one output, which bears the node's name."""
-        (output,) = self.add_many(operator, name, [name], *inputs, **attributes)
-        return output
-
-    def add_many(
-        self,
-        operator: str,
-        name: str,
-        outputs: list[str],
-        *inputs: str,
-        **attributes: Any,
-    ) -> list[str]:
-        """Write a node with several outputs."""
-        self._nodes.append(helper.make_node(operator, inputs, outputs, name=name, **attributes))
-        return outputs
-
-    def finish(self, name: str, inputs: Sequence[str], output: str, *shape: int) -> onnx.ModelProto:
-        """The checked model, of inputs ``(B, L)``; the last node must have written ``output``, ``(B, *shape)``."""
-        axes = ["batch", "length"]
-        graph = helper.make_graph(
-            self._nodes,
-            name,
-            [helper.make_tensor_value_info(each, TensorProto.INT64, axes) for each in inputs],
-            [helper.make_tensor_value_info(output, TensorProto.FLOAT, ["batch", *shape])],
-            list(self._constants.values()),
-        )
-        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=_IR_VERSION)
-        model.producer_name = "embedkit"
-        onnx.checker.check_model(model, full_check=True)
-        return model
-
-
-class Products(Protocol):
-    """How the weights of products are stored and multiplied."""
-
-    def matmul(self, graph: GraphWriter, name: str, value: str, weight: FloatArray) -> str:
-        """Multiply ``(..., I)`` by a weight ``(I, O) float32``."""
-
-
-class WordTable(Protocol):
-    """How the word table is stored and looked up."""
-
-    def gather(self, graph: GraphWriter, name: str, table: FloatArray, rows: str) -> str:
-        """Look up rows ``(B, L)`` of a table ``(V, H) float32``: ``(B, L, H)``."""
-
-
-class Arithmetic(Products, WordTable, Protocol):
-    """How all large weights are stored and used."""
-
-
-class FloatArithmetic:
-    """Weights as they are, float32."""
-
-    def matmul(self, graph: GraphWriter, name: str, value: str, weight: FloatArray) -> str:
-        """One MatMul."""
-        return graph.add("MatMul", name, value, graph.constant(f"{name}.weight", weight))
-
-    def gather(self, graph: GraphWriter, name: str, table: FloatArray, rows: str) -> str:
-        """One Gather."""
-        return graph.add("Gather", name, graph.constant(f"{name}.weight", table), rows)
+__all__ = ["build_graph"]
 
 
 def build_graph(model: SentenceEncoder | PairEncoder, arithmetic: Arithmetic) -> onnx.ModelProto:
     """Write the graph of an encoder or a cross-encoder.
 
     Raises:
-        ExportError: it is not of the BERT family, or a weight is not finite.
+        ExportError: a weight is not finite, or the network cannot be traced.
     """
-    if isinstance(model, PairEncoder):
-        _check_architecture(model.config, model.name)
-        prefix = f"network.{model.network.base_model_prefix}."
-        weights = _read_weights(model.state_dict(), (prefix, "network."), model.name)
-        return _CrossEncoderWriter(model, weights, arithmetic).write()
-    _check_architecture(model.backbone.config, model.name)
-    weights = _read_weights(model.state_dict(), ("backbone.",), model.name)
-    return _EncoderWriter(model, weights, arithmetic).write()
+    _check_weights(model)
+    return write_bert(model, arithmetic) if is_bert(model.config) else trace_graph(model, arithmetic)
 
 
-class _BodyWriter:
-    """Writes the layers of a transformer, from the ids down to the states of the tokens."""
-
-    def __init__(
-        self, config: Any, tokenizer: Tokenizer | PairTokenizer, weights: Weights, arithmetic: Arithmetic
-    ) -> None:
-        self.weights, self.arithmetic = weights, arithmetic
-        self.vocabulary_size, self.max_length = tokenizer.vocabulary_size, tokenizer.max_length
-        self.hidden = int(config.hidden_size)
-        self.layers = int(config.num_hidden_layers)
-        self.heads = int(config.num_attention_heads)
-        self.epsilon = float(config.layer_norm_eps)
-        self.gelu = _GELU[config.hidden_act]
-        # RoBERTa and its kin count positions from pad_token_id + 1.
-        self.first_position = 0 if config.model_type == "bert" else int(config.pad_token_id or 0) + 1
-        self.typed = False
-        self.graph = GraphWriter()
-
-    def body(self) -> tuple[str, str]:
-        """The states ``(B, L, H)`` and the mask as floats ``(B, L)``."""
-        graph = self.graph
-        mask = graph.add("Cast", "mask", "attention_mask", to=TensorProto.FLOAT)
-        ignored = graph.add("Sub", "padding", graph.number("one", 1.0), mask)
-        ignored = graph.add("Mul", "padding_scores", ignored, graph.number("masked", _MASKED))
-        ignored = graph.add("Unsqueeze", "padding_of_keys", ignored, graph.integers(1, 2))
-        states = self._embed()
-        for index in range(self.layers):
-            states = self._layer(f"encoder.layer.{index}", states, ignored)
-        return states, mask
-
-    def first_states(self, name: str, states: str) -> str:
-        """The state of the first token: ``(B, H)``."""
-        return self.graph.add("Gather", name, states, self.graph.constant("first", np.array(0)), axis=1)
-
-    def _embed(self) -> str:
-        graph, name = self.graph, "embeddings"
-        first = self.first_position
-        words = self.weights[f"{name}.word_embeddings.weight"][: self.vocabulary_size]
-        positions = self.weights[f"{name}.position_embeddings.weight"][first : first + self.max_length]
-        types = self.weights[f"{name}.token_type_embeddings.weight"]
-        positions = positions if self.typed else positions + types[0]
-        length = graph.add("Shape", "length", "input_ids", start=1)
-        table = graph.constant(f"{name}.position_embeddings.weight", positions)
-        start, axis = graph.integers(0), graph.integers(0)
-        position_rows = graph.add("Slice", f"{name}.position_embeddings", table, start, length, axis)
-        word_rows = self.arithmetic.gather(graph, f"{name}.word_embeddings", words, "input_ids")
-        rows = graph.add("Add", f"{name}.sum", word_rows, position_rows)
-        if self.typed:
-            table = graph.constant(f"{name}.token_type_embeddings.weight", types)
-            type_rows = graph.add("Gather", f"{name}.token_type_embeddings", table, "token_type_ids")
-            rows = graph.add("Add", f"{name}.typed_sum", rows, type_rows)
-        return self._normalise(f"{name}.LayerNorm", rows)
-
-    def _layer(self, name: str, states: str, ignored: str) -> str:
-        graph, attention = self.graph, f"{name}.attention"
-        context = self._attend(f"{attention}.self", states, ignored)
-        mixed = self._linear(f"{attention}.output.dense", context)
-        mixed = graph.add("Add", f"{attention}.residual", mixed, states)
-        mixed = self._normalise(f"{attention}.output.LayerNorm", mixed)
-        wide = self._linear(f"{name}.intermediate.dense", mixed)
-        wide = graph.add("Gelu", f"{name}.gelu", wide, approximate=self.gelu)
-        output = graph.add("Add", f"{name}.residual", self._linear(f"{name}.output.dense", wide), mixed)
-        return self._normalise(f"{name}.output.LayerNorm", output)
-
-    def _attend(self, name: str, states: str, ignored: str) -> str:
-        graph = self.graph
-        hidden = self.hidden
-        merged = self._project(name, states)
-        parts = [f"{name}.{part}" for part in ("query", "key", "value")]
-        split = graph.add_many("Split", f"{name}.split", parts, merged, axis=2, num_outputs=3)
-        by_head = graph.integers(0, 0, self.heads, hidden // self.heads)
-        query, key, value = (graph.add("Reshape", f"{part}_heads", part, by_head) for part in split)
-        query = graph.add("Transpose", f"{query}_first", query, perm=[0, 2, 1, 3])
-        key = graph.add("Transpose", f"{key}_last", key, perm=[0, 2, 3, 1])
-        value = graph.add("Transpose", f"{value}_first", value, perm=[0, 2, 1, 3])
-        scores = graph.add("MatMul", f"{name}.scores", query, key)
-        scores = graph.add("Add", f"{name}.masked_scores", scores, ignored)
-        shares = graph.add("Softmax", f"{name}.shares", scores, axis=-1)
-        context = graph.add("MatMul", f"{name}.context_heads", shares, value)
-        context = graph.add("Transpose", f"{name}.context_rows", context, perm=[0, 2, 1, 3])
-        return graph.add("Reshape", f"{name}.context", context, graph.integers(0, 0, hidden))
-
-    def _project(self, name: str, states: str) -> str:
-        """Query, key and value in one product, the query's scale folded in: ``(B, L, 3H)``."""
-        scale = np.float32(1.0 / math.sqrt(self.hidden // self.heads))
-        scales = {"query": scale, "key": np.float32(1.0), "value": np.float32(1.0)}
-        weight = np.hstack([self.weights[f"{name}.{part}.weight"].T * by for part, by in scales.items()])
-        bias = np.hstack([self.weights[f"{name}.{part}.bias"] * by for part, by in scales.items()])
-        return self._affine(f"{name}.projection", states, weight, bias)
-
-    def _linear(self, name: str, value: str) -> str:
-        return self._affine(name, value, self.weights[f"{name}.weight"].T, self.weights[f"{name}.bias"])
-
-    def _affine(self, name: str, value: str, weight: FloatArray, bias: FloatArray) -> str:
-        product = self.arithmetic.matmul(self.graph, name, value, weight)
-        return self.graph.add("Add", f"{name}.sum", product, self.graph.constant(f"{name}.bias", bias))
-
-    def _normalise(self, name: str, value: str) -> str:
-        scale = self.graph.constant(f"{name}.weight", self.weights[f"{name}.weight"])
-        bias = self.graph.constant(f"{name}.bias", self.weights[f"{name}.bias"])
-        return self.graph.add("LayerNormalization", name, value, scale, bias, axis=-1, epsilon=self.epsilon)
-
-
-class _EncoderWriter(_BodyWriter):
-    """Writes one encoder, down to the unit row."""
-
-    def __init__(self, model: SentenceEncoder, weights: Weights, arithmetic: Arithmetic) -> None:
-        super().__init__(model.backbone.config, model.tokenizer, weights, arithmetic)
-        self.model = model
-
-    def write(self) -> onnx.ModelProto:
-        graph = self.graph
-        pooled = self._pool(*self.body())
-        if self.model.head is not None:
-            pooled = graph.add("Tanh", "head", self._linear("head.linear", pooled))
-        norm = graph.add("ReduceL2", "norm", pooled, graph.integers(-1), keepdims=1)
-        norm = graph.add("Max", "safe_norm", norm, graph.number("shortest_norm", _SHORTEST_NORM))
-        output = graph.add("Div", "sentence_embedding", pooled, norm)
-        return graph.finish("sentence_encoder", _TEXT_INPUTS, output, self.model.dimension)
-
-    def _pool(self, states: str, mask: str) -> str:
-        graph = self.graph
-        if self.model.pooling == "cls":
-            return self.first_states("pooled", states)
-        row = graph.add("Unsqueeze", "mask_row", mask, graph.integers(1))
-        summed = graph.add("Squeeze", "summed", graph.add("MatMul", "masked_sum", row, states), graph.integers(1))
-        count = graph.add("ReduceSum", "count", mask, graph.integers(1), keepdims=1)
-        count = graph.add("Max", "safe_count", count, graph.number("one", 1.0))
-        return graph.add("Div", "pooled", summed, count)
-
-
-class _CrossEncoderWriter(_BodyWriter):
-    """Writes one cross-encoder, down to the sigmoid of its logit."""
-
-    def __init__(self, model: PairEncoder, weights: Weights, arithmetic: Arithmetic) -> None:
-        super().__init__(model.config, model.tokenizer, weights, arithmetic)
-        self.typed = model.token_types > 1  # a single type is in the position rows, as for texts
-
-    def write(self) -> onnx.ModelProto:
-        graph = self.graph
-        states, _ = self.body()
-        # BERT: pooler.dense and classifier; RoBERTa and its kin: classifier.dense and classifier.out_proj.
-        bert = "pooler.dense.weight" in self.weights
-        dense, last = ("pooler.dense", "classifier") if bert else ("classifier.dense", "classifier.out_proj")
-        pooled = graph.add("Tanh", "pooled", self._linear(dense, self.first_states("first_states", states)))
-        # One column: in int8 it would save H bytes of 4H and blur every score.
-        self.arithmetic = FloatArithmetic()
-        logit = graph.add("Squeeze", "logit", self._linear(last, pooled), graph.integers(1))
-        return graph.finish("cross_encoder", _PAIR_INPUTS, graph.add("Sigmoid", "score", logit))
-
-
-def _check_architecture(config: Any, name: str) -> None:
-    if config.model_type not in FAMILY:
-        raise ExportError(
-            f"{name} is of type {config.model_type!r}; this version exports encoders of the BERT family: "
-            f"{', '.join(FAMILY)}"
-        )
-    if config.hidden_act not in _GELU:
-        raise ExportError(f"{name} has the activation {config.hidden_act!r}; expected {', '.join(_GELU)}")
-    if (position_type := getattr(config, "position_embedding_type", "absolute")) != "absolute":
-        raise ExportError(f"{name} has {position_type!r} positions; expected absolute ones")
-
-
-def _read_weights(tensors: Mapping[str, Tensor], prefixes: Sequence[str], model: str) -> Weights:
-    """All weights as float32 arrays, under transformers' names for a bare body; what is behind it keeps its own.
-
-    Args:
-        tensors: the model's state.
-        prefixes: taken off the names, one after the other.
-        model: its name, for messages.
-    """
-    weights: dict[str, FloatArray] = {}
-    for name, tensor in tensors.items():
-        if tensor.is_floating_point():
-            value = tensor.detach().float().cpu().numpy()
-            if not np.isfinite(value).all():
-                raise ExportError(f"{name} of {model} holds values that are not finite; was the training stable?")
-            weights[functools.reduce(str.removeprefix, prefixes, name)] = value
-    return weights
+def _check_weights(model: SentenceEncoder | PairEncoder) -> None:
+    for name, tensor in model.state_dict().items():
+        if tensor.is_floating_point() and not tensor.isfinite().all():
+            raise ExportError(f"{name} of {model.name} holds values that are not finite; was the training stable?")

@@ -17,7 +17,7 @@ from embedkit.errors import ExportError, GateError
 from embedkit.evaluation.sts import ScoredPairs
 from embedkit.export.card import Card, find_model_folder, read_card
 from embedkit.export.gates import Gate
-from embedkit.export.graph import FloatArithmetic, Products, build_graph
+from embedkit.export.graph import build_graph
 from embedkit.export.probes import GOLDEN_PAIRS, GOLDEN_TEXTS
 from embedkit.export.prune import prune_vocabulary
 from embedkit.export.quantize import Int8Arithmetic, largest_weight
@@ -25,6 +25,7 @@ from embedkit.export.static import StaticInt8Products, measure_ranges
 from embedkit.export.verify import THRESHOLDS, GraphEncoder, Thresholds, verify
 from embedkit.export.verify_pairs import PAIR_THRESHOLDS, GraphCrossEncoder, PairThresholds, verify_pairs
 from embedkit.export.word_table import MixedArithmetic, choose_word_table
+from embedkit.export.writer import FloatArithmetic, Products
 from embedkit.modeling.cross_encoder import PairEncoder, is_cross_encoder
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.location import find_folder
@@ -77,6 +78,7 @@ def export_source(
     word_table: str | None = None,
     name: str | None = None,
     licence: str = "",
+    max_length: int | None = None,
     dev: ScoredPairs | None = None,
     vocabulary: Sequence[str] | None = None,
     vocabulary_size: int | None = None,
@@ -85,7 +87,8 @@ def export_source(
 ) -> ExportReport:
     """Export a run folder, a model folder or a hub id; see :func:`export`.
 
-    A folder whose ``config.json`` names a ``...ForSequenceClassification`` holds a cross-encoder.
+    A folder whose ``config.json`` names a ``...ForSequenceClassification`` holds a cross-encoder. ``max_length``
+    overrides how many tokens of a text or pair the model takes.
 
     Raises:
         ModelNotFoundError, ModelError, ConfigError: the source cannot be loaded.
@@ -93,7 +96,8 @@ def export_source(
     """
     card = read_card(source, licence=licence)
     found = find_model_folder(source)
-    model = PairEncoder.load(found) if is_cross_encoder(find_folder(found)) else SentenceEncoder.load(found)
+    kind = PairEncoder if is_cross_encoder(find_folder(found)) else SentenceEncoder
+    model: SentenceEncoder | PairEncoder = kind.load(found, max_length=max_length)
     return export(
         model,
         output,
@@ -128,7 +132,7 @@ def export(
     """Write a bundle of an encoder or a cross-encoder, if it passes every gate.
 
     Args:
-        model: an encoder or a cross-encoder of the BERT family.
+        model: an encoder or a cross-encoder.
         output: the file to write; an older file is replaced once the new one is complete.
         precision: ``"fp32"``; ``"int8"``, with scales that depend on the batch; or ``"int8-static"``, without.
         target: the processor that int8 is for; ``"cpu-avx2"`` (7-bit weights) is right on every processor.

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from onnx import TensorProto
 
 from embedkit.errors import ExportError
-from embedkit.export.graph import GraphWriter
+from embedkit.export.writer import GraphWriter
 from embedkit.protocols import FloatArray
 
 __all__ = ["TARGETS", "Int8Arithmetic", "largest_weight", "quantize"]

@@ -16,8 +16,9 @@ import numpy as np
 from onnx import TensorProto, helper
 
 from embedkit.errors import ExportError
-from embedkit.export.graph import FloatArithmetic, GraphWriter, build_graph
+from embedkit.export.graph import build_graph
 from embedkit.export.quantize import quantize
+from embedkit.export.writer import FloatArithmetic, GraphWriter
 from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.protocols import FloatArray
@@ -63,14 +64,14 @@ def measure_ranges(model: SentenceEncoder | PairEncoder, texts: Sequence[str]) -
     At most 2,000 of them are run, one by one: padding would be measured too.
 
     Args:
-        model: an encoder or a cross-encoder of the BERT family.
+        model: an encoder or a cross-encoder.
         texts: like those that will be encoded.
 
     Returns:
         name of a product -> ``(I,) float32``.
 
     Raises:
-        ExportError: there are too few texts, or the model is not of the BERT family.
+        ExportError: there are too few texts, or the model cannot be exported.
     """
     recorder = _Recorder()
     content = recorder.finish(model)

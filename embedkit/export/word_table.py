@@ -17,8 +17,8 @@ import numpy.typing as npt
 from onnx import TensorProto
 
 from embedkit.errors import ExportError
-from embedkit.export.graph import FloatArithmetic, GraphWriter, Products, WordTable
 from embedkit.export.quantize import Int8Arithmetic
+from embedkit.export.writer import FloatArithmetic, GraphWriter, Products, WordTable
 from embedkit.protocols import FloatArray
 
 __all__ = ["WORD_TABLES", "Int4WordTable", "MixedArithmetic", "choose_word_table", "pack", "quantize_blocks"]

@@ -67,6 +67,11 @@ class PairEncoder(nn.Module):
         self.name = name
 
     @property
+    def body(self) -> PreTrainedModel:
+        """The transformers network, under the name that encoders have for it too."""
+        return self.network
+
+    @property
     def config(self) -> PretrainedConfig:
         """The network's configuration."""
         return self.network.config
@@ -83,8 +88,8 @@ class PairEncoder(nn.Module):
 
     @property
     def token_types(self) -> int:
-        """Token types that the network tells apart: 2 for BERT; 1 for RoBERTa, where all tokens get type 0."""
-        return int(self.config.type_vocab_size)
+        """Token types that the network tells apart: 2 for BERT; 1 for RoBERTa and others, which need none."""
+        return max(1, int(getattr(self.config, "type_vocab_size", 1)))
 
     @property
     def device(self) -> torch.device:
@@ -93,8 +98,8 @@ class PairEncoder(nn.Module):
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor) -> Tensor:
         """Logits, before the sigmoid: ``(B, L) int64`` three times ``-> (B,) float32``."""
-        types = token_type_ids if self.token_types > 1 else torch.zeros_like(token_type_ids)
-        output = self.network(input_ids=input_ids, attention_mask=attention_mask, token_type_ids=types)
+        types = {"token_type_ids": token_type_ids} if self.token_types > 1 else {}
+        output = self.network(input_ids=input_ids, attention_mask=attention_mask, **types)
         logits: Tensor = output.logits
         return logits.squeeze(1).float()
 

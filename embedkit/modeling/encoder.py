@@ -11,7 +11,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModel, PreTrainedModel
+from transformers import AutoConfig, AutoModel, PretrainedConfig, PreTrainedModel
 
 from embedkit.atomic import atomic_folder
 from embedkit.errors import ModelError
@@ -84,9 +84,19 @@ class SentenceEncoder(nn.Module):
         self.prompts = dict(prompts or {})
 
     @property
+    def body(self) -> PreTrainedModel:
+        """The transformers network, under the name that cross-encoders have for it too."""
+        return self.backbone
+
+    @property
+    def config(self) -> PretrainedConfig:
+        """The backbone's configuration."""
+        return self.backbone.config
+
+    @property
     def hidden(self) -> int:
         """H, width of the backbone."""
-        return int(self.backbone.config.hidden_size)
+        return int(self.config.hidden_size)
 
     @property
     def dimension(self) -> int:

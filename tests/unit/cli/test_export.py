@@ -62,6 +62,14 @@ def test_calibrated_bundles_encode_to_bytes(model, tmp_path, capsys):
     assert (rows.max(axis=0) == 255).all()
 
 
+def test_the_longest_text_can_be_shortened(model, tmp_path, capsys):
+    command = ["export", str(model), "-o", str(tmp_path / "toy.onnx"), "--precision", "fp32"]
+
+    assert main([*command, "--max-length", "8"]) == 0
+
+    assert Encoder.load(tmp_path / "toy.onnx").max_length == 8
+
+
 def test_a_folder_in_the_way_is_one_line(model, tmp_path, capsys):
     code = main(["export", str(model), "-o", str(tmp_path)])
 

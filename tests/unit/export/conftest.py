@@ -1,12 +1,24 @@
 """Small random encoders over the toy vocabulary, with weights large enough to matter."""
 
+import string
+
 import pytest
+import tokenizers
 import torch
-from transformers import BertConfig, BertModel, RobertaConfig, RobertaModel
+from tokenizers import decoders, models, pre_tokenizers, processors
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForSequenceClassification,
+    BertConfig,
+    BertModel,
+    RobertaConfig,
+    RobertaModel,
+)
 
 from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.encoder import SentenceEncoder
-from embedkit.runtime.tokenization import Tokenizer
+from embedkit.runtime.tokenization import PairTokenizer, Tokenizer
 
 HIDDEN, LAYERS, MAX_LENGTH = 32, 2, 20
 
@@ -60,6 +72,83 @@ def make_pair_encoder(make_encoder):
             model.network.get_parameter(
                 "classifier.weight" if family == "bert" else "classifier.out_proj.weight"
             ).mul_(2)
+        return model.eval()
+
+    return make
+
+
+# Architectures beyond the BERT family: their own names for sizes, positions that count from the padding token, or
+# relative or turning ones, no token types, layers that share their weights.
+ARCHITECTURES = {
+    "distilbert": {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48},
+    "mpnet": {"pad_token_id": 1},
+    "modernbert": {"local_attention": 8, "global_attn_every_n_layers": 2, "pad_token_id": 0},
+    "electra": {"embedding_size": 16},
+    "albert": {"embedding_size": 16},
+    "deberta-v2": {"relative_attention": True, "position_buckets": 8, "pos_att_type": ["p2c", "c2p"]},
+}
+_SIZES = {
+    "hidden_size": HIDDEN,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "max_position_embeddings": 42,
+    "layer_norm_eps": 1e-12,
+}
+_SPECIAL = ["<s>", "<pad>", "</s>", "<unk>"]
+
+
+@pytest.fixture(scope="session")
+def make_tokenizer(toy_tokenizer_json):
+    """``make_tokenizer(kind)``: "wordpiece" with [PAD] first; "unigram" and "bytes" with <pad> second."""
+
+    def make(kind):
+        if kind == "wordpiece":
+            return Tokenizer(toy_tokenizer_json, MAX_LENGTH)
+        if kind == "unigram":
+            pieces = [
+                *_SPECIAL,
+                *(f"\u2581{word}" for word in ("the", "cat", "dog", "is")),
+                *string.printable[:90],
+            ]
+            made = tokenizers.Tokenizer(models.Unigram([(piece, -1.0) for piece in pieces], unk_id=3))
+            made.pre_tokenizer = pre_tokenizers.Metaspace()
+        else:
+            pieces = [*_SPECIAL, *sorted(pre_tokenizers.ByteLevel.alphabet()), "th", "the"]
+            vocabulary = {piece: number for number, piece in enumerate(pieces)}
+            made = tokenizers.Tokenizer(models.BPE(vocabulary, [("t", "h"), ("th", "e")]))
+            made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+            made.decoder = decoders.ByteLevel()
+        made.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0))
+        made.add_special_tokens(_SPECIAL)
+        return Tokenizer(made.to_str(), MAX_LENGTH)
+
+    return make
+
+
+@pytest.fixture
+def make_any(make_tokenizer):
+    """``make_any(architecture, kind="encoder", ...)``: a model not of the BERT family, in evaluation mode."""
+
+    def make(architecture, kind="encoder", *, pooling="mean", head=None, **changes):
+        pads_second = ARCHITECTURES[architecture].get("pad_token_id") == 1
+        tokenizer = make_tokenizer("unigram" if pads_second else "wordpiece")
+        settings = _SIZES | {"vocab_size": tokenizer.vocabulary_size + 3} | ARCHITECTURES[architecture] | changes
+        config = AutoConfig.for_model(architecture, **settings, num_labels=1)
+        with torch.random.fork_rng():
+            torch.manual_seed(11)
+            auto = AutoModel if kind == "encoder" else AutoModelForSequenceClassification
+            network = auto.from_config(config)
+            with torch.no_grad():
+                for parameter in network.parameters():
+                    parameter.add_((0.05 if parameter.ndim > 1 else 0.2) * torch.randn_like(parameter))
+            if kind != "encoder":
+                with torch.no_grad():  # scores that differ from pair to pair
+                    [*network.parameters()][-2].mul_(4)
+                pairs = PairTokenizer(tokenizer.json, MAX_LENGTH)
+                return PairEncoder(network, pairs, name=architecture).eval()
+            model = SentenceEncoder(network, tokenizer, pooling=pooling, name=architecture)
+            model.set_head(head)
         return model.eval()
 
     return make

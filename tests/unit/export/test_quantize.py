@@ -5,9 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from embedkit.errors import ExportError
-from embedkit.export.graph import FloatArithmetic, build_graph
+from embedkit.export.graph import build_graph
 from embedkit.export.quantize import TARGETS, Int8Arithmetic, largest_weight, quantize
 from embedkit.export.verify import GraphEncoder
+from embedkit.export.writer import FloatArithmetic
 from embedkit.modeling.torch_encoder import TorchEncoder
 
 TEXTS = ["the cat is asleep", "a good dog", "where is the train to the city today", "my mother drives to the sea"]

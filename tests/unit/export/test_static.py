@@ -6,7 +6,7 @@ import torch
 
 from embedkit.errors import ExportError, GateError
 from embedkit.export import static
-from embedkit.export.graph import GraphWriter, build_graph
+from embedkit.export.graph import build_graph
 from embedkit.export.pipeline import export
 from embedkit.export.probes import PROBE_TEXTS
 from embedkit.export.quantize import Int8Arithmetic
@@ -14,6 +14,7 @@ from embedkit.export.static import StaticInt8Products, measure_ranges
 from embedkit.export.verify import GraphEncoder
 from embedkit.export.verify_pairs import PAIR_THRESHOLDS
 from embedkit.export.word_table import WORD_TABLES, MixedArithmetic
+from embedkit.export.writer import GraphWriter
 from embedkit.modeling.torch_encoder import TorchEncoder
 from embedkit.runtime.encoder import Encoder
 

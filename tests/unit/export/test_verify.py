@@ -7,10 +7,11 @@ import torch
 from onnx import numpy_helper
 
 from embedkit.evaluation.sts import ScoredPairs
-from embedkit.export.graph import FloatArithmetic, build_graph
+from embedkit.export.graph import build_graph
 from embedkit.export.probes import GOLDEN_TEXTS, PROBE_TEXTS
 from embedkit.export.quantize import Int8Arithmetic
 from embedkit.export.verify import THRESHOLDS, GraphEncoder, _grid, verify
+from embedkit.export.writer import FloatArithmetic
 from embedkit.modeling.torch_encoder import TorchEncoder
 from embedkit.modeling.vocabulary import real_words
 
@@ -206,6 +207,13 @@ def test_the_grid_has_every_shape_and_every_word(tokenizer):
     assert used == set(real_words(tokenizer))
     assert all(text[0] == 2 and text[-1] == 3 for batch in batches for text in batch)
     assert any(min(map(len, batch)) < max(map(len, batch)) for batch in batches), "some texts need padding"
+
+
+def test_batches_of_very_long_texts_are_smaller(tokenizer):
+    batches = list(_grid(tokenizer.with_max_length(8192)))
+
+    assert max(len(batch) for batch in batches if max(map(len, batch)) == 8192) == 2
+    assert max(map(len, batches)) == 32
 
 
 def test_the_grid_goes_on_until_every_word_was_used(tokenizer):

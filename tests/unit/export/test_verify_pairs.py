@@ -6,10 +6,11 @@ import pytest
 from onnx import numpy_helper
 
 from embedkit.evaluation.sts import ScoredPairs
-from embedkit.export.graph import FloatArithmetic, build_graph
+from embedkit.export.graph import build_graph
 from embedkit.export.probes import GOLDEN_PAIRS, PROBE_TEXTS
 from embedkit.export.quantize import Int8Arithmetic
 from embedkit.export.verify_pairs import PAIR_THRESHOLDS, PROBE_PAIRS, GraphCrossEncoder, _grid, verify_pairs
+from embedkit.export.writer import FloatArithmetic
 from embedkit.modeling.torch_cross_encoder import TorchCrossEncoder
 from embedkit.modeling.vocabulary import real_words
 

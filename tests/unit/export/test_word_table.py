@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from embedkit.errors import ExportError, GateError
 from embedkit.export import word_table
-from embedkit.export.graph import FloatArithmetic, build_graph
+from embedkit.export.graph import build_graph
 from embedkit.export.pipeline import export
 from embedkit.export.verify import GraphEncoder
 from embedkit.export.word_table import (
@@ -17,6 +17,7 @@ from embedkit.export.word_table import (
     pack,
     quantize_blocks,
 )
+from embedkit.export.writer import FloatArithmetic
 from embedkit.modeling.torch_encoder import TorchEncoder
 from embedkit.runtime.encoder import Encoder
 

@@ -1,0 +1,124 @@
+"""Whether a graph consists of the operators that it should, as it was written and as ONNX Runtime rewrites it.
+
+A LayerNormalization or a Gelu that fell into pieces gives the same numbers several times slower, and so does a
+product that was to be quantized and is not.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import onnx
+import torch
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from embedkit.export.bert import is_bert
+from embedkit.export.gates import Gate
+from embedkit.export.traced import example_inputs
+from embedkit.modeling.cross_encoder import PairEncoder
+from embedkit.modeling.encoder import SentenceEncoder
+from embedkit.runtime.session import write_optimized
+
+__all__ = ["check_operators"]
+
+# Operators that do the same work; ONNX Runtime writes the later ones of a row for the first.
+_OPERATORS = {
+    "layer_norms": {"LayerNormalization", "SkipLayerNormalization"},
+    "gelus": {"Gelu", "BiasGelu", "FastGelu"},
+    "quantized_products": {"MatMulInteger", "MatMulIntegerToFloat", "DynamicQuantizeMatMul"},
+    "pieces_of_decomposed": {"Erf", "Pow", "Sqrt", "ReduceMean"},
+}
+_FLOAT_PRODUCTS = ("MatMul", "Gemm", "FusedMatMul")
+
+
+def check_operators(model: SentenceEncoder | PairEncoder, content: bytes, *, quantized: bool) -> Gate:
+    """Count operators.
+
+    A graph of the BERT family has exactly those that its layers need. A traced one has at least the
+    LayerNormalizations and Gelus that torch called, and, if quantized, no product by a weight in float.
+
+    Args:
+        model: what was exported.
+        content: the serialized graph.
+        quantized: whether the products should be quantized ones.
+    """
+    exact = is_bert(model.config)
+    expected = _expect(model, quantized=quantized) if exact else _count_calls(model, quantized=quantized)
+    written = _count(onnx.load_from_string(content), expected)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "optimized.onnx"
+        write_optimized(content, path)
+        optimized = _count(onnx.load(path), expected)
+    return Gate(
+        "operators",
+        all(
+            count == expected[name] or (count > expected[name] and not exact and name != "products_in_float")
+            for counts in (written, optimized)
+            for name, count in counts.items()
+        ),
+        {"expected": expected, "written": written, "optimized": optimized},
+    )
+
+
+def _count(model: onnx.ModelProto, groups: Iterable[str]) -> dict[str, int]:
+    counts = Counter(node.op_type for node in model.graph.node)
+    found = {name: sum(counts[operator] for operator in group) for name, group in _OPERATORS.items()}
+    found["products_in_float"] = _count_float_products(model)
+    return {name: found[name] for name in groups}
+
+
+def _count_float_products(model: onnx.ModelProto) -> int:
+    """Products of float values by a matrix of more than one column."""
+    matrices = {tensor.name for tensor in model.graph.initializer if len(tensor.dims) == 2 and tensor.dims[1] > 1}
+    return sum(node.op_type in _FLOAT_PRODUCTS and node.input[1] in matrices for node in model.graph.node)
+
+
+def _expect(model: SentenceEncoder | PairEncoder, *, quantized: bool) -> dict[str, int]:
+    """How often each group of operators stands in a graph of the BERT family."""
+    layers = int(model.config.num_hidden_layers)
+    # Behind the layers a cross-encoder's pooler is quantized; its last product has a single column.
+    dense = 1 if isinstance(model, PairEncoder) else int(model.head is not None)
+    products = 4 * layers + dense  # projection, attention's output, two of the feed-forward
+    return {
+        "layer_norms": 2 * layers + 1,
+        "gelus": layers,
+        "quantized_products": products if quantized else 0,
+        "pieces_of_decomposed": 0,
+    }
+
+
+def _count_calls(model: SentenceEncoder | PairEncoder, *, quantized: bool) -> dict[str, int]:
+    """How often torch calls what each group of operators stands for."""
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.inference_mode(), _CallCounter() as counter:
+            model(*example_inputs(model))
+    finally:
+        model.train(was_training)
+    calls = {name: counter.calls[name] for name in ("layer_norms", "gelus")}
+    return calls | ({"products_in_float": 0} if quantized else {})
+
+
+class _CallCounter(TorchFunctionMode):
+    """Counts calls of torch's functions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: Counter[str] = Counter()
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        self.calls["layer_norms"] += func is functional.layer_norm
+        self.calls["gelus"] += func is functional.gelu
+        return func(*args, **kwargs or {})

@@ -1,0 +1,192 @@
+"""The ONNX graph of a network of any architecture, traced by torch and then written anew with our arithmetic.
+
+torch's tracer keeps each LayerNormalization, Gelu and product of a module one operator. What it wrote is copied
+node by node, except where a weight is multiplied or a word is looked up: there the arithmetic decides, so that
+every precision and word table goes with every architecture. Whether the traced graph is the network, for batches
+and lengths other than those it was traced with, is for the gates to find out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import tempfile
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import torch
+from onnx import numpy_helper
+
+from embedkit.errors import ExportError
+from embedkit.export.probes import GOLDEN_PAIRS, GOLDEN_TEXTS
+from embedkit.export.writer import OPSET, PAIR_INPUTS, TEXT_INPUTS, Arithmetic, FloatArithmetic, GraphWriter
+from embedkit.modeling.attention import plain_attention
+from embedkit.modeling.cross_encoder import PairEncoder
+from embedkit.modeling.encoder import SentenceEncoder
+
+__all__ = ["example_inputs", "trace_graph"]
+
+_OUTPUT = "traced"
+_PRODUCTS = ("MatMul", "Gemm")  # torch asks for no other form of Gemm than values @ weight.T + bias
+
+
+def trace_graph(model: SentenceEncoder | PairEncoder, arithmetic: Arithmetic) -> onnx.ModelProto:
+    """Trace an encoder or a cross-encoder, and write its graph.
+
+    Raises:
+        ExportError: torch cannot trace the network.
+    """
+    traced = _trace(model)
+    graph = _SharingWriter()
+    _Copier(graph, traced, arithmetic, model.tokenizer.vocabulary_size).copy()
+    if isinstance(model, PairEncoder):
+        return graph.finish("cross_encoder", PAIR_INPUTS, graph.add("Sigmoid", "score", _OUTPUT))
+    return graph.finish("sentence_encoder", TEXT_INPUTS, graph.unit_rows(_OUTPUT), model.dimension)
+
+
+def example_inputs(model: SentenceEncoder | PairEncoder) -> tuple[torch.Tensor, ...]:
+    """What the model takes, for two texts or pairs of different lengths: ``(2, L) int64`` each."""
+    tokens = (
+        model.tokenizer.tokenize(GOLDEN_PAIRS[:2])
+        if isinstance(model, PairEncoder)
+        else model.tokenizer.tokenize(GOLDEN_TEXTS[:2])
+    )
+    batch = tokens.batch([0, 1], model.tokenizer.pad_id)
+    values = (batch.input_ids, batch.attention_mask, batch.token_type_ids)
+    return tuple(torch.from_numpy(value).to(model.device) for value in values if value is not None)
+
+
+def _trace(model: SentenceEncoder | PairEncoder) -> onnx.ModelProto:
+    """What torch makes of the model, up to the pooled embedding or the logit."""
+    names = PAIR_INPUTS if isinstance(model, PairEncoder) else TEXT_INPUTS
+    inputs, shape = example_inputs(model), {0: "batch", 1: "length"}
+    with tempfile.TemporaryDirectory() as folder, _ready(model), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of values that a trace holds fixed: the gates look at other shapes
+        path = Path(folder) / "traced.onnx"
+        try:
+            torch.onnx.export(
+                model,
+                inputs,
+                path,
+                input_names=list(names),
+                output_names=[_OUTPUT],
+                dynamic_axes=dict.fromkeys(names, shape) | {_OUTPUT: {0: "batch"}},
+                opset_version=OPSET,
+                dynamo=False,
+            )
+        except (torch.onnx.OnnxExporterError, RuntimeError, TypeError, ValueError) as error:
+            reason = str(error).strip().partition("\n")[0]
+            raise ExportError(f"torch cannot trace {model.name}, a {model.config.model_type}: {reason}") from error
+        return onnx.load(path)
+
+
+@contextlib.contextmanager
+def _ready(model: SentenceEncoder | PairEncoder) -> Iterator[None]:
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.inference_mode(), plain_attention(model.body):
+            yield
+    finally:
+        model.train(was_training)
+
+
+class _SharingWriter(GraphWriter):
+    """Stores equal constants once: layers may share their weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._known: dict[tuple[str, tuple[int, ...], str], str] = {}
+
+    def constant(self, name: str, value: npt.NDArray[np.generic]) -> str:
+        digest = hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest()
+        return super().constant(self._known.setdefault((str(value.dtype), value.shape, digest), name), value)
+
+
+class _Copier:
+    """Copies a traced graph, and writes its large weights by an arithmetic."""
+
+    def __init__(
+        self, graph: GraphWriter, traced: onnx.ModelProto, arithmetic: Arithmetic, vocabulary_size: int
+    ) -> None:
+        self.graph, self.arithmetic = graph, arithmetic
+        self.vocabulary_size = vocabulary_size
+        self.tensors = {tensor.name: numpy_helper.to_array(tensor) for tensor in traced.graph.initializer}
+        self.nodes = [node for node in traced.graph.node if not self._is_weight(node)]
+
+    def copy(self) -> None:
+        """Write all nodes; products and the words that were looked up are called after their modules."""
+        large = [node for node in self.nodes if self._is_product(node) or self._is_word_table(node)]
+        _rename(self.nodes, {node.output[0]: _module(node.name) for node in large})
+        for node in self.nodes:
+            if self._is_word_table(node):
+                table = self.tensors[node.input[0]][: self.vocabulary_size]
+                self.arithmetic.gather(self.graph, node.output[0], table, node.input[1])
+            elif self._is_product(node):
+                self._multiply(node)
+            else:
+                self._keep(node)
+
+    def _is_weight(self, node: onnx.NodeProto) -> bool:
+        """Whether a node only passes on a weight that several modules share, as it is or turned over."""
+        source = self.tensors.get(node.input[0]) if node.input else None
+        if source is not None and node.op_type == "Identity":
+            self.tensors[node.output[0]] = source
+        elif source is not None and node.op_type == "Transpose" and source.ndim == 2:
+            self.tensors[node.output[0]] = source.T
+        return node.output[0] in self.tensors
+
+    def _is_word_table(self, node: onnx.NodeProto) -> bool:
+        return node.op_type == "Gather" and self._is_matrix(node.input[0]) and node.input[1] == TEXT_INPUTS[0]
+
+    def _is_product(self, node: onnx.NodeProto) -> bool:
+        return node.op_type in _PRODUCTS and self._is_matrix(node.input[1])
+
+    def _is_matrix(self, name: str) -> bool:
+        tensor = self.tensors.get(name)
+        return tensor is not None and tensor.dtype == np.float32 and tensor.ndim == 2
+
+    def _multiply(self, node: onnx.NodeProto) -> None:
+        """MatMul of values by a weight; Gemm, as torch writes a product of rows, also adds a bias."""
+        name, weight = node.output[0], self.tensors[node.input[1]]
+        value = self._constant(node.input[0]) if node.input[0] in self.tensors else node.input[0]
+        # One column, as of a cross-encoder: in int8 it would save H bytes of 4H and blur every score.
+        arithmetic = self.arithmetic if min(weight.shape) > 1 else FloatArithmetic()
+        if node.op_type == "MatMul":
+            arithmetic.matmul(self.graph, name, value, weight)
+            return
+        product = arithmetic.matmul(self.graph, f"{name}.product", value, weight.T)
+        self.graph.add("Add", name, product, self._constant(node.input[2]))
+
+    def _keep(self, node: onnx.NodeProto) -> None:
+        used = {name for each in _walk([node]) for name in each.input if name in self.tensors}
+        _rename([node], {name: self._constant(name) for name in used})
+        self.graph.copy(node)
+
+    def _constant(self, name: str) -> str:
+        return self.graph.constant(name, self.tensors[name])
+
+
+def _walk(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    """Nodes, and those of the branches inside them."""
+    for node in nodes:
+        yield node
+        for attribute in node.attribute:
+            yield from _walk(attribute.g.node)
+
+
+def _rename(nodes: Iterable[onnx.NodeProto], names: Mapping[str, str]) -> None:
+    """Call values by other names wherever they are written and read."""
+    for node in _walk(nodes):
+        node.input[:] = [names.get(name, name) for name in node.input]
+        node.output[:] = [names.get(name, name) for name in node.output]
+
+
+def _module(node_name: str) -> str:
+    """``/backbone/layers.0/attn/Wo/MatMul`` -> ``layers.0.attn.Wo``."""
+    _, _, *path, _ = node_name.split("/")
+    return ".".join(path)

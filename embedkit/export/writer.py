@@ -1,0 +1,128 @@
+"""How a graph is written: nodes and constants one by one, and the arithmetic of its large weights.
+
+Opset 20 is where LayerNormalization and Gelu are single operators; ONNX Runtime runs it from 1.17 on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from embedkit.protocols import FloatArray
+
+__all__ = [
+    "OPSET",
+    "PAIR_INPUTS",
+    "TEXT_INPUTS",
+    "Arithmetic",
+    "FloatArithmetic",
+    "GraphWriter",
+    "Products",
+    "WordTable",
+]
+
+OPSET = 20
+TEXT_INPUTS = ("input_ids", "attention_mask")
+PAIR_INPUTS = (*TEXT_INPUTS, "token_type_ids")
+
+_SHORTEST_NORM = 1e-12
+_IR_VERSION = 9  # the file format that belongs to opset 20
+
+
+class GraphWriter:
+    """Collects nodes and constants; each method returns the name of a value."""
+
+    def __init__(self) -> None:
+        self._nodes: list[onnx.NodeProto] = []
+        self._constants: dict[str, onnx.TensorProto] = {}
+
+    def constant(self, name: str, value: npt.NDArray[np.generic]) -> str:
+        """Store a tensor under a name of its own; the same name is stored once."""
+        if name not in self._constants:
+            self._constants[name] = numpy_helper.from_array(np.asarray(value, order="C"), name)
+        return name
+
+    def integers(self, *values: int) -> str:
+        """Store a list of int64, as shapes, axes and bounds are given."""
+        return self.constant("int64_" + "_".join(map(str, values)), np.array(values, dtype=np.int64))
+
+    def number(self, name: str, value: float) -> str:
+        """Store a float32 scalar."""
+        return self.constant(name, np.array(value, dtype=np.float32))
+
+    def add(self, operator: str, name: str, *inputs: str, **attributes: Any) -> str:
+        """Write a node with one output, which bears the node's name."""
+        (output,) = self.add_many(operator, name, [name], *inputs, **attributes)
+        return output
+
+    def add_many(
+        self,
+        operator: str,
+        name: str,
+        outputs: list[str],
+        *inputs: str,
+        **attributes: Any,
+    ) -> list[str]:
+        """Write a node with several outputs."""
+        self._nodes.append(helper.make_node(operator, inputs, outputs, name=name, **attributes))
+        return outputs
+
+    def copy(self, node: onnx.NodeProto) -> None:
+        """Take over a node as it is."""
+        self._nodes.append(node)
+
+    def unit_rows(self, pooled: str) -> str:
+        """Scale rows ``(B, D)`` to length 1; a row of zeros stays one. The last node of every encoder."""
+        norm = self.add("ReduceL2", "norm", pooled, self.integers(-1), keepdims=1)
+        norm = self.add("Max", "safe_norm", norm, self.number("shortest_norm", _SHORTEST_NORM))
+        return self.add("Div", "sentence_embedding", pooled, norm)
+
+    def finish(self, name: str, inputs: Sequence[str], output: str, *shape: int) -> onnx.ModelProto:
+        """The checked model, of inputs ``(B, L)``; the last node must have written ``output``, ``(B, *shape)``."""
+        axes = ["batch", "length"]
+        graph = helper.make_graph(
+            self._nodes,
+            name,
+            [helper.make_tensor_value_info(each, TensorProto.INT64, axes) for each in inputs],
+            [helper.make_tensor_value_info(output, TensorProto.FLOAT, ["batch", *shape])],
+            list(self._constants.values()),
+        )
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=_IR_VERSION)
+        model.producer_name = "embedkit"
+        onnx.checker.check_model(model, full_check=True)
+        return model
+
+
+class Products(Protocol):
+    """How the weights of products are stored and multiplied."""
+
+    def matmul(self, graph: GraphWriter, name: str, value: str, weight: FloatArray) -> str:
+        """Multiply ``(..., I)`` by a weight ``(I, O) float32``; the product bears the name."""
+
+
+class WordTable(Protocol):
+    """How the word table is stored and looked up."""
+
+    def gather(self, graph: GraphWriter, name: str, table: FloatArray, rows: str) -> str:
+        """Look up rows ``(B, L)`` of a table ``(V, H) float32``: ``(B, L, H)``, which bear the name."""
+
+
+class Arithmetic(Products, WordTable, Protocol):
+    """How all large weights are stored and used."""
+
+
+class FloatArithmetic:
+    """Weights as they are, float32."""
+
+    def matmul(self, graph: GraphWriter, name: str, value: str, weight: FloatArray) -> str:
+        """One MatMul."""
+        return graph.add("MatMul", name, value, graph.constant(f"{name}.weight", weight))
+
+    def gather(self, graph: GraphWriter, name: str, table: FloatArray, rows: str) -> str:
+        """One Gather."""
+        return graph.add("Gather", name, graph.constant(f"{name}.weight", table), rows)

@@ -1,0 +1,207 @@
+"""Networks of other architectures than BERT's, from a folder to a bundle."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from onnx import numpy_helper
+
+from embedkit.errors import ExportError, GateError
+from embedkit.export import traced
+from embedkit.export.graph import build_graph
+from embedkit.export.pipeline import export, export_source
+from embedkit.export.probes import PROBE_TEXTS
+from embedkit.export.quantize import Int8Arithmetic
+from embedkit.export.verify import THRESHOLDS, verify
+from embedkit.export.verify_pairs import PAIR_THRESHOLDS, PROBE_PAIRS
+from embedkit.export.writer import OPSET, FloatArithmetic
+from embedkit.modeling.torch_cross_encoder import TorchCrossEncoder
+from embedkit.modeling.torch_encoder import TorchEncoder
+from embedkit.runtime.cross_encoder import CrossEncoder
+from embedkit.runtime.encoder import Encoder
+
+ARCHITECTURES = ["distilbert", "mpnet", "modernbert", "electra", "albert", "deberta-v2"]
+TEXTS = [*PROBE_TEXTS[:9], "", "the cat", "the dog is " * 20]
+
+
+def loose(precision):
+    """Random weights rank worse than trained ones do when they are rounded."""
+    return dataclasses.replace(THRESHOLDS[precision], agreement=0.9, cosine=0.9)
+
+
+def initializers(model):
+    return {tensor.name: tensor for tensor in model.graph.initializer}
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_folder_of_any_architecture_becomes_a_bundle(make_any, tmp_path, architecture):
+    model = make_any(architecture)
+    model.save(tmp_path / "model")
+
+    report = export_source(str(tmp_path / "model"), tmp_path / "toy.onnx", precision="fp32")
+
+    bundle = Encoder.load(tmp_path / "toy.onnx")
+    np.testing.assert_allclose(bundle.encode(TEXTS), TorchEncoder(model).encode(TEXTS), atol=1e-5)
+    assert bundle.verify()["passed"]
+    assert (bundle.dimension, bundle.max_length, report.manifest.pooling) == (32, 20, "mean")
+    assert report.manifest.gates["parity"]["largest_difference"] <= 1e-5
+    assert report.manifest.gates["operators"]["expected"]["layer_norms"] >= 4
+
+
+@pytest.mark.parametrize("kind", ["unigram", "bytes"])
+def test_the_bert_family_takes_other_tokenizers_and_padding(make_encoder, make_tokenizer, tmp_path, kind):
+    model = make_encoder(family="roberta", pad_token_id=1)
+    model.tokenizer = make_tokenizer(kind)
+
+    export(model, tmp_path / "toy.onnx", precision="fp32")
+
+    np.testing.assert_allclose(
+        Encoder.load(tmp_path / "toy.onnx").encode(TEXTS), TorchEncoder(model).encode(TEXTS), atol=1e-5
+    )
+
+
+def check_quantized(model, path, precision, words="int8"):
+    report = export(
+        model,
+        path,
+        precision=precision,
+        word_table=words,
+        calibration=PROBE_TEXTS,
+        thresholds=loose(precision),
+    )
+
+    gates = report.manifest.gates
+    assert gates["operators"]["expected"]["products_in_float"] == 0
+    rows = Encoder.load(path).encode(TEXTS)
+    assert (rows * TorchEncoder(model).encode(TEXTS)).sum(axis=1).min() > 0.9
+    return gates["batch_invariance"]["largest_difference"]
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_int8_goes_with_every_architecture(make_any, tmp_path, architecture):
+    assert check_quantized(make_any(architecture, head=6), tmp_path / "toy.onnx", "int8") > 0
+
+
+@pytest.mark.parametrize("architecture", ["mpnet", "modernbert"])
+def test_fixed_scales_go_with_every_architecture(make_any, tmp_path, architecture):
+    assert check_quantized(make_any(architecture, head=6), tmp_path / "toy.onnx", "int8-static") < 1e-3
+
+
+def test_words_of_half_a_byte_go_with_every_architecture(make_any, tmp_path):
+    check_quantized(make_any("distilbert"), tmp_path / "toy.onnx", "int8", "int4")
+
+
+@pytest.mark.parametrize(
+    ("architecture", "precision", "tolerance"),
+    [*((each, "fp32", 1e-5) for each in ARCHITECTURES), ("distilbert", "int8", 0.2)],
+)
+def test_cross_encoders_of_any_architecture(make_any, tmp_path, architecture, precision, tolerance):
+    model = make_any(architecture, "cross-encoder")
+    model.save(tmp_path / "model")
+    limits = dataclasses.replace(PAIR_THRESHOLDS[precision], agreement=-1.0)
+
+    report = export_source(str(tmp_path / "model"), tmp_path / "toy.onnx", precision=precision, thresholds=limits)
+
+    bundle = CrossEncoder.load(tmp_path / "toy.onnx")
+    expected = TorchCrossEncoder(model).predict(PROBE_PAIRS)
+    np.testing.assert_allclose(bundle.predict(PROBE_PAIRS), expected, atol=tolerance)
+    assert np.ptp(expected) > 1e-4
+    assert report.manifest.kind == "cross-encoder"
+
+
+def test_large_weights_are_called_after_their_modules(make_any):
+    graph = build_graph(make_any("mpnet", head=6), Int8Arithmetic(64))
+
+    assert {
+        "embeddings.word_embeddings.weight_int8",
+        "encoder.layer.1.attention.attn.q.weight_int8",
+        "linear.product.weight_int8",
+    } <= initializers(graph).keys()
+    assert [(item.domain, item.version) for item in graph.opset_import] == [("", OPSET)]
+
+
+def test_the_word_table_ends_with_the_tokenizer(make_any):
+    model = make_any("distilbert")
+
+    table = initializers(build_graph(model, FloatArithmetic()))["embeddings.word_embeddings.weight"]
+
+    assert list(table.dims) == [model.tokenizer.vocabulary_size, 32]
+
+
+@pytest.mark.parametrize("arithmetic", [FloatArithmetic(), Int8Arithmetic(64)])
+def test_shared_weights_are_stored_once(make_any, arithmetic):
+    one, three = (
+        build_graph(make_any("albert", num_hidden_layers=layers), arithmetic).graph.initializer
+        for layers in (1, 3)
+    )
+
+    assert sum(len(tensor.dims) == 2 for tensor in one) == sum(len(tensor.dims) == 2 for tensor in three)
+
+
+@pytest.mark.parametrize("architecture", ["mpnet", "modernbert"])
+def test_one_wrong_weight_is_found(make_any, architecture):
+    model = make_any(architecture)
+    graph = build_graph(model, FloatArithmetic())
+    last = [tensor for tensor in graph.graph.initializer if list(tensor.dims) == [32, 32]][-1]
+    value = numpy_helper.to_array(last).copy()
+    value[3, 5] += 0.1
+    last.CopyFrom(numpy_helper.from_array(value, last.name))
+
+    gates = verify(model, graph.SerializeToString(), THRESHOLDS["fp32"], quantized=False)
+
+    assert "parity" in {gate.name for gate in gates if not gate.passed}
+
+
+def test_a_product_left_in_float_is_found(make_any):
+    model = make_any("distilbert")
+    content = build_graph(model, FloatArithmetic()).SerializeToString()
+
+    gates = verify(model, content, loose("int8"), quantized=True)
+
+    assert {gate.name for gate in gates if not gate.passed} == {"operators"}
+
+
+def test_a_trace_that_holds_for_one_length_only_misses_the_gates(make_any, tmp_path, monkeypatch):
+    model = make_any("distilbert")
+
+    def forward(input_ids, attention_mask):
+        length = torch.tensor(float(input_ids.shape[1]))  # a constant, to the tracer
+        return type(model).forward(model, input_ids, attention_mask) + length
+
+    monkeypatch.setattr(model, "forward", forward)
+
+    with pytest.raises(GateError, match="parity"):
+        export(model, tmp_path / "toy.onnx", precision="fp32")
+
+
+def test_what_cannot_be_traced_is_one_sentence(make_any, tmp_path, monkeypatch):
+    def fail(*_, **__):
+        raise torch.onnx.OnnxExporterError("no such operator\nand much more")
+
+    monkeypatch.setattr(traced.torch.onnx, "export", fail)
+
+    with pytest.raises(ExportError, match=r"^torch cannot trace mpnet, a mpnet: no such operator$"):
+        export(make_any("mpnet"), tmp_path / "toy.onnx", precision="fp32")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_tracing_leaves_the_model_as_it_was(make_any):
+    model = make_any("electra").train()
+    before = model.backbone.config._attn_implementation
+
+    build_graph(model, FloatArithmetic())
+
+    assert model.training
+    assert model.backbone.config._attn_implementation == before
+
+
+@pytest.mark.parametrize("change", [{"hidden_act": "relu"}, {"position_embedding_type": "relative_key"}])
+def test_a_bert_with_other_parts_is_traced(make_encoder, tmp_path, change):
+    model = make_encoder(**change)
+
+    export(model, tmp_path / "toy.onnx", precision="fp32")
+
+    np.testing.assert_allclose(
+        Encoder.load(tmp_path / "toy.onnx").encode(TEXTS), TorchEncoder(model).encode(TEXTS), atol=1e-5
+    )
