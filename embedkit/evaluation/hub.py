@@ -1,18 +1,30 @@
-"""Data sets on the Hugging Face hub, read through the optional package ``datasets``."""
+"""Data sets on the Hugging Face hub, read through the optional package ``datasets``.
+
+What was read of a pinned commit is kept under ``~/.cache/embedkit/sets`` (``$XDG_CACHE_HOME/embedkit/sets``)
+and never asked for again. Left to itself, ``datasets`` would need the hub to tell tables and splits, and
+offline would take whatever revision it read last.
+"""
 
 from __future__ import annotations
 
+import gzip
+import json
+import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
+from embedkit.atomic import atomic_file
 from embedkit.errors import DataError
 from embedkit.evaluation.rows import Row
 from embedkit.extras import require
+from embedkit.records import Record, read_records
 
 __all__ = ["HubDataset"]
 
+_COMMIT = re.compile("[0-9a-f]{40}")
 _WRITTEN = re.compile(r"(?:hf://)?([\w.-]+/[\w.-]+)(?:@([^:@]+))?(?::([\w.-]+))?")
 
 
@@ -52,7 +64,8 @@ class HubDataset:
             MissingExtraError: the package ``datasets`` is not installed.
             DataError: the hub does not have the data set, or cannot be reached.
         """
-        return list(self._call("get_dataset_config_names"))
+        rows = self._kept("tables", lambda: ({"name": name} for name in self._call("get_dataset_config_names")))
+        return [row["name"] for row in rows]
 
     def rows(self, *, configuration: str | None = None, split: str = "test") -> Iterator[Row]:
         """The rows of one split.
@@ -65,11 +78,28 @@ class HubDataset:
             MissingExtraError: the package ``datasets`` is not installed.
             DataError: the hub does not have it, or cannot be reached.
         """
-        splits = self._call("get_dataset_split_names", configuration)
         wanted = self.split or split
+        rows = self._kept(f"{configuration or 'default'}.{wanted}", lambda: self._load(configuration, wanted))
+        for number, fields in enumerate(rows, start=1):
+            yield Row(f"{self}:{wanted}, row {number}", fields)
+
+    def _load(self, configuration: str | None, wanted: str) -> Iterable[Record]:
+        splits = self._call("get_dataset_split_names", configuration)
         found = wanted if wanted in splits or len(splits) != 1 else splits[0]
-        for number, fields in enumerate(self._call("load_dataset", configuration, split=found), start=1):
-            yield Row(f"{self}:{found}, row {number}", fields)
+        return cast("Iterable[Record]", self._call("load_dataset", configuration, split=found))
+
+    def _kept(self, name: str, load: Callable[[], Iterable[Record]]) -> Iterator[Record]:
+        """Rows from the kept file, which a pinned commit gets the first time; else as they are loaded."""
+        if self.revision is None or not _COMMIT.fullmatch(self.revision):
+            yield from load()
+            return
+        path = _cache_folder() / self.id / self.revision / f"{name}.jsonl.gz"
+        if not path.is_file():
+            rows = load()
+            with atomic_file(path) as temporary, gzip.open(temporary, "wt", encoding="utf-8") as file:
+                file.writelines(json.dumps(fields, default=_no_json) + "\n" for fields in rows)
+        for _, record in read_records(path):
+            yield record
 
     def _call(self, function: str, *arguments: str | None, **options: str) -> Any:
         datasets = require("datasets", extra="bench")
@@ -79,3 +109,11 @@ class HubDataset:
             # Network, authentication, unknown id, table or split: each of the clients beneath has its own tree.
             reason = str(error).strip().partition("\n")[0] or type(error).__name__
             raise DataError(f"cannot load {self} from the hub: {reason}") from error
+
+
+def _cache_folder() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "embedkit" / "sets"
+
+
+def _no_json(_: object) -> None:
+    """Pictures, times and the like, which no task reads."""

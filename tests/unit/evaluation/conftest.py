@@ -35,6 +35,12 @@ class WordEncoder:
         return rows / np.where(norms > 0, norms, 1)
 
 
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is read of the hub is kept in a folder of the test's own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+
+
 @pytest.fixture
 def words() -> WordEncoder:
     return WordEncoder()

@@ -78,6 +78,44 @@ def test_a_wrong_value_names_data_set_split_and_row(fake_hub):
         load_scored_pairs("org/sts")
 
 
+PIN = "0123456789abcdef0123456789abcdef01234567"
+
+
+def test_a_pinned_commit_is_asked_for_once(fake_hub, tmp_path):
+    rows = [PAIR, {**PAIR, "sentence1": "\N{LINE SEPARATOR} ü", "picture": object()}]
+    fake_hub.contents["org/sts"] = {"default": {"test": rows, "dev": [PAIR]}, "other": {"test": [PAIR]}}
+    pinned = HubDataset("org/sts", PIN)
+    first = [row.fields for row in pinned.rows()]
+    names = pinned.configurations()
+    fake_hub.contents.clear()  # as if offline
+    assert [row.fields for row in pinned.rows()] == first == [PAIR, {**rows[1], "picture": None}]
+    assert pinned.configurations() == names == ["default", "other"]
+    assert len(fake_hub.asked) == 1
+    with pytest.raises(DataError, match="cannot load hf://org/sts"):
+        list(pinned.rows(split="dev"))
+    with pytest.raises(DataError, match="cannot load hf://org/sts"):
+        list(HubDataset("org/sts", "f" * 40).rows())
+
+
+def test_branches_and_the_newest_are_asked_for_each_time(fake_hub):
+    fake_hub.contents["org/sts"] = {"default": {"test": [PAIR]}}
+    for revision in (None, "main", None, "main"):
+        assert len(list(HubDataset("org/sts", revision).rows())) == 1
+    assert len(fake_hub.asked) == 4
+
+
+def test_an_interrupted_reading_leaves_nothing(fake_hub):
+    def broken():
+        yield PAIR
+        raise KeyboardInterrupt
+
+    fake_hub.contents["org/sts"] = {"default": {"test": broken()}}
+    with pytest.raises(KeyboardInterrupt):
+        list(HubDataset("org/sts", PIN).rows())
+    fake_hub.contents["org/sts"] = {"default": {"test": [PAIR, PAIR]}}
+    assert len(list(HubDataset("org/sts", PIN).rows())) == 2
+
+
 def test_whatever_the_hub_raises_is_one_line(fake_hub):
     with pytest.raises(DataError) as caught:
         load_scored_pairs("org/gone")
