@@ -10,8 +10,9 @@ import json
 from pathlib import Path
 
 from embedkit.errors import ExportError
-from embedkit.export.graph import FloatArithmetic, build_graph
+from embedkit.export.graph import build_graph
 from embedkit.export.quantize import Int8Arithmetic, largest_weight
+from embedkit.export.writer import FloatArithmetic
 from embedkit.modeling.initialisation import random
 from embedkit.modeling.sizes import Size
 from embedkit.runtime.tokenization import Tokenizer
