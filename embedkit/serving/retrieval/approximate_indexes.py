@@ -30,8 +30,9 @@ from embedkit.serving.retrieval.faiss_index import FlatIndex
 
 __all__ = ["BinaryIndex", "HnswIndex", "IvfPqIndex", "RescoredIndex", "Sq8Index"]
 
-_QUERY_BLOCK = 256
+_QUERY_BLOCK = 1024
 _ROW_BLOCK = 65536
+_SPARE = 8  # so that equal rows at the end come in their order
 
 
 class RescoredIndex(abc.ABC):
@@ -125,28 +126,36 @@ class RescoredIndex(abc.ABC):
     ) -> None:
         """Fill ``scores`` and ``rows``, both ``(Q, k)``."""
         k = scores.shape[1]
-        share = 1.0 if allowed is None else np.count_nonzero(allowed) / len(self)
-        found = self._candidates(queries, math.ceil(k / share))
-        if allowed is not None:
+        if allowed is None:
+            found = self._candidates(queries, k)
+            enough = found.min(axis=1) >= 0
+        else:
+            share = np.count_nonzero(allowed) / len(self)
+            found = self._candidates(queries, math.ceil(k / share))
             found = np.where(allowed[found], found, -1)
-        enough = (found >= 0).sum(axis=1) >= max(k, share * found.shape[1] / 2)
-        products = self._products(queries, found)
-        if found.shape[1] > 2 * k:
-            best = np.argpartition(products, -2 * k, axis=1)[:, -2 * k :]
-            found, products = np.take_along_axis(found, best, axis=1), np.take_along_axis(products, best, axis=1)
+            enough = (found >= 0).sum(axis=1) >= max(k, share * found.shape[1] / 2)
+            found = -np.sort(-found, axis=1)  # FAISS reads them up to the first -1
+        products, found = self._best(queries, found, min(found.shape[1], k + _SPARE))
         order = np.lexsort((found, -products))[:, :k]
-        scores[:], rows[:] = np.take_along_axis(products, order, axis=1), np.take_along_axis(found, order, axis=1)
-        for query in np.flatnonzero(~enough):
-            (scores[query],), (rows[query],) = self._flat.search(queries[query : query + 1], k, allowed=allowed)
+        queue = np.arange(len(queries))[:, np.newaxis]
+        scores[:], rows[:] = products[queue, order], found[queue, order]
+        if not enough.all():
+            for query in np.flatnonzero(~enough):
+                (scores[query],), (rows[query],) = self._flat.search(
+                    queries[query : query + 1], k, allowed=allowed
+                )
 
-    def _products(self, queries: FloatArray, found: RowNumbers) -> FloatArray:
-        """Inner products with the rows found, ``(Q, C) float32``; minus infinity where there is none."""
-        products = np.empty(found.shape, dtype=np.float32)
+    def _best(self, queries: FloatArray, found: RowNumbers, k: int) -> tuple[FloatArray, RowNumbers]:
+        """The best ``k`` of the rows found, by their inner products; -1 where there are fewer."""
+        products = np.empty((len(queries), k), dtype=np.float32)
+        best = np.empty((len(queries), k), dtype=np.int64)
         found = np.ascontiguousarray(found)
-        arrays = (faiss.swig_ptr(array) for array in (products, queries, self._rows, found))
-        faiss.fvec_inner_products_by_idx(*arrays, queries.shape[1], *found.shape)
-        products[found < 0] = -np.inf
-        return products
+        given = (faiss.swig_ptr(array) for array in (queries, self._rows, found))
+        results = (faiss.swig_ptr(array) for array in (products, best))
+        sizes = queries.shape[1], len(queries), len(self), found.shape[1], k
+        # The last is the stride of `found`; the default, which means it too, reads outside of it.
+        faiss.knn_inner_products_by_idx(*given, *sizes, *results, found.shape[1])
+        return products, best
 
 
 class _FaissFile(RescoredIndex):
@@ -216,7 +225,7 @@ class HnswIndex(_FaissFile):
 
     def _candidates(self, queries: FloatArray, k: int) -> RowNumbers:
         wanted = min(len(self), 2 * k + 10)
-        parameters = faiss.SearchParametersHNSW(efSearch=max(64, 2 * wanted))
+        parameters = faiss.SearchParametersHNSW(efSearch=max(96, 2 * wanted))
         _, found = self._small.search(queries, wanted, params=parameters)
         return np.asarray(found)
 

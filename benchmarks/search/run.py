@@ -1,0 +1,214 @@
+"""Recall and speed of every kind of index, beside bare FAISS and other libraries, and what a collection adds.
+
+    python benchmarks/search/run.py --sizes 100000 1000000
+    python benchmarks/search/run.py --sizes 100000 --texts FILE.txt --model tiny-sct --name texts
+
+Contenders of a group search the same queries in turns, so that what else the machine does meets all alike;
+*embedkit takes* is the median over the turns of how many times as long ours took. Recall is counted against an exact
+search. Writes results-NAME.json and results-NAME.md beside this file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import faiss
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parent))
+from contenders import Contender, FloatArray, K, contenders, resident_megabytes
+from vectors import clustered, embedded
+
+from embedkit.serving.retrieval import Collection
+
+HERE = Path(__file__).parent
+QUERIES = 1_000
+SINGLE = 200
+
+
+def main() -> None:
+    """Measure every size and write the results after each."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sizes", type=int, nargs="+", default=[100_000, 1_000_000])
+    parser.add_argument("--texts", type=Path, help="a file of texts to embed instead of random rows")
+    parser.add_argument("--model", default="tiny-sct", help="what embeds them")
+    parser.add_argument("--turns", type=int, default=7)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--name", default="clustered", help="of the results")
+    parser.add_argument("--output", type=Path, default=HERE, help="folder of the results")
+    arguments = parser.parse_args()
+    results: dict[str, Any] = {"machine": machine(arguments.threads), "sizes": []}
+    for size in arguments.sizes:
+        if arguments.texts:
+            rows, queries = embedded(arguments.texts, arguments.model, size, QUERIES)
+        else:
+            rows, queries = clustered(size, QUERIES)
+        results["sizes"].append(measure(rows, queries, arguments))
+        write(results, arguments.output / f"results-{arguments.name}")
+
+
+def machine(threads: int) -> dict[str, Any]:
+    """Where this runs."""
+    return {
+        "threads": threads,
+        "processors": os.cpu_count(),
+        "load before": os.getloadavg()[0],
+        "python": platform.python_version(),
+        "faiss": faiss.__version__,
+        "numpy": np.__version__,
+    }
+
+
+def measure(rows: FloatArray, queries: FloatArray, arguments: argparse.Namespace) -> dict[str, Any]:
+    """All contenders over some rows, and a collection of them."""
+    faiss.omp_set_num_threads(os.cpu_count() or 1)
+    nearest = faiss.knn(queries, rows, K, metric=faiss.METRIC_INNER_PRODUCT)[1]
+    found: list[dict[str, Any]] = []
+    ours: dict[str, Contender] = {}
+    for group in contenders(rows, arguments.threads):
+        present = {one.name for one in group}
+        rivals = {one.rival for one in group if one.rival} - present
+        found += compare(group, [ours[name] for name in rivals], queries, nearest, arguments.turns)
+        ours |= {one.name: one for one in group if one.name.startswith("embedkit")}
+    return {
+        "rows": len(rows),
+        "dimension": rows.shape[1],
+        "contenders": found,
+        "collection": collection_costs(rows, queries, arguments.turns),
+    }
+
+
+def compare(
+    group: Sequence[Contender], more: Sequence[Contender], queries: FloatArray, nearest: Any, turns: int
+) -> list[dict[str, Any]]:
+    """Let a group search in turns; ``more`` take part but have their figures already."""
+    runners = {one.name: one for one in (*more, *group)}
+    batch_s = in_turns({name: (lambda one=one: one.search(queries)) for name, one in runners.items()}, turns)
+    single_s = in_turns({name: (lambda one=one: one_by_one(one, queries)) for name, one in runners.items()}, turns)
+    found = []
+    for one in group:
+        rows = one.search(queries)
+        result = {
+            "name": one.name,
+            "recall": float(np.mean([len({*f} & {*n}) / K for f, n in zip(rows, nearest, strict=True)])),
+            "queries/s": len(queries) / statistics.median(batch_s[one.name]),
+            "queries/s one by one": SINGLE / statistics.median(single_s[one.name]),
+            "build_s": one.build_s,
+            "megabytes": one.megabytes,
+        }
+        if one.rival in runners:
+            result["embedkit takes"] = ratio(batch_s[one.rival], batch_s[one.name])
+            result["embedkit takes one by one"] = ratio(single_s[one.rival], single_s[one.name])
+        found.append(result)
+        print(json.dumps(result), flush=True)
+    return found
+
+
+def in_turns(runners: dict[str, Callable[[], Any]], turns: int) -> dict[str, list[float]]:
+    """Seconds of each turn, after one that does not count."""
+    seconds: dict[str, list[float]] = {name: [] for name in runners}
+    for turn in range(turns + 1):
+        for name, run in runners.items():
+            started = time.perf_counter()
+            run()
+            if turn:
+                seconds[name].append(time.perf_counter() - started)
+    return seconds
+
+
+def one_by_one(contender: Contender, queries: FloatArray) -> None:
+    """Search for the first queries, each alone."""
+    for place in range(SINGLE):
+        contender.search(queries[place : place + 1])
+
+
+def ratio(seconds: Sequence[float], others: Sequence[float]) -> float:
+    """Median over the turns of how many times as long it took."""
+    return statistics.median(one / other for one, other in zip(seconds, others, strict=True))
+
+
+class Given:
+    """An encoder whose embeddings are there already; texts are their numbers."""
+
+    name, fingerprint, max_length = "given", "0" * 64, 512
+
+    def __init__(self, rows: FloatArray) -> None:
+        self.rows, self.dimension = rows, rows.shape[1]
+
+    def encode(self, texts: Sequence[str], /) -> FloatArray:
+        """Embed texts: ``(N, D) float32, unit rows``."""
+        return self.rows[[int(text) for text in texts]]
+
+
+def collection_costs(rows: FloatArray, queries: FloatArray, turns: int) -> dict[str, Any]:
+    """Seconds to build, open, upsert, filter and search a collection of the kind that its size chooses."""
+    documents = ({"id": f"d{place}", "text": str(place), "year": 1990 + place % 40} for place in range(len(rows)))
+    with tempfile.TemporaryDirectory() as folder:
+        before = time.perf_counter()
+        Collection.build(documents, encoder=Given(rows), path=folder + "/idx")
+        built = time.perf_counter()
+        collection = Collection.open(folder + "/idx", encoder=Given(rows))
+        opened = time.perf_counter()
+        collection.upsert([{"id": "new", "text": "0", "year": 2020}])
+        upserted = time.perf_counter()
+        collection.search_embeddings(queries[:1], K, filter={"year": {"gte": 2020}})
+        filtered = time.perf_counter()
+        search_s = in_turns(
+            {
+                "all": lambda: collection.search_embeddings(queries, K),
+                "filtered": lambda: collection.search_embeddings(
+                    queries[:SINGLE], K, filter={"year": {"gte": 2020}}
+                ),
+            },
+            turns,
+        )
+        kinds = collection.manifest.kinds
+    return {
+        "kinds": ", ".join(kinds),
+        "build_s": built - before,
+        "open_s": opened - built,
+        "upsert of one_s": upserted - opened,
+        "first filter_s": filtered - upserted,
+        "queries/s with documents": len(queries) / statistics.median(search_s["all"]),
+        "queries/s filtered to a quarter": SINGLE / statistics.median(search_s["filtered"]),
+        "resident_megabytes": resident_megabytes(),
+    }
+
+
+def write(results: dict[str, Any], path: Path) -> None:
+    """Save what is there so far."""
+    path.with_suffix(".json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    lines = [f"- {name}: {value}" for name, value in results["machine"].items()]
+    for size in results["sizes"]:
+        lines += ["", f"## {size['rows']:,} x {size['dimension']}", "", *table(size["contenders"]), ""]
+        lines += [f"- collection, {name}: {figure(value)}" for name, value in size["collection"].items()]
+    path.with_suffix(".md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def table(found: Sequence[dict[str, Any]]) -> list[str]:
+    """One line for each contender."""
+    speeds = [f"{name}{alone}" for alone in ("", " one by one") for name in ("queries/s", "embedkit takes")]
+    names = ["recall", *speeds, "build_s", "megabytes"]
+    lines = [f"| | {' | '.join(names)} |", "|---|" + "---:|" * len(names)]
+    return lines + [f"| {one['name']} | {' | '.join(figure(one.get(name)) for name in names)} |" for one in found]
+
+
+def figure(value: Any) -> str:
+    """A number as people read it."""
+    if not isinstance(value, float):
+        return "" if value is None else str(value)
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+if __name__ == "__main__":
+    main()
