@@ -4,8 +4,8 @@
     python benchmarks/search/run.py --sizes 100000 --texts FILE.txt --model tiny-sct --name texts
 
 Contenders of a group search the same queries in turns, so that what else the machine does meets all alike;
-*embedkit takes* is the median over the turns of how many times as long ours took. Recall is counted against an exact
-search. Writes results-NAME.json and results-NAME.md beside this file.
+*embedkit takes* is the median over the turns of how many times as long ours took. Recall is counted against an
+exact search. Writes results-NAME.json and results-NAME.md beside this file.
 """
 
 from __future__ import annotations

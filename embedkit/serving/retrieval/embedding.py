@@ -11,6 +11,7 @@ from embedkit.errors import InputError, ModelError
 from embedkit.progress import Progress
 from embedkit.protocols import FloatArray, TextEncoder
 from embedkit.serving.retrieval.document_store import DocumentStore
+from embedkit.serving.retrieval.journal import EmbeddingJournal
 
 __all__ = ["PromptingEncoder", "embed_documents", "embed_queries", "embed_texts", "prompts_of"]
 
@@ -29,15 +30,26 @@ class PromptingEncoder(Protocol):
         """Embed documents: ``(N, D) float32, unit rows``."""
 
 
-def embed_documents(store: DocumentStore, encoder: TextEncoder, progress: Progress) -> Iterator[FloatArray]:
+def embed_documents(
+    store: DocumentStore, encoder: TextEncoder, journal: EmbeddingJournal, progress: Progress
+) -> Iterator[FloatArray]:
     """Embed documents chunk by chunk, with ``encode_document`` if the encoder has that.
+
+    What an earlier attempt has left in the journal is not embedded again.
 
     Raises:
         ModelError: the encoder does not give unit rows of its dimension.
+        StorageError: the disk is full or the folder cannot be written.
     """
+    is_long = len(store) > _CHUNK  # nothing is worth keeping of a single chunk
     for start in range(0, len(store), _CHUNK):
         texts = [store.read(row).text for row in range(start, min(start + _CHUNK, len(store)))]
-        yield embed_texts(texts, encoder)
+        embeddings = journal.find(texts) if is_long else None
+        if embeddings is None:
+            embeddings = embed_texts(texts, encoder)
+            if is_long:
+                journal.add(texts, embeddings)
+        yield embeddings
         progress.advance(len(texts))
 
 

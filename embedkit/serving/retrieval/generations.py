@@ -17,6 +17,7 @@ from pathlib import Path
 
 from embedkit.atomic import storage_errors
 from embedkit.errors import CollectionError
+from embedkit.serving.retrieval.journal import UNFINISHED
 from embedkit.serving.retrieval.manifest import MANIFEST, Manifest
 
 if sys.platform != "win32":
@@ -33,8 +34,9 @@ _CONTENT = re.compile(r"documents\.jsonl|[a-z]+(-\d{6,9})?\.npy|[a-z]+\.faiss")
 def claim(folder: Path) -> Iterator[Iterator[str]]:
     """Hold the right to write to the collection in ``folder`` and yield the names of its next generations.
 
-    Leftovers of writes that were killed are cleared away before; what the manifest does not name then is cleared
-    away after. A folder made here goes again if nothing was built.
+    Leftovers of writes that were killed are cleared away before, but for embeddings, with which the next attempt
+    goes on; what the manifest does not name then is cleared away after. A folder made here goes again if it is
+    empty.
 
     Raises:
         CollectionError: ``folder`` holds something else, or somebody else is writing there.
@@ -54,7 +56,7 @@ def claim(folder: Path) -> Iterator[Iterator[str]]:
                 _sweep(folder)
     finally:
         if not existed:
-            with contextlib.suppress(OSError):  # not empty: it was built
+            with contextlib.suppress(OSError):  # not empty: something was built
                 folder.rmdir()
 
 
@@ -87,7 +89,7 @@ def _sweep(folder: Path) -> int:
         _refuse_foreign(folder, entries)
     named = manifest.generations if manifest else frozenset()
     for entry in entries:
-        if entry.name not in named and _is_leftover(entry):
+        if entry.name not in named and entry.name != UNFINISHED and _is_leftover(entry):
             shutil.rmtree(entry, ignore_errors=True)
             with contextlib.suppress(OSError):
                 entry.unlink()
@@ -103,7 +105,7 @@ def _refuse_foreign(folder: Path, entries: list[Path]) -> None:
 
 
 def _is_leftover(entry: Path) -> bool:
-    if _UNFINISHED.fullmatch(entry.name):
+    if entry.name == UNFINISHED or _UNFINISHED.fullmatch(entry.name):
         return True
     return (
         _GENERATION.fullmatch(entry.name) is not None

@@ -13,12 +13,14 @@ from typing import NamedTuple
 
 from embedkit import __version__
 from embedkit.atomic import atomic_folder
+from embedkit.errors import EmbedkitError
 from embedkit.progress import Progress
 from embedkit.protocols import TextEncoder
 from embedkit.serving.retrieval.document_store import DocumentStore, write_documents
 from embedkit.serving.retrieval.documents import Document
 from embedkit.serving.retrieval.embedding import embed_documents, prompts_of
 from embedkit.serving.retrieval.exact_index import RowNumbers
+from embedkit.serving.retrieval.journal import EmbeddingJournal
 from embedkit.serving.retrieval.manifest import Manifest, SegmentEntry, Tombstones
 from embedkit.serving.retrieval.segment import write_segment, write_tombstones
 from embedkit.serving.retrieval.snapshot import Snapshot
@@ -64,8 +66,9 @@ def build(
     )
     with atomic_folder(folder / generation) as files:
         store = _read(files, documents, show_progress_bar=show_progress_bar)
-        segment = _embed(files, store, encoder, manifest, show_progress_bar=show_progress_bar)
+        segment = _embed(folder, files, store, encoder, manifest, show_progress_bar=show_progress_bar)
     _write(manifest, folder, generation, [segment])
+    EmbeddingJournal(folder, encoder).clear()
 
 
 def upsert(
@@ -81,11 +84,12 @@ def upsert(
     old = snapshot.manifest
     with atomic_folder(folder / generation) as files:
         store = _read(files, documents, show_progress_bar=show_progress_bar)
-        segment = _embed(files, store, encoder, old, show_progress_bar=show_progress_bar)
+        segment = _embed(folder, files, store, encoder, old, show_progress_bar=show_progress_bar)
         found = (snapshot.find(store.read(row).id) for row in range(len(store)))
         replaced = [row for row in found if row is not None]
         segments = _bury(files, generation, old, snapshot.without(replaced))
     _write(old, folder, generation, [*segments, segment])
+    EmbeddingJournal(folder, encoder).clear()
     return Upserted(len(store) - len(replaced), len(replaced))
 
 
@@ -156,11 +160,23 @@ def _read(files: Path, documents: Iterable[Document], *, show_progress_bar: bool
 
 
 def _embed(
-    files: Path, store: DocumentStore, encoder: TextEncoder, manifest: Manifest, *, show_progress_bar: bool | None
+    folder: Path,
+    files: Path,
+    store: DocumentStore,
+    encoder: TextEncoder,
+    manifest: Manifest,
+    *,
+    show_progress_bar: bool | None,
 ) -> SegmentEntry:
-    with Progress("encode", len(store), unit="documents", enabled=show_progress_bar) as progress:
-        embeddings = embed_documents(store, encoder, progress)
-        return write_segment(files, store, embeddings, manifest, show_progress_bar=show_progress_bar)
+    """Embed what an interrupted attempt has left over; after an error that would come again nothing is kept."""
+    journal = EmbeddingJournal(folder, encoder)
+    try:
+        with Progress("encode", len(store), unit="documents", enabled=show_progress_bar) as progress:
+            embeddings = embed_documents(store, encoder, journal, progress)
+            return write_segment(files, store, embeddings, manifest, show_progress_bar=show_progress_bar)
+    except (EmbedkitError, OSError):
+        journal.clear()
+        raise
 
 
 def _bury(files: Path, generation: str, old: Manifest, deleted: dict[int, RowNumbers]) -> tuple[SegmentEntry, ...]:

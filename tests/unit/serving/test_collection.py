@@ -312,9 +312,22 @@ def test_an_interrupted_build_leaves_the_old_collection(collection, encoder, mon
     interruption = Interruption(encoder, error)
     with pytest.raises(type(error)):
         Collection.build(["first", "second"], encoder=encoder, path=collection.path)
-    assert snapshot(collection.path) == before
+    kept = {path: content for path, content in snapshot(collection.path).items() if path.parts[0] != ".unfinished"}
+    assert kept == before
     interruption.error = None
+    encoder_calls = len(encoder.calls)
     assert len(Collection.build(["first", "second"], encoder=encoder, path=collection.path)) == 2
+    assert encoder.calls[encoder_calls:] == [["second"]]
+    assert not (collection.path / ".unfinished").exists()
+
+
+def test_an_error_that_would_come_again_keeps_nothing(collection, encoder, monkeypatch):
+    monkeypatch.setattr(embedding, "_CHUNK", 1)
+    Interruption(encoder, ModelError("wrong"))
+    before = snapshot(collection.path)
+    with pytest.raises(ModelError):
+        Collection.build(["first", "second"], encoder=encoder, path=collection.path)
+    assert snapshot(collection.path) == before
 
 
 def test_an_interrupted_first_build_leaves_nothing(tmp_path, encoder):

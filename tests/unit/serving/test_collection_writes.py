@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import threading
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -305,18 +301,3 @@ def test_impossible_tombstones_are_damage(collection, rows):
     collection.manifest.write(collection.path)
     with pytest.raises(CollectionError, match="rows that its segment does not have"):
         Collection.open(collection.path)
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="kills with SIGKILL")
-def test_kills_at_random_moments_leave_a_whole_state(tmp_path):
-    root = Path(__file__).parents[3]
-    done = subprocess.run(
-        [sys.executable, root / "benchmarks" / "faults" / "kills.py", "--kills", "6", "--folder", tmp_path],
-        env=os.environ | {"PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "6 kills" in done.stdout

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from embedkit.serving.retrieval import Collection
+from embedkit.serving.retrieval import Collection, embedding
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="kills with SIGKILL")
 
@@ -36,11 +36,20 @@ def texts():
 def dies_before(owner, name):
     setattr(owner, name, die)
 
+def dies_at_manifest(before):
+    def replace_and_die(path, target):
+        if target.name == "manifest.json" and before:
+            die()
+        replace(path, target)
+        if target.name == "manifest.json":
+            die()
+    Path.replace = replace_and_die
+
 def dies_after(owner, name):
     original = getattr(owner, name)
     setattr(owner, name, lambda *arguments, **options: (original(*arguments, **options), die()))
 
-replace, rename = Path.replace, Path.rename
+replace = Path.replace
 if moment == "documents written":
     dies_after(document_store, "write_array")
 elif moment == "encoding":
@@ -51,9 +60,9 @@ elif moment == "index written":
 elif moment == "generation in place":
     dies_after(Path, "rename")
 elif moment == "manifest written":
-    dies_before(Path, "replace")
+    dies_at_manifest(before=True)
 elif moment == "manifest in place":
-    dies_after(Path, "replace")
+    dies_at_manifest(before=False)
 elif moment == "old one half removed":
     remove = os.unlink
     def die_after_one(*arguments, **options):
@@ -101,6 +110,7 @@ def test_a_kill_leaves_the_old_or_the_new_collection(tmp_path, encoder, document
 
     Collection.build(["again"], encoder=encoder, path=path)
     assert sorted(entry.name for entry in path.iterdir())[1:] == ["manifest.json"]
+    assert encoder.calls[-1] == ["again"]
     assert len(Collection.open(path, encoder=encoder)) == 1
 
 
@@ -111,3 +121,50 @@ def test_a_killed_first_build_can_be_repeated(tmp_path, encoder, moment):
     assert list(path.iterdir())
     Collection.build(["again"], encoder=encoder, path=path)
     assert sorted(entry.name for entry in path.iterdir()) == ["generation-000001", "manifest.json"]
+
+
+def test_a_killed_build_goes_on(tmp_path, encoder, monkeypatch):
+    path = tmp_path / "idx"
+    build_and_die(path, "encoding")
+    monkeypatch.setattr(embedding, "_CHUNK", 1)
+    collection = Collection.build(["first text", "second text"], encoder=encoder, path=path)
+    assert encoder.calls == [["second text"]]
+    assert sorted(entry.name for entry in path.iterdir()) == ["generation-000001", "manifest.json"]
+    assert [collection.search(text, k=1)[0].score for text in ("first text", "second text")] == pytest.approx(
+        [1, 1]
+    )
+
+
+@pytest.mark.parametrize("other", ["texts", "model", "a file that was cut"])
+def test_a_killed_build_goes_on_only_with_the_same(tmp_path, encoder, other_encoder, monkeypatch, other):
+    path = tmp_path / "idx"
+    build_and_die(path, "encoding")
+    monkeypatch.setattr(embedding, "_CHUNK", 1)
+    encoder = other_encoder if other == "model" else encoder
+    texts = ["third text", "second text"] if other == "texts" else ["first text", "second text"]
+    if other == "a file that was cut":
+        (file,) = (path / ".unfinished").iterdir()
+        file.write_bytes(file.read_bytes()[:-1])
+    Collection.build(texts, encoder=encoder, path=path)
+    assert encoder.calls == [[text] for text in texts]
+
+
+def test_an_interrupted_upsert_goes_on(tmp_path, encoder, monkeypatch):
+    monkeypatch.setattr(embedding, "_CHUNK", 1)
+    collection = Collection.build(["a"], encoder=encoder, path=tmp_path / "idx")
+    encode = encoder.encode
+
+    def interrupted(texts):
+        if texts == ["c"]:
+            raise KeyboardInterrupt
+        return encode(texts)
+
+    monkeypatch.setattr(encoder, "encode", interrupted)
+    documents = [("1", "b"), ("2", "c")]
+    with pytest.raises(KeyboardInterrupt):
+        collection.upsert(documents)
+    collection.delete("0")
+    monkeypatch.setattr(encoder, "encode", encode)
+    assert collection.upsert(documents) == (2, 0)
+    assert encoder.calls == [["a"], ["b"], ["c"]]
+    assert not (collection.path / ".unfinished").exists()

@@ -1,0 +1,207 @@
+"""Damages the files of collections and bundles in random ways, and uses them: an error of ours, or right answers.
+
+    python benchmarks/faults/fuzz.py --mutations 10000
+
+Each round changes one file: bytes, runs of bytes, its length, or another file's content in its place. Then the
+collection is opened, searched in all ways and verified, or the bundle is loaded. That happens in processes of
+their own, so that a crash is seen; any exception that is not an `EmbedkitError` is a failure, and so is damage
+that `verify` misses.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import logging
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from embedkit import Collection, CrossEncoder, Encoder
+from embedkit.errors import CollectionError, EmbedkitError
+from embedkit.serving.retrieval import index_kinds
+
+ROUNDS_PER_PROCESS = 250
+KINDS = ("exact", "flat", "sq8", "binary", "hnsw", "ivf-pq")
+WORDS = ["bee", "ant", "tea", "sea", "sky", "fly", "rye", "ice", "sun", "fog"]
+
+
+class WordHashes:
+    """An encoder that needs no model: the hash of a text decides its direction."""
+
+    name, dimension, max_length = "word-hashes", 32, 512
+    fingerprint = hashlib.sha256(name.encode()).hexdigest()
+
+    def encode(self, texts: Sequence[str], /) -> npt.NDArray[np.float32]:
+        """Embed texts: ``(N, D) float32, unit rows``."""
+        seeds = [int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") for text in texts]
+        rows = np.array([np.random.default_rng(seed).standard_normal(self.dimension) for seed in seeds])
+        return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
+
+
+def build(folder: Path) -> None:
+    """A collection of each kind, each with words, two segments and deleted rows."""
+    chance = random.Random(0)
+    texts = (f"{number} {' '.join(chance.choices(WORDS, k=6))}" for number in range(1_200))
+    documents = [
+        {"id": f"d{number}", "text": text, "year": 2000 + number % 20} for number, text in enumerate(texts)
+    ]
+    for kind in KINDS:
+        collection = Collection.build(
+            documents[:1_000], encoder=WordHashes(), path=folder / kind, index=kind, lexical=True
+        )
+        collection.upsert(documents[990:])
+        collection.delete([f"d{n}" for n in range(50)])
+
+
+def use(path: Path) -> None:
+    """Open a collection and read all of it in all ways."""
+    collection = Collection.open(path, encoder=WordHashes())
+    for way in (
+        lambda: collection.search(["bee tea", "fog", "7 sun"], k=20),
+        lambda: collection.search("bee tea", k=20, hybrid="weighted"),
+        lambda: collection.search("ice fly", k=20, filter={"year": {"gte": 2010}}, hybrid=True),
+        lambda: collection.get([f"d{n}" for n in range(0, 1_200, 40)]),
+    ):
+        tolerate(way)
+
+
+def tolerate(way: Callable[[], object]) -> bool:
+    """Whether it succeeded; an error of ours is a way to fail, any other is not."""
+    try:
+        way()
+    except EmbedkitError:
+        return False
+    return True
+
+
+def mutate(content: bytes, other: bytes, chance: random.Random) -> bytes:
+    """One change, small or large."""
+    changed = bytearray(content)
+    place, length = chance.randrange(len(changed) or 1), chance.choice((1, 4, 64, 1_000))
+    match chance.randrange(8):
+        case 0 | 1:
+            for _ in range(chance.choice((1, 1, 3, 30))):
+                changed[chance.randrange(len(changed))] = chance.randrange(256)
+        case 2:
+            changed[place] ^= 1 << chance.randrange(8)
+        case 3:
+            changed[place : place + length] = chance.choice((b"\0", b"\xff")) * len(
+                changed[place : place + length]
+            )
+        case 4:
+            del changed[place:]
+        case 5:
+            changed[place:place] = chance.randbytes(length)
+        case 6:
+            del changed[place : place + length]
+        case 7:
+            changed = bytearray(other)
+    return bytes(changed)
+
+
+def fuzz_collection(folder: Path, chance: random.Random) -> str:
+    """Change one file of a collection, use it, and put the file back."""
+    path = folder / chance.choice(KINDS)
+    files = [path / "manifest.json", *Collection.open(path).manifest.files(path)]
+    file = chance.choice(files)
+    content = file.read_bytes()
+    changed = mutate(content, chance.choice(files).read_bytes(), chance)
+    file.write_bytes(changed)
+    tolerate(lambda: use(path))
+    if changed != content and file.name != "manifest.json":  # which may be written in other words
+        try:
+            Collection.open(path).verify()
+        except CollectionError:
+            pass
+        else:
+            raise SystemExit(f"verify does not see that {file} was changed")
+    file.write_bytes(content)
+    return f"{path.name} {file.name}"
+
+
+def fuzz_bundle(folder: Path, bundle: Path, chance: random.Random) -> str:
+    """Load a changed copy of a bundle."""
+    content, copy = bundle.read_bytes(), folder / "copy.onnx"
+    changed = mutate(content, bundle.name.encode(), chance)
+    copy.write_bytes(changed)
+    for load in (Encoder.load, CrossEncoder.load):
+        if tolerate(lambda load=load: load(copy)) and changed != content:
+            raise SystemExit("a changed bundle was loaded")
+    return "bundle"
+
+
+def work(folder: Path, bundle: Path | None, first: int, rounds: int) -> None:
+    """Some rounds in this process; tells each before it begins."""
+    index_kinds._SMALL = 500  # noqa: SLF001  # or small collections would not have the kinds asked for
+    logging.getLogger("embedkit").setLevel(logging.ERROR)
+    with tempfile.TemporaryDirectory(dir=folder) as own:
+        for kind in KINDS:
+            shutil.copytree(folder / kind, Path(own) / kind)
+        for number in range(first, first + rounds):
+            chance = random.Random(number)
+            print(f"round {number}", flush=True)
+            if bundle and chance.random() < 0.2:
+                print(fuzz_bundle(Path(own), bundle, chance), flush=True)
+            else:
+                print(fuzz_collection(Path(own), chance), flush=True)
+
+
+def main() -> None:
+    """Run all rounds, and tell which files were changed how often."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--mutations", type=int, default=10_000)
+    parser.add_argument("--bundle", type=Path, help="a bundle to damage too; default: tiny-sct as it comes along")
+    parser.add_argument("--no-bundle", action="store_true", help="collections only")
+    parser.add_argument("--folder", type=Path, help="where to work; default: a temporary folder")
+    parser.add_argument("--work", type=int, nargs=2, metavar=("FIRST", "ROUNDS"), help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    bundle = None if arguments.no_bundle else arguments.bundle or bundled()
+    if arguments.work:
+        work(arguments.folder, bundle, *arguments.work)
+        return
+    changed: Counter[str] = Counter()
+    index_kinds._SMALL = 500  # noqa: SLF001  # as above
+    with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
+        build(Path(folder))
+        for first in range(0, arguments.mutations, ROUNDS_PER_PROCESS):
+            rounds = min(ROUNDS_PER_PROCESS, arguments.mutations - first)
+            changed.update(run_process(Path(folder), bundle, first, rounds))
+            print(f"{first + rounds:,} of {arguments.mutations:,}", file=sys.stderr, flush=True)
+    print("\n".join(f"{count:6,}  {name}" for name, count in sorted(changed.items())))
+    print(f"{changed.total():,} mutations: errors of ours or right answers, and no crash")
+
+
+def run_process(folder: Path, bundle: Path | None, first: int, rounds: int) -> list[str]:
+    """What was changed in some rounds.
+
+    Raises:
+        SystemExit: the process died or failed; says in which round.
+    """
+    given = ["--bundle", str(bundle)] if bundle else ["--no-bundle"]
+    command = [sys.executable, __file__, "--folder", str(folder), *given, "--work", str(first), str(rounds)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    lines = done.stdout.splitlines()
+    if done.returncode:
+        last = [line for line in lines if line.startswith("round")][-1:]
+        raise SystemExit(f"exit code {done.returncode} in {last}; repeat with {' '.join(command)}\n{done.stderr}")
+    return [line for line in lines if not line.startswith("round")]
+
+
+def bundled() -> Path:
+    """The bundle that comes with the package."""
+    import embedkit.bundled  # noqa: PLC0415  # a folder of files, wanted here only
+
+    return next(Path(embedkit.bundled.__path__[0]).glob("*.onnx"))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+"""Embeddings of an unfinished write, kept so that the next attempt goes on where this one stopped.
+
+Each chunk of texts is a file in the folder ``.unfinished`` of the collection, named for the model and the texts,
+so only embeddings of the very same texts by the very same model are taken up again. The folder goes when a write
+succeeds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from embedkit.atomic import atomic_file
+from embedkit.errors import CollectionError
+from embedkit.protocols import FloatArray, TextEncoder
+from embedkit.serving.retrieval.array_file import map_array, write_array
+
+__all__ = ["UNFINISHED", "EmbeddingJournal"]
+
+UNFINISHED: Final = ".unfinished"
+
+
+class EmbeddingJournal:
+    """Chunks of embeddings by the texts they belong to.
+
+    Args:
+        collection: the collection's folder.
+        encoder: the model.
+    """
+
+    def __init__(self, collection: Path, encoder: TextEncoder) -> None:
+        self._folder = collection / UNFINISHED
+        self._encoder = encoder
+
+    def find(self, texts: Sequence[str]) -> FloatArray | None:
+        """The embeddings of these texts from an earlier attempt, ``(N, D) float32``, or None."""
+        path = self._path(texts)
+        try:
+            return np.array(map_array(path, (len(texts), self._encoder.dimension), "<f4"))
+        except CollectionError:  # missing, or cut by a crash of the machine
+            return None
+
+    def add(self, texts: Sequence[str], embeddings: FloatArray) -> None:
+        """Keep the embeddings of these texts, ``(N, D) float32``.
+
+        Raises:
+            StorageError: the disk is full or the folder cannot be written.
+        """
+        with atomic_file(self._path(texts)) as temporary:
+            write_array(temporary, embeddings.shape, "<f4", [embeddings])
+
+    def clear(self) -> None:
+        """Forget everything; the write has succeeded, or never will."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _path(self, texts: Sequence[str]) -> Path:
+        content = json.dumps([self._encoder.fingerprint, self._encoder.dimension, *texts])
+        return self._folder / f"{hashlib.sha256(content.encode()).hexdigest()}.npy"

@@ -1,0 +1,37 @@
+"""The scripts of benchmarks/faults, with few rounds; by hand they run with many."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("faiss")
+pytest.importorskip("bm25s")
+
+ROOT = Path(__file__).parents[3]
+
+
+def run(script, *options):
+    done = subprocess.run(
+        [sys.executable, ROOT / "benchmarks" / "faults" / script, *options],
+        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=250,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="kills with SIGKILL")
+def test_kills_at_random_moments_leave_a_whole_state(tmp_path):
+    assert "6 kills" in run("kills.py", "--kills", "6", "--folder", tmp_path)
+
+
+def test_random_damage_is_an_error_or_harmless(tmp_path):
+    assert "80 mutations" in run("fuzz.py", "--mutations", "80", "--no-bundle", "--folder", tmp_path)
