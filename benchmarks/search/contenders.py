@@ -90,7 +90,7 @@ def _proposals(kind: str, base: Any) -> tuple[int, Any]:
     if kind == "hnsw":
         return 30, faiss.SearchParametersHNSW(efSearch=96)
     if kind == "ivf-pq":
-        return 100, faiss.SearchParametersIVF(nprobe=min(base.nlist, max(16, base.nlist // 32)))
+        return 100, faiss.SearchParametersIVF(nprobe=min(base.nlist, max(16, base.nlist // 8)))
     return 30, None
 
 

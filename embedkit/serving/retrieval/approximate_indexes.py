@@ -119,7 +119,7 @@ class RescoredIndex(abc.ABC):
 
     @abc.abstractmethod
     def _candidates(self, queries: FloatArray, k: int) -> RowNumbers:
-        """Rows worth scoring for each query: ``(Q, C) int64``, -1 where there are fewer; ``C >= min(k, N)``."""
+        """Rows worth scoring for each query: ``(Q, C) int64``, ``C >= k``; -1 at the end where there are fewer."""
 
     def _search_block(
         self, queries: FloatArray, allowed: BoolArray | None, scores: FloatArray, rows: RowNumbers
@@ -128,7 +128,7 @@ class RescoredIndex(abc.ABC):
         k = scores.shape[1]
         if allowed is None:
             found = self._candidates(queries, k)
-            enough = found.min(axis=1) >= 0
+            enough = found[:, k - 1] >= 0
         else:
             share = np.count_nonzero(allowed) / len(self)
             found = self._candidates(queries, math.ceil(k / share))
@@ -139,11 +139,9 @@ class RescoredIndex(abc.ABC):
         order = np.lexsort((found, -products))[:, :k]
         queue = np.arange(len(queries))[:, np.newaxis]
         scores[:], rows[:] = products[queue, order], found[queue, order]
-        if not enough.all():
-            for query in np.flatnonzero(~enough):
-                (scores[query],), (rows[query],) = self._flat.search(
-                    queries[query : query + 1], k, allowed=allowed
-                )
+        for query in np.flatnonzero(~enough):
+            alone = queries[query : query + 1]
+            (scores[query],), (rows[query],) = self._flat.search(alone, k, allowed=allowed)
 
     def _best(self, queries: FloatArray, found: RowNumbers, k: int) -> tuple[FloatArray, RowNumbers]:
         """The best ``k`` of the rows found, by their inner products; -1 where there are fewer."""
@@ -194,7 +192,7 @@ class _FaissFile(RescoredIndex):
 
 
 class Sq8Index(_FaissFile):
-    """A byte a dimension, all rows scanned: a quarter of the memory traffic of a flat scan."""
+    """A byte a dimension, all rows scanned: a quarter of the memory of a flat scan, though not of its time."""
 
     FILE: ClassVar[str | None] = "sq8.faiss"
     TYPE: ClassVar[str] = "IndexScalarQuantizer"
@@ -250,9 +248,10 @@ class IvfPqIndex(_FaissFile):
         return cls._filled(index, rows, show_progress_bar=show_progress_bar)
 
     def _candidates(self, queries: FloatArray, k: int) -> RowNumbers:
-        probes = min(self._small.nlist, max(16, self._small.nlist // 32))
-        parameters = faiss.SearchParametersIVF(nprobe=probes)
-        _, found = self._small.search(queries, min(len(self), max(10 * k, 100)), params=parameters)
+        wanted, clusters = min(len(self), max(10 * k, 100)), self._small.nlist
+        probes = max(16, clusters // 8, math.ceil(wanted * clusters / len(self)))
+        parameters = faiss.SearchParametersIVF(nprobe=min(clusters, probes))
+        _, found = self._small.search(queries, wanted, params=parameters)
         return np.asarray(found)
 
 

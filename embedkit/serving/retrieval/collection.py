@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import overload
 
-from embedkit.errors import CollectionError, FingerprintError, InputError
+from embedkit.errors import InputError
 from embedkit.protocols import FloatArray, TextEncoder
 from embedkit.serving.retrieval import writer
 from embedkit.serving.retrieval.cascade import Cascade, search_embeddings
@@ -127,7 +127,7 @@ class Collection:
             MissingExtraError: its index needs FAISS, which is not installed.
         """
         folder = Path(path)
-        return cls(folder, _open_snapshot(folder, encoder), encoder)
+        return cls(folder, Snapshot.latest(folder, encoder), encoder)
 
     @property
     def manifest(self) -> Manifest:
@@ -265,7 +265,7 @@ class Collection:
             before = self._snapshot
             if Manifest.read(self.path) == before.manifest:
                 return False
-            self._snapshot = _open_snapshot(self.path, self._encoder, before)
+            self._snapshot = Snapshot.latest(self.path, self._encoder, before)
             return True
 
     @overload
@@ -385,28 +385,6 @@ class Collection:
                 self.refresh()
                 yield generations
                 self.refresh()
-
-
-def _open_snapshot(folder: Path, encoder: TextEncoder | None, previous: Snapshot | None = None) -> Snapshot:
-    manifest = Manifest.read(folder)
-    while True:
-        _check_fingerprint(folder, manifest, encoder)
-        try:
-            return Snapshot.open(folder, manifest, previous)
-        except CollectionError:
-            # Between the manifest and its files, another process may have put a new generation in place.
-            current = Manifest.read(folder)
-            if current == manifest:
-                raise
-            manifest = current
-
-
-def _check_fingerprint(folder: Path, manifest: Manifest, encoder: TextEncoder | None) -> None:
-    if encoder is not None and encoder.fingerprint != manifest.fingerprint:
-        raise FingerprintError(
-            f"{folder} was built with {manifest.model} (fingerprint {manifest.fingerprint[:12]}), not with "
-            f"{encoder.name} ({encoder.fingerprint[:12]}): open it with the one, or build it again with the other"
-        )
 
 
 def _check_kinds(index: str, *, lexical: bool) -> None:

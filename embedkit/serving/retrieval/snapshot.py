@@ -9,8 +9,8 @@ from typing import Self
 
 import numpy as np
 
-from embedkit.errors import CollectionError, InputError
-from embedkit.protocols import FloatArray
+from embedkit.errors import CollectionError, FingerprintError, InputError
+from embedkit.protocols import FloatArray, TextEncoder
 from embedkit.serving.retrieval.documents import Document
 from embedkit.serving.retrieval.exact_index import BoolArray, Ranking, RowNumbers, checked_queries
 from embedkit.serving.retrieval.filters import Condition
@@ -56,6 +56,32 @@ class Snapshot:
         self._folder = folder
         self.manifest = manifest
         self._parts = parts
+
+    @classmethod
+    def latest(cls, folder: Path, encoder: TextEncoder | None, previous: Snapshot | None = None) -> Self:
+        """Open what the manifest on disk names.
+
+        Args:
+            folder: the collection's folder.
+            encoder: the model that has to have made it, if there is one.
+            previous: a snapshot whose segments are taken over where they are still there.
+
+        Raises:
+            CollectionError: there is no collection, or a file of it is missing or damaged; says which.
+            FingerprintError: another model made it.
+            MissingExtraError: an index needs FAISS, which is not installed.
+        """
+        manifest = Manifest.read(folder)
+        while True:
+            _check_fingerprint(folder, manifest, encoder)
+            try:
+                return cls.open(folder, manifest, previous)
+            except CollectionError:
+                # Between the manifest and its files, another process may have put a new generation in place.
+                current = Manifest.read(folder)
+                if current == manifest:
+                    raise
+                manifest = current
 
     @classmethod
     def open(cls, folder: Path, manifest: Manifest, previous: Snapshot | None = None) -> Self:
@@ -211,6 +237,14 @@ class Snapshot:
                 before = np.empty(0, np.int64) if part.alive is None else np.flatnonzero(~part.alive)
                 changed[number] = np.union1d(before, here)
         return changed
+
+
+def _check_fingerprint(folder: Path, manifest: Manifest, encoder: TextEncoder | None) -> None:
+    if encoder is not None and encoder.fingerprint != manifest.fingerprint:
+        raise FingerprintError(
+            f"{folder} was built with {manifest.model} (fingerprint {manifest.fingerprint[:12]}), not with "
+            f"{encoder.name} ({encoder.fingerprint[:12]}): open it with the one, or build it again with the other"
+        )
 
 
 def _rows(part: _Part) -> RowNumbers:
