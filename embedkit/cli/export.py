@@ -5,18 +5,19 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from embedkit.export.pipeline import ExportReport
+    from embedkit.runtime.manifest import Manifest
 
 __all__ = ["EXAMPLES", "HELP", "configure", "run"]
 
-HELP = "write a verified .onnx bundle of a run or of a model"
+HELP = "write a verified .onnx bundle, or a folder for other libraries, of a run or of a model"
 EXAMPLES = """
 embedkit export runs/tiny -o tiny-sct.onnx --precision int8 --dev data/stsbenchmark/sts-dev.csv
-embedkit export runs/tiny -o tiny-mine.onnx --word-table int4 --vocabulary texts.txt
+embedkit export runs/tiny -o tiny-st --format sentence-transformers
 """
 
 
@@ -24,6 +25,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("source", metavar="RUN_OR_MODEL", help="a run folder, a model folder or a hub id")
     parser.add_argument("-o", "--output", required=True, type=Path, metavar="FILE", help="the bundle to write")
+    parser.add_argument(
+        "--format",
+        choices=("bundle", "sentence-transformers"),
+        default="bundle",
+        help="sentence-transformers writes a folder that it and fastembed load, with graphs in float32 and in the "
+        "precision asked for; a bundle will do as its source; default: bundle",
+    )
     parser.add_argument(
         "--precision",
         choices=("fp32", "int8", "int8-static"),
@@ -76,9 +84,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> None:
     """Export, and show what the gates measured."""
     from embedkit.evaluation.sources import load_scored_pairs
-    from embedkit.export.pipeline import export_source
+    from embedkit.export.folder import export_folder
+    from embedkit.export.pipeline import ExportReport, export_source
 
-    report = export_source(
+    report = (export_source if arguments.format == "bundle" else export_folder)(
         arguments.source,
         arguments.output,
         precision=arguments.precision,
@@ -92,7 +101,13 @@ def run(arguments: argparse.Namespace) -> None:
         vocabulary_size=arguments.vocabulary_size,
         calibration=_read_all(arguments.calibration),
     )
-    print(json.dumps(_to_json(report), ensure_ascii=False) if arguments.json else _to_text(report))
+    if arguments.json:
+        print(json.dumps(dataclasses.asdict(report), ensure_ascii=False, default=str))
+    elif isinstance(report, ExportReport):
+        print("\n".join(_lines(str(report.path), report.manifest, report.size_bytes)))
+    else:
+        for name, manifest in report.graphs.items():
+            print("\n".join(_lines(str(report.path / name), manifest, (report.path / name).stat().st_size)))
 
 
 def _read_all(path: Path | None) -> list[str] | None:
@@ -101,27 +116,16 @@ def _read_all(path: Path | None) -> list[str] | None:
     return None if path is None else list(read_texts(path, "text"))
 
 
-def _to_json(report: ExportReport) -> dict[str, object]:
-    return {
-        "path": str(report.path),
-        "fingerprint": report.fingerprint,
-        "size_bytes": report.size_bytes,
-        "manifest": dataclasses.asdict(report.manifest),
-    }
-
-
-def _to_text(report: ExportReport) -> str:
-    manifest = report.manifest
+def _lines(path: str, manifest: Manifest, size_bytes: int) -> Iterator[str]:
     precision = " for ".join(filter(None, [manifest.precision, manifest.target]))
     form = "cross-encoder" if manifest.kind == "cross-encoder" else f"{manifest.dimension} dimensions"
     title = f"{manifest.name}, {form}, up to {manifest.max_length} tokens, {precision}"
-    lines = [f"{report.path}: {title}, {report.size_bytes / 1e6:.2f} MB"]
+    yield f"{path}: {title}, {size_bytes / 1e6:.2f} MB"
     for gate, figures in manifest.gates.items():
         shown = [
             f"{name.replace('_', ' ')} {_short(value)}" for name, value in figures.items() if value is not None
         ]
-        lines.append(f"  {gate:<17} passed  {', '.join(shown)}")
-    return "\n".join(lines)
+        yield f"  {gate:<17} passed  {', '.join(shown)}"
 
 
 def _short(value: object) -> str:

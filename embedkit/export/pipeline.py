@@ -7,7 +7,7 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Required, TypedDict, TypeVar, Unpack
 
 import numpy as np
 
@@ -36,7 +36,7 @@ from embedkit.runtime.cross_encoder import CrossEncoder
 from embedkit.runtime.encoder import Encoder
 from embedkit.runtime.ranges import Ranges
 
-__all__ = ["PRECISIONS", "ExportReport", "export", "export_source"]
+__all__ = ["PRECISIONS", "ExportOptions", "ExportReport", "export", "export_source", "load_source"]
 
 Limits = TypeVar("Limits", Thresholds, PairThresholds)
 
@@ -69,49 +69,54 @@ class ExportReport:
     size_bytes: int
 
 
+class ExportOptions(TypedDict, total=False):
+    """Keywords of :func:`export` that go with any source."""
+
+    precision: Required[str]
+    target: str
+    word_table: str | None
+    name: str | None
+    dev: ScoredPairs | None
+    vocabulary: Sequence[str] | None
+    vocabulary_size: int | None
+    calibration: Sequence[str] | None
+    thresholds: Thresholds | PairThresholds | None
+
+
 def export_source(
     source: str,
     output: str | os.PathLike[str],
     *,
-    precision: str,
-    target: str = "cpu-avx2",
-    word_table: str | None = None,
-    name: str | None = None,
     licence: str = "",
     max_length: int | None = None,
-    dev: ScoredPairs | None = None,
-    vocabulary: Sequence[str] | None = None,
-    vocabulary_size: int | None = None,
-    calibration: Sequence[str] | None = None,
-    thresholds: Thresholds | PairThresholds | None = None,
+    **options: Unpack[ExportOptions],
 ) -> ExportReport:
     """Export a run folder, a model folder or a hub id; see :func:`export`.
 
-    A folder whose ``config.json`` names a ``...ForSequenceClassification`` holds a cross-encoder. ``max_length``
-    overrides how many tokens of a text or pair the model takes.
+    Args:
+        source: a folder whose ``config.json`` names a ``...ForSequenceClassification`` holds a cross-encoder.
+        output: the file to write.
+        licence: of the weights.
+        max_length: tokens of the longest text or pair; None leaves it to the model.
+        options: the keywords of :func:`export`.
 
     Raises:
         ModelNotFoundError, ModelError, ConfigError: the source cannot be loaded.
         ExportError, GateError, StorageError: see :func:`export`.
     """
     card = read_card(source, licence=licence)
+    return export(load_source(source, max_length=max_length), output, card=card, **options)
+
+
+def load_source(source: str, *, max_length: int | None = None) -> SentenceEncoder | PairEncoder:
+    """Load the model of a run folder, a model folder or a hub id.
+
+    Raises:
+        ModelNotFoundError, ModelError: it cannot be loaded.
+    """
     found = find_model_folder(source)
     kind = PairEncoder if is_cross_encoder(find_folder(found)) else SentenceEncoder
-    model: SentenceEncoder | PairEncoder = kind.load(found, max_length=max_length)
-    return export(
-        model,
-        output,
-        precision=precision,
-        target=target,
-        word_table=word_table,
-        name=name,
-        card=card,
-        dev=dev,
-        vocabulary=vocabulary,
-        vocabulary_size=vocabulary_size,
-        calibration=calibration,
-        thresholds=thresholds,
-    )
+    return kind.load(found, max_length=max_length)
 
 
 def export(

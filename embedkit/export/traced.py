@@ -188,5 +188,5 @@ def _rename(nodes: Iterable[onnx.NodeProto], names: Mapping[str, str]) -> None:
 
 def _module(node_name: str) -> str:
     """``/backbone/layers.0/attn/Wo/MatMul`` -> ``layers.0.attn.Wo``."""
-    _, _, *path, _ = node_name.split("/")
-    return ".".join(path)
+    _, *path, _ = node_name.split("/")
+    return ".".join(path).removeprefix("backbone.").removeprefix("network.")

@@ -109,9 +109,14 @@ class PairEncoder(nn.Module):
         Raises:
             StorageError: the folder cannot be written.
         """
-        with atomic_folder(folder) as temporary, quiet_transformers():
-            self.network.save_pretrained(temporary)
-            write_tokenizer(temporary, self.tokenizer)
+        with atomic_folder(folder) as temporary:
+            self.write(temporary)
+
+    def write(self, folder: Path) -> None:
+        """Write the same files into a folder that is there already."""
+        with quiet_transformers():
+            self.network.save_pretrained(folder)
+        write_tokenizer(folder, self.tokenizer)
 
     @classmethod
     def load(cls, source: str | os.PathLike[str], *, max_length: int | None = None) -> PairEncoder:

@@ -139,19 +139,24 @@ class SentenceEncoder(nn.Module):
         Raises:
             StorageError: the folder cannot be written.
         """
-        with atomic_folder(folder) as temporary, quiet_transformers():
-            self.backbone.save_pretrained(temporary)
-            write_tokenizer(temporary, self.tokenizer)
-            write_layout(
-                temporary,
-                hidden=self.hidden,
-                pooling=self.pooling,
-                max_length=self.max_length,
-                head=self.dimension if self.head is not None else None,
-                prompts=self.prompts,
-            )
-            if self.head is not None:
-                save_file(self.head.state_dict(), temporary / HEAD_FOLDER / "model.safetensors")
+        with atomic_folder(folder) as temporary:
+            self.write(temporary)
+
+    def write(self, folder: Path) -> None:
+        """Write the same files into a folder that is there already."""
+        with quiet_transformers():
+            self.backbone.save_pretrained(folder)
+        write_tokenizer(folder, self.tokenizer)
+        write_layout(
+            folder,
+            hidden=self.hidden,
+            pooling=self.pooling,
+            max_length=self.max_length,
+            head=self.dimension if self.head is not None else None,
+            prompts=self.prompts,
+        )
+        if self.head is not None:
+            save_file(self.head.state_dict(), folder / HEAD_FOLDER / "model.safetensors")
 
     @classmethod
     def load(

@@ -83,7 +83,8 @@ class Encoder:
         written = model.manifest.ranges
         self._ranges = Ranges.from_text(written, model.manifest.dimension) if written else None
         self._tokenizer = _make_tokenizer(model)
-        outputs = _BUNDLE_OUTPUTS if is_bundle else _FOLDER_OUTPUTS
+        is_whole = isinstance(model, Bundle) or model.has_head
+        outputs = _BUNDLE_OUTPUTS if is_whole else _FOLDER_OUTPUTS
         session = Session(model.model, outputs=outputs, threads=threads, providers=providers)
         if session.width not in (None, self.dimension):
             raise ModelError(f"the graph gives {session.width} dimensions, not {self.dimension} as it declares")

@@ -20,6 +20,7 @@ __all__ = ["FolderModel", "pool", "read_cross_encoder_folder", "read_folder"]
 
 _DEFAULT_FILE = "onnx/model.onnx"
 _POOLINGS = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls"}
+_OPTIONAL = ("Dense", "Normalize")
 _ADVICE = "make a bundle of it with `embedkit export`"
 
 
@@ -34,6 +35,7 @@ class FolderModel:
         fingerprint: hex SHA-256 of graph, tokenizer, pooling and length.
         default_prompt: put before every text for which no prompt is given.
         model: the serialized graph.
+        has_head: whether a dense layer stands behind the pooling, which only the graph can run.
     """
 
     path: Path
@@ -42,6 +44,7 @@ class FolderModel:
     fingerprint: str
     default_prompt: str
     model: bytes = field(repr=False)
+    has_head: bool = False
 
 
 def read_folder(folder: Path, *, file: str | None = None) -> FolderModel:
@@ -56,6 +59,8 @@ def read_folder(folder: Path, *, file: str | None = None) -> FolderModel:
     """
     modules = _read_modules(folder)
     pooling, dimension = _read_pooling(modules["Pooling"] / "config.json")
+    has_head = "Dense" in modules
+    dimension = _read_head_dimension(modules["Dense"] / "config.json") if has_head else dimension
     prompts, default_prompt = _read_prompts(folder)
     max_length = _read_max_length(folder)
     tokenizer_json = _read(folder / "tokenizer.json").decode("utf-8", errors="replace")
@@ -73,7 +78,7 @@ def read_folder(folder: Path, *, file: str | None = None) -> FolderModel:
     fingerprint = hashlib.sha256(
         b"\0".join([model, tokenizer_json.encode(), f"{pooling} {max_length}".encode()])
     ).hexdigest()
-    return FolderModel(folder, manifest, tokenizer_json, fingerprint, default_prompt, model)
+    return FolderModel(folder, manifest, tokenizer_json, fingerprint, default_prompt, model, has_head)
 
 
 def read_cross_encoder_folder(folder: Path, *, file: str | None = None) -> FolderModel:
@@ -128,10 +133,11 @@ def _read_modules(folder: Path) -> dict[str, Path]:
         modules = {entry["type"].rpartition(".")[2]: folder / entry["path"] for entry in entries}
     except (AttributeError, KeyError, TypeError) as error:
         raise ModelError(f"{folder}/modules.json: every module should have a type and a path") from error
-    if list(modules) not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
+    stack = [kind for kind in modules if kind not in _OPTIONAL]
+    if stack != ["Transformer", "Pooling"] or list(modules)[2:] != [kind for kind in _OPTIONAL if kind in modules]:
         raise ModelError(
-            f"{folder} is made of {', '.join(modules) or 'nothing'}; embedkit runs Transformer, Pooling and "
-            f"Normalize from such a folder; {_ADVICE}"
+            f"{folder} is made of {', '.join(modules) or 'nothing'}; embedkit runs Transformer, Pooling, "
+            f"Dense and Normalize from such a folder; {_ADVICE}"
         )
     return modules
 
@@ -174,6 +180,13 @@ def _read_pooling(path: Path) -> tuple[str, int]:
     if type(dimension) is not int or dimension < 1:
         raise ModelError(f"{path}: word_embedding_dimension should be a whole number, not {dimension!r}")
     return names[0], dimension
+
+
+def _read_head_dimension(path: Path) -> int:
+    dimension = _read_json(path).get("out_features")
+    if type(dimension) is not int or dimension < 1:
+        raise ModelError(f"{path}: out_features should be a whole number, not {dimension!r}")
+    return dimension
 
 
 def _read_max_length(folder: Path) -> int:

@@ -116,7 +116,7 @@ def test_large_weights_are_called_after_their_modules(make_any):
     assert {
         "embeddings.word_embeddings.weight_int8",
         "encoder.layer.1.attention.attn.q.weight_int8",
-        "linear.product.weight_int8",
+        "head.linear.product.weight_int8",
     } <= initializers(graph).keys()
     assert [(item.domain, item.version) for item in graph.opset_import] == [("", OPSET)]
 

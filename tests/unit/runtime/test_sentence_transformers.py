@@ -207,19 +207,30 @@ def test_golden_texts_are_not_to_be_had(folder: Path) -> None:
         Encoder.load(folder).verify()
 
 
+def test_a_head_inside_the_graph_is_run(folder: Path, toy_model_bytes: bytes, toy_reference: Reference) -> None:
+    put(folder, "Dense", in_features=8, out_features=16)
+    change(folder / "1_Pooling/config.json", word_embedding_dimension=8)
+    (folder / "onnx/model.onnx").write_bytes(toy_model_bytes)
+    np.testing.assert_allclose(Encoder.load(folder).encode(TEXTS), toy_reference(TEXTS), atol=1e-6)
+
+
 # What is refused
 
 
-def dense(folder: Path) -> None:
+def put(folder: Path, kind: str, **settings: Any) -> None:
+    """Put a module behind the pooling."""
     modules = json.loads((folder / "modules.json").read_text())
-    modules.insert(2, {"path": "2_Dense", "type": "sentence_transformers.models.Dense"})
+    modules.insert(2, {"path": f"2_{kind}", "type": f"sentence_transformers.models.{kind}"})
     write_json(folder / "modules.json", modules)
+    write_json(folder / f"2_{kind}/config.json", settings)
 
 
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
-        (dense, "made of Transformer, Pooling, Dense, Normalize; .*make a bundle of it with `embedkit export`"),
+        (lambda f: put(f, "WeightedLayerPooling"), "Normalize; .*make a bundle of it with `embedkit export`"),
+        (lambda f: put(f, "Dense", out_features=16), "gives last_hidden_state; expected sentence_embedding"),
+        (lambda f: put(f, "Dense", out_features=0), "out_features should be a whole number"),
         (lambda f: write_json(f / "modules.json", []), "made of nothing"),
         (lambda f: write_json(f / "modules.json", {}), "should hold a JSON list"),
         (lambda f: write_json(f / "modules.json", [{"type": "x"}]), "a type and a path"),

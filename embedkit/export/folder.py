@@ -1,0 +1,203 @@
+"""A model or a bundle as a folder in the layout of sentence-transformers, for it, fastembed and others to load.
+
+::
+
+    what embedkit.modeling.layout lists        from a model with its weights, for sentence-transformers on torch
+    onnx/model.onnx                            float32; of a bundle the graph that it has
+    onnx/model_qint8_*.onnx                    quantized, under sentence-transformers' name for the processor
+    README.md                                  what the model is, and what the gates measured of each graph
+
+Each graph was a bundle that passed its gates. The folder appears only if pooling, head and normalisation by its
+settings make of each graph's token states what the graph itself gives.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Unpack
+
+import numpy as np
+from safetensors.numpy import save_file
+
+from embedkit.atomic import atomic_folder
+from embedkit.errors import ExportError, GateError
+from embedkit.export.card import read_card
+from embedkit.export.open_graph import open_graph, read_head
+from embedkit.export.pipeline import ExportOptions, export, load_source
+from embedkit.export.probes import PROBE_TEXTS
+from embedkit.modeling.cross_encoder import PairEncoder
+from embedkit.modeling.encoder import SentenceEncoder
+from embedkit.modeling.layout import HEAD_FOLDER, write_layout
+from embedkit.modeling.vocabulary import write_tokenizer
+from embedkit.protocols import FloatArray
+from embedkit.runtime.bundle import Bundle, Manifest, read_bundle
+from embedkit.runtime.location import bundled_names, find_model
+from embedkit.runtime.packing import unit_rows
+from embedkit.runtime.sentence_transformers import pool
+from embedkit.runtime.session import Session
+from embedkit.runtime.tokenization import Tokenizer
+
+__all__ = ["FolderReport", "export_folder"]
+
+_SMALLEST_COSINE = 0.999
+_PROCESSORS = {"cpu-avx2": "avx2", "cpu-vnni": "avx512_vnni", "arm64": "arm64"}
+
+
+@dataclass(frozen=True)
+class FolderReport:
+    """What was written.
+
+    Attributes:
+        path: the folder.
+        graphs: file in it -> manifest of the bundle that the graph is of, gates included.
+        size_bytes: of all files.
+    """
+
+    path: Path
+    graphs: Mapping[str, Manifest]
+    size_bytes: int
+
+
+def export_folder(
+    source: str,
+    output: Path,
+    *,
+    licence: str = "",
+    max_length: int | None = None,
+    **options: Unpack[ExportOptions],
+) -> FolderReport:
+    """Write a folder of a run, a model or a bundle.
+
+    Args:
+        source: a run folder, a model folder or a hub id; or the file or name of a bundle, of which nothing but
+            its own graph can be had.
+        output: the folder to write; one that is there is replaced.
+        licence: of the weights.
+        max_length: tokens of the longest text or pair; None leaves it to the model.
+        options: as of :func:`~embedkit.export.pipeline.export`. Beside float32 there is a graph of this precision.
+
+    Raises:
+        ModelNotFoundError, ModelError, ConfigError, BundleError: the source cannot be loaded.
+        ExportError: the source cannot become such a folder.
+        GateError: a graph missed a gate; nothing was written.
+        StorageError: the folder cannot be written.
+    """
+    if Path(source).expanduser().is_file() or source in bundled_names():
+        return _write(output, None, {"model.onnx": read_bundle(find_model(source))})
+    if options.get("vocabulary") is not None:
+        raise ExportError(
+            "a folder holds torch's weights, which have the whole vocabulary; export a bundle instead"
+        )
+    card = read_card(source, licence=licence)
+    model = load_source(source, max_length=max_length)
+    bundles = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for precision in dict.fromkeys(["fp32", options["precision"]]):
+            target = options.get("target", "cpu-avx2")
+            wanted: ExportOptions = {**options, "precision": precision}
+            if precision == "fp32":
+                wanted["word_table"] = None
+            path = Path(folder) / "bundle.onnx"
+            export(model, path, card=card, **wanted)
+            bundles[_name(precision, target)] = read_bundle(path)
+    return _write(output, model, bundles)
+
+
+def _name(precision: str, target: str) -> str:
+    if precision == "fp32":
+        return "model.onnx"
+    form = "qint8_static" if precision == "int8-static" else "qint8"
+    return f"model_{form}_{_PROCESSORS[target]}.onnx"
+
+
+def _write(
+    output: Path, model: SentenceEncoder | PairEncoder | None, bundles: Mapping[str, Bundle]
+) -> FolderReport:
+    with atomic_folder(output) as folder:
+        if model is not None:
+            model.write(folder)
+        else:
+            _write_settings(folder, next(iter(bundles.values())))
+        (folder / "onnx").mkdir()
+        for name, bundle in bundles.items():
+            content = open_graph(bundle)
+            if bundle.manifest.kind == "encoder":
+                _check_pooling(bundle, content)
+            (folder / "onnx" / name).write_bytes(content)
+        (folder / "README.md").write_text(_describe(bundles), encoding="utf-8")
+        size_bytes = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+    return FolderReport(output, {f"onnx/{name}": each.manifest for name, each in bundles.items()}, size_bytes)
+
+
+def _write_settings(folder: Path, bundle: Bundle) -> None:
+    """What a model folder says beside its weights, as far as a bundle knows it."""
+    manifest = bundle.manifest
+    if manifest.kind != "encoder":
+        raise ExportError(f"{bundle.path} is a cross-encoder; export the model that it was made of")
+    tokenizer = Tokenizer(bundle.tokenizer_json, manifest.max_length)
+    head = read_head(bundle)
+    hidden = manifest.dimension if head is None else head["linear.weight"].shape[1]
+    write_tokenizer(folder, tokenizer)
+    write_layout(
+        folder,
+        hidden=hidden,
+        pooling=manifest.pooling,
+        max_length=manifest.max_length,
+        head=None if head is None else manifest.dimension,
+        prompts=dict(manifest.prompts),
+    )
+    if head is not None:
+        save_file(head, folder / HEAD_FOLDER / "model.safetensors")
+    # Enough for libraries that ask for the kind of a model before they load its graph.
+    config = {
+        "model_type": "bert",
+        "hidden_size": hidden,
+        "vocab_size": tokenizer.vocabulary_size,
+        "max_position_embeddings": manifest.max_length,
+        "pad_token_id": tokenizer.pad_id,
+    }
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
+def _check_pooling(bundle: Bundle, content: bytes) -> None:
+    """Do by hand with the token states what the settings tell other libraries to do."""
+    tokenizer = Tokenizer(bundle.tokenizer_json, bundle.manifest.max_length)
+    batch = tokenizer.pad(tokenizer.tokenize(PROBE_TEXTS).ids)
+    states, expected = (
+        Session(content, outputs=[name]).run(batch) for name in ("last_hidden_state", "sentence_embedding")
+    )
+    rows = _apply_head(pool(states, batch, bundle.manifest.pooling), read_head(bundle))
+    cosine = float((unit_rows(rows) * expected).sum(axis=1).min()) if rows.shape == expected.shape else -1.0
+    if not cosine >= _SMALLEST_COSINE:
+        figures = {"smallest_cosine": round(cosine, 6), "smallest_cosine_allowed": _SMALLEST_COSINE}
+        raise GateError(
+            f"nothing was written: pooling the token states gives other embeddings: {figures}", figures
+        )
+
+
+def _apply_head(pooled: FloatArray, head: Mapping[str, FloatArray] | None) -> FloatArray:
+    return pooled if head is None else np.tanh(pooled @ head["linear.weight"].T + head["linear.bias"])
+
+
+def _describe(bundles: Mapping[str, Bundle]) -> str:
+    """The model's card, in Markdown."""
+    manifest = next(iter(bundles.values())).manifest
+    facts = {
+        "base": manifest.base,
+        "method": manifest.method,
+        "teacher": manifest.teacher.get("name", ""),
+        "longest text": f"{manifest.max_length} tokens",
+        "written by": manifest.created_by,
+    }
+    head = ["---", "library_name: sentence-transformers"]
+    head += [f"license: {manifest.licence.lower()}"] if manifest.licence else []
+    lines = [*head, "---", "", f"# {manifest.name}", ""]
+    lines += [f"- {name}: {value}" for name, value in facts.items() if value]
+    for name, bundle in bundles.items():
+        lines += ["", f"## onnx/{name}", "", f"{bundle.manifest.precision}; what was measured of it:", ""]
+        lines += [f"- {gate}: {json.dumps(figures)}" for gate, figures in bundle.manifest.gates.items()]
+    return "\n".join(lines) + "\n"

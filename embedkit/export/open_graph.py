@@ -1,0 +1,93 @@
+"""A bundle's graph as other libraries run it: with the outputs that they pool and activate themselves.
+
+They want the states of the tokens, ``last_hidden_state (B, L, H)``, or the ``logits (B, 1)`` of a cross-encoder.
+Both are values inside the graph of a bundle already, in front of its pooling or its sigmoid, and become outputs.
+What the bundle gives stays an output, for libraries that take embeddings as they come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from embedkit.errors import ExportError
+from embedkit.protocols import FloatArray
+from embedkit.runtime.bundle import Bundle
+
+__all__ = ["open_graph", "read_head"]
+
+# Name of the node that pools -> which of its inputs are the states; as it is written, and as it is traced.
+_POOLS = {
+    "mean": {"masked_sum": 1, "/Mul": 0},
+    "cls": {"pooled": 0, "/Gather": 0},
+}
+_HEADS = ("head.linear", "head.linear.product")  # as it is written, and as it is traced
+
+
+def open_graph(bundle: Bundle) -> bytes:
+    """The serialized graph with one more output in front of its own, and without the bundle's metadata.
+
+    Raises:
+        ExportError: there are no states or logits in it.
+    """
+    model = onnx.load_from_string(bundle.model)
+    del model.metadata_props[:]
+    if bundle.manifest.kind == "cross-encoder":
+        _add_logits(model.graph)
+    else:
+        _add_states(model.graph, bundle.manifest.pooling)
+    onnx.checker.check_model(model)
+    content: bytes = model.SerializeToString()
+    return content
+
+
+def read_head(bundle: Bundle) -> dict[str, FloatArray] | None:
+    """The dense head's ``linear.weight (D, H)`` and ``linear.bias (D,)``, float32, integers scaled back; or None.
+
+    Raises:
+        ExportError: there is a head that cannot be read.
+    """
+    graph = onnx.load_from_string(bundle.model).graph
+    heads = [node for node in graph.node if node.op_type == "Tanh" and node.name in ("head", "/head/Tanh")]
+    if not heads:
+        return None
+    arrays = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
+    writers = {output: node for node in graph.node for output in node.output}
+    (bias,) = (arrays[name] for name in writers[heads[0].input[0]].input if name in arrays)
+    for name in _HEADS:
+        if (weight := _read_weight(arrays, name)) is not None:
+            return {"linear.weight": np.ascontiguousarray(weight.T), "linear.bias": bias}
+    raise ExportError(f"{bundle.path} has a dense head that cannot be read; export the model that it was made of")
+
+
+def _read_weight(arrays: Mapping[str, FloatArray], name: str) -> FloatArray | None:
+    """The weight ``(I, O) float32`` of a product, however it is stored."""
+    if f"{name}.weight" in arrays:
+        return arrays[f"{name}.weight"]
+    if f"{name}.weight_int8" not in arrays:
+        return None
+    weight = arrays[f"{name}.weight_int8"].astype(np.float32) * arrays[f"{name}.weight_scale"]
+    steps = arrays.get(f"{name}.per_step")  # of fixed scales: a factor of each input
+    return weight if steps is None else weight * steps[:, None]
+
+
+def _add_logits(graph: onnx.GraphProto) -> None:
+    (sigmoid,) = (node for node in graph.node if node.name == "score")
+    graph.initializer.append(numpy_helper.from_array(np.array([1], dtype=np.int64), "logits_axis"))
+    graph.node.append(helper.make_node("Unsqueeze", [sigmoid.input[0], "logits_axis"], ["logits"], name="logits"))
+    graph.output.insert(0, helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", 1]))
+
+
+def _add_states(graph: onnx.GraphProto, pooling: str) -> None:
+    known = _POOLS[pooling]
+    values = [node.input[known[node.name]] for node in graph.node if node.name in known]
+    if len(values) != 1:
+        raise ExportError(
+            "the states of the tokens were not found in the graph; only bundles of embedkit have them"
+        )
+    name = "last_hidden_state"
+    graph.node.append(helper.make_node("Identity", values, [name], name=name))
+    graph.output.insert(0, helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", "length", "hidden"]))

@@ -1,0 +1,227 @@
+"""Folders for other libraries, and those libraries loading them where they are installed."""
+
+import json
+
+import numpy as np
+import onnx
+import pytest
+
+from embedkit.errors import ExportError, GateError
+from embedkit.export import folder as folder_module
+from embedkit.export import open_graph as open_graph_module
+from embedkit.export.folder import export_folder
+from embedkit.export.open_graph import read_head
+from embedkit.export.pipeline import export
+from embedkit.export.probes import PROBE_TEXTS
+from embedkit.modeling.encoder import SentenceEncoder
+from embedkit.modeling.torch_cross_encoder import TorchCrossEncoder
+from embedkit.modeling.torch_encoder import TorchEncoder
+from embedkit.runtime.bundle import read_bundle
+from embedkit.runtime.cross_encoder import CrossEncoder
+from embedkit.runtime.encoder import Encoder
+
+PAIRS = [("the cat is asleep", "a good dog"), ("music", "the sea is blue")]
+TEXTS = [*PROBE_TEXTS[:9], "", "a long text about the sea and the sun " * 5]
+
+
+@pytest.fixture(params=[("mean", 16), ("cls", None)], ids=["mean-head", "cls"])
+def encoder(make_encoder, request):
+    pooling, head = request.param
+    encoder = make_encoder(pooling=pooling, head=head, initializer_range=0.1)
+    encoder.prompts = {"query": "find "}
+    return encoder
+
+
+@pytest.fixture
+def model(encoder, tmp_path):
+    encoder.save(tmp_path / "model")
+    return str(tmp_path / "model")
+
+
+def cosines(rows, others):
+    rows, others = (np.asarray(each, dtype=np.float64) for each in (rows, others))
+    rows, others = (each / np.linalg.norm(each, axis=1, keepdims=True) for each in (rows, others))
+    return (rows * others).sum(axis=1)
+
+
+def test_a_model_s_folder_has_weights_and_graphs(encoder, model, tmp_path):
+    report = export_folder(model, tmp_path / "st", precision="int8", target="cpu-vnni", licence="MIT")
+
+    assert list(report.graphs) == ["onnx/model.onnx", "onnx/model_qint8_avx512_vnni.onnx"]
+    assert report.graphs["onnx/model.onnx"].gates["parity"]["largest_difference"] <= 1e-5
+    assert report.size_bytes == sum(file.stat().st_size for file in (tmp_path / "st").rglob("*") if file.is_file())
+    loaded = SentenceEncoder.load(tmp_path / "st")
+    assert loaded.fingerprint() == encoder.fingerprint()
+    assert loaded.prompts == {"query": "find "}
+    card = (tmp_path / "st" / "README.md").read_text()
+    assert "license: mit" in card
+    assert card.count("- parity: ") == 2
+
+
+@pytest.mark.parametrize(("file", "least"), [("model.onnx", 0.99999), ("model_qint8_avx2.onnx", 0.99)])
+def test_our_runtime_loads_the_folder(encoder, model, tmp_path, file, least):
+    export_folder(model, tmp_path / "st", precision="int8")
+
+    loaded = Encoder.load(tmp_path / "st", file=f"onnx/{file}")
+
+    assert loaded.dimension == encoder.dimension
+    assert cosines(loaded.encode(TEXTS), TorchEncoder(encoder).encode(TEXTS)).min() > least
+
+
+def test_graphs_give_token_states_first(encoder, model, tmp_path):
+    export_folder(model, tmp_path / "st", precision="fp32")
+
+    graph = onnx.load(tmp_path / "st" / "onnx" / "model.onnx")
+    assert [output.name for output in graph.graph.output] == ["last_hidden_state", "sentence_embedding"]
+    assert not graph.metadata_props
+
+
+@pytest.mark.parametrize("precision", ["fp32", "int8", "int8-static"])
+def test_a_bundle_becomes_a_folder(encoder, tmp_path, precision):
+    export(encoder, tmp_path / "toy.onnx", precision=precision, calibration=PROBE_TEXTS)
+
+    export_folder(str(tmp_path / "toy.onnx"), tmp_path / "st", precision="int8")
+
+    rows = Encoder.load(tmp_path / "toy.onnx").encode(TEXTS)
+    np.testing.assert_allclose(Encoder.load(tmp_path / "st").encode(TEXTS), rows, atol=1e-6)
+    described = json.loads((tmp_path / "st" / "config.json").read_text())
+    assert described["hidden_size"] == 32
+    assert not (tmp_path / "st" / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize("precision", ["fp32", "int8", "int8-static"])
+def test_the_head_is_read_from_any_precision(make_encoder, tmp_path, precision):
+    encoder = make_encoder(head=6, initializer_range=0.1)
+    export(encoder, tmp_path / "toy.onnx", precision=precision, calibration=PROBE_TEXTS)
+
+    head = read_head(read_bundle(tmp_path / "toy.onnx"))
+
+    weight = encoder.head.linear.weight.detach().numpy()
+    assert cosines(head["linear.weight"], weight).min() > (0.98 if precision == "int8-static" else 0.999)
+    np.testing.assert_array_equal(head["linear.bias"], encoder.head.linear.bias.detach().numpy())
+
+
+@pytest.mark.parametrize("architecture", ["mpnet", "modernbert"])
+@pytest.mark.parametrize(("pooling", "head"), [("mean", 6), ("cls", None)])
+def test_folders_of_traced_graphs(make_any, tmp_path, architecture, pooling, head):
+    model = make_any(architecture, pooling=pooling, head=head)
+    model.save(tmp_path / "model")
+
+    export_folder(str(tmp_path / "model"), tmp_path / "st", precision="fp32")
+
+    rows = Encoder.load(tmp_path / "st").encode(TEXTS)
+    np.testing.assert_allclose(rows, TorchEncoder(model).encode(TEXTS), atol=1e-5)
+
+
+def test_a_cross_encoder_s_folder_gives_logits(make_pair_encoder, tmp_path):
+    model = make_pair_encoder()
+    model.save(tmp_path / "model")
+
+    export_folder(str(tmp_path / "model"), tmp_path / "st", precision="fp32")
+
+    scores = CrossEncoder.load(tmp_path / "st").predict(PAIRS)
+    np.testing.assert_allclose(scores, TorchCrossEncoder(model).predict(PAIRS), atol=1e-5)
+
+
+def test_a_head_that_does_not_fit_the_graph_misses_its_gate(make_encoder, tmp_path, monkeypatch):
+    export(make_encoder(head=6), tmp_path / "toy.onnx", precision="fp32")
+
+    def read_wrong(bundle):
+        head = read_head(bundle)
+        return head | {"linear.weight": -head["linear.weight"]}
+
+    monkeypatch.setattr(folder_module, "read_head", read_wrong)
+
+    with pytest.raises(GateError, match="pooling the token states"):
+        export_folder(str(tmp_path / "toy.onnx"), tmp_path / "st", precision="fp32")
+    assert not (tmp_path / "st").exists()
+
+
+def test_what_is_refused(make_encoder, make_pair_encoder, tmp_path, monkeypatch):
+    make_encoder().save(tmp_path / "model")
+    export(make_encoder(), tmp_path / "toy.onnx", precision="fp32")
+    export(make_pair_encoder(), tmp_path / "pairs.onnx", precision="fp32")
+
+    with pytest.raises(ExportError, match="whole vocabulary"):
+        export_folder(str(tmp_path / "model"), tmp_path / "st", precision="fp32", vocabulary=["the"])
+    with pytest.raises(ExportError, match="cross-encoder; export the model"):
+        export_folder(str(tmp_path / "pairs.onnx"), tmp_path / "st", precision="fp32")
+    monkeypatch.setattr(open_graph_module, "_POOLS", {"mean": {}})
+    with pytest.raises(ExportError, match="states of the tokens"):
+        export_folder(str(tmp_path / "toy.onnx"), tmp_path / "st", precision="fp32")
+    assert not (tmp_path / "st").exists()
+
+
+# Other libraries
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("backend", ["torch", "onnx"])
+def test_sentence_transformers_loads_a_model_s_folder(encoder, model, tmp_path, backend):
+    library = pytest.importorskip("sentence_transformers")
+    if backend == "onnx":
+        pytest.importorskip("optimum.onnxruntime")
+    export_folder(model, tmp_path / "st", precision="fp32")
+    options = {"provider": "CPUExecutionProvider", "file_name": "model.onnx"} if backend == "onnx" else {}
+
+    theirs = library.SentenceTransformer(
+        str(tmp_path / "st"), backend=backend, device="cpu", model_kwargs=options, local_files_only=True
+    )
+
+    assert cosines(theirs.encode(TEXTS), TorchEncoder(encoder).encode(TEXTS)).min() > 0.9999
+    assert theirs.prompts["query"] == "find "
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_sentence_transformers_loads_a_bundle_s_folder(encoder, tmp_path):
+    library = pytest.importorskip("sentence_transformers")
+    pytest.importorskip("optimum.onnxruntime")
+    export(encoder, tmp_path / "toy.onnx", precision="fp32")
+    export_folder(str(tmp_path / "toy.onnx"), tmp_path / "st", precision="fp32")
+
+    theirs = library.SentenceTransformer(
+        str(tmp_path / "st"),
+        backend="onnx",
+        device="cpu",
+        model_kwargs={"provider": "CPUExecutionProvider", "file_name": "model.onnx"},
+        local_files_only=True,
+    )
+
+    assert cosines(theirs.encode(TEXTS), Encoder.load(tmp_path / "toy.onnx").encode(TEXTS)).min() > 0.9999
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_sentence_transformers_scores_a_cross_encoder_s_folder(make_pair_encoder, tmp_path):
+    library = pytest.importorskip("sentence_transformers")
+    model = make_pair_encoder()
+    model.save(tmp_path / "model")
+    export_folder(str(tmp_path / "model"), tmp_path / "st", precision="fp32")
+
+    theirs = library.CrossEncoder(str(tmp_path / "st"), device="cpu", local_files_only=True)
+
+    np.testing.assert_allclose(theirs.predict(PAIRS), TorchCrossEncoder(model).predict(PAIRS), atol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_fastembed_loads_the_folder(encoder, model, tmp_path):
+    library = pytest.importorskip("fastembed")
+    export_folder(model, tmp_path / "st", precision="fp32")
+
+    rows = encode_by_fastembed(library, tmp_path / "st", encoder.dimension)
+
+    assert cosines(rows, TorchEncoder(encoder).encode(TEXTS)).min() > 0.9999
+
+
+def encode_by_fastembed(library, folder, dimension):
+    description = pytest.importorskip("fastembed.common.model_description")
+    name = f"toy/{folder.parent.name}"
+    library.TextEmbedding.add_custom_model(
+        model=name,
+        pooling=description.PoolingType.DISABLED,
+        normalization=False,
+        sources=description.ModelSource(hf=name),
+        dim=dimension,
+        model_file="onnx/model.onnx",
+        output_name="sentence_embedding",
+    )
+    return list(library.TextEmbedding(name, specific_model_path=str(folder)).embed(TEXTS))
