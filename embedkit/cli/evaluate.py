@@ -67,6 +67,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="how re-ranking is scored; both, where the data allow it, if not given",
     )
     parser.add_argument(
+        "--text",
+        choices=("raw", "senteval"),
+        default="raw",
+        help="of STS sets: as they are, or tokenized and lower-cased as SentEval does it; default: raw",
+    )
+    parser.add_argument(
         "--backend",
         choices=("auto", "onnx", "torch"),
         default="auto",
@@ -99,7 +105,8 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.seeds:
         _check_seeds(arguments.models)
     names = dict.fromkeys(arguments.tasks)
-    tasks = [load_task(name, data=arguments.data, convention=arguments.convention) for name in names]
+    wishes = {"data": arguments.data, "convention": arguments.convention, "text": arguments.text}
+    tasks = [load_task(name, **wishes) for name in names]
     found: dict[str, list[Evaluation]] = {}
     for source in dict.fromkeys(arguments.models):
         model = load_model(source, arguments.backend)

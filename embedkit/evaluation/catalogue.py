@@ -12,18 +12,22 @@ from embedkit.evaluation.published.reranking import RERANKING_TASKS
 from embedkit.evaluation.published.retrieval import RETRIEVAL_TASKS
 from embedkit.evaluation.published.sts import STS_TASKS
 from embedkit.evaluation.published.transfer import TRANSFER_TASKS
+from embedkit.evaluation.senteval_text import as_senteval
 from embedkit.evaluation.shelf import Entry, Shelf
 from embedkit.evaluation.tasks import Task
 
-__all__ = ["CONVENTIONS", "TASKS", "load_task"]
+__all__ = ["CONVENTIONS", "TASKS", "TEXTS", "load_task"]
 
 CONVENTIONS = ("useb", "mteb")
+TEXTS = ("raw", "senteval")
 
 TASKS: dict[str, Entry] = {**STS_TASKS, **RERANKING_TASKS, **RETRIEVAL_TASKS, **PAIR_TASKS, **TRANSFER_TASKS}
 """Task by name."""
 
 
-def load_task(name: str, *, data: str | Path | None = None, convention: str | None = None) -> Task:
+def load_task(
+    name: str, *, data: str | Path | None = None, convention: str | None = None, text: str = "raw"
+) -> Task:
     """Load the data of a task.
 
     Args:
@@ -31,14 +35,22 @@ def load_task(name: str, *, data: str | Path | None = None, convention: str | No
             data set; or a set of one's own, a file, folder or hub id, told apart by its columns.
         data: the folder in which named sets are looked for; without it they come from the hub.
         convention: of re-ranking, ``"useb"`` or ``"mteb"``; None is every one that the data allow.
+        text: ``"raw"``, as the set has it, or ``"senteval"``, tokenized and lower-cased (STS sets only).
 
     Raises:
         DataError: the data is missing or malformed, or does not allow the convention.
-        InputError: there is no such task or convention.
+        InputError: there is no such task, convention or text.
         MissingExtraError: the hub or a Parquet file without the extra ``bench``.
     """
     if convention is not None and convention not in CONVENTIONS:
         raise InputError(f"expected one of the conventions {', '.join(CONVENTIONS)}, got {convention!r}")
+    if text not in TEXTS:
+        raise InputError(f"expected the text {' or '.join(TEXTS)}, got {text!r}")
+    task = _load(name, data, convention)
+    return as_senteval(task) if text == "senteval" else task
+
+
+def _load(name: str, data: str | Path | None, convention: str | None) -> Task:
     folder = None if data is None else Path(data).expanduser()
     if folder is not None and not folder.is_dir():
         raise DataError(f"there is no data folder {folder}")

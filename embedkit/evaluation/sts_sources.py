@@ -5,7 +5,7 @@ Text is taken raw. SentEval lower-cases and tokenizes its copy, which hardly cha
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +17,9 @@ from embedkit.evaluation.sources import collect_pairs, load_scored_pairs
 from embedkit.evaluation.sts import ScoredPairs
 
 __all__ = [
+    "SICK_NAMES",
     "STS17_PAIRS",
+    "STSB_NAMES",
     "STS_YEARS",
     "StsSet",
     "load_sick",
@@ -47,6 +49,9 @@ _STSB = {"dev": ("sts-dev.csv", "validation", 1500), "test": ("sts-test.csv", "t
 _SICK = {"trial": ("SICK_trial.txt", 500), "test": ("SICK_test_annotated.txt", 4927)}
 
 
+STSB_NAMES = ("stsb", "stsb-dev")
+SICK_NAMES = ("sickr", "sick-trial")
+
 _STS17_SIZE = 250
 
 
@@ -59,12 +64,14 @@ class StsSet:
         subsets: its parts; a single one if the source does not tell them apart.
         expected: published number of scored pairs by subset, or in all under the set's own name.
         source: the folder, file or hub id that it came from.
+        notes: what a reader must know, a sentence each.
     """
 
     name: str
     subsets: list[ScoredPairs]
     expected: dict[str, int]
     source: str
+    notes: list[str] = field(default_factory=list)
 
     @property
     def lower_cased(self) -> bool:

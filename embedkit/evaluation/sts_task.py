@@ -13,11 +13,11 @@ from embedkit.evaluation.evidence import Correlation
 from embedkit.evaluation.pool import Pool
 from embedkit.evaluation.results import Part, Result, defined
 from embedkit.evaluation.sts import correlate
-from embedkit.evaluation.sts_sources import STS_YEARS, StsSet
+from embedkit.evaluation.sts_sources import STS_YEARS, STSB_NAMES, StsSet
 
 __all__ = ["StsTask"]
 
-_CASED = (*STS_YEARS, "stsb", "stsb-dev")
+_CASED = (*STS_YEARS, *STSB_NAMES)
 """Sets that SentEval lower-cases."""
 
 
@@ -54,14 +54,14 @@ class StsTask:
 def _sts_result(pool: Pool, sts: StsSet) -> Result:
     found = correlate(pool, sts.subsets)
     measures = {"all": defined(found.all)}
-    notes = sts.differences()
+    notes = [*sts.differences(), *sts.notes]
     if found.undefined:
         notes.append(f"Spearman's correlation is undefined: {found.undefined}")
     if len(sts.subsets) > 1:
         measures |= {"mean": defined(found.mean), "wmean": defined(found.wmean)}
     elif sts.name in STS_YEARS and sts.name in sts.expected:
         notes.append("no mean and wmean: the source does not tell the subsets apart")
-    if sts.name in _CASED and sts.lower_cased:
+    if sts.name in _CASED and sts.lower_cased and not sts.notes:
         notes.append("the text is lower-cased, as in SentEval's copy")
     sizes = {pairs.name: len(pairs) for pairs in sts.subsets}
     return Result(
