@@ -10,9 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from embedkit.errors import InputError
 from embedkit.evaluation.results import Evaluation, Result
-from embedkit.evaluation.significance import LEVEL, SEED, Difference, Interval, compare, interval
+from embedkit.evaluation.significance import LEVEL, SEED, Difference, Interval, Samples
 
 __all__ = ["Certainty", "Comparison", "Spread", "certainties", "seed_group", "spreads"]
 
@@ -93,21 +92,23 @@ class Comparison:
 
 
 def certainties(evaluations: Sequence[Evaluation], *, samples: int) -> list[Certainty]:
-    """The interval of every headline, and its difference from the first model.
+    """The interval of every headline, and its difference from the first model; a set counts once for a model.
 
     Args:
         evaluations: of one or several models; results without evidence are passed over.
         samples: of the bootstrap.
     """
-    first: dict[Key, Result] = {}
-    found = []
+    first: dict[Key, Samples] = {}
+    found: dict[tuple[str, Key], Certainty] = {}
     for evaluation in evaluations:
         for result in evaluation.results:
-            if result.evidence is None:
-                continue
-            reference = first.setdefault(_key(result), result)
-            found.append(_certainty(evaluation, result, reference, samples))
-    return found
+            place = evaluation.fingerprint, _key(result)
+            if result.evidence is not None and place not in found:
+                drawn = Samples.of(result.evidence, samples=samples)
+                reference = first.setdefault(_key(result), drawn)
+                difference = None if reference is drawn else drawn.less(reference)
+                found[place] = _certainty(evaluation, result, drawn.interval(), difference)
+    return list(found.values())
 
 
 def spreads(groups: Mapping[str, Sequence[Evaluation]]) -> list[Spread]:
@@ -134,10 +135,9 @@ def _key(result: Result) -> Key:
     return result.name, result.convention, result.measure
 
 
-def _certainty(evaluation: Evaluation, result: Result, reference: Result, samples: int) -> Certainty:
-    evidence, other = result.evidence, reference.evidence
-    if evidence is None or other is None:
-        raise InputError(f"{result.name}: expected the rows behind the figure, got none")
+def _certainty(
+    evaluation: Evaluation, result: Result, interval: Interval, difference: Difference | None
+) -> Certainty:
     return Certainty(
         model=evaluation.model,
         fingerprint=evaluation.fingerprint,
@@ -145,8 +145,8 @@ def _certainty(evaluation: Evaluation, result: Result, reference: Result, sample
         convention=result.convention,
         measure=result.measure,
         value=result.value,
-        interval=interval(evidence, samples=samples),
-        difference=None if result is reference else compare(other, evidence, samples=samples),
+        interval=interval,
+        difference=difference,
     )
 
 

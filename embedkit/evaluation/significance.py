@@ -19,7 +19,7 @@ from embedkit.errors import InputError
 from embedkit.evaluation.evidence import Draw, Evidence
 from embedkit.evaluation.results import defined
 
-__all__ = ["Difference", "Interval", "compare", "interval", "sampled"]
+__all__ = ["LEVEL", "SAMPLES", "SEED", "Difference", "Interval", "Samples"]
 
 LEVEL = 0.95
 SEED = 0
@@ -41,7 +41,7 @@ class Difference:
     Attributes:
         value: on the rows as they are.
         interval: over the samples.
-        p_value: two-sided: twice the share of samples in which the difference is zero or has the other sign.
+        p_value: two-sided, twice the share of samples in which the difference is zero or has the other sign.
     """
 
     value: float | None
@@ -49,40 +49,52 @@ class Difference:
     p_value: float | None
 
 
-def sampled(evidence: Evidence, *, samples: int = SAMPLES, seed: int = SEED) -> npt.NDArray[np.float64]:
-    """The figure on each sample, ``(samples,) float64``; evidence of the same sizes meets the same samples."""
-    return np.array([evidence.figure(draw) for draw in _draws(evidence.sizes(), samples, seed)])
+@dataclass(frozen=True)
+class Samples:
+    """One figure on the rows as they are and on many samples of them.
 
-
-def interval(evidence: Evidence, *, samples: int = SAMPLES, seed: int = SEED) -> Interval:
-    """The percentile interval of a figure."""
-    return _between(sampled(evidence, samples=samples, seed=seed))
-
-
-def compare(first: Evidence, second: Evidence, *, samples: int = SAMPLES, seed: int = SEED) -> Difference:
-    """How much better the second model is than the first, and how sure that is.
-
-    Args:
-        first: of one model.
-        second: of another model, on the same rows in the same order.
-        samples: how many to draw.
-        seed: of the generator.
-
-    Raises:
-        InputError: the two are not of the same rows.
+    Attributes:
+        value: on the rows as they are, NaN if it is undefined.
+        figures: ``(samples,) float64``, NaN where it is undefined.
+        sizes: rows of each set.
     """
-    if first.sizes() != second.sizes():
-        raise InputError(
-            f"expected figures over the same rows, got sets of {first.sizes()} and of {second.sizes()} rows"
-        )
-    figures = sampled(second, samples=samples, seed=seed) - sampled(first, samples=samples, seed=seed)
-    differences = figures[~np.isnan(figures)]
-    whole = [np.arange(size) for size in first.sizes()]
-    value = defined(second.figure(whole) - first.figure(whole))
-    if value is None or not len(differences):
-        return Difference(value, _between(differences), None)
-    tails = [1 + np.count_nonzero(differences <= 0), 1 + np.count_nonzero(differences >= 0)]
-    return Difference(value, _between(differences), float(min(1.0, 2 * min(tails) / (1 + len(differences)))))
+
+    value: float
+    figures: npt.NDArray[np.float64]
+    sizes: list[int]
+
+    @classmethod
+    def of(cls, evidence: Evidence, *, samples: int = SAMPLES, seed: int = SEED) -> Samples:
+        """Draw them; evidence of the same sizes meets the same samples.
+
+        Args:
+            evidence: the rows behind the figure.
+            samples: how many to draw.
+            seed: of the generator.
+        """
+        sizes = evidence.sizes()
+        figures = np.array([evidence.figure(draw) for draw in _draws(sizes, samples, seed)])
+        return cls(evidence.figure([np.arange(size) for size in sizes]), figures, sizes)
+
+    def interval(self) -> Interval:
+        """The percentile interval of the figure."""
+        return _between(self.figures)
+
+    def less(self, other: Samples) -> Difference:
+        """How much better this model is than the other, and how sure that is.
+
+        Args:
+            other: of another model on the same rows in the same order, from as many samples of one seed.
+
+        Raises:
+            InputError: the two are not of the same rows.
+        """
+        if self.sizes != other.sizes:
+            raise InputError(
+                f"expected figures over the same rows, got sets of {other.sizes} and of {self.sizes} rows"
+            )
+        figures = self.figures - other.figures
+        return Difference(defined(self.value - other.value), _between(figures), _p_value(figures))
 
 
 def _draws(sizes: list[int], samples: int, seed: int) -> Iterator[Draw]:
@@ -97,3 +109,11 @@ def _between(figures: npt.NDArray[np.float64]) -> Interval:
         return Interval(None, None)
     low, high = np.quantile(known, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return Interval(float(low), float(high))
+
+
+def _p_value(differences: npt.NDArray[np.float64]) -> float | None:
+    known = differences[~np.isnan(differences)]
+    if not len(known):
+        return None
+    tails = [1 + np.count_nonzero(known <= 0), 1 + np.count_nonzero(known >= 0)]
+    return float(min(1.0, 2 * min(tails) / (1 + len(known))))

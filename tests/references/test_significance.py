@@ -10,8 +10,16 @@ from scipy import stats
 from sklearn.metrics import roc_auc_score
 
 from embedkit.evaluation.evidence import Average, Correlation, Mean, Separation
-from embedkit.evaluation.significance import compare, interval
+from embedkit.evaluation.significance import Samples
 from embedkit.evaluation.thresholds import Thresholds
+
+
+def interval(evidence, **options):
+    return Samples.of(evidence, **options).interval()
+
+
+def compare(first, second, **options):
+    return Samples.of(second, **options).less(Samples.of(first, **options))
 
 
 def slow_samples(sizes, figure, samples):

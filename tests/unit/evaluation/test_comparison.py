@@ -11,9 +11,18 @@ from embedkit.evaluation.comparison import Comparison, certainties, seed_group, 
 from embedkit.evaluation.evidence import Average, Correlation, Mean, Separation
 from embedkit.evaluation.report import to_json, to_markdown, to_text
 from embedkit.evaluation.results import Evaluation, Result
-from embedkit.evaluation.significance import compare, interval
+from embedkit.evaluation.significance import Samples
 from embedkit.evaluation.tasks import evaluate
 from embedkit.evaluation.thresholds import Thresholds
+
+
+def interval(evidence, **options):
+    return Samples.of(evidence, **options).interval()
+
+
+def compare(first, second, **options):
+    return Samples.of(second, **options).less(Samples.of(first, **options))
+
 
 RIGHT = np.array([1.0, 1.0, 1.0, 0.0] * 10)
 
@@ -94,6 +103,11 @@ def test_the_first_model_is_the_one_to_beat():
     first, second = certainties([evaluation("a", 1 - RIGHT), evaluation("b", RIGHT)], samples=100)
     assert first.difference is None
     assert second.difference.value == pytest.approx(0.5)
+
+
+def test_a_set_of_two_tasks_counts_once():
+    (only,) = certainties([evaluation("a", RIGHT), evaluation("a", RIGHT)], samples=50)
+    assert only.difference is None
 
 
 def test_seeds_have_a_mean_and_a_deviation():
