@@ -1,0 +1,92 @@
+"""MTEB's own tasks, given local rows in place of those they would download."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import mteb
+from datasets import Dataset, DatasetDict
+from mteb.abstasks.text.reranking import OLD_FORMAT_RERANKING_TASKS, AbsTaskReranking
+
+from embedkit.evaluation.pairs import PairTask
+from embedkit.evaluation.sts_task import StsTask
+
+__all__ = ["few_shot", "pairs", "reranking", "retrieval", "similarity"]
+
+
+def similarity(name: str, task: StsTask) -> Any:
+    """An STS task with the pairs of all subsets."""
+    subsets = task.sets[0].subsets
+    rows = {
+        "sentence1": [text for each in subsets for text in each.first],
+        "sentence2": [text for each in subsets for text in each.second],
+        "score": [float(score) for each in subsets for score in each.scores],
+    }
+    return _filled(name, DatasetDict({"test": Dataset.from_dict(rows)}))
+
+
+def pairs(task: PairTask) -> Any:
+    """Pair classification, whose code does not depend on the set."""
+    labels = [int(label) for label in task.pairs.labels]
+    rows = {"sentence1": task.pairs.first, "sentence2": task.pairs.second, "labels": labels}
+    return _filled("TwitterSemEval2015", DatasetDict({"test": Dataset.from_dict(rows)}))
+
+
+def retrieval(folder: Path) -> Any:
+    """A folder in BEIR's form, read by itself."""
+    relevant: dict[str, dict[str, int]] = {}
+    with (folder / "qrels" / "test.tsv").open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file, delimiter="\t"):
+            relevant.setdefault(row["query-id"], {})[row["corpus-id"]] = int(row["score"])
+    corpus = [
+        {"id": row["_id"], "title": row.get("title") or "", "text": row["text"]}
+        for row in _json_lines(folder / "corpus.jsonl")
+    ]
+    queries = [{"id": row["_id"], "text": row["text"]} for row in _json_lines(folder / "queries.jsonl")]
+    split = {
+        "corpus": Dataset.from_list(corpus),
+        "queries": Dataset.from_list(queries),
+        "relevant_docs": relevant,
+        "top_ranked": None,
+    }
+    return _filled("SciFact", {"default": {"test": split}})
+
+
+def reranking(path: Path) -> Any:
+    """A file of ``query, positive[], negative[]``, turned into tables by MTEB's own code."""
+    rows = [{key: row[key] for key in ("query", "positive", "negative")} for row in _json_lines(path)]
+    task = _Lists()
+    OLD_FORMAT_RERANKING_TASKS.append(task.metadata.name)
+    task.transform_old_dataset_format(DatasetDict({"test": Dataset.from_list(rows)}))
+    return task
+
+
+class _Lists(AbsTaskReranking):
+    """A set in MTEB 1's form, under a name that MTEB knows."""
+
+    metadata = mteb.get_task("AskUbuntuDupQuestions").metadata
+
+
+def few_shot(folder: Path) -> Any:
+    """Intents: ``train.csv`` and ``test.csv`` of ``text, category``."""
+    parts = {}
+    for part in ("train", "test"):
+        with (folder / f"{part}.csv").open(encoding="utf-8", newline="") as file:
+            rows = [{"text": row["text"], "label": row["category"]} for row in csv.DictReader(file)]
+        parts[part] = Dataset.from_list(rows)
+    return _filled("Banking77Classification", DatasetDict(parts))
+
+
+def _filled(name: str, data: Any) -> Any:
+    task = mteb.get_task(name)
+    task.dataset, task.data_loaded = data, True
+    return task
+
+
+def _json_lines(path: Path) -> Iterator[dict[str, Any]]:
+    with path.open(encoding="utf-8") as file:
+        yield from map(json.loads, file)

@@ -1,0 +1,130 @@
+"""Encoders and cross-encoders as models of MTEB, the Massive Text Embedding Benchmark.
+
+    import mteb
+    from embedkit import Encoder
+    from embedkit.integrations.mteb import MtebEncoder
+
+    model = MtebEncoder(Encoder.load("tiny-sct.onnx"))
+    mteb.evaluate(model, mteb.get_tasks(["STSBenchmark"]))
+
+Needs ``pip install "embedkit[mteb]"``, and was written for MTEB 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+from embedkit.errors import InputError
+from embedkit.extras import require
+from embedkit.protocols import FloatArray, PairScorer, TextEncoder
+
+__all__ = ["Batch", "MtebCrossEncoder", "MtebEncoder"]
+
+Batch = Mapping[str, Any]
+"""What MTEB's data loaders yield: lists by the kind of input, ``{"text": [...]}``."""
+
+
+@runtime_checkable
+class _Prompting(Protocol):
+    """An encoder with prompts of its own for queries and documents."""
+
+    def encode_query(self, texts: Sequence[str], /) -> FloatArray: ...
+
+    def encode_document(self, texts: Sequence[str], /) -> FloatArray: ...
+
+
+class MtebEncoder:
+    """MTEB's ``EncoderProtocol`` over an encoder.
+
+    Where MTEB tells queries from documents, an encoder's own prompts for them are put before the texts, as
+    MTEB does for models of sentence-transformers. Batches are the encoder's business: MTEB's
+    ``batch_size`` has no effect.
+
+    Args:
+        encoder: a bundle, a torch encoder or anything with the attributes of ``TextEncoder``.
+
+    Raises:
+        MissingExtraError: MTEB is not installed.
+    """
+
+    def __init__(self, encoder: TextEncoder) -> None:
+        self._encoder = encoder
+        self._similarity = require("mteb.similarity_functions", extra="mteb")
+        self.mteb_model_meta = _describe(encoder, "dense", embed_dim=encoder.dimension)
+
+    def encode(
+        self, inputs: Iterable[Batch], *, prompt_type: str | None = None, precision: str = "float32", **_: Any
+    ) -> FloatArray:
+        """Embed the texts of a data loader: ``(N, D) float32, unit rows``.
+
+        Args:
+            inputs: batches with the key ``text``.
+            prompt_type: ``"query"``, ``"document"`` or None.
+            precision: ``"float32"``, the only one.
+
+        Raises:
+            InputError: the inputs are no texts, or another precision is wanted.
+        """
+        if precision != "float32":
+            raise InputError(f"expected the precision float32 from MTEB, got {precision!r}")
+        texts = _texts(inputs)
+        if prompt_type is None or not isinstance(self._encoder, _Prompting):
+            return self._encoder.encode(texts)
+        return (
+            self._encoder.encode_query(texts) if prompt_type == "query" else self._encoder.encode_document(texts)
+        )
+
+    def similarity(self, embeddings1: FloatArray, embeddings2: FloatArray) -> Any:
+        """Cosine of each row with each row, a torch tensor as MTEB wants it."""
+        return self._similarity.cos_sim(embeddings1, embeddings2)
+
+    def similarity_pairwise(self, embeddings1: FloatArray, embeddings2: FloatArray) -> Any:
+        """Cosine of each row with the one at its place, a torch tensor as MTEB wants it."""
+        return self._similarity.pairwise_cos_sim(embeddings1, embeddings2)
+
+
+class MtebCrossEncoder:
+    """MTEB's ``CrossEncoderProtocol`` over a cross-encoder.
+
+    Args:
+        scorer: the bundle of a cross-encoder, or anything with the attributes of ``PairScorer``.
+
+    Raises:
+        MissingExtraError: MTEB is not installed.
+    """
+
+    def __init__(self, scorer: PairScorer) -> None:
+        self._scorer = scorer
+        self.mteb_model_meta = _describe(scorer, "cross-encoder", embed_dim=None)
+
+    def predict(self, inputs1: Iterable[Batch], inputs2: Iterable[Batch], **_: Any) -> FloatArray:
+        """Score pairs, the texts of two data loaders one by one: ``(N,) float32``.
+
+        Raises:
+            InputError: the inputs are no texts.
+        """
+        return self._scorer.predict(list(zip(_texts(inputs1), _texts(inputs2), strict=True)))
+
+
+def _texts(inputs: Iterable[Batch]) -> list[str]:
+    texts: list[str] = []
+    for batch in inputs:
+        if "text" not in batch:
+            raise InputError(f"expected texts from MTEB, got {', '.join(batch)}: the model reads nothing else")
+        texts += batch["text"]
+    return texts
+
+
+def _describe(model: TextEncoder | PairScorer, kind: str, *, embed_dim: int | None) -> Any:
+    """What MTEB files results under: the fingerprint is the revision, so that no other model shares them."""
+    module = require("mteb.models.model_meta", extra="mteb")
+    about = {
+        "name": f"embedkit/{model.name.replace('/', '-')}",
+        "revision": model.fingerprint,
+        "max_tokens": model.max_length,
+        "embed_dim": embed_dim,
+        "similarity_fn_name": module.ScoringFunction.COSINE,
+        "model_type": [kind],
+    }
+    return module.ModelMeta.create_empty(about)
