@@ -190,16 +190,12 @@ def _untrained(names: Iterable[str], folder: Path) -> Iterator[Candidate]:
         return
     from embedkit.errors import InputError
     from embedkit.evaluation.speed.process import Candidate
-    from embedkit.export.untrained import write_untrained
+    from embedkit.export.untrained import bert_tokenizer, write_untrained
     from embedkit.modeling.sizes import ARCHITECTURES
-    from embedkit.runtime.bundle import read_bundle
-    from embedkit.runtime.location import find_model
-    from embedkit.runtime.tokenization import Tokenizer
 
     if unknown := [name for name in names if name not in ARCHITECTURES]:
         raise InputError(f"there is no architecture {unknown[0]!r}; there are {', '.join(ARCHITECTURES)}")
-    bundle = read_bundle(find_model("tiny-sct"))  # for BERT's vocabulary
-    tokenizer = Tokenizer(bundle.tokenizer_json, bundle.manifest.max_length)
+    tokenizer = bert_tokenizer()
     for name in names:
         for precision in ("fp32", "int8"):
             logger.info("writing %s with random weights, %s", name, precision)

@@ -15,12 +15,19 @@ from embedkit.export.quantize import Int8Arithmetic, largest_weight
 from embedkit.export.writer import FloatArithmetic
 from embedkit.modeling.initialisation import random
 from embedkit.modeling.sizes import Size
+from embedkit.runtime.bundle import read_bundle
+from embedkit.runtime.location import find_model
 from embedkit.runtime.tokenization import Tokenizer
 
-__all__ = ["MAX_LENGTH", "write_untrained"]
+__all__ = ["MAX_LENGTH", "bert_tokenizer", "write_untrained"]
 
 MAX_LENGTH = 512
 """Tokens, as in every published BERT."""
+
+
+def bert_tokenizer() -> Tokenizer:
+    """The vocabulary of BERT in English, 30,522 pieces, out of the bundled encoder."""
+    return Tokenizer(read_bundle(find_model("tiny-sct")).tokenizer_json, MAX_LENGTH)
 
 
 def write_untrained(size: Size, tokenizer: Tokenizer, folder: Path, *, precision: str, target: str) -> None:

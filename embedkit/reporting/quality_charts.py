@@ -16,7 +16,7 @@ from embedkit.reporting.label_places import LabelPlaces
 
 __all__ = ["Cost", "draw_quality"]
 
-_INCHES = 3.9
+_INCHES = (11.7, 3.9)
 _MANY_MAGNITUDES = 1000  # between the cheapest and the dearest; then a tick for each is enough
 _CLOSE = 0.03  # lines so near each other, in parts of the axes, that their labels would touch
 
@@ -57,7 +57,7 @@ def draw_quality(contenders: Sequence[Contender], costs: Sequence[Cost], *, qual
     draws: list[Drawing] = [functools.partial(_draw, contenders, cost, appearance) for cost in shown]
     draws[0] = functools.partial(_draw, contenders, shown[0], appearance, quality=quality)
     label = "; ".join(cost.title for cost in shown)
-    return to_svg(draws, label=label, inches=(_INCHES * len(shown), _INCHES))
+    return to_svg(draws, label=label, inches=_INCHES)
 
 
 def _draw(

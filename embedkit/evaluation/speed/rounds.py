@@ -112,7 +112,7 @@ def _probe(worker: WorkerProcess, plan: Plan) -> dict[Cell, float]:
 def _announce(labels: Sequence[str], costs: Costs, plan: Plan) -> list[str]:
     """Tell what it will take; returns what was left out, for the report."""
     seconds = plan.rounds * sum(
-        (plan.calls(one) + _warm_up(one)) * one for model_costs in costs for one in model_costs.values()
+        (plan.calls(cell, one) + _warm_up(one)) * one for model_costs in costs for cell, one in model_costs.items()
     )
     cells = sum(map(len, costs))
     logger.info("timing %d kinds of calls, %d rounds: about %.0f s", cells, plan.rounds, seconds)
@@ -153,7 +153,7 @@ def _round(
         for place in places:
             if (one := costs[place].get(cell)) is None:
                 continue
-            calls = plan.calls(one)
+            calls = plan.calls(cell, one)
             answer = workers[place].time(cell.texts, batch=cell.batch, calls=calls, warm_up=_warm_up(one))
             found.append((place, cell, Turn(answer["seconds"], answer["joules"], answer["most_memory_bytes"])))
             bar.advance()

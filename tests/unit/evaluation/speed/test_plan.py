@@ -17,7 +17,12 @@ def test_cells_are_all_batches_of_all_texts_quick_ones_first():
 
 @pytest.mark.parametrize(("seconds", "calls"), [(0.1, 5), (2.0, 1), (1e-6, 200), (0.0, 200)])
 def test_a_turn_lasts_as_long_as_wanted_if_it_can(seconds, calls):
-    assert Plan(threads=1, seconds=0.5, most_calls=200, texts=TEXTS).calls(seconds) == calls
+    assert Plan(threads=1, seconds=0.5, most_calls=200, texts=TEXTS).calls(Cell("short", 8), seconds) == calls
+
+
+def test_one_text_is_embedded_often_enough_for_a_percentile():
+    plan = Plan(threads=1, seconds=0.5, texts=TEXTS)
+    assert plan.rounds * plan.calls(Cell("short", 1), 3.0) == 20
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,134 @@
+"""One library from nothing to its first embedding; run.py starts it, with whatever Python has the library.
+
+    python starter.py start LIBRARY MODEL
+    python starter.py size LIBRARY
+    python starter.py make TOKENIZER FOLDER
+
+``start`` writes a line when packages are imported, one when the model is loaded and one when a text is embedded.
+``size`` tells the bytes of each package that the library needs, itself among them, as JSON. ``make`` writes a
+static model of random rows for model2vec. It needs embedkit only where that is what it starts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator
+from importlib import metadata
+from pathlib import Path
+
+TEXT = "What is the capital of Iceland?"
+STATIC_DIMENSIONS = 256
+
+
+def main() -> None:
+    """Do what the first argument says."""
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    match sys.argv[1:]:
+        case ["start", library, model]:
+            lines, sys.stdout = sys.stdout, sys.stderr  # what packages print is no line of ours
+            for _ in LIBRARIES[library](model):
+                print("reached", file=lines, flush=True)
+        case ["size", library]:
+            print(json.dumps(package_bytes(library)))
+        case ["make", tokenizer, folder]:
+            make_static_model(tokenizer, folder)
+
+
+def embedkit(model: str) -> Iterator[None]:
+    """``Encoder.encode``."""
+    from embedkit import Encoder
+
+    yield
+    encoder = Encoder.load(model)
+    yield
+    encoder.encode(TEXT)
+    yield
+
+
+def fastembed(model: str) -> Iterator[None]:
+    """``TextEmbedding.embed``; MODEL is a folder whose graph pools by itself."""
+    from fastembed import TextEmbedding
+    from fastembed.common.model_description import ModelSource, PoolingType
+
+    yield
+    about = {"pooling": PoolingType.DISABLED, "normalization": False, "dim": 1, "model_file": "model.onnx"}
+    TextEmbedding.add_custom_model(model="peer", sources=ModelSource(url="unused"), **about)
+    encoder = TextEmbedding("peer", specific_model_path=model)
+    yield
+    next(iter(encoder.embed([TEXT])))
+    yield
+
+
+def model2vec(model: str) -> Iterator[None]:
+    """``StaticModel.encode``."""
+    from model2vec import StaticModel
+
+    yield
+    encoder = StaticModel.from_pretrained(model)
+    yield
+    encoder.encode(TEXT)
+    yield
+
+
+def sentence_transformers(model: str) -> Iterator[None]:
+    """``SentenceTransformer.encode`` on torch."""
+    from sentence_transformers import SentenceTransformer
+
+    yield
+    encoder = SentenceTransformer(model, device="cpu")
+    yield
+    encoder.encode(TEXT, show_progress_bar=False)
+    yield
+
+
+LIBRARIES: dict[str, Callable[[str], Iterator[None]]] = {
+    "embedkit": embedkit,
+    "fastembed": fastembed,
+    "model2vec": model2vec,
+    "sentence-transformers": sentence_transformers,
+}
+
+
+def make_static_model(tokenizer: str, folder: str) -> None:
+    """What model2vec loads: a row for each piece of a vocabulary."""
+    import numpy as np
+    from model2vec import StaticModel
+    from tokenizers import Tokenizer
+
+    pieces = Tokenizer.from_file(tokenizer)
+    rows = np.random.default_rng(0).standard_normal((pieces.get_vocab_size(), STATIC_DIMENSIONS), dtype=np.float32)
+    StaticModel(rows, pieces).save_pretrained(folder)
+
+
+def package_bytes(library: str) -> dict[str, int]:
+    """Package -> bytes that it installed; the library, what it requires, what that requires, and so on."""
+    wanted, found = {library}, {}
+    while wanted:
+        name = wanted.pop()
+        try:
+            distribution = metadata.distribution(name)
+        except metadata.PackageNotFoundError:
+            if name == "embedkit":  # run from its sources
+                found[name] = source_bytes()
+                wanted |= {"numpy", "onnxruntime", "tokenizers"}
+            continue  # others are for another system or version of Python
+        files = (Path(distribution.locate_file(file)) for file in distribution.files or ())
+        found[name] = sum(file.stat().st_size for file in files if file.exists())
+        needed = (re.match(r"[\w.-]+", each) for each in distribution.requires or () if "extra ==" not in each)
+        wanted |= {match[0].lower().replace("_", "-") for match in needed if match} - found.keys()
+    return found
+
+
+def source_bytes() -> int:
+    """Of embedkit, where it runs from its sources."""
+    import embedkit
+
+    folder = Path(embedkit.__file__).parent
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,95 @@
+"""Students beside large teachers on a CPU: latency, throughput, size and, where weights are real, quality.
+
+    python benchmarks/latency/run.py --run runs/tiny-sct --teacher FOLDER --data DIR
+
+--run is the folder of the bundled Tiny's training and --teacher all-MiniLM-L6-v2; both are exported as fp32 and as
+int8. BERT-Mini, Small, Base and Large have random weights: for timing only. With --data, STS sets are scored with
+the very files that are timed. All are timed with one thread and with two; use a machine that does nothing else.
+It needs 12 GB of memory and 2 GB for temporary files. Writes results.html, .md and .json beside this file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from embedkit import Encoder
+from embedkit.evaluation.catalogue import load_task
+from embedkit.evaluation.speed.plan import Plan
+from embedkit.evaluation.speed.process import Candidate
+from embedkit.evaluation.speed.rounds import measure
+from embedkit.evaluation.tasks import evaluate
+from embedkit.export.pipeline import export_source
+from embedkit.export.untrained import bert_tokenizer, write_untrained
+from embedkit.modeling.sizes import ARCHITECTURES
+from embedkit.reporting.quality import judge
+from embedkit.reporting.speed_page import write_speed_page
+
+HERE = Path(__file__).parent
+PRECISIONS = ("int8", "fp32")
+UNTRAINED = ("bert-mini", "bert-small", "bert-base", "bert-large")
+NOTE = "random weights, for timing only"
+
+logger = logging.getLogger("embedkit")
+
+
+def main() -> None:
+    """Export, evaluate, time and write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--run", required=True, help="run folder of the bundled student")
+    parser.add_argument("--teacher", required=True, help="model folder of all-MiniLM-L6-v2")
+    parser.add_argument("--data", type=Path, help="folder of the STS test sets; without it there is no quality")
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=0.2, help="of a turn")
+    parser.add_argument("--untrained", nargs="*", choices=ARCHITECTURES, default=UNTRAINED, metavar="NAME")
+    parser.add_argument("-o", "--output", type=Path, default=HERE / "results.html")
+    arguments = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    task = load_task("sts", data=arguments.data) if arguments.data else None
+    with tempfile.TemporaryDirectory() as folder:
+        trained = list(export_trained(arguments.run, arguments.teacher, Path(folder)))
+        untrained = list(write_all_untrained(arguments.untrained, Path(folder)))
+        reports = []
+        for threads in arguments.threads:
+            plan = Plan(
+                threads=threads,
+                rounds=arguments.rounds,
+                seconds=arguments.seconds,
+                starts=1,
+                patience_seconds=1.0,
+                batches=(1, 8, 32),
+            )
+            reports.append(measure([*trained, *untrained], plan))
+        evaluations = [evaluate(Encoder.load(each.source), task).to_json() for each in trained if task]
+    quality = judge({model.label: model.about["fingerprint"] for model in reports[0].models}, evaluations)
+    title = "Students and teachers on a CPU"
+    for path in write_speed_page(reports, arguments.output, quality=quality, title=title):
+        print(path)
+
+
+def export_trained(run: str, teacher: str, folder: Path) -> Iterator[Candidate]:
+    """Bundles of student and teacher, with the gates of every export; the first is what is shipped."""
+    for name, source in (("tiny-sct", run), ("minilm-l6", teacher)):
+        for precision in PRECISIONS:
+            path = folder / f"{name}-{precision}.onnx"
+            export_source(source, path, precision=precision, name=name)
+            yield Candidate(source=str(path), name=name)
+
+
+def write_all_untrained(names: tuple[str, ...], folder: Path) -> Iterator[Candidate]:
+    """Graphs of architectures."""
+    tokenizer = bert_tokenizer()
+    for name in names:
+        for precision in PRECISIONS:
+            logger.info("writing %s, %s", name, precision)
+            path = folder / f"{name}-{precision}"
+            write_untrained(ARCHITECTURES[name], tokenizer, path, precision=precision, target="cpu-avx2")
+            yield Candidate(source=str(path), name=name, precision=precision, note=NOTE)
+
+
+if __name__ == "__main__":
+    main()
