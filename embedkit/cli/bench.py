@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from embedkit.cli.backends import choose_backend, load_model, locate
 
 if TYPE_CHECKING:
-    from embedkit.evaluation.speed.figures import SpeedReport
     from embedkit.evaluation.speed.plan import Plan
     from embedkit.evaluation.speed.process import Candidate
 
@@ -111,7 +110,10 @@ def run(arguments: argparse.Namespace) -> None:
         candidates += _untrained(dict.fromkeys(arguments.architectures), Path(folder))
         reports = [measure(candidates, plan, progress=False if arguments.quiet else None) for plan in plans]
     if arguments.report is not None:
-        _write_report(reports, arguments.report, quality.evaluations(sources))
+        from embedkit.reporting.speed_page import write_speed_page
+
+        for written in write_speed_page(reports, arguments.report, evaluations=quality.evaluations(sources)):
+            logger.info("wrote %s", written)
     if arguments.json:
         print(json.dumps({"reports": [report.to_json() for report in reports]}, indent=2))
     else:
@@ -164,15 +166,6 @@ def _read_evaluations(path: Path) -> list[dict[str, Any]]:
     from embedkit.reporting.quality import read_evaluations
 
     return read_evaluations(path)
-
-
-def _write_report(reports: list[SpeedReport], path: Path, evaluations: list[dict[str, Any]]) -> None:
-    from embedkit.reporting.quality import judge
-    from embedkit.reporting.speed_page import write_speed_page
-
-    quality = judge({model.label: model.about["fingerprint"] for model in reports[0].models}, evaluations)
-    for written in write_speed_page(reports, path, quality=quality):
-        logger.info("wrote %s", written)
 
 
 def _candidate(source: str) -> Candidate:

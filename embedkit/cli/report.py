@@ -1,27 +1,82 @@
-"""`embedkit report`: a run's curves and figures on one page."""
+"""`embedkit report`: a run's curves on one page, and models of all kinds side by side on another."""
 
 from __future__ import annotations
 
 import argparse
 import json
+from pathlib import Path
+
+from embedkit.cli.entries import is_run, read_entry
 
 __all__ = ["EXAMPLES", "HELP", "configure", "run"]
 
-HELP = "draw the curves of training runs, finished or not"
+HELP = "draw the curves of training runs, and compare runs, bundles and models"
 EXAMPLES = """
 embedkit report runs/tiny
-embedkit report runs/*
+embedkit report runs/* bundles/*.onnx --quality evaluation.json --speed speed.json -o comparison.html
 """
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="a run folder; report.html is written into it")
+    parser.add_argument(
+        "sources",
+        nargs="+",
+        metavar="RUN_OR_MODEL",
+        help="a run folder, finished or not: report.html is written into it; or a bundle, a bundled name or a "
+        "model folder: it is compared with the others",
+    )
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="the page that compares all; default: comparison.html, if there is more than one run to show",
+    )
+    parser.add_argument(
+        "--quality",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="what `embedkit evaluate --json` wrote of them; may be given several times",
+    )
+    parser.add_argument(
+        "--speed",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="what `embedkit bench --json` or its --report wrote of them; may be given several times",
+    )
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Write the page of each run and tell where it is."""
+    """Write the page of each run, and one of all; tell where they are."""
     from embedkit.training.run_report import write_report
 
-    pages = [str(write_report(folder)) for folder in arguments.runs]
+    sources = list(dict.fromkeys(arguments.sources))
+    runs = [source for source in sources if is_run(source)]
+    pages = []
+    if len(sources) > 1 or not runs or arguments.output or arguments.quality or arguments.speed:
+        pages.append(_compare(sources, arguments))
+    pages = [*(str(write_report(folder)) for folder in runs), *pages]
     print(json.dumps(pages) if arguments.json else "\n".join(pages))
+
+
+def _compare(sources: list[str], arguments: argparse.Namespace) -> str:
+    """Read everything, then write; nothing is drawn of runs before it is known that all can be read."""
+    from embedkit.reporting.comparison_page import write_comparison
+    from embedkit.reporting.entries import distinct
+    from embedkit.reporting.quality import read_evaluations
+    from embedkit.reporting.speed_page import check_path, read_reports
+
+    page = arguments.output or Path("comparison.html")
+    check_path(page)
+    evaluations = [each for path in arguments.quality for each in read_evaluations(path)]
+    evaluations += [each for path in arguments.speed for each in read_evaluations(path, required=False)]
+    reports = [each for path in arguments.speed for each in read_reports(path)]
+    identify = bool(evaluations or reports)
+    entries = distinct([read_entry(source, page=page, identify=identify) for source in sources])
+    write_comparison(entries, page, reports=reports, evaluations=evaluations)
+    return str(page)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from embedkit.reporting.drawing import HUES
 
-__all__ = ["Contender", "Look", "looks"]
+__all__ = ["Contender", "Look", "legend", "looks"]
+
+_KEY = "filled: int8; hollow: other precisions; squares: torch"
+_KEY_TO_LINES = "; upright lines: quality not known"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,3 +64,18 @@ def looks(contenders: Sequence[Contender]) -> Mapping[str, Look]:
         each.label: Look(hues[each.name], each.precision.startswith("int8"), "torch" in each.precision)
         for each in contenders
     }
+
+
+def legend(contenders: Sequence[Contender]) -> str:
+    """HTML that says who is drawn how."""
+    appearance = looks(contenders)
+    items = "".join(f"<li>{_mark(appearance[each.label])}{html.escape(each.label)}</li>" for each in contenders)
+    scored = sum(each.quality is not None for each in contenders)
+    key = _KEY + (_KEY_TO_LINES if 0 < scored < len(contenders) else "")
+    return f'<ul class="legend">{items}<li class="key">{key}</li></ul>'
+
+
+def _mark(look: Look) -> str:
+    fill = f"var(--{look.hue})" if look.filled else "none"
+    shape = '<rect x="2" y="2" width="10" height="10"' if look.torch else '<circle cx="7" cy="7" r="5"'
+    return f'<svg viewBox="0 0 14 14">{shape} fill="{fill}" stroke="var(--{look.hue})" stroke-width="2"/></svg>'

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from embedkit.evaluation.speed.tables import Table
 from embedkit.reporting.drawing import COLOURS, DARK_COLOURS
 
-__all__ = ["build_page", "facts", "figures", "flat", "legend", "notes", "wide"]
+__all__ = ["build_page", "facts", "figures", "flat", "notes", "sheet", "wide"]
 
 _STYLE = """
 :root { color-scheme: light dark; --page: #fff; --text: #1f2328; --card: #f6f8fa; VARIABLES }
@@ -103,18 +104,18 @@ def wide(content: str) -> str:
     return f'<div class="wide">{content}</div>' if content else ""
 
 
-def legend(entries: Iterable[tuple[str, str, bool, bool]], key: str) -> str:
-    """What stands for whom in drawings.
+def sheet(table: Table, *, folded: str = "") -> str:
+    """A table of figures under its title.
 
     Args:
-        entries: label, name of the colour, whether its mark is filled, whether it is a square.
-        key: what filled and square mean.
+        table: plain text.
+        folded: a title under which the table is folded instead.
     """
-    items = "".join(
-        f"<li>{_mark(hue, filled=filled, square=square)}{html.escape(label)}</li>"
-        for label, hue, filled, square in entries
-    )
-    return f'<ul class="legend">{items}<li class="key">{html.escape(key)}</li></ul>'
+    rows = [_row("th", table.header, table.words), *(_row("td", row, table.words) for row in table.rows)]
+    content = wide(f'<table class="sheet">{"".join(rows)}</table>')
+    if folded:
+        return f"<details><summary>{html.escape(folded)}</summary>\n{content}</details>"
+    return f"<h2>{html.escape(table.title)}</h2>\n{content}"
 
 
 def notes(sentences: Iterable[str]) -> str:
@@ -134,10 +135,9 @@ def flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]
             yield prefix + key, str(value)
 
 
-def _mark(hue: str, *, filled: bool, square: bool) -> str:
-    fill = f"var(--{hue})" if filled else "none"
-    shape = '<rect x="2" y="2" width="10" height="10"' if square else '<circle cx="7" cy="7" r="5"'
-    return f'<svg viewBox="0 0 14 14">{shape} fill="{fill}" stroke="var(--{hue})" stroke-width="2"/></svg>'
+def _row(tag: str, cells: Sequence[str], words: int) -> str:
+    marked = [("" if place < words else ' class="figure"', cell) for place, cell in enumerate(cells)]
+    return "<tr>" + "".join(f"<{tag}{mark}>{html.escape(cell)}</{tag}>" for mark, cell in marked) + "</tr>\n"
 
 
 def _variables(colours: Mapping[str, str]) -> str:

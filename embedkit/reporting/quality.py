@@ -40,17 +40,17 @@ class Quality:
         return ["model", *self.figures], rows
 
 
-def read_evaluations(path: Path) -> list[dict[str, Any]]:
+def read_evaluations(path: Path, *, required: bool = True) -> list[dict[str, Any]]:
     """The evaluations in a file that `embedkit evaluate` wrote as JSON, or in an object of several of them.
 
     Raises:
-        DataError: it cannot be read, or is something else.
+        DataError: it cannot be read; or it holds none, and they are required.
     """
     try:
         found = list(_find(json.loads(path.read_text(encoding="utf-8"))))
     except (OSError, ValueError) as error:
         raise DataError(f"{path} cannot be read as JSON: {error}") from error
-    if not found:
+    if required and not found:
         raise DataError(f"{path} holds no evaluations; `embedkit evaluate --json` writes them")
     return found
 

@@ -16,7 +16,7 @@ from embedkit.reporting.label_places import LabelPlaces
 
 __all__ = ["Cost", "draw_quality"]
 
-_INCHES = (11.7, 3.9)
+_INCHES = 3.9  # of a drawing, of which three fill the width of a page
 _MANY_MAGNITUDES = 1000  # between the cheapest and the dearest; then a tick for each is enough
 _CLOSE = 0.03  # lines so near each other, in parts of the axes, that their labels would touch
 
@@ -47,7 +47,7 @@ def draw_quality(contenders: Sequence[Contender], costs: Sequence[Cost], *, qual
         quality: what stands on the vertical axis.
 
     Returns:
-        An ``<svg>``; empty if no contender has both.
+        An ``<svg>`` to stand in a page; empty if no contender has both.
     """
     known = [each for each in contenders if each.quality is not None]
     shown = [cost for cost in costs if any(each.label in cost.prices for each in known)]
@@ -57,7 +57,8 @@ def draw_quality(contenders: Sequence[Contender], costs: Sequence[Cost], *, qual
     draws: list[Drawing] = [functools.partial(_draw, contenders, cost, appearance) for cost in shown]
     draws[0] = functools.partial(_draw, contenders, shown[0], appearance, quality=quality)
     label = "; ".join(cost.title for cost in shown)
-    return to_svg(draws, label=label, inches=_INCHES)
+    svg = to_svg(draws, label=label, inches=(_INCHES * len(shown), _INCHES))
+    return svg if len(shown) > 2 else f'<div style="max-width: {34 * len(shown)}%">{svg}</div>'
 
 
 def _draw(

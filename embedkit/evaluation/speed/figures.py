@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from embedkit.errors import DataError
 from embedkit.evaluation.speed.plan import Cell
 from embedkit.evaluation.speed.process import Start
 
@@ -110,9 +111,40 @@ class SpeedReport:
     models: list[ModelFigures]
     notes: list[str] = field(default_factory=list)
 
+    def middle(self) -> str:
+        """Name of the texts of middle length, which stand for all where there is room for one."""
+        names = sorted(self.words, key=lambda name: self.words[name])
+        return names[(len(names) - 1) // 2]
+
+    def threads_in_words(self) -> str:
+        """``1 thread``, ``2 threads``."""
+        return f"{self.threads} threads" if self.threads > 1 else "1 thread"
+
     def to_json(self) -> dict[str, Any]:
         """All of it in lists, dictionaries, strings and numbers."""
         return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> SpeedReport:
+        """What :meth:`to_json` gave.
+
+        Raises:
+            DataError: it is something else.
+        """
+        try:
+            models = [
+                ModelFigures(
+                    **{
+                        **model,
+                        "start": Start(**model["start"]),
+                        "cells": [CellFigures(**cell) for cell in model["cells"]],
+                    }
+                )
+                for model in content["models"]
+            ]
+            return cls(**{**content, "models": models})
+        except (KeyError, TypeError) as error:
+            raise DataError(f"expected a report of `embedkit bench --json`; {error}") from error
 
 
 def summarise(cell: Cell, turns: Sequence[Turn], first: Sequence[Turn] | None) -> CellFigures:

@@ -40,7 +40,7 @@ def about_the_machine(report: SpeedReport) -> str:
 
 def footnotes(report: SpeedReport) -> list[str]:
     """What a reader must know, a sentence each."""
-    threads = f"{report.threads} threads" if report.threads > 1 else "1 thread"
+    threads = report.threads_in_words()
     lengths = ", ".join(f"{name}: {words:.1f}" for name, words in report.words.items())
     packages = ", ".join(f"{name} {version}" for name, version in report.machine["packages"].items())
     told = any(cell.joules_per_text is not None for model in report.models for cell in model.cells)

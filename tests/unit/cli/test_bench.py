@@ -105,8 +105,8 @@ def test_a_report_with_the_quality_of_a_task(toy_bundle, texts, pairs, tmp_path,
     ]
     assert main(command) == 0
     assert sorted(path.name for path in page.parent.iterdir()) == ["speed.html", "speed.json", "speed.md"]
-    quality = json.loads(page.with_suffix(".json").read_text())["quality"]
-    assert quality == {"headline": "pairs", "figures": {"pairs": {"toy fp32": pytest.approx(100)}}}
+    (evaluation,) = json.loads(page.with_suffix(".json").read_text())["evaluations"]
+    assert evaluation["results"][0]["value"] == pytest.approx(1)
     assert "Quality and cost" in page.read_text()
     capsys.readouterr()
 
@@ -117,7 +117,8 @@ def test_a_report_with_the_quality_of_a_file(toy_bundle, texts, pairs, tmp_path,
     page = tmp_path / "speed.html"
     known = ["--quality", str(tmp_path / "evaluation.json"), "--report", str(page)]
     assert main(["bench", str(toy_bundle), "--texts", str(texts), *QUICK, *known]) == 0
-    assert json.loads(page.with_suffix(".json").read_text())["quality"]["headline"] == "pairs"
+    (evaluation,) = json.loads(page.with_suffix(".json").read_text())["evaluations"]
+    assert evaluation["task"] == "pairs"
 
 
 @pytest.mark.parametrize(

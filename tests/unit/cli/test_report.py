@@ -20,14 +20,42 @@ def run(tmp_path):
 
 def test_it_tells_where_the_pages_are(run, capsys):
     assert main(["report", str(run), str(run)]) == 0
-    assert capsys.readouterr().out == f"{run}/report.html\n" * 2
+    assert capsys.readouterr().out == f"{run}/report.html\n"
     assert main(["report", "--json", str(run)]) == 0
     assert json.loads(capsys.readouterr().out) == [f"{run}/report.html"]
 
 
-def test_a_folder_that_is_no_run_is_an_error(tmp_path, capsys):
-    assert main(["report", str(tmp_path)]) == 1
-    assert "is not a run folder" in capsys.readouterr().err
+def test_several_are_compared_on_a_page_of_their_own(run, toy_bundle, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["report", str(run), str(toy_bundle)]) == 0
+    assert capsys.readouterr().out == f"{run}/report.html\ncomparison.html\n"
+    text = (tmp_path / "comparison.html").read_text()
+    assert "2 models: run, not finished, bundle" in text
+    assert '<a href="run/report.html">run</a>' in text
+
+
+def test_quality_and_speed_are_joined_with_a_bundle(toy_bundle, tmp_path, capsys):
+    pairs = tmp_path / "pairs.tsv"
+    pairs.write_text("a good dog\ta good dog\t5\na good dog\ta bad dog\t3\nthe cat\ta red ship\t0\n")
+    (tmp_path / "mine.txt").write_text("a good dog\nthe cat\n")
+    timing = ["--texts", str(tmp_path / "mine.txt"), "--threads", "1", "--rounds", "1", "--seconds", "0.01"]
+    speed, page = tmp_path / "speed.html", tmp_path / "page.html"
+    assert main(["bench", str(toy_bundle), *timing, "--task", str(pairs), "--report", str(speed)]) == 0
+    capsys.readouterr()
+    command = ["report", str(toy_bundle), "--speed", str(speed.with_suffix(".json")), "-o", str(page)]
+    assert main(command) == 0
+    assert capsys.readouterr().out == f"{page}\n"
+    text = page.read_text()
+    assert "1 model: bundle" in text
+    assert 'aria-label="latency, 1 thread; size"' in text
+    assert "pairs, times 100" in text
+
+
+def test_what_is_neither_run_nor_model_is_an_error(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["report", str(tmp_path / "gone")]) == 1
+    assert "there is no file or folder" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.usefixtures("no_matplotlib")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 
 import pytest
 
-from embedkit.errors import InputError
-from embedkit.reporting.quality import Quality, judge
-from embedkit.reporting.speed_page import write_speed_page
+from embedkit.errors import DataError, InputError
+from embedkit.reporting.quality import read_evaluations
+from embedkit.reporting.speed_page import read_reports, write_speed_page
 
 MODELS = {"tiny int8": 0.00025, "teacher <fp32>": 0.009}
 
@@ -20,13 +19,18 @@ def reports(make_speed):
 
 
 @pytest.fixture
-def quality(make_evaluation):
-    evaluations = [make_evaluation("f-a", stsb=0.77, mean=0.7394), make_evaluation("f-b", stsb=0.82, mean=0.7886)]
-    return judge({"tiny int8": "f-a", "teacher <fp32>": "f-b"}, evaluations)
+def evaluations(make_evaluation):
+    return [
+        make_evaluation("f-tiny int8", stsb=0.77, mean=0.7394),
+        make_evaluation("f-teacher <fp32>", stsb=0.82, mean=0.7886),
+        make_evaluation("f-stranger", stsb=0.9, mean=0.9),
+    ]
 
 
-def test_a_page_with_charts_tables_and_notes(reports, quality, tmp_path):
-    html, markdown, data = write_speed_page(reports, tmp_path / "speed.html", quality=quality, title="T & T")
+def test_a_page_with_charts_tables_and_notes(reports, evaluations, tmp_path):
+    html, markdown, data = write_speed_page(
+        reports, tmp_path / "speed.html", evaluations=evaluations, title="T & T"
+    )
     text = html.read_text()
     assert "<h1>T &amp; T</h1>" in text
     assert re.findall(r"<h2>(.*?)</h2>", text) == [
@@ -42,21 +46,21 @@ def test_a_page_with_charts_tables_and_notes(reports, quality, tmp_path):
     assert (markdown.name, data.name) == ("speed.md", "speed.json")
 
 
-def test_it_needs_nothing_from_elsewhere_and_escapes_what_it_shows(reports, quality, tmp_path):
-    text = write_speed_page(reports, tmp_path / "speed.html", quality=quality)[0].read_text()
+def test_it_needs_nothing_from_elsewhere_and_escapes_what_it_shows(reports, evaluations, tmp_path):
+    text = write_speed_page(reports, tmp_path / "speed.html", evaluations=evaluations)[0].read_text()
     assert "teacher &lt;fp32&gt;" in text
     assert "<fp32>" not in text
     assert not re.search(r'(?:src|href)="(?!#)|url\(http|@import|<script', text)
 
 
 def test_without_quality_it_shows_speed_alone(reports, tmp_path):
-    text = write_speed_page(reports, tmp_path / "speed.html", quality=Quality())[0].read_text()
+    text = write_speed_page(reports, tmp_path / "speed.html")[0].read_text()
     assert "Quality" not in text
     assert "Latency, 1 thread" in text
 
 
-def test_the_document_has_the_same_tables(reports, quality, tmp_path):
-    text = write_speed_page(reports, tmp_path / "speed.html", quality=quality)[1].read_text()
+def test_the_document_has_the_same_tables(reports, evaluations, tmp_path):
+    text = write_speed_page(reports, tmp_path / "speed.html", evaluations=evaluations)[1].read_text()
     headings = re.findall(r"^## (.*)$", text, re.MULTILINE)
     assert headings[:3] == [
         "Quality, times 100",
@@ -66,14 +70,27 @@ def test_the_document_has_the_same_tables(reports, quality, tmp_path):
     assert "| tiny int8 | 77.00 | 73.94 |" in text
 
 
-def test_machines_get_everything(reports, quality, tmp_path):
-    content = json.loads(write_speed_page(reports, tmp_path / "speed.html", quality=quality)[2].read_text())
-    assert [report["threads"] for report in content["reports"]] == [1, 2]
-    assert content["quality"]["headline"] == "mean"
-    assert content["reports"][0]["models"][0]["cells"][0]["p50_ms"] == pytest.approx(0.25 / 3)
+def test_machines_get_everything(reports, evaluations, tmp_path):
+    *_, data = write_speed_page(reports, tmp_path / "speed.html", evaluations=evaluations)
+    assert read_reports(data) == reports
+    assert read_evaluations(data) == evaluations[:2]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("[", "cannot be read"),
+        ("{}", "holds no timings"),
+        ('{"reports": [{"models": []}]}', "expected a report of"),
+    ],
+)
+def test_other_files_are_refused(tmp_path, content, message):
+    (tmp_path / "other.json").write_text(content)
+    with pytest.raises(DataError, match=message):
+        read_reports(tmp_path / "other.json")
 
 
 def test_another_form_is_refused(reports, tmp_path):
     with pytest.raises(InputError, match=r"ends in \.html"):
-        write_speed_page(reports, tmp_path / "speed.pdf", quality=Quality())
+        write_speed_page(reports, tmp_path / "speed.pdf")
     assert not list(tmp_path.iterdir())

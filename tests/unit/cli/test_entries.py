@@ -1,0 +1,82 @@
+"""Sources of a comparison: what is read of runs, bundles and model folders."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from embedkit.cli.entries import is_run, read_entry
+from embedkit.errors import ModelNotFoundError
+from embedkit.training.run_folder import RunFolder
+
+CARD = {
+    "name": "mine", "method": "sct", "base": "tiny", "teacher": {"name": "minilm", "fingerprint": "ab"},
+    "corpus": [{"name": "wiki", "rows": 1234, "licence": "CC0"}], "dev": "dev.tsv",
+    "metrics": {"dev_spearman": 0.8312, "steps": 100},
+}  # fmt: skip
+
+
+@pytest.fixture
+def run(tmp_path):
+    folder = RunFolder(tmp_path / "runs" / "mine")
+    folder.start({"method": "sct", "data": "/somewhere", "optim": {"lr": 0.1}}, {}, resume=False)
+    return folder
+
+
+def test_a_finished_run(run, tmp_path):
+    run.finish(CARD)
+    (run.path / "model").mkdir()
+    (run.path / "model" / "model.safetensors").write_bytes(b"12345")
+    entry = read_entry(str(run.path), page=tmp_path / "page.html", identify=False)
+    assert is_run(str(run.path))
+    assert (entry.label, entry.kind, entry.size_bytes) == ("mine fp32 (torch)", "run", 5)
+    assert entry.recipe == {"method": "sct", "optim.lr": "0.1"}  # not where it happened
+    assert entry.development == pytest.approx(83.12)
+    assert entry.facts["corpus"] == "wiki: 1,234 rows, CC0"
+    assert (entry.facts["teacher"], entry.page) == ("minilm", "runs/mine/report.html")
+
+
+def test_a_run_under_way(run, tmp_path):
+    entry = read_entry(str(run.path), page=tmp_path / "page.html", identify=True)
+    assert (entry.name, entry.kind) == ("mine", "run, not finished")
+    assert (entry.size_bytes, entry.fingerprint, entry.development) == (None, "", None)
+
+
+def test_a_bundle(write_toy_bundle, tmp_path):
+    from embedkit.runtime.bundle import read_bundle
+
+    path = write_toy_bundle(
+        tmp_path / "toy.onnx", precision="int8", metrics={"dev_spearman": 0.5}, config={"optim": {"lr": 0.1}}
+    )
+    entry = read_entry(str(path), page=tmp_path / "page.html", identify=False)
+    assert (entry.label, entry.kind, entry.size_bytes) == ("toy int8", "bundle", path.stat().st_size)
+    assert entry.fingerprint == read_bundle(path).fingerprint
+    assert (entry.recipe, entry.development) == ({"optim.lr": "0.1"}, 50.0)
+
+
+def test_a_bundled_name(tmp_path):
+    assert read_entry("tiny-sct", page=tmp_path / "page.html", identify=False).kind == "bundle"
+
+
+def test_a_model_folder_is_identified_if_that_is_wanted(tmp_path, monkeypatch):
+    (tmp_path / "teacher").mkdir()
+    (tmp_path / "teacher" / "config.json").write_text(json.dumps({}))
+
+    class Model:
+        fingerprint = "abc"
+
+    loaded = []
+    monkeypatch.setattr("embedkit.cli.entries.load_model", lambda *arguments: loaded.append(arguments) or Model())
+    source = str(tmp_path / "teacher")
+    assert read_entry(source, page=Path("page.html"), identify=False).fingerprint == ""
+    assert loaded == []
+    entry = read_entry(source, page=Path("page.html"), identify=True)
+    assert (entry.label, entry.kind, entry.fingerprint) == ("teacher fp32 (torch)", "model folder", "abc")
+    assert loaded == [(source, "torch")]
+
+
+def test_nothing_there(tmp_path):
+    with pytest.raises(ModelNotFoundError):
+        read_entry(str(tmp_path / "gone.onnx"), page=tmp_path / "page.html", identify=False)
