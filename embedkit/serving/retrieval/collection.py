@@ -322,7 +322,6 @@ class Collection:
                 is malformed or compares a field with a kind of value that it never has, or the collection has no
                 words or was opened without an encoder.
             CollectionError: a file is damaged.
-            MissingExtraError: ``hybrid`` needs bm25s, which is not installed.
         """
         cascade = Cascade(fusion=fusion_of(hybrid), reranker=checked_reranker(rerank), candidates=candidates)
         found = cascade.search(

@@ -1,5 +1,8 @@
 """Search by words: BM25 over weights that `words` has computed, in mapped files.
 
+Words are runs of letters, digits and underscores, in lower case. There are no stop words and no stemming, so every
+language is treated alike; where words are not set apart by spaces, a run is one word.
+
 A weight is what a word adds to the score of a document, with the frequencies of words in one segment. A search
 over several segments has to weigh a word alike in all; so the part that depends on the frequency is divided out
 and put back with that of all segments together. What is left over from a segment is the average length of its
@@ -16,6 +19,8 @@ Four files::
 from __future__ import annotations
 
 import math
+import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,8 +32,11 @@ from embedkit.errors import CollectionError
 from embedkit.protocols import FloatArray
 from embedkit.serving.retrieval.array_file import map_array, write_array
 from embedkit.serving.retrieval.exact_index import RowNumbers
+from embedkit.serving.retrieval.text_hash import text_hash
 
-__all__ = ["LexicalIndex", "WordCounts", "Words", "term_factors"]
+__all__ = ["LexicalIndex", "WordCounts", "Words", "query_terms", "split_words", "term_factors"]
+
+_WORD = re.compile(r"\w+")
 
 _TERMS, _STARTS, _POSTINGS, _WEIGHTS = "terms.npy", "starts.npy", "postings.npy", "weights.npy"
 
@@ -115,6 +123,16 @@ class LexicalIndex:
         if not 0 <= start <= end <= len(self._rows):
             raise CollectionError(f"{self._folder / _STARTS} is damaged: it points behind the postings")
         return start, end
+
+
+def split_words(text: str) -> list[str]:
+    """The words of a text, in their order."""
+    return _WORD.findall(text.lower())
+
+
+def query_terms(query: str) -> Counter[int]:
+    """How often each word, given as its hash, occurs in a query."""
+    return Counter(map(text_hash, split_words(query)))
 
 
 def term_factors(terms: Mapping[int, int], segments: Sequence[LexicalIndex]) -> list[dict[int, float]]:

@@ -77,10 +77,8 @@ class Segment:
         """
         with self._one_reader:
             if field not in self._columns:
-                documents = (self.documents.read(row) for row in range(len(self)))
-                self._columns[field] = Column.of(
-                    (document.metadata or {}).get(field, _ABSENT) for document in documents
-                )
+                values = (metadata.get(field, _ABSENT) for metadata in self.documents.metadata())
+                self._columns[field] = Column.of(values)
             return self._columns[field]
 
 

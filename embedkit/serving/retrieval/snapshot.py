@@ -14,9 +14,9 @@ from embedkit.protocols import FloatArray, TextEncoder
 from embedkit.serving.retrieval.documents import Document
 from embedkit.serving.retrieval.exact_index import BoolArray, Ranking, RowNumbers, checked_queries
 from embedkit.serving.retrieval.filters import Condition
-from embedkit.serving.retrieval.lexical import term_factors
+from embedkit.serving.retrieval.lexical import query_terms, term_factors
 from embedkit.serving.retrieval.manifest import Manifest, SegmentEntry
-from embedkit.serving.retrieval.segment import Segment, read_alive, words_module
+from embedkit.serving.retrieval.segment import Segment, read_alive
 
 __all__ = ["Selection", "Snapshot"]
 
@@ -186,7 +186,6 @@ class Snapshot:
         Raises:
             InputError: words are not indexed.
             CollectionError: a file is damaged.
-            MissingExtraError: bm25s is not installed.
         """
         indexes = [part.segment.lexical for part in self._parts if part.segment.lexical]
         if not self.manifest.lexical:
@@ -194,7 +193,7 @@ class Snapshot:
                 "hybrid: the collection was built without words; add them with compact(lexical=True) or "
                 "`embedkit index compact IDX --lexical`"
             )
-        factors = term_factors(words_module().query_terms(query), indexes)
+        factors = term_factors(query_terms(query), indexes)
         found = [np.empty(0, np.float32)], [np.empty(0, np.int64)]
         for part, index, factor, allowed in zip(self._parts, indexes, factors, selection.masks, strict=True):
             scores = index.scores(factor)

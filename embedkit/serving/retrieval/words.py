@@ -1,33 +1,18 @@
-"""Words and their weights, by bm25s: the only file that imports it.
-
-Words are runs of letters, digits and underscores, in lower case. There are no stop words and no stemming, so every
-language is treated alike; where words are not set apart by spaces, a run is one word.
-"""
+"""What words weigh, by bm25s: the only file that imports it. Only writing needs it."""
 
 from __future__ import annotations
 
-import itertools
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import bm25s
 import numpy as np
 
 from embedkit.progress import Progress
-from embedkit.serving.retrieval.lexical import Words
+from embedkit.serving.retrieval.lexical import Words, split_words
 from embedkit.serving.retrieval.text_hash import text_hash
 
-__all__ = ["query_terms", "weighted_words"]
-
-_CHUNK = 4096
-_WORD = r"(?u)\b\w+\b"
-
-
-def query_terms(query: str) -> Counter[int]:
-    """How often each word, given as its hash, occurs in a query."""
-    (words,) = _words([query])
-    return Counter(map(text_hash, words))
+__all__ = ["weighted_words"]
 
 
 def weighted_words(texts: Iterable[str], progress: Progress) -> Words:
@@ -37,10 +22,9 @@ def weighted_words(texts: Iterable[str], progress: Progress) -> Words:
     """
     numbers: dict[str, int] = {}
     numbered = []
-    texts = iter(texts)
-    while chunk := list(itertools.islice(texts, _CHUNK)):
-        numbered += [[numbers.setdefault(word, len(numbers)) for word in words] for words in _words(chunk)]
-        progress.advance(len(chunk))
+    for text in texts:
+        numbered.append([numbers.setdefault(word, len(numbers)) for word in split_words(text)])
+        progress.advance()
     if not numbers:
         return Words(np.empty(0, np.uint64), np.zeros(1, np.int64), np.empty(0, np.int32), np.empty(0, np.float32))
     model = bm25s.BM25(k1=1.5, b=0.75, method="lucene")
@@ -56,10 +40,3 @@ def _sorted(hashes: np.ndarray[tuple[int], np.dtype[np.uint64]], scores: dict[st
     starts = np.concatenate(([0], np.cumsum(lengths)))
     entries = np.arange(starts[-1]) + np.repeat(before[:-1][order] - starts[:-1], lengths)
     return Words(hashes[order], starts, scores["indices"][entries].astype(np.int32), scores["data"][entries])
-
-
-def _words(texts: Sequence[str]) -> list[list[str]]:
-    words: list[list[str]] = bm25s.tokenize(
-        list(texts), token_pattern=_WORD, stopwords=None, return_ids=False, show_progress=False
-    )
-    return words

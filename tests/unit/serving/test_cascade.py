@@ -140,6 +140,16 @@ def test_without_bm25s_building_says_what_to_install(tmp_path, encoder, monkeypa
     assert list(tmp_path.iterdir()) == []
 
 
+def test_searching_by_words_does_not_need_bm25s(library, encoder, monkeypatch):
+    import sys
+
+    monkeypatch.setitem(sys.modules, "bm25s", None)
+    monkeypatch.delitem(sys.modules, "embedkit.serving.retrieval.words", raising=False)
+    opened = Collection.open(library.path, encoder=encoder)
+    assert opened.search("E1234", k=1, hybrid=True)[0].id == "code"
+    opened.delete("tea")
+
+
 # Re-ranking
 
 

@@ -117,6 +117,11 @@ def test_ids_are_strings(collection, ids):
             call(ids)
 
 
+def test_strings_that_no_file_can_hold_are_nowhere(collection):
+    assert collection.get("\ud800") is None
+    assert collection.delete(["\ud800"]) == 0
+
+
 # Segments
 
 

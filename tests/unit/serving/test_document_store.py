@@ -104,3 +104,22 @@ def test_damaged_rows_of_ids_are_an_error(tmp_path):
     (tmp_path / "ids.npy").write_bytes(content)
     with pytest.raises(CollectionError, match="damaged at row"):
         DocumentStore(tmp_path, 1).find("a")
+
+
+def test_metadata_of_all_is_that_of_each(tmp_path, monkeypatch):
+    monkeypatch.setattr(document_store, "_BLOCK", 3)
+    texts = ["a\nb", "\u2028", "c,\n", '"]', "e", "f", "g"]
+    documents = [
+        Document(str(row), text, {"x": text, "row": row} if row % 2 else None) for row, text in enumerate(texts)
+    ]
+    store = write_documents(tmp_path, documents)
+    assert list(store.metadata()) == [document.metadata or {} for document in documents]
+
+
+def test_damaged_metadata_is_told(tmp_path):
+    store = write_documents(tmp_path, [Document("a", "b", {"x": 1}), Document("c", "d")])
+    lines = (tmp_path / "documents.jsonl").read_bytes()
+    for damaged in (lines.replace(b"{", b"["), lines.replace(b'{"x": 1}', b"12345678"), b" " * len(lines)):
+        (tmp_path / "documents.jsonl").write_bytes(damaged)
+        with pytest.raises(CollectionError, match=r"documents\.jsonl"):
+            list(DocumentStore(tmp_path, len(store)).metadata())
