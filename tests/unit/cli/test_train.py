@@ -211,7 +211,7 @@ class TestTraining:
         def refuse(_curves, path):
             raise StorageError(28, f"cannot write {path}: No space left on device")
 
-        monkeypatch.setattr("embedkit.training.run_report.write_png", refuse)
+        monkeypatch.setattr("embedkit.training.run_report.write_curves", refuse)
         assert main([*command, "--steps", "2"]) == 0
         assert "warning: no report: " in capsys.readouterr().err
         assert (tmp_path / "runs" / "small" / "run.json").exists()
