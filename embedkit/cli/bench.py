@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from embedkit.cli.backends import choose_backend, load_model, locate
 
 if TYPE_CHECKING:
+    from embedkit.evaluation.speed.figures import SpeedReport
     from embedkit.evaluation.speed.plan import Plan
     from embedkit.evaluation.speed.process import Candidate
 
@@ -98,21 +99,20 @@ def run(arguments: argparse.Namespace) -> None:
     """Time all models, and print what was found."""
     from embedkit.errors import InputError
     from embedkit.evaluation.speed.report import to_text
-    from embedkit.evaluation.speed.rounds import measure
 
     if not arguments.models and not arguments.architectures:
         raise InputError("there is nothing to time; name a model or an --architecture")
     plans = _plans(arguments)
-    quality = _QualitySources(arguments)
     sources = list(dict.fromkeys(arguments.models))
+    evaluations = _evaluations(arguments, sources)
     candidates = [_candidate(source) for source in sources]
     with tempfile.TemporaryDirectory(prefix="embedkit-") as folder:
         candidates += _untrained(dict.fromkeys(arguments.architectures), Path(folder))
-        reports = [measure(candidates, plan, progress=False if arguments.quiet else None) for plan in plans]
+        reports = _measure(candidates, plans, progress=False if arguments.quiet else None)
     if arguments.report is not None:
         from embedkit.reporting.speed_page import write_speed_page
 
-        for written in write_speed_page(reports, arguments.report, evaluations=quality.evaluations(sources)):
+        for written in write_speed_page(reports, arguments.report, evaluations=evaluations):
             logger.info("wrote %s", written)
     if arguments.json:
         print(json.dumps({"reports": [report.to_json() for report in reports]}, indent=2))
@@ -120,36 +120,39 @@ def run(arguments: argparse.Namespace) -> None:
         print("\n".join(map(to_text, reports)).rstrip())
 
 
+def _measure(candidates: list[Candidate], plans: list[Plan], *, progress: bool | None) -> list[SpeedReport]:
+    """A report for each plan; whoever interrupts one does not want the next."""
+    from embedkit.evaluation.speed.rounds import measure
+
+    reports: list[SpeedReport] = []
+    for plan in plans:
+        reports.append(measure(candidates, plan, progress=progress))
+        if reports[-1].rounds < plan.rounds:
+            break
+    return reports
+
+
 def _numbers(text: str) -> tuple[int, ...]:
     """Whole numbers, separated by commas."""
     return tuple(int(number) for number in text.split(","))
 
 
-class _QualitySources:
-    """Where the report's quality comes from; read and checked before anything is timed."""
+def _evaluations(arguments: argparse.Namespace, sources: Iterable[str]) -> list[dict[str, Any]]:
+    """The quality that the report shows: what files say, and what is found out now; before anything is timed."""
+    from embedkit.errors import InputError
+    from embedkit.evaluation.catalogue import load_task
+    from embedkit.evaluation.tasks import evaluate
 
-    def __init__(self, arguments: argparse.Namespace) -> None:
-        from embedkit.errors import InputError
-        from embedkit.evaluation.catalogue import load_task
-
-        self._quiet: bool = arguments.quiet
-        if arguments.report is not None:
-            _check_report(arguments.report)
-        elif arguments.quality or arguments.tasks:
-            raise InputError("--quality and --task are for a report; say where it goes with --report")
-        self._tasks = [load_task(name, data=arguments.data) for name in dict.fromkeys(arguments.tasks)]
-        self._known = [evaluation for path in arguments.quality for evaluation in _read_evaluations(path)]
-
-    def evaluations(self, sources: Iterable[str]) -> list[dict[str, Any]]:
-        """What is known of these models, and what is found out now."""
-        from embedkit.evaluation.tasks import evaluate
-
-        found = list(self._known)
-        for source in sources if self._tasks else ():
-            model = load_model(source)
-            evaluated = (evaluate(model, task, progress=False if self._quiet else None) for task in self._tasks)
-            found += [evaluation.to_json() for evaluation in evaluated]
-        return found
+    if arguments.report is not None:
+        _check_report(arguments.report)
+    elif arguments.quality or arguments.tasks:
+        raise InputError("--quality and --task are for a report; say where it goes with --report")
+    tasks = [load_task(name, data=arguments.data) for name in dict.fromkeys(arguments.tasks)]
+    found = [evaluation for path in arguments.quality for evaluation in _read_evaluations(path)]
+    for source in sources if tasks else ():
+        model = load_model(source)
+        found += [evaluate(model, task, progress=False if arguments.quiet else None).to_json() for task in tasks]
+    return found
 
 
 def _check_report(path: Path) -> None:

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
 __all__ = ["is_run", "read_entry"]
 
-_WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
-
 
 def is_run(source: str) -> bool:
     """Whether a source is the folder of a run, finished or not."""
@@ -45,6 +43,7 @@ def read_entry(source: str, *, page: Path, identify: bool) -> Entry:
 
 def _run_entry(folder: Path, page: Path, *, identify: bool) -> Entry:
     from embedkit.export.card import read_card
+    from embedkit.modeling.layout import weights_bytes
     from embedkit.reporting.entries import Entry, flat_recipe
 
     card, model = read_card(str(folder)), folder / "model"
@@ -57,7 +56,7 @@ def _run_entry(folder: Path, page: Path, *, identify: bool) -> Entry:
         precision="fp32 (torch)",
         source=str(folder),
         fingerprint=load_model(str(model), "torch").fingerprint if identify and finished else "",
-        size_bytes=_size_bytes(model) if finished else None,
+        size_bytes=weights_bytes(model) if finished else None,
         recipe=flat_recipe(card.config),
         facts=_facts(card),
         development=_development(card.metrics),
@@ -66,6 +65,7 @@ def _run_entry(folder: Path, page: Path, *, identify: bool) -> Entry:
 
 
 def _folder_entry(folder: Path, source: str, *, identify: bool) -> Entry:
+    from embedkit.modeling.layout import weights_bytes
     from embedkit.reporting.entries import Entry
 
     name = folder.resolve().name
@@ -76,7 +76,7 @@ def _folder_entry(folder: Path, source: str, *, identify: bool) -> Entry:
         precision="fp32 (torch)",
         source=source,
         fingerprint=load_model(source, "torch").fingerprint if identify else "",
-        size_bytes=_size_bytes(folder),
+        size_bytes=weights_bytes(folder),
     )
 
 
@@ -118,9 +118,3 @@ def _facts(card: Card | Manifest) -> dict[str, str]:
 def _development(metrics: Mapping[str, Any]) -> float | None:
     score = metrics.get("dev_spearman")
     return 100 * score if isinstance(score, float) else None
-
-
-def _size_bytes(folder: Path) -> int:
-    """Of weights and tokenizer."""
-    weights = next((found for pattern in _WEIGHTS if (found := list(folder.rglob(pattern)))), [])
-    return sum(path.stat().st_size for path in [*weights, *folder.glob("tokenizer.json")])

@@ -5,19 +5,16 @@ python -m embedkit.export.torch_worker MODEL THREADS
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
 
 from embedkit.evaluation.speed.worker import TimedModel, serve
 from embedkit.export.card import find_model_folder
 from embedkit.modeling.encoder import SentenceEncoder
+from embedkit.modeling.layout import weights_bytes
 from embedkit.modeling.location import find_folder
 from embedkit.modeling.torch_encoder import TorchEncoder
 
 __all__ = ["main"]
-
-_WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 
 
 def main() -> None:
@@ -36,15 +33,9 @@ def _load(source: str, threads: int) -> TimedModel:
         "fingerprint": encoder.fingerprint,
         "dimension": encoder.dimension,
         "max_length": encoder.max_length,
-        "size_bytes": _size_bytes(folder),
+        "size_bytes": weights_bytes(folder),
     }
     return TimedModel(encoder.encode, about)
-
-
-def _size_bytes(folder: Path) -> int:
-    """Of weights and tokenizer; a folder with both forms of weights is read in the first."""
-    weights = next((found for pattern in _WEIGHTS if (found := list(folder.rglob(pattern)))), [])
-    return sum(path.stat().st_size for path in [*weights, *folder.glob("tokenizer.json")])
 
 
 if __name__ == "__main__":

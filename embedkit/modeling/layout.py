@@ -23,12 +23,13 @@ from typing import Any
 
 from embedkit.errors import ModelError
 
-__all__ = ["HEAD_FOLDER", "POOLINGS", "Layout", "read_layout", "write_layout"]
+__all__ = ["HEAD_FOLDER", "POOLINGS", "Layout", "read_layout", "weights_bytes", "write_layout"]
 
 POOLINGS = ("mean", "cls")
 HEAD_FOLDER = "2_Dense"
 
 _POOLING_KEYS = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls"}
+_WEIGHTS = ("*.safetensors", "pytorch_model*.bin")  # of which the first form is read
 _SUPPORTED = (
     ["Transformer", "Pooling"],
     ["Transformer", "Pooling", "Normalize"],
@@ -82,6 +83,12 @@ def read_layout(folder: Path) -> Layout:
         prompts={name: text for name, text in prompts.items() if text},
         default_prompt=described.get("default_prompt_name"),
     )
+
+
+def weights_bytes(folder: Path) -> int:
+    """Bytes on disk of a model's weights, its head among them, and of its tokenizer."""
+    weights = next((found for form in _WEIGHTS if (found := list(folder.rglob(form)))), [])
+    return sum(path.stat().st_size for path in [*weights, *folder.glob("tokenizer.json")])
 
 
 def write_layout(

@@ -138,3 +138,34 @@ def test_what_cannot_be_reported_is_refused_before_anything_is_timed(options, me
 def test_a_report_needs_matplotlib_and_says_what_brings_it(capsys):
     assert main(["bench", "gone.onnx", "--report", "speed.html"]) == 1
     assert 'pip install "embedkit[bench]"' in capsys.readouterr().err
+
+
+def test_whoever_interrupts_does_not_want_the_next_number_of_threads(toy_bundle, texts, monkeypatch, capsys):
+    from embedkit.evaluation.speed import rounds
+    from embedkit.evaluation.speed.process import WorkerProcess
+
+    asked, time = [], WorkerProcess.time
+
+    def interrupt(self, *arguments, **options):
+        asked.append(options)
+        if len(asked) == 8:  # four to see what calls cost, two of the first round, then two of the second
+            raise KeyboardInterrupt
+        return time(self, *arguments, **options)
+
+    monkeypatch.setattr("embedkit.evaluation.speed.plan.available_threads", lambda: 2)
+    monkeypatch.setattr(rounds.WorkerProcess, "time", interrupt)
+    command = [
+        "bench",
+        str(toy_bundle),
+        "--texts",
+        str(texts),
+        *QUICK,
+        "--rounds",
+        "3",
+        "--threads",
+        "1,2",
+        "--json",
+    ]
+    assert main(command) == 0
+    (report,) = json.loads(capsys.readouterr().out)["reports"]
+    assert (report["threads"], report["rounds"]) == (1, 1)

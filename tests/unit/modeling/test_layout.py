@@ -3,7 +3,7 @@ import json
 import pytest
 
 from embedkit.errors import ModelError
-from embedkit.modeling.layout import HEAD_FOLDER, Layout, read_layout, write_layout
+from embedkit.modeling.layout import HEAD_FOLDER, Layout, read_layout, weights_bytes, write_layout
 
 
 @pytest.fixture
@@ -99,3 +99,14 @@ def test_modules_that_are_no_list_are_refused(folder):
 
     with pytest.raises(ModelError, match="list of modules"):
         read_layout(folder)
+
+
+def test_weights_and_tokenizer_are_what_a_model_weighs(tmp_path):
+    files = {"model.safetensors": 5, "2_Dense/model.safetensors": 3, "pytorch_model.bin": 70, "tokenizer.json": 2}
+    (tmp_path / "2_Dense").mkdir()
+    for name, size in files.items():
+        (tmp_path / name).write_bytes(b"x" * size)
+    assert weights_bytes(tmp_path) == 10
+    for path in tmp_path.rglob("*.safetensors"):
+        path.unlink()
+    assert weights_bytes(tmp_path) == 72
