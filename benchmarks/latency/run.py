@@ -44,7 +44,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, help="folder of the STS test sets; without it there is no quality")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=0.2, help="of a turn")
+    parser.add_argument("--seconds", type=float, default=0.15, help="of a turn")
     parser.add_argument("--untrained", nargs="*", choices=ARCHITECTURES, default=UNTRAINED, metavar="NAME")
     parser.add_argument("-o", "--output", type=Path, default=HERE / "results.html")
     arguments = parser.parse_args()
