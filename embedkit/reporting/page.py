@@ -47,7 +47,9 @@ code { font: .85rem/1.5 ui-monospace, monospace; }
 .notes { margin: 1rem 0 0; padding-left: 1.1rem; color: var(--ink); font-size: .85rem; }
 summary { cursor: pointer; font-size: 1.15rem; font-weight: 600; margin: 1.4rem 0 .7rem; }
 @media print {
-  body { margin: 0; max-width: none; font-size: 11px; }
+  html, body { font-size: 11px; }
+  body { margin: 0; max-width: none; padding: 0; }
+  details::details-content { content-visibility: visible; }  /* what is folded on a screen is not on paper */
   .charts { grid-template-columns: 1fr 1fr; }
   .wide { overflow: visible; }
   .wide > svg { min-width: 0; }

@@ -45,7 +45,7 @@ class CellFigures:
         calls: that were timed.
         p50_ms: median of a call, as are the two other percentiles; None where there were too few calls.
         texts_per_second: at the median.
-        spread_percent: largest less smallest of the rounds' medians, of their median.
+        spread_percent: largest less smallest of the rounds' medians, of their median; None of a single round.
         ratio: median over the rounds of this model's time to that of the first one; above 1 is slower.
         joules_per_text: of the whole machine while it ran; None where the machine does not tell.
     """
@@ -57,7 +57,7 @@ class CellFigures:
     p95_ms: float | None
     p99_ms: float | None
     texts_per_second: float
-    spread_percent: float
+    spread_percent: float | None
     ratio: float | None
     joules_per_text: float | None
 
@@ -167,10 +167,14 @@ def summarise(cell: Cell, turns: Sequence[Turn], first: Sequence[Turn] | None) -
         p95_ms=p95 if len(seconds) >= _CALLS_OF_P95 else None,
         p99_ms=p99 if len(seconds) >= _CALLS_OF_P99 else None,
         texts_per_second=1000 * cell.batch / p50,
-        spread_percent=100 * (max(medians) - min(medians)) / statistics.median(medians),
+        spread_percent=_spread_percent(medians) if len(medians) > 1 else None,
         ratio=statistics.median(ratios) if ratios else None,
         joules_per_text=_joules_per_text(turns, cell.batch),
     )
+
+
+def _spread_percent(medians: Sequence[float]) -> float:
+    return 100 * (max(medians) - min(medians)) / statistics.median(medians)
 
 
 def _joules_per_text(turns: Sequence[Turn], batch: int) -> float | None:

@@ -76,7 +76,7 @@ def _latency(report: SpeedReport) -> Table:
             model.label,
             cell.texts,
             *(_ms(value) for value in (cell.p50_ms, cell.p95_ms, cell.p99_ms)),
-            f"{cell.spread_percent:.0f} %",
+            "" if cell.spread_percent is None else f"{cell.spread_percent:.0f} %",
             "" if cell.ratio is None else f"{cell.ratio:.2f}",
             f"{cell.calls:,}",
             *([_millijoules(cell)] if told else []),

@@ -21,6 +21,10 @@ def test_medians_rates_and_spread():
     assert (found.ratio, found.joules_per_text) == (None, None)
 
 
+def test_a_single_round_has_no_spread():
+    assert summarise(Cell("short", 1), [turn(0.1, 0.2, 0.3)], None).spread_percent is None
+
+
 def test_ratios_are_of_the_same_round():
     mine = [turn(0.2), turn(0.4), turn(0.9)]
     first = [turn(0.1), turn(0.4), turn(0.3)]
