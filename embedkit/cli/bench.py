@@ -134,7 +134,10 @@ def _measure(candidates: list[Candidate], plans: list[Plan], *, progress: bool |
 
 def _numbers(text: str) -> tuple[int, ...]:
     """Whole numbers, separated by commas."""
-    return tuple(int(number) for number in text.split(","))
+    try:
+        return tuple(int(number) for number in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected whole numbers like 1,2, got {text!r}") from None
 
 
 def _evaluations(arguments: argparse.Namespace, sources: Iterable[str]) -> list[dict[str, Any]]:

@@ -169,3 +169,10 @@ def test_whoever_interrupts_does_not_want_the_next_number_of_threads(toy_bundle,
     assert main(command) == 0
     (report,) = json.loads(capsys.readouterr().out)["reports"]
     assert (report["threads"], report["rounds"]) == (1, 1)
+
+
+def test_what_is_no_number_is_wrong_usage(capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(["bench", "tiny-sct", "--threads", "1,two"])
+    assert caught.value.code == 2
+    assert "expected whole numbers like 1,2, got '1,two'" in capsys.readouterr().err
