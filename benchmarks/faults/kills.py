@@ -69,7 +69,7 @@ def write_without_end(path: Path, index: str) -> None:
         elif action == "compact":
             collection.compact()
         else:
-            Collection.build(documents(GROUPS, version), encoder=encoder, path=path, index=index)
+            Collection.build(documents(GROUPS, version), encoder=encoder, path=path, index=index, lexical=True)
 
 
 def kill_once(path: Path, index: str, chance: random.Random) -> str:
@@ -118,7 +118,9 @@ def main() -> None:
     during: collections.Counter[str] = collections.Counter()
     with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
         path = Path(folder) / "idx"
-        Collection.build(documents(GROUPS, 0), encoder=WordHashes(), path=path, index=arguments.index)
+        Collection.build(
+            documents(GROUPS, 0), encoder=WordHashes(), path=path, index=arguments.index, lexical=True
+        )
         for _ in range(arguments.kills):
             during[kill_once(path, arguments.index, chance)] += 1
             check(path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
 import tempfile
@@ -42,27 +43,40 @@ class Contender:
 
 
 def contenders(rows: FloatArray, threads: int) -> Iterator[list[Contender]]:
-    """Groups of contenders that belong together: ours, and the same in bare FAISS; then other libraries."""
-    faiss.omp_set_num_threads(threads)
-    for kind in KINDS:
-        yield [_ours(kind, rows), *_bare(kind, rows)]
-    yield [*_faiss_hnsw(rows), *_hnswlib(rows, threads), *_usearch(rows, threads)]
+    """Groups of contenders that belong together: ours, and the same in bare FAISS; then other libraries.
+
+    Everything is built by all processors, and searches with ``threads``.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        for build in (*(functools.partial(_kind, kind, Path(folder)) for kind in KINDS), _others):
+            faiss.omp_set_num_threads(os.cpu_count() or 1)
+            group = list(build(rows, threads))
+            faiss.omp_set_num_threads(threads)
+            yield group
 
 
-_FILES: dict[str, Path] = {}
+def _kind(kind: str, folder: Path, rows: FloatArray, _: int) -> Iterator[Contender]:
+    file = folder / kind
+    yield _ours(kind, file, rows)
+    yield from _bare(kind, file, rows)
 
 
-def _ours(kind: str, rows: FloatArray) -> Contender:
+def _others(rows: FloatArray, threads: int) -> Iterator[Contender]:
+    yield from _faiss_hnsw(rows)
+    yield from _hnswlib(rows, threads)
+    yield from _usearch(rows, threads)
+
+
+def _ours(kind: str, file: Path, rows: FloatArray) -> Contender:
     started = time.perf_counter()
     index = index_class(kind).build(rows)
     build_s = time.perf_counter() - started
-    _FILES[kind] = Path(tempfile.mkdtemp(prefix="embedkit-search-")) / "index"
-    index.save(_FILES[kind])
-    size = _FILES[kind].stat().st_size / 1e6 if _FILES[kind].exists() else 0.0
+    index.save(file)
+    size = file.stat().st_size / 1e6 if file.exists() else 0.0
     return Contender(f"embedkit {kind}", lambda queries: index.search(queries, K)[1], build_s, size)
 
 
-def _bare(kind: str, rows: FloatArray) -> Iterator[Contender]:
+def _bare(kind: str, file: Path, rows: FloatArray) -> Iterator[Contender]:
     """FAISS' own way to do the same: its index read from our file, and its refinement over a copy of the rows."""
     if kind in ("flat", "exact"):
         flat = _flat(rows)
@@ -75,7 +89,7 @@ def _bare(kind: str, rows: FloatArray) -> Iterator[Contender]:
             rival="embedkit binary",
         )
     if kind in ("sq8", "hnsw", "ivf-pq"):
-        base = faiss.read_index(str(_FILES[kind]))
+        base = faiss.read_index(str(file))
         refined, candidates, parameters = faiss.IndexRefine(base, _flat(rows)), *_proposals(kind, base)
         settings = faiss.IndexRefineSearchParameters(k_factor=candidates / K, base_index_params=parameters)
         yield Contender(
@@ -118,10 +132,10 @@ def _hnswlib(rows: FloatArray, threads: int) -> Iterator[Contender]:
         return
     index = library.Index(space="ip", dim=rows.shape[1])
     index.init_index(max_elements=len(rows), M=16, ef_construction=80)  # its M is half of that of FAISS
-    index.set_num_threads(threads)
     started = time.perf_counter()
     index.add_items(rows)
     build_s = time.perf_counter() - started
+    index.set_num_threads(threads)
     index.set_ef(96)
     yield Contender(
         "hnswlib",
@@ -139,7 +153,7 @@ def _usearch(rows: FloatArray, threads: int) -> Iterator[Contender]:
         ndim=rows.shape[1], metric="ip", dtype="i8", connectivity=16, expansion_add=80, expansion_search=96
     )
     started = time.perf_counter()
-    index.add(np.arange(len(rows)), rows, threads=threads)
+    index.add(np.arange(len(rows)), rows)
     build_s = time.perf_counter() - started
     yield Contender(
         "usearch i8, not rescored",

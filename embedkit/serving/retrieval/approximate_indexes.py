@@ -279,7 +279,8 @@ class BinaryIndex(RescoredIndex):
         write_array(path, self._small.shape, "|u1", [self._small])
 
     def _candidates(self, queries: FloatArray, k: int) -> RowNumbers:
-        _, found = faiss.knn_hamming(_signs(queries), self._small, min(len(self), 20 * k + 200))
+        wanted = max(20 * k + 200, len(self) // 200)  # the more rows, the more of them have nearly the same signs
+        _, found = faiss.knn_hamming(_signs(queries), self._small, min(len(self), wanted))
         return np.asarray(found)
 
 
