@@ -147,6 +147,17 @@ def rank(query: FloatArray, rows: FloatArray, candidates: RowNumbers, k: int) ->
     return _best(Ranking(scores, candidates), k)
 
 
+def rank_together(
+    queries: FloatArray, rows: FloatArray, candidates: RowNumbers, k: int
+) -> tuple[FloatArray, RowNumbers]:
+    """The same for queries ``(Q, D)`` that have equally many candidates, ``(Q, C)``: ``(Q, min(k, C))`` each."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        products = rows[candidates].astype(np.float64) * queries[:, np.newaxis].astype(np.float64)
+        scores = products.sum(axis=-1).astype(np.float32)
+    order = np.lexsort((candidates, -scores))[:, :k]
+    return np.take_along_axis(scores, order, axis=1), np.take_along_axis(candidates, order, axis=1)
+
+
 def score_slack(queries: FloatArray) -> FloatArray:
     """How far below the k-th score, both taken from a float32 product, a row of the true best ``k`` can lie.
 
@@ -193,8 +204,8 @@ def checked_queries(
     queries = np.ascontiguousarray(_matrix(queries, "queries"))
     if queries.shape[1] != dimension:
         raise InputError(f"expected queries of width {dimension}, as the index has, got width {queries.shape[1]}")
-    broken = np.flatnonzero(~np.isfinite(queries).all(axis=1))
-    if broken.size:
+    if not np.isfinite(queries).all():
+        broken = np.flatnonzero(~np.isfinite(queries).all(axis=1))
         raise InputError(f"expected finite queries, but query {broken[0]} holds NaN or infinity")
     return queries, min(k, count if allowed is None else int(np.count_nonzero(allowed)))
 

@@ -21,14 +21,15 @@ from embedkit.serving.retrieval.exact_index import (
     RowNumbers,
     checked_queries,
     checked_rows,
-    rank,
+    rank_together,
     score_slack,
 )
 
 __all__ = ["FlatIndex"]
 
-_SPARE = 32
+_SPARE = 16
 _QUERY_BLOCK = 1024
+_RANK_BLOCK = 32  # small enough for a processor's cache
 
 
 class FlatIndex:
@@ -96,11 +97,13 @@ class FlatIndex:
         rough, found = self._scan(queries, wanted, allowed)
         complete = (wanted == candidates) | (rough[:, -1] < rough[:, k - 1] - score_slack(queries))
         complete &= found[:, -1] >= 0  # FAISS leaves holes where rows of a damaged file are not finite
-        for i, query in enumerate(queries):
-            if complete[i]:
-                scores[i], rows[i] = rank(query, self._rows, found[i], k)
-            else:
-                (scores[i],), (rows[i],) = self._oracle.search(queries[i : i + 1], k, allowed=allowed)
+        for start in range(0, len(queries), _RANK_BLOCK):
+            few = slice(start, start + _RANK_BLOCK)
+            # Where there is a hole the last row is looked at; the oracle answers below.
+            scores[few], rows[few] = rank_together(queries[few], self._rows, found[few], k)
+        for query in np.flatnonzero(~complete):
+            alone = queries[query : query + 1]
+            (scores[query],), (rows[query],) = self._oracle.search(alone, k, allowed=allowed)
 
     def _scan(self, queries: FloatArray, k: int, allowed: BoolArray | None) -> tuple[FloatArray, RowNumbers]:
         scores = np.empty((len(queries), k), dtype=np.float32)
