@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from embedkit.export.frontier import Variant
     from embedkit.runtime.manifest import Manifest
 
 __all__ = ["EXAMPLES", "HELP", "configure", "run"]
@@ -24,7 +25,20 @@ embedkit export runs/tiny -o tiny-st --format sentence-transformers
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("source", metavar="RUN_OR_MODEL", help="a run folder, a model folder or a hub id")
-    parser.add_argument("-o", "--output", required=True, type=Path, metavar="FILE", help="the bundle to write")
+    parser.add_argument(
+        "-o",
+        "--output",
+        required=True,
+        type=Path,
+        metavar="FILE",
+        help="the bundle to write; a folder with --all and with --format sentence-transformers",
+    )
+    parser.add_argument(
+        "--all",
+        action="store_true",
+        help="write every variant for the target into a folder, time them side by side and tell which are worth "
+        "having; --calibration adds int8-static and gives the texts to time, --vocabulary adds a pruned one",
+    )
     parser.add_argument(
         "--format",
         choices=("bundle", "sentence-transformers"),
@@ -83,6 +97,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Export, and show what the gates measured."""
+    if arguments.all:
+        _run_all(arguments)
+        return
     from embedkit.evaluation.sources import load_scored_pairs
     from embedkit.export.folder import export_folder
     from embedkit.export.pipeline import ExportReport, export_source
@@ -108,6 +125,55 @@ def run(arguments: argparse.Namespace) -> None:
     else:
         for name, manifest in report.graphs.items():
             print("\n".join(_lines(str(report.path / name), manifest, (report.path / name).stat().st_size)))
+
+
+def _run_all(arguments: argparse.Namespace) -> None:
+    from embedkit.evaluation.sources import load_scored_pairs
+    from embedkit.export.frontier import choose, export_all
+
+    variants = export_all(
+        arguments.source,
+        arguments.output,
+        target=arguments.target,
+        licence=arguments.licence,
+        max_length=arguments.max_length,
+        name=arguments.name,
+        dev=load_scored_pairs(arguments.dev) if arguments.dev else None,
+        vocabulary=_read_all(arguments.vocabulary),
+        calibration=_read_all(arguments.calibration),
+    )
+    chosen = choose(variants)
+    if arguments.json:
+        listed = [dataclasses.asdict(each) for each in variants]
+        print(json.dumps({"variants": listed, "chosen": chosen and chosen.name}, default=str))
+    else:
+        print("\n".join(_frontier_lines(variants, chosen)))
+
+
+def _frontier_lines(variants: Sequence[Variant], chosen: Variant | None) -> Iterator[str]:
+    labels = ("MB", "speed", "texts/s", "1 text ms", "parity", "score", "company")
+    yield f"  {'variant':<26}" + "".join(f"{label:>11}" for label in labels)
+    for each in variants:
+        mark = "*" if each.on_frontier else " "
+        if each.path is None:
+            yield f"{mark} {each.name:<26}missed: {each.missed}"
+            continue
+        figures = (
+            f"{(each.size_bytes or 0) / 1e6:.2f}",
+            f"{each.speed or 0:.2f}",
+            f"{each.texts_per_second:.0f}",
+            f"{each.one_text_ms:.3f}",
+            f"{each.largest_difference:.1e}",
+            f"{each.score:.5f}",
+            f"{each.company:.1e}",
+        )
+        yield f"{mark} {each.name:<26}" + "".join(f"{figure:>11}" for figure in figures)
+    yield "* no other variant is as small, as fast and as faithful; parity and company: largest change of a value"
+    yield (
+        f"chosen: {chosen.path}, the fastest that keeps its score"
+        if chosen
+        else "chosen: none, as none keeps its score"
+    )
 
 
 def _read_all(path: Path | None) -> list[str] | None:

@@ -1,0 +1,237 @@
+"""All variants of one model, each with its gates, timed in turns: what is to be had for which size and speed.
+
+A variant is on the frontier if no other is at least as small, as fast and as faithful, and better in one of these.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import re
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from embedkit.atomic import storage_errors
+from embedkit.errors import GateError
+from embedkit.evaluation.sts import ScoredPairs
+from embedkit.export.card import read_card
+from embedkit.export.pipeline import ExportOptions, ExportReport, export, load_source
+from embedkit.export.probes import PROBE_TEXTS
+from embedkit.modeling.encoder import SentenceEncoder
+from embedkit.runtime.bundle import read_bundle
+from embedkit.runtime.cross_encoder import CrossEncoder
+from embedkit.runtime.encoder import Encoder
+
+__all__ = ["ENOUGH", "Variant", "choose", "export_all"]
+
+logger = logging.getLogger("embedkit")
+
+ENOUGH = 0.995
+"""Share of the model's score, or rank correlation with it, below which no variant is chosen."""
+
+_ROUNDS = 15
+_ONE_TEXT_CALLS = 10
+_MOST_TEXTS = 512
+_FIRST = "fp32"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """What one variant costs and keeps.
+
+    Attributes:
+        name: e.g. ``"int8, int4 words"``.
+        path: the bundle; None if it missed a gate, and then all that follows is None, too.
+        missed: why there is no bundle, else empty.
+        size_bytes: of the bundle.
+        speed: texts a second in batches, tokenization and all, in multiples of the first variant's, fp32.
+        texts_per_second: median over rounds.
+        one_text_ms: median of a call with one text.
+        largest_difference: of a value from the torch model's, on random words.
+        smallest_cosine: likewise; None of a cross-encoder.
+        score: share of the torch model's score on the pairs given, else rank correlation with it on probe texts.
+        company: how far a value moves when its text is in a batch with others.
+        on_frontier: whether no other variant is better in size, speed or score and not worse in the others.
+    """
+
+    name: str
+    path: Path | None = None
+    missed: str = ""
+    size_bytes: int | None = None
+    speed: float | None = None
+    texts_per_second: float | None = None
+    one_text_ms: float | None = None
+    largest_difference: float | None = None
+    smallest_cosine: float | None = None
+    score: float | None = None
+    company: float | None = None
+    on_frontier: bool = False
+
+
+def export_all(
+    source: str,
+    folder: Path,
+    *,
+    target: str = "cpu-avx2",
+    licence: str = "",
+    max_length: int | None = None,
+    name: str | None = None,
+    dev: ScoredPairs | None = None,
+    vocabulary: Sequence[str] | None = None,
+    calibration: Sequence[str] | None = None,
+    threads: int | None = None,
+    rounds: int = _ROUNDS,
+) -> list[Variant]:
+    """Export every variant for a target into a folder, and time those that passed their gates.
+
+    Args:
+        source: a run folder, a model folder or a hub id.
+        folder: gets a bundle for each variant.
+        target: the processor that they are for.
+        licence: of the weights.
+        max_length: tokens of the longest text or pair; None leaves it to the model.
+        name: what the bundles are called.
+        dev: scored pairs that the variants must rank as the model does.
+        vocabulary: texts; with them there is a variant that has their word pieces only.
+        calibration: texts like those to come; with them there are variants of fixed scales, and they are timed.
+        threads: of the timing; as many as this process may use if None.
+        rounds: of the timing.
+
+    Raises:
+        ModelNotFoundError, ModelError, ConfigError: the source cannot be loaded.
+        ExportError: the model cannot be exported.
+        StorageError: a bundle cannot be written.
+    """
+    card, model = read_card(source, licence=licence), load_source(source, max_length=max_length)
+    with storage_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    reports: dict[str, ExportReport | GateError] = {}
+    common: ExportOptions = {"precision": _FIRST, "target": target, "name": name, "dev": dev}
+    if isinstance(model, SentenceEncoder):
+        common["calibration"] = calibration  # gives the ranges of embeddings, which no score has
+    for title, options in _variants(vocabulary, calibration).items():
+        path = folder / f"{re.sub('[^a-z0-9]+', '-', title)}.onnx"
+        path.unlink(missing_ok=True)
+        wanted: ExportOptions = {**common, **options}
+        logger.info("variant %s", title)
+        try:
+            reports[title] = export(model, path, card=card, **wanted)
+        except GateError as error:
+            reports[title] = error
+    written = {title: report.path for title, report in reports.items() if isinstance(report, ExportReport)}
+    texts = list(calibration or PROBE_TEXTS * 4)
+    timings = _time_in_turns(written, texts[:: max(1, len(texts) // _MOST_TEXTS)][:_MOST_TEXTS], threads, rounds)
+    return _mark([_describe(title, report, timings) for title, report in reports.items()])
+
+
+def choose(variants: Sequence[Variant]) -> Variant | None:
+    """The fastest variant that keeps enough; of equally fast ones the smallest; None if none keeps enough."""
+    enough = [each for each in variants if each.on_frontier and (each.score or 0.0) >= ENOUGH]
+    return max(enough, key=lambda each: (each.speed or 0.0, -(each.size_bytes or 0)), default=None)
+
+
+def _variants(vocabulary: Sequence[str] | None, calibration: Sequence[str] | None) -> dict[str, ExportOptions]:
+    """Title -> how it is exported."""
+    variants: dict[str, ExportOptions] = {
+        _FIRST: {"precision": "fp32"},
+        "fp32, int4 words": {"precision": "fp32", "word_table": "int4"},
+        "int8": {"precision": "int8"},
+        "int8, int4 words": {"precision": "int8", "word_table": "int4"},
+    }
+    if calibration:
+        static: ExportOptions = {"precision": "int8-static", "calibration": calibration}
+        variants |= {"int8-static": static, "int8-static, int4 words": {**static, "word_table": "int4"}}
+    if vocabulary:
+        pruned: ExportOptions = {"precision": "int8", "word_table": "int4", "vocabulary": vocabulary}
+        variants["int8, int4 words, pruned"] = pruned
+    return variants
+
+
+@dataclass
+class _Timing:
+    """Seconds of each round."""
+
+    batches: list[float]
+    one_text: list[float]
+    texts: int
+
+
+def _time_in_turns(
+    paths: Mapping[str, Path], texts: Sequence[str], threads: int | None, rounds: int
+) -> dict[str, _Timing]:
+    """Let all encode the same texts, one after the other in each round: what disturbs one disturbs all."""
+    runs = {title: _load(path, threads) for title, path in paths.items()}
+    timings = {title: _Timing([], [], len(texts)) for title in runs}
+    for run in runs.values():
+        run(texts)
+    for _ in range(rounds):
+        for title, run in runs.items():
+            timings[title].batches.append(_seconds(run, texts))
+            timings[title].one_text += [
+                _seconds(run, [texts[call % len(texts)]]) for call in range(_ONE_TEXT_CALLS)
+            ]
+    return timings
+
+
+def _seconds(run: Callable[[Sequence[str]], Any], texts: Sequence[str]) -> float:
+    started = time.perf_counter()
+    run(texts)
+    return time.perf_counter() - started
+
+
+def _load(path: Path, threads: int | None) -> Callable[[Sequence[str]], Any]:
+    """What encodes texts, or scores each with the first."""
+    bundle = read_bundle(path)
+    if bundle.manifest.kind == "cross-encoder":
+        scorer = CrossEncoder(bundle, threads=threads)
+        return lambda texts: scorer.predict([(texts[0], text) for text in texts], show_progress_bar=False)
+    encoder = Encoder(bundle, threads=threads)
+    return lambda texts: encoder.encode(texts[0] if len(texts) == 1 else texts, show_progress_bar=False)
+
+
+def _describe(title: str, report: ExportReport | GateError, timings: Mapping[str, _Timing]) -> Variant:
+    if isinstance(report, GateError):
+        return Variant(name=title, missed=str(report))
+    gates, timing = report.manifest.gates, timings[title]
+    ranking = gates.get("retention", gates.get("agreement", {}))
+    seconds = statistics.median(timing.batches)
+    first = next(iter(timings.values()))
+    return Variant(
+        name=title,
+        path=report.path,
+        size_bytes=report.size_bytes,
+        speed=round(statistics.median(first.batches) / seconds, 2),
+        texts_per_second=round(timing.texts / seconds, 1),
+        one_text_ms=round(1000 * statistics.median(timing.one_text), 3),
+        largest_difference=gates["parity"]["largest_difference"],
+        smallest_cosine=gates["parity"].get("smallest_cosine"),
+        score=ranking.get("retention", ranking.get("spearman")),
+        company=gates["batch_invariance"]["largest_difference"],
+    )
+
+
+def _mark(variants: Sequence[Variant]) -> list[Variant]:
+    """The same, with those marked that no other dominates."""
+    merits = [_merits(each) for each in variants]
+    return [
+        dataclasses.replace(
+            each,
+            on_frontier=mine is not None
+            and not any(
+                other is not None and other != mine and all(a >= b for a, b in zip(other, mine, strict=True))
+                for other in merits
+            ),
+        )
+        for each, mine in zip(variants, merits, strict=True)
+    ]
+
+
+def _merits(variant: Variant) -> tuple[float, float, float] | None:
+    """Size, speed and score, each the better the larger, and as fine as they can be told apart."""
+    if variant.size_bytes is None or variant.speed is None or variant.score is None:
+        return None
+    return -variant.size_bytes, round(variant.speed, 1), round(variant.score, 3)
