@@ -48,15 +48,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--precision",
-        choices=("fp32", "int8", "int8-static"),
-        default="int8",
-        help="of the products; with int8-static no embedding depends on its batch; default: int8",
+        choices=("fp32", "fp16", "int8", "int8-static"),
+        help="of the products; with int8-static no embedding depends on its batch; fp16 is for GPUs; default: "
+        "int8, with --target gpu fp16",
     )
     parser.add_argument(
         "--target",
-        choices=("cpu-avx2", "cpu-vnni", "arm64"),
+        choices=("cpu-avx2", "cpu-vnni", "arm64", "gpu"),
         default="cpu-avx2",
-        help="processor that int8 is for: cpu-avx2 (7-bit weights) is right on every one, cpu-vnni and arm64 use "
+        help="processor that it is for: cpu-avx2 (7-bit weights) is right on every CPU, cpu-vnni and arm64 use "
         "8 bits; default: cpu-avx2",
     )
     parser.add_argument(
@@ -107,7 +107,7 @@ def run(arguments: argparse.Namespace) -> None:
     report = (export_source if arguments.format == "bundle" else export_folder)(
         arguments.source,
         arguments.output,
-        precision=arguments.precision,
+        precision=arguments.precision or ("fp16" if arguments.target == "gpu" else "int8"),
         target=arguments.target,
         word_table=arguments.word_table,
         name=arguments.name,

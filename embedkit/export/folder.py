@@ -4,6 +4,7 @@
 
     what embedkit.modeling.layout lists        from a model with its weights, for sentence-transformers on torch
     onnx/model.onnx                            float32; of a bundle the graph that it has
+    onnx/model_fp16.onnx                       float16, for GPUs
     onnx/model_qint8_*.onnx                    quantized, under sentence-transformers' name for the processor
     README.md                                  what the model is, and what the gates measured of each graph
 
@@ -44,6 +45,7 @@ from embedkit.runtime.tokenization import Tokenizer
 __all__ = ["FolderReport", "export_folder"]
 
 _SMALLEST_COSINE = 0.999
+_FLOATS = {"fp32": "model.onnx", "fp16": "model_fp16.onnx"}
 _PROCESSORS = {"cpu-avx2": "avx2", "cpu-vnni": "avx512_vnni", "arm64": "arm64"}
 
 
@@ -108,8 +110,8 @@ def export_folder(
 
 
 def _name(precision: str, target: str) -> str:
-    if precision == "fp32":
-        return "model.onnx"
+    if precision in _FLOATS:
+        return _FLOATS[precision]
     form = "qint8_static" if precision == "int8-static" else "qint8"
     return f"model_{form}_{_PROCESSORS[target]}.onnx"
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from embedkit.atomic import storage_errors
-from embedkit.errors import GateError
+from embedkit.errors import GateError, ProviderError
 from embedkit.evaluation.sts import ScoredPairs
 from embedkit.export.card import read_card
 from embedkit.export.pipeline import ExportOptions, ExportReport, export, load_source
@@ -25,6 +25,7 @@ from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.runtime.bundle import read_bundle
 from embedkit.runtime.cross_encoder import CrossEncoder
 from embedkit.runtime.encoder import Encoder
+from embedkit.runtime.session import CPU, available_providers
 
 __all__ = ["ENOUGH", "Variant", "choose", "export_all"]
 
@@ -37,6 +38,9 @@ _ROUNDS = 15
 _ONE_TEXT_CALLS = 10
 _MOST_TEXTS = 512
 _FIRST = "fp32"
+_CUDA = "CUDAExecutionProvider"
+
+Run = Callable[[Sequence[str]], Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,8 +108,10 @@ def export_all(
     Raises:
         ModelNotFoundError, ModelError, ConfigError: the source cannot be loaded.
         ExportError: the model cannot be exported.
+        ProviderError: the target is gpu, and ONNX Runtime has none here to time them on.
         StorageError: a bundle cannot be written.
     """
+    providers = _choose_providers(target)
     card, model = read_card(source, licence=licence), load_source(source, max_length=max_length)
     with storage_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -113,7 +119,7 @@ def export_all(
     common: ExportOptions = {"precision": _FIRST, "target": target, "name": name, "dev": dev}
     if isinstance(model, SentenceEncoder):
         common["calibration"] = calibration  # gives the ranges of embeddings, which no score has
-    for title, options in _variants(vocabulary, calibration).items():
+    for title, options in _variants(target, vocabulary, calibration).items():
         path = folder / f"{re.sub('[^a-z0-9]+', '-', title)}.onnx"
         path.unlink(missing_ok=True)
         wanted: ExportOptions = {**common, **options}
@@ -124,7 +130,8 @@ def export_all(
             reports[title] = error
     written = {title: report.path for title, report in reports.items() if isinstance(report, ExportReport)}
     texts = list(calibration or PROBE_TEXTS * 4)
-    timings = _time_in_turns(written, texts[:: max(1, len(texts) // _MOST_TEXTS)][:_MOST_TEXTS], threads, rounds)
+    runs = {title: _load(path, threads, providers) for title, path in written.items()}
+    timings = _time_in_turns(runs, texts[:: max(1, len(texts) // _MOST_TEXTS)][:_MOST_TEXTS], rounds)
     return _mark([_describe(title, report, timings) for title, report in reports.items()])
 
 
@@ -134,14 +141,28 @@ def choose(variants: Sequence[Variant]) -> Variant | None:
     return max(enough, key=lambda each: (each.speed or 0.0, -(each.size_bytes or 0)), default=None)
 
 
-def _variants(vocabulary: Sequence[str] | None, calibration: Sequence[str] | None) -> dict[str, ExportOptions]:
+def _choose_providers(target: str) -> list[str]:
+    """Where the variants are timed: on the target, or nowhere."""
+    if target == "gpu" and _CUDA not in available_providers():
+        raise ProviderError(
+            f"variants for the target gpu are timed on one, and {_CUDA} is not among the providers of the "
+            f"installed ONNX Runtime: {', '.join(available_providers())}; docs/install.md says how to get it"
+        )
+    return [_CUDA if target == "gpu" else CPU]
+
+
+def _variants(
+    target: str, vocabulary: Sequence[str] | None, calibration: Sequence[str] | None
+) -> dict[str, ExportOptions]:
     """Title -> how it is exported."""
     variants: dict[str, ExportOptions] = {
         _FIRST: {"precision": "fp32"},
         "fp32, int4 words": {"precision": "fp32", "word_table": "int4"},
-        "int8": {"precision": "int8"},
-        "int8, int4 words": {"precision": "int8", "word_table": "int4"},
     }
+    if target == "gpu":
+        half: ExportOptions = {"precision": "fp16"}
+        return variants | {"fp16": half, "fp16, int4 words": {**half, "word_table": "int4"}}
+    variants |= {"int8": {"precision": "int8"}, "int8, int4 words": {"precision": "int8", "word_table": "int4"}}
     if calibration:
         static: ExportOptions = {"precision": "int8-static", "calibration": calibration}
         variants |= {"int8-static": static, "int8-static, int4 words": {**static, "word_table": "int4"}}
@@ -160,11 +181,8 @@ class _Timing:
     texts: int
 
 
-def _time_in_turns(
-    paths: Mapping[str, Path], texts: Sequence[str], threads: int | None, rounds: int
-) -> dict[str, _Timing]:
+def _time_in_turns(runs: Mapping[str, Run], texts: Sequence[str], rounds: int) -> dict[str, _Timing]:
     """Let all encode the same texts, one after the other in each round: what disturbs one disturbs all."""
-    runs = {title: _load(path, threads) for title, path in paths.items()}
     timings = {title: _Timing([], [], len(texts)) for title in runs}
     for run in runs.values():
         run(texts)
@@ -177,19 +195,19 @@ def _time_in_turns(
     return timings
 
 
-def _seconds(run: Callable[[Sequence[str]], Any], texts: Sequence[str]) -> float:
+def _seconds(run: Run, texts: Sequence[str]) -> float:
     started = time.perf_counter()
     run(texts)
     return time.perf_counter() - started
 
 
-def _load(path: Path, threads: int | None) -> Callable[[Sequence[str]], Any]:
+def _load(path: Path, threads: int | None, providers: list[str]) -> Run:
     """What encodes texts, or scores each with the first."""
     bundle = read_bundle(path)
     if bundle.manifest.kind == "cross-encoder":
-        scorer = CrossEncoder(bundle, threads=threads)
+        scorer = CrossEncoder(bundle, threads=threads, providers=providers)
         return lambda texts: scorer.predict([(texts[0], text) for text in texts], show_progress_bar=False)
-    encoder = Encoder(bundle, threads=threads)
+    encoder = Encoder(bundle, threads=threads, providers=providers)
     return lambda texts: encoder.encode(texts[0] if len(texts) == 1 else texts, show_progress_bar=False)
 
 

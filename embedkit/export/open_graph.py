@@ -17,7 +17,7 @@ from embedkit.errors import ExportError
 from embedkit.protocols import FloatArray
 from embedkit.runtime.bundle import Bundle
 
-__all__ = ["open_graph", "read_head"]
+__all__ = ["find_states", "open_graph", "read_head"]
 
 # Name of the node that pools -> which of its inputs are the states; as it is written, and as it is traced.
 _POOLS = {
@@ -81,13 +81,20 @@ def _add_logits(graph: onnx.GraphProto) -> None:
     graph.output.insert(0, helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", 1]))
 
 
-def _add_states(graph: onnx.GraphProto, pooling: str) -> None:
+def find_states(graph: onnx.GraphProto, pooling: str) -> str:
+    """Name of the value that is pooled.
+
+    Raises:
+        ExportError: it was not found.
+    """
     known = _POOLS[pooling]
     values = [node.input[known[node.name]] for node in graph.node if node.name in known]
     if len(values) != 1:
-        raise ExportError(
-            "the states of the tokens were not found in the graph; only bundles of embedkit have them"
-        )
+        raise ExportError("the states of the tokens were not found; only graphs written by embedkit have them")
+    return str(values[0])
+
+
+def _add_states(graph: onnx.GraphProto, pooling: str) -> None:
     name = "last_hidden_state"
-    graph.node.append(helper.make_node("Identity", values, [name], name=name))
+    graph.node.append(helper.make_node("Identity", [find_states(graph, pooling)], [name], name=name))
     graph.output.insert(0, helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", "length", "hidden"]))

@@ -18,6 +18,7 @@ from embedkit.evaluation.sts import ScoredPairs
 from embedkit.export.card import Card, find_model_folder, read_card
 from embedkit.export.gates import Gate
 from embedkit.export.graph import build_graph
+from embedkit.export.half import halve
 from embedkit.export.probes import GOLDEN_PAIRS, GOLDEN_TEXTS
 from embedkit.export.prune import prune_vocabulary
 from embedkit.export.quantize import Int8Arithmetic, largest_weight
@@ -25,7 +26,7 @@ from embedkit.export.static import StaticInt8Products, measure_ranges
 from embedkit.export.verify import THRESHOLDS, GraphEncoder, Thresholds, verify
 from embedkit.export.verify_pairs import PAIR_THRESHOLDS, GraphCrossEncoder, PairThresholds, verify_pairs
 from embedkit.export.word_table import MixedArithmetic, choose_word_table
-from embedkit.export.writer import FloatArithmetic, Products
+from embedkit.export.writer import Arithmetic, FloatArithmetic, Products
 from embedkit.modeling.cross_encoder import PairEncoder, is_cross_encoder
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.location import find_folder
@@ -45,11 +46,13 @@ logger = logging.getLogger("embedkit")
 PRECISIONS = tuple(THRESHOLDS)
 
 # The word table that goes with a precision unless another is asked for.
-_WORD_TABLE = {"fp32": "float32", "int8": "int8", "int8-static": "int8"}
+_WORD_TABLE = {"fp32": "float32", "fp16": "float32", "int8": "int8", "int8-static": "int8"}
+
+_TARGET = {"fp32": "", "fp16": "gpu"}
 
 # What other processors may make of the golden texts: float32 differs in the last digits of its sums, int8
 # where a value falls to the other side of a rounding.
-_GOLDEN_TOLERANCE = {"fp32": 1e-4, "int8": 5e-3, "int8-static": 5e-3}
+_GOLDEN_TOLERANCE = {"fp32": 1e-4, "fp16": 5e-3, "int8": 5e-3, "int8-static": 5e-3}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,8 +142,10 @@ def export(
     Args:
         model: an encoder or a cross-encoder.
         output: the file to write; an older file is replaced once the new one is complete.
-        precision: ``"fp32"``; ``"int8"``, with scales that depend on the batch; or ``"int8-static"``, without.
-        target: the processor that int8 is for; ``"cpu-avx2"`` (7-bit weights) is right on every processor.
+        precision: ``"fp32"``; ``"fp16"``, for GPUs; ``"int8"``, with scales that depend on the batch; or
+            ``"int8-static"``, without.
+        target: the processor that int8 is for; ``"cpu-avx2"`` (7-bit weights) is right on every CPU. With
+            ``"gpu"`` there is no int8.
         word_table: how words are stored, ``"float32"``, ``"int8"`` or ``"int4"``; by default as the precision.
         name: what people will call it; by default what the card, else the model says.
         card: where the model comes from.
@@ -164,7 +169,7 @@ def export(
     original, model, gates = model, *_prune(model, vocabulary, vocabulary_size)
     arithmetic = MixedArithmetic(_choose_products(model, precision, target, calibration), choose_word_table(words))
     logger.info("writing the graph of %s, %s", model.name, precision)
-    content = build_graph(model, arithmetic).SerializeToString()
+    content = _write(model, arithmetic, precision)
 
     logger.info("measuring the gates")
     gates = [*gates, *_measure(model, original, content, thresholds, precision, words, dev)]
@@ -182,7 +187,7 @@ def export(
         metrics=card.metrics,
         gates={gate.name: gate.figures for gate in gates},
         precision=precision if words == _WORD_TABLE[precision] else f"{precision} with {words} words",
-        target=target if precision != "fp32" else "",
+        target=target if precision.startswith("int8") else _TARGET[precision],
         licence=card.licence,
         created_by=f"embedkit {__version__}",
         ranges=_measure_ranges(model, content, calibration),
@@ -193,6 +198,14 @@ def export(
         size_bytes = temporary.stat().st_size
         _require_golden(temporary)
     return ExportReport(path, manifest, fingerprint, size_bytes)
+
+
+def _write(model: SentenceEncoder | PairEncoder, arithmetic: Arithmetic, precision: str) -> bytes:
+    graph = build_graph(model, arithmetic)
+    if precision == "fp16" and isinstance(model, SentenceEncoder):
+        graph = halve(graph, model.pooling)
+    content: bytes = graph.SerializeToString()
+    return content
 
 
 def _describe(model: SentenceEncoder | PairEncoder) -> dict[str, Any]:
@@ -224,7 +237,7 @@ def _measure(
     words: str,
     dev: ScoredPairs | None,
 ) -> list[Gate]:
-    quantized = precision != "fp32"
+    quantized = precision.startswith("int8")
     if isinstance(model, PairEncoder):
         given = thresholds if isinstance(thresholds, PairThresholds) else None
         pair_limits = given or _allowed(PAIR_THRESHOLDS, precision, words)
@@ -232,7 +245,8 @@ def _measure(
         return verify_pairs(model, content, pair_limits, quantized=quantized, dev=dev, original=whole)
     limits = thresholds if isinstance(thresholds, Thresholds) else _allowed(THRESHOLDS, precision, words)
     unpruned = original if isinstance(original, SentenceEncoder) else None
-    return verify(model, content, limits, quantized=quantized, dev=dev, original=unpruned)
+    for_gpu = precision == "fp16"
+    return verify(model, content, limits, quantized=quantized, for_gpu=for_gpu, dev=dev, original=unpruned)
 
 
 def _allowed(thresholds: Mapping[str, Limits], precision: str, words: str) -> Limits:
@@ -249,9 +263,14 @@ def _check_forms(
     calibration: Sequence[str] | None,
 ) -> None:
     """Refuse what does not exist before the work and not after."""
-    largest_weight(target)
     if precision not in PRECISIONS:
         raise ExportError(f"precision is one of {', '.join(PRECISIONS)}, not {precision!r}")
+    if target == "gpu" and precision.startswith("int8"):
+        raise ExportError(f"{precision} is for CPUs; the target gpu has fp16 and fp32")
+    if target != "gpu":
+        largest_weight(target)
+    if precision == "fp16" and isinstance(model, PairEncoder):
+        raise ExportError("fp16 is for encoders; export a cross-encoder in fp32 or int8")
     choose_word_table(words)
     if precision == "int8-static" and calibration is None:
         raise ExportError("int8-static needs texts for its calibration")
