@@ -30,7 +30,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--reranker", metavar="MODEL", help="cross-encoder that ranks texts")
     parser.add_argument("--host", help="address to listen on; default: 127.0.0.1, this machine alone")
     parser.add_argument("--port", type=int, help="port to listen on, 0 for any; default: 8080")
-    parser.add_argument("--threads", type=int, help="threads of one batch; default: all that this process may use")
+    parser.add_argument("--threads", type=int, help="threads to keep busy; default: all that this process may use")
     parser.add_argument("--api-key-file", metavar="FILE", help="keys that clients may use, one a line")
     parser.add_argument("--tls-certificate", metavar="PEM", help="certificate chain, for HTTPS without a proxy")
     parser.add_argument("--tls-key", metavar="PEM", help="its private key")

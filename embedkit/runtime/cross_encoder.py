@@ -93,12 +93,12 @@ class CrossEncoder:
             source: a path, which is tried first and never goes to the network; the name of a bundle
                 that came with embedkit; or a hub id ``org/name``.
             file: the graph in a sentence-transformers folder, ``onnx/model.onnx`` if None.
-            threads: threads of one batch; as many as this process may use (affinity and container
-                quota) if None.
+            threads: threads to keep busy; as many as this process may use (affinity and container quota)
+                if None. All work on one batch, or on a CPU each on its own if the graph has at most 8 MB.
             providers: ONNX Runtime execution providers in order of preference, the CPU's if None. One
                 that is not there is an error.
-            max_tokens_per_batch: bound of a batch's pairs times its longest in tokens; 1024 on a CPU and
-                16,384 elsewhere if None.
+            max_tokens_per_batch: bound of a batch's pairs times its longest in tokens; 1024 on a CPU, 512
+                there if the graph has at most 8 MB, and 16,384 elsewhere if None.
 
         Raises:
             ModelNotFoundError: there is nothing under that path, name or id.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Literal, TypedDict, get_args
 
@@ -24,7 +25,9 @@ logger = logging.getLogger("embedkit")
 
 OnOverflow = Literal["truncate", "error"]
 
-# On a CPU small batches stay in its caches. Other devices need large ones to be busy.
+# On a CPU small batches stay in its caches; those of a small graph are not shared out among threads, which
+# would cost more the smaller they are. Other devices need large ones to be busy.
+_SMALL_GRAPH_TOKENS_PER_BATCH = 512
 _CPU_TOKENS_PER_BATCH = 1024
 _DEVICE_TOKENS_PER_BATCH = 16_384
 _CHUNK_ITEMS = 4096
@@ -98,10 +101,8 @@ class Engine:
     ) -> None:
         self._session, self._finish, self._shape = session, finish, shape
         self._pad_id, self._max_length, self._unit, self._label = pad_id, max_length, unit, label
-        on_cpu = session.providers[0] == CPU
-        self._max_tokens = check_count(max_tokens_per_batch, "max_tokens_per_batch") or (
-            _CPU_TOKENS_PER_BATCH if on_cpu else _DEVICE_TOKENS_PER_BATCH
-        )
+        wanted = check_count(max_tokens_per_batch, "max_tokens_per_batch")
+        self._max_tokens = wanted or _choose_tokens_per_batch(session)
 
     def stream(
         self,
@@ -153,8 +154,9 @@ class Engine:
             return self._run(tokens.batch([0], self._pad_id))
         rows = np.empty((len(tokens.ids), *self._shape), dtype=np.float32)
         lengths = np.fromiter(map(len, tokens.ids), dtype=np.int64, count=len(tokens.ids))
-        for positions in token_batches(lengths, most_tokens=self._max_tokens, most_texts=batch_size):
-            rows[positions] = self._run(tokens.batch(positions, self._pad_id))
+        batches = list(token_batches(lengths, most_tokens=self._max_tokens, most_texts=batch_size))
+        for positions, found in zip(batches, self._run_all(tokens, batches), strict=True):
+            rows[positions] = found
             if progress:
                 progress.advance(len(positions))
         return rows
@@ -172,6 +174,20 @@ class Engine:
             difference=difference,
             tolerance=tolerance,
         )
+
+    def _run_all(self, tokens: Tokens, batches: Sequence[npt.NDArray[np.intp]]) -> Iterator[FloatArray]:
+        """What :meth:`_run` gives for each batch, in their order; those of a small graph run side by side."""
+
+        def run(positions: npt.NDArray[np.intp]) -> FloatArray:
+            return self._run(tokens.batch(positions, self._pad_id))
+
+        threads = min(self._session.threads, len(batches)) if self._session.is_small else 1
+        if threads < 2:
+            yield from map(run, batches)
+            return
+        # A pool for each call: kept ones would be dead in a forked process, and threads start in microseconds.
+        with ThreadPoolExecutor(threads) as pool:
+            yield from pool.map(run, batches)
 
     def _run(self, batch: TokenBatch) -> FloatArray:
         """One token batch through the graph and what is left to be done after it."""
@@ -197,3 +213,10 @@ class Engine:
             f"longer than {self._max_length} tokens: {named}{more}; shorten them, or let them be cut with "
             'on_overflow="truncate"'
         )
+
+
+def _choose_tokens_per_batch(session: Session) -> int:
+    """The bound that suits the device and the graph."""
+    if session.providers[0] != CPU:
+        return _DEVICE_TOKENS_PER_BATCH
+    return _SMALL_GRAPH_TOKENS_PER_BATCH if session.is_small else _CPU_TOKENS_PER_BATCH

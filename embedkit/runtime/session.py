@@ -27,6 +27,8 @@ CPU = "CPUExecutionProvider"
 _FEEDS = ("input_ids", "attention_mask", "token_type_ids")
 _TYPES = {"tensor(int64)": np.int64, "tensor(int32)": np.int32}
 _ERRORS_ONLY = 3
+# The products of a small graph are too small to be shared out: its threads run batches of their own.
+_SMALL_BYTES = 8_000_000
 
 
 class Session:
@@ -35,11 +37,12 @@ class Session:
     Args:
         model: a serialized ONNX model without external data.
         outputs: names of the output wanted; the first that the graph has is taken.
-        threads: threads of one run; as many as this process may use if None.
+        threads: threads to keep busy; as many as this process may use if None.
         providers: ONNX Runtime execution providers in order of preference; the CPU's if None.
 
     Attributes:
-        threads: threads of one run.
+        threads: threads at work, all of them in one run unless the graph is small.
+        is_small: whether the graph runs on a CPU and is so small that each run keeps to one thread.
         providers: the execution providers at work.
         output: name of the output taken.
         width: size of its last axis, or None where the graph leaves it open or there are no rows but scores.
@@ -58,7 +61,9 @@ class Session:
         providers: Sequence[str] | None = None,
     ) -> None:
         self.threads = check_count(threads, "threads") or available_threads()
-        self._session = _open(model, _options(self.threads), _check_providers(providers))
+        chosen = _check_providers(providers)
+        self.is_small = chosen[0] == CPU and len(model) <= _SMALL_BYTES
+        self._session = _open(model, _options(1 if self.is_small else self.threads), chosen)
         self.providers: list[str] = self._session.get_providers()
         self._input_types = _read_input_types(self._session)
         self.output, self.width = _choose_output(self._session, outputs)

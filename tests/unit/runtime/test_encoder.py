@@ -7,6 +7,7 @@ import itertools
 import json
 import logging
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,9 +18,12 @@ import pytest
 
 from embedkit import Encoder
 from embedkit.errors import InputError, ModelError, TextOverflowError
+from embedkit.protocols import FloatArray
 from embedkit.runtime import engine as engine_module
 from embedkit.runtime import session as session_module
 from embedkit.runtime.bundle import read_bundle, write_bundle
+from embedkit.runtime.session import Session
+from embedkit.runtime.tokenization import TokenBatch
 
 Reference = Callable[..., np.ndarray]
 Write = Callable[..., Path]
@@ -55,6 +59,36 @@ def test_batches_do_not_change_rows(
     texts = [" ".join(words) for n in range(9) for words in itertools.permutations(("red", "sea"), min(n, 2))] * 3
     encoder = Encoder.load(toy_bundle, max_tokens_per_batch=budget)
     np.testing.assert_allclose(encoder.encode(texts, batch_size=batch_size), toy_reference(texts), atol=1e-6)
+
+
+def test_batches_of_a_small_graph_run_side_by_side(
+    toy_bundle: Path, toy_reference: Reference, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoder = Encoder.load(toy_bundle, threads=3, max_tokens_per_batch=1)
+    run, together = Session.run, threading.Barrier(3)
+
+    def meet(session: Session, batch: TokenBatch) -> FloatArray:
+        together.wait(timeout=30)  # breaks unless three batches are under way at once
+        return run(session, batch)
+
+    monkeypatch.setattr(Session, "run", meet)
+    texts = [*TEXTS, "the garden"]  # two rounds of three
+    np.testing.assert_allclose(encoder.encode(texts), toy_reference(texts), atol=1e-6)
+
+
+def test_what_fails_beside_other_batches_reaches_the_caller(
+    toy_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoder = Encoder.load(toy_bundle, threads=2, max_tokens_per_batch=1)
+
+    def fail(*_: object) -> FloatArray:
+        raise ModelError("ONNX Runtime failed")
+
+    monkeypatch.setattr(Session, "run", fail)
+    before = threading.active_count()
+    with pytest.raises(ModelError, match="ONNX Runtime failed"):
+        encoder.encode(["one", "two", "three"])
+    assert threading.active_count() == before
 
 
 @pytest.mark.usefixtures("small_chunks")

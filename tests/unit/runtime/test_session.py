@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from onnx import helper
 
@@ -51,6 +52,21 @@ def test_it_tells_where_and_what_it_runs(toy_model_bytes: bytes) -> None:
 def test_threads_are_those_available(toy_model_bytes: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session_module, "available_threads", lambda: 3)
     assert open_session(toy_model_bytes).threads == 3
+
+
+def test_only_small_graphs_keep_to_a_thread_a_run(toy_model_bytes: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    make_options = session_module._options
+
+    def listen(threads: int) -> onnxruntime.SessionOptions:
+        asked.append(threads)
+        return make_options(threads)
+
+    monkeypatch.setattr(session_module, "_options", listen)
+    assert open_session(toy_model_bytes, threads=2).is_small
+    monkeypatch.setattr(session_module, "_SMALL_BYTES", len(toy_model_bytes) - 1)
+    assert not open_session(toy_model_bytes, threads=2).is_small
+    assert asked == [1, 2]
 
 
 def test_inputs_are_fed_as_the_graph_wants_them() -> None:
