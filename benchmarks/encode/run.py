@@ -9,8 +9,9 @@ Every peer is a process of its own (peer.py) with as many threads, and stands by
 take turns over the same texts, and ratios are of one turn. Libraries can live in environments of their own:
 --python PEER=PYTHON; a peer whose package is not there is left out and named. Two peers are the limit: the
 tokenizer alone, and ONNX Runtime alone on batches of all texts sorted by length, tokenized and padded before
-the clock runs, with the best of several batch sizes. Use a machine that does nothing else; the load before is
-written down. Writes results.json and results.md beside this file.
+the clock runs, with the best of several batch sizes, all threads in each batch or ("apart") each in one of its
+own. The limit is the larger of the two, as if they cost each other nothing. Use a machine that does nothing
+else; the load before is written down. Writes results.json and results.md beside this file.
 """
 
 from __future__ import annotations
@@ -45,7 +46,12 @@ PEERS = {
     "embedkit fp32": "fp32.onnx",
     "embedkit int8": "int8.onnx",
     "tokenization": "fp32.onnx",
-    **{f"ort:{budget} {precision}": f"{precision}.onnx" for precision in ("fp32", "int8") for budget in BUDGETS},
+    **{
+        f"ort:{budget}{way} {precision}": f"{precision}.onnx"
+        for precision in ("fp32", "int8")
+        for way in ("", "/apart")
+        for budget in BUDGETS
+    },
     "transformers": "model",
     "sentence-transformers": "model",
     "fastembed fp32": "fastembed",
@@ -199,11 +205,21 @@ def summarise(seconds: dict[str, dict[str, list[float]]], texts: dict[str, list[
             ours = peers.get(f"embedkit {'int8' if name.endswith('int8') else 'fp32'}")
             row = {"texts": kind, "peer": name, "ms": round(1000 * statistics.median(turns), 3)}
             row["texts_per_second"] = round(len(texts[kind]) / statistics.median(turns))
+            if ours and name.startswith("embedkit") and (limit := find_limit(peers, name.split(" ")[1])):
+                row["times_limit"] = round(statistics.median(ours) / limit, 3)
             if ours:
                 ratio = statistics.median(theirs / own for theirs, own in zip(turns, ours, strict=True))
                 row["times_embedkit"] = round(ratio, 3)
             rows.append(row)
     return rows
+
+
+def find_limit(peers: dict[str, list[float]], precision: str) -> float | None:
+    """Seconds of the slower of tokenization and the best batches, where both were timed."""
+    bare = [statistics.median(turns) for name, turns in choose_budgets(peers).items()
+            if name.startswith("ort:") and name.endswith(precision)]  # fmt: skip
+    tokens = peers.get("tokenization")
+    return max(statistics.median(tokens), *bare) if tokens and bare else None
 
 
 def choose_budgets(peers: dict[str, list[float]]) -> dict[str, list[float]]:
@@ -261,10 +277,10 @@ def write(
         *(f"- {name}: {', '.join(f'{k} {v}' for k, v in found.items())}" for name, found in versions.items()
           if not name.startswith("ort:")),
         "",
-        "| texts | peer | ms | texts/s | times embedkit |",
-        "|---|---|---:|---:|---:|",
+        "| texts | peer | ms | texts/s | times embedkit | times the limit |",
+        "|---|---|---:|---:|---:|---:|",
         *(f"| {row['texts']} | {row['peer']} | {row['ms']:,} | {row['texts_per_second']:,} | "
-          f"{row.get('times_embedkit', '')} |" for row in rows),
+          f"{row.get('times_embedkit', '')} | {row.get('times_limit', '')} |" for row in rows),
     ]  # fmt: skip
     path.with_suffix(".md").write_text("\n".join(text) + "\n", encoding="utf-8")
     print("\n".join(text))
