@@ -23,6 +23,7 @@ from embedkit.export.probes import GOLDEN_PAIRS, GOLDEN_TEXTS
 from embedkit.export.prune import prune_vocabulary
 from embedkit.export.quantize import Int8Arithmetic, largest_weight
 from embedkit.export.static import StaticInt8Products, measure_ranges
+from embedkit.export.stored_weights import check_weights
 from embedkit.export.verify import THRESHOLDS, GraphEncoder, Thresholds, verify
 from embedkit.export.verify_pairs import PAIR_THRESHOLDS, GraphCrossEncoder, PairThresholds, verify_pairs
 from embedkit.export.word_table import MixedArithmetic, choose_word_table
@@ -173,6 +174,8 @@ def export(
 
     logger.info("measuring the gates")
     gates = [*gates, *_measure(model, original, content, thresholds, precision, words, dev)]
+    if precision.startswith("int8") or (precision == "fp32" and words != "float32"):
+        gates.append(check_weights(build_graph(model, FloatArithmetic()), content))
     _require(gates)
 
     manifest = Manifest(

@@ -54,7 +54,7 @@ def test_the_manifest_tells_what_it_is(encoder, tmp_path):
     assert (manifest.precision, manifest.target, manifest.normalize) == ("int8", "arm64", True)
     assert manifest.prompts == {"query": "find "}
     assert manifest.created_by == f"embedkit {__version__}"
-    assert set(manifest.gates) == {"parity", "operators", "agreement", "batch_invariance", "size"}
+    assert set(manifest.gates) == {"parity", "operators", "agreement", "batch_invariance", "size", "weights"}
     assert manifest.gates["parity"]["smallest_cosine"] > 0.95
 
 
@@ -103,7 +103,7 @@ def test_a_missed_gate_writes_nothing_and_carries_the_figures(encoder, tmp_path)
     (tmp_path / "toy.onnx").write_text("older")
     strict = dataclasses.replace(THRESHOLDS["int8"], graph_bytes=10)
 
-    with pytest.raises(GateError, match=r"missed 1 of 5 gates: size .*'graph_bytes_allowed': 10") as caught:
+    with pytest.raises(GateError, match=r"missed 1 of 6 gates: size .*'graph_bytes_allowed': 10") as caught:
         export(encoder, tmp_path / "toy.onnx", precision="int8", thresholds=strict)
 
     assert caught.value.figures["size"]["passed"] is False
@@ -209,7 +209,9 @@ def test_a_cross_encoder_s_bundle_scores_as_the_model_does(make_pair_encoder, tm
         1,
         False,
     )
-    assert set(report.manifest.gates) == {"parity", "operators", "agreement", "batch_invariance", "size"}
+    rounded = {"weights"} if precision == "int8" else set()
+    gates = {"parity", "operators", "agreement", "batch_invariance", "size"}
+    assert set(report.manifest.gates) == gates | rounded
     assert read_bundle(tmp_path / "toy.onnx").golden.pairs == GOLDEN_PAIRS
 
 

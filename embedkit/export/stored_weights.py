@@ -1,0 +1,87 @@
+"""Whether every weight is stored as the number that it is, as near as its form allows.
+
+Gates that look at embeddings allow what rounding all weights does to them, and would not see one weight of a
+million go wrong. So each one is scaled back and compared: rounding moves it by half a step, or, at the end of 4
+bits, which reach from -8 to 7, by a whole one. Biases and what else stays float32 must be equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+from onnx import numpy_helper
+
+from embedkit.export.gates import Gate, rounded
+from embedkit.protocols import FloatArray
+
+__all__ = ["check_weights"]
+
+# Half a step and a whole one; the rest is the rounding of the scales' own float32 and float16.
+_LIMITS = {"float32": 0.0, "int8": 0.51, "int4": 1.01}
+
+Doubles = npt.NDArray[np.float64]
+Arrays = Mapping[str, npt.NDArray[Any]]
+
+
+def check_weights(model: onnx.ModelProto, content: bytes) -> Gate:
+    """Compare the numbers in a graph with those in the same graph in float32.
+
+    Args:
+        model: the graph in float32.
+        content: the serialized graph that is to be shipped.
+    """
+    wanted, stored = _arrays(model), _arrays(onnx.load_from_string(content))
+    errors = list(_measure(wanted, stored))
+    largest = {form: max([0.0, *(error for kind, error in errors if kind == form)]) for form in _LIMITS}
+    return Gate(
+        "weights",
+        all(largest[form] <= limit for form, limit in _LIMITS.items()),
+        {
+            "tensors": len(errors),
+            "largest_error_in_steps": {form: rounded(error) for form, error in largest.items()},
+            "largest_error_allowed": dict(_LIMITS),
+        },
+    )
+
+
+def _arrays(model: onnx.ModelProto) -> Arrays:
+    return {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+
+
+def _measure(wanted: Arrays, stored: Arrays) -> Iterator[tuple[str, float]]:
+    """The form of each tensor, and the largest error of a number in steps of that form."""
+    for name, weight in wanted.items():
+        if f"{name}_int8" in stored:
+            yield "int8", _error(weight, *_read_int8(name, stored))
+        elif f"{name}_int4" in stored:
+            yield "int4", _error(weight, *_read_int4(name, stored))
+        else:
+            same = name in stored and np.array_equal(stored[name], weight)
+            yield "float32", 0.0 if same else np.inf
+
+
+def _error(weight: FloatArray, restored: Doubles, step: Doubles) -> float:
+    if restored.shape != weight.shape:
+        return np.inf
+    return float(np.nan_to_num(np.abs(restored - weight) / np.abs(step), nan=np.inf).max())
+
+
+def _read_int8(name: str, stored: Arrays) -> tuple[Doubles, Doubles]:
+    """The weights as they count, and what one step of them is."""
+    step = stored[f"{name}_scale"].astype(np.float64)
+    per_step = stored.get(f"{name.removesuffix('.weight')}.per_step")  # of fixed scales: a factor of each input
+    step = step if per_step is None else step * per_step[:, None]
+    return stored[f"{name}_int8"] * step, step
+
+
+def _read_int4(name: str, stored: Arrays) -> tuple[Doubles, Doubles]:
+    """As :func:`_read_int8`, of rows whose halves share bytes and whose blocks have scales ``(V, blocks, 1)``."""
+    packed = stored[f"{name}_int4"]
+    integers = np.hstack([packed & 15, packed >> 4]).astype(np.float64) - 8
+    scales = stored[f"{name}_scale"].astype(np.float64)[..., 0]
+    step = np.repeat(scales, integers.shape[1] // scales.shape[1], axis=1)
+    return integers * step, step
