@@ -59,7 +59,8 @@ def requirements(about, extra=None):
 def test_holds_every_module_and_nothing_else(wheel):
     inside = {name for name in wheel.namelist() if ".dist-info/" not in name}
     bundled = (ROOT / "embedkit" / "bundled").glob("*")
-    expected = [*(ROOT / "embedkit").rglob("*.py"), ROOT / "embedkit" / "py.typed", *bundled]
+    page = (path for path in (ROOT / "embedkit" / "serving" / "http" / "page").glob("*") if path.is_file())
+    expected = [*(ROOT / "embedkit").rglob("*.py"), ROOT / "embedkit" / "py.typed", *bundled, *page]
     files = {path.relative_to(ROOT).as_posix() for path in expected if path.is_file()}
     assert inside == files | {f"embedkit/{name}" for name in BUNDLE}
 

@@ -15,7 +15,7 @@ from embedkit.errors import EmbedkitError
 from embedkit.serving.http.guard import Guard
 from embedkit.serving.http.observer import Observer
 from embedkit.serving.http.problems import explain, problem
-from embedkit.serving.http.routes import embeddings, operations, rerank, search, tei
+from embedkit.serving.http.routes import embeddings, operations, page, rerank, search, tei
 from embedkit.serving.http.service import Service
 
 __all__ = ["create_app", "create_routes"]
@@ -44,6 +44,7 @@ def create_routes(service: Service) -> FastAPI:
         lifespan=_lifespan,
     )
     app.state.service = service
+    app.include_router(page.router)
     for routes in (embeddings, rerank, tei, search, operations):
         app.include_router(routes.router)
     if service.library is not None and service.settings.allow_writes:

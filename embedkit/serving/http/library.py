@@ -8,14 +8,21 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
+from embedkit.errors import InputError
 from embedkit.runtime.threads import available_threads
+from embedkit.serving.http.plane import to_plane
 from embedkit.serving.retrieval.collection import Collection
 from embedkit.serving.retrieval.documents import Document
-from embedkit.serving.retrieval.hits import Hit
+from embedkit.serving.retrieval.hits import Hits
+from embedkit.serving.retrieval.manifest import Manifest
+from embedkit.serving.retrieval.rerank import Reranker
 
 __all__ = ["Library"]
 
 Result = TypeVar("Result")
+
+_MAP_POINTS = 4000
+_MAP_CHARACTERS = 200
 
 
 class Library:
@@ -25,31 +32,80 @@ class Library:
         collection: as given.
     """
 
-    def __init__(self, collection: Collection, refresh_s: float) -> None:
-        self.collection, self._refresh_s = collection, refresh_s
+    def __init__(self, collection: Collection, reranker: Reranker | None, refresh_s: float) -> None:
+        self.collection, self._reranker, self._refresh_s = collection, reranker, refresh_s
         self._readers = ThreadPoolExecutor(available_threads(), thread_name_prefix="search")
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="write")
+        self._cartographer = ThreadPoolExecutor(1, thread_name_prefix="map")
         self._refreshed = time.monotonic()
+        self._drawn: tuple[Manifest, dict[str, Any]] | None = None
 
     async def search(
-        self, query: str, k: int, *, conditions: Mapping[str, Any] | None = None
-    ) -> tuple[list[Hit], dict[str, float]]:
-        """The best hits, and the milliseconds of each stage.
+        self,
+        query: str,
+        k: int,
+        *,
+        conditions: Mapping[str, Any] | None = None,
+        hybrid: str | None = None,
+        rerank: bool = False,
+        candidates: int | None = None,
+    ) -> Hits:
+        """The best hits, with the scores and the milliseconds of each stage.
+
+        Args:
+            query: a text.
+            k: hits wanted.
+            conditions: what has to hold for the metadata.
+            hybrid: how a search by words is fused with that by meaning; None for none.
+            rerank: whether the re-ranker has the last word.
+            candidates: documents that a stage hands on to the next.
 
         Raises:
-            InputError: the query, ``k`` or the filter makes no sense.
+            InputError: an argument makes no sense, the collection has no words, or there is no re-ranker.
             CollectionError: a file is damaged.
         """
+        if rerank and self._reranker is None:
+            raise InputError("rerank: this server has no re-ranker; an operator can give it one with --reranker")
 
-        def work() -> tuple[list[Hit], dict[str, float]]:
+        def work() -> Hits:
             self._refresh()
-            began = time.perf_counter()
-            embeddings = self.collection.encode_queries([query])
-            encoded = time.perf_counter()
-            (hits,) = self.collection.search_embeddings(embeddings, k, filter=conditions)
-            return hits, {"encode": 1e3 * (encoded - began), "dense": 1e3 * (time.perf_counter() - encoded)}
+            reranker = self._reranker if rerank else None
+            return self.collection.search(
+                query, k, filter=conditions, hybrid=hybrid, rerank=reranker, candidates=candidates
+            )
 
         return await _beside(self._readers, work)
+
+    def card(self) -> dict[str, Any]:
+        """What the collection holds."""
+        manifest = self.collection.manifest
+        return {
+            "model": manifest.model,
+            "reranker": None if self._reranker is None else self._reranker.name,
+            "documents": len(self.collection),
+            "lexical": manifest.lexical,
+        }
+
+    async def map(self) -> dict[str, Any]:
+        """The documents in two dimensions; computed once for each state of the collection.
+
+        Raises:
+            CollectionError: a file is damaged.
+        """
+        return await _beside(self._cartographer, self._map)
+
+    def _map(self) -> dict[str, Any]:
+        self._refresh()
+        manifest = self.collection.manifest
+        if self._drawn is None or self._drawn[0] != manifest:
+            documents, embeddings = self.collection.sample(_MAP_POINTS)
+            points, explained = to_plane(embeddings)
+            drawn = [
+                {"id": document.id, "x": x, "y": y, "text": document.text[:_MAP_CHARACTERS]}
+                for document, (x, y) in zip(documents, points.tolist(), strict=True)
+            ]
+            self._drawn = manifest, {"points": drawn, "explained": explained}
+        return self._drawn[1]
 
     async def get(self, id_: str) -> Document | None:
         """The document with this id, or None."""
@@ -80,8 +136,8 @@ class Library:
 
     def close(self) -> None:
         """Let the threads end."""
-        self._readers.shutdown(wait=False)
-        self._writer.shutdown(wait=False)
+        for threads in (self._readers, self._writer, self._cartographer):
+            threads.shutdown(wait=False)
 
     def _refresh(self) -> None:
         now = time.monotonic()

@@ -8,6 +8,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 __all__ = [
+    "CollectionCard",
+    "CollectionMap",
     "DeleteAnswer",
     "DeleteRequest",
     "DocumentBody",
@@ -15,6 +17,7 @@ __all__ = [
     "EmbeddingsAnswer",
     "EmbeddingsRequest",
     "Health",
+    "MapPoint",
     "ModelCard",
     "ModelList",
     "Problem",
@@ -230,6 +233,13 @@ class SearchRequest(Schema):
 
     query: str
     k: int = Field(10, ge=1, le=1000, description="results wanted")
+    hybrid: Literal["rrf", "weighted"] | None = Field(
+        None, description="search by words too, and fuse by ranks or by scores"
+    )
+    rerank: bool = Field(False, description="let the re-ranker put the candidates into its order")
+    candidates: int | None = Field(
+        None, ge=1, le=1000, description="documents that a stage hands on to the next; 50 if left out"
+    )
     filter: dict[str, Any] | None = Field(
         None, description='what has to hold for the metadata, as in {"lang": "en", "year": {"gte": 2020}}'
     )
@@ -255,6 +265,7 @@ class SearchHit(DocumentBody):
     """A document found."""
 
     score: float
+    scores: dict[str, float] = Field(description="of each stage that proposed it: dense, lexical, fused, rerank")
 
 
 class SearchAnswer(Schema):
@@ -262,6 +273,31 @@ class SearchAnswer(Schema):
 
     hits: list[SearchHit]
     latency_ms: dict[str, float]
+
+
+class CollectionCard(Schema):
+    """What the collection holds."""
+
+    model: str
+    reranker: str | None
+    documents: int
+    lexical: bool = Field(description="whether words are indexed, for hybrid searches")
+
+
+class MapPoint(Schema):
+    """A document on the map: its coordinates and the beginning of its text."""
+
+    id: str
+    x: float
+    y: float
+    text: str
+
+
+class CollectionMap(Schema):
+    """Documents in two dimensions; an even sample where there are many."""
+
+    points: list[MapPoint]
+    explained: float = Field(description="share of the embeddings' variance that the two axes hold")
 
 
 class UpsertRequest(Schema):

@@ -51,7 +51,7 @@ class Service:
         self.embedder = Embedder(encoder, self.gate, self._make_batcher)
         self._cross = None if reranker is None else CrossRanker(reranker, self.gate, self._make_batcher)
         self.ranker: Ranker = self._cross or CosineRanker(self.embedder)
-        self.library = None if collection is None else Library(collection, settings.refresh_s)
+        self.library = None if collection is None else Library(collection, reranker, settings.refresh_s)
         self.draining = False
 
     @classmethod

@@ -361,6 +361,20 @@ class Collection:
         """
         return search_embeddings(self._snapshot, embeddings, k, parse_filter(filter or {}))
 
+    def sample(self, most: int) -> tuple[list[Document], FloatArray]:
+        """Documents and their embeddings, evenly spread over the collection.
+
+        Args:
+            most: documents wanted, at least 1; all where there are fewer.
+
+        Returns:
+            N documents in their order and ``(N, D) float32, unit rows``.
+
+        Raises:
+            CollectionError: a file is damaged.
+        """
+        return self._snapshot.sample(most)
+
     def verify(self) -> None:
         """Read every file of the collection and compare its checksum with the manifest.
 

@@ -218,6 +218,17 @@ class Snapshot:
             for start in range(0, len(rows), _ROW_BLOCK):
                 yield part.segment.embeddings[rows[start : start + _ROW_BLOCK]]
 
+    def sample(self, most: int) -> tuple[list[Document], FloatArray]:
+        """At most so many documents, evenly spread, and their embeddings: see :meth:`Collection.sample`."""
+        wanted = np.unique(np.linspace(0, len(self) - 1, min(most, len(self))).round().astype(np.int64))
+        chosen, start = [np.empty((0, self.manifest.dimension), np.float32)], 0
+        for block in self.embeddings():
+            here = wanted[(wanted >= start) & (wanted < start + len(block))]
+            chosen.append(np.array(block[here - start]))
+            start += len(block)
+        kept = set(wanted.tolist())
+        return [item for number, item in enumerate(self.documents()) if number in kept], np.concatenate(chosen)
+
     def without(self, rows: Iterable[int]) -> dict[int, RowNumbers]:
         """What has to be marked deleted in which segments if ``rows`` go.
 

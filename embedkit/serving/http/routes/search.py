@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.exceptions import HTTPException
@@ -11,6 +12,8 @@ from starlette.responses import JSONResponse, Response
 from embedkit.errors import InputError
 from embedkit.serving.http.routes.answers import PROBLEMS, Serving, answer, note
 from embedkit.serving.http.schemas import (
+    CollectionCard,
+    CollectionMap,
     DeleteAnswer,
     DeleteRequest,
     DocumentBody,
@@ -32,9 +35,28 @@ writing_router = APIRouter(prefix="/v1", tags=["collection"], responses=PROBLEMS
 async def search(body: SearchRequest, request: Request, service: Serving) -> Response:
     """Find the documents nearest in meaning to a query."""
     service.gate.check_limits([body.query])
-    hits, latency_ms = await service.needed_library().search(body.query, body.k, conditions=body.filter)
-    note(request, hits=len(hits), **{f"{stage}_ms": round(ms, 2) for stage, ms in latency_ms.items()})
-    return JSONResponse({"hits": [dataclasses.asdict(hit) for hit in hits], "latency_ms": latency_ms})
+    hits = await service.needed_library().search(
+        body.query,
+        body.k,
+        conditions=body.filter,
+        hybrid=body.hybrid,
+        rerank=body.rerank,
+        candidates=body.candidates,
+    )
+    note(request, hits=len(hits), **{f"{stage}_ms": round(ms, 2) for stage, ms in hits.latency_ms.items()})
+    return JSONResponse({"hits": [dataclasses.asdict(hit) for hit in hits], "latency_ms": hits.latency_ms})
+
+
+@router.get("/collection", response_model=CollectionCard | None)
+async def describe(service: Serving) -> dict[str, Any] | None:
+    """What the collection holds, and which stages a search in it can have; null if the server has none."""
+    return None if service.library is None else service.library.card()
+
+
+@router.get("/collection/map", response_model=CollectionMap)
+async def draw_map(service: Serving) -> Response:
+    """The documents in two dimensions, the principal axes of their embeddings."""
+    return JSONResponse(await service.needed_library().map())
 
 
 @router.get("/documents/{id:path}", response_model=DocumentBody)

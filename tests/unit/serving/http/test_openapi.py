@@ -22,6 +22,8 @@ OPERATIONS = [
     ("POST", "/v2/rerank"),
     ("POST", "/rerank"),
     ("POST", "/v1/search"),
+    ("GET", "/v1/collection"),
+    ("GET", "/v1/collection/map"),
     ("GET", "/v1/documents/{id}"),
     ("POST", "/v1/documents"),
     ("POST", "/v1/documents/delete"),

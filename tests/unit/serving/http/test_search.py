@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
-from embedkit import Collection
+from embedkit import Collection, CrossEncoder
 
 DOCUMENTS = [
     {"id": "dog", "text": "a dog in the garden", "year": 1973, "big": 10**30},
@@ -19,7 +19,9 @@ DOCUMENTS = [
 
 @pytest.fixture
 def collection(toy_encoder, tmp_path):
-    return Collection.build(DOCUMENTS, encoder=toy_encoder, path=tmp_path / "idx", show_progress_bar=False)
+    return Collection.build(
+        DOCUMENTS, encoder=toy_encoder, path=tmp_path / "idx", lexical=True, show_progress_bar=False
+    )
 
 
 @pytest.fixture
@@ -40,6 +42,38 @@ def test_hits_are_the_collections(reading, collection):
     assert [(hit["id"], hit["score"]) for hit in done["hits"]] == [(hit.id, hit.score) for hit in expected]
     assert done["hits"][0]["metadata"] == {"year": 1973, "big": 10**30}
     assert set(done["latency_ms"]) >= {"encode", "dense"}
+
+
+def test_words_are_fused_in(reading, collection):
+    done = reading.post("/v1/search", json={"query": "a dog", "k": 3, "hybrid": "rrf"}).json()
+    expected = collection.search("a dog", k=3, hybrid="rrf")
+    assert [(hit["id"], hit["scores"]) for hit in done["hits"]] == [(hit.id, hit.scores) for hit in expected]
+    assert "lexical" in done["latency_ms"]
+
+
+def test_the_reranker_has_the_last_word(serve, collection, toy_cross_bundle):
+    reranker = CrossEncoder.load(toy_cross_bundle, threads=1)
+    with serve(collection=collection, reranker=reranker) as url:
+        done = httpx.post(f"{url}/v1/search", json={"query": "a dog", "rerank": True}).json()
+        card = httpx.get(f"{url}/v1/collection").json()
+    expected = collection.search("a dog", rerank=reranker)
+    assert [hit["id"] for hit in done["hits"]] == [hit.id for hit in expected]
+    assert [hit["score"] for hit in done["hits"]] == pytest.approx([hit.score for hit in expected])
+    assert card == {"model": "toy", "reranker": "toy-cross", "documents": 3, "lexical": True}
+
+
+def test_without_a_reranker_a_wish_for_it_is_refused(reading):
+    done = reading.post("/v1/search", json={"query": "a", "rerank": True})
+    assert done.status_code == 400
+    assert "no re-ranker" in done.json()["error"]["message"]
+
+
+def test_the_map_holds_every_document_and_follows_the_collection(writing):
+    found = writing.get("/v1/collection/map").json()
+    assert sorted(point["id"] for point in found["points"]) == sorted(document["id"] for document in DOCUMENTS)
+    assert all(-1 <= point[axis] <= 1 for point in found["points"] for axis in "xy")
+    writing.post("/v1/documents/delete", json={"ids": ["dog"]})
+    assert len(writing.get("/v1/collection/map").json()["points"]) == 2
 
 
 def test_a_filter_holds(reading):

@@ -1,0 +1,294 @@
+"""The page, in a browser: results while one types, from this host alone."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+
+import httpx
+import pytest
+
+from embedkit import Collection, CrossEncoder
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+DOCUMENTS = [
+    ("bees", "bees find their way home by the sun"),
+    ("ships", "ships find their way home by the stars"),
+    ("dog", "a good dog sleeps in the garden"),
+    ("<b>odd</b>", "<img src=x onerror=\"document.title='broken'\"> markup is shown as text"),
+    *(
+        (f"number-{n}", f"{word} and {other} in the house")
+        for n, (word, other) in enumerate([("salt", "sugar")] * 9)
+    ),
+]
+KEY = "a-key-of-some-length"
+LAUNCH = """
+import os, sys
+reading, writing = (os.dup(os.dup(int(number))) for number in sys.argv[1:3])  # away from 3 and 4
+os.dup2(reading, 3)
+os.dup2(writing, 4)
+os.execv(sys.argv[3], sys.argv[3:])
+"""  # Chromium reads from 3 and writes to 4
+
+
+class Browser:
+    """Chromium without a window, driven over two pipes."""
+
+    def __init__(self, folder):
+        theirs_in, self._out = os.pipe()
+        self._in, theirs_out = os.pipe()
+        options = [
+            "--headless=new",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--remote-debugging-pipe",
+            "--window-size=1200,900",
+        ]
+        quiet = ["--disable-background-networking", "--no-first-run", f"--user-data-dir={folder}"]
+        self._process = subprocess.Popen(
+            [
+                sys.executable,
+                "-c",
+                LAUNCH,
+                str(theirs_in),
+                str(theirs_out),
+                CHROMIUM,
+                *options,
+                *quiet,
+                "about:blank",
+            ],
+            pass_fds=(theirs_in, theirs_out),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        os.close(theirs_in)
+        os.close(theirs_out)
+        self._buffer, self._number, self._session = b"", 0, None
+        self.events = []
+        (page,) = [t for t in self.ask("Target.getTargets")["targetInfos"] if t["type"] == "page"]
+        found = self.ask("Target.attachToTarget", targetId=page["targetId"], flatten=True)
+        self._session = found["sessionId"]
+        for domain in ("Page", "Runtime", "Network", "Log"):
+            self.ask(f"{domain}.enable")
+
+    def ask(self, method, **parameters):
+        self._number += 1
+        message = {"id": self._number, "method": method, "params": parameters}
+        if self._session:
+            message["sessionId"] = self._session
+        os.write(self._out, json.dumps(message).encode() + b"\0")
+        while True:
+            answer = self._read()
+            if answer.get("id") == self._number:
+                assert "error" not in answer, answer
+                return answer["result"]
+            self.events.append(answer)
+
+    def _read(self):
+        while b"\0" not in self._buffer:
+            chunk = os.read(self._in, 65536)
+            assert chunk, "the browser has gone"
+            self._buffer += chunk
+        line, _, self._buffer = self._buffer.partition(b"\0")
+        return json.loads(line)
+
+    def open(self, url):
+        self.events.clear()
+        self.ask("Page.navigate", url=url)
+
+    def run(self, expression):
+        done = self.ask("Runtime.evaluate", expression=expression, returnByValue=True)
+        assert "exceptionDetails" not in done, done
+        return done["result"].get("value")
+
+    def wait(self, expression):
+        deadline = time.monotonic() + 10
+        while not self.run(f"Boolean({expression})"):
+            assert time.monotonic() < deadline, f"never: {expression}\n{self.run('document.body?.innerText')}"
+            time.sleep(0.02)
+
+    def type(self, text):
+        for letter in text:
+            self.ask("Input.dispatchKeyEvent", type="char", text=letter)
+
+    def press(self, key):
+        for kind in ("keyDown", "keyUp"):
+            self.ask("Input.dispatchKeyEvent", type=kind, key=key, code=key)
+
+    def picture(self, name):
+        """Keep a screenshot where whoever runs the tests asks for it."""
+        if folder := os.environ.get("EMBEDKIT_SCREENSHOTS"):
+            content = self.ask("Page.captureScreenshot", captureBeyondViewport=True)["data"]
+            with open(os.path.join(folder, f"{name}.png"), "wb") as file:  # noqa: PTH118, PTH123 - a test's side door
+                file.write(base64.b64decode(content))
+
+    def problems(self):
+        self.ask("Runtime.evaluate", expression="1")
+        kinds = ("Runtime.exceptionThrown", "Log.entryAdded")
+        return [
+            event["params"]
+            for event in self.events
+            if event.get("method") in kinds and "favicon.ico" not in json.dumps(event["params"])
+        ]
+
+    def addresses(self):
+        return [
+            e["params"]["request"]["url"] for e in self.events if e.get("method") == "Network.requestWillBeSent"
+        ]
+
+    def close(self):
+        self._session = None
+        with contextlib.suppress(OSError, AssertionError):
+            self.ask("Browser.close")
+        self._process.wait(10)
+        os.close(self._in)
+        os.close(self._out)
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    if CHROMIUM is None or os.name != "posix":
+        pytest.skip("needs Chromium")
+    browser = Browser(tmp_path_factory.mktemp("chromium"))
+    yield browser
+    browser.close()
+
+
+@pytest.fixture(scope="module")
+def library(serve, toy_encoder, toy_cross_bundle, tmp_path_factory):
+    path = tmp_path_factory.mktemp("page") / "idx"
+    collection = Collection.build(DOCUMENTS, encoder=toy_encoder, path=path, lexical=True, show_progress_bar=False)
+    with serve(collection=collection, reranker=CrossEncoder.load(toy_cross_bundle, threads=1)) as url:
+        yield url
+
+
+def test_the_page_lets_nothing_in(url):
+    done = httpx.get(url)
+    policy = done.headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    assert done.headers["x-content-type-options"] == "nosniff"
+    assert "http" not in done.text.replace("http-equiv", "")
+    assert httpx.get(f"{url}/page/../settings.py").status_code == 404
+    assert httpx.get(f"{url}/page/__init__.py").status_code == 404
+
+
+def test_results_appear_as_one_types(browser, library, toy_encoder):
+    browser.open(library)
+    browser.wait("document.activeElement?.id === 'query'")
+    browser.type("bees find home")
+    browser.wait("document.querySelector('#status').textContent.includes('bees find home')")
+    titles = browser.run("[...document.querySelectorAll('.column h2')].map((title) => title.textContent)")
+    assert titles == ["Dense", "Hybrid", "Re-ranked"]
+    first = browser.run("document.querySelector('#columns ol li').dataset.id")
+    assert first == "bees"
+    times = browser.run("[...document.querySelectorAll('.column > .times')].map((times) => times.textContent)")
+    assert "dense" in times[0]
+    assert "lexical" in times[1]
+    assert "rerank" in times[2]
+    browser.wait("document.querySelector('#map-caption').textContent.includes('13 documents')")
+    browser.picture("search-light")
+    assert browser.problems() == []
+    assert {address.split("/")[2] for address in browser.addresses()} == {library.split("/")[2]}
+
+
+def test_the_last_answer_wins(browser, library):
+    """An answer that is late is not shown over a newer one."""
+    browser.open(library)
+    browser.wait("document.activeElement?.id === 'query'")
+    browser.run(
+        "window.before = window.fetch; window.asked = [];"
+        "window.fetch = async (path, options) => {"
+        "  const query = options?.body && JSON.parse(options.body).query; window.asked.push(query);"
+        "  const answer = await window.before(path, {...options, signal: undefined});"
+        "  if (query === 'dog') await new Promise((go) => setTimeout(go, 700));"
+        "  return answer; }; 0"
+    )
+    browser.type("dog")
+    browser.wait("window.asked.includes('dog')")
+    browser.type("s and ships")
+    browser.wait("document.querySelector('#status').textContent.includes('dogs and ships')")
+    time.sleep(0.8)
+    assert "dogs and ships" in browser.run("document.querySelector('#status').textContent")
+    asked = browser.run("[...new Set(window.asked)]")
+    assert asked == ["dog", "dogs and ships"]  # and not one for every letter
+
+
+def test_the_keyboard_is_enough(browser, library):
+    browser.open(library)
+    browser.wait("document.activeElement?.id === 'query'")
+    browser.type("a good dog")
+    browser.wait("document.querySelector('#status').textContent.includes('a good dog')")
+    browser.press("ArrowDown")
+    assert browser.run("document.activeElement.dataset.id") == "dog"
+    browser.press("ArrowDown")
+    browser.press("ArrowRight")
+    place = "[...document.querySelector('#columns').children].findIndex((c) => c.contains(document.activeElement))"
+    assert browser.run(place) == 1
+    assert browser.run("document.querySelectorAll('li.same').length") >= 1
+    assert browser.run("document.querySelector('#map-text').textContent") != ""
+    browser.press("Escape")
+    assert browser.run("document.activeElement.id") == "query"
+    assert browser.problems() == []
+
+
+def test_what_documents_hold_is_shown_and_not_run(browser, library):
+    browser.open(library)
+    browser.wait("document.activeElement?.id === 'query'")
+    browser.type("markup is shown as text")
+    browser.wait("[...document.querySelectorAll('#columns li')].some((item) => item.dataset.id === '<b>odd</b>')")
+    assert browser.run("document.querySelectorAll('#columns img, #columns b').length") == 0
+    assert browser.run("document.title") == "embedkit"
+
+
+def test_dark_is_dark(browser, library):
+    browser.ask("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark"}])
+    browser.open(library)
+    browser.wait("document.activeElement?.id === 'query'")
+    browser.type("ships and bees")
+    browser.wait("document.querySelector('#columns ol li')")
+    shade = "getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)[0]"
+    assert browser.run(shade) < 60
+    browser.press("ArrowDown")
+    browser.picture("search-dark")
+    browser.run(
+        "const t = document.querySelector('#theme'); t.value = 'light'; t.dispatchEvent(new Event('change'))"
+    )
+    assert browser.run(shade) > 200
+    browser.ask("Emulation.setEmulatedMedia", features=[])
+
+
+def test_without_a_collection_texts_are_compared(browser, url):
+    browser.open(url)
+    browser.wait("document.querySelectorAll('#matrix tbody tr').length === 4")
+    browser.picture("compare-light")
+    browser.run("document.querySelector('#texts').value = ''")
+    browser.ask("Input.insertText", text="a good dog\na good dog\nthe sea")
+    browser.wait("document.querySelectorAll('#matrix tbody tr').length === 3")
+    row = browser.run(
+        "[...document.querySelectorAll('#matrix tbody tr:first-child td')].map((cell) => cell.textContent)"
+    )
+    assert row[:2] == ["1.00", "1.00"]
+    assert float(row[2]) < 0.99
+    assert browser.problems() == []
+
+
+def test_a_locked_server_asks_for_its_key(browser, serve):
+    with serve(keys=(KEY,)) as url:
+        browser.open(url)
+        browser.wait(
+            "!document.querySelector('#key-form')?.hidden && document.querySelector('#problem')?.innerText"
+        )
+        browser.picture("key")
+        browser.run(f"document.querySelector('#key').value = {KEY!r}")
+        browser.run("document.querySelector('#key-form button').click()")
+        browser.wait("document.querySelectorAll('#matrix tbody tr').length === 4")
+        assert browser.run(
+            "document.querySelector('#problem').hidden && document.querySelector('#key-form').hidden"
+        )
