@@ -1,0 +1,96 @@
+"""An encoder as a transformer of scikit-learn: texts in, features out, in pipelines and grid searches.
+
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+    from embedkit.integrations.sklearn import TextEmbedder
+
+    classifier = make_pipeline(TextEmbedder("tiny-sct"), LogisticRegression())
+    classifier.fit(texts, labels)
+
+Needs ``pip install "embedkit[bench]"``, or scikit-learn 1.6 and newer by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from embedkit.errors import InputError, MissingExtraError
+from embedkit.protocols import FloatArray
+from embedkit.runtime.encoder import Encoder
+
+try:
+    from sklearn.base import BaseEstimator, TransformerMixin
+except ImportError as error:
+    raise MissingExtraError('scikit-learn is not installed: pip install "embedkit[bench]"') from error
+
+__all__ = ["TextEmbedder"]
+
+
+class TextEmbedder(TransformerMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
+    """Embeds texts; learns nothing from them. Can be cloned, pickled and searched over like any estimator.
+
+    Args:
+        model: what :meth:`embedkit.Encoder.load` takes: a path, a bundled name or a hub id. Not an encoder, which
+            could not be copied; it is loaded when it is first wanted, in every process.
+        truncate_dim: keep only the first so many dimensions.
+        prompt_name: name of one of the model's prompts, put before every text.
+        threads: threads to keep busy; as many as the process may use if None. With ``n_jobs`` say 1.
+    """
+
+    def __init__(
+        self,
+        model: str = "tiny-sct",
+        *,
+        truncate_dim: int | None = None,
+        prompt_name: str | None = None,
+        threads: int | None = None,
+    ) -> None:
+        self.model, self.truncate_dim, self.prompt_name, self.threads = model, truncate_dim, prompt_name, threads
+
+    def fit(self, X: Iterable[str], y: object = None) -> Self:  # noqa: ARG002, N803 - scikit-learn's names
+        """Load the model: there is nothing to learn.
+
+        Raises:
+            ModelNotFoundError, ModelError: the model cannot be loaded.
+        """
+        self._load()
+        return self
+
+    def transform(self, X: Iterable[str]) -> FloatArray:  # noqa: N803 - scikit-learn's name
+        """Embed N texts: ``(N, D) float32, unit rows``.
+
+        Raises:
+            InputError: an item is no text, or the settings do not fit the model.
+            ModelNotFoundError, ModelError: the model cannot be loaded.
+        """
+        if isinstance(X, str):
+            raise InputError("expected several texts, got one: put it into a list")
+        rows: FloatArray = self._load().encode(
+            X, truncate_dim=self.truncate_dim, prompt_name=self.prompt_name, show_progress_bar=False
+        )
+        return rows
+
+    def get_feature_names_out(self, input_features: object = None) -> npt.NDArray[np.object_]:  # noqa: ARG002
+        """``embedding0`` and so on, one name for each of the D dimensions."""
+        width = self.truncate_dim or self._load().dimension
+        return np.array([f"embedding{number}" for number in range(width)], dtype=object)
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.requires_fit = False
+        tags.input_tags.two_d_array, tags.input_tags.string = False, True
+        return tags
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in super().__getstate__().items() if name != "_loaded"}
+
+    def _load(self) -> Encoder:
+        """The model with the settings as they are now."""
+        wanted = (self.model, self.threads)
+        if getattr(self, "_loaded", (None,))[0] != wanted:
+            self._loaded = (wanted, Encoder.load(self.model, threads=self.threads))
+        return self._loaded[1]

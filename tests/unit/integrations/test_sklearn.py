@@ -1,0 +1,54 @@
+"""The transformer of scikit-learn: in pipelines, in searches over settings, cloned and pickled."""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pytest
+from sklearn.base import clone
+from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import GridSearchCV
+from sklearn.pipeline import make_pipeline
+
+from embedkit import Encoder
+from embedkit.errors import InputError, ModelNotFoundError
+from embedkit.integrations.sklearn import TextEmbedder
+
+TEXTS = ["a cat sleeps", "the dog barks", "two cats play", "dogs run fast", "my cat eats", "a dog digs"]
+LABELS = [0, 1, 0, 1, 0, 1]
+
+
+def test_features_are_the_embeddings():
+    rows = TextEmbedder("tiny-sct", threads=1).fit_transform(TEXTS)
+    assert np.array_equal(rows, Encoder.load("tiny-sct", threads=1).encode(TEXTS))
+
+
+def test_settings_reach_the_encoder():
+    embedder = TextEmbedder(truncate_dim=16)
+    assert embedder.transform(np.array(TEXTS)).shape == (6, 16)
+    assert list(embedder.get_feature_names_out()[:2]) == ["embedding0", "embedding1"]
+    assert len(embedder.get_feature_names_out()) == 16
+
+
+def test_a_pipeline_can_be_searched_cloned_and_pickled():
+    search = GridSearchCV(
+        make_pipeline(TextEmbedder(threads=1), LogisticRegression()),
+        {"textembedder__truncate_dim": [32, None]},
+        cv=2,
+    )
+    fitted = search.fit(TEXTS, LABELS).best_estimator_
+    copy = pickle.loads(pickle.dumps(fitted))
+    assert list(copy.predict(TEXTS)) == list(fitted.predict(TEXTS)) == LABELS
+    assert clone(fitted[0]).get_params() == fitted[0].get_params()
+
+
+def test_a_new_setting_is_heeded_after_a_load(tmp_path):
+    embedder = TextEmbedder().fit(TEXTS)
+    with pytest.raises(ModelNotFoundError):
+        embedder.set_params(model=str(tmp_path / "none.onnx")).transform(TEXTS)
+
+
+def test_one_text_is_refused():
+    with pytest.raises(InputError, match="several texts"):
+        TextEmbedder().transform("a cat sleeps")
