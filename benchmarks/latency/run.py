@@ -12,6 +12,7 @@ results.html, .md and .json beside this file.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import tempfile
 from collections.abc import Iterator
@@ -49,10 +50,12 @@ def main() -> None:
     parser.add_argument("-o", "--output", type=Path, default=HERE / "results.html")
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
-    task = load_task("sts", data=arguments.data) if arguments.data else None
-    with tempfile.TemporaryDirectory() as folder:
-        trained = list(export_trained(arguments.run, arguments.teacher, Path(folder)))
-        untrained = list(write_all_untrained(arguments.untrained, Path(folder)))
+    task = load_task("sts", data=arguments.data.resolve()) if arguments.data else None
+    run, teacher, output = (Path(each).resolve() for each in (arguments.run, arguments.teacher, arguments.output))
+    # Inside it, files have names and no folders, which nobody needs to read in the results.
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        trained = list(export_trained(run, teacher))
+        untrained = list(write_all_untrained(arguments.untrained))
         reports = []
         for threads in arguments.threads:
             plan = Plan(
@@ -66,11 +69,11 @@ def main() -> None:
             reports.append(measure([*trained, *untrained], plan))
         evaluations = [evaluate(Encoder.load(each.source), task).to_json() for each in trained if task]
     title = "Students and teachers on a CPU"
-    for path in write_speed_page(reports, arguments.output, evaluations=evaluations, title=title):
+    for path in write_speed_page(reports, output, evaluations=evaluations, title=title):
         print(path)
 
 
-def export_trained(run: str, teacher: str, folder: Path) -> Iterator[Candidate]:
+def export_trained(run: Path, teacher: Path) -> Iterator[Candidate]:
     """The bundled student as it is, and bundles that are made of its run and of the teacher, with all gates."""
     yield Candidate(source="tiny-sct")
     for name, source, precision in (
@@ -78,18 +81,18 @@ def export_trained(run: str, teacher: str, folder: Path) -> Iterator[Candidate]:
         ("minilm-l6", teacher, "int8"),
         ("minilm-l6", teacher, "fp32"),
     ):
-        path = folder / f"{name}-{precision}.onnx"
-        export_source(source, path, precision=precision, name=name)
+        path = Path(f"{name}-{precision}.onnx")
+        export_source(str(source), path, precision=precision, name=name)
         yield Candidate(source=str(path))
 
 
-def write_all_untrained(names: tuple[str, ...], folder: Path) -> Iterator[Candidate]:
+def write_all_untrained(names: tuple[str, ...]) -> Iterator[Candidate]:
     """Graphs of architectures."""
     tokenizer = bert_tokenizer()
     for name in names:
         for precision in PRECISIONS:
             logger.info("writing %s, %s", name, precision)
-            path = folder / f"{name}-{precision}"
+            path = Path(f"{name}-{precision}")
             write_untrained(ARCHITECTURES[name], tokenizer, path, precision=precision, target="cpu-avx2")
             yield Candidate(source=str(path), name=name, precision=precision, note=NOTE)
 
