@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import logging
 import tempfile
 from collections.abc import Iterator
@@ -50,7 +51,8 @@ def main() -> None:
     parser.add_argument("-o", "--output", type=Path, default=HERE / "results.html")
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
-    task = load_task("sts", data=arguments.data.resolve()) if arguments.data else None
+    data = arguments.data.resolve() if arguments.data else None
+    task = load_task("sts", data=data) if data else None
     run, teacher, output = (Path(each).resolve() for each in (arguments.run, arguments.teacher, arguments.output))
     # Inside it, files have names and no folders, which nobody needs to read in the results.
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
@@ -67,7 +69,8 @@ def main() -> None:
                 batches=(1, 8, 32),
             )
             reports.append(measure([*trained, *untrained], plan))
-        evaluations = [evaluate(Encoder.load(each.source), task).to_json() for each in trained if task]
+        found = [evaluate(Encoder.load(each.source), task).to_json() for each in trained if task]
+    evaluations = json.loads(json.dumps(found).replace(str(data), "DATA"))
     title = "Students and teachers on a CPU"
     for path in write_speed_page(reports, output, evaluations=evaluations, title=title):
         print(path)
