@@ -22,7 +22,7 @@ from embedkit.errors import ExportError
 from embedkit.export.writer import GraphWriter
 from embedkit.protocols import FloatArray
 
-__all__ = ["TARGETS", "Int8Arithmetic", "largest_weight", "quantize"]
+__all__ = ["TARGETS", "Int8Arithmetic", "largest_weight", "multiply", "quantize"]
 
 # Target -> the largest magnitude of a weight that its multiplication takes without saturating.
 TARGETS = {"cpu-avx2": 64, "cpu-vnni": 127, "arm64": 127}
@@ -56,13 +56,7 @@ class Int8Arithmetic:
         integers, scales = quantize(weight, self.largest, axis=0)
         outputs = [f"{name}.{part}" for part in ("activations", "activation_scale", "activation_zero")]
         quantized, scale, zero = graph.add_many("DynamicQuantizeLinear", outputs[0], outputs, value)
-        stored = graph.constant(f"{name}.weight_int8", integers)
-        stored_zero = graph.constant(f"{name}.weight_zero", np.zeros(scales.shape[1], dtype=np.int8))
-        stored_scale = graph.constant(f"{name}.weight_scale", scales[0])
-        product = graph.add("MatMulInteger", f"{name}.integers", quantized, stored, zero, stored_zero)
-        product = graph.add("Cast", f"{name}.floats", product, to=TensorProto.FLOAT)
-        scale = graph.add("Mul", f"{name}.scale", scale, stored_scale)
-        return graph.add("Mul", name, product, scale)
+        return multiply(graph, name, quantized, zero, scale, integers, scales)
 
     def gather(self, graph: GraphWriter, name: str, table: FloatArray, rows: str) -> str:
         """Look up integers and their row's scale, and multiply."""
@@ -71,6 +65,35 @@ class Int8Arithmetic:
         looked_up = graph.add("Cast", f"{name}.floats", looked_up, to=TensorProto.FLOAT)
         scale = graph.add("Gather", f"{name}.scale", graph.constant(f"{name}.weight_scale", scales), rows)
         return graph.add("Mul", name, looked_up, scale)
+
+
+def multiply(
+    graph: GraphWriter,
+    name: str,
+    quantized: str,
+    zero: str,
+    scale: str,
+    integers: npt.NDArray[np.int8],
+    scales: FloatArray,
+) -> str:
+    """Multiply integers, and scale back to float32: the operators that ONNX Runtime has one kernel for.
+
+    Args:
+        graph: where they are written.
+        name: what the product is to be called.
+        quantized: activations ``(..., I) uint8``.
+        zero: the integer that is 0 among them, a scalar.
+        scale: what one of them stands for, a scalar; no constant.
+        integers: ``(I, O) int8``.
+        scales: ``(1, O) float32``.
+    """
+    stored = graph.constant(f"{name}.weight_int8", integers)
+    stored_zero = graph.constant(f"{name}.weight_zero", np.zeros(scales.shape[1], dtype=np.int8))
+    stored_scale = graph.constant(f"{name}.weight_scale", scales[0])
+    product = graph.add("MatMulInteger", f"{name}.integers", quantized, stored, zero, stored_zero)
+    product = graph.add("Cast", f"{name}.floats", product, to=TensorProto.FLOAT)
+    scale = graph.add("Mul", f"{name}.scale", scale, stored_scale)
+    return graph.add("Mul", name, product, scale)
 
 
 def quantize(weight: FloatArray, largest: int, *, axis: int) -> tuple[npt.NDArray[np.int8], FloatArray]:

@@ -73,8 +73,8 @@ def _error(weight: FloatArray, restored: Doubles, step: Doubles) -> float:
 def _read_int8(name: str, stored: Arrays) -> tuple[Doubles, Doubles]:
     """The weights as they count, and what one step of them is."""
     step = stored[f"{name}_scale"].astype(np.float64)
-    per_step = stored.get(f"{name.removesuffix('.weight')}.per_step")  # of fixed scales: a factor of each input
-    step = step if per_step is None else step * per_step[:, None]
+    factors = stored.get(f"{name.removesuffix('.weight')}.factors")  # of inputs with fixed scales
+    step = step if factors is None else step * factors[:, None]
     return stored[f"{name}_int8"] * step, step
 
 

@@ -40,6 +40,7 @@ class GraphWriter:
     def __init__(self) -> None:
         self._nodes: list[onnx.NodeProto] = []
         self._constants: dict[str, onnx.TensorProto] = {}
+        self._defaults: dict[str, onnx.TensorProto] = {}
 
     def constant(self, name: str, value: npt.NDArray[np.generic]) -> str:
         """Store a tensor under a name of its own; the same name is stored once."""
@@ -54,6 +55,11 @@ class GraphWriter:
     def number(self, name: str, value: float) -> str:
         """Store a float32 scalar."""
         return self.constant(name, np.array(value, dtype=np.float32))
+
+    def default_input(self, name: str, value: float) -> str:
+        """Store a float32 scalar as the value of an input that nobody need feed."""
+        self._defaults[name] = numpy_helper.from_array(np.array(value, dtype=np.float32), name)
+        return name
 
     def add(self, operator: str, name: str, *inputs: str, **attributes: Any) -> str:
         """Write a node with one output, which bears the node's name."""
@@ -85,12 +91,14 @@ class GraphWriter:
     def finish(self, name: str, inputs: Sequence[str], output: str, *shape: int) -> onnx.ModelProto:
         """The checked model, of inputs ``(B, L)``; the last node must have written ``output``, ``(B, *shape)``."""
         axes = ["batch", "length"]
+        fed = [helper.make_tensor_value_info(each, TensorProto.INT64, axes) for each in inputs]
+        defaults = [helper.make_tensor_value_info(each, TensorProto.FLOAT, []) for each in self._defaults]
         graph = helper.make_graph(
             self._nodes,
             name,
-            [helper.make_tensor_value_info(each, TensorProto.INT64, axes) for each in inputs],
+            [*fed, *defaults],
             [helper.make_tensor_value_info(output, TensorProto.FLOAT, ["batch", *shape])],
-            list(self._constants.values()),
+            [*self._constants.values(), *self._defaults.values()],
         )
         model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=_IR_VERSION)
         model.producer_name = "embedkit"

@@ -1,22 +1,23 @@
 import dataclasses
 
 import numpy as np
+import onnx
 import pytest
-import torch
 
 from embedkit.errors import ExportError, GateError
 from embedkit.export import static
 from embedkit.export.graph import build_graph
 from embedkit.export.pipeline import export
 from embedkit.export.probes import PROBE_TEXTS
-from embedkit.export.quantize import Int8Arithmetic
-from embedkit.export.static import StaticInt8Products, measure_ranges
+from embedkit.export.quantize import Int8Arithmetic, quantize
+from embedkit.export.static import InputRange, StaticInt8Products, measure_ranges
 from embedkit.export.verify import GraphEncoder
 from embedkit.export.verify_pairs import PAIR_THRESHOLDS
 from embedkit.export.word_table import WORD_TABLES, MixedArithmetic
 from embedkit.export.writer import GraphWriter
 from embedkit.modeling.torch_encoder import TorchEncoder
 from embedkit.runtime.encoder import Encoder
+from embedkit.runtime.session import Session, write_optimized
 
 TEXTS = ["the cat is asleep", "a good dog", "where is the train to the city today", "my mother drives to the sea"]
 
@@ -36,8 +37,7 @@ def test_ranges_are_those_that_torch_sees(encoder):
 
     def remember(name):
         def hook(module, inputs, output):
-            rows = inputs[0].reshape(-1, inputs[0].shape[-1]).abs().max(dim=0).values
-            seen[name] = torch.maximum(rows, seen.get(name, rows))
+            seen.setdefault(name, []).append(inputs[0].reshape(-1, inputs[0].shape[-1]).numpy())
 
         return hook
 
@@ -55,20 +55,73 @@ def test_ranges_are_those_that_torch_sees(encoder):
     for text in TEXTS:
         reference.encode([text])
     assert ranges.keys() == seen.keys()
-    for name, largest in ranges.items():
-        np.testing.assert_allclose(largest, seen[name].numpy(), atol=1e-5)
+    for name, found in ranges.items():
+        rows = np.concatenate(seen[name])
+        np.testing.assert_allclose(found.least, np.minimum(rows.min(axis=0), 0), atol=1e-5)
+        np.testing.assert_allclose(found.largest, np.maximum(rows.max(axis=0), 0), atol=1e-5)
+        power = np.mean([(rows**2).mean(axis=0) for rows in seen[name]], axis=0)
+        np.testing.assert_allclose(found.power, power, rtol=1e-4, atol=1e-6)
 
 
-def test_steps_share_the_range_between_inputs_and_weights():
-    ranges = np.array([1.0, 4.0, 0.0], dtype=np.float32)
-    weight = np.array([[0.5, -1.0], [0.1, 0.25], [0.0, 0.0]], dtype=np.float32)
+def round_off(rounding, rows, weight, largest=64):
+    """What a product of rounded inputs and rounded weights gives, in float64."""
+    factors = np.ones(rows.shape[1]) if rounding.factors is None else rounding.factors.astype(np.float64)
+    integers = np.clip(np.rint(rows * factors / rounding.step) + rounding.zero, 0, 255)
+    stored, scales = quantize((weight / factors[:, None]).astype(np.float32), largest, axis=0)
+    return (integers - rounding.zero) * rounding.step @ (stored * scales.astype(np.float64))
 
-    steps = static._choose_steps(ranges, weight)
 
-    assert (ranges / steps).max() == pytest.approx(127)
-    assert steps[1] / steps[0] == pytest.approx(np.sqrt(4.0 / 0.25) / np.sqrt(1.0 / 1.0))
-    assert np.isfinite(steps).all()
-    assert (steps > 0).all()
+def seen_in(rows):
+    least, largest = np.minimum(rows.min(axis=0), 0), np.maximum(rows.max(axis=0), 0)
+    return InputRange(*(each.astype(np.float32) for each in (least, largest, (rows**2).mean(axis=0))))
+
+
+def random_rows(seed=0, width=32):
+    draw = np.random.default_rng(seed)
+    return draw.normal(size=(4000, width)), draw.normal(size=(width, 16)).astype(np.float32)
+
+
+def test_every_value_that_was_seen_has_an_integer():
+    rows, weight = random_rows()
+    for inputs in (rows, np.abs(rows), -np.abs(rows), rows * 0):
+        rounding = static._choose_rounding(seen_in(inputs), weight, 64)
+        factors = 1 if rounding.factors is None else rounding.factors
+        integers = inputs * factors / rounding.step + rounding.zero
+        assert integers.min() >= -0.51
+        assert integers.max() <= 255.51
+        assert 0 <= rounding.zero <= 255
+
+
+def test_one_sided_inputs_use_all_integers():
+    rows, weight = random_rows()
+    rounding = static._choose_rounding(seen_in(np.abs(rows)), weight, 64)
+    assert rounding.zero == 0
+    assert rounding.step == pytest.approx(np.abs(rows).max() / 255)
+
+
+def test_outliers_are_brought_nearer_and_alike_inputs_left_alone():
+    rows, weight = random_rows()
+    outlying = rows * np.where(np.arange(32) == 3, 40.0, 1.0)
+    assert static._choose_rounding(seen_in(rows), weight, 64).factors is None
+
+    rounding = static._choose_rounding(seen_in(outlying), weight, 64)
+
+    met, reach = np.abs(weight).max(axis=1), np.abs(outlying).max(axis=0)
+    np.testing.assert_allclose(rounding.factors, np.sqrt(met / reach), rtol=1e-5)
+
+
+@pytest.mark.parametrize("outlier", [1.0, 8.0, 40.0])
+def test_the_error_to_expect_is_the_error_that_comes(outlier):
+    rows, weight = random_rows()
+    rows = rows * np.where(np.arange(32) == 3, outlier, 1.0)
+    seen = seen_in(rows)
+    rounding = static._choose_rounding(seen, weight, 64)
+    factors = np.ones(32, dtype=np.float32) if rounding.factors is None else rounding.factors
+
+    expected = static._expect_error(factors, seen, weight, 64) / 12
+
+    error = round_off(rounding, rows, weight) - rows @ weight
+    assert expected == pytest.approx((error**2).mean(axis=0).sum(), rel=0.2)
 
 
 def test_embeddings_are_close_and_the_same_in_any_company(encoder):
@@ -88,6 +141,17 @@ def test_every_product_is_of_integers_and_of_standard_operators(encoder):
     assert sum(node.op_type == "MatMulInteger" for node in nodes) == 9
     assert not any(node.op_type == "DynamicQuantizeLinear" for node in nodes)
     assert {node.domain for node in nodes} == {""}
+
+
+def test_onnx_runtime_fuses_products_with_their_biases(encoder, tmp_path):
+    content = static_graph(encoder).SerializeToString()
+
+    write_optimized(content, tmp_path / "optimized.onnx")
+
+    operators = [node.op_type for node in onnx.load(tmp_path / "optimized.onnx").graph.node]
+    assert operators.count("MatMulIntegerToFloat") == 9
+    assert "MatMulInteger" not in operators
+    assert Session(content, outputs=["sentence_embedding"]).run(encoder.tokenizer.pad([[2, 3]])).shape == (1, 16)
 
 
 def test_a_bundle_states_its_bound(encoder, tmp_path):
@@ -138,7 +202,9 @@ def test_ranges_much_too_small_are_found(encoder, tmp_path, monkeypatch):
     measured = static.measure_ranges(encoder, PROBE_TEXTS)
     monkeypatch.setattr(
         "embedkit.export.pipeline.measure_ranges",
-        lambda *_: {name: largest / 20 for name, largest in measured.items()},
+        lambda *_: {
+            name: InputRange(seen.least / 20, seen.largest / 20, seen.power) for name, seen in measured.items()
+        },
     )
 
     with pytest.raises(GateError, match="parity"):
