@@ -104,10 +104,13 @@ def measure_ranges(model: SentenceEncoder | PairEncoder, texts: Sequence[str]) -
         raise ExportError("ranges of activations cannot be measured without texts")
     session = Session(content, outputs=["ranges"])
     pad_id = model.tokenizer.pad_id
-    seen = np.stack([session.run(tokens.batch([row], pad_id)) for row in range(len(tokens.ids))])
-    least, largest, power = seen[:, 0].min(axis=0), seen[:, 1].max(axis=0), seen[:, 2].mean(axis=0)
-    bounds = np.cumsum([width for _, width in recorder.products.values()])[:-1]
-    parts = (np.split(each, bounds) for each in (np.minimum(least, 0), np.maximum(largest, 0), power))
+    widths = [width for _, width in recorder.products.values()]
+    least, largest, power = np.zeros((3, sum(widths)), dtype=np.float32)
+    for row in range(len(tokens.ids)):
+        seen = session.run(tokens.batch([row], pad_id))
+        least, largest, power = np.minimum(least, seen[0]), np.maximum(largest, seen[1]), power + seen[2]
+    bounds = np.cumsum(widths)[:-1]
+    parts = (np.split(each, bounds) for each in (least, largest, power / len(tokens.ids)))
     return dict(zip(recorder.products, map(InputRange, *parts), strict=True))
 
 
