@@ -94,11 +94,12 @@ class CrossEncoder:
                 that came with embedkit; or a hub id ``org/name``.
             file: the graph in a sentence-transformers folder, ``onnx/model.onnx`` if None.
             threads: threads to keep busy; as many as this process may use (affinity and container quota)
-                if None. All work on one batch, or on a CPU each on its own if the graph has at most 8 MB.
+                if None. On a CPU each works on batches of its own, unless there is only one or the graph is
+                large (16 MB without the table of words); else all work on one.
             providers: ONNX Runtime execution providers in order of preference, the CPU's if None. One
                 that is not there is an error.
-            max_tokens_per_batch: bound of a batch's pairs times its longest in tokens; 1024 on a CPU, 512
-                there if the graph has at most 8 MB, and 16,384 elsewhere if None.
+            max_tokens_per_batch: bound of a batch's pairs times its longest in tokens; if None, 16,384, but on
+                a CPU 1024, and there 128 to 256 where threads have batches of their own.
 
         Raises:
             ModelNotFoundError: there is nothing under that path, name or id.

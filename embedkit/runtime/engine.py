@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from threading import Lock
 from typing import Any, Literal, TypedDict, get_args
 
 import numpy as np
@@ -25,11 +27,15 @@ logger = logging.getLogger("embedkit")
 
 OnOverflow = Literal["truncate", "error"]
 
-# On a CPU small batches stay in its caches; those of a small graph are not shared out among threads, which
-# would cost more the smaller they are. Other devices need large ones to be busy.
-_SMALL_GRAPH_TOKENS_PER_BATCH = 512
+# On a CPU small batches stay in its caches. In lanes there have to be enough of them for every thread, even of few
+# texts, and what a batch holds must not depend on the threads: a text of dynamic int8 depends on its batch.
+_LANE_TOKENS_PER_BATCH = range(128, 257)
+_BATCHES_OF_FEW = 8
 _CPU_TOKENS_PER_BATCH = 1024
+# Other devices need large batches to be busy.
 _DEVICE_TOKENS_PER_BATCH = 16_384
+# What golden texts were always verified with.
+_SMALL_GOLDEN_TOKENS_PER_BATCH = 512
 _CHUNK_ITEMS = 4096
 _CHUNK_CHARACTERS = 4_000_000
 _POSITIONS_NAMED = 5
@@ -101,8 +107,7 @@ class Engine:
     ) -> None:
         self._session, self._finish, self._shape = session, finish, shape
         self._pad_id, self._max_length, self._unit, self._label = pad_id, max_length, unit, label
-        wanted = check_count(max_tokens_per_batch, "max_tokens_per_batch")
-        self._max_tokens = wanted or _choose_tokens_per_batch(session)
+        self._max_tokens = check_count(max_tokens_per_batch, "max_tokens_per_batch")
 
     def stream(
         self,
@@ -152,21 +157,19 @@ class Engine:
         """Run the graph over the tokens of a chunk: ``(N, *shape) float32`` in their order."""
         if len(tokens.ids) == 1:
             return self._run(tokens.batch([0], self._pad_id))
-        rows = np.empty((len(tokens.ids), *self._shape), dtype=np.float32)
-        lengths = np.fromiter(map(len, tokens.ids), dtype=np.int64, count=len(tokens.ids))
-        batches = list(token_batches(lengths, most_tokens=self._max_tokens, most_texts=batch_size))
-        for positions, found in zip(batches, self._run_all(tokens, batches), strict=True):
-            rows[positions] = found
-            if progress:
-                progress.advance(len(positions))
-        return rows
+        lengths = tokens.lengths
+        budget = self._max_tokens or _choose_tokens_per_batch(self._session, int(lengths.sum()))
+        batches = token_batches(lengths, most_tokens=budget, most_texts=batch_size)
+        return self._run_all(tokens, list(batches), progress)
 
     def verify(
         self, found: Tokens, golden: Tokens, values: npt.NDArray[np.float32], tolerance: float
     ) -> Verification:
         """Compare tokens with golden ones, and what the graph makes of those with golden values."""
         same = found.ids == golden.ids and found.type_ids == golden.type_ids
-        difference = float(np.abs(self.run(golden) - values).max())
+        budget = self._max_tokens or _choose_golden_tokens_per_batch(self._session)
+        rows = self._run_all(golden, list(token_batches(golden.lengths, most_tokens=budget)))
+        difference = float(np.abs(rows - values).max())
         return Verification(
             passed=same and difference <= tolerance,
             texts=len(golden.ids),
@@ -175,23 +178,42 @@ class Engine:
             tolerance=tolerance,
         )
 
-    def _run_all(self, tokens: Tokens, batches: Sequence[npt.NDArray[np.intp]]) -> Iterator[FloatArray]:
-        """What :meth:`_run` gives for each batch, in their order; those of a small graph run side by side."""
+    def _run_all(
+        self, tokens: Tokens, batches: Sequence[npt.NDArray[np.intp]], progress: Progress | None = None
+    ) -> FloatArray:
+        """The rows of all batches, in the order of the tokens; side by side where the session has lanes."""
+        rows = np.empty((len(tokens.ids), *self._shape), dtype=np.float32)
+        pending = deque(batches)
+        telling = Lock()
 
-        def run(positions: npt.NDArray[np.intp]) -> FloatArray:
-            return self._run(tokens.batch(positions, self._pad_id))
+        def work(lane: int | None) -> None:
+            try:
+                while pending:
+                    positions = pending.popleft()
+                    rows[positions] = self._run(tokens.batch(positions, self._pad_id), lane)
+                    with telling:
+                        if progress:
+                            progress.advance(len(positions))
+            except IndexError:  # another lane was quicker to take the last
+                pass
+            finally:
+                pending.clear()  # whatever ends one lane ends all
 
-        threads = min(self._session.threads, len(batches)) if self._session.is_small else 1
-        if threads < 2:
-            yield from map(run, batches)
-            return
+        lanes = min(self._session.threads, len(batches)) if self._session.has_lanes else 1
+        if lanes == 1:
+            work(None)
+            return rows
         # A pool for each call: kept ones would be dead in a forked process, and threads start in microseconds.
-        with ThreadPoolExecutor(threads) as pool:
-            yield from pool.map(run, batches)
+        with ThreadPoolExecutor(lanes - 1) as pool:
+            others = [pool.submit(work, lane) for lane in range(1, lanes)]
+            work(0)
+            for other in others:
+                other.result()
+        return rows
 
-    def _run(self, batch: TokenBatch) -> FloatArray:
+    def _run(self, batch: TokenBatch, lane: int | None = None) -> FloatArray:
         """One token batch through the graph and what is left to be done after it."""
-        rows = self._finish(self._session.run(batch), batch)
+        rows = self._finish(self._session.run(batch, lane=lane), batch)
         expected = (len(batch.input_ids), *self._shape)
         if rows.shape != expected:  # where the graph leaves its shapes open
             raise ModelError(f"the graph gave {rows.shape}, expected {expected}")
@@ -215,8 +237,15 @@ class Engine:
         )
 
 
-def _choose_tokens_per_batch(session: Session) -> int:
-    """The bound that suits the device and the graph."""
+def _choose_tokens_per_batch(session: Session, tokens: int) -> int:
+    """The bound that suits the device and the graph, for a chunk of so many tokens."""
+    if session.has_lanes:
+        return min(max(tokens // _BATCHES_OF_FEW, _LANE_TOKENS_PER_BATCH[0]), _LANE_TOKENS_PER_BATCH[-1])
+    return _CPU_TOKENS_PER_BATCH if session.providers[0] == CPU else _DEVICE_TOKENS_PER_BATCH
+
+
+def _choose_golden_tokens_per_batch(session: Session) -> int:
+    """A bound of its own, so that golden texts keep to their company whatever becomes of the others."""
     if session.providers[0] != CPU:
         return _DEVICE_TOKENS_PER_BATCH
-    return _SMALL_GRAPH_TOKENS_PER_BATCH if session.is_small else _CPU_TOKENS_PER_BATCH
+    return _SMALL_GOLDEN_TOKENS_PER_BATCH if session.is_small else _CPU_TOKENS_PER_BATCH

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from embedkit.errors import BundleError
-from embedkit.runtime.wire import read_fields
+from embedkit.runtime.wire import read_fields, read_numbers
 
-__all__ = ["Initializer", "largest_initializers", "refuse_external_data"]
+__all__ = ["Initializer", "large_weights", "largest_initializers", "refuse_external_data"]
 
 # Which fields of which message hold which message, as far as tensors can stand in it (onnx.proto3).
 _MEMBERS = {
@@ -22,7 +26,9 @@ _MEMBERS = {
     "tensor": {},
 }
 _EXTERNAL_DATA, _DATA_LOCATION = 13, 14  # fields of TensorProto
-_GRAPH, _INITIALIZER, _TENSOR_NAME = 7, 5, 8
+_GRAPH, _INITIALIZER = 7, 5
+_TENSOR_SHAPE, _TENSOR_TYPE, _TENSOR_NAME, _RAW_DATA = 1, 2, 8, 9
+_TYPES: dict[int, np.dtype[Any]] = {1: np.dtype("<f4"), 2: np.dtype("u1"), 3: np.dtype("i1"), 10: np.dtype("<f2")}
 _MOST_FIELDS = 1_000_000
 
 
@@ -66,6 +72,40 @@ def largest_initializers(model: bytes, count: int) -> list[Initializer]:
         for tensor in _messages(graph, _INITIALIZER)
     ]
     return sorted(found, key=lambda tensor: (-tensor.size_bytes, tensor.name))[:count]
+
+
+def large_weights(model: bytes, *, least_bytes: int) -> dict[str, npt.NDArray[Any]]:
+    """Weights of the main graph of at least so many bytes, by name.
+
+    Those of other types than float32, float16, int8 and uint8 are left out.
+
+    Returns:
+        Arrays that read ``model`` itself, or a copy where a weight does not stand where its type may.
+
+    Raises:
+        BundleIntegrityError: the bytes are no message.
+    """
+    found = {}
+    for graph in _messages(memoryview(model), _GRAPH):
+        for tensor in _messages(graph, _INITIALIZER):
+            if len(tensor) >= least_bytes and (weight := _read_weight(tensor)) is not None:
+                found[_name(tensor)] = weight
+    return found
+
+
+def _read_weight(tensor: memoryview) -> npt.NDArray[Any] | None:
+    shape: list[int] = []
+    kind, raw = None, None
+    for part in read_fields(tensor):
+        if part.number == _TENSOR_SHAPE:
+            shape.extend([part.value] if isinstance(part.value, int) else read_numbers(part.value))
+        elif part.number == _TENSOR_TYPE and isinstance(part.value, int):
+            kind = _TYPES.get(part.value)
+        elif part.number == _RAW_DATA:
+            raw = part.value
+    if kind is None or not isinstance(raw, memoryview) or len(raw) != math.prod(shape) * kind.itemsize:
+        return None
+    return np.require(np.frombuffer(raw, dtype=kind).reshape(shape), requirements="A")
 
 
 def _messages(message: memoryview, number: int) -> Iterator[memoryview]:

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 import numpy.typing as npt
 
-from embedkit.errors import InputError, MissingExtraError, ModelError, ProviderError
+from embedkit.errors import BundleIntegrityError, InputError, MissingExtraError, ModelError, ProviderError
 from embedkit.protocols import FloatArray
 from embedkit.runtime.arguments import check_count
 from embedkit.runtime.distributions import explain_missing_onnxruntime, installed_distributions
+from embedkit.runtime.graph import large_weights
 from embedkit.runtime.threads import available_threads
 from embedkit.runtime.tokenization import TokenBatch
 
 try:
     import onnxruntime
-    from onnxruntime import GraphOptimizationLevel, InferenceSession, SessionOptions
+    from onnxruntime import GraphOptimizationLevel, InferenceSession, OrtValue, SessionOptions
 except ImportError as error:
     raise MissingExtraError(f"{explain_missing_onnxruntime()} ({error})") from error
 
@@ -27,12 +30,19 @@ CPU = "CPUExecutionProvider"
 _FEEDS = ("input_ids", "attention_mask", "token_type_ids")
 _TYPES = {"tensor(int64)": np.int64, "tensor(int32)": np.int32}
 _ERRORS_ONLY = 3
-# The products of a small graph are too small to be shared out: its threads run batches of their own.
+# Products of a small graph are too small for threads to share, even where there is one batch only.
 _SMALL_BYTES = 8_000_000
+# Weights from here on (tables of words) are shared by all lanes; each holds the others for itself, and so they
+# are to be few.
+_SHARED_BYTES = 1_000_000
+_LANE_BYTES = 16_000_000
 
 
 class Session:
     """A loaded graph: token batches in, floats out. Safe to share between threads.
+
+    On a CPU threads do most if each runs batches of its own, in a *lane*: a session of one thread, with memory
+    that no other thread waits for or pulls out of its cache. Lanes are opened when they are first wanted.
 
     Args:
         model: a serialized ONNX model without external data.
@@ -41,8 +51,10 @@ class Session:
         providers: ONNX Runtime execution providers in order of preference; the CPU's if None.
 
     Attributes:
-        threads: threads at work, all of them in one run unless the graph is small.
-        is_small: whether the graph runs on a CPU and is so small that each run keeps to one thread.
+        threads: threads at work, all of them in a run outside lanes unless the graph is small.
+        has_lanes: whether the graph runs on a CPU, in lanes where there are several batches; depends on the graph
+            and not on the number of threads.
+        is_small: whether, besides, the graph is so small that every run keeps to one thread.
         providers: the execution providers at work.
         output: name of the output taken.
         width: size of its last axis, or None where the graph leaves it open or there are no rows but scores.
@@ -62,14 +74,27 @@ class Session:
     ) -> None:
         self.threads = check_count(threads, "threads") or available_threads()
         chosen = _check_providers(providers)
-        self.is_small = chosen[0] == CPU and len(model) <= _SMALL_BYTES
-        self._session = _open(model, _options(1 if self.is_small else self.threads), chosen)
+        self._model = model
+        self._shared = _share(model) if chosen == [CPU] else {}
+        own = len(model) - sum(value.tensor_size_in_bytes() for value in self._shared.values())
+        self.has_lanes = chosen == [CPU] and own <= _LANE_BYTES
+        self.is_small = self.has_lanes and len(model) <= _SMALL_BYTES
+        alone = 1 if self.is_small else self.threads
+        self._session = _open(model, _options(alone, self._shared), chosen)
+        self._opening = threading.Lock()
+        self._lanes: list[InferenceSession | None] = [None] * self.threads
+        if alone == 1:
+            self._lanes[0] = self._session
         self.providers: list[str] = self._session.get_providers()
         self._input_types = _read_input_types(self._session)
         self.output, self.width = _choose_output(self._session, outputs)
 
-    def run(self, batch: TokenBatch) -> FloatArray:
+    def run(self, batch: TokenBatch, *, lane: int | None = None) -> FloatArray:
         """Run the graph on one token batch.
+
+        Args:
+            batch: what to run.
+            lane: where to run it on one thread, below ``threads``, if others run at the same time.
 
         Returns:
             The output, ``(B, D)``, ``(B, L, H)`` or, of a cross-encoder, ``(B,) float32``.
@@ -82,11 +107,19 @@ class Session:
             types = batch.token_type_ids
             feeds["token_type_ids"] = np.zeros_like(batch.input_ids) if types is None else types
         wanted = {name: feeds[name].astype(kind, copy=False) for name, kind in self._input_types.items()}
+        session = self._session if lane is None else self._lanes[lane] or self._open_lane(lane)
         try:
-            (result,) = self._session.run([self.output], wanted)
+            (result,) = session.run([self.output], wanted)
         except Exception as error:  # ONNX Runtime's errors have no common ancestor but Exception
             raise ModelError(f"ONNX Runtime failed on batch {batch.input_ids.shape}: {error}") from error
         return np.asarray(result, dtype=np.float32)
+
+    def _open_lane(self, lane: int) -> InferenceSession:
+        with self._opening:
+            opened = self._lanes[lane]
+            if opened is None:
+                opened = self._lanes[lane] = _open(self._model, _options(1, self._shared), [CPU])
+            return opened
 
 
 def available_providers() -> list[str]:
@@ -122,8 +155,19 @@ def _check_providers(providers: Sequence[str] | None) -> list[str]:
     return wanted
 
 
-def _options(threads: int) -> SessionOptions:
+def _share(model: bytes) -> dict[str, OrtValue]:
+    """Large weights, for several sessions to read in one place; they must stay here as long as the sessions."""
+    try:
+        weights = large_weights(model, least_bytes=_SHARED_BYTES)
+    except BundleIntegrityError:  # no model at all, which ONNX Runtime is going to say
+        return {}
+    return {name: OrtValue.ortvalue_from_numpy(weight) for name, weight in weights.items()}
+
+
+def _options(threads: int, shared: Mapping[str, OrtValue] = MappingProxyType({})) -> SessionOptions:
     options = SessionOptions()
+    for name, value in shared.items():
+        options.add_initializer(name, value)
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.graph_optimization_level = GraphOptimizationLevel.ORT_ENABLE_ALL

@@ -52,6 +52,11 @@ class Tokens(NamedTuple):
         """How many texts or pairs lost tokens."""
         return len(self.overflowing)
 
+    @property
+    def lengths(self) -> npt.NDArray[np.int64]:
+        """``(N,)`` tokens of each text or pair."""
+        return np.fromiter(map(len, self.ids), dtype=np.int64, count=len(self.ids))
+
     def batch(self, rows: Sequence[int] | npt.NDArray[np.intp], pad_id: int) -> TokenBatch:
         """Some of the texts or pairs, in the order of ``rows``, as one token batch."""
         batch = _pad([self.ids[row] for row in rows], pad_id)

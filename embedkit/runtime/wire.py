@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from embedkit.errors import BundleIntegrityError
 
-__all__ = ["Field", "encode_bytes", "read_fields"]
+__all__ = ["Field", "encode_bytes", "read_fields", "read_numbers"]
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _LARGEST_NUMBER = 2**29 - 1
@@ -55,6 +55,18 @@ def read_fields(message: memoryview) -> Iterator[Field]:
             value = message[position : position + length]
             position += length
         yield Field(number, value, message[start:position])
+
+
+def read_numbers(packed: memoryview) -> Iterator[int]:
+    """The unsigned numbers of a packed field.
+
+    Raises:
+        BundleIntegrityError: the last number does not end.
+    """
+    position = 0
+    while position < len(packed):
+        number, position = _read_varint(packed, position)
+        yield number
 
 
 def encode_bytes(number: int, payload: bytes) -> bytes:

@@ -8,6 +8,7 @@ import json
 import logging
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -61,15 +62,15 @@ def test_batches_do_not_change_rows(
     np.testing.assert_allclose(encoder.encode(texts, batch_size=batch_size), toy_reference(texts), atol=1e-6)
 
 
-def test_batches_of_a_small_graph_run_side_by_side(
+def test_batches_run_side_by_side(
     toy_bundle: Path, toy_reference: Reference, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     encoder = Encoder.load(toy_bundle, threads=3, max_tokens_per_batch=1)
     run, together = Session.run, threading.Barrier(3)
 
-    def meet(session: Session, batch: TokenBatch) -> FloatArray:
+    def meet(session: Session, batch: TokenBatch, lane: int | None = None) -> FloatArray:
         together.wait(timeout=30)  # breaks unless three batches are under way at once
-        return run(session, batch)
+        return run(session, batch, lane=lane)
 
     monkeypatch.setattr(Session, "run", meet)
     texts = [*TEXTS, "the garden"]  # two rounds of three
@@ -81,7 +82,7 @@ def test_what_fails_beside_other_batches_reaches_the_caller(
 ) -> None:
     encoder = Encoder.load(toy_bundle, threads=2, max_tokens_per_batch=1)
 
-    def fail(*_: object) -> FloatArray:
+    def fail(*_: object, **__: object) -> FloatArray:
         raise ModelError("ONNX Runtime failed")
 
     monkeypatch.setattr(Session, "run", fail)
@@ -89,6 +90,74 @@ def test_what_fails_beside_other_batches_reaches_the_caller(
     with pytest.raises(ModelError, match="ONNX Runtime failed"):
         encoder.encode(["one", "two", "three"])
     assert threading.active_count() == before
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_what_fails_in_one_lane_ends_the_others(
+    toy_bundle: Path, monkeypatch: pytest.MonkeyPatch, failing: int
+) -> None:
+    encoder = Encoder.load(toy_bundle, threads=2, max_tokens_per_batch=1)
+    run, together, ran = Session.run, threading.Barrier(2), []
+
+    def fail(session: Session, batch: TokenBatch, lane: int | None = None) -> FloatArray:
+        if not ran:
+            together.wait(timeout=30)  # both have begun
+        if lane == failing:
+            raise KeyboardInterrupt
+        time.sleep(0.05)  # time enough for the other to fail
+        ran.append(lane)
+        return run(session, batch, lane=lane)
+
+    monkeypatch.setattr(Session, "run", fail)
+    with pytest.raises(KeyboardInterrupt):
+        encoder.encode(TEXTS * 20)
+    assert len(ran) <= 2
+
+
+def test_batches_hold_the_same_whatever_the_threads(toy_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, shapes = Session.run, []
+
+    def note(session: Session, batch: TokenBatch, lane: int | None = None) -> FloatArray:
+        shapes.append(batch.input_ids.shape)
+        return run(session, batch, lane=lane)
+
+    monkeypatch.setattr(Session, "run", note)
+    found = []
+    for threads in (1, 4):
+        for texts in (TEXTS * 2, TEXTS * 10, TEXTS * 300):
+            Encoder.load(toy_bundle, threads=threads).encode(texts)
+        found.append(sorted(shapes))
+        shapes.clear()
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(("count", "batches"), [(5, 1), (40, 3), (100, 7), (1000, 32)])
+def test_few_texts_are_enough_for_several_threads(
+    toy_bundle: Path, monkeypatch: pytest.MonkeyPatch, count: int, batches: int
+) -> None:
+    run, sizes = Session.run, []
+
+    def note(session: Session, batch: TokenBatch, lane: int | None = None) -> FloatArray:
+        sizes.append(batch.input_ids.size)
+        return run(session, batch, lane=lane)
+
+    monkeypatch.setattr(Session, "run", note)
+    Encoder.load(toy_bundle, threads=2).encode(["one two three four five six"] * count)
+    assert sum(sizes) == 8 * count
+    assert len(sizes) == batches
+
+
+def test_golden_texts_keep_their_company(toy_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_module, "_LANE_TOKENS_PER_BATCH", range(1, 2))
+    run, sizes = Session.run, []
+
+    def note(session: Session, batch: TokenBatch, lane: int | None = None) -> FloatArray:
+        sizes.append(len(batch.input_ids))
+        return run(session, batch, lane=lane)
+
+    monkeypatch.setattr(Session, "run", note)
+    assert Encoder.load(toy_bundle, threads=2).verify()["passed"]
+    assert len(sizes) == 1
 
 
 @pytest.mark.usefixtures("small_chunks")

@@ -9,7 +9,7 @@ from onnx import helper, numpy_helper
 
 from embedkit.errors import BundleError
 from embedkit.runtime import graph as graph_module
-from embedkit.runtime.graph import largest_initializers, refuse_external_data
+from embedkit.runtime.graph import large_weights, largest_initializers, refuse_external_data
 
 
 def tensor(*, external: bool) -> onnx.TensorProto:
@@ -81,3 +81,40 @@ def test_weights_are_listed_by_size(toy_model_bytes: bytes) -> None:
     found = largest_initializers(toy_model_bytes, 3)
     assert [weight.name for weight in found] == ["weights", "tokens", "last"]
     assert found[0].size_bytes > 30_000
+
+
+def test_large_weights_are_read_in_place_as_onnx_reads_them() -> None:
+    generator = np.random.default_rng(0)
+    kept = {
+        "floats": generator.normal(size=(50, 8)).astype(np.float32),
+        "halves": generator.normal(size=(800,)).astype(np.float16),
+        "bytes": generator.integers(0, 255, (300, 5), dtype=np.uint8),
+        "signed": generator.integers(-128, 127, (3, 500, 1), dtype=np.int8),
+    }
+    left_out = {"positions": np.arange(1000), "few": np.zeros(3, dtype=np.float32)}
+    tensors = [numpy_helper.from_array(array, name) for name, array in (kept | left_out).items()]
+    tensors.append(helper.make_tensor("typed", onnx.TensorProto.FLOAT, [500], np.ones(500)))  # not raw
+    content = helper.make_model(helper.make_graph([], "g", [], [], tensors)).SerializeToString()
+    found = large_weights(content, least_bytes=1000)
+    assert found.keys() == kept.keys()
+    for name, array in kept.items():
+        np.testing.assert_array_equal(found[name], array)
+        assert found[name].dtype == array.dtype
+        assert found[name].flags.aligned
+    assert np.shares_memory(found["bytes"], np.frombuffer(content, dtype=np.uint8))
+
+
+def test_a_shape_may_be_packed_as_other_writers_do() -> None:
+    from embedkit.runtime.wire import encode_bytes
+
+    raw = np.arange(6, dtype=np.int8).tobytes()
+    tensor_ = encode_bytes(1, b"\x02\x03") + b"\x10\x03" + encode_bytes(8, b"w") + encode_bytes(9, raw)
+    (weight,) = large_weights(encode_bytes(7, encode_bytes(5, tensor_)), least_bytes=1).values()
+    assert weight.tolist() == [[0, 1, 2], [3, 4, 5]]
+
+
+def test_weights_whose_bytes_do_not_fit_their_shape_are_left_to_onnx_runtime() -> None:
+    wrong = numpy_helper.from_array(np.zeros(4, dtype=np.float32), "w")
+    wrong.dims[0] = 5
+    content = helper.make_model(helper.make_graph([], "g", [], [], [wrong])).SerializeToString()
+    assert large_weights(content, least_bytes=1) == {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 from pathlib import Path
@@ -54,19 +55,66 @@ def test_threads_are_those_available(toy_model_bytes: bytes, monkeypatch: pytest
     assert open_session(toy_model_bytes).threads == 3
 
 
-def test_only_small_graphs_keep_to_a_thread_a_run(toy_model_bytes: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[int] = []
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Threads of each session that is opened from now on."""
+    found: list[int] = []
     make_options = session_module._options
 
-    def listen(threads: int) -> onnxruntime.SessionOptions:
-        asked.append(threads)
-        return make_options(threads)
+    def listen(threads: int, *rest: Any) -> onnxruntime.SessionOptions:
+        found.append(threads)
+        return make_options(threads, *rest)
 
     monkeypatch.setattr(session_module, "_options", listen)
+    return found
+
+
+def test_only_small_graphs_keep_to_a_thread_a_run(
+    toy_model_bytes: bytes, asked: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert open_session(toy_model_bytes, threads=2).is_small
     monkeypatch.setattr(session_module, "_SMALL_BYTES", len(toy_model_bytes) - 1)
     assert not open_session(toy_model_bytes, threads=2).is_small
     assert asked == [1, 2]
+
+
+def test_lanes_are_opened_once_when_they_are_wanted(
+    toy_model_bytes: bytes, asked: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session_module, "_SMALL_BYTES", 0)
+    session = open_session(toy_model_bytes, threads=3)
+    expected = session.run(BATCH)
+    assert session.has_lanes
+    assert asked == [3]
+    for lane in (1, 1, 2, 0):
+        np.testing.assert_allclose(session.run(BATCH, lane=lane), expected, atol=1e-6)
+    assert asked == [3, 1, 1, 1]
+
+
+def test_a_session_of_one_thread_is_a_lane(toy_model_bytes: bytes, asked: list[int]) -> None:
+    session = open_session(toy_model_bytes, threads=1)
+    session.run(BATCH, lane=0)
+    assert asked == [1]
+
+
+def test_graphs_that_are_large_without_shared_weights_have_no_lanes(
+    toy_model_bytes: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session_module, "_LANE_BYTES", len(toy_model_bytes) - 1)
+    assert not open_session(toy_model_bytes).has_lanes
+    monkeypatch.setattr(session_module, "_SHARED_BYTES", 1000)
+    assert open_session(toy_model_bytes).has_lanes
+
+
+def test_shared_weights_change_no_bit(toy_model_bytes: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = open_session(toy_model_bytes, threads=1).run(BATCH)
+    monkeypatch.setattr(session_module, "_SHARED_BYTES", 1)
+    session = open_session(toy_model_bytes, threads=2)
+    assert len(session._shared) > 2
+    del toy_model_bytes
+    gc.collect()  # what the sessions read must still be there
+    for lane in (None, 0, 1):
+        np.testing.assert_array_equal(session.run(BATCH, lane=lane), expected)
 
 
 def test_inputs_are_fed_as_the_graph_wants_them() -> None:

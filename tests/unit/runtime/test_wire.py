@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from embedkit.errors import BundleIntegrityError
-from embedkit.runtime.wire import encode_bytes, read_fields
+from embedkit.runtime.wire import encode_bytes, read_fields, read_numbers
 
 
 def test_fields_of_a_real_message_are_found() -> None:
@@ -24,6 +24,13 @@ def test_fields_of_a_real_message_are_found() -> None:
 def test_fixed_numbers_are_passed_over() -> None:
     content = b"\x09" + bytes(8) + b"\x15" + bytes(4) + b"\x18\x01"
     assert [field.number for field in read_fields(memoryview(content))] == [1, 2, 3]
+
+
+@given(st.lists(st.integers(0, 2**63 - 1)))
+def test_packed_numbers_are_read(numbers: list[int]) -> None:
+    packed = onnx.TensorProto(int64_data=numbers).SerializeToString()  # one field, if there are any
+    content = b"".join(bytes(field.value) for field in read_fields(memoryview(packed)))
+    assert list(read_numbers(memoryview(content))) == numbers
 
 
 @given(st.integers(1, 2**29 - 1), st.binary(max_size=300))
