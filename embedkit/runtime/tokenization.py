@@ -13,6 +13,7 @@ import numpy.typing as npt
 import tokenizers
 
 from embedkit.errors import InputError, ModelError, ModelNotFoundError
+from embedkit.runtime.plain_texts import PlainTexts
 
 __all__ = ["PairTokenizer", "TokenBatch", "Tokenizer", "Tokens"]
 
@@ -100,6 +101,7 @@ class Tokenizer:
         self.special_ids = _find_special_ids(self._tokenizer)
         self._tokenizer.no_padding()
         self._tokenizer.enable_truncation(max_length)
+        self._plain = PlainTexts.find(self._tokenizer, max_length)
 
     @classmethod
     def load(cls, path: str | Path, max_length: int) -> Tokenizer:
@@ -140,18 +142,32 @@ class Tokenizer:
             _check_texts(texts, first)
         prompted = [prompt + text for text in texts] if prompt else texts
         try:
-            encodings = self._tokenizer.encode_batch_fast(prompted)
+            rows = self._encode(prompted)
         except (TypeError, ValueError) as error:
             _check_texts(texts, first)
             raise InputError(f"the tokenizer refused these texts: {error}") from error
+        return Tokens([ids for ids, _ in rows], [position for position, (_, cut) in enumerate(rows) if cut])
+
+    def _encode(self, texts: list[str]) -> list[tuple[list[int], bool]]:
+        """Ids of each text, and whether some were cut off."""
+        if self._plain is None:
+            return self._encode_any(texts)
+        spelled = [self._plain.spell(text) for text in texts]
+        plain = iter(self._plain.encode([spelling for spelling in spelled if spelling is not None]))
+        rest = [text for text, spelling in zip(texts, spelled, strict=True) if spelling is None]
+        if not rest:
+            return list(plain)
+        others = iter(self._encode_any(rest))
+        return [next(others if spelling is None else plain) for spelling in spelled]
+
+    def _encode_any(self, texts: list[str]) -> list[tuple[list[int], bool]]:
+        encodings = self._tokenizer.encode_batch_fast(texts)
         ids = [encoding.ids for encoding in encodings]
-        overflowing = [
-            position
-            for position, row in enumerate(ids)
-            # Reading `overflowing` copies the whole rest of a text: look only where there can be one.
-            if len(row) == self.max_length and encodings[position].overflowing
+        # Reading `overflowing` copies the whole rest of a text: look only where there can be one.
+        return [
+            (row, len(row) == self.max_length and bool(encoding.overflowing))
+            for row, encoding in zip(ids, encodings, strict=True)
         ]
-        return Tokens(ids, overflowing)
 
     def pad(self, ids: Sequence[Sequence[int]]) -> TokenBatch:
         """Make one token batch ``(B, L)`` of B lists of ids, in their order; L is the longest."""

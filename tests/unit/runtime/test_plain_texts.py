@@ -1,0 +1,119 @@
+"""Plain texts: the quicker way gives what the tokenizer gives, or leaves the text to it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer as PlainTokenizer
+
+from embedkit.runtime.plain_texts import _NOT_PLAIN, PlainTexts
+from embedkit.runtime.tokenization import Tokenizer
+
+CHARACTERS = [chr(code) for code in range(0x2100) if not _NOT_PLAIN.match(chr(code))]
+MAX_LENGTH = 12
+
+
+def parse(content: str, **changes: Any) -> PlainTokenizer:
+    """A tokenizer as embedkit sets it up, with changes to its JSON."""
+    tokenizer = PlainTokenizer.from_str(json.dumps(json.loads(content) | changes))
+    tokenizer.no_padding()
+    tokenizer.enable_truncation(MAX_LENGTH)
+    return tokenizer
+
+
+def bert(*, lowercase: bool) -> dict[str, Any]:
+    switches = {"clean_text": True, "handle_chinese_chars": True, "strip_accents": None, "lowercase": lowercase}
+    return {"normalizer": {"type": "BertNormalizer", **switches}}
+
+
+@pytest.fixture(params=[True, False], ids=["uncased", "cased"], scope="module")
+def tokenizer(request: pytest.FixtureRequest, toy_tokenizer_json: str) -> PlainTokenizer:
+    """With every letter a piece of its own, so that ids tell what text was seen."""
+    content = json.loads(toy_tokenizer_json) | bert(lowercase=request.param)
+    vocabulary = content["model"]["vocab"]
+    for letter in CHARACTERS:
+        for piece in (letter, f"##{letter}"):
+            vocabulary.setdefault(piece, len(vocabulary))
+    return parse(json.dumps(content))
+
+
+@pytest.fixture(scope="module")
+def plain(tokenizer: PlainTokenizer) -> PlainTexts:
+    found = PlainTexts.find(tokenizer, MAX_LENGTH)
+    assert found is not None
+    return found
+
+
+def quick(plain: PlainTexts, text: str) -> list[int]:
+    spelled = plain.spell(text)
+    assert spelled is not None
+    ((ids, _),) = plain.encode([spelled])
+    return ids
+
+
+def test_every_plain_character_is_spelled_as_the_normaliser_does(
+    plain: PlainTexts, tokenizer: PlainTokenizer
+) -> None:
+    assert len(CHARACTERS) > 1000
+    for character in CHARACTERS:
+        for text in (character, f"a{character}b", f"A {character} 1"):
+            assert quick(plain, text) == tokenizer.encode(text).ids, repr(text)
+
+
+@given(st.text(st.sampled_from(CHARACTERS) | st.characters(max_codepoint=126), max_size=40))
+def test_ids_and_cuts_are_those_of_the_tokenizer(plain: PlainTexts, tokenizer: PlainTokenizer, text: str) -> None:
+    spelled = plain.spell(text)
+    if spelled is None:
+        assert any(_NOT_PLAIN.match(character) for character in text)
+        return
+    ((ids, cut),) = plain.encode([spelled])
+    expected = tokenizer.encode(text)
+    assert (ids, cut) == (expected.ids, bool(expected.overflowing))
+
+
+@pytest.mark.parametrize(
+    "text", ["[MASK]", "a[SEP]b", "e\u0301", "\u4e2d", "a\x00b", "\u202e", "\U0001f600", "\ud800"]
+)
+def test_other_texts_are_left_to_the_tokenizer(plain: PlainTexts, text: str) -> None:
+    assert plain.spell(text) is None
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"normalizer": None},
+        {"normalizer": {"type": "Lowercase"}},
+        {"normalizer": {"type": "Sequence", "normalizers": [{"type": "NFC"}]}},
+    ],
+)
+def test_other_normalisers_have_no_quicker_way(toy_tokenizer_json: str, changes: dict[str, Any]) -> None:
+    assert PlainTexts.find(parse(toy_tokenizer_json, **changes), MAX_LENGTH) is None
+
+
+def test_normalised_added_tokens_have_none_either(toy_tokenizer_json: str) -> None:
+    tokenizer = parse(toy_tokenizer_json, **bert(lowercase=True))
+    assert PlainTexts.find(tokenizer, MAX_LENGTH) is not None
+    tokenizer.add_tokens(["Frau Holle"])
+    assert PlainTexts.find(tokenizer, MAX_LENGTH) is None
+
+
+def test_a_post_processor_that_does_more_than_frame_has_none(toy_tokenizer_json: str) -> None:
+    twice = [{"Sequence": {"id": "A", "type_id": 0}}] * 2
+    processor = {"type": "TemplateProcessing", "single": twice, "pair": twice, "special_tokens": {}}
+    tokenizer = parse(toy_tokenizer_json, **bert(lowercase=True), post_processor=processor)
+    assert PlainTexts.find(tokenizer, MAX_LENGTH) is None
+
+
+def test_a_tokenizer_mixes_both_ways_in_order(toy_tokenizer_json: str) -> None:
+    content = json.dumps(json.loads(toy_tokenizer_json) | bert(lowercase=True))
+    texts = ["the dog", "[MASK] dog", "The Sea!", "\u4e2d dog", "", "dog " * 30, "[CLS] " * 30, "garden\n\u00e9"]
+    mixed, reference = Tokenizer(content, MAX_LENGTH), parse(content)
+    assert mixed._plain is not None
+    tokens = mixed.tokenize(texts)
+    assert tokens.ids == [reference.encode(text).ids for text in texts]
+    assert tokens.overflowing == [5, 6]
+    assert mixed.tokenize(texts, prompt="the ").ids == [reference.encode("the " + text).ids for text in texts]
