@@ -72,7 +72,8 @@ def refuse_token_ids(value: Any) -> Any:
     first = first[0] if isinstance(first, list) and first else first
     if isinstance(first, int):
         raise ValueError(  # noqa: TRY004 - pydantic reports this one
-            "expected texts, got token ids: ids of another tokenizer mean other words here; send texts"
+            "expected texts, got token ids: ids of another tokenizer mean other words here; send texts "
+            "(LangChain's OpenAIEmbeddings sends them with check_embedding_ctx_length=False)"
         )
     return value
 

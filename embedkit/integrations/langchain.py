@@ -1,0 +1,58 @@
+"""An encoder as LangChain's ``Embeddings``, within the process: for vector stores, retrievers and caches.
+
+    from langchain_core.vectorstores import InMemoryVectorStore
+    from embedkit.integrations.langchain import EmbedkitEmbeddings
+
+    store = InMemoryVectorStore(EmbedkitEmbeddings("tiny-sct"))
+
+Needs ``pip install langchain-core``.
+"""
+
+from __future__ import annotations
+
+from embedkit.errors import MissingExtraError
+from embedkit.runtime.encoder import Encoder
+
+try:
+    from langchain_core.embeddings import Embeddings
+except ImportError as error:
+    raise MissingExtraError("langchain-core is not installed: pip install langchain-core") from error
+
+__all__ = ["EmbedkitEmbeddings"]
+
+
+class EmbedkitEmbeddings(Embeddings):  # type: ignore[misc]  # LangChain's types are left out
+    """Embeds queries and documents, each with the model's prompt for them if it has one.
+
+    Args:
+        model: what :meth:`embedkit.Encoder.load` takes: a path, a bundled name or a hub id.
+        truncate_dim: keep only the first so many dimensions.
+        threads: threads to keep busy; as many as the process may use if None.
+
+    Raises:
+        ModelNotFoundError, ModelError: the model cannot be loaded.
+    """
+
+    def __init__(
+        self, model: str = "tiny-sct", *, truncate_dim: int | None = None, threads: int | None = None
+    ) -> None:
+        self._encoder = Encoder.load(model, threads=threads)
+        self._truncate_dim = truncate_dim
+
+    def embed_documents(self, texts: list[str]) -> list[list[float]]:
+        """Embed documents: N lists of D numbers, each list of length 1 as a vector.
+
+        Raises:
+            InputError: an item is no text, or ``truncate_dim`` does not fit the model.
+        """
+        rows = self._encoder.encode_document(texts, truncate_dim=self._truncate_dim, show_progress_bar=False)
+        return list(rows.tolist())
+
+    def embed_query(self, text: str) -> list[float]:
+        """Embed a query: D numbers, of length 1 as a vector.
+
+        Raises:
+            InputError: this is no text, or ``truncate_dim`` does not fit the model.
+        """
+        row = self._encoder.encode_query([text], truncate_dim=self._truncate_dim, show_progress_bar=False)[0]
+        return list(row.tolist())

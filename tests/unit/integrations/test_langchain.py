@@ -1,0 +1,44 @@
+"""LangChain's own classes over our embeddings, within the process."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from embedkit import Encoder
+from embedkit.errors import InputError, ModelNotFoundError
+from embedkit.integrations.langchain import EmbedkitEmbeddings
+
+TEXTS = ["a cat sleeps", "the dog barks", "two cats play"]
+
+
+def test_a_vector_store_finds_what_is_near():
+    from langchain_core.vectorstores import InMemoryVectorStore
+
+    store = InMemoryVectorStore.from_texts(TEXTS, EmbedkitEmbeddings("tiny-sct", threads=1))
+    assert store.similarity_search("a dog is barking", k=1)[0].page_content == "the dog barks"
+
+
+def test_embeddings_are_the_encoders_with_its_prompts(write_toy_bundle, tmp_path):
+    path = write_toy_bundle(tmp_path / "prompted.onnx", prompts={"query": "question: ", "document": "text: "})
+    encoder, embeddings = Encoder.load(path), EmbedkitEmbeddings(str(path), truncate_dim=5)
+    np.testing.assert_array_equal(
+        np.float32(embeddings.embed_documents(TEXTS)), encoder.encode_document(TEXTS, truncate_dim=5)
+    )
+    np.testing.assert_array_equal(
+        np.float32(asyncio.run(embeddings.aembed_query("the sea"))),
+        encoder.encode_query("the sea", truncate_dim=5),
+    )
+
+
+def test_no_documents_are_no_embeddings():
+    assert EmbedkitEmbeddings().embed_documents([]) == []
+
+
+def test_mistakes_are_told_as_everywhere(tmp_path):
+    with pytest.raises(ModelNotFoundError):
+        EmbedkitEmbeddings(str(tmp_path / "none.onnx"))
+    with pytest.raises(InputError):
+        EmbedkitEmbeddings().embed_query(7)

@@ -1,0 +1,61 @@
+"""LlamaIndex' own classes over our embeddings, within the process."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+
+import numpy as np
+import pytest
+from llama_index.core import Document, VectorStoreIndex
+from llama_index.core.ingestion import IngestionPipeline
+
+from embedkit import Encoder
+from embedkit.errors import ModelNotFoundError
+from embedkit.integrations.llama_index import EmbedkitEmbedding
+
+TEXTS = ["a cat sleeps", "the dog barks", "two cats play"]
+
+
+@pytest.fixture(scope="module")
+def embedding():
+    return EmbedkitEmbedding(model_name="tiny-sct", threads=1)
+
+
+def test_an_index_finds_what_is_near(embedding):
+    documents = [Document(text=text) for text in TEXTS]
+    index = VectorStoreIndex.from_documents(documents, embed_model=embedding, transformations=[embedding])
+    (found,) = index.as_retriever(similarity_top_k=1).retrieve("a dog is barking")
+    assert found.get_content() == "the dog barks"
+
+
+def test_embeddings_are_the_encoders_with_its_prompts(write_toy_bundle, tmp_path):
+    path = write_toy_bundle(tmp_path / "prompted.onnx", prompts={"query": "question: ", "document": "text: "})
+    encoder, embedding = Encoder.load(path), EmbedkitEmbedding(model_name=str(path), truncate_dim=5)
+    documents, query = encoder.encode_document(TEXTS, truncate_dim=5), encoder.encode_query("a", truncate_dim=5)
+    alone = encoder.encode_document("a", truncate_dim=5)
+    np.testing.assert_array_equal(np.float32(embedding.get_text_embedding_batch(TEXTS)), documents)
+    np.testing.assert_array_equal(np.float32(asyncio.run(embedding.aget_text_embedding("a"))), alone)
+    np.testing.assert_array_equal(np.float32(asyncio.run(embedding.aget_text_embedding_batch(TEXTS))), documents)
+    np.testing.assert_array_equal(np.float32(asyncio.run(embedding.aget_query_embedding("a"))), query)
+
+
+def test_it_can_be_pickled(embedding):
+    copy = pickle.loads(pickle.dumps(embedding))
+    assert copy.get_query_embedding("the sea") == embedding.get_query_embedding("the sea")
+    assert copy.fingerprint == embedding.fingerprint
+
+
+def test_the_cache_of_a_pipeline_tells_models_of_one_path_apart(write_toy_bundle, tmp_path):
+    path, found = tmp_path / "model.onnx", []
+    pipeline = IngestionPipeline(transformations=[])
+    for prompts in ({}, {"document": "text: "}):
+        write_toy_bundle(path, prompts=prompts)
+        pipeline.transformations = [EmbedkitEmbedding(model_name=str(path))]
+        found.append(pipeline.run(documents=[Document(text="the sea", id_="1")])[0].embedding)
+    assert found[0] != found[1]
+
+
+def test_a_missing_model_is_told_as_everywhere(tmp_path):
+    with pytest.raises(ModelNotFoundError):
+        EmbedkitEmbedding(model_name=str(tmp_path / "none.onnx"))
