@@ -47,6 +47,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--candidates", type=int, metavar="N", help="documents that a stage hands on to the next; default: 50"
     )
+    parser.add_argument(
+        "--effort",
+        type=float,
+        default=1.0,
+        metavar="X",
+        help="how hard an approximate index looks: 2 finds more and takes longer; default: 1",
+    )
     parser.add_argument("-m", "--model", help="the model that made the collection, where it is no longer found")
 
 
@@ -65,6 +72,7 @@ def run(arguments: argparse.Namespace) -> None:
         hybrid=arguments.hybrid,
         rerank=None if arguments.rerank is None else load_model(arguments.rerank),
         candidates=arguments.candidates,
+        effort=arguments.effort,
     )
     if arguments.json:
         ranked = [{"rank": rank, **dataclasses.asdict(hit)} for rank, hit in enumerate(hits, 1)]

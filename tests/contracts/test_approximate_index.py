@@ -57,6 +57,24 @@ def test_scores_are_inner_products_in_descending_order(index):
     assert all(len({*found}) == 20 for found in rows)
 
 
+def test_more_effort_finds_more(index):
+    expected = ExactIndex(ROWS).search(QUERIES, 10)[1]
+    found = {effort: index.search(QUERIES, 10, effort=effort)[1] for effort in (0.05, 1.0, 16.0)}
+    recalls = [recall(rows, expected) for rows in found.values()]
+    assert recalls == sorted(recalls)
+    assert recalls[0] < recalls[2]
+    assert recalls[2] > 0.999
+    np.testing.assert_array_equal(found[1.0], index.search(QUERIES, 10)[1])
+
+
+@pytest.mark.parametrize("effort", [1e-9, 1e9])
+@pytest.mark.parametrize("k", [1, COUNT])
+def test_any_effort_gives_as_many_as_wanted(index, effort, k):
+    scores, rows = index.search(QUERIES[:3], k, effort=effort)
+    assert all(len({*found}) == k for found in rows)
+    assert np.isfinite(scores).all()
+
+
 def test_a_query_is_answered_alike_alone_and_in_company(index):
     together = index.search(QUERIES, 9)
     for query in range(0, 100, 7):
@@ -73,6 +91,16 @@ def test_finds_only_what_is_allowed(index, share):
     assert scores.shape == rows.shape == expected.shape
     assert allowed[rows].all()
     assert share == 0 or recall(rows, expected) > 0.97
+
+
+def test_little_effort_does_not_scan_where_rows_are_deleted(index, monkeypatch):
+    allowed = np.random.default_rng(3).random(COUNT) < 0.9
+    scanned = []
+    monkeypatch.setattr(
+        index._flat, "search", lambda queries, k, **_: scanned.append(1) or ([[0.0] * k], [[0] * k])
+    )
+    index.search(QUERIES, 10, allowed=allowed, effort=0.1)
+    assert len(scanned) < 5
 
 
 def test_a_whole_topic_may_be_deleted(index):

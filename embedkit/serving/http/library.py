@@ -49,6 +49,7 @@ class Library:
         hybrid: str | None = None,
         rerank: bool = False,
         candidates: int | None = None,
+        effort: float = 1.0,
     ) -> Hits:
         """The best hits, with the scores and the milliseconds of each stage.
 
@@ -59,6 +60,7 @@ class Library:
             hybrid: how a search by words is fused with that by meaning; None for none.
             rerank: whether the re-ranker has the last word.
             candidates: documents that a stage hands on to the next.
+            effort: how hard an approximate index looks.
 
         Raises:
             InputError: an argument makes no sense, the collection has no words, or there is no re-ranker.
@@ -71,7 +73,13 @@ class Library:
             self._refresh()
             reranker = self._reranker if rerank else None
             return self.collection.search(
-                query, k, filter=conditions, hybrid=hybrid, rerank=reranker, candidates=candidates
+                query,
+                k,
+                filter=conditions,
+                hybrid=hybrid,
+                rerank=reranker,
+                candidates=candidates,
+                effort=effort,
             )
 
         return await _beside(self._readers, work)

@@ -241,6 +241,9 @@ class SearchRequest(Schema):
     candidates: int | None = Field(
         None, ge=1, le=1000, description="documents that a stage hands on to the next; 50 if left out"
     )
+    effort: float = Field(
+        1.0, gt=0, le=16, description="how hard an approximate index looks: 2 finds more and takes longer"
+    )
     filter: dict[str, Any] | None = Field(
         None, description='what has to hold for the metadata, as in {"lang": "en", "year": {"gte": 2020}}'
     )

@@ -32,7 +32,7 @@ __all__ = ["BinaryIndex", "HnswIndex", "IvfPqIndex", "RescoredIndex", "Sq8Index"
 
 _QUERY_BLOCK = 1024
 _ROW_BLOCK = 65536
-_SPARE = 8  # so that equal rows at the end come in their order
+_SPARE = 8  # so that equal rows at the end come in their order, and little effort finds enough that are allowed
 
 
 class RescoredIndex(abc.ABC):
@@ -72,7 +72,7 @@ class RescoredIndex(abc.ABC):
         return len(self._rows)
 
     def search(
-        self, queries: FloatArray, k: int, /, *, allowed: BoolArray | None = None
+        self, queries: FloatArray, k: int, /, *, allowed: BoolArray | None = None, effort: float = 1.0
     ) -> tuple[FloatArray, RowNumbers]:
         """Nearly the best ``k`` rows for each query, equal scores in the order of the rows.
 
@@ -80,6 +80,8 @@ class RescoredIndex(abc.ABC):
             queries: ``(Q, D) float32, unit rows``.
             k: results wanted, at least 1.
             allowed: ``(N,) bool``, the rows that may be found; None for all.
+            effort: how many times as much as by itself it looks at, above 0: candidates, and where it has them
+                clusters or the breadth of the walk through the graph.
 
         Returns:
             scores ``(Q, min(k, N)) float32`` in descending order and rows ``(Q, min(k, N)) int64``, where N is
@@ -96,7 +98,7 @@ class RescoredIndex(abc.ABC):
         rows = np.empty((len(queries), k), dtype=np.int64)
         for start in range(0, len(queries), _QUERY_BLOCK):
             block = slice(start, start + _QUERY_BLOCK)
-            self._search_block(queries[block], allowed, scores[block], rows[block])
+            self._search_block(queries[block], allowed, effort, scores[block], rows[block])
         return scores, rows
 
     @abc.abstractmethod
@@ -118,20 +120,24 @@ class RescoredIndex(abc.ABC):
         """The small index of these rows from a file."""
 
     @abc.abstractmethod
-    def _candidates(self, queries: FloatArray, k: int) -> RowNumbers:
+    def _candidates(self, queries: FloatArray, k: int, effort: float) -> RowNumbers:
         """Rows worth scoring for each query: ``(Q, C) int64``, ``C >= k``; -1 at the end where there are fewer."""
 
+    def _bounded(self, k: int, wanted: float) -> int:
+        """So many, but at least ``k`` and not more than there are."""
+        return min(len(self), max(k, math.ceil(wanted)))
+
     def _search_block(
-        self, queries: FloatArray, allowed: BoolArray | None, scores: FloatArray, rows: RowNumbers
+        self, queries: FloatArray, allowed: BoolArray | None, effort: float, scores: FloatArray, rows: RowNumbers
     ) -> None:
         """Fill ``scores`` and ``rows``, both ``(Q, k)``."""
         k = scores.shape[1]
         if allowed is None:
-            found = self._candidates(queries, k)
+            found = self._candidates(queries, k, effort)
             enough = found[:, k - 1] >= 0
         else:
             share = np.count_nonzero(allowed) / len(self)
-            found = self._candidates(queries, math.ceil(k / share))
+            found = self._candidates(queries, math.ceil((k + _SPARE) / share), effort)
             found = np.where(allowed[found], found, -1)
             enough = (found >= 0).sum(axis=1) >= max(k, share * found.shape[1] / 2)
             found = -np.sort(-found, axis=1)  # FAISS reads them up to the first -1
@@ -203,8 +209,8 @@ class Sq8Index(_FaissFile):
         index.train(_sample(rows, 2**17))
         return cls._filled(index, rows, show_progress_bar=show_progress_bar)
 
-    def _candidates(self, queries: FloatArray, k: int) -> RowNumbers:
-        _, found = self._small.search(queries, min(len(self), 2 * k + 10))
+    def _candidates(self, queries: FloatArray, k: int, effort: float) -> RowNumbers:
+        _, found = self._small.search(queries, self._bounded(k, effort * (2 * k + 10)))
         return np.asarray(found)
 
 
@@ -221,9 +227,10 @@ class HnswIndex(_FaissFile):
         index.train(_sample(rows, 2**17))
         return cls._filled(index, rows, show_progress_bar=show_progress_bar)
 
-    def _candidates(self, queries: FloatArray, k: int) -> RowNumbers:
-        wanted = min(len(self), 2 * k + 10)
-        parameters = faiss.SearchParametersHNSW(efSearch=max(96, 2 * wanted))
+    def _candidates(self, queries: FloatArray, k: int, effort: float) -> RowNumbers:
+        wanted = 2 * k + 10
+        breadth = self._bounded(k, effort * max(96, 2 * wanted))
+        parameters, wanted = faiss.SearchParametersHNSW(efSearch=breadth), min(wanted, breadth)
         _, found = self._small.search(queries, wanted, params=parameters)
         return np.asarray(found)
 
@@ -247,9 +254,9 @@ class IvfPqIndex(_FaissFile):
         index.train(_sample(rows, max(64 * clusters, 2**12)))
         return cls._filled(index, rows, show_progress_bar=show_progress_bar)
 
-    def _candidates(self, queries: FloatArray, k: int) -> RowNumbers:
-        wanted, clusters = min(len(self), max(10 * k, 100)), self._small.nlist
-        probes = max(16, clusters // 8, math.ceil(wanted * clusters / len(self)))
+    def _candidates(self, queries: FloatArray, k: int, effort: float) -> RowNumbers:
+        wanted, clusters = self._bounded(k, effort * max(10 * k, 100)), self._small.nlist
+        probes = max(math.ceil(effort * max(16, clusters // 8)), math.ceil(wanted * clusters / len(self)))
         parameters = faiss.SearchParametersIVF(nprobe=min(clusters, probes))
         _, found = self._small.search(queries, wanted, params=parameters)
         return np.asarray(found)
@@ -278,9 +285,9 @@ class BinaryIndex(RescoredIndex):
         """Write the signs as a ``.npy`` file."""
         write_array(path, self._small.shape, "|u1", [self._small])
 
-    def _candidates(self, queries: FloatArray, k: int) -> RowNumbers:
+    def _candidates(self, queries: FloatArray, k: int, effort: float) -> RowNumbers:
         wanted = max(20 * k + 200, len(self) // 200)  # the more rows, the more of them have nearly the same signs
-        _, found = faiss.knn_hamming(_signs(queries), self._small, min(len(self), wanted))
+        _, found = faiss.knn_hamming(_signs(queries), self._small, self._bounded(k, effort * wanted))
         return np.asarray(found)
 
 

@@ -48,11 +48,13 @@ class Cascade:
         fusion: how a search by words comes in; None for none.
         reranker: the model that reads texts; None for none.
         candidates: documents that a stage hands on to the next; None for 50, but at least as many as are wanted.
+        effort: how many times as much as by itself an index looks at that may miss a neighbour.
     """
 
     fusion: Fusion | None = None
     reranker: Reranker | None = None
     candidates: int | None = None
+    effort: float = 1.0
 
     def search(
         self,
@@ -66,8 +68,8 @@ class Cascade:
         """Find ``k`` documents for each query.
 
         Raises:
-            InputError: ``k`` or the number of candidates is out of range, a query is not a string, or the
-                collection was built without words.
+            InputError: ``k``, the number of candidates or the effort is out of range, a query is not a string, or
+                the collection was built without words.
             CollectionError: a file is damaged.
         """
         wanted = self._wanted(k)
@@ -78,7 +80,8 @@ class Cascade:
         trails = [Trail() for _ in queries]
         if conditions:
             clock.lap("filter")
-        for trail, *found in zip(trails, *snapshot.search(embeddings, wanted, selection), strict=True):
+        nearest = snapshot.search(embeddings, wanted, selection, effort=self.effort)
+        for trail, *found in zip(trails, *nearest, strict=True):
             trail.enter("dense", Ranking(*found))
         clock.lap("dense")
         if self.fusion:
@@ -117,17 +120,19 @@ class Clock:
 
 
 def search_embeddings(
-    snapshot: Snapshot, embeddings: FloatArray, k: int, conditions: Sequence[Condition]
+    snapshot: Snapshot, embeddings: FloatArray, k: int, conditions: Sequence[Condition], *, effort: float = 1.0
 ) -> list[Hits]:
     """Find the documents nearest to embeddings: the stage "dense" alone.
 
     Raises:
-        InputError: the embeddings have another width or are not finite, or ``k`` is below 1.
+        InputError: the embeddings have another width or are not finite, ``k`` is below 1, or the effort is not
+            above 0.
         CollectionError: a file is damaged.
     """
     clock = Clock()
     trails = []
-    for found in zip(*snapshot.search(embeddings, k, snapshot.select(conditions)), strict=True):
+    selection = snapshot.select(conditions)
+    for found in zip(*snapshot.search(embeddings, k, selection, effort=effort), strict=True):
         trails.append(Trail())
         trails[-1].enter("dense", Ranking(*found))
     clock.lap("dense")

@@ -63,7 +63,13 @@ class FlatIndex:
         return len(self._rows)
 
     def search(
-        self, queries: FloatArray, k: int, /, *, allowed: BoolArray | None = None
+        self,
+        queries: FloatArray,
+        k: int,
+        /,
+        *,
+        allowed: BoolArray | None = None,
+        effort: float = 1.0,  # noqa: ARG002  # every row is looked at anyway
     ) -> tuple[FloatArray, RowNumbers]:
         """The best ``k`` rows for each query, the same as :meth:`ExactIndex.search` gives.
 
@@ -71,6 +77,7 @@ class FlatIndex:
             queries: ``(Q, D) float32, unit rows``.
             k: results wanted, at least 1.
             allowed: ``(N,) bool``, the rows that may be found; None for all.
+            effort: changes nothing here.
 
         Returns:
             scores ``(Q, min(k, N)) float32`` in descending order and rows ``(Q, min(k, N)) int64``, where N is

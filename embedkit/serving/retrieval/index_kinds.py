@@ -49,9 +49,11 @@ class StoredIndex(VectorIndex, Protocol):
         """Write what it needs besides the rows into one file."""
 
     def search(
-        self, queries: FloatArray, k: int, /, *, allowed: BoolArray | None = None
+        self, queries: FloatArray, k: int, /, *, allowed: BoolArray | None = None, effort: float = 1.0
     ) -> tuple[FloatArray, RowNumbers]:
         """The best ``k`` rows for each query, only from rows where ``allowed``, ``(N,) bool``, is true.
+
+        An index that may miss a neighbour looks at ``effort`` times as much as it would by itself.
 
         Returns:
             scores ``(Q, min(k, allowed rows)) float32`` in descending order, and rows, of the same shape, int64.

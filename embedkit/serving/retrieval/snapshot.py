@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -148,7 +149,7 @@ class Snapshot:
         return Selection(masks, filtered=bool(conditions))
 
     def search(
-        self, queries: FloatArray, k: int, selection: Selection | None = None
+        self, queries: FloatArray, k: int, selection: Selection | None = None, *, effort: float = 1.0
     ) -> tuple[FloatArray, RowNumbers]:
         """The best ``k`` rows for each query among those selected, equal scores in the order of the rows.
 
@@ -156,22 +157,26 @@ class Snapshot:
             queries: ``(Q, D) float32, unit rows``.
             k: results wanted, at least 1.
             selection: what :meth:`select` gave; None for all that are not deleted.
+            effort: how many times as much as by itself an index looks at that may miss a neighbour.
 
         Returns:
             scores ``(Q, min(k, N)) float32`` in descending order and rows ``(Q, min(k, N)) int64``, where N is
             the number of rows selected.
 
         Raises:
-            InputError: the queries have another width or are not finite, or ``k`` is below 1.
+            InputError: the queries have another width or are not finite, ``k`` is below 1, or the effort is not
+                above 0.
             CollectionError: a file is damaged.
         """
+        if not 0 < effort < math.inf:
+            raise InputError(f"expected an effort above 0, where 1 is as usual and 2 twice as much, got {effort}")
         selection = selection or self.select([])
         queries, k = checked_queries(queries, k, (len(self), self.manifest.dimension))
         nothing = np.empty((len(queries), 0), np.float32), np.empty((len(queries), 0), np.int64)
         found = [nothing]
         for part, allowed in zip(self._parts, selection.masks, strict=True):
             index = part.segment.scan if selection.filtered else part.segment.index
-            scores, rows = index.search(queries, max(k, 1), allowed=allowed)
+            scores, rows = index.search(queries, max(k, 1), allowed=allowed, effort=effort)
             found.append((scores, rows + part.start))
         scores, rows = found[1] if len(found) == 2 else _best(found, k)
         if not np.isfinite(scores).all():

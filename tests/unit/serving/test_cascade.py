@@ -36,6 +36,31 @@ def library(tmp_path, encoder, kind):
     return Collection.build(DOCS, encoder=encoder, path=tmp_path / "idx", index=kind, lexical=True)
 
 
+# Effort
+
+
+def test_more_effort_finds_more_in_every_stage_that_follows(encoder, tmp_path):
+    """With signs of a few dimensions alone, the nearest of many is not among the first ten."""
+    pytest.importorskip("faiss")
+    pytest.importorskip("bm25s")
+    texts = [f"word{n} word{n % 50} word{n % 31}" for n in range(2_000)]
+    library = Collection.build(texts, encoder=encoder, path=tmp_path / "idx", index="binary", lexical=True)
+    queries = [f"word{n} word{n % 7}" for n in range(40)]
+    found = {effort: library.search(queries, k=10, effort=effort) for effort in (0.001, 1, 8)}
+    totals = [sum(hit.score for hits in all_hits for hit in hits) for all_hits in found.values()]
+    assert totals[0] < totals[1] <= totals[2]
+    few, many = (library.search(queries[0], k=10, candidates=10, hybrid=True, effort=one) for one in (0.001, 8))
+    assert [hit.scores.get("dense") for hit in few] != [hit.scores.get("dense") for hit in many]
+    embeddings = library.encode_queries(queries)
+    assert library.search_embeddings(embeddings, 10, effort=0.001) == found[0.001]
+
+
+@pytest.mark.parametrize("effort", [0, -1, float("nan"), float("inf")])
+def test_an_effort_that_is_none_is_refused(library, effort):
+    with pytest.raises(InputError, match="effort above 0"):
+        library.search("tea", effort=effort)
+
+
 # Hybrid
 
 

@@ -42,6 +42,7 @@ async def search(body: SearchRequest, request: Request, service: Serving) -> Res
         hybrid=body.hybrid,
         rerank=body.rerank,
         candidates=body.candidates,
+        effort=body.effort,
     )
     note(request, hits=len(hits), **{f"{stage}_ms": round(ms, 2) for stage, ms in hits.latency_ms.items()})
     return JSONResponse({"hits": [dataclasses.asdict(hit) for hit in hits], "latency_ms": hits.latency_ms})

@@ -68,6 +68,15 @@ def test_without_a_reranker_a_wish_for_it_is_refused(reading):
     assert "no re-ranker" in done.json()["error"]["message"]
 
 
+def test_the_effort_reaches_the_search(reading, collection, monkeypatch):
+    efforts, search = [], collection.search
+    monkeypatch.setattr(
+        collection, "search", lambda *given, **more: efforts.append(more) or search(*given, **more)
+    )
+    assert reading.post("/v1/search", json={"query": "a", "effort": 2}).status_code == 200
+    assert [one["effort"] for one in efforts] == [2.0]
+
+
 def test_the_map_holds_every_document_and_follows_the_collection(writing):
     found = writing.get("/v1/collection/map").json()
     assert sorted(point["id"] for point in found["points"]) == sorted(document["id"] for document in DOCUMENTS)
@@ -89,6 +98,8 @@ def test_a_filter_holds(reading):
         {"query": "a", "k": 0},
         {"query": "a", "k": 1001},
         {"query": "a", "filter": {"year": {"nix": 1}}},
+        {"query": "a", "effort": 0},
+        {"query": "a", "effort": 17},
     ],
 )
 def test_what_does_not_fit_is_refused(reading, given):
