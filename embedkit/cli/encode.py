@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -10,10 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     import numpy as np
     import numpy.typing as npt
 
     from embedkit.runtime.encoder import Encoder
+    from embedkit.runtime.pool import EncoderPool
 
     # Some texts and their embeddings, (n, D).
     Piece = tuple[list[str], npt.NDArray[Any]]
@@ -63,6 +67,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--threads", type=int, metavar="N", help="default: as many as this process may use")
     parser.add_argument(
+        "--processes",
+        type=int,
+        metavar="N",
+        help="encode with so many processes, which share the processors or have --threads each",
+    )
+    parser.add_argument(
         "--provider",
         dest="providers",
         action="append",
@@ -87,10 +97,11 @@ def run(arguments: argparse.Namespace) -> None:
         "show_progress_bar": False if arguments.quiet else None,
     }
     form = encoder.encode([], **options)
-    pieces = _Counted(_embed(encoder, read_texts(arguments.input, arguments.text_column), options))
-    started = time.perf_counter()
-    with atomic_file(arguments.output) as temporary:
-        write(temporary, pieces, form)
+    with _share(encoder, arguments) as sharing:
+        pieces = _Counted(_embed(sharing, read_texts(arguments.input, arguments.text_column), options))
+        started = time.perf_counter()
+        with atomic_file(arguments.output) as temporary:
+            write(temporary, pieces, form)
     _report(arguments, encoder, pieces.rows, form, time.perf_counter() - started)
 
 
@@ -107,8 +118,15 @@ class _Counted:
             yield texts, rows
 
 
-def _embed(encoder: Encoder, texts: Iterable[str], options: dict[str, Any]) -> Iterator[Piece]:
-    """Embeddings with their texts, of which only those of a chunk are kept."""
+def _share(encoder: Encoder, arguments: argparse.Namespace) -> AbstractContextManager[Encoder | EncoderPool]:
+    """What encodes: this process, or several others."""
+    if arguments.processes is None:
+        return contextlib.nullcontext(encoder)
+    return encoder.pool(arguments.processes, threads=arguments.threads)
+
+
+def _embed(encoder: Encoder | EncoderPool, texts: Iterable[str], options: dict[str, Any]) -> Iterator[Piece]:
+    """Embeddings with their texts, of which only those of the chunks under way are kept."""
     waiting: list[str] = []
 
     def remembered() -> Iterator[str]:

@@ -6,7 +6,7 @@ import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypedDict, Unpack
+from typing import Any, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -15,10 +15,12 @@ from embedkit.errors import InputError, ModelError
 from embedkit.protocols import FloatArray
 from embedkit.runtime.arguments import check_iterable
 from embedkit.runtime.bundle import Bundle, Manifest
+from embedkit.runtime.encode_options import EncodeOptions, Role, with_prompt
 from embedkit.runtime.engine import Engine, OnOverflow, Plan, Verification
 from embedkit.runtime.loading import check_kind, load_model
 from embedkit.runtime.manifest import Golden
 from embedkit.runtime.packing import Packing, Precision, unit_rows
+from embedkit.runtime.pool import EncoderPool, Origin
 from embedkit.runtime.ranges import Ranges
 from embedkit.runtime.sentence_transformers import FolderModel, pool, read_folder
 from embedkit.runtime.session import Session
@@ -28,21 +30,6 @@ __all__ = ["EncodeOptions", "Encoder", "OnOverflow", "Verification"]
 
 _BUNDLE_OUTPUTS = ("sentence_embedding",)
 _FOLDER_OUTPUTS = ("sentence_embedding", "last_hidden_state", "token_embeddings")
-_QUERY_PROMPTS = ("query",)
-_DOCUMENT_PROMPTS = ("document", "passage", "corpus")
-
-
-class EncodeOptions(TypedDict, total=False):
-    """Keywords of :meth:`Encoder.encode`."""
-
-    batch_size: int | None
-    normalize_embeddings: bool
-    prompt_name: str | None
-    prompt: str | None
-    truncate_dim: int | None
-    precision: Precision
-    show_progress_bar: bool | None
-    on_overflow: OnOverflow
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +65,7 @@ class Encoder:
         self._manifest = model.manifest
         self._fingerprint = model.fingerprint
         self._golden = golden if isinstance(golden, Golden) else None
+        self._origin: Origin | None = None
         self._default_prompt = "" if isinstance(model, Bundle) else model.default_prompt
         self._normalize_here = model.manifest.normalize and not is_bundle
         written = model.manifest.ranges
@@ -131,9 +119,12 @@ class Encoder:
         """
         path, model = load_model(source, file=file, marker="modules.json", read_folder=read_folder)
         try:
-            return cls(model, threads=threads, providers=providers, max_tokens_per_batch=max_tokens_per_batch)
+            encoder = cls(model, threads=threads, providers=providers, max_tokens_per_batch=max_tokens_per_batch)
         except ModelError as error:
             raise ModelError(f"{path}: {error}") from error
+        options = {"file": file, "providers": providers, "max_tokens_per_batch": max_tokens_per_batch}
+        encoder._origin = Origin(str(path.resolve()), options)
+        return encoder
 
     @property
     def manifest(self) -> Manifest:
@@ -247,19 +238,59 @@ class Encoder:
             raise InputError("encode_batches takes an iterable of texts; use encode for one text")
         return self._stream(check_iterable(texts), self._plan(**options))
 
+    def encode_part(
+        self, texts: Sequence[str], first: int, **options: Unpack[EncodeOptions]
+    ) -> tuple[npt.NDArray[Any], int]:
+        """A part of a larger call, for who shares one out: what :meth:`encode_batches` takes at a time, or less.
+
+        Args:
+            texts: at least one text.
+            first: position of the first of them in the whole, for messages.
+            options: the keywords of :meth:`encode`.
+
+        Returns:
+            The rows, and how many texts were cut, as nothing is logged here.
+
+        Raises:
+            InputError, TextOverflowError: as :meth:`encode`.
+        """
+        plan = self._plan(**options)
+        rows, truncated = self._engine.part(list(texts), first, self._tokenize_with(plan.prompt), plan.engine)
+        return plan.packing.apply(rows), truncated
+
+    def pool(self, processes: int | None = None, *, threads: int | None = None) -> EncoderPool:
+        """Processes that encode as this encoder does, to the bit, on more processors than threads keep busy.
+
+        Use it with ``with``, in any script; what calls it need not stand under ``if __name__ == "__main__"``::
+
+            with encoder.pool(processes=8) as pool:
+                embeddings = pool.encode(texts)
+
+        Args:
+            processes: how many; as many as this process may use processors if None.
+            threads: of each of them; if None they share the processors that this process may use.
+
+        Raises:
+            InputError: a number makes no sense, or the encoder was not made by :meth:`load`.
+            ModelError: the model's file has changed since, or a process did not start.
+        """
+        if self._origin is None:
+            raise InputError("a pool loads the model again, so it takes an encoder made by Encoder.load")
+        return EncoderPool(self, self._origin, processes, threads)
+
     def encode_query(self, texts: str | Iterable[str], **options: Unpack[EncodeOptions]) -> npt.NDArray[Any]:
         """:meth:`encode` with the model's prompt for queries, if it has one and none is asked for."""
-        return self.encode(texts, **self._with_prompt(_QUERY_PROMPTS, options))
+        return self.encode(texts, **with_prompt(options, "query", self._manifest.prompts))
 
     def encode_document(self, texts: str | Iterable[str], **options: Unpack[EncodeOptions]) -> npt.NDArray[Any]:
         """:meth:`encode` with the model's prompt for documents, if it has one and none is asked for."""
-        return self.encode(texts, **self._with_prompt(_DOCUMENT_PROMPTS, options))
+        return self.encode(texts, **with_prompt(options, "document", self._manifest.prompts))
 
     def tokenize(
         self,
         texts: Sequence[str],
         *,
-        role: Literal["query", "document"] | None = None,
+        role: Role | None = None,
         prompt_name: str | None = None,
     ) -> Tokens:
         """The first half of :meth:`encode`, for who wants to know what encoding will cost.
@@ -276,8 +307,9 @@ class Encoder:
         Raises:
             InputError: as :meth:`encode`.
         """
-        prompts = {None: (), "query": _QUERY_PROMPTS, "document": _DOCUMENT_PROMPTS}[role]
-        options = self._with_prompt(prompts, {"prompt_name": prompt_name})
+        options: EncodeOptions = {"prompt_name": prompt_name}
+        if role is not None:
+            options = with_prompt(options, role, self._manifest.prompts)
         return self._tokenizer.tokenize(texts, prompt=self._choose_prompt(options["prompt_name"], None))
 
     def encode_tokens(self, tokens: Tokens) -> FloatArray:
@@ -348,13 +380,6 @@ class Encoder:
             known = ", ".join(self._manifest.prompts) or "none"
             raise InputError(f"{self.name} has no prompt {prompt_name!r}; it has {known}")
         return self._manifest.prompts[prompt_name]
-
-    def _with_prompt(self, names: Sequence[str], options: EncodeOptions) -> EncodeOptions:
-        """Name the first of these prompts that the model has, unless the caller chose one."""
-        if options.get("prompt") is not None or options.get("prompt_name") is not None:
-            return options
-        found = next((name for name in names if name in self._manifest.prompts), None)
-        return {**options, "prompt_name": found}
 
     def _stream(self, texts: Iterable[str], plan: _Plan, total: int | None = None) -> Iterator[npt.NDArray[Any]]:
         """Embed and pack chunk by chunk."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from threading import Lock
@@ -21,7 +21,7 @@ from embedkit.runtime.batching import read_chunks, token_batches
 from embedkit.runtime.session import CPU, Session
 from embedkit.runtime.tokenization import TokenBatch, Tokens
 
-__all__ = ["Engine", "OnOverflow", "Plan", "Verification"]
+__all__ = ["Engine", "OnOverflow", "Plan", "Verification", "read_parts", "tell_truncated"]
 
 logger = logging.getLogger("embedkit")
 
@@ -135,13 +135,31 @@ class Engine:
         progress = Progress(self._label, total, unit=self._unit, enabled=plan.show_progress)
         try:
             with progress:
-                for chunk in read_chunks(items, most_items=_CHUNK_ITEMS, most_characters=_CHUNK_CHARACTERS):
-                    tokens = self._accept(tokenize(chunk, done), done, plan)
-                    truncated += tokens.truncated
-                    done += len(chunk)
-                    yield self.run(tokens, plan.batch_size, progress)
+                for part in read_parts(items):
+                    rows, cut = self.part(part, done, tokenize, plan, progress)
+                    truncated += cut
+                    done += len(part)
+                    yield rows
         finally:
-            self._tell(truncated, done)
+            tell_truncated(truncated, done, unit=self._unit, max_length=self._max_length)
+
+    def part(
+        self,
+        items: list[Any],
+        first: int,
+        tokenize: Callable[[list[Any], int], Tokens],
+        plan: Plan,
+        progress: Progress | None = None,
+    ) -> tuple[FloatArray, int]:
+        """Run what :meth:`stream` takes at a time: ``(n, *shape) float32``, and how many items were cut.
+
+        Raises:
+            InputError, TextOverflowError: as :meth:`stream`.
+        """
+        tokens = tokenize(items, first)
+        if tokens.overflowing and plan.refuse_overflow:
+            raise TextOverflowError(self._describe_overflow(tokens.overflowing, first))
+        return self.run(tokens, plan.batch_size, progress), tokens.truncated
 
     def single(self, item: Any, tokenize: Callable[[list[Any], int], Tokens], plan: Plan) -> FloatArray:
         """Run one item as :meth:`stream` would, without what only many need: ``(1, *shape) float32``.
@@ -149,9 +167,9 @@ class Engine:
         Raises:
             InputError, TextOverflowError: as :meth:`stream`.
         """
-        tokens = self._accept(tokenize([item], 0), 0, plan)
-        self._tell(tokens.truncated, 1)
-        return self.run(tokens)
+        rows, truncated = self.part([item], 0, tokenize, plan)
+        tell_truncated(truncated, 1, unit=self._unit, max_length=self._max_length)
+        return rows
 
     def run(self, tokens: Tokens, batch_size: int | None = None, progress: Progress | None = None) -> FloatArray:
         """Run the graph over the tokens of a chunk: ``(N, *shape) float32`` in their order."""
@@ -219,15 +237,6 @@ class Engine:
             raise ModelError(f"the graph gave {rows.shape}, expected {expected}")
         return rows
 
-    def _accept(self, tokens: Tokens, first: int, plan: Plan) -> Tokens:
-        if tokens.overflowing and plan.refuse_overflow:
-            raise TextOverflowError(self._describe_overflow(tokens.overflowing, first))
-        return tokens
-
-    def _tell(self, truncated: int, done: int) -> None:
-        if truncated:
-            logger.warning("%d of %d %s were cut to %d tokens", truncated, done, self._unit, self._max_length)
-
     def _describe_overflow(self, overflowing: Sequence[int], first: int) -> str:
         named = ", ".join(f"{self._unit}[{first + position}]" for position in overflowing[:_POSITIONS_NAMED])
         more = f" and {len(overflowing) - _POSITIONS_NAMED} more" if len(overflowing) > _POSITIONS_NAMED else ""
@@ -235,6 +244,17 @@ class Engine:
             f"longer than {self._max_length} tokens: {named}{more}; shorten them, or let them be cut with "
             'on_overflow="truncate"'
         )
+
+
+def read_parts(items: Iterable[Any]) -> Iterator[list[Any]]:
+    """What an engine takes at a time: 4096 items or about 4 million characters."""
+    return read_chunks(items, most_items=_CHUNK_ITEMS, most_characters=_CHUNK_CHARACTERS)
+
+
+def tell_truncated(truncated: int, done: int, *, unit: str, max_length: int) -> None:
+    """One log line, if items were cut."""
+    if truncated:
+        logger.warning("%d of %d %s were cut to %d tokens", truncated, done, unit, max_length)
 
 
 def _choose_tokens_per_batch(session: Session, tokens: int) -> int:

@@ -61,6 +61,17 @@ def test_a_text_file_becomes_an_array(
     np.testing.assert_array_equal(np.load(output, mmap_mode="r"), expected)
 
 
+@pytest.mark.parametrize("form", [".npy", ".jsonl"])
+def test_several_processes_write_the_same_file(
+    toy_bundle: Path, texts_file: Path, tmp_path: Path, form: str
+) -> None:
+    one, two = tmp_path / f"one{form}", tmp_path / f"two{form}"
+    command = ["encode", "-m", str(toy_bundle), str(texts_file)]
+    assert main([*command, "-o", str(one)]) == 0
+    assert main([*command, "-o", str(two), "--processes", "2", "--threads", "1"]) == 0
+    assert one.read_bytes() == two.read_bytes()
+
+
 @pytest.mark.parametrize(
     ("form", "write"), [(".jsonl", write_jsonl), (".csv", write_csv), (".parquet", write_parquet)]
 )

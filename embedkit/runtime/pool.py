@@ -1,0 +1,300 @@
+"""Several processes that encode as one would: for machines with more processors than threads can keep busy."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from queue import SimpleQueue
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, BinaryIO, Self, Unpack
+
+import numpy as np
+import numpy.typing as npt
+
+from embedkit import errors
+from embedkit.errors import EmbedkitError, InputError, ModelError
+from embedkit.progress import Progress
+from embedkit.runtime.arguments import check_count, check_iterable
+from embedkit.runtime.encode_options import EncodeOptions, with_prompt
+from embedkit.runtime.engine import read_parts, tell_truncated
+from embedkit.runtime.frames import read_frame, write_frame
+from embedkit.runtime.threads import available_threads
+
+if TYPE_CHECKING:
+    from embedkit.runtime.encoder import Encoder
+
+__all__ = ["EncoderPool", "Origin"]
+
+# Not multiprocessing, which would import the caller's script again, nor `-m`, which would look into the current
+# folder first: embedkit is found wherever the caller found it.
+_START = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
+    "from embedkit.runtime.pool_worker import main; main()"
+)
+_PATIENCE_SECONDS = 5.0
+_PARTS_PER_PROCESS = 2
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where an encoder was loaded from, for others to load it again.
+
+    Attributes:
+        source: path of the file or folder.
+        options: keywords of ``Encoder.load`` besides ``threads``.
+    """
+
+    source: str
+    options: Mapping[str, Any]
+
+
+class EncoderPool:
+    """Encodes with several processes; made by :meth:`~embedkit.runtime.encoder.Encoder.pool`, used with ``with``.
+
+    Each process holds the model and embeds parts of 4096 texts (or about 4 million characters), the parts that one
+    process would take one after the other; so the embeddings are the same to the bit. It pays from some ten
+    thousand texts on. The processes end with the ``with`` block, with this process however it ends, and at once if
+    an error or Ctrl-C ends the block.
+
+    Args:
+        encoder: whose model is to be held; checks the keywords.
+        origin: where the processes load it from.
+        processes: how many; as many as this process may use processors if None.
+        threads: of each of them; if None they share the processors that this process may use.
+
+    Attributes:
+        processes: how many there are.
+        threads: of each.
+
+    Raises:
+        InputError: a number makes no sense.
+        ModelError: the model under ``origin`` is another one by now, or a process did not start.
+    """
+
+    def __init__(
+        self, encoder: Encoder, origin: Origin, processes: int | None = None, threads: int | None = None
+    ) -> None:
+        self.processes = check_count(processes, "processes") or available_threads()
+        self.threads = check_count(threads, "threads") or max(1, available_threads() // self.processes)
+        self._encoder = encoder
+        self._workers: list[_Worker] = []
+        self._idle: SimpleQueue[_Worker] = SimpleQueue()
+        self._askers = ThreadPoolExecutor(self.processes)
+        try:
+            self._workers += [_Worker(origin, self.threads) for _ in range(self.processes)]
+            for worker in self._workers:
+                worker.wait_for(encoder.fingerprint)
+                self._idle.put(worker)
+        except BaseException:
+            self._end(at_once=True)
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end(at_once=kind is not None)
+
+    @property
+    def name(self) -> str:
+        """What people call the model."""
+        return self._encoder.name
+
+    @property
+    def fingerprint(self) -> str:
+        """Hex SHA-256 of everything that decides the embeddings."""
+        return self._encoder.fingerprint
+
+    @property
+    def dimension(self) -> int:
+        """D, the width of an embedding."""
+        return self._encoder.dimension
+
+    @property
+    def max_length(self) -> int:
+        """The longest text in tokens, special tokens included."""
+        return self._encoder.max_length
+
+    def close(self) -> None:
+        """End the processes, when they have done what they are at; ``with`` does it too."""
+        self._end(at_once=False)
+
+    def encode(self, texts: str | Iterable[str], **options: Unpack[EncodeOptions]) -> npt.NDArray[Any]:
+        """:meth:`Encoder.encode <embedkit.runtime.encoder.Encoder.encode>` with several processes.
+
+        Raises:
+            InputError, TextOverflowError: as there.
+            ModelError: a process came to an end.
+        """
+        if isinstance(texts, str):
+            return self._encoder.encode(texts, **options)  # not worth the way
+        form = self._encoder.encode([], **options)
+        listed = list(check_iterable(texts))
+        embeddings = np.empty((len(listed), form.shape[1]), dtype=form.dtype)
+        done = 0
+        for rows in self._stream(listed, options, len(listed)):
+            embeddings[done : done + len(rows)] = rows
+            done += len(rows)
+        return embeddings
+
+    def encode_batches(self, texts: Iterable[str], **options: Unpack[EncodeOptions]) -> Iterator[npt.NDArray[Any]]:
+        """:meth:`Encoder.encode_batches <embedkit.runtime.encoder.Encoder.encode_batches>` with several processes.
+
+        Two parts for each process are read ahead, so memory stays bounded.
+
+        Raises:
+            InputError, TextOverflowError: as there.
+            ModelError: a process came to an end.
+        """
+        if isinstance(texts, str):
+            raise InputError("encode_batches takes an iterable of texts; use encode for one text")
+        self._encoder.encode([], **options)  # a wrong keyword is told at once
+        return self._stream(check_iterable(texts), options)
+
+    def encode_query(self, texts: str | Iterable[str], **options: Unpack[EncodeOptions]) -> npt.NDArray[Any]:
+        """:meth:`encode` with the model's prompt for queries, if it has one and none is asked for."""
+        return self.encode(texts, **with_prompt(options, "query", self._encoder.manifest.prompts))
+
+    def encode_document(self, texts: str | Iterable[str], **options: Unpack[EncodeOptions]) -> npt.NDArray[Any]:
+        """:meth:`encode` with the model's prompt for documents, if it has one and none is asked for."""
+        return self.encode(texts, **with_prompt(options, "document", self._encoder.manifest.prompts))
+
+    def _stream(
+        self, texts: Iterable[str], options: EncodeOptions, total: int | None = None
+    ) -> Iterator[npt.NDArray[Any]]:
+        """Rows of each part, in order; at most so many parts are under way."""
+        waiting: deque[Future[_Part]] = deque()
+        done = truncated = 0
+        progress = Progress("encode", total, unit="texts", enabled=options.get("show_progress_bar"))
+        try:
+            with progress:
+                for part in self._answers(texts, options, waiting):
+                    truncated += part.truncated
+                    done += len(part.rows)
+                    progress.advance(len(part.rows))
+                    yield part.rows
+        finally:
+            for future in waiting:
+                future.cancel()
+            tell_truncated(truncated, done, unit="texts", max_length=self.max_length)
+
+    def _answers(
+        self, texts: Iterable[str], options: EncodeOptions, waiting: deque[Future[_Part]]
+    ) -> Iterator[_Part]:
+        first = 0
+        for part in read_parts(texts):
+            waiting.append(self._askers.submit(self._encode, part, first, options))
+            first += len(part)
+            if len(waiting) >= _PARTS_PER_PROCESS * self.processes:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+
+    def _encode(self, texts: Sequence[str], first: int, options: EncodeOptions) -> _Part:
+        worker = self._idle.get()
+        try:
+            return worker.encode(texts, first, options)
+        finally:
+            self._idle.put(worker)
+
+    def _end(self, *, at_once: bool) -> None:
+        for worker in self._workers:
+            worker.dismiss(at_once=at_once)
+        self._askers.shutdown(cancel_futures=True)
+        for worker in self._workers:
+            worker.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Rows of one part, and how many of its texts were cut."""
+
+    rows: npt.NDArray[Any]
+    truncated: int
+
+
+class _Worker:
+    """A process of :mod:`~embedkit.runtime.pool_worker`, as the one that asks it sees it."""
+
+    def __init__(self, origin: Origin, threads: int) -> None:
+        self._process = subprocess.Popen(  # noqa: S603 - ourselves
+            [sys.executable, "-P", "-c", _START, json.dumps(sys.path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "RAYON_NUM_THREADS": str(threads)},
+            start_new_session=True,  # Ctrl-C is for us; we end them
+        )
+        self._send({"source": origin.source, "options": {**origin.options, "threads": threads}})
+
+    def wait_for(self, fingerprint: str) -> None:
+        """Until the model is loaded; it must be the one with this fingerprint."""
+        found, _ = self._receive()
+        if found["fingerprint"] != fingerprint:
+            raise ModelError("the model's file has changed since it was loaded; load it again")
+
+    def encode(self, texts: Sequence[str], first: int, options: EncodeOptions) -> _Part:
+        """One part."""
+        self._send({"texts": _as_plain(texts, first), "first": first, "options": options})
+        found, content = self._receive()
+        rows = np.frombuffer(content, dtype=found["dtype"]).reshape(found["shape"])
+        return _Part(rows.copy(), found["truncated"])  # which the caller may write to
+
+    def dismiss(self, *, at_once: bool) -> None:
+        """Let it end."""
+        if at_once:
+            self._process.kill()
+        with contextlib.suppress(OSError):
+            self._pipe("stdin").close()
+
+    def close(self) -> None:
+        """See it end."""
+        try:
+            self._process.wait(_PATIENCE_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._pipe("stdout").close()
+
+    def _send(self, header: Mapping[str, Any]) -> None:
+        # Whether it has ended, and why, is told by what can be read.
+        with contextlib.suppress(BrokenPipeError):
+            write_frame(self._pipe("stdin"), header)
+
+    def _receive(self) -> tuple[dict[str, Any], bytes]:
+        try:
+            header, content = read_frame(self._pipe("stdout"))
+        except EOFError:
+            code = self._process.wait()
+            raise ModelError(
+                f"a process of the pool has ended with exit code {code}; if its memory was too little (-9), use "
+                "fewer processes"
+            ) from None
+        if "error" in header:
+            raise _as_error(header)
+        return header, content
+
+    def _pipe(self, name: str) -> BinaryIO:
+        pipe: BinaryIO = getattr(self._process, name)
+        return pipe
+
+
+def _as_error(header: Mapping[str, str]) -> EmbedkitError:
+    kind = getattr(errors, header["error"])
+    error: EmbedkitError = kind(header["message"])
+    return error
+
+
+def _as_plain(texts: Sequence[object], first: int) -> Sequence[object]:
+    for position, text in enumerate(texts, first):
+        if not isinstance(text, str):
+            raise InputError(f"texts[{position}] is {type(text).__name__}, expected str")
+    return texts

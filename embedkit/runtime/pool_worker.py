@@ -1,0 +1,55 @@
+"""A process of an :class:`~embedkit.runtime.pool.EncoderPool`: loads the model, embeds parts, tells our errors.
+
+It speaks frames (see :mod:`~embedkit.runtime.frames`). First it is told ``source`` and the keywords of
+``Encoder.load`` and answers ``fingerprint``. Then each request has ``texts``, the position ``first`` of the first
+of them and ``options``; the answer is the rows, with ``dtype``, ``shape`` and how many texts were ``truncated``.
+In place of either there can be an ``error`` and its ``message``. It ends when the input does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+from typing import Any, BinaryIO
+
+from embedkit.errors import EmbedkitError
+from embedkit.runtime.encoder import Encoder
+from embedkit.runtime.frames import read_frame, write_frame
+
+__all__ = ["main"]
+
+
+def main() -> None:
+    """Answer until the input ends, or nobody reads the answers."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # who started us decides what becomes of us
+    requests, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what libraries print is no answer
+    with contextlib.suppress(EOFError, BrokenPipeError), answers:
+        _serve(requests, answers)
+
+
+def _serve(requests: BinaryIO, answers: BinaryIO) -> None:
+    wanted, _ = read_frame(requests)
+    try:
+        encoder = Encoder.load(wanted["source"], **wanted["options"])
+    except EmbedkitError as error:
+        write_frame(answers, _describe(error))
+        return
+    write_frame(answers, {"fingerprint": encoder.fingerprint})
+    while True:
+        request, _ = read_frame(requests)
+        write_frame(answers, *_answer(encoder, request))
+
+
+def _answer(encoder: Encoder, request: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
+    try:
+        rows, truncated = encoder.encode_part(request["texts"], request["first"], **request["options"])
+    except EmbedkitError as error:
+        return _describe(error), b""
+    return {"dtype": rows.dtype.str, "shape": rows.shape, "truncated": truncated}, rows.tobytes()
+
+
+def _describe(error: EmbedkitError) -> dict[str, str]:
+    return {"error": type(error).__name__, "message": str(error)}

@@ -1,0 +1,216 @@
+"""Pools: the embeddings of one process, its errors too, and no process left behind."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from embedkit import Encoder
+from embedkit.errors import InputError, ModelError, TextOverflowError
+from embedkit.protocols import TextEncoder
+from embedkit.runtime import engine as engine_module
+from embedkit.runtime.bundle import read_bundle
+from embedkit.runtime.pool import EncoderPool
+
+TEXTS = ["a dog in the garden", "", "Music!", "the sea and the garden", "one two", 'naïve "北京"'] * 5
+LONG = " ".join(["dog"] * 30)
+
+SCRIPT = """
+import sys
+from embedkit import Encoder
+
+print("main", flush=True)
+encoder = Encoder.load(sys.argv[1], threads=1)
+with encoder.pool(2) as pool:
+    print(*[worker._process.pid for worker in pool._workers], flush=True)
+    assert (pool.encode(["a dog", "the sea"]) == encoder.encode(["a dog", "the sea"])).all()
+    print("ready", flush=True)
+    for rows in pool.encode_batches("a dog" for _ in iter(int, 1)):
+        pass
+"""
+
+
+@pytest.fixture(scope="module")
+def encoder(toy_bundle: Path) -> Encoder:
+    return Encoder.load(toy_bundle, threads=2)
+
+
+@pytest.fixture(scope="module")
+def pool(encoder: Encoder) -> Iterator[EncoderPool]:
+    with encoder.pool(2) as pool:
+        yield pool
+
+
+@pytest.fixture(autouse=True)
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_module, "_CHUNK_ITEMS", 4)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"batch_size": 1},
+        {"prompt": "the "},
+        {"truncate_dim": 5},
+        {"precision": "ubinary"},
+        {"precision": "binary"},
+    ],
+)
+def test_embeddings_are_those_of_one_process(encoder: Encoder, pool: EncoderPool, options: Any) -> None:
+    found, expected = pool.encode(TEXTS, **options), encoder.encode(TEXTS, **options)
+    assert found.dtype == expected.dtype
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_it_takes_what_an_encoder_takes(encoder: Encoder, pool: EncoderPool) -> None:
+    np.testing.assert_array_equal(pool.encode(iter(TEXTS)), encoder.encode(TEXTS))
+    np.testing.assert_array_equal(pool.encode(np.array(TEXTS)), encoder.encode(TEXTS))
+    np.testing.assert_array_equal(pool.encode("the sea"), encoder.encode("the sea"))
+    assert pool.encode([]).shape == (0, 16)
+
+
+def test_it_passes_for_its_encoder(encoder: Encoder, pool: EncoderPool) -> None:
+    assert isinstance(pool, TextEncoder)
+    assert (pool.name, pool.fingerprint) == (encoder.name, encoder.fingerprint)
+    assert (pool.dimension, pool.max_length) == (encoder.dimension, encoder.max_length)
+
+
+def test_prompts_for_queries_and_documents_are_the_model_s(
+    write_toy_bundle: Callable[..., Path], tmp_path: Path
+) -> None:
+    path = write_toy_bundle(tmp_path / "prompted.onnx", prompts={"query": "question: ", "passage": "answer: "})
+    encoder = Encoder.load(path)
+    with encoder.pool(1) as pool:
+        np.testing.assert_array_equal(pool.encode_query(TEXTS), encoder.encode_query(TEXTS))
+        np.testing.assert_array_equal(pool.encode_document(TEXTS), encoder.encode_document(TEXTS))
+
+
+def test_a_stream_is_read_no_further_than_it_is_worked_on(encoder: Encoder, pool: EncoderPool) -> None:
+    read = 0
+
+    def stream() -> Iterator[str]:
+        nonlocal read
+        for text in itertools.cycle(TEXTS):
+            read += 1
+            yield text
+
+    batches = pool.encode_batches(stream())
+    expected = encoder.encode(TEXTS)
+    for number in range(5):
+        rows = next(batches)
+        rows += 1  # they are the caller's
+        np.testing.assert_array_equal(rows, expected[4 * number : 4 * number + 4] + 1)
+        assert read <= 4 * (number + 5)
+    batches.close()
+    np.testing.assert_array_equal(pool.encode(TEXTS), expected)
+
+
+def test_errors_are_ours_and_name_the_text_and_the_pool_goes_on(pool: EncoderPool) -> None:
+    with pytest.raises(InputError, match=r"texts\[21\] is int, expected str"):
+        pool.encode([*TEXTS[:21], 3, *TEXTS])
+    with pytest.raises(InputError, match=r"texts\[9\] is not valid Unicode"):
+        pool.encode([*TEXTS[:9], "\ud800"])
+    with pytest.raises(TextOverflowError, match=r"texts\[30\]"):
+        pool.encode([*TEXTS, LONG], on_overflow="error")
+    with pytest.raises(InputError, match="no prompt 'none'"):
+        pool.encode_batches(TEXTS, prompt_name="none")
+    with pytest.raises(InputError, match="takes an iterable of texts"):
+        pool.encode_batches("a text")
+    assert pool.encode(TEXTS).shape == (30, 16)
+
+
+def test_texts_that_were_cut_are_told_once(pool: EncoderPool, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, logger="embedkit"):
+        pool.encode([*TEXTS, LONG, LONG])
+    assert [record.getMessage() for record in caplog.records] == ["2 of 32 texts were cut to 12 tokens"]
+
+
+def test_a_process_that_ends_is_told(encoder: Encoder) -> None:
+    with encoder.pool(2) as pool:
+        pool._workers[1]._process.kill()
+        with pytest.raises(ModelError, match="has ended with exit code -9"):
+            pool.encode(TEXTS)
+
+
+def test_a_closed_pool_has_no_processes(encoder: Encoder) -> None:
+    pool = encoder.pool(2, threads=1)
+    pool.encode(TEXTS)
+    pool.close()
+    assert [worker._process.returncode for worker in pool._workers] == [0, 0]
+
+
+def test_another_model_under_the_same_path_is_refused(
+    write_toy_bundle: Callable[..., Path], tmp_path: Path
+) -> None:
+    path = write_toy_bundle(tmp_path / "toy.onnx")
+    encoder = Encoder.load(path)
+    write_toy_bundle(path, name="other")
+    with pytest.raises(ModelError, match="has changed"):
+        encoder.pool(1)
+    path.unlink()
+    with pytest.raises(FileNotFoundError):
+        encoder.pool(1)
+
+
+def test_an_encoder_without_a_file_has_no_pool(toy_bundle: Path) -> None:
+    with pytest.raises(InputError, match=r"Encoder\.load"):
+        Encoder(read_bundle(toy_bundle)).pool(2)
+
+
+@pytest.mark.parametrize("numbers", [{"processes": 0}, {"threads": 0}])
+def test_numbers_that_make_no_sense_are_refused(encoder: Encoder, numbers: dict[str, int]) -> None:
+    with pytest.raises(InputError, match="whole number"):
+        encoder.pool(**numbers)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="processes are looked for as POSIX knows them")
+@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGKILL])
+def test_a_script_without_guard_runs_once_and_leaves_nothing(
+    toy_bundle: Path, tmp_path: Path, ending: signal.Signals
+) -> None:
+    script = tmp_path / "json.py"  # as bad a name as people choose: it is not to be found by the processes
+    script.write_text(SCRIPT)
+    process = subprocess.Popen(
+        [sys.executable, "-c", f"exec(open({str(script)!r}).read())", str(toy_bundle)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONSAFEPATH": "1"},
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    lines = [process.stdout.readline().strip() for _ in range(3)]
+    assert (lines[0], lines[2]) == ("main", "ready"), process.communicate()
+    time.sleep(0.2)  # in the midst of it
+    os.killpg(process.pid, ending)
+    output, messages = process.communicate(timeout=30)
+    assert output == ""
+    assert ("KeyboardInterrupt" in messages) == (ending == signal.SIGINT)
+    for pid in map(int, lines[1].split()):
+        wait_for_end(pid)
+
+
+def wait_for_end(pid: int) -> None:
+    for _ in range(100):
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return
+        state = Path(f"/proc/{pid}/stat")
+        if state.exists() and state.read_text().rsplit(")", 1)[1].split()[0] == "Z":
+            return  # ended; whoever inherited it has not asked yet
+        time.sleep(0.1)
+    pytest.fail(f"process {pid} is still there")
