@@ -20,7 +20,7 @@ PROBLEMS: dict[int | str, dict[str, Any]] = {"4XX": _PROBLEM, "5XX": _PROBLEM}
 TEI_PROBLEMS: dict[int | str, dict[str, Any]] = {"4XX": _TEI_PROBLEM, "5XX": _TEI_PROBLEM}
 
 
-def _service(request: Request) -> Service:
+async def _service(request: Request) -> Service:  # async: FastAPI gives others a thread for each request
     service: Service = request.app.state.service
     return service
 

@@ -181,3 +181,13 @@ def test_the_bundled_model_gives_what_its_gate_says(serve):
 
 def embed(url, text):
     return httpx.post(f"{url}/v1/embeddings", json={"input": text}).json()["data"][0]["embedding"]
+
+
+def test_a_request_takes_no_thread_but_the_one_of_batches(serve):
+    before = set(threading.enumerate())
+    with serve() as url:
+        for _ in range(3):
+            assert httpx.post(f"{url}/v1/embeddings", json={"input": "bees"}).status_code == 200
+        names = {thread.name for thread in set(threading.enumerate()) - before}
+    assert "batch_0" in names
+    assert not any("AnyIO" in name for name in names)

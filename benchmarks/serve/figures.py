@@ -1,0 +1,159 @@
+"""What the measurements of run.py say, and how it is written down."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+Runs = dict[tuple[str, int], dict[float, list[dict[str, Any]]]]
+"""Server, texts of a request -> offered rate, 0 for clients that wait -> what load.py found in each turn."""
+
+LADDER = (0.5, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25)  # offered rates, of that at which 64 clients are answered
+OVERLOAD = 2.0
+COMPARED = "plain fp32"
+_PERCENTILES = ("p50_ms", "p95_ms", "p99_ms")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How much is measured.
+
+    Attributes:
+        threads: of a server.
+        per_request: texts of a request.
+        turns: of each server.
+        seconds: of a measurement.
+        bound_ms: that p95 shall keep below.
+    """
+
+    threads: int
+    per_request: tuple[int, ...]
+    turns: int
+    seconds: float
+    bound_ms: float
+
+    def ladder(self, rate: float) -> list[float]:
+        """Offered rates, of which the last is overload, for a server that answers 64 clients at a rate."""
+        return [round(share * rate, 1) for share in (*LADDER, OVERLOAD)]
+
+    def describe(self) -> dict[str, Any]:
+        """What a reader must know of it."""
+        return {
+            "threads": self.threads,
+            "turns": self.turns,
+            "seconds of a measurement": self.seconds,
+            "bound of p95 in ms": self.bound_ms,
+        }
+
+
+def highest(runs: Runs, plan: Plan) -> list[dict[str, Any]]:
+    """For each server the highest rate of the ladder that it keeps up with, and how that compares."""
+    kept = {
+        key: [_highest(rates, turn, plan.bound_ms) for turn in range(plan.turns)] for key, rates in runs.items()
+    }
+    rows = []
+    for (server, size), found in kept.items():
+        row = {
+            "server": server,
+            "texts_per_request": size,
+            "requests_per_s": statistics.median(found),
+            "lowest": min(found),
+            "highest": max(found),
+            "top_of_ladder": sorted(runs[server, size])[-2],
+            "times_plain": None,
+        }
+        others = kept.get((COMPARED, size), [])
+        if others and min(others):
+            row["times_plain"] = round(
+                statistics.median(mine / other for mine, other in zip(found, others, strict=True)), 2
+            )
+        rows.append(row)
+    return rows
+
+
+def _highest(rates: dict[float, list[dict[str, Any]]], turn: int, bound_ms: float) -> float:
+    """The highest offered rate of a turn at which nothing was lost and p95 kept below the bound; 0 if none is."""
+    return max((rate for rate, found in rates.items() if rate and _is_kept(found[turn], bound_ms)), default=0.0)
+
+
+def _is_kept(found: dict[str, Any], bound_ms: float) -> bool:
+    return not found["refused"] and not found["failed"] and (found["p95_ms"] or 0) <= bound_ms
+
+
+def summarise(runs: Runs) -> list[dict[str, Any]]:
+    """A row for each server, texts of a request and load."""
+    return [
+        {
+            "server": server,
+            "texts_per_request": size,
+            "load": _name(rate, last=rate == max(rates)),
+            **_figures(found),
+        }
+        for (server, size), rates in runs.items()
+        for rate, found in rates.items()
+    ]
+
+
+def _name(rate: float, *, last: bool) -> str:
+    if not rate:
+        return "64 clients"
+    return f"{rate:g} a second" + (", overload" if last else "")
+
+
+def _figures(turns: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Medians of turns, the spread of p95, and the share that was refused."""
+    medians = {name: _median(turn[name] for turn in turns) for name in ("answered_per_s", *_PERCENTILES)}
+    slowest = [turn["p95_ms"] for turn in turns if turn["p95_ms"] is not None]
+    return {
+        **medians,
+        "p95_from_ms": min(slowest, default=None),
+        "p95_to_ms": max(slowest, default=None),
+        "refused_percent": round(100 * sum(t["refused"] for t in turns) / sum(t["sent"] for t in turns), 1),
+        "refused_p99_ms": _median(turn["refused_p99_ms"] for turn in turns),
+        "failed": sum(turn["failed"] for turn in turns),
+        "late_p99_ms": _median(turn["late_p99_ms"] for turn in turns),
+    }
+
+
+def _median(values: Any) -> float | None:
+    there = [value for value in values if value is not None]
+    return round(statistics.median(there), 2) if there else None
+
+
+def write(about: dict[str, Any], best: list[dict[str, Any]], rows: list[dict[str, Any]], path: Path) -> None:
+    """The two files."""
+    content = {"about": about, "highest": best, "rows": rows}
+    path.with_suffix(".json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    lines = [
+        "Servers with the same weights under load (see run.py): medians of turns. A request is timed from when it",
+        "was due, so that waiting counts; *plain* is FastAPI and sentence-transformers (plain.py).",
+        "",
+        *(f"- {name}: {_plain(value)}" for name, value in about.items()),
+        "",
+        "The highest offered rate at which nothing was refused and p95 kept below the bound:",
+        "",
+        *_table(best),
+        "",
+        "All loads; *late* is how late the load generator itself was.",
+        "",
+        *_table(rows),
+    ]
+    path.with_suffix(".md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    print("\n".join(lines))
+
+
+def _table(rows: list[dict[str, Any]]) -> list[str]:
+    heads = [name.replace("_", " ") for name in rows[0]]
+    cells = [["" if value is None else f"{value}" for value in row.values()] for row in rows]
+    return [f"| {' | '.join(row)} |" for row in (heads, ["---"] + ["---:"] * (len(heads) - 1), *cells)]
+
+
+def _plain(value: object) -> str:
+    """Lists and tables in one line."""
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {each}" for name, each in value.items()) or "nothing"
+    return ", ".join(map(str, value)) or "nothing" if isinstance(value, list) else str(value)

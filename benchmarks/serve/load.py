@@ -1,0 +1,238 @@
+"""Sends requests to a server and times the answers; run.py starts it for every measurement.
+
+    python load.py < JOB
+
+JOB is a JSON object: ``port``, ``path`` and ``model`` of the server; ``texts``, a JSON file with a list of texts,
+and ``per_request``, how many of them a request has; ``seconds``; and either ``rate``, requests a second that come
+by chance, whether or not earlier ones were answered, and ``seed``; or ``clients``, which send one request after
+the other. Prints a JSON object.
+
+A request that comes by chance is timed from the moment when it was due, so that a server that stalls is charged
+for all that it keeps waiting. It takes a connection that is free, or opens another one, or waits if there are too
+many.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import itertools
+import json
+import random
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httptools
+import numpy as np
+import uvloop
+
+MOST_CONNECTIONS = 512
+PATIENCE_SECONDS = 30.0
+BODIES = 512  # different requests, sent again and again
+OK, REFUSED = 200, 429
+_TIMER_SECONDS = 0.002  # nearer than this, the loop's timers are too coarse
+
+
+def main() -> None:
+    """One measurement."""
+    job = json.load(sys.stdin)
+    texts = json.loads(Path(job["texts"]).read_text(encoding="utf-8"))
+    requests = itertools.cycle(make_requests(texts[: BODIES * job["per_request"]], job))
+    gc.disable()
+    outcome = uvloop.run(measure(requests, job))
+    print(json.dumps(outcome.figures(job["seconds"])))
+
+
+def make_requests(texts: Sequence[str], job: dict[str, Any]) -> list[bytes]:
+    """Whole requests, in OpenAI's form; the last texts are left out where they do not fill one."""
+    size = job["per_request"]
+    groups = [texts[start : start + size] for start in range(0, len(texts) - size + 1, size)]
+    inputs = [group[0] if size == 1 else group for group in groups]
+    return [make_request(job, {"input": each, "model": job["model"]}) for each in inputs]
+
+
+def make_request(job: dict[str, Any], content: Any) -> bytes:
+    """One request as it goes over the wire."""
+    body = json.dumps(content).encode()
+    head = (
+        f"POST {job['path']} HTTP/1.1\r\nhost: 127.0.0.1:{job['port']}\r\ncontent-type: application/json\r\n"
+        f"content-length: {len(body)}\r\n\r\n"
+    )
+    return head.encode("ascii") + body
+
+
+@dataclass
+class Outcome:
+    """What became of the requests; seconds of each, from when it was due."""
+
+    began: float = field(default_factory=time.perf_counter)
+    sent: int = 0
+    late: list[float] = field(default_factory=list)
+    accepted: list[float] = field(default_factory=list)
+    ended: list[float] = field(default_factory=list)
+    refused: list[float] = field(default_factory=list)
+    failed: int = 0
+
+    def note(self, status: int, due: float) -> None:
+        """One answer."""
+        now = time.perf_counter()
+        if status == OK:
+            self.accepted.append(now - due)
+            self.ended.append(now - self.began)
+        elif status == REFUSED:
+            self.refused.append(now - due)
+        else:
+            self.failed += 1
+
+    def figures(self, seconds: float) -> dict[str, Any]:
+        """Figures of a measurement of so many seconds, and those until the last answer.
+
+        Requests that were never answered have failed.
+        """
+        answered = len(self.accepted) + len(self.refused) + self.failed
+        return {
+            "sent": self.sent,
+            "answered_per_s": round(len(self.ended) / max(seconds, *self.ended, 0.0), 1),
+            **{f"p{share}_ms": percentile_ms(self.accepted, share) for share in (50, 95, 99)},
+            "refused": len(self.refused),
+            "refused_p99_ms": percentile_ms(self.refused, 99),
+            "failed": self.failed + self.sent - answered,
+            "late_p99_ms": percentile_ms(self.late, 99),
+        }
+
+
+def percentile_ms(seconds: Sequence[float], share: float) -> float | None:
+    """Milliseconds that a share of them, in percent, does not exceed."""
+    return round(1000 * float(np.percentile(seconds, share)), 3) if seconds else None
+
+
+class Connection(asyncio.Protocol):
+    """A connection, for one request after the other; ``answer`` gets the status, or 0 if the server hung up."""
+
+    def __init__(self) -> None:
+        self.answer: asyncio.Future[int] | None = None
+        self._parser = httptools.HttpResponseParser(self)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """It is there."""
+        self.transport: Any = transport
+
+    def data_received(self, data: bytes) -> None:
+        """A piece of an answer."""
+        self._parser.feed_data(data)
+
+    def on_message_complete(self) -> None:
+        """An answer has come whole."""
+        self._settle(self._parser.get_status_code())
+
+    def connection_lost(self, _: Exception | None) -> None:
+        """It is gone."""
+        self._settle(0)
+
+    def send(self, request: bytes) -> asyncio.Future[int]:
+        """Send a request: the status of its answer."""
+        self.answer = asyncio.get_running_loop().create_future()
+        self.transport.write(request)
+        return self.answer
+
+    def _settle(self, status: int) -> None:
+        if self.answer is not None and not self.answer.done():
+            self.answer.set_result(status)
+
+
+class Pool:
+    """Connections that are free, the newest first; opened as they are wanted."""
+
+    def __init__(self, port: int) -> None:
+        self._port, self._opened = port, 0
+        self._free: list[Connection] = []
+        self._waiting: deque[asyncio.Future[Connection]] = deque()
+
+    async def take(self) -> Connection:
+        """A free connection."""
+        while self._free:
+            connection = self._free.pop()
+            if not connection.transport.is_closing():
+                return connection
+            self._opened -= 1
+        if self._opened < MOST_CONNECTIONS:
+            self._opened += 1
+            loop = asyncio.get_running_loop()
+            _, connection = await loop.create_connection(Connection, "127.0.0.1", self._port)
+            return connection
+        self._waiting.append(asyncio.get_running_loop().create_future())
+        return await self._waiting[-1]
+
+    def give_back(self, connection: Connection) -> None:
+        """It is free again."""
+        if self._waiting:
+            self._waiting.popleft().set_result(connection)
+        else:
+            self._free.append(connection)
+
+
+async def measure(requests: Iterator[bytes], job: dict[str, Any]) -> Outcome:
+    """Send requests for some seconds, then wait for the answers."""
+    pool, outcome = Pool(job["port"]), Outcome()
+    if "rate" in job:
+        tasks = await come_by_chance(requests, pool, outcome, job)
+    else:
+        until = time.perf_counter() + job["seconds"]
+        clients = (come_in_turn(requests, pool, outcome, until) for _ in range(job["clients"]))
+        tasks = set(map(asyncio.ensure_future, clients))
+    if tasks:
+        await asyncio.wait(tasks, timeout=job["seconds"] + PATIENCE_SECONDS)
+    return outcome
+
+
+async def come_by_chance(
+    requests: Iterator[bytes], pool: Pool, outcome: Outcome, job: dict[str, Any]
+) -> set[asyncio.Task[None]]:
+    """Poisson arrivals: the tasks that wait for answers still."""
+    tasks: set[asyncio.Task[None]] = set()
+    for due in arrivals(job["rate"], job["seconds"], job["seed"]):
+        await sleep_until(outcome.began + due)
+        task = asyncio.ensure_future(exchange(next(requests), pool, outcome, outcome.began + due))
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+    return tasks
+
+
+def arrivals(rate: float, seconds: float, seed: int) -> Iterator[float]:
+    """Moments at which requests are due, in seconds."""
+    generator = random.Random(seed)
+    due = generator.expovariate(rate)
+    while due < seconds:
+        yield due
+        due += generator.expovariate(rate)
+
+
+async def sleep_until(moment: float) -> None:
+    """Sleep as far as timers are good for, then look again and again, while answers are read."""
+    while (left := moment - time.perf_counter()) > 0:  # noqa: ASYNC110 - no event, but the clock
+        await asyncio.sleep(left - _TIMER_SECONDS if left > 2 * _TIMER_SECONDS else 0)
+
+
+async def come_in_turn(requests: Iterator[bytes], pool: Pool, outcome: Outcome, until: float) -> None:
+    """A client that sends a request when the one before is answered."""
+    while (now := time.perf_counter()) < until:
+        await exchange(next(requests), pool, outcome, now)
+
+
+async def exchange(request: bytes, pool: Pool, outcome: Outcome, due: float) -> None:
+    """One request and its answer."""
+    outcome.sent += 1
+    outcome.late.append(time.perf_counter() - due)
+    connection = await pool.take()
+    status = await connection.send(request)
+    outcome.note(status, due)
+    pool.give_back(connection)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,193 @@
+"""`embedkit serve` under load, beside FastAPI with sentence-transformers, and infinity, with the same weights.
+
+    python benchmarks/serve/run.py --run RUN --texts FILE FILE --python plain=VENV/bin/python --python infinity=...
+
+--run is a folder that `embedkit train` wrote; its model is exported as fp32 and int8, and as a folder of
+sentence-transformers for the others. --texts are files of texts, of which as many from each are sent in random
+order. Servers live in environments of their own: --python SERVER=PYTHON; one that does not start is left out and
+named. All have the same processors and as many threads; the load generator (load.py) has the others, and what it
+can do at most is measured against answers that are ready (canned.py).
+
+The rate at which 64 clients are answered, each of which waits for its answer, sets a ladder of offered rates for
+each server. Requests then come by chance (Poisson), whether or not earlier ones were answered, at each rate of the
+ladder; its last rate is overload. Servers take turns; figures are medians of turns. The figure to compare is the
+highest rate of the ladder at which nothing is refused and p95 keeps below a bound. Use a machine that does nothing
+else. Writes results.json and results.md beside this file.
+
+    python benchmarks/serve/run.py --run RUN --texts FILE FILE --soak 10
+
+loads embedkit's int8 server for minutes instead, and judges its memory; see soak.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from figures import Plan, Runs, highest, summarise, write
+from servers import CONTENDERS, HERE, MODEL, Server, ServerError, bound_to, free_port, versions
+from soak import soak
+
+from embedkit.evaluation.machine import describe_machine
+from embedkit.evaluation.speed.process import choose_processors
+from embedkit.export.folder import export_folder
+from embedkit.export.pipeline import export_source
+from embedkit.records import read_records
+
+TEXTS = 8192
+SAME = {"fp32": 0.999, "int8": 0.95}  # least cosine of a server's embeddings with those of the first
+
+
+def main() -> None:
+    """Start everything, take turns, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--run", required=True)
+    parser.add_argument("--texts", required=True, nargs="+", type=Path)
+    parser.add_argument("--python", action="append", default=[], metavar="SERVER=PYTHON")
+    parser.add_argument("--servers", nargs="+", choices=CONTENDERS, default=list(CONTENDERS), metavar="SERVER")
+    parser.add_argument("--threads", type=int, default=1, help="processors of a server, of which it uses all")
+    parser.add_argument("--per-request", type=int, nargs="+", default=[1, 16], help="texts of a request")
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=2.0, help="of a measurement")
+    parser.add_argument("--bound-ms", type=float, default=50.0, help="that p95 shall keep below")
+    parser.add_argument(
+        "--soak", type=float, metavar="MINUTES", help="load one server instead, and judge its memory"
+    )
+    parser.add_argument("-o", "--output", default="results", help="name of the two files")
+    arguments = parser.parse_args()
+    plan = Plan(
+        arguments.threads, tuple(arguments.per_request), arguments.turns, arguments.seconds, arguments.bound_ms
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        prepare(arguments.run, arguments.texts, Path(folder))
+        bench = Bench(Path(folder), plan)
+        if arguments.soak:
+            with Server("embedkit int8", sys.executable, Path(folder), bench.theirs) as server:
+                sys.exit(soak(bench.load, server, 60 * arguments.soak))
+        compare(bench, arguments)
+
+
+def prepare(run: str, texts: list[Path], folder: Path) -> None:
+    """The same weights in the form of every server, and the texts."""
+    for precision in ("fp32", "int8"):
+        export_source(run, folder / f"{precision}.onnx", precision=precision, name=MODEL)
+    export_folder(run, folder / "folder", precision="fp32")
+    generator = random.Random(1)
+    chosen = []
+    for path in texts:
+        rows = [str(record["text"]) for _, record in read_records(path)]
+        chosen += generator.sample(rows, TEXTS // len(texts))
+    generator.shuffle(chosen)
+    (folder / "texts.json").write_text(json.dumps(chosen), encoding="utf-8")
+
+
+class Bench:
+    """The machine: who runs where, and how load is made.
+
+    Args:
+        folder: of models and texts.
+        plan: how much is measured.
+
+    Attributes:
+        folder, plan: as given.
+        theirs: processors of servers.
+        ours: processors of the load generator.
+    """
+
+    def __init__(self, folder: Path, plan: Plan) -> None:
+        self.folder, self.plan = folder, plan
+        usable = os.sched_getaffinity(0)
+        self.theirs = sorted(choose_processors(usable, plan.threads))
+        self.ours = sorted(usable - set(self.theirs))
+        if not self.ours:
+            raise SystemExit("the load generator needs a processor that no server has; choose fewer --threads")
+
+    def texts(self) -> list[str]:
+        """What is sent."""
+        texts: list[str] = json.loads((self.folder / "texts.json").read_text(encoding="utf-8"))
+        return texts
+
+    def load(self, port: int, path: str, per_request: int, **how: float) -> dict[str, Any]:
+        """One measurement by load.py: ``rate`` and ``seed``, or ``clients``, and ``seconds`` unless as planned."""
+        about = {"port": port, "path": path, "model": MODEL, "texts": str(self.folder / "texts.json")}
+        job = {**about, "per_request": per_request, "seconds": self.plan.seconds, **how}
+        command = [*bound_to(self.ours), sys.executable, str(HERE / "load.py")]
+        done = subprocess.run(command, input=json.dumps(job), check=True, stdout=subprocess.PIPE, text=True)
+        found: dict[str, Any] = json.loads(done.stdout)
+        return found
+
+
+def compare(bench: Bench, arguments: argparse.Namespace) -> None:
+    """All servers in turns."""
+    pythons = dict(choice.split("=", 1) for choice in arguments.python)
+    about: dict[str, Any] = {**describe_machine(), **bench.plan.describe(), "processors of a server": bench.theirs}
+    with ExitStack() as stack:
+        servers, missing = [], {}
+        for name in arguments.servers:
+            python = pythons.get(name.split(" ", maxsplit=1)[0], sys.executable)
+            try:
+                servers.append(stack.enter_context(Server(name, python, bench.folder, bench.theirs)))
+                about[name] = versions(name, python)
+            except ServerError as error:
+                missing[name] = str(error)
+        check_same(servers, bench.texts()[:8])
+        ceilings = {str(size): find_ceiling(bench, size) for size in bench.plan.per_request}
+        runs = take_turns(bench, servers)
+    about |= {"left out": missing, "answers a second that the load generator can take": ceilings}
+    write(about, highest(runs, bench.plan), summarise(runs), HERE / arguments.output)
+
+
+def check_same(servers: list[Server], texts: list[str]) -> None:
+    """A server that gives other embeddings is fast at something else."""
+    first = servers[0].embed(texts)
+    for server in servers:
+        cosine = float((server.embed(texts) * first).sum(axis=1).min())
+        if cosine < SAME[server.name.split(" ")[1]]:
+            raise SystemExit(
+                f"{server.name} gives other embeddings than {servers[0].name} does: cosine {cosine:.4f}"
+            )
+
+
+def find_ceiling(bench: Bench, size: int) -> float:
+    """Answers a second that the load generator takes from a server that has them ready."""
+    port = free_port()
+    dimension = json.loads((bench.folder / "folder" / "2_Dense" / "config.json").read_text())["out_features"]
+    command = [sys.executable, str(HERE / "canned.py"), str(port), str(size), str(dimension)]
+    process = subprocess.Popen([*bound_to(bench.theirs), *command])
+    try:
+        time.sleep(1)
+        return float(bench.load(port, "/", size, clients=64)["answered_per_s"])
+    finally:
+        process.kill()
+        process.wait()
+
+
+def take_turns(bench: Bench, servers: list[Server]) -> Runs:
+    """What was measured in each turn, at rates that each server's first answers set."""
+    runs: Runs = {}
+    for size in bench.plan.per_request:
+        for server in servers:
+            bench.load(server.port, server.path, size, clients=64)  # warms up
+            rate = bench.load(server.port, server.path, size, clients=64)["answered_per_s"]
+            runs[server.name, size] = {each: [] for each in (0.0, *bench.plan.ladder(rate))}
+    for turn in range(bench.plan.turns):
+        for size in bench.plan.per_request:
+            for server in servers[:: -1 if turn % 2 else 1]:
+                for rate, found in runs[server.name, size].items():
+                    how = {"rate": rate, "seed": turn} if rate else {"clients": 64}
+                    found.append(bench.load(server.port, server.path, size, **how))
+        print(f"turn {turn + 1} of {bench.plan.turns}", file=sys.stderr)
+    return runs
+
+
+if __name__ == "__main__":
+    main()
