@@ -15,12 +15,17 @@ from typing import Any
 import faiss
 import numpy as np
 import numpy.typing as npt
+from threadpoolctl import threadpool_limits
 
 from embedkit.serving.retrieval.index_kinds import index_class
 
 FloatArray = npt.NDArray[np.float32]
 KINDS = ("exact", "flat", "sq8", "binary", "hnsw", "ivf-pq")
 K = 10
+EFFORTS = (0.25, 4.0)  # besides 1
+BREADTH = 96  # of a walk through a graph, with effort 1
+
+Search = Callable[[FloatArray], npt.NDArray[np.int64]]
 
 
 @dataclass
@@ -36,7 +41,7 @@ class Contender:
     """
 
     name: str
-    search: Callable[[FloatArray], npt.NDArray[np.int64]]
+    search: Search
     build_s: float | None = None
     megabytes: float | None = None
     rival: str | None = None
@@ -49,15 +54,14 @@ def contenders(rows: FloatArray, threads: int) -> Iterator[list[Contender]]:
     """
     with tempfile.TemporaryDirectory() as folder:
         for build in (*(functools.partial(_kind, kind, Path(folder)) for kind in KINDS), _others):
-            faiss.omp_set_num_threads(os.cpu_count() or 1)
             group = list(build(rows, threads))
-            faiss.omp_set_num_threads(threads)
-            yield group
+            with threadpool_limits(threads):  # of FAISS, and of numpy's products
+                yield group
 
 
 def _kind(kind: str, folder: Path, rows: FloatArray, _: int) -> Iterator[Contender]:
     file = folder / kind
-    yield _ours(kind, file, rows)
+    yield from _ours(kind, file, rows)
     yield from _bare(kind, file, rows)
 
 
@@ -67,27 +71,31 @@ def _others(rows: FloatArray, threads: int) -> Iterator[Contender]:
     yield from _usearch(rows, threads)
 
 
-def _ours(kind: str, file: Path, rows: FloatArray) -> Contender:
+def _ours(kind: str, file: Path, rows: FloatArray) -> Iterator[Contender]:
     started = time.perf_counter()
     index = index_class(kind).build(rows)
     build_s = time.perf_counter() - started
     index.save(file)
     size = file.stat().st_size / 1e6 if file.exists() else 0.0
-    return Contender(f"embedkit {kind}", lambda queries: index.search(queries, K)[1], build_s, size)
+
+    def search(queries: FloatArray, effort: float = 1.0) -> npt.NDArray[np.int64]:
+        return index.search(queries, K, effort=effort)[1]
+
+    yield Contender(f"embedkit {kind}", search, build_s, size)
+    if kind not in ("exact", "flat"):
+        for effort in EFFORTS:
+            yield Contender(f"embedkit {kind}, effort {effort:g}", functools.partial(search, effort=effort))
 
 
 def _bare(kind: str, file: Path, rows: FloatArray) -> Iterator[Contender]:
-    """FAISS' own way to do the same: its index read from our file, and its refinement over a copy of the rows."""
-    if kind in ("flat", "exact"):
+    """The same without us: FAISS' index read from our file and its own refinement, or a few lines of numpy."""
+    if kind == "exact":
+        yield Contender("numpy", lambda queries: _best(queries @ rows.T), rival="embedkit exact")
+    if kind == "flat":
         flat = _flat(rows)
-        yield Contender("faiss IndexFlatIP", lambda queries: flat.search(queries, K)[1], rival=f"embedkit {kind}")
+        yield Contender("faiss IndexFlatIP", lambda queries: flat.search(queries, K)[1], rival="embedkit flat")
     if kind == "binary":
-        signs = np.packbits(rows > 0, axis=1)
-        yield Contender(
-            "faiss knn_hamming, not rescored",
-            lambda queries: faiss.knn_hamming(np.packbits(queries > 0, axis=1), signs, K)[1],
-            rival="embedkit binary",
-        )
+        yield Contender("faiss knn_hamming, rescored by numpy", _by_signs(rows), rival="embedkit binary")
     if kind in ("sq8", "hnsw", "ivf-pq"):
         base = faiss.read_index(str(file))
         refined, candidates, parameters = faiss.IndexRefine(base, _flat(rows)), *_proposals(kind, base)
@@ -99,10 +107,29 @@ def _bare(kind: str, file: Path, rows: FloatArray) -> Iterator[Contender]:
         )
 
 
+def _by_signs(rows: FloatArray) -> Search:
+    signs = np.packbits(rows > 0, axis=1)
+    wanted = max(20 * K + 200, len(rows) // 200)
+
+    def search(queries: FloatArray) -> npt.NDArray[np.int64]:
+        found = faiss.knn_hamming(np.packbits(queries > 0, axis=1), signs, wanted)[1]
+        best = [near[_best(rows[near] @ query)] for near, query in zip(found, queries, strict=True)]
+        return np.array(best, dtype=np.int64)
+
+    return search
+
+
+def _best(scores: FloatArray) -> npt.NDArray[np.int64]:
+    """The places of the ten best along the last axis, best first."""
+    found = np.argpartition(scores, -K)[..., -K:]
+    order = np.argsort(-np.take_along_axis(scores, found, axis=-1))
+    return np.asarray(np.take_along_axis(found, order, axis=-1), dtype=np.int64)
+
+
 def _proposals(kind: str, base: Any) -> tuple[int, Any]:
     """Candidates and search parameters as `approximate_indexes` sets them for k = 10."""
     if kind == "hnsw":
-        return 30, faiss.SearchParametersHNSW(efSearch=96)
+        return 30, faiss.SearchParametersHNSW(efSearch=BREADTH)
     if kind == "ivf-pq":
         return 100, faiss.SearchParametersIVF(nprobe=min(base.nlist, max(16, base.nlist // 8)))
     return 30, None
@@ -116,7 +143,7 @@ def _flat(rows: FloatArray) -> Any:
 
 def _faiss_hnsw(rows: FloatArray) -> Iterator[Contender]:
     index = faiss.index_factory(rows.shape[1], "HNSW32,Flat", faiss.METRIC_INNER_PRODUCT)
-    index.hnsw.efConstruction, index.hnsw.efSearch = 80, 96
+    index.hnsw.efConstruction, index.hnsw.efSearch = 80, BREADTH
     started = time.perf_counter()
     index.add(rows)
     build_s = time.perf_counter() - started
@@ -136,13 +163,13 @@ def _hnswlib(rows: FloatArray, threads: int) -> Iterator[Contender]:
     index.add_items(rows)
     build_s = time.perf_counter() - started
     index.set_num_threads(threads)
-    index.set_ef(96)
-    yield Contender(
-        "hnswlib",
-        lambda queries: index.knn_query(queries, k=K)[0].astype(np.int64),
-        build_s,
-        rival="embedkit hnsw",
-    )
+
+    def search(queries: FloatArray, breadth: int = BREADTH) -> npt.NDArray[np.int64]:
+        index.set_ef(breadth)
+        return np.asarray(index.knn_query(queries, k=K)[0], dtype=np.int64)
+
+    yield Contender("hnswlib", search, build_s, rival="embedkit hnsw")
+    yield from _broader("hnswlib", search)
 
 
 def _usearch(rows: FloatArray, threads: int) -> Iterator[Contender]:
@@ -150,18 +177,26 @@ def _usearch(rows: FloatArray, threads: int) -> Iterator[Contender]:
         return
     library = importlib.import_module("usearch.index")
     index = library.Index(
-        ndim=rows.shape[1], metric="ip", dtype="i8", connectivity=16, expansion_add=80, expansion_search=96
+        ndim=rows.shape[1], metric="ip", dtype="i8", connectivity=16, expansion_add=80, expansion_search=BREADTH
     )
     started = time.perf_counter()
     index.add(np.arange(len(rows)), rows)
     build_s = time.perf_counter() - started
-    yield Contender(
-        "usearch i8, not rescored",
-        lambda queries: np.atleast_2d(index.search(queries, K, threads=threads).keys).astype(np.int64),
-        build_s,
-        index.serialized_length / 1e6,
-        "embedkit hnsw",
-    )
+
+    def search(queries: FloatArray, breadth: int = BREADTH) -> npt.NDArray[np.int64]:
+        index.expansion_search = breadth
+        return np.atleast_2d(index.search(queries, K, threads=threads).keys).astype(np.int64)
+
+    name = "usearch i8, not rescored"
+    yield Contender(name, search, build_s, index.serialized_length / 1e6, "embedkit hnsw")
+    yield from _broader(name, search)
+
+
+def _broader(name: str, search: Callable[..., npt.NDArray[np.int64]]) -> Iterator[Contender]:
+    """A walk as broad as ours is with the other efforts."""
+    for effort in EFFORTS:
+        breadth = round(effort * BREADTH)
+        yield Contender(f"{name}, ef {breadth}", functools.partial(search, breadth=breadth))
 
 
 def _installed(name: str) -> Any:

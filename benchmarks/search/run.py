@@ -1,16 +1,18 @@
 """Recall and speed of every kind of index, beside bare FAISS and other libraries, and what a collection adds.
 
-    python benchmarks/search/run.py --sizes 100000 1000000
+    python benchmarks/search/run.py --sizes 100000 1000000 --turns 3
     python benchmarks/search/run.py --sizes 100000 --texts FILE.txt --model tiny-sct --name texts
 
 Contenders of a group search the same queries in turns, so that what else the machine does meets all alike;
-*embedkit takes* is the median over the turns of how many times as long ours took. Recall is counted against an
-exact search. Writes results-NAME.json and results-NAME.md beside this file.
+*embedkit takes* is the median over the turns of how many times as long ours took. A turn takes about a second at
+most: the slower a group, the fewer queries it gets. Recall is counted against an exact search. hnswlib and usearch
+take part where they are installed. Writes results-NAME.json and results-NAME.md beside this file.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import platform
@@ -24,6 +26,7 @@ from typing import Any
 
 import faiss
 import numpy as np
+from threadpoolctl import threadpool_limits
 
 sys.path.insert(0, str(Path(__file__).parent))
 from contenders import Contender, FloatArray, K, contenders, resident_megabytes
@@ -34,6 +37,8 @@ from embedkit.serving.retrieval import Collection
 HERE = Path(__file__).parent
 QUERIES = 1_000
 SINGLE = 200
+LEAST = 50
+TURN_S = 1.0
 
 
 def main() -> None:
@@ -47,6 +52,7 @@ def main() -> None:
     parser.add_argument("--name", default="clustered", help="of the results")
     parser.add_argument("--output", type=Path, default=HERE, help="folder of the results")
     arguments = parser.parse_args()
+    announce(arguments.sizes)
     results: dict[str, Any] = {"machine": machine(arguments.threads), "sizes": []}
     for size in arguments.sizes:
         if arguments.texts:
@@ -55,6 +61,13 @@ def main() -> None:
             rows, queries = clustered(size, QUERIES)
         results["sizes"].append(measure(rows, queries, arguments))
         write(results, arguments.output / f"results-{arguments.name}")
+
+
+def announce(sizes: Sequence[int]) -> None:
+    """What this is going to cost."""
+    minutes = sum(1 + 11 * size / 1e6 for size in sizes)
+    memory = 1 + 4 * max(sizes) / 1e6
+    print(f"takes about {minutes:.0f} minutes on two processors and {memory:.1f} GB of memory", file=sys.stderr)
 
 
 def machine(threads: int) -> dict[str, Any]:
@@ -76,6 +89,7 @@ def measure(rows: FloatArray, queries: FloatArray, arguments: argparse.Namespace
     found: list[dict[str, Any]] = []
     ours: dict[str, Contender] = {}
     for group in contenders(rows, arguments.threads):
+        print(f"{time.strftime('%X')} {len(rows):,} rows: {group[0].name} is built", file=sys.stderr)
         present = {one.name for one in group}
         rivals = {one.rival for one in group if one.rival} - present
         found += compare(group, [ours[name] for name in rivals], queries, nearest, arguments.turns)
@@ -84,7 +98,7 @@ def measure(rows: FloatArray, queries: FloatArray, arguments: argparse.Namespace
         "rows": len(rows),
         "dimension": rows.shape[1],
         "contenders": found,
-        "collection": collection_costs(rows, queries, arguments.turns),
+        "collection": collection_costs(rows, queries, arguments),
     }
 
 
@@ -93,16 +107,22 @@ def compare(
 ) -> list[dict[str, Any]]:
     """Let a group search in turns; ``more`` take part but have their figures already."""
     runners = {one.name: one for one in (*more, *group)}
+    queries = queries[: affordable([one.search for one in runners.values()], queries)]
+    alone = queries[
+        : affordable([functools.partial(one_by_one, one) for one in runners.values()], queries, SINGLE)
+    ]
     batch_s = in_turns({name: (lambda one=one: one.search(queries)) for name, one in runners.items()}, turns)
-    single_s = in_turns({name: (lambda one=one: one_by_one(one, queries)) for name, one in runners.items()}, turns)
+    single_s = in_turns({name: (lambda one=one: one_by_one(one, alone)) for name, one in runners.items()}, turns)
     found = []
     for one in group:
         rows = one.search(queries)
         result = {
             "name": one.name,
-            "recall": float(np.mean([len({*f} & {*n}) / K for f, n in zip(rows, nearest, strict=True)])),
+            "recall": float(
+                np.mean([len({*f} & {*n}) / K for f, n in zip(rows, nearest[: len(rows)], strict=True)])
+            ),
             "queries/s": len(queries) / statistics.median(batch_s[one.name]),
-            "queries/s one by one": SINGLE / statistics.median(single_s[one.name]),
+            "queries/s one by one": len(alone) / statistics.median(single_s[one.name]),
             "build_s": one.build_s,
             "megabytes": one.megabytes,
         }
@@ -112,6 +132,13 @@ def compare(
         found.append(result)
         print(json.dumps(result), flush=True)
     return found
+
+
+def affordable(searches: Sequence[Callable[[FloatArray], Any]], queries: FloatArray, most: int = QUERIES) -> int:
+    """With how many queries the slowest needs about a turn's time; at least 50."""
+    few = {str(place): functools.partial(search, queries[:5]) for place, search in enumerate(searches)}
+    slowest_s = max(map(statistics.median, in_turns(few, 3).values()))
+    return min(most, max(LEAST, int(5 * TURN_S / slowest_s)))
 
 
 def in_turns(runners: dict[str, Callable[[], Any]], turns: int) -> dict[str, list[float]]:
@@ -127,8 +154,8 @@ def in_turns(runners: dict[str, Callable[[], Any]], turns: int) -> dict[str, lis
 
 
 def one_by_one(contender: Contender, queries: FloatArray) -> None:
-    """Search for the first queries, each alone."""
-    for place in range(SINGLE):
+    """Search for queries, each alone."""
+    for place in range(len(queries)):
         contender.search(queries[place : place + 1])
 
 
@@ -150,8 +177,9 @@ class Given:
         return self.rows[[int(text) for text in texts]]
 
 
-def collection_costs(rows: FloatArray, queries: FloatArray, turns: int) -> dict[str, Any]:
+def collection_costs(rows: FloatArray, queries: FloatArray, arguments: argparse.Namespace) -> dict[str, Any]:
     """Seconds to build, open, upsert, filter and search a collection of the kind that its size chooses."""
+    print(f"{time.strftime('%X')} {len(rows):,} rows: a collection of them", file=sys.stderr)
     documents = ({"id": f"d{place}", "text": str(place), "year": 1990 + place % 40} for place in range(len(rows)))
     with tempfile.TemporaryDirectory() as folder:
         before = time.perf_counter()
@@ -163,15 +191,12 @@ def collection_costs(rows: FloatArray, queries: FloatArray, turns: int) -> dict[
         upserted = time.perf_counter()
         collection.search_embeddings(queries[:1], K, filter={"year": {"gte": 2020}})
         filtered = time.perf_counter()
-        search_s = in_turns(
-            {
-                "all": lambda: collection.search_embeddings(queries, K),
-                "filtered": lambda: collection.search_embeddings(
-                    queries[:SINGLE], K, filter={"year": {"gte": 2020}}
-                ),
-            },
-            turns,
-        )
+        searches = {
+            "all": lambda: collection.search_embeddings(queries, K),
+            "filtered": lambda: collection.search_embeddings(queries[:LEAST], K, filter={"year": {"gte": 2020}}),
+        }
+        with threadpool_limits(arguments.threads):
+            search_s = in_turns(searches, arguments.turns)
         kinds = collection.manifest.kinds
     return {
         "kinds": ", ".join(kinds),
@@ -180,7 +205,7 @@ def collection_costs(rows: FloatArray, queries: FloatArray, turns: int) -> dict[
         "upsert of one_s": upserted - opened,
         "first filter_s": filtered - upserted,
         "queries/s with documents": len(queries) / statistics.median(search_s["all"]),
-        "queries/s filtered to a quarter": SINGLE / statistics.median(search_s["filtered"]),
+        "queries/s filtered to a quarter": LEAST / statistics.median(search_s["filtered"]),
         "resident_megabytes": resident_megabytes(),
     }
 

