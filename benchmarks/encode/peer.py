@@ -14,9 +14,10 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 # Texts in, (N, D) rows out; None where a part of the work is timed alone.
@@ -63,7 +64,7 @@ def embedkit(model: str, threads: int, _: str) -> Callable[[list[str]], Callable
 def ort(model: str, threads: int, way: str) -> Callable[[list[str]], Callable[[], Any]]:
     """ONNX Runtime alone, on batches of all texts sorted by length, tokenized and padded before the clock runs.
 
-    WAY is the tokens of a batch; with ``/apart`` behind, each thread runs batches of its own.
+    WAY is the tokens of a batch; with ``/apart`` behind, each thread runs batches of its own, in its own session.
     """
     import numpy as np
     import onnxruntime
@@ -71,33 +72,50 @@ def ort(model: str, threads: int, way: str) -> Callable[[list[str]], Callable[[]
     options = onnxruntime.SessionOptions()
     budget, _, apart = way.partition("/")
     options.intra_op_num_threads = 1 if apart else threads
-    session = onnxruntime.InferenceSession(model, sess_options=options, providers=["CPUExecutionProvider"])
+    sessions: SimpleQueue[Any] = SimpleQueue()
+    for _ in range(threads if apart else 1):
+        session = onnxruntime.InferenceSession(model, sess_options=options, providers=["CPUExecutionProvider"])
+        sessions.put(session)
     wanted = {item.name for item in session.get_inputs()}
     tokenizer = bundled_tokenizer(model)
 
+    def run(feed: dict[str, Any]) -> None:
+        session = sessions.get()
+        session.run(None, feed)
+        sessions.put(session)
+
     def make(texts: list[str]) -> Callable[[], None]:
-        rows = sorted((encoding.ids for encoding in tokenizer.encode_batch_fast(texts)), key=len, reverse=True)
+        ids = [encoding.ids for encoding in tokenizer.encode_batch_fast(texts)]
         feeds = []
-        while rows:
-            size = max(1, int(budget) // len(rows[0]))
-            batch, rows = rows[:size], rows[size:]
-            length = len(batch[0])
-            ids = np.array([row + [0] * (length - len(row)) for row in batch])
-            mask = np.array([[1] * len(row) + [0] * (length - len(row)) for row in batch])
-            feed = {"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(ids)}
+        for _, padded in batches(ids, int(budget)):
+            feed = padded | {"token_type_ids": np.zeros_like(padded["input_ids"])}
             feeds.append({name: feed[name] for name in wanted})
 
         def go() -> None:
             if not apart:
                 for feed in feeds:
-                    session.run(None, feed)
+                    run(feed)
                 return
             with ThreadPoolExecutor(threads) as pool:
-                list(pool.map(lambda feed: session.run(None, feed), feeds))
+                list(pool.map(run, feeds))
 
         return go
 
     return make
+
+
+def batches(ids: list[list[int]], budget: int) -> Iterator[tuple[list[int], dict[str, Any]]]:
+    """Positions and padded arrays of token batches, longest texts first, of at most so many tokens each."""
+    import numpy as np
+
+    order = sorted(range(len(ids)), key=lambda row: len(ids[row]), reverse=True)
+    while order:
+        longest = len(ids[order[0]])
+        size = max(1, budget // longest)
+        rows, order = order[:size], order[size:]
+        padded = np.array([ids[row] + [0] * (longest - len(ids[row])) for row in rows])
+        mask = np.array([[1] * len(ids[row]) + [0] * (longest - len(ids[row])) for row in rows])
+        yield rows, {"input_ids": padded, "attention_mask": mask}
 
 
 def tokenization(model: str, _: int, __: str) -> Callable[[list[str]], Callable[[], Any]]:
@@ -178,6 +196,49 @@ def fastembed(model: str, threads: int, _: str) -> Callable[[list[str]], Callabl
     return lambda texts: lambda: np.array(list(encoder.embed(texts)))
 
 
+def openvino(model: str, threads: int, precision: str) -> Callable[[list[str]], Callable[[], Any]]:
+    """The bundle's graph in OpenVINO, as one would write it by hand, with the tokenizer of ``model`` beside it.
+
+    Texts are sorted by length, 1024 tokens a batch, which was quickest; an asynchronous queue has a stream for
+    each thread. One text goes to a second compilation, which is for latency. PRECISION is ``bf16`` where the
+    processor should multiply floats in bfloat16, as OpenVINO would unasked on those that can; else float32.
+    """
+    import numpy as np
+    from openvino import AsyncInferQueue, Core
+    from tokenizers import Tokenizer
+
+    folder = Path(model).parent / "model"
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.no_padding()
+    tokenizer.enable_truncation(longest_text(str(folder)))
+    core, kind = Core(), precision or "f32"
+    options = {"INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": kind}
+    graph = core.read_model(model)
+    many = core.compile_model(graph, "CPU", options | {"PERFORMANCE_HINT": "THROUGHPUT", "NUM_STREAMS": threads})
+    one = core.compile_model(graph, "CPU", options | {"PERFORMANCE_HINT": "LATENCY"})
+    width = many.output(0).get_partial_shape()[1].get_length()
+    queue = AsyncInferQueue(many, threads)
+
+    def embed_many(texts: list[str]) -> Any:
+        found = np.empty((len(texts), width), dtype=np.float32)
+
+        def keep(request: Any, rows: list[int]) -> None:
+            found[rows] = request.get_output_tensor(0).data
+
+        queue.set_callback(keep)
+        ids = [encoding.ids for encoding in tokenizer.encode_batch_fast(texts)]
+        for rows, feed in batches(ids, 1024):
+            queue.start_async(feed, rows)
+        queue.wait_all()
+        return found
+
+    def embed_one(texts: list[str]) -> Any:
+        ((_, feed),) = batches([tokenizer.encode(texts[0]).ids], 1)
+        return one(feed)[0]
+
+    return lambda texts: lambda: (embed_one if len(texts) == 1 else embed_many)(texts)
+
+
 # How a peer is prepared, and the packages whose versions tell its story.
 PEERS: dict[str, tuple[Callable[[str, int, str], Callable[[list[str]], Callable[[], Any]]], tuple[str, ...]]] = {
     "embedkit": (embedkit, ("onnxruntime", "tokenizers", "numpy")),
@@ -189,6 +250,7 @@ PEERS: dict[str, tuple[Callable[[str, int, str], Callable[[list[str]], Callable[
         ("sentence-transformers", "transformers", "torch", "tokenizers"),
     ),
     "fastembed": (fastembed, ("fastembed", "onnxruntime", "tokenizers")),
+    "openvino": (openvino, ("openvino", "tokenizers")),
 }
 
 

@@ -10,8 +10,9 @@ take turns over the same texts, and ratios are of one turn. Libraries can live i
 --python PEER=PYTHON; a peer whose package is not there is left out and named. Two peers are the limit: the
 tokenizer alone, and ONNX Runtime alone on batches of all texts sorted by length, tokenized and padded before
 the clock runs, with the best of several batch sizes, all threads in each batch or ("apart") each in one of its
-own. The limit is the larger of the two, as if they cost each other nothing. Use a machine that does nothing
-else; the load before is written down. Writes results.json and results.md beside this file.
+own, with a session of its own. The limit is the larger of the two, as if they cost each other nothing.
+"openvino:bf16" multiplies floats in bfloat16, which the others do not. Use a machine that does nothing else; the
+load before is written down. Writes results.json and results.md beside this file.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ TITLE_WORDS = (8, 16)
 MIXED_WORDS = (5, 120)
 ONE = "How do I page a collection with LINQ?"
 ONE_TURNS = 50  # one text is timed so many times a turn
-BUDGETS = (512, 1024, 2048, 4096)  # tokens of a batch, of which the best is ONNX Runtime's limit
+BUDGETS = (256, 512, 1024, 2048, 4096)  # tokens of a batch, of which the best is ONNX Runtime's limit
 # Peer -> the folder or file it reads, of those that `prepare` makes.
 PEERS = {
     "embedkit fp32": "fp32.onnx",
@@ -55,6 +56,9 @@ PEERS = {
     "transformers": "model",
     "sentence-transformers": "model",
     "fastembed fp32": "fastembed",
+    "openvino fp32": "fp32.onnx",
+    "openvino int8": "int8.onnx",
+    "openvino:bf16 fp32": "fp32.onnx",
 }
 ABOUT_ONE_TEXT = ("tokenization", "ort")  # limits of many texts, that say nothing about one
 SAME = 0.999  # least cosine of a peer's embeddings with those of embedkit's fp32
@@ -79,7 +83,7 @@ def main() -> None:
         prepare(arguments.run, folder)
         peers, missing = {}, {}
         for name in arguments.peers:
-            python = pythons.get(name.split(" ", maxsplit=1)[0], sys.executable)
+            python = pythons.get(name.split(" ", maxsplit=1)[0].partition(":")[0], sys.executable)
             try:
                 peers[name] = stack.enter_context(Peer(name, folder / PEERS[name], python, arguments.threads))
             except EOFError:
