@@ -22,6 +22,7 @@ embedkit would catch::
     ├── ExportError (RuntimeError)            a model cannot be exported
     │   └── GateError                         the exported file missed a gate; carries the figures
     ├── OverloadedError (RuntimeError)        a server has too much to do; says when to come back
+    ├── WorkerError (RuntimeError)            an engine of many workers gave up (a machine was lost, say)
     ├── ProviderError (RuntimeError)          the wanted execution provider is not there
     ├── MissingExtraError (ImportError)       an optional package is not installed; says which command installs it
     └── StorageError (OSError)                a file cannot be written: disk full, no permission
@@ -54,6 +55,7 @@ __all__ = [
     "TextOverflowError",
     "TooLargeError",
     "TrainingError",
+    "WorkerError",
 ]
 
 
@@ -155,6 +157,10 @@ class OverloadedError(EmbedkitError, RuntimeError):
     def __init__(self, message: str, retry_after_s: int = 1) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class WorkerError(EmbedkitError, RuntimeError):
+    """An engine of many workers gave up for a reason of its own."""
 
 
 class ProviderError(EmbedkitError, RuntimeError):

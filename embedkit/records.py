@@ -118,8 +118,8 @@ def _read_jsonl(path: Path, file: TextIO) -> Iterator[tuple[int, Record]]:
 
 
 def _read_parquet(path: Path) -> Iterator[tuple[int, Record]]:
-    parquet = require("pyarrow.parquet", extra="train")
-    arrow = require("pyarrow", extra="train")
+    parquet = require("pyarrow.parquet", extra="bulk")
+    arrow = require("pyarrow", extra="bulk")
     try:
         with parquet.ParquetFile(path) as file:
             batches = file.iter_batches(batch_size=4096)

@@ -1,4 +1,4 @@
-"""`embedkit encode`: a file of texts in, a file of embeddings out, in bounded memory."""
+"""`embedkit encode`: a file of texts in, a file of embeddings out, in bounded memory; or folders of Parquet."""
 
 from __future__ import annotations
 
@@ -26,26 +26,34 @@ if TYPE_CHECKING:
 
 __all__ = ["EXAMPLES", "HELP", "configure", "run"]
 
-HELP = "embed a file of texts into .npy, .parquet or .jsonl"
+HELP = "embed a file of texts into .npy, .parquet or .jsonl, or folders of Parquet into shards"
 EXAMPLES = """
 embedkit encode -m tiny-sct texts.txt -o embeddings.npy
-embedkit encode -m tiny-sct.onnx pages.parquet --text-column body -o pages-embedded.parquet
+embedkit encode -m tiny-sct.onnx pages/ --text-column body -o pages-embedded/ --engine ray
 """
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
+    from embedkit.cli.bulk import configure_bulk
+
     parser.add_argument(
         "input",
         type=Path,
         metavar="FILE",
-        help="texts: .txt, .csv, .tsv or .jsonl (each also .gz or .xz), or .parquet",
+        help="texts: .txt, .csv, .tsv or .jsonl (each also .gz or .xz), or .parquet; for an output folder "
+        "also a folder or a pattern of .parquet",
     )
     parser.add_argument(
         "-m", "--model", required=True, help="a bundle, a bundled name, a model folder or a hub id"
     )
     parser.add_argument(
-        "-o", "--output", type=Path, required=True, metavar="FILE", help="embeddings: .npy, .parquet or .jsonl"
+        "-o",
+        "--output",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="embeddings: .npy, .parquet or .jsonl, or a folder",
     )
     parser.add_argument(
         "--text-column", default="text", metavar="NAME", help="column or key of the texts (default: %(default)s)"
@@ -79,14 +87,20 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="ONNX Runtime execution provider, e.g. CUDAExecutionProvider; may be given several times",
     )
+    configure_bulk(parser)
 
 
 def run(arguments: argparse.Namespace) -> None:
     """Embed every text, then put the output in place whole."""
     from embedkit.atomic import atomic_file
+    from embedkit.cli.bulk import is_bulk, refuse_bulk_arguments, run_bulk
     from embedkit.cli.texts import read_texts
     from embedkit.runtime.encoder import Encoder
 
+    if is_bulk(arguments):
+        run_bulk(arguments)
+        return
+    refuse_bulk_arguments(arguments)
     write = _choose_writer(arguments.output)
     encoder = Encoder.load(arguments.model, threads=arguments.threads, providers=arguments.providers)
     options: dict[str, Any] = {
@@ -148,7 +162,7 @@ def _choose_writer(path: Path) -> Writer:
     if path.suffix not in writers:
         raise InputError(f"expected an output that ends in {', '.join(writers)}, got {path}")
     if path.suffix == ".parquet":
-        require("pyarrow.parquet", extra="train")
+        require("pyarrow.parquet", extra="bulk")
     return writers[path.suffix]
 
 

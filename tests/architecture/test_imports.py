@@ -36,6 +36,7 @@ VIOLATIONS = [
     ("training/losses/__init__.py", "import transformers", "transformers is met in"),
     ("cli/search.py", "import faiss", "FAISS is met in two modules"),
     ("cli/search.py", "import bm25s", "bm25s is met in one module"),
+    ("cli/encode.py", "import ray", "Ray is met in one module"),
 ]
 
 

@@ -8,20 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
 import re
 import shutil
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from embedkit.atomic import storage_errors
+from embedkit.atomic import locked_folder, storage_errors
 from embedkit.errors import CollectionError
 from embedkit.serving.retrieval.journal import UNFINISHED
 from embedkit.serving.retrieval.manifest import MANIFEST, Manifest
-
-if sys.platform != "win32":
-    import fcntl
 
 __all__ = ["claim"]
 
@@ -48,7 +43,7 @@ def claim(folder: Path) -> Iterator[Iterator[str]]:
     with storage_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
     try:
-        with _locked(folder):
+        with locked_folder(folder):
             last = _sweep(folder)
             try:
                 yield (f"generation-{number:06d}" for number in itertools.count(last + 1))
@@ -58,27 +53,6 @@ def claim(folder: Path) -> Iterator[Iterator[str]]:
         if not existed:
             with contextlib.suppress(OSError):  # not empty: something was built
                 folder.rmdir()
-
-
-@contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Keep other writers out; the system lets go of the lock even if this process is killed."""
-    if sys.platform == "win32":
-        yield
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise CollectionError(
-                f"somebody else is writing to {folder}; wait until that is done, or write from one place"
-            ) from None
-        except OSError:  # a file system without locks on folders, NFS for one: better unlocked than not at all
-            pass
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def _sweep(folder: Path) -> int:

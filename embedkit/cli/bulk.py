@@ -1,0 +1,137 @@
+"""Encoding from Parquet into a folder of shards, as `embedkit encode` does it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from embedkit.serving.bulk import BulkEncoding
+
+__all__ = ["configure_bulk", "is_bulk", "refuse_bulk_arguments", "run_bulk"]
+
+_FLAGS = {
+    "--engine": "engine",
+    "--workers": "workers",
+    "--keep": "columns",
+    "--rows-per-shard": "rows_per_shard",
+    "--check": "check",
+}
+
+logger = logging.getLogger("embedkit")
+
+
+def configure_bulk(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments that only a folder of shards has a use for."""
+    group = parser.add_argument_group("from Parquet into a folder, which can be interrupted and gone on with")
+    group.add_argument(
+        "--engine", choices=("local", "ray"), help="who works: this process or a Ray cluster (default: local)"
+    )
+    group.add_argument(
+        "--workers", type=int, metavar="N", help="of the engine ray (default: as many as have room)"
+    )
+    group.add_argument(
+        "--keep",
+        dest="columns",
+        action="append",
+        metavar="NAME",
+        help="keep this column; may be given several times (default: all, the texts too)",
+    )
+    group.add_argument(
+        "--rows-per-shard", type=int, metavar="N", help="rows that become one output file (default: 32768)"
+    )
+    group.add_argument("--check", action="store_true", help="tell what is left and what it costs, and do nothing")
+
+
+def is_bulk(arguments: argparse.Namespace) -> bool:
+    """Whether the output is a folder: one that exists, or a name without an ending."""
+    output: Path = arguments.output
+    return output.is_dir() or not output.suffix
+
+
+def refuse_bulk_arguments(arguments: argparse.Namespace) -> None:
+    """Refuse what only a folder has a use for.
+
+    Raises:
+        InputError: one of these is given.
+    """
+    from embedkit.errors import InputError
+
+    for flag, name in _FLAGS.items():
+        if getattr(arguments, name):
+            raise InputError(f"{flag} is for an output folder, not for {arguments.output}")
+
+
+def run_bulk(arguments: argparse.Namespace) -> None:
+    """Tell the cost, and make the shards that are missing.
+
+    Raises:
+        InputError: fewer workers than one are asked for.
+    """
+    from embedkit.errors import InputError
+    from embedkit.serving.bulk import BulkEncoding
+
+    if arguments.workers is not None and arguments.workers < 1:
+        raise InputError(f"--workers must be at least 1, not {arguments.workers}")
+    chosen = {} if arguments.rows_per_shard is None else {"rows_per_shard": arguments.rows_per_shard}
+    encoding = BulkEncoding.prepare(
+        arguments.input,
+        arguments.output,
+        model=arguments.model,
+        text_column=arguments.text_column,
+        columns=arguments.columns,
+        prompt_name=arguments.prompt_name,
+        truncate_dim=arguments.truncate_dim,
+        precision=arguments.precision,
+        on_overflow=arguments.on_overflow,
+        threads=arguments.threads,
+        providers=arguments.providers,
+        **chosen,
+    )
+    _tell_cost(encoding)
+    if arguments.check:
+        return
+    started = time.perf_counter()
+    rows = encoding.run(
+        engine=arguments.engine or "local",
+        workers=arguments.workers,
+        show_progress_bar=False if arguments.quiet else None,
+    )
+    _report(arguments, encoding, rows, time.perf_counter() - started)
+
+
+def _tell_cost(encoding: BulkEncoding) -> None:
+    cost = encoding.cost()
+    done = len(encoding.shards) - cost.shards
+    logger.info(
+        "%s texts to embed in %s shards%s: %s MB of embeddings, about %s s of one worker like this process",
+        f"{cost.rows:,}",
+        f"{cost.shards:,}",
+        f" ({done:,} are there)" if done else "",
+        f"{cost.bytes / 1e6:,.0f}",
+        f"{cost.rows * cost.seconds_per_row:,.0f}",
+    )
+
+
+def _report(arguments: argparse.Namespace, encoding: BulkEncoding, rows: int, seconds: float) -> None:
+    encoder = encoding.encoder
+    result = {
+        "output": str(arguments.output),
+        "rows": encoding.rows,
+        "rows_now": rows,
+        "shards": len(encoding.shards),
+        "seconds": round(seconds, 3),
+        "model": encoder.name,
+        "fingerprint": encoder.fingerprint,
+    }
+    if arguments.json:
+        print(json.dumps(result, indent=2))
+        return
+    print(
+        f"{arguments.output}: {encoding.rows:,} rows in {len(encoding.shards):,} shards with {encoder.name}, "
+        f"{rows:,} of them now, {rows / max(seconds, 1e-9):,.0f} texts/s"
+    )

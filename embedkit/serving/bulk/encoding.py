@@ -1,0 +1,245 @@
+"""A bulk encoding: what is to be done, what it will cost, and the doing."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from embedkit.errors import DataError, InputError
+from embedkit.progress import Progress
+from embedkit.runtime.encoder import Encoder, OnOverflow
+from embedkit.runtime.packing import Precision
+from embedkit.serving.bulk.engines import find_engine
+from embedkit.serving.bulk.job import EMBEDDING, Job
+from embedkit.serving.bulk.output_folder import begin_or_resume, check_output, unfinished
+from embedkit.serving.bulk.parquet_input import ParquetInput, Shard, cut_into_shards, find_inputs, read_shard
+
+__all__ = ["BulkEncoding", "Cost"]
+
+_ROWS_PER_SHARD = 32_768
+_SAMPLE_ROWS = 512
+_WARM_UP_ROWS = 64  # the first call is always slower
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What is left to be done.
+
+    Attributes:
+        rows: texts to embed.
+        shards: files to write.
+        bytes: of the embeddings to write; the other columns come on top.
+        seconds_per_row: of one worker with the threads of this process, as measured on a sample.
+    """
+
+    rows: int
+    shards: int
+    bytes: int
+    seconds_per_row: float
+
+
+class BulkEncoding:
+    """Parquet files to be embedded shard by shard into a folder; what is there already is not made again.
+
+    Made by :meth:`prepare`, which checks everything that can be checked before the work::
+
+        encoding = BulkEncoding.prepare("pages/", "embedded/", model="tiny-sct")
+        encoding.cost()
+        encoding.run(engine="ray")
+
+    Attributes:
+        job: what every worker has to know.
+        shards: what it is done on.
+    """
+
+    def __init__(self, job: Job, inputs: Sequence[ParquetInput], rows_per_shard: int, encoder: Encoder) -> None:
+        self.job = job
+        self.shards = cut_into_shards(inputs, rows_per_shard)
+        self._encoder = encoder
+        self._form = encoder.encode([], **job.options)
+        self._manifest: dict[str, Any] = {
+            "model": encoder.name,
+            **job.settings,
+            "rows_per_shard": rows_per_shard,
+            "inputs": [
+                {"name": each.name, "rows": each.rows, "bytes": each.bytes, "footer_sha256": each.footer}
+                for each in inputs
+            ],
+        }
+
+    @classmethod
+    def prepare(
+        cls,
+        source: str | os.PathLike[str],
+        output: str | os.PathLike[str],
+        *,
+        model: str | os.PathLike[str],
+        text_column: str = "text",
+        columns: Sequence[str] | None = None,
+        rows_per_shard: int = _ROWS_PER_SHARD,
+        prompt_name: str | None = None,
+        truncate_dim: int | None = None,
+        precision: Precision = "float32",
+        on_overflow: OnOverflow = "truncate",
+        threads: int | None = None,
+        providers: Sequence[str] | None = None,
+    ) -> BulkEncoding:
+        """Look at inputs and model; nothing is written yet.
+
+        Args:
+            source: a Parquet file, a folder of them, or a pattern (see :func:`find_inputs`).
+            output: folder of the shards: new, empty, or begun with the same arguments.
+            model: as of :meth:`Encoder.load`; for engines on many machines, a path that all of them see.
+            text_column: the column that is embedded.
+            columns: the columns that rows keep; all, the texts too, if None.
+            rows_per_shard: rows that are embedded together and become one file; a worker holds one shard in
+                memory.
+            prompt_name: name of one of the model's prompts, put before every text.
+            truncate_dim: keep only the first so many dimensions.
+            precision: as of :meth:`Encoder.encode`.
+            on_overflow: what to do with a text that is too long.
+            threads: threads of a worker.
+            providers: ONNX Runtime execution providers, the CPU's if None.
+
+        Raises:
+            DataError: there is no Parquet at ``source``, it has no rows, or not the columns.
+            InputError: an argument makes no sense or does not fit the model, or the folder was begun with others.
+            ModelNotFoundError, BundleError, ModelError, ProviderError: the model cannot be loaded.
+            FingerprintError: the folder holds embeddings of another model.
+            CollectionError: the folder holds something else.
+        """
+        inputs = find_inputs(source)
+        kept = _checked_columns(inputs, text_column, columns)
+        _check_rows(inputs, rows_per_shard)
+        folder = Path(output).expanduser()
+        _check_apart(Path(source).expanduser(), folder)
+        encoder = Encoder.load(model, threads=threads, providers=providers)
+        job = Job(
+            model=_everywhere(model),
+            fingerprint=encoder.fingerprint,
+            output=folder,
+            text_column=text_column,
+            columns=kept,
+            prompt_name=prompt_name,
+            truncate_dim=truncate_dim,
+            precision=precision,
+            on_overflow=on_overflow,
+            threads=threads,
+            providers=None if providers is None else tuple(providers),
+        )
+        encoding = cls(job, inputs, rows_per_shard, encoder)
+        check_output(folder, encoding._manifest)
+        return encoding
+
+    @property
+    def rows(self) -> int:
+        """Rows of all inputs."""
+        return sum(shard.rows for shard in self.shards)
+
+    @property
+    def encoder(self) -> Encoder:
+        """The model, loaded in this process."""
+        return self._encoder
+
+    def left(self) -> list[Shard]:
+        """The shards that are not there yet."""
+        return unfinished(self.job.output, self.shards)
+
+    def cost(self) -> Cost:
+        """What is left to be done, with the speed that a few hundred texts of it show here and now.
+
+        Raises:
+            DataError: the first shard cannot be read.
+        """
+        left = self.left()
+        rows = sum(shard.rows for shard in left)
+        row_bytes = self._form.shape[1] * self._form.itemsize
+        return Cost(rows, len(left), rows * row_bytes, self._seconds_per_row(left[0]) if left else 0.0)
+
+    def run(
+        self, *, engine: str = "local", workers: int | None = None, show_progress_bar: bool | None = None
+    ) -> int:
+        """Make the shards that are not there yet.
+
+        Args:
+            engine: ``"local"``, this process, or ``"ray"``.
+            workers: how many work side by side, for engines with several; by default as many as there is room for.
+            show_progress_bar: None shows progress on a terminal only, and log lines elsewhere.
+
+        Returns:
+            the number of rows that were embedded now.
+
+        Raises:
+            FingerprintError: a worker finds another model.
+            InputError: there is no such engine.
+            CollectionError: somebody else is writing there.
+            DataError: an input cannot be read, or a text is null.
+            TextOverflowError: a text is too long and that was to be refused.
+            MissingExtraError: the engine needs a package that is not installed.
+            WorkerError: the engine itself gave up. What is finished stays, as with every other error.
+            StorageError: the disk is full or the folder cannot be written.
+        """
+        encode_shards = find_engine(engine)
+        with begin_or_resume(self.job.output, self._manifest):
+            left = self.left()
+            rows = sum(shard.rows for shard in left)
+            with Progress("encode", rows, unit="texts", enabled=show_progress_bar) as progress:
+                if left:
+                    encode_shards(self.job, left, encoder=self._encoder, workers=workers, advance=progress.advance)
+        return rows
+
+    def _seconds_per_row(self, shard: Shard) -> float:
+        sample = Shard(shard.number, shard.path, shard.first, min(_SAMPLE_ROWS, shard.rows))
+        texts = read_shard(sample, [self.job.text_column])[self.job.text_column].drop_null().to_pylist()
+        encoder, prompt_name = self._encoder, self.job.prompt_name
+        encoder.encode_tokens(encoder.tokenize(texts[:_WARM_UP_ROWS], prompt_name=prompt_name))
+        started = time.perf_counter()
+        encoder.encode_tokens(encoder.tokenize(texts, prompt_name=prompt_name))
+        return (time.perf_counter() - started) / max(1, len(texts))
+
+
+def _checked_columns(
+    inputs: Sequence[ParquetInput], text_column: str, columns: Sequence[str] | None
+) -> tuple[str, ...]:
+    """The columns to keep, if they and the texts are there."""
+    schema, path = inputs[0].schema, inputs[0].path
+    kept = tuple(schema.names if columns is None else dict.fromkeys(columns))
+    for name in (text_column, *kept):
+        if name not in schema.names:
+            raise DataError(f"{path}: there is no column {name!r}; there are {', '.join(schema.names)}")
+    if EMBEDDING in kept:
+        raise InputError(f"{path} has a column {EMBEDDING!r} already; choose the columns to keep without it")
+    if not _holds_texts(schema.field(text_column).type):
+        raise DataError(f"{path}: {text_column!r} should be texts, not {schema.field(text_column).type}")
+    return kept
+
+
+def _holds_texts(kind: pa.DataType) -> bool:
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
+
+
+def _check_rows(inputs: Sequence[ParquetInput], rows_per_shard: int) -> None:
+    if isinstance(rows_per_shard, bool) or not isinstance(rows_per_shard, int) or rows_per_shard < 1:
+        raise InputError(f"rows_per_shard must be a whole number above 0, not {rows_per_shard!r}")
+    if not any(each.rows for each in inputs):
+        raise DataError(f"{', '.join(str(each.path) for each in inputs[:3])}: there are no rows to embed")
+
+
+def _check_apart(source: Path, output: Path) -> None:
+    if source.is_dir() and output.resolve().is_relative_to(source.resolve()):
+        raise InputError(f"{output} lies within the input {source}, of which it would become a part; give another")
+    if output.exists() and not output.is_dir():
+        raise InputError(f"{output} is a file; give a folder")
+
+
+def _everywhere(model: str | os.PathLike[str]) -> str:
+    """A model's path as workers in other folders find it; names and hub ids stay as they are."""
+    path = Path(model).expanduser()
+    return str(path.resolve()) if path.exists() else os.fspath(model)

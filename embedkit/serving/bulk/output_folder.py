@@ -1,0 +1,109 @@
+"""The folder of an output: shards that are there whole or not at all, and what they were made from."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from embedkit.atomic import atomic_file, locked_folder, storage_errors
+from embedkit.errors import CollectionError, FingerprintError, InputError
+from embedkit.serving.bulk.parquet_input import Shard
+
+__all__ = ["MANIFEST", "begin_or_resume", "check_output", "unfinished"]
+
+MANIFEST = "_manifest.json"
+"""Readers of Parquet folders pass over names that begin with an underscore."""
+
+_FORMAT = 1
+_LEFTOVER = re.compile(r"\.(shard-\d{6,}\.parquet|_manifest\.json)\.[0-9a-f]+\.part")
+_SETTINGS_NAMED = 3
+
+
+def check_output(folder: Path, manifest: dict[str, Any]) -> None:
+    """Refuse a folder that is neither new nor begun so; one without finished shards may begin anew.
+
+    Args:
+        folder: of the shards.
+        manifest: ``model``, ``fingerprint``, settings, inputs; values of JSON.
+
+    Raises:
+        FingerprintError: the folder holds embeddings of another model.
+        InputError: it was begun with other settings or other inputs; says which.
+        CollectionError: it holds something else.
+    """
+    if (folder / MANIFEST).exists() and any(folder.glob("shard-*.parquet")):
+        _refuse_another(folder, _read(folder), {"format": _FORMAT, **manifest})
+    elif folder.exists():
+        _refuse_foreign(folder)
+
+
+@contextlib.contextmanager
+def begin_or_resume(folder: Path, manifest: dict[str, Any]) -> Iterator[None]:
+    """Hold the right to write shards into a folder; what killed runs have left half done is cleared away.
+
+    Raises:
+        CollectionError: somebody else is writing there; or, as all others, what `check_output` raises.
+        StorageError: it cannot be written.
+    """
+    with storage_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    with locked_folder(folder):
+        check_output(folder, manifest)
+        for entry in folder.iterdir():
+            if _LEFTOVER.fullmatch(entry.name):
+                entry.unlink(missing_ok=True)
+        with atomic_file(folder / MANIFEST) as temporary:
+            text = json.dumps({"format": _FORMAT, **manifest}, indent=2, ensure_ascii=False)
+            temporary.write_text(text, encoding="utf-8")
+        yield
+
+
+def unfinished(folder: Path, shards: Sequence[Shard]) -> list[Shard]:
+    """The shards whose files are not there yet."""
+    present = {entry.name for entry in folder.iterdir()} if folder.is_dir() else set()
+    return [shard for shard in shards if shard.file not in present]
+
+
+def _read(folder: Path) -> dict[str, Any]:
+    try:
+        found = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CollectionError(f"{folder / MANIFEST} cannot be read: {error}") from error
+    if not isinstance(found, dict):
+        raise CollectionError(f"{folder / MANIFEST} is damaged: expected a JSON object")
+    return found
+
+
+def _refuse_another(folder: Path, found: dict[str, Any], wanted: dict[str, Any]) -> None:
+    if found.get("fingerprint") != wanted["fingerprint"]:
+        other = str(found.get("fingerprint"))
+        raise FingerprintError(
+            f"{folder} holds embeddings of {found.get('model')} (fingerprint {other[:12]}), "
+            f"not of {wanted['model']} ({wanted['fingerprint'][:12]}): go on with that, or give another folder"
+        )
+    changed = [name for name in wanted if found.get(name) != wanted[name]]
+    if changed:
+        told = ", ".join(
+            f"{name} {_short(found.get(name))}, now {_short(wanted[name])}" for name in changed[:_SETTINGS_NAMED]
+        )
+        raise InputError(f"{folder} was begun with {told}: go on as it was begun, or give another folder")
+
+
+def _short(value: object) -> str:
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        rows = sum(each.get("rows", 0) for each in value)
+        return f"{len(value)} files with {rows:,} rows ({', '.join(str(each.get('name')) for each in value)[:60]})"
+    return repr(value)
+
+
+def _refuse_foreign(folder: Path) -> None:
+    names = sorted(entry.name for entry in folder.iterdir())
+    foreign = [name for name in names if name != MANIFEST and not _LEFTOVER.fullmatch(name)]
+    if foreign:
+        raise CollectionError(
+            f"{folder} holds {foreign[0]} and no {MANIFEST}; nothing was changed; give a new or empty folder"
+        )

@@ -1,0 +1,178 @@
+"""Parquet files to be embedded: found, told apart, cut into shards, read a shard at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+from pyarrow import parquet
+
+from embedkit.errors import DataError
+
+__all__ = ["ParquetInput", "Shard", "cut_into_shards", "find_inputs", "read_shard"]
+
+_BATCH_ROWS = 8192
+_BUFFER_BYTES = 1 << 20  # pages are read through it; without one a whole column of a row group would be
+_TRAILER_BYTES = 8  # length of the footer, magic word
+
+
+@dataclass(frozen=True, slots=True)
+class ParquetInput:
+    """One file.
+
+    Attributes:
+        path: where it is.
+        name: its path below the folder that all inputs share, which stays when they are moved together.
+        rows: how many it has.
+        bytes: its length.
+        footer: hex SHA-256 of its footer, which holds place, size and extremes of every column's parts: with the
+            length, what tells a file from another without reading it.
+        schema: columns and their types.
+    """
+
+    path: Path
+    name: str
+    rows: int
+    bytes: int
+    footer: str
+    schema: pa.Schema
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """Consecutive rows of one file, which are embedded together and become one file.
+
+    Attributes:
+        number: from 0, over all inputs.
+        path: the file.
+        first: the first row.
+        rows: how many.
+    """
+
+    number: int
+    path: Path
+    first: int
+    rows: int
+
+    @property
+    def file(self) -> str:
+        """Name of the output file."""
+        return f"shard-{self.number:06d}.parquet"
+
+
+def find_inputs(source: str | os.PathLike[str]) -> list[ParquetInput]:
+    """Find the Parquet files of a path, and read their footers.
+
+    Args:
+        source: a file; a folder, of which all ``*.parquet`` below count but those with a name, or in a folder,
+            that begins with a dot or an underscore; or a pattern such as ``"pages/*.parquet"``.
+
+    Returns:
+        the files in the order of their paths.
+
+    Raises:
+        DataError: there are none, one cannot be read, or they do not have the same columns.
+    """
+    paths = _find(Path(source).expanduser())
+    if not paths:
+        raise DataError(f"there are no Parquet files at {source}")
+    root = Path(os.path.commonpath([path.parent for path in paths]))
+    inputs = [_read_footer(path, path.relative_to(root).as_posix()) for path in paths]
+    for each in inputs:
+        if not each.schema.equals(inputs[0].schema):
+            raise DataError(
+                f"{each.path} has other columns than {inputs[0].path}: {_columns(each)}; not {_columns(inputs[0])}"
+            )
+    return inputs
+
+
+def cut_into_shards(inputs: Sequence[ParquetInput], rows_per_shard: int) -> list[Shard]:
+    """Cut every file into runs of so many rows, the last one of a file shorter."""
+    runs = [
+        (each.path, first, min(rows_per_shard, each.rows - first))
+        for each in inputs
+        for first in range(0, each.rows, rows_per_shard)
+    ]
+    return [Shard(number, *run) for number, run in enumerate(runs)]
+
+
+def read_shard(shard: Shard, columns: Sequence[str]) -> pa.Table:
+    """Read some columns of a shard's rows.
+
+    Raises:
+        DataError: the file cannot be read, or is shorter than it was.
+    """
+    with _reading(shard.path), parquet.ParquetFile(shard.path, buffer_size=_BUFFER_BYTES) as file:
+        pieces = list(_slices(file, shard, columns))
+    if sum(piece.num_rows for piece in pieces) != shard.rows:
+        raise DataError(f"{shard.path} has fewer rows than when the work began; was it written meanwhile?")
+    return pa.Table.from_batches(pieces)
+
+
+def _slices(file: parquet.ParquetFile, shard: Shard, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """The shard's part of every batch of the row groups that it touches."""
+    groups, start = _groups(file.metadata, shard)
+    wanted, last = shard.first - start, shard.first - start + shard.rows
+    position = 0
+    for batch in file.iter_batches(_BATCH_ROWS, row_groups=groups, columns=list(columns)):
+        low, high = max(wanted - position, 0), min(last - position, batch.num_rows)
+        if low < high:
+            yield batch.slice(low, high - low)
+        position += batch.num_rows
+        if position >= last:
+            return
+
+
+def _groups(metadata: parquet.FileMetaData, shard: Shard) -> tuple[list[int], int]:
+    """The row groups that hold a shard's rows, and the row at which the first of them starts."""
+    groups: list[int] = []
+    start = row = 0
+    for number in range(metadata.num_row_groups):
+        end = row + metadata.row_group(number).num_rows
+        if row < shard.first + shard.rows and shard.first < end:
+            start = start if groups else row
+            groups.append(number)
+        row = end
+    return groups, start
+
+
+def _find(source: Path) -> list[Path]:
+    if source.is_dir():
+        found = source.rglob("*.parquet")
+        return sorted(path for path in found if path.is_file() and not _is_hidden(path.relative_to(source)))
+    if source.is_file():
+        return [source]
+    matching = Path(source.anchor).glob(str(source.relative_to(source.anchor)))
+    return sorted(path for path in matching if path.is_file())
+
+
+def _is_hidden(path: Path) -> bool:
+    return any(part.startswith((".", "_")) for part in path.parts)
+
+
+def _read_footer(path: Path, name: str) -> ParquetInput:
+    with _reading(path), parquet.ParquetFile(path) as file:
+        rows, schema = file.metadata.num_rows, file.schema_arrow.remove_metadata()
+    with _reading(path), path.open("rb") as raw:
+        size = raw.seek(-_TRAILER_BYTES, os.SEEK_END) + _TRAILER_BYTES
+        length = int.from_bytes(raw.read(4), "little")
+        raw.seek(size - _TRAILER_BYTES - length)
+        footer = hashlib.sha256(raw.read()).hexdigest()
+    return ParquetInput(path, name, rows, size, footer, schema)
+
+
+@contextlib.contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"{path} is not a readable Parquet file: {error}") from error
+
+
+def _columns(file: ParquetInput) -> str:
+    return ", ".join(f"{field.name} {field.type}" for field in file.schema)

@@ -1,0 +1,144 @@
+"""Ray Data: actors that hold a model each, on one machine or on a cluster; Ray hands them the shards.
+
+What goes through Ray is where shards begin and end. Texts and embeddings go from file to file within a worker,
+so they are in nobody's object store, and all machines have to see the same paths.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import pickle
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ray
+import ray.data
+from ray.exceptions import RayError
+
+from embedkit.errors import EmbedkitError, WorkerError
+from embedkit.runtime.encoder import Encoder
+from embedkit.serving.bulk.job import Job
+from embedkit.serving.bulk.parquet_input import Shard
+from embedkit.serving.bulk.shard_encoder import ShardEncoder
+
+__all__ = ["encode_shards"]
+
+_GPU_PROVIDERS = frozenset({"CUDAExecutionProvider", "TensorrtExecutionProvider", "ROCMExecutionProvider"})
+_Columns = dict[str, Any]
+
+
+def encode_shards(
+    job: Job,
+    shards: Sequence[Shard],
+    *,
+    encoder: Encoder,  # noqa: ARG001 - every actor loads its own
+    workers: int | None,
+    advance: Callable[[int], None],
+) -> None:
+    """The engine ``ray``: on the cluster that this process is connected to, else the one that Ray finds or starts.
+
+    An actor takes ``job.threads`` processors, one if that is None, and a GPU if a provider is for one; by default
+    there are as many actors as the cluster has room for now.
+
+    Raises:
+        EmbedkitError: as `ShardEncoder` raised it in a worker.
+        WorkerError: Ray itself gave up.
+    """
+    job = replace(job, output=job.output.resolve(), threads=job.threads or 1)
+    with _connected(), _quiet():
+        needs: dict[str, float] = {"num_cpus": job.threads or 1, "num_gpus": _gpus(job)}
+        pool = ray.data.ActorPoolStrategy(size=min(workers or _room(needs), len(shards)))
+        places = ray.data.from_items([_place(shard) for shard in shards], override_num_blocks=len(shards))
+        finished = places.map_batches(_Actor, fn_constructor_args=(job,), batch_size=1, compute=pool, **needs)
+        with _refusals_told():
+            for outcome in finished.iter_rows():
+                advance(_rows_of(outcome))
+
+
+class _Actor:
+    """A worker in a process of its own, which loads the model for its first shard.
+
+    What is wrong with a shard is handed over as a value: Ray would make a long text of it.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._worker: ShardEncoder | None = None
+
+    def __call__(self, places: _Columns) -> _Columns:
+        """Make the one shard of a batch."""
+        number, path, first, rows = (places[name][0] for name in ("number", "path", "first", "rows"))
+        shard = Shard(int(number), Path(path), int(first), int(rows))
+        try:
+            self._worker = self._worker or ShardEncoder(self._job)
+            done, error = self._worker.encode(shard), b""
+        except EmbedkitError as caught:
+            done, error = 0, pickle.dumps(caught)
+        return {"rows": np.array([done]), "error": np.array([error], dtype=object)}
+
+
+def _rows_of(outcome: _Columns) -> int:
+    if outcome["error"]:
+        raise pickle.loads(outcome["error"])  # noqa: S301 - from our worker, by the way Ray itself takes
+    return int(outcome["rows"])
+
+
+def _place(shard: Shard) -> _Columns:
+    return {
+        "number": shard.number,
+        "path": str(shard.path.resolve()),
+        "first": shard.first,
+        "rows": shard.rows,
+    }
+
+
+def _gpus(job: Job) -> int:
+    return int(bool(_GPU_PROVIDERS & set(job.providers or ())))
+
+
+def _room(needs: dict[str, float]) -> int:
+    """Workers that fit into what the cluster has; one at least, for which Ray may have to find room."""
+    has = ray.cluster_resources()
+    fits = [
+        has.get(name, 0) // needs[key] for name, key in (("CPU", "num_cpus"), ("GPU", "num_gpus")) if needs[key]
+    ]
+    return max(1, int(min(fits)))
+
+
+@contextlib.contextmanager
+def _connected() -> Iterator[None]:
+    """A connection to a cluster; one that was there before is left as it is."""
+    if ray.is_initialized():
+        yield
+        return
+    ray.init(include_dashboard=False, logging_level=logging.ERROR)  # workers' warnings do come through
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Let Ray Data tell only what goes wrong while we tell the progress."""
+    context, log = ray.data.DataContext.get_current(), logging.getLogger("ray.data")
+    bars, level = context.enable_progress_bars, log.level
+    context.enable_progress_bars = False
+    log.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        context.enable_progress_bars = bars
+        log.setLevel(level)
+
+
+@contextlib.contextmanager
+def _refusals_told() -> Iterator[None]:
+    try:
+        yield
+    except RayError as error:
+        raise WorkerError(f"Ray could not finish the work: {error}") from error

@@ -1,0 +1,94 @@
+"""A worker: one encoder, which makes shards of embeddings out of shards of texts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from pyarrow import parquet
+
+from embedkit.atomic import atomic_file
+from embedkit.errors import DataError, FingerprintError
+from embedkit.runtime.encoder import Encoder
+from embedkit.serving.bulk.job import EMBEDDING, Job
+from embedkit.serving.bulk.parquet_input import Shard, read_shard
+
+__all__ = ["ShardEncoder"]
+
+_SCHEMA_KEY = b"embedkit"
+
+
+class ShardEncoder:
+    """Embeds shards one after the other. All engines work with it.
+
+    A shard is one call of the encoder. So its token batches are the same whoever makes it, which matters:
+    what int8 gives for a text depends a little on its batch-mates.
+
+    Args:
+        job: what to do.
+        encoder: the job's model if it is loaded already.
+
+    Raises:
+        FingerprintError: another model than the job's stands at its path here.
+        ModelNotFoundError, BundleError, ProviderError: the model cannot be loaded here.
+    """
+
+    def __init__(self, job: Job, encoder: Encoder | None = None) -> None:
+        self._job = job
+        self._encoder = encoder or Encoder.load(job.model, threads=job.threads, providers=job.providers)
+        if self._encoder.fingerprint != job.fingerprint:
+            raise FingerprintError(
+                f"{job.model} is another model here (fingerprint {self._encoder.fingerprint[:12]}) than where the "
+                f"work began ({job.fingerprint[:12]}): give all machines the same file"
+            )
+        about = {"model": self._encoder.name, "fingerprint": job.fingerprint}
+        self._metadata = {_SCHEMA_KEY: json.dumps(about)}
+
+    def encode(self, shard: Shard, advance: Callable[[int], None] | None = None) -> int:
+        """Embed a shard and put its file into the output folder, whole.
+
+        Args:
+            shard: the rows.
+            advance: called with a number of rows whenever so many more are embedded.
+
+        Returns:
+            the number of rows.
+
+        Raises:
+            DataError: the input cannot be read, or a text is none; names file and row.
+            TextOverflowError: a text is too long and the job refuses that.
+            StorageError: the disk is full or the folder cannot be written.
+        """
+        job = self._job
+        table = read_shard(shard, list(dict.fromkeys((*job.columns, job.text_column))))
+        rows = self._embed(_texts(table, shard, job.text_column), advance)
+        embeddings = pa.FixedSizeListArray.from_arrays(pa.array(rows.ravel()), rows.shape[1])
+        kept = table.select(list(job.columns)).append_column(EMBEDDING, embeddings)
+        with atomic_file(job.output / shard.file) as temporary:
+            parquet.write_table(
+                kept.replace_schema_metadata(self._metadata),
+                temporary,
+                row_group_size=shard.rows,
+                use_dictionary=list(job.columns),  # embeddings do not repeat
+                write_statistics=list(job.columns),
+            )
+        return shard.rows
+
+    def _embed(self, texts: list[str], advance: Callable[[int], None] | None) -> npt.NDArray[np.generic]:
+        chunks = []
+        for rows in self._encoder.encode_batches(texts, **self._job.options):
+            chunks.append(rows)
+            if advance:
+                advance(len(rows))
+        return np.concatenate(chunks)
+
+
+def _texts(table: pa.Table, shard: Shard, column: str) -> list[str]:
+    texts: list[str] = table[column].to_pylist()
+    if table[column].null_count:
+        row = shard.first + texts.index(None) + 1  # type: ignore[arg-type]  # it is the null that is looked for
+        raise DataError(f"{shard.path}:{row}: {column!r} is null; leave such rows out, or fill them")
+    return texts

@@ -1,0 +1,86 @@
+"""`embedkit encode` from Parquet into a folder: what it costs, what it did, and going on after a kill."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from embedkit.cli.main import main
+
+pa = pytest.importorskip("pyarrow")
+parquet = pytest.importorskip("pyarrow.parquet")
+
+
+@pytest.fixture
+def pages(tmp_path: Path) -> Path:
+    rows = {"key": list(range(30)), "body": [f"the dog number {row}" for row in range(30)]}
+    parquet.write_table(pa.table(rows), tmp_path / "pages.parquet")
+    return tmp_path / "pages.parquet"
+
+
+def digests(folder: Path) -> dict[str, str]:
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()}
+
+
+def test_cost_is_told_first_and_what_was_done_last(
+    toy_bundle: Path, pages: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["encode", "-m", str(toy_bundle), str(pages), "-o", str(tmp_path / "out"), "--text-column", "body"]
+    command += ["--rows-per-shard", "8", "--keep", "key"]
+    assert main([*command, "--check"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("30 texts to embed in 4 shards: 0 MB of embeddings, about 0 s")
+    assert not (tmp_path / "out").exists()
+    assert main([*command, "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["rows"], report["rows_now"], report["shards"], report["model"]) == (30, 30, 4, "toy")
+    assert parquet.read_table(tmp_path / "out").column_names == ["key", "embedding"]
+    (tmp_path / "out" / "shard-000003.parquet").unlink()
+    assert main(command) == 0
+    captured = capsys.readouterr()
+    assert captured.err.startswith("6 texts to embed in 1 shards (3 are there)")
+    assert "30 rows in 4 shards with toy, 6 of them now" in captured.out
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--workers", "0"], "--workers must be at least 1, not 0"),
+        (["--workers", "2"], "the engine local is one worker, not 2"),
+        (["-o", "out.npy", "--engine", "ray"], "--engine is for an output folder, not for out.npy"),
+        (["-o", "out.npy", "--keep", "key"], "--keep is for an output folder"),
+    ],
+)
+def test_what_makes_no_sense_is_one_line(
+    toy_bundle: Path,
+    pages: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    options: list[str],
+    words: str,
+) -> None:
+    command = ["encode", "-m", str(toy_bundle), str(pages), "-o", str(tmp_path / "out"), "--text-column", "body"]
+    assert main([*command, "-q", *options]) == 1
+    captured = capsys.readouterr().err
+    assert words in captured
+    assert len(captured.splitlines()) == 1
+
+
+def test_a_killed_run_goes_on_to_the_same_bytes(pages: Path, tmp_path: Path) -> None:
+    command = ["encode", "-m", "tiny-sct", str(pages), "--text-column", "body", "--rows-per-shard", "1", "-q"]
+    assert main([*command, "-o", str(tmp_path / "whole")]) == 0
+    run = subprocess.Popen([sys.executable, "-m", "embedkit", *command, "-o", str(tmp_path / "out")])
+    while not (tmp_path / "out" / "shard-000000.parquet").exists() and run.poll() is None:
+        time.sleep(0.001)
+    run.kill()
+    run.wait()
+    assert 1 <= len(list((tmp_path / "out").glob("shard-*"))) < 30
+    assert main([*command, "-o", str(tmp_path / "out")]) == 0
+    assert digests(tmp_path / "out") == digests(tmp_path / "whole")

@@ -1,0 +1,343 @@
+"""Bulk encoding: shards that are the encoder's own rows, made once, whole or not at all."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from embedkit import Encoder
+from embedkit.errors import CollectionError, DataError, FingerprintError, InputError, MissingExtraError
+from embedkit.extras import require
+
+pa = pytest.importorskip("pyarrow")
+parquet = pytest.importorskip("pyarrow.parquet")
+
+from embedkit.serving.bulk import BulkEncoding, engines  # noqa: E402
+from embedkit.serving.bulk.parquet_input import cut_into_shards, find_inputs, read_shard  # noqa: E402
+from embedkit.serving.bulk.shard_encoder import ShardEncoder  # noqa: E402
+
+WORDS = ["dog", "sea", "music", "the end", "", "garden book", "rain", "naïve 北京"]
+
+
+def texts(count: int, seed: int = 0) -> list[str]:
+    generator = np.random.default_rng(seed)
+    return [" ".join(generator.choice(WORDS, size=generator.integers(1, 9))) for _ in range(count)]
+
+
+def write(path: Path, rows: int, seed: int = 0, **columns: list) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    table = {"id": list(range(rows)), "text": texts(rows, seed), "tags": [["a", None]] * rows, **columns}
+    parquet.write_table(pa.table(table), path, row_group_size=7)
+    return path
+
+
+@pytest.fixture
+def pages(tmp_path: Path) -> Path:
+    """Three files of 25, 3 and no rows."""
+    write(tmp_path / "pages" / "a.parquet", 25)
+    write(tmp_path / "pages" / "deep" / "b.parquet", 3, seed=1)
+    parquet.write_table(
+        parquet.read_table(tmp_path / "pages" / "a.parquet").slice(0, 0), tmp_path / "pages" / "c.parquet"
+    )
+    return tmp_path / "pages"
+
+
+def digests(folder: Path) -> dict[str, str]:
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()}
+
+
+def test_rows_keep_their_columns_and_order_and_get_embeddings(
+    toy_bundle: Path, pages: Path, tmp_path: Path
+) -> None:
+    encoding = BulkEncoding.prepare(pages, tmp_path / "out", model=toy_bundle, rows_per_shard=10)
+    assert encoding.run() == encoding.rows == 28
+    table = parquet.read_table(tmp_path / "out")  # as any reader would, the manifest beside the shards
+    assert table.column_names == ["id", "text", "tags", "embedding"]
+    assert table["id"].to_pylist() == [*range(25), *range(3)]
+    assert table["text"].to_pylist() == texts(25) + texts(3, seed=1)
+    assert table["tags"].to_pylist() == [["a", None]] * 28
+    assert table.schema.field("embedding").type == pa.list_(pa.float32(), 16)
+    rows = np.array(table["embedding"].to_pylist(), dtype=np.float32)
+    encoder, listed = Encoder.load(toy_bundle), table["text"].to_pylist()
+    shards = [encoder.encode(listed[first:last]) for first, last in [(0, 10), (10, 20), (20, 25), (25, 28)]]
+    np.testing.assert_array_equal(rows, np.concatenate(shards))
+
+
+def test_a_shard_says_which_model_made_it(toy_bundle: Path, pages: Path, tmp_path: Path) -> None:
+    BulkEncoding.prepare(pages, tmp_path / "out", model=toy_bundle).run()
+    metadata = parquet.read_schema(tmp_path / "out" / "shard-000000.parquet").metadata
+    about = {"model": "toy", "fingerprint": Encoder.load(toy_bundle).fingerprint}
+    assert json.loads(metadata[b"embedkit"]) == about
+
+
+def test_shards_cross_row_groups_but_no_files(pages: Path) -> None:
+    inputs = find_inputs(pages)
+    assert [each.name for each in inputs] == ["a.parquet", "c.parquet", "deep/b.parquet"]
+    shards = cut_into_shards(inputs, 10)
+    assert [(shard.number, shard.first, shard.rows) for shard in shards] == [
+        (0, 0, 10),
+        (1, 10, 10),
+        (2, 20, 5),
+        (3, 0, 3),
+    ]
+    for size in (1, 7, 10, 24, 100):
+        read = [read_shard(shard, ["id"]) for shard in cut_into_shards(inputs, size)]
+        assert pa.concat_tables(read)["id"].to_pylist() == [*range(25), *range(3)]
+
+
+def test_inputs_are_a_file_a_folder_or_a_pattern(pages: Path, tmp_path: Path, monkeypatch) -> None:
+    write(pages / "_temporary" / "d.parquet", 2)
+    write(pages / ".e.parquet", 2)
+
+    def found(source: object) -> list[str]:
+        return [each.path.name for each in find_inputs(source)]
+
+    assert found(pages) == ["a.parquet", "c.parquet", "b.parquet"]
+    assert found(pages / "a.parquet") == ["a.parquet"]
+    assert found(f"{pages}/**/*.parquet") == [".e.parquet", "d.parquet", "a.parquet", "c.parquet", "b.parquet"]
+    monkeypatch.chdir(tmp_path)
+    assert found("pages/[ab].parquet") == ["a.parquet"]
+
+
+def test_only_the_columns_asked_for_are_kept(toy_bundle: Path, tmp_path: Path) -> None:
+    write(tmp_path / "in.parquet", 5, embedding=[0] * 5)
+    with pytest.raises(InputError, match="has a column 'embedding' already"):
+        BulkEncoding.prepare(tmp_path / "in.parquet", tmp_path / "out", model=toy_bundle)
+    BulkEncoding.prepare(tmp_path / "in.parquet", tmp_path / "out", model=toy_bundle, columns=["id"]).run()
+    assert parquet.read_table(tmp_path / "out").column_names == ["id", "embedding"]
+
+
+@pytest.mark.parametrize("kind", [pa.large_string(), pa.string_view(), pa.dictionary(pa.int32(), pa.string())])
+def test_texts_of_every_kind_are_texts(toy_bundle: Path, tmp_path: Path, kind: pa.DataType) -> None:
+    parquet.write_table(
+        pa.table({"text": pa.array(["a dog", "the sea", "a dog"]).cast(kind)}), tmp_path / "in.parquet"
+    )
+    BulkEncoding.prepare(tmp_path / "in.parquet", tmp_path / "out", model=toy_bundle).run()
+    rows = np.array(parquet.read_table(tmp_path / "out")["embedding"].to_pylist(), dtype=np.float32)
+    np.testing.assert_array_equal(rows, Encoder.load(toy_bundle).encode(["a dog", "the sea", "a dog"]))
+
+
+def test_options_reach_the_encoder(toy_bundle: Path, pages: Path, tmp_path: Path) -> None:
+    options = {"truncate_dim": 8, "precision": "ubinary"}
+    BulkEncoding.prepare(pages, tmp_path / "out", model=toy_bundle, **options).run()
+    table = parquet.read_table(tmp_path / "out")
+    expected = Encoder.load(toy_bundle).encode(table["text"].to_pylist(), **options)  # signs do not feel batches
+    assert table.schema.field("embedding").type == pa.list_(pa.uint8(), 1)
+    np.testing.assert_array_equal(np.array(table["embedding"].to_pylist(), dtype=np.uint8), expected)
+
+
+def test_the_cost_is_what_is_left(toy_bundle: Path, pages: Path, tmp_path: Path) -> None:
+    encoding = BulkEncoding.prepare(pages, tmp_path / "out", model=toy_bundle, rows_per_shard=10)
+    cost = encoding.cost()
+    assert not (tmp_path / "out").exists()
+    assert (cost.rows, cost.shards, cost.bytes) == (28, 4, 28 * 16 * 4)
+    assert cost.seconds_per_row > 0
+    encoding.run()
+    (tmp_path / "out" / "shard-000002.parquet").unlink()
+    assert dataclasses.astuple(encoding.cost())[:3] == (5, 1, 5 * 16 * 4)
+
+
+def test_finished_shards_are_not_made_again(toy_bundle: Path, pages: Path, tmp_path: Path, monkeypatch) -> None:
+    out = tmp_path / "out"
+    BulkEncoding.prepare(pages, out, model=toy_bundle, rows_per_shard=10).run()
+    whole = digests(out)
+    (out / "shard-000001.parquet").unlink()
+    (out / ".shard-000001.parquet.0123456789ab.part").write_bytes(b"half of it")
+    made = []
+    encode = ShardEncoder.encode
+    monkeypatch.setattr(
+        ShardEncoder,
+        "encode",
+        lambda self, shard, advance: made.append(shard.number) or encode(self, shard, advance),
+    )
+    assert BulkEncoding.prepare(pages, out, model=toy_bundle, rows_per_shard=10).run() == 10
+    assert made == [1]
+    assert digests(out) == whole
+    assert BulkEncoding.prepare(pages, out, model=toy_bundle, rows_per_shard=10).run() == 0
+
+
+def test_an_interrupted_run_goes_on_to_the_same_bytes(
+    toy_bundle: Path, pages: Path, tmp_path: Path, monkeypatch
+) -> None:
+    BulkEncoding.prepare(pages, tmp_path / "whole", model=toy_bundle, rows_per_shard=4).run()
+    encode, calls = Encoder.encode_batches, []
+
+    def interrupted(self: Encoder, *arguments: object, **options: object) -> object:
+        calls.append(1)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return encode(self, *arguments, **options)
+
+    monkeypatch.setattr(Encoder, "encode_batches", interrupted)
+    encoding = BulkEncoding.prepare(pages, tmp_path / "out", model=toy_bundle, rows_per_shard=4)
+    with pytest.raises(KeyboardInterrupt):
+        encoding.run()
+    assert sorted(digests(tmp_path / "out")) == ["_manifest.json", "shard-000000.parquet", "shard-000001.parquet"]
+    encoding.run()
+    assert digests(tmp_path / "out") == digests(tmp_path / "whole")
+
+
+def test_another_model_is_refused(toy_bundle: Path, write_toy_bundle, pages: Path, tmp_path: Path) -> None:
+    BulkEncoding.prepare(pages, tmp_path / "out", model=toy_bundle).run()
+    before = digests(tmp_path / "out")
+    other = write_toy_bundle(tmp_path / "other.onnx", name="other")
+    with pytest.raises(FingerprintError, match=r"holds embeddings of toy \(fingerprint .* not of other"):
+        BulkEncoding.prepare(pages, tmp_path / "out", model=other)
+    assert digests(tmp_path / "out") == before
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"truncate_dim": 8}, "was begun with truncate_dim None, now 8"),
+        ({"rows_per_shard": 3}, "was begun with rows_per_shard 32768, now 3"),
+        ({"columns": ["id"]}, r"was begun with columns \['id', 'text', 'tags'\], now \['id'\]"),
+        ({"precision": "ubinary"}, "precision 'float32', now 'ubinary'"),
+    ],
+)
+def test_other_settings_are_refused(
+    toy_bundle: Path, pages: Path, tmp_path: Path, changed: dict, words: str
+) -> None:
+    BulkEncoding.prepare(pages, tmp_path / "out", model=toy_bundle).run()
+    with pytest.raises(InputError, match=words):
+        BulkEncoding.prepare(pages, tmp_path / "out", model=toy_bundle, **changed)
+
+
+def test_other_inputs_are_refused(toy_bundle: Path, pages: Path, tmp_path: Path) -> None:
+    BulkEncoding.prepare(pages, tmp_path / "out", model=toy_bundle).run()
+    write(pages / "a.parquet", 25, seed=5)
+    with pytest.raises(InputError, match="was begun with inputs 3 files with 28 rows"):
+        BulkEncoding.prepare(pages, tmp_path / "out", model=toy_bundle)
+
+
+def test_a_folder_without_shards_may_begin_anew(toy_bundle: Path, tmp_path: Path) -> None:
+    write(tmp_path / "in.parquet", 2, text=["a", None])
+    with pytest.raises(DataError, match=r"in.parquet:2: 'text' is null"):
+        BulkEncoding.prepare(tmp_path / "in.parquet", tmp_path / "out", model=toy_bundle).run()
+    write(tmp_path / "in.parquet", 2)
+    assert BulkEncoding.prepare(tmp_path / "in.parquet", tmp_path / "out", model=toy_bundle).run() == 2
+
+
+def test_what_others_have_written_is_left_alone(toy_bundle: Path, pages: Path, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "thesis.txt").write_text("mine")
+    with pytest.raises(CollectionError, match=r"holds thesis.txt and no _manifest.json"):
+        BulkEncoding.prepare(pages, tmp_path / "out", model=toy_bundle).run()
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["thesis.txt"]
+
+
+def test_two_runs_at_once_are_refused(toy_bundle: Path, pages: Path, tmp_path: Path, monkeypatch) -> None:
+    encoding = BulkEncoding.prepare(pages, tmp_path / "out", model=toy_bundle)
+    refused = []
+
+    def second(*_: object) -> int:
+        with pytest.raises(CollectionError, match="somebody else is writing"):
+            encoding.run()
+        refused.append(1)
+        return 0
+
+    monkeypatch.setattr(ShardEncoder, "encode", second)
+    encoding.run()
+    assert refused
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        ({"source": "none"}, DataError, "there are no Parquet files at none"),
+        ({"text_column": "body"}, DataError, "there is no column 'body'; there are id, text, tags"),
+        ({"columns": ["url"]}, DataError, "there is no column 'url'"),
+        ({"text_column": "tags"}, DataError, "'tags' should be texts, not list"),
+        ({"rows_per_shard": 0}, InputError, "rows_per_shard must be a whole number above 0"),
+        ({"output": "pages/out"}, InputError, "lies within the input"),
+        ({"output": "pages/a.parquet", "source": "pages/a.parquet"}, InputError, "is a file; give a folder"),
+        ({"truncate_dim": 99}, InputError, "truncate_dim"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_before_anything_is_written(
+    toy_bundle: Path, pages: Path, tmp_path: Path, monkeypatch, arguments: dict, error: type, words: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(error, match=words):
+        BulkEncoding.prepare(**{"source": "pages", "output": "out", "model": toy_bundle, **arguments})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["pages"]
+
+
+def test_inputs_have_the_same_columns_and_are_parquet(toy_bundle: Path, pages: Path) -> None:
+    parquet.write_table(pa.table({"text": ["a"]}), pages / "z.parquet")
+    with pytest.raises(
+        DataError, match=r"z.parquet has other columns than .*a.parquet: text string; not id int64"
+    ):
+        find_inputs(pages)
+    (pages / "z.parquet").write_bytes(b"no Parquet")
+    with pytest.raises(DataError, match=r"z.parquet is not a readable Parquet file"):
+        find_inputs(pages)
+
+
+def test_no_rows_are_an_error(toy_bundle: Path, pages: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"c.parquet: there are no rows"):
+        BulkEncoding.prepare(pages / "c.parquet", tmp_path / "out", model=toy_bundle)
+
+
+def test_a_file_that_changed_meanwhile_is_noticed(toy_bundle: Path, tmp_path: Path) -> None:
+    write(tmp_path / "in.parquet", 20)
+    encoding = BulkEncoding.prepare(tmp_path / "in.parquet", tmp_path / "out", model=toy_bundle, rows_per_shard=10)
+    write(tmp_path / "in.parquet", 12)
+    with pytest.raises(DataError, match="has fewer rows than when the work began"):
+        encoding.run()
+
+
+def test_a_worker_refuses_another_model(toy_bundle: Path, write_toy_bundle, pages: Path, tmp_path: Path) -> None:
+    encoding = BulkEncoding.prepare(pages, tmp_path / "out", model=toy_bundle)
+    other = write_toy_bundle(tmp_path / "other.onnx", name="other")
+    with pytest.raises(FingerprintError, match=r"other.onnx is another model here"):
+        ShardEncoder(dataclasses.replace(encoding.job, model=str(other)))
+
+
+def test_engines_are_told_by_name(toy_bundle: Path, pages: Path, tmp_path: Path, monkeypatch) -> None:
+    encoding = BulkEncoding.prepare(pages, tmp_path / "out", model=toy_bundle)
+    with pytest.raises(InputError, match="there is no engine 'spark'; the engines are local, ray"):
+        encoding.run(engine="spark")
+    with pytest.raises(InputError, match="the engine local is one worker, not 2"):
+        encoding.run(workers=2)
+    monkeypatch.setitem(engines.ENGINES, "ray", ("no_such_package", "ray"))
+    with pytest.raises(MissingExtraError, match=r"no_such_package is not installed.*embedkit\[ray\]"):
+        encoding.run(engine="ray")
+    assert not list((tmp_path / "out").glob("shard-*"))
+
+
+def test_pyarrow_is_asked_for_in_one_sentence(monkeypatch) -> None:
+    for name in [name for name in sys.modules if name.startswith("embedkit.serving.bulk")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    with pytest.raises(MissingExtraError, match=r"embedkit\[bulk\]"):
+        require("embedkit.serving.bulk", extra="bulk")
+
+
+PEAK = """
+import resource, sys
+from embedkit.serving.bulk import BulkEncoding
+BulkEncoding.prepare(sys.argv[1], sys.argv[2], model=sys.argv[3], rows_per_shard=1000).run()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024))
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows tells no peak")
+def test_memory_is_bounded_by_a_shard(toy_bundle: Path, tmp_path: Path) -> None:
+    def peak(rows: int) -> int:
+        pages = [random.randbytes(1500).hex() for _ in range(rows)]
+        table = pa.table({"text": ["a dog"] * rows, "page": pages})
+        parquet.write_table(table, tmp_path / f"{rows}.parquet", row_group_size=rows)
+        arguments = [str(tmp_path / f"{rows}.parquet"), str(tmp_path / f"out-{rows}"), str(toy_bundle)]
+        done = subprocess.run([sys.executable, "-c", PEAK, *arguments], capture_output=True, check=True)
+        return int(done.stdout)
+
+    assert peak(40_000) < peak(2000) + 50e6  # the file has 120 MB, all in one row group
