@@ -70,11 +70,13 @@ def run_bulk(arguments: argparse.Namespace) -> None:
     """Tell the cost, and make the shards that are missing.
 
     Raises:
-        InputError: fewer workers than one are asked for.
+        InputError: fewer workers than one are asked for, or processes, which a single file has.
     """
     from embedkit.errors import InputError
     from embedkit.serving.bulk import BulkEncoding
 
+    if arguments.processes is not None:
+        raise InputError("--processes is for one output file; for a folder several workers are --engine ray")
     if arguments.workers is not None and arguments.workers < 1:
         raise InputError(f"--workers must be at least 1, not {arguments.workers}")
     chosen = {} if arguments.rows_per_shard is None else {"rows_per_shard": arguments.rows_per_shard}
