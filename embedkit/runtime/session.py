@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,6 +19,8 @@ from embedkit.runtime.graph import large_weights
 from embedkit.runtime.threads import available_threads
 from embedkit.runtime.tokenization import TokenBatch
 
+# At its import it would store an id of this device, and events to be sent to its makers, in the user's folder.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 try:
     import onnxruntime
     from onnxruntime import GraphOptimizationLevel, InferenceSession, OrtValue, SessionOptions

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -211,3 +212,11 @@ def test_a_missing_or_damaged_onnx_runtime_is_one_sentence(tmp_path: Path, conte
     assert "onnxruntime" in done.stdout
     assert "pip install" in done.stdout
     assert len(done.stdout.splitlines()) == 1
+
+
+def test_onnx_runtime_stores_nothing_to_send_to_its_makers(tmp_path):
+    environment = {name: value for name, value in os.environ.items() if name != "ORT_DISABLE_TELEMETRY"}
+    script = "from embedkit import Encoder; Encoder.load('tiny-sct').encode(['a'])"
+    homes = {"HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", script], env=environment | homes, check=True)
+    assert not list(tmp_path.iterdir())
