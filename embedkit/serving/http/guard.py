@@ -16,8 +16,10 @@ from embedkit.serving.http.settings import ServerSettings
 
 __all__ = ["Guard"]
 
+# Asked for by address, by whoever runs the process; tells nothing that a web page elsewhere could use.
+_PROBES = frozenset({"/health", "/health/live", "/health/ready"})
 # What anybody may see: whether the server is there, and the page, which asks for the key itself.
-_OPEN_PATHS = frozenset({"/", "/health", "/health/live", "/health/ready"})
+_OPEN_PATHS = _PROBES | {"/"}
 _OPEN_FOLDER = "/page/"
 
 
@@ -47,7 +49,7 @@ class Guard:
             return
         headers, path = Headers(scope=scope), scope["path"]
         is_open = path in _OPEN_PATHS or path.startswith(_OPEN_FOLDER)
-        if self._hosts is not None and _host_name(headers) not in self._hosts:
+        if self._hosts is not None and path not in _PROBES and _host_name(headers) not in self._hosts:
             answer = problem(
                 path, 400, "this server does not go by that host name; an operator can add it to hosts"
             )

@@ -50,6 +50,8 @@ def test_an_operator_names_hosts(serve):
     with serve(hosts=("Search.Example",)) as url:
         assert httpx.get(f"{url}/info", headers={"host": "search.example:443"}).status_code == 200
         assert httpx.get(f"{url}/info").status_code == 400
+        assert httpx.get(f"{url}/health/ready").status_code == 200  # probes ask by address
+        assert httpx.get(f"{url}/info").status_code == 400
 
 
 @pytest.fixture(scope="module")
