@@ -105,7 +105,7 @@ class Encoder:
             file: the graph in a sentence-transformers folder, ``onnx/model.onnx`` if None.
             threads: threads to keep busy; as many as this process may use (affinity and container quota)
                 if None. On a CPU each works on batches of its own, unless there is only one or the graph is
-                large (16 MB without the table of words); else all work on one.
+                large (64 MB without the table of words); else all work on one.
             providers: ONNX Runtime execution providers in order of preference, the CPU's if None. One
                 that is not there is an error.
             max_tokens_per_batch: bound of a batch's texts times its longest in tokens; if None, 16,384, but on

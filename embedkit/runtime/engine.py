@@ -217,7 +217,7 @@ class Engine:
             finally:
                 pending.clear()  # whatever ends one lane ends all
 
-        lanes = min(self._session.threads, len(batches)) if self._session.has_lanes else 1
+        lanes = min(self._session.lanes, len(batches))
         if lanes == 1:
             work(None)
             return rows

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from embedkit.errors import BundleError
 from embedkit.runtime.wire import read_fields, read_numbers
 
-__all__ = ["Initializer", "large_weights", "largest_initializers", "refuse_external_data"]
+__all__ = ["Initializer", "large_tables", "largest_initializers", "refuse_external_data"]
 
 # Which fields of which message hold which message, as far as tensors can stand in it (onnx.proto3).
 _MEMBERS = {
@@ -26,7 +26,8 @@ _MEMBERS = {
     "tensor": {},
 }
 _EXTERNAL_DATA, _DATA_LOCATION = 13, 14  # fields of TensorProto
-_GRAPH, _INITIALIZER = 7, 5
+_GRAPH, _NODE, _INITIALIZER = 7, 1, 5
+_NODE_INPUT, _NODE_OPERATOR = 1, 4
 _TENSOR_SHAPE, _TENSOR_TYPE, _TENSOR_NAME, _RAW_DATA = 1, 2, 8, 9
 _TYPES: dict[int, np.dtype[Any]] = {1: np.dtype("<f4"), 2: np.dtype("u1"), 3: np.dtype("i1"), 10: np.dtype("<f2")}
 _MOST_FIELDS = 1_000_000
@@ -67,30 +68,35 @@ def refuse_external_data(model: bytes) -> None:
 def largest_initializers(model: bytes, count: int) -> list[Initializer]:
     """The ``count`` weights of the main graph that take most bytes, largest first."""
     found = [
-        Initializer(_name(tensor), len(tensor))
+        Initializer(_text(tensor, _TENSOR_NAME), len(tensor))
         for graph in _messages(memoryview(model), _GRAPH)
         for tensor in _messages(graph, _INITIALIZER)
     ]
     return sorted(found, key=lambda tensor: (-tensor.size_bytes, tensor.name))[:count]
 
 
-def large_weights(model: bytes, *, least_bytes: int) -> dict[str, npt.NDArray[Any]]:
-    """Weights of the main graph of at least so many bytes, by name.
+def large_tables(model: bytes, *, least_bytes: int) -> dict[str, npt.NDArray[Any]]:
+    """Tables of the main graph of at least so many bytes, by name: weights that rows are taken from, as of words.
 
     Those of other types than float32, float16, int8 and uint8 are left out.
 
     Returns:
-        Arrays that read ``model`` itself, or a copy where a weight does not stand where its type may.
+        Arrays that read ``model`` itself, or a copy where a table does not stand where its type may.
 
     Raises:
         BundleIntegrityError: the bytes are no message.
     """
     found = {}
     for graph in _messages(memoryview(model), _GRAPH):
+        tables = {_text(node, _NODE_INPUT) for node in _messages(graph, _NODE) if _is_gather(node)}
         for tensor in _messages(graph, _INITIALIZER):
-            if len(tensor) >= least_bytes and (weight := _read_weight(tensor)) is not None:
-                found[_name(tensor)] = weight
-    return found
+            if len(tensor) >= least_bytes and (name := _text(tensor, _TENSOR_NAME)) in tables:
+                found[name] = _read_weight(tensor)
+    return {name: weight for name, weight in found.items() if weight is not None}
+
+
+def _is_gather(node: memoryview) -> bool:
+    return _text(node, _NODE_OPERATOR).startswith("Gather")  # GatherBlockQuantized too
 
 
 def _read_weight(tensor: memoryview) -> npt.NDArray[Any] | None:
@@ -114,5 +120,6 @@ def _messages(message: memoryview, number: int) -> Iterator[memoryview]:
             yield part.value
 
 
-def _name(tensor: memoryview) -> str:
-    return b"".join(_messages(tensor, _TENSOR_NAME)).decode("utf-8", errors="replace")
+def _text(message: memoryview, number: int) -> str:
+    """The first text under this number."""
+    return bytes(next(_messages(message, number), b"")).decode("utf-8", errors="replace")

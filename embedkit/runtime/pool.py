@@ -10,10 +10,9 @@ import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from queue import SimpleQueue
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, BinaryIO, Self, Unpack
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Self, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -42,8 +41,7 @@ _PATIENCE_SECONDS = 5.0
 _PARTS_PER_PROCESS = 2
 
 
-@dataclass(frozen=True)
-class Origin:
+class Origin(NamedTuple):
     """Where an encoder was loaded from, for others to load it again.
 
     Attributes:
@@ -214,8 +212,7 @@ class EncoderPool:
             worker.close()
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
+class _Part(NamedTuple):
     """Rows of one part, and how many of its texts were cut."""
 
     rows: npt.NDArray[Any]

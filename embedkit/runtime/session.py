@@ -15,7 +15,7 @@ from embedkit.errors import BundleIntegrityError, InputError, MissingExtraError,
 from embedkit.protocols import FloatArray
 from embedkit.runtime.arguments import check_count
 from embedkit.runtime.distributions import explain_missing_onnxruntime, installed_distributions
-from embedkit.runtime.graph import large_weights
+from embedkit.runtime.graph import large_tables
 from embedkit.runtime.threads import available_threads
 from embedkit.runtime.tokenization import TokenBatch
 
@@ -35,10 +35,11 @@ _TYPES = {"tensor(int64)": np.int64, "tensor(int32)": np.int32}
 _ERRORS_ONLY = 3
 # Products of a small graph are too small for threads to share, even where there is one batch only.
 _SMALL_BYTES = 8_000_000
-# Weights from here on (tables of words) are shared by all lanes; each holds the others for itself, and so they
-# are to be few.
+# Tables of words from here on are shared by all lanes. Each holds the other weights for itself, as ONNX Runtime
+# rearranges them for its products, and so there is an end to what a lane may hold, and to what all of them may.
 _SHARED_BYTES = 1_000_000
-_LANE_BYTES = 16_000_000
+_LANE_BYTES = 64_000_000
+_ALL_LANES_BYTES = 512_000_000
 
 
 class Session:
@@ -57,6 +58,8 @@ class Session:
         threads: threads at work, all of them in a run outside lanes unless the graph is small.
         has_lanes: whether the graph runs on a CPU, in lanes where there are several batches; depends on the graph
             and not on the number of threads.
+        lanes: how many there are, 1 where there are none; as many as threads, fewer if they would hold more than
+            half a gigabyte.
         is_small: whether, besides, the graph is so small that every run keeps to one thread.
         providers: the execution providers at work.
         output: name of the output taken.
@@ -81,13 +84,14 @@ class Session:
         self._shared = _share(model) if chosen == [CPU] else {}
         own = len(model) - sum(value.tensor_size_in_bytes() for value in self._shared.values())
         self.has_lanes = chosen == [CPU] and own <= _LANE_BYTES
+        self.lanes = min(self.threads, max(1, _ALL_LANES_BYTES // max(1, own))) if self.has_lanes else 1
         self.is_small = self.has_lanes and len(model) <= _SMALL_BYTES
         alone = 1 if self.is_small else self.threads
         self._session = _open(model, _options(alone, self._shared), chosen)
         self._opening = threading.Lock()
-        self._lanes: list[InferenceSession | None] = [None] * self.threads
+        self._opened: list[InferenceSession | None] = [None] * self.lanes
         if alone == 1:
-            self._lanes[0] = self._session
+            self._opened[0] = self._session
         self.providers: list[str] = self._session.get_providers()
         self._input_types = _read_input_types(self._session)
         self.output, self.width = _choose_output(self._session, outputs)
@@ -97,7 +101,7 @@ class Session:
 
         Args:
             batch: what to run.
-            lane: where to run it on one thread, below ``threads``, if others run at the same time.
+            lane: where to run it on one thread, below ``lanes``, if others run at the same time.
 
         Returns:
             The output, ``(B, D)``, ``(B, L, H)`` or, of a cross-encoder, ``(B,) float32``.
@@ -110,7 +114,7 @@ class Session:
             types = batch.token_type_ids
             feeds["token_type_ids"] = np.zeros_like(batch.input_ids) if types is None else types
         wanted = {name: feeds[name].astype(kind, copy=False) for name, kind in self._input_types.items()}
-        session = self._session if lane is None else self._lanes[lane] or self._open_lane(lane)
+        session = self._session if lane is None else self._opened[lane] or self._open_lane(lane)
         try:
             (result,) = session.run([self.output], wanted)
         except Exception as error:  # ONNX Runtime's errors have no common ancestor but Exception
@@ -119,9 +123,9 @@ class Session:
 
     def _open_lane(self, lane: int) -> InferenceSession:
         with self._opening:
-            opened = self._lanes[lane]
+            opened = self._opened[lane]
             if opened is None:
-                opened = self._lanes[lane] = _open(self._model, _options(1, self._shared), [CPU])
+                opened = self._opened[lane] = _open(self._model, _options(1, self._shared), [CPU])
             return opened
 
 
@@ -159,12 +163,12 @@ def _check_providers(providers: Sequence[str] | None) -> list[str]:
 
 
 def _share(model: bytes) -> dict[str, OrtValue]:
-    """Large weights, for several sessions to read in one place; they must stay here as long as the sessions."""
+    """Tables of words, for several sessions to read in one place; they must stay here as long as the sessions."""
     try:
-        weights = large_weights(model, least_bytes=_SHARED_BYTES)
+        tables = large_tables(model, least_bytes=_SHARED_BYTES)
     except BundleIntegrityError:  # no model at all, which ONNX Runtime is going to say
         return {}
-    return {name: OrtValue.ortvalue_from_numpy(weight) for name, weight in weights.items()}
+    return {name: OrtValue.ortvalue_from_numpy(table) for name, table in tables.items()}
 
 
 def _options(threads: int, shared: Mapping[str, OrtValue] = MappingProxyType({})) -> SessionOptions:

@@ -9,7 +9,7 @@ from onnx import helper, numpy_helper
 
 from embedkit.errors import BundleError
 from embedkit.runtime import graph as graph_module
-from embedkit.runtime.graph import large_weights, largest_initializers, refuse_external_data
+from embedkit.runtime.graph import large_tables, largest_initializers, refuse_external_data
 
 
 def tensor(*, external: bool) -> onnx.TensorProto:
@@ -83,7 +83,20 @@ def test_weights_are_listed_by_size(toy_model_bytes: bytes) -> None:
     assert found[0].size_bytes > 30_000
 
 
-def test_large_weights_are_read_in_place_as_onnx_reads_them() -> None:
+def gather(table: str, operator: str = "Gather") -> onnx.NodeProto:
+    return helper.make_node(operator, [table, "ids"], [f"{table}_rows"])
+
+
+@pytest.mark.parametrize(
+    ("operator", "tables"), [("Gather", ["w"]), ("GatherBlockQuantized", ["w"]), ("MatMul", [])]
+)
+def test_tables_are_what_rows_are_taken_from(operator: str, tables: list[str]) -> None:
+    weight = numpy_helper.from_array(np.zeros((9, 9), dtype=np.float32), "w")
+    graph = helper.make_graph([gather("other"), gather("w", operator)], "g", [], [], [weight])
+    assert list(large_tables(helper.make_model(graph).SerializeToString(), least_bytes=1)) == tables
+
+
+def test_large_tables_are_read_in_place_as_onnx_reads_them() -> None:
     generator = np.random.default_rng(0)
     kept = {
         "floats": generator.normal(size=(50, 8)).astype(np.float32),
@@ -94,8 +107,9 @@ def test_large_weights_are_read_in_place_as_onnx_reads_them() -> None:
     left_out = {"positions": np.arange(1000), "few": np.zeros(3, dtype=np.float32)}
     tensors = [numpy_helper.from_array(array, name) for name, array in (kept | left_out).items()]
     tensors.append(helper.make_tensor("typed", onnx.TensorProto.FLOAT, [500], np.ones(500)))  # not raw
-    content = helper.make_model(helper.make_graph([], "g", [], [], tensors)).SerializeToString()
-    found = large_weights(content, least_bytes=1000)
+    nodes = [gather(tensor.name) for tensor in tensors]
+    content = helper.make_model(helper.make_graph(nodes, "g", [], [], tensors)).SerializeToString()
+    found = large_tables(content, least_bytes=1000)
     assert found.keys() == kept.keys()
     for name, array in kept.items():
         np.testing.assert_array_equal(found[name], array)
@@ -108,13 +122,14 @@ def test_a_shape_may_be_packed_as_other_writers_do() -> None:
     from embedkit.runtime.wire import encode_bytes
 
     raw = np.arange(6, dtype=np.int8).tobytes()
-    tensor_ = encode_bytes(1, b"\x02\x03") + b"\x10\x03" + encode_bytes(8, b"w") + encode_bytes(9, raw)
-    (weight,) = large_weights(encode_bytes(7, encode_bytes(5, tensor_)), least_bytes=1).values()
+    packed = encode_bytes(1, b"\x02\x03") + b"\x10\x03" + encode_bytes(8, b"w") + encode_bytes(9, raw)
+    graph = encode_bytes(1, gather("w").SerializeToString()) + encode_bytes(5, packed)
+    (weight,) = large_tables(encode_bytes(7, graph), least_bytes=1).values()
     assert weight.tolist() == [[0, 1, 2], [3, 4, 5]]
 
 
-def test_weights_whose_bytes_do_not_fit_their_shape_are_left_to_onnx_runtime() -> None:
+def test_tables_whose_bytes_do_not_fit_their_shape_are_left_to_onnx_runtime() -> None:
     wrong = numpy_helper.from_array(np.zeros(4, dtype=np.float32), "w")
     wrong.dims[0] = 5
-    content = helper.make_model(helper.make_graph([], "g", [], [], [wrong])).SerializeToString()
-    assert large_weights(content, least_bytes=1) == {}
+    content = helper.make_model(helper.make_graph([gather("w")], "g", [], [], [wrong])).SerializeToString()
+    assert large_tables(content, least_bytes=1) == {}

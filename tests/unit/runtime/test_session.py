@@ -98,7 +98,7 @@ def test_a_session_of_one_thread_is_a_lane(toy_model_bytes: bytes, asked: list[i
     assert asked == [1]
 
 
-def test_graphs_that_are_large_without_shared_weights_have_no_lanes(
+def test_graphs_that_are_large_without_shared_tables_have_no_lanes(
     toy_model_bytes: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(session_module, "_LANE_BYTES", len(toy_model_bytes) - 1)
@@ -107,11 +107,23 @@ def test_graphs_that_are_large_without_shared_weights_have_no_lanes(
     assert open_session(toy_model_bytes).has_lanes
 
 
-def test_shared_weights_change_no_bit(toy_model_bytes: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lanes_are_as_many_as_threads_unless_they_hold_too_much(
+    toy_model_bytes: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert open_session(toy_model_bytes, threads=5).lanes == 5
+    monkeypatch.setattr(session_module, "_ALL_LANES_BYTES", 3 * len(toy_model_bytes))
+    assert open_session(toy_model_bytes, threads=5).lanes == 3
+    monkeypatch.setattr(session_module, "_ALL_LANES_BYTES", 1)
+    assert open_session(toy_model_bytes, threads=5).lanes == 1
+    monkeypatch.setattr(session_module, "_LANE_BYTES", 1)
+    assert open_session(toy_model_bytes, threads=5).lanes == 1
+
+
+def test_shared_tables_change_no_bit(toy_model_bytes: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = open_session(toy_model_bytes, threads=1).run(BATCH)
     monkeypatch.setattr(session_module, "_SHARED_BYTES", 1)
     session = open_session(toy_model_bytes, threads=2)
-    assert len(session._shared) > 2
+    assert session._shared
     del toy_model_bytes
     gc.collect()  # what the sessions read must still be there
     for lane in (None, 0, 1):
