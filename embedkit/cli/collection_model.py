@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from embedkit.runtime.encoder import Encoder
-    from embedkit.serving.retrieval.manifest import Manifest
 
-__all__ = ["load_collection_model"]
+__all__ = ["Remembered", "load_collection_model"]
 
 
-def load_collection_model(model: str | None, manifest: Manifest) -> Encoder:
+class Remembered(Protocol):
+    """What a collection remembers of its model."""
+
+    @property
+    def model(self) -> str:
+        """What people call it."""
+
+    @property
+    def source(self) -> str | None:
+        """Where it was."""
+
+
+def load_collection_model(model: str | None, manifest: Remembered) -> Encoder:
     """Load the model asked for, or the one that the collection remembers: where it was, else by its name.
 
     Raises:

@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from embedkit.cli.milvus import MilvusAddress, build_milvus, milvus_facts, only_in_a_folder, open_milvus, place
+
 __all__ = ["EXAMPLES", "HELP", "configure", "run"]
 
 HELP = "build a collection of documents to search in, change or verify one"
@@ -44,14 +46,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> None:
     """Do what was asked, and tell what the collection holds."""
     done, collection, changes = _ACTIONS[arguments.action](arguments)
-    facts = _facts(collection) | changes
+    address = arguments.output if arguments.action == "build" else arguments.collection
+    on_milvus = isinstance(address, MilvusAddress)
+    facts = (milvus_facts(address, collection) if on_milvus else _facts(collection)) | changes
     if arguments.json:
         print(json.dumps(facts, ensure_ascii=False))
         return
     told = "".join(f", {count:,} {name}" for name, count in changes.items())
+    size = f", {facts['bytes'] / 1e6:,.1f} MB" if "bytes" in facts else ""
     print(
         f"{done} {facts['path']}{told}: {facts['documents']:,} documents, {facts['dimension']} dimensions, "
-        f"index {facts['index']}, model {facts['model']}, {facts['bytes'] / 1e6:,.1f} MB"
+        f"index {facts['index']}, model {facts['model']}{size}"
     )
 
 
@@ -63,11 +68,15 @@ def _configure_build(actions: Any) -> None:
         "-o",
         "--output",
         required=True,
-        type=Path,
+        type=place,
         metavar="IDX",
-        help="its folder; a collection there is replaced",
+        help="its folder, a collection there is replaced; or milvus:URI#NAME, which must be new",
     )
-    build.add_argument("--kind", default="auto", help=f"{_KINDS}; default: auto, which chooses by size and tells")
+    build.add_argument(
+        "--kind",
+        default="auto",
+        help=f"{_KINDS}; default: auto, which chooses by size and tells; on Milvus in its words: FLAT, HNSW...",
+    )
     build.add_argument("--lexical", action="store_true", help="index words too, for search --hybrid")
 
 
@@ -82,13 +91,17 @@ def _configure_documents(parser: argparse.ArgumentParser) -> None:
 
 
 def _configure_collection(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("collection", type=Path, metavar="IDX", help="a collection's folder")
+    parser.add_argument("collection", type=place, metavar="IDX", help="a collection's folder, or milvus:URI#NAME")
 
 
 def _build(arguments: argparse.Namespace) -> tuple[str, Any, dict[str, int]]:
     from embedkit.runtime.encoder import Encoder
     from embedkit.serving.retrieval.collection import Collection
 
+    if isinstance(arguments.output, MilvusAddress):
+        if arguments.lexical:
+            raise only_in_a_folder("--lexical")
+        return "built", build_milvus(arguments), {}
     model = Path(arguments.model).expanduser()
     collection = Collection.build(
         arguments.documents,
@@ -109,8 +122,11 @@ def _add(arguments: argparse.Namespace) -> tuple[str, Any, dict[str, int]]:
     from embedkit.serving.retrieval.collection import Collection
     from embedkit.serving.retrieval.manifest import Manifest
 
-    encoder = load_collection_model(arguments.model, Manifest.read(arguments.collection))
-    collection = Collection.open(arguments.collection, encoder=encoder)
+    if isinstance(arguments.collection, MilvusAddress):
+        collection: Any = open_milvus(arguments.collection, arguments.model)
+    else:
+        encoder = load_collection_model(arguments.model, Manifest.read(arguments.collection))
+        collection = Collection.open(arguments.collection, encoder=encoder)
     done = collection.upsert(
         arguments.documents,
         text_column=arguments.text_column,
@@ -121,7 +137,10 @@ def _add(arguments: argparse.Namespace) -> tuple[str, Any, dict[str, int]]:
 
 
 def _delete(arguments: argparse.Namespace) -> tuple[str, Any, dict[str, int]]:
-    collection = _open(arguments)
+    if isinstance(arguments.collection, MilvusAddress):
+        collection = open_milvus(arguments.collection, encoding=False)
+    else:
+        collection = _open(arguments)
     return "changed", collection, {"deleted": collection.delete(arguments.ids)}
 
 
@@ -142,6 +161,8 @@ def _verify(arguments: argparse.Namespace) -> tuple[str, Any, dict[str, int]]:
 def _open(arguments: argparse.Namespace) -> Any:
     from embedkit.serving.retrieval.collection import Collection
 
+    if isinstance(arguments.collection, MilvusAddress):
+        raise only_in_a_folder(f"index {arguments.action}")
     return Collection.open(arguments.collection)
 
 

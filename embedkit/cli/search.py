@@ -8,11 +8,12 @@ import json
 import shutil
 import sys
 import unicodedata
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from embedkit.cli.milvus import MilvusAddress, only_in_a_folder, open_milvus, place
+
 if TYPE_CHECKING:
-    from embedkit.serving.retrieval.hits import Hit
+    from embedkit.serving.retrieval.hits import Hit, Hits
 
 __all__ = ["EXAMPLES", "HELP", "configure", "run"]
 
@@ -25,7 +26,9 @@ embedkit search idx/ "refund after 30 days" --hybrid --rerank reranker.onnx --fi
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("collection", type=Path, metavar="IDX", help="folder that `embedkit index build` made")
+    parser.add_argument(
+        "collection", type=place, metavar="IDX", help="folder that `embedkit index build` made, or milvus:URI#NAME"
+    )
     parser.add_argument("query", help="text to search for")
     parser.add_argument("-k", type=int, default=10, help="results wanted; default: 10")
     parser.add_argument(
@@ -59,21 +62,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Search, and tell results on stdout and times on stderr."""
-    from embedkit.cli.backends import load_model
-    from embedkit.cli.collection_model import load_collection_model
-    from embedkit.serving.retrieval.collection import Collection
-    from embedkit.serving.retrieval.manifest import Manifest
-
-    encoder = load_collection_model(arguments.model, Manifest.read(arguments.collection))
-    hits = Collection.open(arguments.collection, encoder=encoder).search(
-        arguments.query,
-        arguments.k,
-        filter=arguments.filter,
-        hybrid=arguments.hybrid,
-        rerank=None if arguments.rerank is None else load_model(arguments.rerank),
-        candidates=arguments.candidates,
-        effort=arguments.effort,
-    )
+    on_milvus = isinstance(arguments.collection, MilvusAddress)
+    hits = _search_milvus(arguments) if on_milvus else _search_folder(arguments)
     if arguments.json:
         ranked = [{"rank": rank, **dataclasses.asdict(hit)} for rank, hit in enumerate(hits, 1)]
         result = {"query": arguments.query, "hits": ranked, "latency_ms": hits.latency_ms}
@@ -83,6 +73,36 @@ def run(arguments: argparse.Namespace) -> None:
             print(line)
     if not arguments.quiet:
         print(", ".join(f"{stage} {ms:.1f} ms" for stage, ms in hits.latency_ms.items()), file=sys.stderr)
+
+
+def _search_folder(arguments: argparse.Namespace) -> Hits:
+    from embedkit.cli.backends import load_model
+    from embedkit.cli.collection_model import load_collection_model
+    from embedkit.serving.retrieval.collection import Collection
+    from embedkit.serving.retrieval.manifest import Manifest
+
+    encoder = load_collection_model(arguments.model, Manifest.read(arguments.collection))
+    hits: Hits = Collection.open(arguments.collection, encoder=encoder).search(
+        arguments.query,
+        arguments.k,
+        filter=arguments.filter,
+        hybrid=arguments.hybrid,
+        rerank=None if arguments.rerank is None else load_model(arguments.rerank),
+        candidates=arguments.candidates,
+        effort=arguments.effort,
+    )
+    return hits
+
+
+def _search_milvus(arguments: argparse.Namespace) -> Hits:
+    for flag in ("hybrid", "rerank", "candidates"):
+        if getattr(arguments, flag) is not None:
+            raise only_in_a_folder(f"--{flag}")
+    if arguments.effort != 1:
+        raise only_in_a_folder("--effort")
+    collection = open_milvus(arguments.collection, arguments.model)
+    hits: Hits = collection.search(arguments.query, arguments.k, filter=arguments.filter)
+    return hits
 
 
 def _json_object(text: str) -> dict[str, Any]:

@@ -1,0 +1,294 @@
+"""Milvus, by a file of Milvus Lite: the words of `Collection`, and the answers of an exact scan."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from embedkit import Collection, Encoder
+from embedkit.errors import CollectionError, DataError, FingerprintError, InputError, MissingExtraError
+from embedkit.extras import require
+from embedkit.protocols import VectorIndex
+from embedkit.serving.retrieval.documents import Document
+from embedkit.serving.retrieval.exact_index import ExactIndex
+
+pytest.importorskip("pymilvus")
+pytest.importorskip("milvus_lite")
+
+from pymilvus import DataType, MilvusClient
+
+from embedkit.serving.milvus import MilvusCollection, MilvusIndex
+from embedkit.serving.milvus.collection import About
+from embedkit.serving.milvus.filter_expression import filter_expression
+from embedkit.serving.milvus.store import MOST_RESULTS
+
+DOCUMENTS = [
+    {"id": "a", "text": "a dog in the garden", "lang": "en", "year": 2019, "tags": ["pet", "green"]},
+    {"id": "b", "text": "music and the sea", "lang": "de", "year": 2021.5, "tags": []},
+    {"id": "c", "text": "the end of the day", "lang": "en", "year": 2024},
+    {"id": "d", "text": "red apple", "lang": None, "note": "x\"\\\n'北"},
+    {"id": "e", "text": "the horse and the dog", "draft": True, 'odd "name"': "here"},
+]
+
+
+@pytest.fixture
+def uri(tmp_path: Path) -> str:
+    return str(tmp_path / "milvus.db")
+
+
+@pytest.fixture
+def encoder(toy_bundle: Path) -> Encoder:
+    return Encoder.load(toy_bundle)
+
+
+@pytest.fixture
+def collection(uri: str, encoder: Encoder):
+    collection = MilvusCollection.build(
+        DOCUMENTS, encoder=encoder, uri=uri, name="docs", index="FLAT", source="here"
+    )
+    yield collection
+    collection.close()
+
+
+@pytest.fixture(scope="module")
+def oracle(toy_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Collection:
+    """The same documents in a collection of ours."""
+    path = tmp_path_factory.mktemp("oracle") / "idx"
+    return Collection.build(DOCUMENTS, encoder=Encoder.load(toy_bundle), path=path)
+
+
+@pytest.fixture(scope="module")
+def unchanged(toy_bundle: Path, tmp_path_factory: pytest.TempPathFactory):
+    """A collection that no test changes."""
+    uri = str(tmp_path_factory.mktemp("milvus") / "milvus.db")
+    collection = MilvusCollection.build(DOCUMENTS, encoder=Encoder.load(toy_bundle), uri=uri, name="docs")
+    yield collection
+    collection.close()
+
+
+def test_what_is_found_is_what_a_collection_of_ours_finds(unchanged: MilvusCollection, oracle: Collection) -> None:
+    queries = ["a dog", "the sea at the end", "red"]
+    for found, expected in zip(unchanged.search(queries, 4), oracle.search(queries, 4), strict=True):
+        assert [(hit.id, hit.text) for hit in found] == [(hit.id, hit.text) for hit in expected]
+        np.testing.assert_allclose([hit.score for hit in found], [hit.score for hit in expected], atol=1e-6)
+        assert list(found.latency_ms) == ["encode", "dense"]
+    assert unchanged.search("a dog", 50)[0] == unchanged.search("a dog", 1)[0]
+    assert unchanged.search([], 3) == []
+
+
+@pytest.mark.parametrize(
+    "conditions",
+    [
+        {"lang": "en"},
+        {"lang": {"ne": "en"}},
+        {"lang": {"in": ["de", "fr"]}},
+        {"lang": {"not_in": ["de", "fr"]}},
+        {"year": {"gte": 2019, "lt": 2024}},
+        {"year": {"gt": 2021}},
+        {"year": {"lte": 2021.5}, "lang": "de"},
+        {"lang": {"gt": "de"}},
+        {"tags": "pet"},
+        {"tags": {"ne": "pet"}},
+        {"tags": {"in": ["green", "blue"]}},
+        {"tags": {"not_in": ["green"]}},
+        {"year": {"exists": True}},
+        {"year": {"exists": False}},
+        {"draft": True},
+        {"note": "x\"\\\n'北"},
+        {'odd "name"': "here"},
+        {"lang": {"in": []}},
+        {"lang": {"not_in": []}},
+        {},
+    ],
+    ids=str,
+)
+def test_filters_choose_what_they_choose_in_a_collection_of_ours(
+    unchanged: MilvusCollection, oracle: Collection, conditions: dict
+) -> None:
+    found = {hit.id for hit in unchanged.search("the dog", 10, filter=conditions)}
+    assert found == {hit.id for hit in oracle.search("the dog", 10, filter=conditions)}
+
+
+def test_what_milvus_cannot_tell_is_refused(unchanged: MilvusCollection) -> None:
+    with pytest.raises(InputError, match="does not tell null from absent"):
+        unchanged.search("a dog", filter={"lang": None})
+    with pytest.raises(InputError, match="has no operator 'like'"):
+        unchanged.search("a dog", filter={"lang": {"like": "e%"}})
+    with pytest.raises(InputError, match="k must be between 1 and 16,384"):
+        unchanged.search("a dog", MOST_RESULTS + 1)
+    with pytest.raises(InputError, match=r"expected embeddings of shape \(Q, 16\)"):
+        unchanged.search_embeddings(np.ones((1, 3), dtype=np.float32))
+    with pytest.raises(InputError, match="finite"):
+        unchanged.search_embeddings(np.full((1, 16), np.nan, dtype=np.float32))
+
+
+def test_filters_cannot_be_broken_out_of() -> None:
+    assert filter_expression({'x"] == 1 or id != "': '"'}) == (
+        '(metadata["x\\"] == 1 or id != \\""] == "\\"" or '
+        'json_contains(metadata["x\\"] == 1 or id != \\""], "\\""))'
+    )
+
+
+def test_documents_come_back_as_they_were(unchanged: MilvusCollection) -> None:
+    assert unchanged.get("d") == Document("d", "red apple", {"lang": None, "note": "x\"\\\n'北"})
+    assert [found and found.id for found in unchanged.get(["e", "nobody", "a"])] == ["e", None, "a"]
+    assert unchanged.get("nobody") is None
+    assert len(unchanged) == 5
+
+
+def test_an_upsert_adds_and_replaces(collection: MilvusCollection, encoder: Encoder) -> None:
+    done = collection.upsert([("a", "a boat"), ("new", "green tea"), ("new", "black tea")])
+    assert done == (1, 1)
+    assert len(collection) == 6
+    assert collection.get("a") == Document("a", "a boat", None)
+    assert collection.get("new").text == "black tea"
+    assert collection.search("black tea", 1)[0].score == pytest.approx(1, abs=1e-6)
+    embedded = collection.upsert_embeddings([Document("f", "no such text")], encoder.encode(["green tea"]))
+    assert embedded == (1, 0)
+    assert collection.search("green tea", 1)[0].id == "f"
+    with pytest.raises(InputError, match=r"expected embeddings of shape \(1, 16\), got \(2, 16\)"):
+        collection.upsert_embeddings([Document("g", "x")], encoder.encode(["a", "b"]))
+
+
+def test_a_deletion_tells_how_many_were_there(collection: MilvusCollection) -> None:
+    assert collection.delete(["a", "nobody", "b", "a"]) == 2
+    assert collection.delete("a") == 0
+    assert len(collection) == 3
+    assert {hit.id for hit in collection.search("a dog", 10)} == {"c", "d", "e"}
+
+
+def test_more_documents_than_a_request_takes(uri: str, encoder: Encoder, monkeypatch) -> None:
+    monkeypatch.setattr("embedkit.serving.milvus.store._ROWS_PER_REQUEST", 7)
+    monkeypatch.setattr("embedkit.serving.milvus.collection._CHUNK", 25)
+    texts = [f"dog {number}" for number in range(60)]
+    collection = MilvusCollection.build(texts, encoder=encoder, uri=uri, name="docs")
+    assert len(collection) == 60
+    assert [found.text for found in collection.get([str(number) for number in range(60)])] == texts
+    assert collection.delete(str(number) for number in range(50)) == 50
+    collection.close()
+
+
+def test_a_collection_is_opened_again_by_its_own_model_only(
+    collection: MilvusCollection, uri: str, encoder: Encoder, write_toy_bundle, tmp_path: Path
+) -> None:
+    assert collection.about == About("toy", encoder.fingerprint, 16, "FLAT", "here")
+    collection.close()
+    again = MilvusCollection.open(uri=uri, name="docs", encoder=encoder)
+    assert again.search("red apple", 1)[0].id == "d"
+    again.close()
+    other = Encoder.load(write_toy_bundle(tmp_path / "other.onnx", name="other"))
+    with pytest.raises(FingerprintError, match=r"was built with toy \(fingerprint .*not with other"):
+        MilvusCollection.open(uri=uri, name="docs", encoder=other)
+    without = MilvusCollection.open(uri=uri, name="docs")
+    assert without.get("a").text == "a dog in the garden"
+    with pytest.raises(InputError, match="opened without an encoder"):
+        without.search("a dog")
+    without.close()
+
+
+def test_the_description_speaks_where_properties_are_lost(
+    collection: MilvusCollection, uri: str, monkeypatch
+) -> None:
+    told = json.dumps({"kind": "documents", **dataclasses.asdict(collection.about)})
+    monkeypatch.setattr(MilvusClient, "describe_collection", lambda *_: {"properties": {}, "description": told})
+    assert MilvusCollection.open(uri=uri, name="docs").about == collection.about
+
+
+def test_nothing_of_others_is_touched(collection: MilvusCollection, uri: str, encoder: Encoder) -> None:
+    with pytest.raises(CollectionError, match=r"there is a collection docs at .* already"):
+        MilvusCollection.build(["x"], encoder=encoder, uri=uri, name="docs")
+    assert len(collection) == 5
+    with pytest.raises(CollectionError, match=r"there is no collection nope at .*; there are docs"):
+        MilvusCollection.open(uri=uri, name="nope")
+    with pytest.raises(CollectionError, match=r"docs at .* holds no rows that embedkit has put there"):
+        MilvusIndex.open(uri=uri, name="docs")
+    client = MilvusClient(uri)
+    schema = client.create_schema(description="theirs")
+    schema.add_field("pk", DataType.INT64, is_primary=True)
+    schema.add_field("v", DataType.FLOAT_VECTOR, dim=4)
+    client.create_collection("theirs", schema=schema)
+    with pytest.raises(CollectionError, match="holds no documents that embedkit has put there"):
+        MilvusCollection.open(uri=uri, name="theirs")
+    client.close()
+
+
+def test_a_dropped_collection_is_gone(collection: MilvusCollection, uri: str) -> None:
+    collection.drop()
+    with pytest.raises(CollectionError, match="there is no collection docs"):
+        MilvusCollection.open(uri=uri, name="docs")
+
+
+@pytest.mark.parametrize(
+    ("documents", "words"),
+    [
+        ([], "there are no documents"),
+        ([("x", "")], "the text is empty"),
+        ([("x" * 600, "dog")], "the id of document x+ has 600 bytes; Milvus takes 512"),
+        ([("x", "é" * 40_000)], "the text of document x has 80,000 bytes; Milvus takes 65,535"),
+        ([{"id": "x", "text": "dog", "at": {1, 2}}], "the metadata of document x is not JSON"),
+        ([{"id": "x", "text": "dog", "at": float("nan")}], "the metadata of document x is not JSON"),
+    ],
+    ids=["none", "empty", "id", "text", "set", "nan"],
+)
+def test_documents_that_cannot_be_are_named(unchanged: MilvusCollection, documents: list, words: str) -> None:
+    with pytest.raises(DataError, match=words):
+        unchanged.upsert(documents)
+    assert len(unchanged) == 5
+
+
+def test_a_server_that_does_not_answer_is_one_sentence(encoder: Encoder, monkeypatch) -> None:
+    from pymilvus.exceptions import MilvusException
+
+    def refuses(*_: object, **__: object) -> None:
+        raise MilvusException(code=2, message="server unavailable")
+
+    monkeypatch.setattr("embedkit.serving.milvus.store.MilvusClient", refuses)
+    with pytest.raises(CollectionError, match="Milvus at http://nobody:19530: server unavailable"):
+        MilvusCollection.build(["x"], encoder=encoder, uri="http://nobody:19530")
+
+
+def test_pymilvus_is_asked_for_in_one_sentence(monkeypatch) -> None:
+    for name in [name for name in sys.modules if name.startswith("embedkit.serving.milvus")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "pymilvus", None)
+    with pytest.raises(MissingExtraError, match=r"embedkit\[milvus\]"):
+        require("embedkit.serving.milvus", extra="milvus")
+
+
+class TestIndex:
+    def rows(self, count: int, seed: int = 0) -> np.ndarray:
+        rows = np.random.default_rng(seed).standard_normal((count, 24))
+        return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
+
+    @pytest.mark.parametrize("k", [1, 10, 400])
+    def test_finds_what_the_exact_index_finds(self, uri: str, k: int) -> None:
+        rows, queries = self.rows(300), self.rows(7, seed=1)
+        index = MilvusIndex.build(rows, uri=uri, name="rows", index="FLAT", fingerprint="f")
+        assert isinstance(index, VectorIndex)
+        assert len(index) == 300
+        scores, numbers = index.search(queries, k)
+        expected = ExactIndex(rows).search(queries, k)
+        np.testing.assert_array_equal(numbers, expected[1])
+        np.testing.assert_allclose(scores, expected[0], atol=1e-6)
+        assert (scores.dtype, numbers.dtype) == (np.float32, np.int64)
+
+    def test_rows_are_added_behind_the_others_and_kept(self, uri: str, monkeypatch) -> None:
+        monkeypatch.setattr("embedkit.serving.milvus.index._ROWS_PER_UPSERT", 40)
+        rows = self.rows(150)
+        MilvusIndex.build(rows[:90], uri=uri, name="rows", index="FLAT", fingerprint="f").add(rows[90:])
+        index = MilvusIndex.open(uri=uri, name="rows", fingerprint="f")
+        assert len(index) == 150
+        assert index.search(rows, 1)[1][:, 0].tolist() == list(range(150))
+        with pytest.raises(FingerprintError, match=r"rows of another model \(fingerprint f\) than the one given"):
+            MilvusIndex.open(uri=uri, name="rows", fingerprint="g")
+
+    def test_no_rows_and_no_queries(self, uri: str) -> None:
+        index = MilvusIndex.build(np.empty((0, 24), dtype=np.float32), uri=uri, name="rows")
+        assert index.search(self.rows(3), 5)[0].shape == (3, 0)
+        index.add(self.rows(4))
+        assert index.search(np.empty((0, 24), dtype=np.float32), 5)[1].shape == (0, 4)
