@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from threading import Lock
-from typing import Any, Literal, TypedDict, get_args
+from typing import Any, Literal, TypedDict, TypeVar, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +27,7 @@ __all__ = ["Engine", "OnOverflow", "Plan", "Verification", "read_parts", "tell_t
 logger = logging.getLogger("embedkit")
 
 OnOverflow = Literal["truncate", "error"]
+_Item = TypeVar("_Item")
 
 # On a CPU small batches stay in its caches. In lanes there have to be enough of them for every thread, even of few
 # texts, and what a batch holds must not depend on the threads: a text of dynamic int8 depends on its batch.
@@ -206,19 +208,16 @@ class Engine:
 
         def work(lane: int | None) -> None:
             try:
-                while pending:
-                    positions = pending.popleft()
+                for positions in _take(pending):
                     rows[positions] = self._run(tokens.batch(positions, self._pad_id), lane)
                     with telling:
                         if progress:
                             progress.advance(len(positions))
-            except IndexError:  # another lane was quicker to take the last
-                pass
             finally:
                 pending.clear()  # whatever ends one lane ends all
 
         lanes = min(self._session.lanes, len(batches))
-        if lanes == 1:
+        if lanes < 2:
             work(None)
             return rows
         # A pool for each call: kept ones would be dead in a forked process, and threads start in microseconds.
@@ -244,6 +243,13 @@ class Engine:
             f"longer than {self._max_length} tokens: {named}{more}; shorten them, or let them be cut with "
             'on_overflow="truncate"'
         )
+
+
+def _take(pending: deque[_Item]) -> Iterator[_Item]:
+    """What is pending, from the first to the last, while others take from it too."""
+    with contextlib.suppress(IndexError):  # another was quicker to take the last
+        while True:
+            yield pending.popleft()
 
 
 def read_parts(items: Iterable[Any]) -> Iterator[list[Any]]:

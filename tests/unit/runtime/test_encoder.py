@@ -92,6 +92,21 @@ def test_what_fails_beside_other_batches_reaches_the_caller(
     assert threading.active_count() == before
 
 
+def test_no_error_is_taken_for_an_end(toy_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    encoder = Encoder.load(toy_bundle, threads=2, max_tokens_per_batch=1)
+
+    def fail(*_: object, **__: object) -> FloatArray:
+        raise IndexError("a mistake of ours")
+
+    monkeypatch.setattr(Session, "run", fail)
+    with pytest.raises(IndexError, match="a mistake of ours"):
+        encoder.encode(TEXTS)
+
+
+def test_no_tokens_are_no_rows(encoder: Encoder) -> None:
+    assert encoder.encode_tokens(encoder.tokenize([])).shape == (0, 16)
+
+
 @pytest.mark.parametrize("failing", [0, 1])
 def test_what_fails_in_one_lane_ends_the_others(
     toy_bundle: Path, monkeypatch: pytest.MonkeyPatch, failing: int
