@@ -82,6 +82,7 @@ class EncoderPool:
         self.processes = check_count(processes, "processes") or available_threads()
         self.threads = check_count(threads, "threads") or max(1, available_threads() // self.processes)
         self._encoder = encoder
+        self._closed = False
         self._workers: list[_Worker] = []
         self._idle: SimpleQueue[_Worker] = SimpleQueue()
         self._askers = ThreadPoolExecutor(self.processes)
@@ -188,6 +189,8 @@ class EncoderPool:
     def _answers(
         self, texts: Iterable[str], options: EncodeOptions, waiting: deque[Future[_Part]]
     ) -> Iterator[_Part]:
+        if self._closed:
+            raise InputError("this pool is closed; make another with Encoder.pool")
         first = 0
         for part in read_parts(texts):
             waiting.append(self._askers.submit(self._encode, part, first, options))
@@ -205,6 +208,7 @@ class EncoderPool:
             self._idle.put(worker)
 
     def _end(self, *, at_once: bool) -> None:
+        self._closed = True
         for worker in self._workers:
             worker.dismiss(at_once=at_once)
         self._askers.shutdown(cancel_futures=True)

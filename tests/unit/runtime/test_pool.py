@@ -149,6 +149,9 @@ def test_a_closed_pool_has_no_processes(encoder: Encoder) -> None:
     pool.encode(TEXTS)
     pool.close()
     assert [worker._process.returncode for worker in pool._workers] == [0, 0]
+    with pytest.raises(InputError, match="this pool is closed"):
+        pool.encode(TEXTS)
+    pool.close()  # again, as `with` would
 
 
 def test_another_model_under_the_same_path_is_refused(
