@@ -7,6 +7,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -81,8 +82,10 @@ class Session:
         self.threads = check_count(threads, "threads") or available_threads()
         chosen = _check_providers(providers)
         self._model = model
-        self._shared = _share(model) if chosen == [CPU] else {}
-        own = len(model) - sum(value.tensor_size_in_bytes() for value in self._shared.values())
+        tables = _find_tables(model) if chosen == [CPU] else {}
+        own = len(model) - sum(table.nbytes for table in tables.values())
+        # For all sessions to read in one place; they must stay here as long as the sessions.
+        self._shared = {name: OrtValue.ortvalue_from_numpy(table) for name, table in tables.items()}
         self.has_lanes = chosen == [CPU] and own <= _LANE_BYTES
         self.lanes = min(self.threads, max(1, _ALL_LANES_BYTES // max(1, own))) if self.has_lanes else 1
         self.is_small = self.has_lanes and len(model) <= _SMALL_BYTES
@@ -162,13 +165,11 @@ def _check_providers(providers: Sequence[str] | None) -> list[str]:
     return wanted
 
 
-def _share(model: bytes) -> dict[str, OrtValue]:
-    """Tables of words, for several sessions to read in one place; they must stay here as long as the sessions."""
+def _find_tables(model: bytes) -> dict[str, npt.NDArray[Any]]:
     try:
-        tables = large_tables(model, least_bytes=_SHARED_BYTES)
+        return large_tables(model, least_bytes=_SHARED_BYTES)
     except BundleIntegrityError:  # no model at all, which ONNX Runtime is going to say
         return {}
-    return {name: OrtValue.ortvalue_from_numpy(table) for name, table in tables.items()}
 
 
 def _options(threads: int, shared: Mapping[str, OrtValue] = MappingProxyType({})) -> SessionOptions:
