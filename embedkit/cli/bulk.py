@@ -16,7 +16,6 @@ __all__ = ["configure_bulk", "is_bulk", "refuse_bulk_arguments", "run_bulk"]
 
 _FLAGS = {
     "--engine": "engine",
-    "--workers": "workers",
     "--keep": "columns",
     "--rows-per-shard": "rows_per_shard",
     "--check": "check",
@@ -29,10 +28,9 @@ def configure_bulk(parser: argparse.ArgumentParser) -> None:
     """Add the arguments that only a folder of shards has a use for."""
     group = parser.add_argument_group("from Parquet into a folder, which can be interrupted and gone on with")
     group.add_argument(
-        "--engine", choices=("local", "ray"), help="who works: this process or a Ray cluster (default: local)"
-    )
-    group.add_argument(
-        "--workers", type=int, metavar="N", help="of the engine ray (default: as many as have room)"
+        "--engine",
+        choices=("local", "ray"),
+        help="who works: this machine or a Ray cluster, with as many --processes as have room (default: local)",
     )
     group.add_argument(
         "--keep",
@@ -67,18 +65,9 @@ def refuse_bulk_arguments(arguments: argparse.Namespace) -> None:
 
 
 def run_bulk(arguments: argparse.Namespace) -> None:
-    """Tell the cost, and make the shards that are missing.
-
-    Raises:
-        InputError: fewer workers than one are asked for, or processes, which a single file has.
-    """
-    from embedkit.errors import InputError
+    """Tell the cost, and make the shards that are missing."""
     from embedkit.serving.bulk import BulkEncoding
 
-    if arguments.processes is not None:
-        raise InputError("--processes is for one output file; for a folder several workers are --engine ray")
-    if arguments.workers is not None and arguments.workers < 1:
-        raise InputError(f"--workers must be at least 1, not {arguments.workers}")
     chosen = {} if arguments.rows_per_shard is None else {"rows_per_shard": arguments.rows_per_shard}
     encoding = BulkEncoding.prepare(
         arguments.input,
@@ -100,7 +89,7 @@ def run_bulk(arguments: argparse.Namespace) -> None:
     started = time.perf_counter()
     rows = encoding.run(
         engine=arguments.engine or "local",
-        workers=arguments.workers,
+        workers=arguments.processes,
         show_progress_bar=False if arguments.quiet else None,
     )
     _report(arguments, encoding, rows, time.perf_counter() - started)

@@ -168,8 +168,8 @@ class BulkEncoding:
         """Make the shards that are not there yet.
 
         Args:
-            engine: ``"local"``, this process, or ``"ray"``.
-            workers: how many work side by side, for engines with several; by default as many as there is room for.
+            engine: ``"local"``, this machine, or ``"ray"``.
+            workers: processes that work side by side; by default this one, with ``"ray"`` as many as have room.
             show_progress_bar: None shows progress on a terminal only, and log lines elsewhere.
 
         Returns:
@@ -177,7 +177,7 @@ class BulkEncoding:
 
         Raises:
             FingerprintError: a worker finds another model.
-            InputError: there is no such engine.
+            InputError: there is no such engine, or ``workers`` is no count.
             CollectionError: somebody else is writing there.
             DataError: an input cannot be read, or a text is null.
             TextOverflowError: a text is too long and that was to be refused.

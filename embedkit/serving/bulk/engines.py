@@ -39,7 +39,7 @@ class Engine(Protocol):
             job: what to do.
             shards: what to do it on.
             encoder: the job's model, loaded in this process.
-            workers: how many work side by side; the engine chooses if None.
+            workers: processes that work side by side; the engine chooses if None.
             advance: called with a number of rows whenever so many more are embedded.
 
         Raises:

@@ -1,10 +1,10 @@
-"""This process: one shard after the other, on all its threads."""
+"""This machine: one shard after the other, by this process or by several that share each."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 
-from embedkit.errors import InputError
 from embedkit.runtime.encoder import Encoder
 from embedkit.serving.bulk.job import Job
 from embedkit.serving.bulk.parquet_input import Shard
@@ -21,14 +21,15 @@ def encode_shards(
     workers: int | None,
     advance: Callable[[int], None],
 ) -> None:
-    """The engine ``local``.
+    """The engine ``local``; workers are the processes of an `EncoderPool`.
 
     Raises:
-        InputError: several workers are asked for.
+        InputError: ``workers`` is no count.
         EmbedkitError: as `ShardEncoder.encode`.
     """
-    if workers not in (None, 1):
-        raise InputError(f"the engine local is one worker, not {workers}; give it threads, or take the engine ray")
-    worker = ShardEncoder(job, encoder)
-    for shard in shards:
-        worker.encode(shard, advance)
+    with (
+        contextlib.nullcontext(encoder) if workers is None else encoder.pool(workers, threads=job.threads) as model
+    ):
+        worker = ShardEncoder(job, model)
+        for shard in shards:
+            worker.encode(shard, advance)

@@ -53,19 +53,24 @@ def begin_or_resume(folder: Path, manifest: dict[str, Any]) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
     with locked_folder(folder):
         check_output(folder, manifest)
-        for entry in folder.iterdir():
-            if _LEFTOVER.fullmatch(entry.name):
-                entry.unlink(missing_ok=True)
+        _sweep(folder)
         with atomic_file(folder / MANIFEST) as temporary:
             text = json.dumps({"format": _FORMAT, **manifest}, indent=2, ensure_ascii=False)
             temporary.write_text(text, encoding="utf-8")
         yield
+        _sweep(folder)  # of workers that were lost
 
 
 def unfinished(folder: Path, shards: Sequence[Shard]) -> list[Shard]:
     """The shards whose files are not there yet."""
     present = {entry.name for entry in folder.iterdir()} if folder.is_dir() else set()
     return [shard for shard in shards if shard.file not in present]
+
+
+def _sweep(folder: Path) -> None:
+    for entry in folder.iterdir():
+        if _LEFTOVER.fullmatch(entry.name):
+            entry.unlink(missing_ok=True)
 
 
 def _read(folder: Path) -> dict[str, Any]:

@@ -20,6 +20,7 @@ import ray.data
 from ray.exceptions import RayError
 
 from embedkit.errors import EmbedkitError, WorkerError
+from embedkit.runtime.arguments import check_count
 from embedkit.runtime.encoder import Encoder
 from embedkit.serving.bulk.job import Job
 from embedkit.serving.bulk.parquet_input import Shard
@@ -45,13 +46,15 @@ def encode_shards(
     there are as many actors as the cluster has room for now.
 
     Raises:
+        InputError: ``workers`` is no count.
         EmbedkitError: as `ShardEncoder` raised it in a worker.
         WorkerError: Ray itself gave up.
     """
+    wanted = check_count(workers, "workers")
     job = replace(job, output=job.output.resolve(), threads=job.threads or 1)
     with _connected(), _quiet():
         needs: dict[str, float] = {"num_cpus": job.threads or 1, "num_gpus": _gpus(job)}
-        pool = ray.data.ActorPoolStrategy(size=min(workers or _room(needs), len(shards)))
+        pool = ray.data.ActorPoolStrategy(size=min(wanted or _room(needs), len(shards)))
         places = ray.data.from_items([_place(shard) for shard in shards], override_num_blocks=len(shards))
         finished = places.map_batches(_Actor, fn_constructor_args=(job,), batch_size=1, compute=pool, **needs)
         with _refusals_told():

@@ -13,6 +13,7 @@ from pyarrow import parquet
 from embedkit.atomic import atomic_file
 from embedkit.errors import DataError, FingerprintError
 from embedkit.runtime.encoder import Encoder
+from embedkit.runtime.pool import EncoderPool
 from embedkit.serving.bulk.job import EMBEDDING, Job
 from embedkit.serving.bulk.parquet_input import Shard, read_shard
 
@@ -29,14 +30,14 @@ class ShardEncoder:
 
     Args:
         job: what to do.
-        encoder: the job's model if it is loaded already.
+        encoder: the job's model if it is loaded already, in this process or in several.
 
     Raises:
         FingerprintError: another model than the job's stands at its path here.
         ModelNotFoundError, BundleError, ProviderError: the model cannot be loaded here.
     """
 
-    def __init__(self, job: Job, encoder: Encoder | None = None) -> None:
+    def __init__(self, job: Job, encoder: Encoder | EncoderPool | None = None) -> None:
         self._job = job
         self._encoder = encoder or Encoder.load(job.model, threads=job.threads, providers=job.providers)
         if self._encoder.fingerprint != job.fingerprint:

@@ -52,9 +52,7 @@ def test_cost_is_told_first_and_what_was_done_last(
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--workers", "0"], "--workers must be at least 1, not 0"),
-        (["--workers", "2"], "the engine local is one worker, not 2"),
-        (["--processes", "2"], "--processes is for one output file"),
+        (["--processes", "0"], "processes must be"),
         (["-o", "out.npy", "--engine", "ray"], "--engine is for an output folder, not for out.npy"),
         (["-o", "out.npy", "--keep", "key"], "--keep is for an output folder"),
     ],

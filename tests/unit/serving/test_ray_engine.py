@@ -117,7 +117,7 @@ def test_a_killed_run_goes_on_to_the_same_bytes(pages: Path, tmp_path: Path) -> 
         "-o",
         str(tmp_path / "out"),
     ]
-    command += ["--rows-per-shard", "1", "--engine", "ray", "--workers", "1"]
+    command += ["--rows-per-shard", "1", "--engine", "ray", "--processes", "1"]
     environment = {**os.environ, "RAY_ADDRESS": "local"}
     run = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 60
