@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import math
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -110,7 +111,7 @@ class Batcher:
         self._run, self._report = run, report
         self._batch_tokens, self._max_wait_s, self._queue_tokens = batch_tokens, max_wait_ms / 1000, queue_tokens
         self._jobs: deque[_Job] = deque()
-        self._waiting = 0
+        self._waiting = self._expected = 0
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="batch")
         self._at_work = False
         self._timer: asyncio.TimerHandle | None = None
@@ -122,6 +123,23 @@ class Batcher:
         """Tokens that wait for a batch."""
         return self._waiting
 
+    @contextlib.contextmanager
+    def expect(self, tokens: int) -> Iterator[None]:
+        """Keep room for texts while they are tokenized, or refuse them before that has cost anything.
+
+        Args:
+            tokens: that they will have, or somewhat fewer.
+
+        Raises:
+            OverloadedError: too much waits, or is expected, already.
+        """
+        self._require_room(tokens, self._waiting + self._expected)
+        self._expected += tokens
+        try:
+            yield
+        finally:
+            self._expected -= tokens
+
     async def submit(self, tokens: Tokens) -> FloatArray:
         """Run tokens of N texts, together with those of others: N rows in their order.
 
@@ -131,11 +149,7 @@ class Batcher:
         """
         lengths = [len(ids) for ids in tokens.ids]
         cost = sum(lengths)
-        if self._waiting and self._waiting + cost > self._queue_tokens:
-            raise OverloadedError(
-                f"{self._waiting} tokens are waiting, and {cost} more are too many; try again later",
-                self._retry_after_s(),
-            )
+        self._require_room(cost, self._waiting)
         job = _Job(tokens, lengths, asyncio.get_running_loop().create_future(), time.monotonic())
         self._jobs.append(job)
         self._waiting += cost
@@ -145,6 +159,13 @@ class Batcher:
     def close(self) -> None:
         """Let the thread end when it has nothing more to do."""
         self._thread.shutdown(wait=False)
+
+    def _require_room(self, tokens: int, before: int) -> None:
+        if before and before + tokens > self._queue_tokens:
+            raise OverloadedError(
+                f"{before} tokens are waiting, and {tokens} more are too many; try again later",
+                self._retry_after_s(),
+            )
 
     def _retry_after_s(self) -> int:
         return max(1, math.ceil(self._waiting / self._tokens_per_s)) if self._tokens_per_s else 1

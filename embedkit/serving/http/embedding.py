@@ -16,10 +16,11 @@ from embedkit.serving.http.batcher import Batcher
 from embedkit.serving.http.metrics import Metrics
 from embedkit.serving.http.settings import ServerSettings
 
-__all__ = ["Embedded", "Embedder", "Gate"]
+__all__ = ["Embedded", "Embedder", "Gate", "least_tokens"]
 
 Result = TypeVar("Result")
 
+_CHARACTERS_OF_A_TOKEN = 8  # few languages have so many: a text has as many tokens as this says, or more
 _CHARACTERS_AT_ONCE = 4096  # more would keep the event loop for longer than a thread takes to start
 
 
@@ -74,6 +75,11 @@ class Gate:
         return work() if characters <= _CHARACTERS_AT_ONCE else await asyncio.to_thread(work)
 
 
+def least_tokens(texts: Sequence[str], max_length: int) -> int:
+    """About as many tokens as texts have at least, told from their lengths alone."""
+    return sum(min(max_length, 1 + len(text) // _CHARACTERS_OF_A_TOKEN) for text in texts)
+
+
 class Embedder:
     """An encoder whose batches are made of many requests' texts.
 
@@ -119,9 +125,10 @@ class Embedder:
         whole = self.encoder.dimension
         if dimensions is not None and dimensions > whole:
             raise InputError(f"dimensions must be a whole number from 1 to {whole}, not {dimensions}")
-        tokens = await self._gate.beside(
-            sum(map(len, texts)), lambda: self.encoder.tokenize(texts, role=role, prompt_name=prompt_name)
-        )
+        with self._batcher.expect(least_tokens(texts, self.encoder.max_length)):
+            tokens = await self._gate.beside(
+                sum(map(len, texts)), lambda: self.encoder.tokenize(texts, role=role, prompt_name=prompt_name)
+            )
         self._gate.accept(tokens, self.encoder.max_length, truncate=truncate)
         rows = await self._batcher.submit(tokens)
         if dimensions is not None and dimensions < whole:

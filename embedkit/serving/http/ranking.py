@@ -15,7 +15,7 @@ from embedkit.runtime.cross_encoder import CrossEncoder
 from embedkit.runtime.manifest import Manifest
 from embedkit.runtime.tokenization import Tokens
 from embedkit.serving.http.batcher import Batcher
-from embedkit.serving.http.embedding import Embedder, Gate
+from embedkit.serving.http.embedding import Embedder, Gate, least_tokens
 
 __all__ = ["CosineRanker", "CrossRanker", "Ranked", "Ranker"]
 
@@ -88,7 +88,8 @@ class CrossRanker:
         self._gate.check_limits([query, *texts])
         pairs = [(query, text) for text in texts]
         characters = len(texts) * len(query) + sum(map(len, texts))
-        tokens = await self._gate.beside(characters, lambda: self._model.tokenize(pairs))
+        with self._batcher.expect(least_tokens(texts, self._model.max_length)):
+            tokens = await self._gate.beside(characters, lambda: self._model.tokenize(pairs))
         self._gate.accept(tokens, self._model.max_length, truncate=truncate)
         scores = await self._batcher.submit(tokens)
         return Ranked(scores, sum(map(len, tokens.ids)), tokens.truncated)

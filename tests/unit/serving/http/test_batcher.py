@@ -158,6 +158,30 @@ def test_too_much_is_refused_and_says_when_to_come_back(make, network):
     assert asyncio.run(run()).retry_after_s >= 1
 
 
+def test_what_is_expected_keeps_others_out_until_it_has_come_or_gone(make, network):
+    async def run():
+        batcher = make(queue_tokens=10)
+        with batcher.expect(6):
+            with pytest.raises(OverloadedError, match="6 tokens are waiting, and 5 more"), batcher.expect(5):
+                pass
+            with batcher.expect(4):
+                pass
+        with batcher.expect(10):
+            pass
+        return await batcher.submit(tokens(1))
+
+    assert asyncio.run(run()).tolist() == [[1]]
+
+
+def test_what_was_expected_is_not_refused_for_what_is_expected_behind_it(make, network):
+    async def run():
+        batcher = make(queue_tokens=10)
+        with batcher.expect(10):
+            return await batcher.submit(tokens(1))
+
+    assert asyncio.run(run()).tolist() == [[1]]
+
+
 def test_who_has_gone_costs_nothing(make, network):
     async def run():
         batcher = make()

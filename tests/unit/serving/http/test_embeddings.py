@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import dataclasses
 import json
@@ -14,7 +15,11 @@ import openai
 import pytest
 
 from embedkit import Encoder
+from embedkit.errors import OverloadedError
 from embedkit.runtime.bundle import read_bundle
+from embedkit.serving.http.embedding import least_tokens
+from embedkit.serving.http.service import Service
+from embedkit.serving.http.settings import ServerSettings
 
 TEXTS = ["a dog in the garden", "", "Music!", "one two three four five six seven eight nine ten eleven", "the sea"]
 
@@ -191,3 +196,31 @@ def test_a_request_takes_no_thread_but_the_one_of_batches(serve):
         names = {thread.name for thread in set(threading.enumerate()) - before}
     assert "batch_0" in names
     assert not any("AnyIO" in name for name in names)
+
+
+def test_texts_that_cannot_fit_are_refused_before_they_are_tokenized(toy_encoder, monkeypatch):
+    service = Service(toy_encoder, ServerSettings(queue_tokens=20))
+    tokenized = []
+    tokenize = toy_encoder.tokenize
+    monkeypatch.setattr(
+        toy_encoder, "tokenize", lambda texts, **prompt: tokenized.append(len(texts)) or tokenize(texts, **prompt)
+    )
+
+    async def run():
+        first = asyncio.ensure_future(service.embedder.embed(["bees"] * 300))  # at work at once, whatever it is
+        await asyncio.sleep(0)
+        with service.embedder._batcher.expect(5), pytest.raises(OverloadedError):
+            await service.embedder.embed(["bees"] * 16)
+        await first
+
+    try:
+        asyncio.run(run())
+    finally:
+        service.close()
+    assert tokenized == [300]
+
+
+@pytest.mark.parametrize("text", ["", "bees", "Music! " * 40, "internationally acknowledged", "日本語の文章です"])
+def test_as_many_tokens_are_expected_as_there_are_at_least(toy_encoder, text):
+    ids = toy_encoder.tokenize([text, text]).ids
+    assert 0 < least_tokens([text, text], toy_encoder.max_length) <= sum(map(len, ids))

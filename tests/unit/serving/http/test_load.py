@@ -34,7 +34,7 @@ def load(tmp_path: Path) -> Any:
 def test_every_request_is_answered_and_timed(load, serve, how):
     with serve() as url:
         found = load(url, **how)
-    assert found["sent"] > 5
+    assert found["sent"] >= 2
     assert (found["refused"], found["failed"]) == (0, 0)
     assert 0 < found["p50_ms"] <= found["p95_ms"] <= found["p99_ms"]
 
