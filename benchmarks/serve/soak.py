@@ -13,7 +13,7 @@ from servers import Server
 
 PIECE_SECONDS = 5.0
 SLACK_MB = 16.0
-LOADS = ((1, 0.7), (16, 0.7), (128, 0.7), (1, 2.0), (16, 2.0))
+LOADS = ((1, 0.7), (16, 0.7), (128, 0.7), (1, 2.0), (16, 2.0), (128, 2.0))
 """Texts of a request, and the offered rate as a share of what 64 clients are answered; they take turns."""
 
 
