@@ -46,7 +46,7 @@ class Library:
         k: int,
         *,
         conditions: Mapping[str, Any] | None = None,
-        hybrid: str | None = None,
+        hybrid: bool | str | None = None,
         rerank: bool = False,
         candidates: int | None = None,
         effort: float = 1.0,
@@ -57,7 +57,7 @@ class Library:
             query: a text.
             k: hits wanted.
             conditions: what has to hold for the metadata.
-            hybrid: how a search by words is fused with that by meaning; None for none.
+            hybrid: how a search by words is fused with that by meaning, True for by ranks; None or False for none.
             rerank: whether the re-ranker has the last word.
             candidates: documents that a stage hands on to the next.
             effort: how hard an approximate index looks.

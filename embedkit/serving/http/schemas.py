@@ -234,8 +234,8 @@ class SearchRequest(Schema):
 
     query: str
     k: int = Field(10, ge=1, le=1000, description="results wanted")
-    hybrid: Literal["rrf", "weighted"] | None = Field(
-        None, description="search by words too, and fuse by ranks or by scores"
+    hybrid: bool | Literal["rrf", "weighted"] | None = Field(
+        None, description="search by words too, and fuse by ranks (true or rrf) or by scores"
     )
     rerank: bool = Field(False, description="let the re-ranker put the candidates into its order")
     candidates: int | None = Field(

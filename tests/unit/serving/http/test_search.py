@@ -44,8 +44,9 @@ def test_hits_are_the_collections(reading, collection):
     assert set(done["latency_ms"]) >= {"encode", "dense"}
 
 
-def test_words_are_fused_in(reading, collection):
-    done = reading.post("/v1/search", json={"query": "a dog", "k": 3, "hybrid": "rrf"}).json()
+@pytest.mark.parametrize("hybrid", ["rrf", True])
+def test_words_are_fused_in(reading, collection, hybrid):
+    done = reading.post("/v1/search", json={"query": "a dog", "k": 3, "hybrid": hybrid}).json()
     expected = collection.search("a dog", k=3, hybrid="rrf")
     assert [(hit["id"], hit["scores"]) for hit in done["hits"]] == [(hit.id, hit.scores) for hit in expected]
     assert "lexical" in done["latency_ms"]
@@ -98,6 +99,7 @@ def test_a_filter_holds(reading):
         {"query": "a", "k": 0},
         {"query": "a", "k": 1001},
         {"query": "a", "filter": {"year": {"nix": 1}}},
+        {"query": "a", "hybrid": 1},
         {"query": "a", "effort": 0},
         {"query": "a", "effort": 17},
     ],
