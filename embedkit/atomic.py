@@ -7,16 +7,12 @@ import errno
 import os
 import secrets
 import shutil
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from embedkit.errors import CollectionError, EmbedkitError, StorageError
+from embedkit.errors import EmbedkitError, StorageError
 
-if sys.platform != "win32":
-    import fcntl
-
-__all__ = ["atomic_file", "atomic_folder", "locked_folder", "storage_errors"]
+__all__ = ["atomic_file", "atomic_folder", "storage_errors"]
 
 
 @contextlib.contextmanager
@@ -88,33 +84,6 @@ def atomic_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
             retired.rename(target)
         shutil.rmtree(temporary, ignore_errors=True)
         shutil.rmtree(retired, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def locked_folder(folder: Path) -> Iterator[None]:
-    """Keep other writers out of a folder; the system lets go of the lock even if this process is killed.
-
-    Does nothing on Windows, and where the file system cannot lock a folder.
-
-    Raises:
-        CollectionError: somebody else holds the lock.
-    """
-    if sys.platform == "win32":
-        yield
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise CollectionError(
-                f"somebody else is writing to {folder}; wait until that is done, or write from one place"
-            ) from None
-        except OSError:  # a file system without locks on folders, NFS for one: better unlocked than not at all
-            pass
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def _name_beside(target: Path) -> Path:

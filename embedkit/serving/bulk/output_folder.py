@@ -9,9 +9,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from embedkit.atomic import atomic_file, locked_folder, storage_errors
+from embedkit.atomic import atomic_file, storage_errors
 from embedkit.errors import CollectionError, FingerprintError, InputError
 from embedkit.serving.bulk.parquet_input import Shard
+from embedkit.write_lock import LOCK, write_lock
 
 __all__ = ["MANIFEST", "begin_or_resume", "check_output", "unfinished"]
 
@@ -51,7 +52,7 @@ def begin_or_resume(folder: Path, manifest: dict[str, Any]) -> Iterator[None]:
     """
     with storage_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    with locked_folder(folder):
+    with write_lock(folder):
         check_output(folder, manifest)
         _sweep(folder)
         with atomic_file(folder / MANIFEST) as temporary:
@@ -107,7 +108,7 @@ def _short(value: object) -> str:
 
 def _refuse_foreign(folder: Path) -> None:
     names = sorted(entry.name for entry in folder.iterdir())
-    foreign = [name for name in names if name != MANIFEST and not _LEFTOVER.fullmatch(name)]
+    foreign = [name for name in names if name not in {MANIFEST, LOCK} and not _LEFTOVER.fullmatch(name)]
     if foreign:
         raise CollectionError(
             f"{folder} holds {foreign[0]} and no {MANIFEST}; nothing was changed; give a new or empty folder"

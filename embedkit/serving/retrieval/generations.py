@@ -13,10 +13,11 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from embedkit.atomic import locked_folder, storage_errors
+from embedkit.atomic import storage_errors
 from embedkit.errors import CollectionError
 from embedkit.serving.retrieval.journal import UNFINISHED
 from embedkit.serving.retrieval.manifest import MANIFEST, Manifest
+from embedkit.write_lock import LOCK, write_lock
 
 __all__ = ["claim"]
 
@@ -43,7 +44,7 @@ def claim(folder: Path) -> Iterator[Iterator[str]]:
     with storage_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
     try:
-        with locked_folder(folder):
+        with write_lock(folder):
             last = _sweep(folder)
             try:
                 yield (f"generation-{number:06d}" for number in itertools.count(last + 1))
@@ -71,7 +72,7 @@ def _sweep(folder: Path) -> int:
 
 
 def _refuse_foreign(folder: Path, entries: list[Path]) -> None:
-    foreign = sorted(entry.name for entry in entries if not _is_leftover(entry))
+    foreign = sorted(entry.name for entry in entries if entry.name != LOCK and not _is_leftover(entry))
     if foreign:
         raise CollectionError(
             f"{folder} is not a collection but holds {foreign[0]}; nothing was changed; give a new or empty folder"

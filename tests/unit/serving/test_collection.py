@@ -361,7 +361,6 @@ def test_a_full_disk_leaves_the_old_collection(collection, encoder, kind, monkey
 
 
 def test_two_builds_at_once(tmp_path, encoder):
-    pytest.importorskip("fcntl")
 
     def texts():
         yield "outer"

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from embedkit import write_lock
 from embedkit.errors import CollectionError, DataError, FingerprintError, InputError
 from embedkit.serving.retrieval import Collection, Document
 from embedkit.serving.retrieval import writer as writer_module
@@ -238,7 +239,6 @@ def test_there_is_nothing_to_write_to(collection):
 
 
 def test_a_second_writer_is_told(collection, encoder):
-    pytest.importorskip("fcntl")
     other = Collection.open(collection.path, encoder=encoder)
 
     def documents():
@@ -250,6 +250,18 @@ def test_a_second_writer_is_told(collection, encoder):
     collection.upsert(documents())
     assert other.refresh()
     assert other.delete("outer") == 1
+
+
+def test_a_collection_can_be_locked_by_a_file(tmp_path, encoder, monkeypatch):
+    """As on Windows; elsewhere the file stays there."""
+    pytest.importorskip("filelock")
+    monkeypatch.setattr(write_lock, "_lock_folder", write_lock._lock_file)
+    collection = Collection.build([("a", "tea")], encoder=encoder, path=tmp_path / "idx")
+    collection.upsert([("b", "milk")])
+    assert (tmp_path / "idx" / ".lock").exists()
+    assert len(Collection.build([("c", "snow")], encoder=encoder, path=tmp_path / "idx")) == 1
+    with pytest.raises(DataError):
+        Collection.build([], encoder=encoder, path=tmp_path / "idx")
 
 
 def test_threads_that_write_through_one_object_take_turns(collection):
