@@ -41,7 +41,7 @@ TITLE_WORDS = (8, 16)
 MIXED_WORDS = (5, 120)
 ONE = "How do I page a collection with LINQ?"
 ONE_TURNS = 50  # one text is timed so many times a turn
-BUDGETS = (256, 512, 1024, 2048, 4096)  # tokens of a batch, of which the best is ONNX Runtime's limit
+BUDGETS = (256, 512, 1024, 2048)  # tokens of a batch, of which the best is ONNX Runtime's limit
 # Peer -> the folder or file it reads, of those that `prepare` makes.
 PEERS = {
     "embedkit fp32": "fp32.onnx",
