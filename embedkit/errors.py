@@ -17,7 +17,7 @@ embedkit would catch::
     ├── FingerprintError (ValueError)         stored vectors belong to another model
     ├── CacheError (ValueError)               a cache of vectors or texts is damaged
     ├── CheckpointError (ValueError)          a checkpoint is missing, damaged or of another run
-    ├── CollectionError (ValueError)          a collection is missing, damaged or of another form
+    ├── CollectionError (ValueError)          a collection is missing, damaged or of another form, or refused
     ├── TrainingError (RuntimeError)          training cannot go on (a loss that is not finite, say)
     ├── ExportError (RuntimeError)            a model cannot be exported
     │   └── GateError                         the exported file missed a gate; carries the figures
@@ -124,7 +124,7 @@ class CheckpointError(EmbedkitError, ValueError):
 
 
 class CollectionError(EmbedkitError, ValueError):
-    """A collection is missing, damaged or of another form."""
+    """A collection is missing, damaged or of another form, or the server that keeps it refuses."""
 
 
 class TrainingError(EmbedkitError, RuntimeError):

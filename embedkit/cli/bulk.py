@@ -65,9 +65,19 @@ def refuse_bulk_arguments(arguments: argparse.Namespace) -> None:
 
 
 def run_bulk(arguments: argparse.Namespace) -> None:
-    """Tell the cost, and make the shards that are missing."""
+    """Tell the cost, and make the shards that are missing.
+
+    Raises:
+        InputError: the input is a file of another form.
+    """
+    from embedkit.errors import InputError
     from embedkit.serving.bulk import BulkEncoding
 
+    if arguments.input.is_file() and arguments.input.suffix != ".parquet":
+        raise InputError(
+            f"a folder is written from Parquet: for {arguments.input} give an output that ends in .npy, .parquet "
+            "or .jsonl"
+        )
     chosen = {} if arguments.rows_per_shard is None else {"rows_per_shard": arguments.rows_per_shard}
     encoding = BulkEncoding.prepare(
         arguments.input,

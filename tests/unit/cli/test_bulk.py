@@ -72,6 +72,15 @@ def test_what_makes_no_sense_is_one_line(
     assert len(captured.splitlines()) == 1
 
 
+def test_a_folder_is_made_from_parquet_only(
+    toy_bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "in.txt").write_text("a dog\n")
+    assert main(["encode", "-m", str(toy_bundle), str(tmp_path / "in.txt"), "-o", str(tmp_path / "out")]) == 1
+    assert "in.txt give an output that ends in .npy, .parquet or .jsonl" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_killed_run_goes_on_to_the_same_bytes(pages: Path, tmp_path: Path) -> None:
     command = ["encode", "-m", "tiny-sct", str(pages), "--text-column", "body", "--rows-per-shard", "1", "-q"]
     assert main([*command, "-o", str(tmp_path / "whole")]) == 0
