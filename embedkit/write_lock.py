@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 from embedkit.errors import CollectionError
+from embedkit.extras import require
 
 if sys.platform != "win32":
     import fcntl
@@ -53,7 +53,7 @@ def _lock_folder(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _lock_file(folder: Path) -> Iterator[None]:
-    filelock = importlib.import_module("filelock")  # required on Windows only
+    filelock = require("filelock", extra="serve")  # comes with embedkit on Windows
     lock = filelock.FileLock(folder / LOCK, timeout=0)
     try:
         lock.acquire()
