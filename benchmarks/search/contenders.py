@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import os
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -66,12 +67,12 @@ def _kind(kind: str, folder: Path, rows: FloatArray, _: int) -> Iterator[Contend
 
 
 def _others(rows: FloatArray, threads: int) -> Iterator[Contender]:
-    yield from _faiss_hnsw(rows)
     yield from _hnswlib(rows, threads)
     yield from _usearch(rows, threads)
 
 
 def _ours(kind: str, file: Path, rows: FloatArray) -> Iterator[Contender]:
+    announce(kind)
     started = time.perf_counter()
     index = index_class(kind).build(rows)
     build_s = time.perf_counter() - started
@@ -90,7 +91,7 @@ def _ours(kind: str, file: Path, rows: FloatArray) -> Iterator[Contender]:
 def _bare(kind: str, file: Path, rows: FloatArray) -> Iterator[Contender]:
     """The same without us: FAISS' index read from our file and its own refinement, or a few lines of numpy."""
     if kind == "exact":
-        yield Contender("numpy", lambda queries: _best(queries @ rows.T), rival="embedkit exact")
+        yield Contender("numpy", lambda queries: _by_products(queries, rows), rival="embedkit exact")
     if kind == "flat":
         flat = _flat(rows)
         yield Contender("faiss IndexFlatIP", lambda queries: flat.search(queries, K)[1], rival="embedkit flat")
@@ -105,6 +106,11 @@ def _bare(kind: str, file: Path, rows: FloatArray) -> Iterator[Contender]:
             lambda queries: refined.search(queries, K, params=settings)[1],
             rival=f"embedkit {kind}",
         )
+
+
+def _by_products(queries: FloatArray, rows: FloatArray) -> npt.NDArray[np.int64]:
+    blocks = (queries[start : start + 32] for start in range(0, len(queries), 32))  # else memory is what it takes
+    return np.concatenate([_best(block @ rows.T) for block in blocks])
 
 
 def _by_signs(rows: FloatArray) -> Search:
@@ -141,24 +147,13 @@ def _flat(rows: FloatArray) -> Any:
     return index
 
 
-def _faiss_hnsw(rows: FloatArray) -> Iterator[Contender]:
-    index = faiss.index_factory(rows.shape[1], "HNSW32,Flat", faiss.METRIC_INNER_PRODUCT)
-    index.hnsw.efConstruction, index.hnsw.efSearch = 80, BREADTH
-    started = time.perf_counter()
-    index.add(rows)
-    build_s = time.perf_counter() - started
-    megabytes = len(faiss.serialize_index(index)) / 1e6
-    yield Contender(
-        "faiss HNSW32,Flat", lambda queries: index.search(queries, K)[1], build_s, megabytes, "embedkit hnsw"
-    )
-
-
 def _hnswlib(rows: FloatArray, threads: int) -> Iterator[Contender]:
     library = _installed("hnswlib")
     if library is None:
         return
     index = library.Index(space="ip", dim=rows.shape[1])
     index.init_index(max_elements=len(rows), M=16, ef_construction=80)  # its M is half of that of FAISS
+    announce("hnswlib")
     started = time.perf_counter()
     index.add_items(rows)
     build_s = time.perf_counter() - started
@@ -179,6 +174,7 @@ def _usearch(rows: FloatArray, threads: int) -> Iterator[Contender]:
     index = library.Index(
         ndim=rows.shape[1], metric="ip", dtype="i8", connectivity=16, expansion_add=80, expansion_search=BREADTH
     )
+    announce("usearch")
     started = time.perf_counter()
     index.add(np.arange(len(rows)), rows)
     build_s = time.perf_counter() - started
@@ -205,6 +201,11 @@ def _installed(name: str) -> Any:
     except ImportError:
         print(f"{name} is not installed and left out", flush=True)
         return None
+
+
+def announce(what: str) -> None:
+    """Tell on stderr what is going to take a while."""
+    print(f"{time.strftime('%X')} building {what}", file=sys.stderr, flush=True)
 
 
 def resident_megabytes() -> float:

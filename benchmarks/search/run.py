@@ -4,9 +4,9 @@
     python benchmarks/search/run.py --sizes 100000 --texts FILE.txt --model tiny-sct --name texts
 
 Contenders of a group search the same queries in turns, so that what else the machine does meets all alike;
-*embedkit takes* is the median over the turns of how many times as long ours took. A turn takes about a second at
-most: the slower a group, the fewer queries it gets. Recall is counted against an exact search. hnswlib and usearch
-take part where they are installed. Writes results-NAME.json and results-NAME.md beside this file.
+*embedkit takes* is the median over the turns of how many times as long ours took. A turn takes about half a second
+or 30 queries: the slower a group, the fewer queries it gets. Recall is counted against an exact search. hnswlib
+and usearch take part where they are installed. Writes results-NAME.json and results-NAME.md beside this file.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 sys.path.insert(0, str(Path(__file__).parent))
-from contenders import Contender, FloatArray, K, contenders, resident_megabytes
+from contenders import Contender, FloatArray, K, announce, contenders, resident_megabytes
 from vectors import clustered, embedded
 
 from embedkit.serving.retrieval import Collection
@@ -37,8 +37,8 @@ from embedkit.serving.retrieval import Collection
 HERE = Path(__file__).parent
 QUERIES = 1_000
 SINGLE = 200
-LEAST = 50
-TURN_S = 1.0
+LEAST = 30
+TURN_S = 0.5
 
 
 def main() -> None:
@@ -52,7 +52,7 @@ def main() -> None:
     parser.add_argument("--name", default="clustered", help="of the results")
     parser.add_argument("--output", type=Path, default=HERE, help="folder of the results")
     arguments = parser.parse_args()
-    announce(arguments.sizes)
+    foretell(arguments.sizes)
     results: dict[str, Any] = {"machine": machine(arguments.threads), "sizes": []}
     for size in arguments.sizes:
         if arguments.texts:
@@ -63,7 +63,7 @@ def main() -> None:
         write(results, arguments.output / f"results-{arguments.name}")
 
 
-def announce(sizes: Sequence[int]) -> None:
+def foretell(sizes: Sequence[int]) -> None:
     """What this is going to cost."""
     minutes = sum(1 + 11 * size / 1e6 for size in sizes)
     memory = 1 + 4 * max(sizes) / 1e6
@@ -89,7 +89,6 @@ def measure(rows: FloatArray, queries: FloatArray, arguments: argparse.Namespace
     found: list[dict[str, Any]] = []
     ours: dict[str, Contender] = {}
     for group in contenders(rows, arguments.threads):
-        print(f"{time.strftime('%X')} {len(rows):,} rows: {group[0].name} is built", file=sys.stderr)
         present = {one.name for one in group}
         rivals = {one.rival for one in group if one.rival} - present
         found += compare(group, [ours[name] for name in rivals], queries, nearest, arguments.turns)
@@ -135,7 +134,7 @@ def compare(
 
 
 def affordable(searches: Sequence[Callable[[FloatArray], Any]], queries: FloatArray, most: int = QUERIES) -> int:
-    """With how many queries the slowest needs about a turn's time; at least 50."""
+    """With how many queries the slowest needs about a turn's time; at least 30."""
     few = {str(place): functools.partial(search, queries[:5]) for place, search in enumerate(searches)}
     slowest_s = max(map(statistics.median, in_turns(few, 3).values()))
     return min(most, max(LEAST, int(5 * TURN_S / slowest_s)))
@@ -179,7 +178,7 @@ class Given:
 
 def collection_costs(rows: FloatArray, queries: FloatArray, arguments: argparse.Namespace) -> dict[str, Any]:
     """Seconds to build, open, upsert, filter and search a collection of the kind that its size chooses."""
-    print(f"{time.strftime('%X')} {len(rows):,} rows: a collection of them", file=sys.stderr)
+    announce(f"a collection of {len(rows):,}")
     documents = ({"id": f"d{place}", "text": str(place), "year": 1990 + place % 40} for place in range(len(rows)))
     with tempfile.TemporaryDirectory() as folder:
         before = time.perf_counter()
