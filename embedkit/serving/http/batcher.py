@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import functools
 import math
+import os
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -22,6 +24,7 @@ __all__ = ["BatchReport", "Batcher"]
 
 _SHARE = 4  # a request fills at most this part of a batch while others wait
 _MEMORY = 0.2  # weight of the newest batch in the rate
+_LOWER_PRIORITY = 5  # of the thread that runs batches, in the steps of nice
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +115,7 @@ class Batcher:
         self._batch_tokens, self._max_wait_s, self._queue_tokens = batch_tokens, max_wait_ms / 1000, queue_tokens
         self._jobs: deque[_Job] = deque()
         self._waiting = self._expected = 0
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="batch")
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="batch", initializer=_give_way)
         self._at_work = False
         self._timer: asyncio.TimerHandle | None = None
         self._crowd_until = 0.0
@@ -228,6 +231,12 @@ class Batcher:
         self._tokens_per_s += (rate - self._tokens_per_s) * (_MEMORY if self._tokens_per_s else 1)
         if requests > 1:
             self._crowd_until = time.monotonic() + self._max_wait_s
+
+
+def _give_way() -> None:
+    """Let the event loop come first where processors are few: what is refused is to be refused at once."""
+    if sys.platform == "linux":  # where a thread has a priority of its own, and gives it to threads that it starts
+        os.nice(_LOWER_PRIORITY)
 
 
 def _join(parts: list[_Part]) -> Tokens:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
 import threading
 import time
 
@@ -73,6 +75,26 @@ def test_nothing_waits_while_nothing_is_at_work(make, network):
     assert first.tolist() == [[1], [2]]
     assert second.tolist() == [[3]]
     assert len(network.batches) == 2
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads have no priority of their own elsewhere")
+def test_batches_give_way_to_the_event_loop_with_all_threads_that_they_start():
+    found = []
+
+    def run(tokens):
+        helper = threading.Thread(target=lambda: found.append(os.getpriority(os.PRIO_PROCESS, 0)))
+        helper.start()
+        helper.join()
+        return np.zeros((len(tokens.ids), 1), dtype=np.float32)
+
+    async def main():
+        batcher = Batcher(run, batch_tokens=100, max_wait_ms=0, queue_tokens=1000)
+        await batcher.submit(tokens(1))
+        batcher.close()
+
+    before = os.getpriority(os.PRIO_PROCESS, 0)
+    asyncio.run(main())
+    assert found[0] > before == os.getpriority(os.PRIO_PROCESS, 0)
 
 
 def test_what_comes_meanwhile_runs_together(make, network):
