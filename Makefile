@@ -26,9 +26,10 @@ check: $(READY)
 
 clean:
 	rm -rf $(VENV) build dist runs/demo *.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -f embedkit/kernels/*.so embedkit/kernels/*.pyd
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
-$(READY): pyproject.toml
+$(READY): pyproject.toml $(wildcard embedkit/kernels/*.[ch])
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "embedkit needs Python 3.11 or newer; say which one to use: make PYTHON=python3.12"; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \

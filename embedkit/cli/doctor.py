@@ -57,6 +57,7 @@ def _examine() -> Report:
         "onnxruntime": runtime,
         "faiss": faiss,
         "threads": _threads(),
+        "kernels": _kernels(),
         "cpu_features": cpu_features(),
         "extras": _missing_by_extra(),
         "bundled": _check_bundled(problems) if runtime["providers"] else {},
@@ -95,6 +96,12 @@ def _threads() -> dict[str, int]:
     from embedkit.runtime.threads import available_threads
 
     return {"usable": available_threads(), "processors": os.cpu_count() or 1}
+
+
+def _kernels() -> dict[str, bool]:
+    from embedkit.runtime.kernels import built
+
+    return built()
 
 
 def _missing_by_extra() -> dict[str, list[str]] | None:
@@ -143,12 +150,20 @@ def _to_text(report: Report) -> str:
         ("onnxruntime", f"{versions or 'not installed'}: {', '.join(runtime['providers']) or 'no providers'}"),
         ("faiss", ", ".join(f"{name} {version}" for name, version in report["faiss"].items()) or "not installed"),
         ("threads", f"{threads['usable']} of {threads['processors']} processors"),
+        ("kernels", _kernels_line(report["kernels"])),
         ("cpu", "unknown" if features is None else " ".join(features) or "none of the int8 features"),
         *[("extra", line) for line in _extra_lines(report["extras"])],
         *[("bundled", f"{name} {_check_line(check)}") for name, check in report["bundled"].items()],
         *[("problem", problem) for problem in report["problems"]],
     ]
     return "\n".join(f"{label:<12} {text}" for label, text in lines)
+
+
+def _kernels_line(kernels: dict[str, bool]) -> str:
+    found = [name for name, there in kernels.items() if there]
+    missing = [name for name, there in kernels.items() if not there]
+    without = f"{', '.join(missing)} not compiled: slower without"
+    return "; ".join([*([", ".join(found)] if found else []), *([without] if missing else [])])
 
 
 def _extra_lines(extras: dict[str, list[str]] | None) -> list[str]:

@@ -33,6 +33,7 @@ VIOLATIONS = [
     ("serving/retrieval/documents.py", "import embedkit.serving.http.batcher", "A collection needs no server"),
     ("training/methods/simcse.py", "import embedkit.training.methods.sct", "Methods do not know each other"),
     ("export/__init__.py", "import onnxruntime", "ONNX Runtime is met in one module"),
+    ("serving/http/batcher.py", "import embedkit.kernels", "Kernels are met in one module"),
     ("training/losses/__init__.py", "import transformers", "transformers is met in"),
     ("cli/search.py", "import faiss", "FAISS is met in two modules"),
     ("cli/search.py", "import bm25s", "bm25s is met in one module"),

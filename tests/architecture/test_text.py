@@ -6,11 +6,13 @@ import ast
 import importlib
 import pkgutil
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
 
 import embedkit
+from embedkit.runtime.kernels import built
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "embedkit"
@@ -103,4 +105,15 @@ def test_text_names_no_place_of_one_machine(path):
 def test_every_package_is_walked():
     """A folder that `walk_packages` misses would miss the wheel's test as well."""
     walked = {module.name for module in pkgutil.walk_packages(embedkit.__path__, "embedkit.")}
-    assert {module_of(path) for path in MODULES} - {"embedkit"} == walked
+    compiled = {module_of(path) for path in PACKAGE.glob("kernels/*.pyi")}
+    assert {module_of(path) for path in MODULES} - {"embedkit"} == walked - compiled
+
+
+def test_every_kernel_has_a_stub_and_is_built():
+    kernels = [path.stem for path in PACKAGE.glob("kernels/*.c")]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    modules = project["tool"]["setuptools"]["ext-modules"]
+    assert sorted(kernels) == sorted(path.stem for path in PACKAGE.glob("kernels/*.pyi"))
+    assert sorted(kernels) == sorted(module["name"].removeprefix("embedkit.kernels.") for module in modules)
+    assert all(module["optional"] and module["py-limited-api"] for module in modules)
+    assert set(built()) == set(kernels)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import email
+import os
 import re
 import shutil
 import subprocess
 import sys
+import tarfile
+import tempfile
 import tomllib
 import zipfile
 from pathlib import Path
@@ -21,21 +24,47 @@ BUNDLE = ("bundled/probe.onnx", "bundled/probe.md")  # as if one more model came
 BASE = {"numpy", "onnxruntime", "tokenizers"}
 
 
+KERNELS = {path.stem for path in (ROOT / "embedkit" / "kernels").glob("*.c")}
+GENERATED = shutil.ignore_patterns("__pycache__", "*.so", "*.pyd")
+
+
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory):
-    """The wheel built from a copy that holds the files git would give, but no git."""
+def source(tmp_path_factory):
+    """A copy that holds the files git would give, but no git."""
     source = tmp_path_factory.mktemp("source")
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
-    shutil.copytree(ROOT / "embedkit", source / "embedkit", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "embedkit", source / "embedkit", ignore=GENERATED)
     for name in BUNDLE:
         (source / "embedkit" / name).parent.mkdir(exist_ok=True)
         (source / "embedkit" / name).touch()
-    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(source / "dist")]
-    done = subprocess.run([*command, str(source)], capture_output=True, text=True, check=False)
+    return source
+
+
+def build(source, kind, **environment):
+    """The one file that a build makes of a source, which is left as it was."""
+    place = Path(tempfile.mkdtemp(dir=source.parent))
+    shutil.copytree(source, place / "source")
+    command = [sys.executable, "-m", "build", f"--{kind}", "--no-isolation", "--outdir", str(place / "dist")]
+    done = subprocess.run(
+        [*command, str(place / "source")],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
-    (path,) = (source / "dist").glob("*.whl")
-    with zipfile.ZipFile(path) as archive:
+    (path,) = (place / "dist").iterdir()
+    return path
+
+
+def modules_inside(archive):
+    return {name for name in archive.namelist() if ".dist-info/" not in name}
+
+
+@pytest.fixture(scope="module")
+def wheel(source):
+    with zipfile.ZipFile(build(source, "wheel")) as archive:
         yield archive
 
 
@@ -57,12 +86,46 @@ def requirements(about, extra=None):
 
 
 def test_holds_every_module_and_nothing_else(wheel):
-    inside = {name for name in wheel.namelist() if ".dist-info/" not in name}
+    inside = {name for name in modules_inside(wheel) if not name.endswith((".so", ".pyd"))}
     bundled = (ROOT / "embedkit" / "bundled").glob("*")
     page = (path for path in (ROOT / "embedkit" / "serving" / "http" / "page").glob("*") if path.is_file())
-    expected = [*(ROOT / "embedkit").rglob("*.py"), ROOT / "embedkit" / "py.typed", *bundled, *page]
+    modules = (path for pattern in ("*.py", "*.pyi") for path in (ROOT / "embedkit").rglob(pattern))
+    expected = [*modules, ROOT / "embedkit" / "py.typed", *bundled, *page]
     files = {path.relative_to(ROOT).as_posix() for path in expected if path.is_file()}
     assert inside == files | {f"embedkit/{name}" for name in BUNDLE}
+
+
+@pytest.mark.skipif(not shutil.which("cc"), reason="needs a C compiler")
+def test_holds_the_kernels_for_every_version_of_python(wheel):
+    compiled = {name for name in modules_inside(wheel) if name.endswith(".so")}
+    assert compiled == {f"embedkit/kernels/{name}.abi3.so" for name in KERNELS}
+    assert "-cp311-abi3-" in Path(wheel.filename).name
+
+
+@pytest.mark.skipif(os.name != "posix", reason="names a compiler that fails")
+def test_is_whole_without_a_compiler(source, wheel, tmp_path):
+    with zipfile.ZipFile(build(source, "wheel", CC="false")) as bare:
+        assert modules_inside(bare) == {name for name in modules_inside(wheel) if not name.endswith(".so")}
+        bare.extractall(tmp_path)
+    script = (
+        "from embedkit import Encoder; from embedkit.runtime.kernels import built\n"
+        "assert built() and not any(built().values())\n"
+        "encoder = Encoder.load('tiny-sct'); assert encoder.verify()['passed']"
+    )
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", script],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_source_distribution_holds_the_kernels_source(source):
+    with tarfile.open(build(source, "sdist")) as archive:
+        inside = {name.partition("/")[2] for name in archive.getnames()}
+    assert inside >= {f"embedkit/kernels/{name}{ending}" for name in KERNELS for ending in (".c", ".pyi")}
 
 
 def test_holds_the_licence(wheel):

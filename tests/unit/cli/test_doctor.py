@@ -55,7 +55,8 @@ def test_text_has_a_line_for_each_fact(bundled, toy_bundle, capsys):
     assert main(["doctor"]) == 0
     lines = capsys.readouterr().out.splitlines()
     labels = [line.split()[0] for line in lines]
-    assert set(labels) == {"embedkit", "python", "onnxruntime", "faiss", "threads", "cpu", "extra", "bundled"}
+    expected = "embedkit python onnxruntime faiss threads kernels cpu extra bundled"
+    assert set(labels) == set(expected.split())
     assert any(line.startswith("bundled      toy differs by") for line in lines)
 
 
@@ -97,6 +98,20 @@ def test_a_bundled_model_that_computes_something_else_is_a_problem(bundled, toy_
     code, found = report(capsys)
     assert code == 1
     assert "they differ by 5.0e-01, at most 1.0e-04 is allowed" in found["problems"][0]
+
+
+@pytest.mark.parametrize(
+    ("kernels", "line"),
+    [
+        ({"one": True, "two": True}, "one, two"),
+        ({"one": True, "two": False}, "one; two not compiled: slower without"),
+        ({"one": False}, "one not compiled: slower without"),
+    ],
+)
+def test_kernels_that_are_not_there_are_told(bundled, monkeypatch, capsys, kernels, line):
+    monkeypatch.setattr("embedkit.runtime.kernels.built", lambda: kernels)
+    assert main(["doctor"]) == 0
+    assert f"kernels      {line}" in capsys.readouterr().out.splitlines()
 
 
 def test_extras_name_what_they_lack(monkeypatch, distributions):

@@ -1,0 +1,1 @@
+# Word pieces of BERT's tokenizers.
