@@ -86,6 +86,8 @@ def _read_length(message: memoryview, position: int, kind: int) -> tuple[int, in
 
 def _read_varint(message: memoryview, position: int) -> tuple[int, int]:
     """The unsigned number at ``position`` (at most 10 bytes, 7 bits each) and where it ends."""
+    if position < len(message) and message[position] < 0x80:  # most are: tags, and lengths of names
+        return message[position], position + 1
     value = 0
     for index, byte in enumerate(message[position : position + 10]):
         value |= (byte & 0x7F) << (7 * index)

@@ -1,0 +1,242 @@
+"""The weights of a text encoder of the BERT family, out of the graph that ``export/bert.py`` writes for it.
+
+The graph is followed node by node, with the order, attributes and constants that the exporter gives it. Whatever
+else a bundle holds, a graph that somebody edited say, is none that is known here; who would run these weights then
+leaves it to ONNX Runtime instead of computing something else. Names of values play no part, and the weights may be
+any.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from embedkit.runtime.bert_weights import BertGraph, Layer, Norm, Product, WordTable
+from embedkit.runtime.graph_cursor import GraphCursor
+from embedkit.runtime.plain_graph import OtherGraphError, PlainGraph, Value, read_graph, require
+
+__all__ = ["read_bert"]
+
+_VERSIONS = (9, 20)  # of the file format and of the operators
+_FLOAT32, _INT64 = 1, 7
+_INPUTS = [Value(name, _INT64, ("batch", "length")) for name in ("input_ids", "attention_mask")]
+_PRODUCTS = ("MatMul", "DynamicQuantizeLinear", "Mul", "QuantizeLinear")  # with what a product begins
+_GELU: dict[object, Literal["erf", "tanh"]] = {"none": "erf", "tanh": "tanh"}
+
+_Stored = partial[Product]  # lacks its bias
+Array = npt.NDArray[Any]
+T = TypeVar("T")
+
+
+def read_bert(model: bytes) -> BertGraph | None:
+    """Read the weights of an encoder, if its graph is what :func:`embedkit.export.bert.write_bert` writes.
+
+    Args:
+        model: a serialized ONNX model without external data, or a bundle.
+
+    Returns:
+        None if the graph is any other: of a cross-encoder, in float16, traced, or edited.
+
+    Raises:
+        BundleIntegrityError: the bytes are no message.
+    """
+    try:
+        return _Reader(read_graph(model)).read()
+    except OtherGraphError:
+        return None
+
+
+class _Reader:
+    """Follows ``bert.py``, ``writer.py``, ``quantize.py``, ``static.py`` and ``word_table.py`` of export."""
+
+    def __init__(self, graph: PlainGraph) -> None:
+        require(graph.versions == _VERSIONS and graph.inputs[:2] == _INPUTS, "another kind of model")
+        self.graph = graph
+        self.cursor = GraphCursor(graph)
+        self.defaults: list[Value] = []  # inputs that nobody feeds: the steps of int8-static
+        self.hidden = 0
+        self.epsilon: float | None = None
+        self.heads: int | None = None
+        self.gelu: Literal["erf", "tanh"] | None = None
+
+    def read(self) -> BertGraph:
+        take = self.cursor.take
+        mask = take("Cast", "attention_mask", to=_FLOAT32)
+        ignored = take("Mul", take("Sub", _number(1.0), mask), _number(-1e9))
+        ignored = take("Unsqueeze", ignored, _integers(1, 2))
+        rows, words, positions = self._embed()
+        states, norm = self._normalise(rows)
+        layers = []
+        while self.cursor.operator in _PRODUCTS:
+            states, layer = self._layer(states, ignored)
+            layers.append(layer)
+        pooled, pooling = self._pool(states, mask)
+        pooled, head = self._head(pooled)
+        if self.epsilon is None or self.heads is None or self.gelu is None:
+            raise OtherGraphError("there are no layers")
+        read = BertGraph(words, positions, norm, self.epsilon, self.heads, self.gelu, tuple(layers), pooling, head)
+        self._finish(pooled, read)
+        return read
+
+    def _embed(self) -> tuple[str, WordTable, Array]:
+        cursor, take = self.cursor, self.cursor.take
+        length = take("Shape", "input_ids", start=1)
+        positions = cursor.constant(0, "float32", None, None)
+        self.hidden = positions.shape[1]
+        position_rows = take("Slice", positions, _integers(0), length, _integers(0))
+        gathers = {"float32": self._float_words, "int8": self._int8_words, "uint8": self._int4_words}
+        dtype = cursor.dtype(0)
+        require(dtype in gathers, "another word table")
+        word_rows, words = gathers[dtype]()
+        return take("Add", word_rows, position_rows), words, positions
+
+    def _float_words(self) -> tuple[str, WordTable]:
+        table = self.cursor.constant(0, "float32", None, self.hidden)
+        return self.cursor.take("Gather", table, "input_ids"), WordTable(table)
+
+    def _int8_words(self) -> tuple[str, WordTable]:
+        cursor, take = self.cursor, self.cursor.take
+        table = cursor.constant(0, "int8", None, self.hidden)
+        rows = take("Cast", take("Gather", table, "input_ids"), to=_FLOAT32)
+        scales = cursor.constant(0, "float32", len(table), 1)
+        return take("Mul", rows, take("Gather", scales, "input_ids")), WordTable(table, scales)
+
+    def _int4_words(self) -> tuple[str, WordTable]:
+        cursor, take = self.cursor, self.cursor.take
+        require(self.hidden % 2 == 0, "rows that do not end with a byte")
+        table = cursor.constant(0, "uint8", None, self.hidden // 2)
+        pairs = take("Gather", table, "input_ids")
+        left = take("BitwiseAnd", pairs, np.array(15, dtype=np.uint8))
+        right = take("BitShift", pairs, np.array(4, dtype=np.uint8), direction="RIGHT")
+        rows = take("Cast", take("Concat", left, right, axis=-1), to=_FLOAT32)
+        rows = take("Sub", rows, _number(8.0))
+        shape = cursor.constant(1, "int64", 4)
+        rows = take("Reshape", rows, shape)
+        scales = cursor.constant(0, "float16", len(table), None, 1)
+        blocks = scales.shape[1]
+        require(self.hidden % blocks == 0 and shape.tolist() == [0, 0, blocks, -1], "other blocks")
+        scale = take("Cast", take("Gather", scales, "input_ids"), to=_FLOAT32)
+        rows = take("Reshape", take("Mul", rows, scale), _integers(0, 0, self.hidden))
+        return rows, WordTable(table, scales)
+
+    def _layer(self, states: str, ignored: str) -> tuple[str, Layer]:
+        take, hidden = self.cursor.take, self.hidden
+        merged, projection = self._affine(states, hidden, 3 * hidden)
+        mixed, context = self._affine(self._attend(merged, ignored), hidden, hidden)
+        mixed, context_norm = self._normalise(take("Add", mixed, states))
+        opened, wide = self._affine(mixed, hidden)
+        self.gelu = _same(self.gelu, _GELU.get(self.cursor.attribute("approximate")))
+        opened = take("Gelu", opened, approximate=self.cursor.attribute("approximate"))
+        output, narrow = self._affine(opened, len(wide.bias), hidden)
+        output, norm = self._normalise(take("Add", output, mixed))
+        return output, Layer(projection, context, context_norm, wide, narrow, norm)
+
+    def _attend(self, merged: str, ignored: str) -> str:
+        take = self.cursor.take
+        parts = self.cursor.take_many("Split", 3, merged, axis=2, num_outputs=3)
+        by_head = self._by_head()
+        query, key, value = [take("Reshape", part, by_head) for part in parts]
+        query = take("Transpose", query, perm=(0, 2, 1, 3))
+        key = take("Transpose", key, perm=(0, 2, 3, 1))
+        value = take("Transpose", value, perm=(0, 2, 1, 3))
+        scores = take("Add", take("MatMul", query, key), ignored)
+        context = take("MatMul", take("Softmax", scores, axis=-1), value)
+        context = take("Transpose", context, perm=(0, 2, 1, 3))
+        return take("Reshape", context, _integers(0, 0, self.hidden))
+
+    def _by_head(self) -> Array:
+        shape = self.cursor.constant(1, "int64", 4)
+        heads = int(shape[2])
+        require(heads > 0 and shape.tolist() == [0, 0, heads, self.hidden / heads], "other heads")
+        self.heads = _same(self.heads, heads)
+        return shape
+
+    def _normalise(self, value: str) -> tuple[str, Norm]:
+        weight, bias = (self.cursor.constant(each, "float32", self.hidden) for each in (1, 2))
+        epsilon = self.cursor.attribute("epsilon")
+        if not isinstance(epsilon, float):
+            raise OtherGraphError("another epsilon")
+        self.epsilon = _same(self.epsilon, epsilon)
+        value = self.cursor.take("LayerNormalization", value, weight, bias, axis=-1, epsilon=epsilon)
+        return value, Norm(weight, bias)
+
+    def _affine(self, value: str, inputs: int, outputs: int | None = None) -> tuple[str, Product]:
+        multiply = {"MatMul": self._multiply_floats, "DynamicQuantizeLinear": self._multiply_dynamic}
+        product, stored = multiply.get(self.cursor.operator, self._multiply_static)(value, inputs, outputs)
+        bias = self.cursor.constant(1, "float32", stored.keywords["weight"].shape[1])
+        return self.cursor.take("Add", product, bias), stored(bias=bias)
+
+    def _multiply_floats(self, value: str, inputs: int, outputs: int | None) -> tuple[str, _Stored]:
+        weight = self.cursor.constant(1, "float32", inputs, outputs)
+        return self.cursor.take("MatMul", value, weight), partial(Product, weight=weight)
+
+    def _multiply_dynamic(self, value: str, inputs: int, outputs: int | None) -> tuple[str, _Stored]:
+        rounded, step, zero = self.cursor.take_many("DynamicQuantizeLinear", 3, value)
+        return self._multiply_integers(rounded, zero, step, inputs, outputs)
+
+    def _multiply_static(self, value: str, inputs: int, outputs: int | None) -> tuple[str, _Stored]:
+        cursor = self.cursor
+        factors = None
+        if cursor.operator == "Mul":
+            factors = cursor.constant(1, "float32", inputs)
+            value = cursor.take("Mul", value, factors)
+        name, step, zero = cursor.name(1), cursor.constant(1, "float32"), cursor.constant(2, "uint8")
+        self.defaults.append(Value(name, _FLOAT32, ()))
+        rounded = cursor.take("QuantizeLinear", value, name, zero)
+        product, stored = self._multiply_integers(rounded, zero, name, inputs, outputs)
+        return product, partial(stored, step=float(step), zero=int(zero), factors=factors)
+
+    def _multiply_integers(
+        self, rounded: str, zero: str | Array, step: str, inputs: int, outputs: int | None
+    ) -> tuple[str, _Stored]:
+        cursor, take = self.cursor, self.cursor.take
+        weight = cursor.constant(1, "int8", inputs, outputs)
+        product = take("MatMulInteger", rounded, weight, zero, np.zeros(weight.shape[1], dtype=np.int8))
+        product = take("Cast", product, to=_FLOAT32)
+        scales = cursor.constant(1, "float32", weight.shape[1])
+        product = take("Mul", product, take("Mul", step, scales))
+        return product, partial(Product, weight=weight, scales=scales)
+
+    def _pool(self, states: str, mask: str) -> tuple[str, Literal["mean", "cls"]]:
+        take = self.cursor.take
+        if self.cursor.operator == "Gather":
+            return take("Gather", states, np.array(0), axis=1), "cls"
+        row = take("Unsqueeze", mask, _integers(1))
+        summed = take("Squeeze", take("MatMul", row, states), _integers(1))
+        count = take("Max", take("ReduceSum", mask, _integers(1), keepdims=1), _number(1.0))
+        return take("Div", summed, count), "mean"
+
+    def _head(self, pooled: str) -> tuple[str, Product | None]:
+        if self.cursor.operator not in _PRODUCTS:
+            return pooled, None
+        product, head = self._affine(pooled, self.hidden)
+        return self.cursor.take("Tanh", product), head
+
+    def _finish(self, pooled: str, read: BertGraph) -> None:
+        """The rows of length 1 are all that comes out, and nothing but what was met went in."""
+        take = self.cursor.take
+        norm = take("Max", take("ReduceL2", pooled, _integers(-1), keepdims=1), _number(1e-12))
+        output = Value(take("Div", pooled, norm), _FLOAT32, ("batch", read.dimension))
+        self.cursor.finish()
+        require(output.name == "sentence_embedding", "another output")
+        require(self.graph.outputs == [output], "other outputs")
+        require(self.graph.inputs == [*_INPUTS, *self.defaults], "other inputs")
+        require(len({product.kind for product in read.products}) == 1, "products of several kinds")
+
+
+def _integers(*values: int) -> Array:
+    return np.array(values, dtype=np.int64)
+
+
+def _number(value: float) -> Array:
+    return np.array(value, dtype=np.float32)
+
+
+def _same(before: T | None, now: T | None) -> T:
+    """What all layers must have in common."""
+    if now is None or before not in (None, now):
+        raise OtherGraphError(f"{now} where {before} was expected")
+    return now

@@ -1,0 +1,257 @@
+"""A graph of plain weights and operators, read without the onnx package: whole, or not at all.
+
+Where ``graph.py`` looks for single things and passes over all else, nothing is passed over here but names of
+nodes, comments and metadata. Whoever runs a graph otherwise than ONNX Runtime does has to know all that stands in
+it.
+
+Source: onnx.proto of ONNX 1.16, in the form in which Python's onnx package writes it.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Mapping
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from embedkit.runtime.wire import Field, read_fields
+
+__all__ = [
+    "Attribute",
+    "Node",
+    "OtherGraphError",
+    "PlainGraph",
+    "Tensor",
+    "Value",
+    "read_graph",
+    "read_node",
+    "require",
+]
+
+T = TypeVar("T")
+Attribute = float | int | str | tuple[int, ...]
+
+# Number of a field -> how it is coded; None is passed over. A field that is not listed makes it another graph.
+_VARINT, _BYTES, _FIXED32 = 0, 2, 5
+_MODEL = {1: _VARINT, 2: None, 3: None, 4: None, 5: None, 6: None, 7: _BYTES, 8: _BYTES, 14: None}
+_OPERATORS = {1: _BYTES, 2: _VARINT}
+_GRAPH = {1: _BYTES, 2: None, 5: _BYTES, 10: None, 11: _BYTES, 12: _BYTES}
+_NODE = {1: _BYTES, 2: _BYTES, 3: None, 4: _BYTES, 5: _BYTES, 6: None, 7: _BYTES}
+_ATTRIBUTE = {1: _BYTES, 2: _FIXED32, 3: _VARINT, 4: _BYTES, 8: _VARINT, 13: None, 20: _VARINT}
+_TENSOR = {1: _VARINT, 2: _VARINT, 8: _BYTES, 9: _BYTES, 12: None}
+_VALUE, _TYPE, _OF_TENSOR, _SHAPE = (
+    {1: _BYTES, 2: _BYTES, 3: None},
+    {1: _BYTES},
+    {1: _VARINT, 2: _BYTES},
+    {1: _BYTES},
+)
+_AXIS = {1: _VARINT, 2: _BYTES}
+
+_FLOAT, _INTEGER, _STRING, _INTEGERS = 1, 2, 3, 7  # kinds of an attribute
+_FIELD_OF_KIND = {_FLOAT: 2, _INTEGER: 3, _STRING: 4, _INTEGERS: 8}
+_DTYPES: dict[int, np.dtype[Any]] = {
+    number: np.dtype(kind) for number, kind in {1: "<f4", 2: "u1", 3: "i1", 7: "<i8", 10: "<f2"}.items()
+}
+
+
+class OtherGraphError(Exception):
+    """The graph is none that its reader knows, though ONNX Runtime may. Told to nobody outside the runtime."""
+
+
+def require(holds: bool, otherwise: str) -> None:  # noqa: FBT001 - the condition itself
+    """Give the graph up unless something holds.
+
+    Raises:
+        OtherGraphError: it does not.
+    """
+    if not holds:
+        raise OtherGraphError(otherwise)
+
+
+class Tensor(NamedTuple):
+    """A weight, where it stands in the model.
+
+    Attributes:
+        dtype: float32, float16, int8, uint8 or int64.
+        shape: the length of each axis.
+        raw: its values, row by row, little-endian.
+    """
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    raw: memoryview
+
+    def array(self) -> npt.NDArray[Any]:
+        """An array that reads the model itself, or a copy where its values do not stand where their type may."""
+        return np.require(np.frombuffer(self.raw, dtype=self.dtype).reshape(self.shape), requirements="A")
+
+
+class Value(NamedTuple):
+    """An input or an output.
+
+    Attributes:
+        name: what nodes call it.
+        kind: ONNX's number of its type: 1 is float32, 7 is int64.
+        axes: the name or the length of each axis.
+    """
+
+    name: str
+    kind: int
+    axes: tuple[str | int, ...]
+
+
+class Node(NamedTuple):
+    """One of ONNX's own operators, and the names of the values that it takes and gives."""
+
+    operator: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attributes: dict[str, Attribute]
+
+
+class PlainGraph(NamedTuple):
+    """What a model consists of.
+
+    Attributes:
+        versions: that of the file format and that of the operators.
+        nodes: for :func:`read_node`, in the order of the file.
+        tensors: weights by name.
+        inputs: those that have a weight as their default among them.
+        outputs: of the whole graph.
+    """
+
+    versions: tuple[int, int]
+    nodes: list[memoryview]
+    tensors: dict[str, Tensor]
+    inputs: list[Value]
+    outputs: list[Value]
+
+
+def read_graph(model: bytes) -> PlainGraph:
+    """Read a serialized model; its nodes wait for :func:`read_node`, so that another graph is soon known for one.
+
+    Raises:
+        BundleIntegrityError: the bytes are no message.
+        OtherGraphError: there is something in it that a plain graph has not.
+    """
+    fields = _Message(memoryview(model), _MODEL)
+    operators = _Message(fields.content(8), _OPERATORS)
+    graph = _Message(fields.content(7), _GRAPH)
+    require(operators.text(1, "") == "", "operators of another domain")
+    tensors = [_read_tensor(_Message(each, _TENSOR)) for each in graph.messages(5)]
+    return PlainGraph(
+        (fields.integer(1), operators.integer(2)),
+        graph.messages(1),
+        _unique(tensors),
+        [_read_value(_Message(each, _VALUE)) for each in graph.messages(11)],
+        [_read_value(_Message(each, _VALUE)) for each in graph.messages(12)],
+    )
+
+
+def read_node(message: memoryview) -> Node:
+    """Read one of the nodes of a :class:`PlainGraph`.
+
+    Raises:
+        BundleIntegrityError: the bytes are no message.
+        OtherGraphError: the operator is of another domain, or has branches, or what else is no :data:`Attribute`.
+    """
+    fields = _Message(message, _NODE)
+    require(fields.text(7, "") == "", "an operator of another domain")
+    attributes = _unique([_read_attribute(_Message(each, _ATTRIBUTE)) for each in fields.messages(5)])
+    return Node(fields.text(4), fields.texts(1), fields.texts(2), attributes)
+
+
+class _Message:
+    """The fields of one message, found by their numbers."""
+
+    def __init__(self, message: memoryview, known: Mapping[int, int | None]) -> None:
+        self._fields: dict[int, list[Any]] = {}
+        for part in read_fields(message):
+            coding = known.get(part.number, -1)
+            if coding is not None:
+                require(_coding(part) == coding, "a field that a plain graph has not")
+                self._fields.setdefault(part.number, []).append(part.value)
+
+    def numbers(self) -> set[int]:
+        return set(self._fields)
+
+    def integer(self, number: int) -> int:
+        return _signed(self._one(number))
+
+    def integers(self, number: int) -> tuple[int, ...]:
+        return tuple(map(_signed, self._fields.get(number, ())))
+
+    def content(self, number: int) -> memoryview:
+        value: memoryview = self._one(number)
+        return value
+
+    def messages(self, number: int) -> list[memoryview]:
+        return self._fields.get(number, [])
+
+    def text(self, number: int, default: str | None = None) -> str:
+        if default is not None and number not in self._fields:
+            return default
+        return _decode(self._one(number))
+
+    def texts(self, number: int) -> tuple[str, ...]:
+        return tuple(map(_decode, self._fields.get(number, ())))
+
+    def _one(self, number: int) -> Any:
+        values = self._fields.get(number, [])
+        require(len(values) == 1, "a field that is missing or stands there twice")
+        return values[0]
+
+
+def _read_attribute(fields: _Message) -> tuple[str, Attribute]:
+    kind = fields.integer(20)
+    require(fields.numbers() == {1, 20, _FIELD_OF_KIND.get(kind)}, "an attribute of another kind")
+    return fields.text(1), _read_setting(fields, kind)
+
+
+def _read_setting(fields: _Message, kind: int) -> Attribute:
+    number = _FIELD_OF_KIND[kind]
+    if kind == _FLOAT:
+        (real,) = struct.unpack("<f", fields.content(number))
+        return float(real)
+    if kind == _INTEGERS:
+        return fields.integers(number)
+    return fields.integer(number) if kind == _INTEGER else fields.text(number)
+
+
+def _read_tensor(fields: _Message) -> tuple[str, Tensor]:
+    dtype, shape, raw = _DTYPES.get(fields.integer(2)), fields.integers(1), fields.content(9)
+    if dtype is None or min(shape, default=1) < 1 or len(raw) != math.prod(shape) * dtype.itemsize:
+        raise OtherGraphError("a weight of another type, without values, or whose bytes do not fit its shape")
+    return fields.text(8), Tensor(dtype, shape, raw)
+
+
+def _read_value(fields: _Message) -> Value:
+    of_tensor = _Message(_Message(fields.content(2), _TYPE).content(1), _OF_TENSOR)
+    axes = (_Message(each, _AXIS) for each in _Message(of_tensor.content(2), _SHAPE).messages(1))
+    return Value(
+        fields.text(1),
+        of_tensor.integer(1),
+        tuple(axis.text(2) if axis.numbers() == {2} else axis.integer(1) for axis in axes),
+    )
+
+
+def _unique(pairs: list[tuple[str, T]]) -> dict[str, T]:
+    named = dict(pairs)
+    require(len(named) == len(pairs), "two things of one name")
+    return named
+
+
+def _coding(part: Field) -> int:
+    return part.raw[0] & 7
+
+
+def _signed(number: int) -> int:
+    """A 64-bit number as the two's complement that it is."""
+    return number - 2**64 if number >= 2**63 else number
+
+
+def _decode(text: memoryview) -> str:
+    return bytes(text).decode("utf-8", errors="surrogateescape")  # so that two names never become one

@@ -1,0 +1,468 @@
+"""The weights of encoders are read out of their graphs, and of nothing that is another graph."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import pytest
+import torch
+from onnx import AttributeProto, TensorProto, helper, numpy_helper
+from transformers import BertConfig, BertModel, MPNetConfig, MPNetModel, RobertaConfig, RobertaModel
+
+from embedkit.errors import BundleIntegrityError
+from embedkit.export.graph import build_graph
+from embedkit.export.half import halve
+from embedkit.export.quantize import Int8Arithmetic
+from embedkit.export.static import StaticInt8Products, measure_ranges
+from embedkit.export.word_table import WORD_TABLES, MixedArithmetic
+from embedkit.export.writer import OPSET, FloatArithmetic
+from embedkit.modeling.cross_encoder import PairEncoder
+from embedkit.modeling.encoder import SentenceEncoder
+from embedkit.runtime import bert_graph
+from embedkit.runtime.bert_graph import read_bert
+from embedkit.runtime.bert_weights import BertGraph, Norm, Product
+from embedkit.runtime.session import Session
+from embedkit.runtime.tokenization import TokenBatch, Tokenizer
+
+TEXTS = ["the cat is asleep", "a good dog", "where is the train to the city today", "my mother drives to the sea"]
+KINDS = ("fp32", "int8", "int8-static")
+Rows = npt.NDArray[np.float64]
+MakeEncoder = Callable[..., SentenceEncoder]
+
+
+@pytest.fixture(scope="module")
+def make_encoder(toy_tokenizer_json: str) -> MakeEncoder:
+    """``make_encoder(pooling="mean", head=None, family=BertConfig, **config)``, of random weights, biases too."""
+    networks = {BertConfig: BertModel, RobertaConfig: RobertaModel, MPNetConfig: MPNetModel}
+    tokenizer = Tokenizer(toy_tokenizer_json, 20)
+
+    def make(*, pooling: Any = "mean", head: int | None = None, family: Any = BertConfig, **changes: Any) -> Any:
+        settings = {
+            "vocab_size": tokenizer.vocabulary_size,
+            "hidden_size": 32,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "intermediate_size": 48,
+            "max_position_embeddings": 40,
+            "pad_token_id": 0,
+            "initializer_range": 0.2,
+        }
+        with torch.random.fork_rng(), torch.no_grad():
+            torch.manual_seed(3)
+            backbone = networks[family](family(**settings | changes), add_pooling_layer=False)
+            for parameter in backbone.parameters():
+                if parameter.ndim == 1:
+                    parameter.add_(0.2 * torch.randn_like(parameter))
+            for layer in backbone.encoder.layer:  # an input that stands out, so that int8-static smooths
+                layer.attention.get_submodule("output" if family is not MPNetConfig else "").LayerNorm.weight[
+                    3
+                ] *= 30
+            encoder = SentenceEncoder(backbone, tokenizer, pooling=pooling, name="toy")
+            encoder.set_head(head)
+        return encoder.eval()
+
+    return make
+
+
+def write(encoder: SentenceEncoder, products: str = "fp32", words: str = "float32") -> onnx.ModelProto:
+    made = {"fp32": FloatArithmetic(), "int8": Int8Arithmetic(64)}
+    if products == "int8-static":
+        made[products] = StaticInt8Products(64, measure_ranges(encoder, TEXTS))  # type: ignore[assignment]
+    return build_graph(encoder, MixedArithmetic(made[products], WORD_TABLES[words]))
+
+
+def read(model: onnx.ModelProto) -> BertGraph | None:
+    return read_bert(model.SerializeToString())
+
+
+# An evaluation of what was read, in float64 but for the rounding that int8 means.
+
+
+def embed(graph: BertGraph, ids: npt.NDArray[np.int64], mask: npt.NDArray[np.int64]) -> Rows:
+    rows = words_of(graph)[ids] + graph.positions[: ids.shape[1]].astype(np.float64)
+    states = normalise(rows, graph.norm, graph.epsilon)
+    for layer in graph.layers:
+        parts = np.split(multiply(layer.projection, states), 3, axis=-1)
+        query, key, value = (part.reshape(*ids.shape, graph.heads, -1).swapaxes(1, 2) for part in parts)
+        scores = query @ key.swapaxes(2, 3) + np.where(mask, 0, -np.inf)[:, None, None]
+        shares = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        context = (shares / shares.sum(axis=-1, keepdims=True) @ value).swapaxes(1, 2).reshape(states.shape)
+        mixed = normalise(multiply(layer.context, context) + states, layer.context_norm, graph.epsilon)
+        opened = gelu(multiply(layer.wide, mixed), graph.gelu)
+        states = normalise(multiply(layer.narrow, opened) + mixed, layer.norm, graph.epsilon)
+    pooled = states[:, 0] if graph.pooling == "cls" else (states * mask[..., None]).sum(1) / mask.sum(1)[:, None]
+    pooled = pooled if graph.head is None else np.tanh(multiply(graph.head, pooled))
+    return pooled / np.linalg.norm(pooled, axis=1, keepdims=True)
+
+
+def words_of(graph: BertGraph) -> Rows:
+    words = graph.words
+    if words.scales is None:
+        return words.values.astype(np.float64)
+    values = words.values
+    if values.dtype == np.uint8:
+        values = np.hstack([values & 15, values >> 4]).astype(np.int8) - 8
+    blocks = values.reshape(words.size, words.scales.shape[1], -1).astype(np.float64)
+    return (blocks * words.scales.reshape(words.size, -1, 1)).reshape(words.size, -1)
+
+
+def multiply(product: Product, rows: Rows) -> Rows:
+    if product.scales is None:
+        return rows @ product.weight + product.bias
+    rows = rows if product.factors is None else rows * product.factors
+    step, zero = product.step, product.zero
+    if step is None or zero is None:
+        least, largest = min(rows.min(), 0), max(rows.max(), 0)
+        step = (largest - least) / 255
+        zero = round(-least / step)
+    rounded = np.clip(np.rint(rows / step) + zero, 0, 255) - zero
+    return rounded @ product.weight * (step * product.scales.astype(np.float64)) + product.bias
+
+
+def normalise(rows: Rows, norm: Norm, epsilon: float) -> Rows:
+    spread = np.sqrt(rows.var(axis=-1, keepdims=True) + epsilon)
+    return (rows - rows.mean(axis=-1, keepdims=True)) / spread * norm.weight + norm.bias
+
+
+def gelu(values: Rows, form: str) -> Rows:
+    if form == "tanh":
+        return values / 2 * (1 + np.tanh(math.sqrt(2 / math.pi) * (values + 0.044715 * values**3)))
+    return values / 2 * (1 + np.vectorize(math.erf)(values / math.sqrt(2)))
+
+
+def check(model: onnx.ModelProto, encoder: SentenceEncoder, atol: float) -> BertGraph:
+    """Read the graph; what was read gives the embeddings that ONNX Runtime gives."""
+    graph = read(model)
+    assert graph is not None
+    batch = encoder.tokenizer.pad(encoder.tokenizer.tokenize(TEXTS).ids)
+    expected = Session(model.SerializeToString(), outputs=["sentence_embedding"], threads=1).run(batch)
+    np.testing.assert_allclose(embed(graph, batch.input_ids, batch.attention_mask), expected, atol=atol)
+    return graph
+
+
+@pytest.mark.parametrize("words", WORD_TABLES)
+@pytest.mark.parametrize("products", KINDS)
+@pytest.mark.parametrize(("pooling", "head"), [("mean", 24), ("cls", None)])
+def test_what_is_read_gives_the_embeddings_of_the_graph(
+    make_encoder: MakeEncoder, products: str, words: str, pooling: str, head: int | None
+) -> None:
+    encoder = make_encoder(pooling=pooling, head=head)
+
+    graph = check(write(encoder, products, words), encoder, 1e-5 if products == "fp32" else 1e-2)
+
+    assert {product.kind for product in graph.products} == {products}
+    assert len(graph.products) == (8 if head is None else 9)
+    assert (graph.pooling, graph.dimension, graph.hidden, graph.heads) == (pooling, head or 32, 32, 4)
+    assert graph.words.size == encoder.tokenizer.vocabulary_size
+    assert graph.words.values.dtype == {"float32": np.float32, "int8": np.int8, "int4": np.uint8}[words]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"family": RobertaConfig, "head": 6},
+        {"hidden_act": "gelu_new"},
+        {"num_attention_heads": 1, "num_hidden_layers": 1, "layer_norm_eps": 1e-3},
+        {"pooling": "cls", "head": 6},
+        {"hidden_size": 64, "intermediate_size": 40},
+    ],
+    ids=str,
+)
+def test_any_of_the_family_is_read(make_encoder: MakeEncoder, changes: dict[str, Any]) -> None:
+    encoder = make_encoder(**changes)
+
+    graph = check(write(encoder, words="int4"), encoder, 1e-5)
+
+    assert graph.gelu == ("tanh" if "hidden_act" in changes else "erf")
+    assert graph.epsilon == pytest.approx(encoder.config.layer_norm_eps)
+    assert len(graph.layers) == encoder.config.num_hidden_layers
+    assert graph.heads == encoder.config.num_attention_heads
+
+
+def test_weights_are_those_of_the_model(make_encoder: MakeEncoder) -> None:
+    encoder = make_encoder(head=6)
+    state = {name: value.numpy() for name, value in encoder.state_dict().items()}
+    layer = "backbone.encoder.layer.1"
+
+    for products in KINDS:
+        graph = read(write(encoder, products, "int8"))
+
+        assert graph is not None
+        assert graph.head is not None
+        read_layer = graph.layers[1]
+        pairs = {
+            f"{layer}.attention.output.dense": read_layer.context,
+            f"{layer}.intermediate.dense": read_layer.wide,
+            f"{layer}.output.dense": read_layer.narrow,
+            "head.linear": graph.head,
+        }
+        for name, product in pairs.items():
+            scales = np.ones(len(product.bias)) if product.scales is None else product.scales
+            factors = np.ones(len(product.weight)) if product.factors is None else product.factors
+            restored = product.weight * scales * factors[:, None]
+            off = np.abs(restored - state[f"{name}.weight"].T)
+            assert (off <= (0 if products == "fp32" else 0.501 * scales * factors[:, None])).all()
+            np.testing.assert_array_equal(product.bias, state[f"{name}.bias"])
+        np.testing.assert_array_equal(
+            read_layer.context_norm.weight, state[f"{layer}.attention.output.LayerNorm.weight"]
+        )
+        np.testing.assert_array_equal(read_layer.norm.bias, state[f"{layer}.output.LayerNorm.bias"])
+
+
+def test_static_products_are_smoothed_where_the_exporter_smooths(make_encoder: MakeEncoder) -> None:
+    graph = read(write(make_encoder(), "int8-static"))
+
+    assert graph is not None
+    assert {product.factors is None for product in graph.products} == {True, False}
+    assert all(product.step and product.step > 0 and product.zero is not None for product in graph.products)
+
+
+def test_the_bundle_of_the_package_is_read() -> None:
+    path = Path(bert_graph.__file__).parents[1] / "bundled" / "tiny-sct.onnx"
+    model = path.read_bytes()
+
+    graph = read_bert(model)
+
+    assert graph is not None
+    assert (graph.words.size, graph.hidden, graph.dimension, len(graph.layers)) == (30522, 128, 384, 2)
+    assert np.shares_memory(graph.words.values, np.frombuffer(model, dtype=np.uint8))
+    ids, mask = np.array([[101, 2023, 2003, 102], [101, 3899, 102, 0]]), np.array([[1, 1, 1, 1], [1, 1, 1, 0]])
+    expected = Session(model, outputs=["sentence_embedding"], threads=1).run(TokenBatch(ids, mask))
+    np.testing.assert_allclose(embed(graph, ids, mask), expected, atol=1e-2)
+
+
+def test_every_array_is_aligned(make_encoder: MakeEncoder) -> None:
+    graph = read(write(make_encoder(head=6), "int8-static", "int4"))
+
+    assert graph is not None
+    arrays = [graph.words.values, graph.words.scales, graph.positions, graph.norm.weight, graph.norm.bias]
+    arrays += [each for product in graph.products for each in (product.weight, product.bias, product.scales)]
+    assert all(array is not None and array.flags.aligned and array.flags.c_contiguous for array in arrays)
+
+
+# Other graphs.
+
+
+def test_other_networks_are_none(make_encoder: MakeEncoder) -> None:
+    encoder = make_encoder()
+    pairs = PairEncoder.from_encoder(encoder, max_length=20, seed=2).eval()
+
+    assert read(build_graph(pairs, FloatArithmetic())) is None
+    assert read(build_graph(pairs, Int8Arithmetic(64))) is None
+    assert read(halve(write(encoder), "mean")) is None
+    assert read(build_graph(make_encoder(family=MPNetConfig), FloatArithmetic())) is None
+
+
+def test_products_of_several_kinds_are_none(make_encoder: MakeEncoder) -> None:
+    class Alternating(FloatArithmetic):
+        def matmul(self, graph: Any, name: str, value: str, weight: Any) -> str:
+            kind = Int8Arithmetic(64) if "output" in name else FloatArithmetic()
+            return kind.matmul(graph, name, value, weight)
+
+    assert read(build_graph(make_encoder(), Alternating())) is None
+
+
+def variants(make_encoder: MakeEncoder) -> dict[str, onnx.ModelProto]:
+    """All that a graph can consist of, in three."""
+    return {
+        "fp32": write(make_encoder(pooling="cls", num_hidden_layers=2)),
+        "int8": write(make_encoder(head=6, num_hidden_layers=2), "int8", "int8"),
+        "int8-static": write(make_encoder(num_hidden_layers=2), "int8-static", "int4"),
+    }
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def model(request: pytest.FixtureRequest, make_encoder: MakeEncoder) -> onnx.ModelProto:
+    found = variants(make_encoder)[request.param]
+    assert read(found) is not None
+    return found
+
+
+def copy(model: onnx.ModelProto) -> onnx.ModelProto:
+    copied = onnx.ModelProto()
+    copied.CopyFrom(model)
+    return copied
+
+
+def edits_of_nodes(model: onnx.ModelProto) -> Iterator[tuple[str, onnx.ModelProto]]:
+    """Each node left out, doubled, swapped with the next; of another operator, input, attribute and so on."""
+    for index, node in enumerate(model.graph.node):
+        edited = copy(model)
+        del edited.graph.node[index]
+        yield f"without {node.name}", edited
+        edited = copy(model)
+        edited.graph.node.insert(index, node)
+        yield f"two {node.name}", edited
+        if index + 1 < len(model.graph.node):
+            edited = copy(model)
+            edited.graph.node[index].CopyFrom(model.graph.node[index + 1])
+            edited.graph.node[index + 1].CopyFrom(node)
+            yield f"{node.name} behind the next", edited
+        for what, change in changes_of(node, model).items():
+            edited = copy(model)
+            change(edited.graph.node[index])
+            yield f"{node.name} {what}", edited
+
+
+def changes_of(node: onnx.NodeProto, model: onnx.ModelProto) -> dict[str, Callable[[onnx.NodeProto], Any]]:
+    changes: dict[str, Callable[[onnx.NodeProto], Any]] = {
+        "of another operator": lambda each: setattr(each, "op_type", "Identity"),
+        "of another domain": lambda each: setattr(each, "domain", "com.microsoft"),
+        "of an overload": lambda each: setattr(each, "overload", "x"),
+        "with one more input": lambda each: each.input.append("mask"),
+        "with one more output": lambda each: each.output.append("more"),
+        "with another output": lambda each: each.output.__setitem__(0, "renamed"),
+        "with one more attribute": lambda each: each.attribute.append(helper.make_attribute("more", 1)),
+    }
+    for index, name in enumerate(node.input):
+        other = next(value for value in ("mask", "one") if value != name)
+        changes[f"of another input {index}"] = lambda each, index=index, other=other: each.input.__setitem__(
+            index, other
+        )
+    if len(node.input) > 1 and node.input[0] != node.input[1]:
+        changes["of swapped inputs"] = lambda each: each.input.__setitem__(slice(2), [*each.input[1::-1]])
+    for index in range(len(node.attribute)):
+        changes[f"without attribute {index}"] = lambda each, index=index: each.attribute.pop(index)
+        changes[f"with two of attribute {index}"] = lambda each, index=index: each.attribute.append(
+            each.attribute[index]
+        )
+        changes[f"of another attribute {index}"] = lambda each, index=index: alter(each.attribute[index])
+        changes[f"of a nameless attribute {index}"] = lambda each, index=index: setattr(
+            each.attribute[index], "name", ""
+        )
+    return changes
+
+
+def alter(attribute: AttributeProto) -> None:
+    if attribute.type == AttributeProto.INT:
+        attribute.i += 1
+    elif attribute.type == AttributeProto.FLOAT:
+        attribute.f *= 2
+    elif attribute.type == AttributeProto.STRING:
+        attribute.s = b"tanh" if attribute.s == b"none" else b"none"
+    else:
+        attribute.ints[:] = [attribute.ints[1], attribute.ints[0], *attribute.ints[2:]]
+
+
+def test_every_edit_of_a_node_makes_it_another_graph(model: onnx.ModelProto) -> None:
+    edits = 0
+    for what, edited in edits_of_nodes(model):
+        assert read(edited) is None, what
+        edits += 1
+    assert edits > 13 * len(model.graph.node)
+
+
+def is_fixed(tensor: TensorProto) -> bool:
+    """Whether it is a constant of the architecture; all others are weights."""
+    ends = (".weight", ".bias", "_int8", "_int4", "_scale", ".factors", ".activation_zero")
+    return not tensor.name.endswith(ends)
+
+
+# Tables that may as well be shorter.
+TABLES = ("embeddings.position_embeddings.weight", "embeddings.word_embeddings.weight")
+
+
+def test_every_edit_of_a_constant_makes_it_another_graph(model: onnx.ModelProto) -> None:
+    for index, tensor in enumerate(model.graph.initializer):
+        values = numpy_helper.to_array(tensor)
+        edits = [values[None], values.astype(np.float64), np.repeat(values[None], 2, axis=0)]
+        if is_fixed(tensor):
+            edits += [values * 3 + np.ones_like(values), -values - np.ones_like(values)]
+        if values.ndim:
+            edits.append(values[:-1])
+        for edit in edits:
+            edited = copy(model)
+            edited.graph.initializer[index].CopyFrom(numpy_helper.from_array(edit, tensor.name))
+            fits = tensor.name in TABLES and edit.shape == (len(values) - 1, 32)
+            assert (read(edited) is not None) == fits, f"{tensor.name} {edit.dtype} {edit.shape}"
+
+
+def test_every_constant_is_needed_once(model: onnx.ModelProto) -> None:
+    for index, tensor in enumerate(model.graph.initializer):
+        without, twice = copy(model), copy(model)
+        del without.graph.initializer[index]
+        twice.graph.initializer.append(tensor)
+        assert read(without) is None, tensor.name
+        assert read(twice) is None, tensor.name
+
+
+FEW = helper.make_tensor_value_info("more", TensorProto.FLOAT, ["batch"])
+EDITS: dict[str, Callable[[onnx.ModelProto], Any]] = {
+    "a node behind the last": lambda m: m.graph.node.append(
+        helper.make_node("Identity", ["sentence_embedding"], ["more"])
+    ),
+    "a nameless node behind the last": lambda m: m.graph.node.append(onnx.NodeProto()),
+    "a constant that nobody takes": lambda m: m.graph.initializer.append(
+        numpy_helper.from_array(np.zeros(3, dtype=np.float32), "more")
+    ),
+    "one more output": lambda m: m.graph.output.append(FEW),
+    "another output": lambda m: setattr(m.graph.output[0], "name", "pooled"),
+    "an output of another width": lambda m: setattr(
+        m.graph.output[0].type.tensor_type.shape.dim[1], "dim_value", 7
+    ),
+    "one more input": lambda m: m.graph.input.append(FEW),
+    "a weight that may be fed": lambda m: m.graph.input.append(
+        helper.make_tensor_value_info("masked", TensorProto.FLOAT, [])
+    ),
+    "inputs the other way round": lambda m: m.graph.input.insert(0, m.graph.input.pop(1)),
+    "inputs of int32": lambda m: setattr(m.graph.input[0].type.tensor_type, "elem_type", TensorProto.INT32),
+    "inputs of one text": lambda m: setattr(m.graph.input[0].type.tensor_type.shape.dim[0], "dim_value", 1),
+    "no input": lambda m: m.graph.ClearField("input"),
+    "another opset": lambda m: setattr(m.opset_import[0], "version", OPSET + 1),
+    "one more opset": lambda m: m.opset_import.append(helper.make_opsetid("com.microsoft", 1)),
+    "no opset": lambda m: m.ClearField("opset_import"),
+    "another format": lambda m: setattr(m, "ir_version", 10),
+    "a function": lambda m: m.functions.add(name="Gelu"),
+    "training": lambda m: m.training_info.add(),
+    "a sparse weight": lambda m: m.graph.sparse_initializer.add(),
+    "a value of a stated type": lambda m: m.graph.value_info.append(FEW),
+    "no graph": lambda m: m.ClearField("graph"),
+    "no nodes": lambda m: m.graph.ClearField("node"),
+    "external data": lambda m: setattr(m.graph.initializer[0], "data_location", TensorProto.EXTERNAL),
+    "values that are not raw": lambda m: m.graph.initializer[0].CopyFrom(
+        helper.make_tensor("one", TensorProto.FLOAT, [], [1.0])
+    ),
+}
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_what_the_exporter_does_not_write_makes_it_another_graph(model: onnx.ModelProto, edit: str) -> None:
+    edited = copy(model)
+    EDITS[edit](edited)
+    assert read(edited) is None
+
+
+def test_names_of_nodes_and_comments_play_no_part(model: onnx.ModelProto) -> None:
+    edited = copy(model)
+    edited.doc_string, edited.producer_version, edited.graph.name = "a comment", "2", "another"
+    for node in edited.graph.node:
+        node.name, node.doc_string = "", "a comment"
+    helper.set_model_props(edited, {"key": "value"})
+    assert read(edited) is not None
+
+
+def test_bytes_that_are_no_model_are_refused(model: onnx.ModelProto) -> None:
+    content = model.SerializeToString()
+
+    assert read_bert(b"") is None
+    for end in (len(content) // 3, len(content) - 1):
+        with pytest.raises(BundleIntegrityError):
+            read_bert(content[:end])
+
+
+def test_no_changed_byte_makes_an_error_of_another_kind(model: onnx.ModelProto) -> None:
+    content = model.SerializeToString()
+    draw = np.random.default_rng(0)
+    start = len(content) - sum(len(tensor.raw_data) for tensor in model.graph.initializer)
+    for place in [*draw.integers(0, start, 300), *draw.integers(0, len(content), 300)]:
+        changed = bytearray(content)
+        changed[place] ^= 1 << draw.integers(8)
+        with contextlib.suppress(BundleIntegrityError):
+            read_bert(bytes(changed))
