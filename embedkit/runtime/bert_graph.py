@@ -184,6 +184,7 @@ class _Reader:
             factors = cursor.constant(1, "float32", inputs)
             value = cursor.take("Mul", value, factors)
         name, step, zero = cursor.name(1), cursor.constant(1, "float32"), cursor.constant(2, "uint8")
+        require(0 < float(step) < np.inf, "another step")
         self.defaults.append(Value(name, _FLOAT32, ()))
         rounded = cursor.take("QuantizeLinear", value, name, zero)
         product, stored = self._multiply_integers(rounded, zero, name, inputs, outputs)
@@ -203,7 +204,7 @@ class _Reader:
     def _pool(self, states: str, mask: str) -> tuple[str, Literal["mean", "cls"]]:
         take = self.cursor.take
         if self.cursor.operator == "Gather":
-            return take("Gather", states, np.array(0), axis=1), "cls"
+            return take("Gather", states, np.array(0, dtype=np.int64), axis=1), "cls"
         row = take("Unsqueeze", mask, _integers(1))
         summed = take("Squeeze", take("MatMul", row, states), _integers(1))
         count = take("Max", take("ReduceSum", mask, _integers(1), keepdims=1), _number(1.0))

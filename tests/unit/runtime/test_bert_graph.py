@@ -384,6 +384,15 @@ def test_every_edit_of_a_constant_makes_it_another_graph(model: onnx.ModelProto)
             assert (read(edited) is not None) == fits, f"{tensor.name} {edit.dtype} {edit.shape}"
 
 
+@pytest.mark.parametrize("step", [0.0, -1.0, np.inf, np.nan])
+def test_a_step_that_rounds_nothing_makes_it_another_graph(make_encoder: MakeEncoder, step: float) -> None:
+    edited = write(make_encoder(), "int8-static")
+    last = edited.graph.initializer[-1]
+    assert last.name.endswith(".activation_scale")
+    last.CopyFrom(numpy_helper.from_array(np.array(step, dtype=np.float32), last.name))
+    assert read(edited) is None
+
+
 def test_every_constant_is_needed_once(model: onnx.ModelProto) -> None:
     for index, tensor in enumerate(model.graph.initializer):
         without, twice = copy(model), copy(model)
