@@ -53,12 +53,27 @@ def clock(go: Callable[[], Any]) -> float:
     return time.perf_counter() - began
 
 
-def embedkit(model: str, threads: int, _: str) -> Callable[[list[str]], Callable[[], Any]]:
-    """``Encoder.encode``; one text is given as it is, not in a list."""
+def embedkit(model: str, threads: int, way: str) -> Callable[[list[str]], Callable[[], Any]]:
+    """``Encoder.encode``; one text is given as it is, not in a list.
+
+    WAY is nothing; or ``onnxruntime``, instead of embedkit's own kernel; or ``tokens`` or ``graph``, half of the
+    work alone.
+    """
     from embedkit import Encoder
 
-    encoder = Encoder.load(model, threads=threads)
-    return lambda texts: lambda: encoder.encode(texts[0] if len(texts) == 1 else texts).reshape(len(texts), -1)
+    encoder = Encoder.load(
+        model, threads=threads, providers=["CPUExecutionProvider"] if way == "onnxruntime" else None
+    )
+
+    def make(texts: list[str]) -> Callable[[], Any]:
+        if way == "tokens":
+            return lambda: encoder.tokenize(texts) and None
+        if way == "graph":
+            tokens = encoder.tokenize(texts)
+            return lambda: encoder.encode_tokens(tokens)
+        return lambda: encoder.encode(texts[0] if len(texts) == 1 else texts).reshape(len(texts), -1)
+
+    return make
 
 
 def ort(model: str, threads: int, way: str) -> Callable[[list[str]], Callable[[], Any]]:

@@ -6,13 +6,14 @@
 which every peer reads. --data holds train/stackoverflow-titles.txt.xz and train/wikipedia.txt.xz.
 
 Every peer is a process of its own (peer.py) with as many threads, and stands by while another is timed: they
-take turns over the same texts, and ratios are of one turn. Libraries can live in environments of their own:
---python PEER=PYTHON; a peer whose package is not there is left out and named. Two peers are the limit: the
-tokenizer alone, and ONNX Runtime alone on batches of all texts sorted by length, tokenized and padded before
-the clock runs, with the best of several batch sizes, all threads in each batch or ("apart") each in one of its
-own, with a session of its own. The limit is the larger of the two, as if they cost each other nothing.
-"openvino:bf16" multiplies floats in bfloat16, which the others do not. Use a machine that does nothing else; the
-load before is written down. Writes results.json and results.md beside this file.
+take turns over the same texts, and ratios are of one turn. "embedkit:onnxruntime" is embedkit without its own
+kernel, "embedkit:tokens" and "embedkit:graph" are the two halves of its work alone. Libraries can live in
+environments of their own: --python PEER=PYTHON; a peer whose package is not there is left out and named. Two
+peers are the limit: the tokenizer alone, and ONNX Runtime alone on batches of all texts sorted by length,
+tokenized and padded before the clock runs, with the best of several batch sizes, all threads in each batch or
+("apart") each in one of its own, with a session of its own. The limit is the larger of the two, as if they cost
+each other nothing. "openvino:bf16" multiplies floats in bfloat16, which the others do not. Use a machine that
+does nothing else; the load before is written down. Writes results.json and results.md beside this file.
 """
 
 from __future__ import annotations
@@ -46,6 +47,11 @@ BUDGETS = (256, 512, 1024, 2048)  # tokens of a batch, of which the best is ONNX
 PEERS = {
     "embedkit fp32": "fp32.onnx",
     "embedkit int8": "int8.onnx",
+    **{
+        f"embedkit:{way} {precision}": f"{precision}.onnx"
+        for precision in ("fp32", "int8")
+        for way in ("onnxruntime", "tokens", "graph")
+    },
     "tokenization": "fp32.onnx",
     **{
         f"ort:{budget}{way} {precision}": f"{precision}.onnx"
@@ -209,7 +215,7 @@ def summarise(seconds: dict[str, dict[str, list[float]]], texts: dict[str, list[
             ours = peers.get(f"embedkit {'int8' if name.endswith('int8') else 'fp32'}")
             row = {"texts": kind, "peer": name, "ms": round(1000 * statistics.median(turns), 3)}
             row["texts_per_second"] = round(len(texts[kind]) / statistics.median(turns))
-            if ours and name.startswith("embedkit") and (limit := find_limit(peers, name.split(" ")[1])):
+            if ours and name.startswith("embedkit ") and (limit := find_limit(peers, name.split(" ")[1])):
                 row["times_limit"] = round(statistics.median(ours) / limit, 3)
             if ours:
                 ratio = statistics.median(theirs / own for theirs, own in zip(turns, ours, strict=True))

@@ -25,7 +25,7 @@ from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.runtime.bundle import read_bundle
 from embedkit.runtime.cross_encoder import CrossEncoder
 from embedkit.runtime.encoder import Encoder
-from embedkit.runtime.session import CPU, available_providers
+from embedkit.runtime.session import available_providers
 
 __all__ = ["ENOUGH", "Variant", "choose", "export_all"]
 
@@ -141,14 +141,14 @@ def choose(variants: Sequence[Variant]) -> Variant | None:
     return max(enough, key=lambda each: (each.speed or 0.0, -(each.size_bytes or 0)), default=None)
 
 
-def _choose_providers(target: str) -> list[str]:
+def _choose_providers(target: str) -> list[str] | None:
     """Where the variants are timed: on the target, or nowhere."""
     if target == "gpu" and _CUDA not in available_providers():
         raise ProviderError(
             f"variants for the target gpu are timed on one, and {_CUDA} is not among the providers of the "
             f"installed ONNX Runtime: {', '.join(available_providers())}; docs/install.md says how to get it"
         )
-    return [_CUDA if target == "gpu" else CPU]
+    return [_CUDA] if target == "gpu" else None
 
 
 def _variants(
@@ -201,7 +201,7 @@ def _seconds(run: Run, texts: Sequence[str]) -> float:
     return time.perf_counter() - started
 
 
-def _load(path: Path, threads: int | None, providers: list[str]) -> Run:
+def _load(path: Path, threads: int | None, providers: list[str] | None) -> Run:
     """What encodes texts, or scores each with the first."""
     bundle = read_bundle(path)
     if bundle.manifest.kind == "cross-encoder":

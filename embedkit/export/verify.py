@@ -10,13 +10,16 @@ agreement         without: Spearman between the cosines of the file and of the t
 batch_invariance  the same text alone and among others; int8 shares one activation scale in a batch, so there it
                   is measured and stated, not limited; int8-static does not, and is held to a bound
 size              bytes of the graph
+native            parity, retention or agreement, and batch_invariance, which then is exact, with embedkit's own
+                  kernel; where the machine and the graph are such that it can run
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -37,8 +40,9 @@ from embedkit.modeling.torch_encoder import TorchEncoder
 from embedkit.modeling.vocabulary import real_words
 from embedkit.protocols import FloatArray
 from embedkit.runtime.batching import token_batches
+from embedkit.runtime.native_graph import NativeGraph
 from embedkit.runtime.session import Session
-from embedkit.runtime.tokenization import Tokenizer
+from embedkit.runtime.tokenization import Tokenizer, Tokens
 
 __all__ = ["THRESHOLDS", "Gate", "GraphEncoder", "Thresholds", "verify"]
 
@@ -105,6 +109,18 @@ class GraphEncoder:
         return self._session.run(self.tokenizer.pad(ids))
 
 
+class NativeEncoder(GraphEncoder):
+    """The same, run by embedkit's own kernel."""
+
+    def __init__(self, graph: NativeGraph, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        self._graph = graph
+
+    def encode_batch(self, ids: Sequence[Sequence[int]], /) -> FloatArray:
+        """Embed token ids as one batch: ``(B, D) float32, unit rows``."""
+        return self._graph.run(Tokens([list(row) for row in ids], []), np.arange(len(ids)))
+
+
 def verify(
     model: SentenceEncoder,
     content: bytes,
@@ -129,40 +145,90 @@ def verify(
     Raises:
         ModelError: ONNX Runtime refuses the graph.
     """
-    torch_encoder, graph_encoder = TorchEncoder(model), GraphEncoder(content, model.tokenizer)
-    ranking = (
-        _check_agreement(torch_encoder, graph_encoder, thresholds)
-        if dev is None
-        else _check_retention(TorchEncoder(original or model), graph_encoder, thresholds, dev)
-    )
+    measure = _Measure(model, original or model, thresholds, dev)
+    parity, ranking, company = measure.gates(GraphEncoder(content, model.tokenizer))
     return [
-        _check_parity(torch_encoder, graph_encoder, thresholds),
+        parity,
         check_operators(model, content, quantized=quantized, for_gpu=for_gpu),
         ranking,
-        _check_batch_invariance(graph_encoder, thresholds),
+        company,
         check_size(content, thresholds.graph_bytes),
+        *_check_native(measure, content, model.tokenizer),
     ]
 
 
-def _check_parity(reference: TorchEncoder, candidate: GraphEncoder, thresholds: Thresholds) -> Gate:
-    difference, cosine, texts = 0.0, 1.0, 0
-    for ids in _grid(reference.model.tokenizer):
-        expected, got = reference.encode_ids(ids), candidate.encode_batch(ids)
-        difference = max(difference, largest_difference(expected, got))
-        cosine = min(cosine, float(np.nan_to_num((expected * got).sum(axis=1), nan=-1.0).min()))
-        texts += len(ids)
-    limit = thresholds.difference
-    return Gate(
-        "parity",
-        (limit is None or difference <= limit) and cosine >= thresholds.cosine,
-        {
-            "largest_difference": rounded(difference),
-            "largest_difference_allowed": limit,
-            "smallest_cosine": round(cosine, 6),
-            "smallest_cosine_allowed": thresholds.cosine,
-            "texts": texts,
-        },
-    )
+def _check_native(measure: _Measure, content: bytes, tokenizer: Tokenizer) -> list[Gate]:
+    graph = NativeGraph.find(content)
+    if graph is None:
+        return []
+    exact = replace(measure, thresholds=replace(measure.thresholds, company=0.0))
+    gates = exact.gates(NativeEncoder(graph, tokenizer))
+    return [Gate("native", all(gate.passed for gate in gates), {gate.name: dict(gate.figures) for gate in gates})]
+
+
+@dataclass(frozen=True)
+class _Measure:
+    """What the torch model gives, and the comparisons with it."""
+
+    model: SentenceEncoder
+    original: SentenceEncoder
+    thresholds: Thresholds
+    dev: ScoredPairs | None
+
+    def gates(self, candidate: GraphEncoder) -> tuple[Gate, Gate, Gate]:
+        """Parity, retention or agreement, and batch invariance."""
+        return self._parity(candidate), self._ranking(candidate), self._batch_invariance(candidate)
+
+    @cached_property
+    def _grid(self) -> list[tuple[list[list[int]], FloatArray]]:
+        reference = TorchEncoder(self.model)
+        return [(ids, reference.encode_ids(ids)) for ids in _grid(self.model.tokenizer)]
+
+    @cached_property
+    def _ranked(self) -> FloatArray:
+        """Embeddings of the texts of ``dev``, else of the probe texts."""
+        if self.dev is None:
+            return TorchEncoder(self.model).encode(PROBE_TEXTS)
+        return TorchEncoder(self.original).encode([*self.dev.first, *self.dev.second])
+
+    def _parity(self, candidate: GraphEncoder) -> Gate:
+        difference, cosine, texts = 0.0, 1.0, 0
+        for ids, expected in self._grid:
+            got = candidate.encode_batch(ids)
+            difference = max(difference, largest_difference(expected, got))
+            cosine = min(cosine, float(np.nan_to_num((expected * got).sum(axis=1), nan=-1.0).min()))
+            texts += len(ids)
+        limit = self.thresholds.difference
+        return Gate(
+            "parity",
+            (limit is None or difference <= limit) and cosine >= self.thresholds.cosine,
+            {
+                "largest_difference": rounded(difference),
+                "largest_difference_allowed": limit,
+                "smallest_cosine": round(cosine, 6),
+                "smallest_cosine_allowed": self.thresholds.cosine,
+                "texts": texts,
+            },
+        )
+
+    def _ranking(self, candidate: GraphEncoder) -> Gate:
+        if self.dev is not None:
+            got = candidate.encode([*self.dev.first, *self.dev.second])
+            return check_retention(_cosines(self._ranked), _cosines(got), self.dev, self.thresholds.retention)
+        pairs = np.triu_indices(len(PROBE_TEXTS), k=1)
+        expected, got = ((rows @ rows.T)[pairs] for rows in (self._ranked, candidate.encode(PROBE_TEXTS)))
+        described = f"{len(expected)} pairs of probe texts, no labels"
+        return check_agreement(expected, got, described, self.thresholds.agreement)
+
+    def _batch_invariance(self, candidate: GraphEncoder) -> Gate:
+        ids = candidate.tokenizer.tokenize(PROBE_TEXTS).ids
+        alone = np.concatenate([candidate.encode_batch([row]) for row in ids])
+        return check_batch_invariance(alone, candidate.encode_batch(ids), self.thresholds.company)
+
+
+def _cosines(rows: FloatArray) -> FloatArray:
+    first, second = np.split(rows, 2)
+    return np.asarray((first * second).sum(axis=1))
 
 
 def _grid(tokenizer: Tokenizer) -> Iterator[list[list[int]]]:
@@ -185,30 +251,3 @@ def _grid(tokenizer: Tokenizer) -> Iterator[list[list[int]]]:
         lengths = [longest, *generator.integers(shortest, longest + 1, size - 1).tolist()]
         used += sum(lengths) - size * len(frame)
         yield [[*frame[:1], *itertools.islice(supply, length - len(frame)), *frame[1:]] for length in lengths]
-
-
-def _check_retention(
-    reference: TorchEncoder, candidate: GraphEncoder, thresholds: Thresholds, dev: ScoredPairs
-) -> Gate:
-    expected, got = (_cosines(encoder.encode([*dev.first, *dev.second])) for encoder in (reference, candidate))
-    return check_retention(expected, got, dev, thresholds.retention)
-
-
-def _cosines(rows: FloatArray) -> FloatArray:
-    first, second = np.split(rows, 2)
-    return np.asarray((first * second).sum(axis=1))
-
-
-def _check_agreement(reference: TorchEncoder, candidate: GraphEncoder, thresholds: Thresholds) -> Gate:
-    pairs = np.triu_indices(len(PROBE_TEXTS), k=1)
-    expected, got = (
-        (rows @ rows.T)[pairs] for rows in (reference.encode(PROBE_TEXTS), candidate.encode(PROBE_TEXTS))
-    )
-    described = f"{len(expected)} pairs of probe texts, no labels"
-    return check_agreement(expected, got, described, thresholds.agreement)
-
-
-def _check_batch_invariance(candidate: GraphEncoder, thresholds: Thresholds) -> Gate:
-    ids = candidate.tokenizer.tokenize(PROBE_TEXTS).ids
-    alone = np.concatenate([candidate.encode_batch([row]) for row in ids])
-    return check_batch_invariance(alone, candidate.encode_batch(ids), thresholds.company)

@@ -14,6 +14,7 @@ from embedkit.runtime.arguments import check_count, check_iterable
 from embedkit.runtime.bundle import Bundle, GoldenPairs, Manifest
 from embedkit.runtime.engine import Engine, OnOverflow, Plan, Verification
 from embedkit.runtime.loading import check_kind, load_model
+from embedkit.runtime.padded_graph import PaddedGraph
 from embedkit.runtime.sentence_transformers import FolderModel, read_cross_encoder_folder
 from embedkit.runtime.session import Session
 from embedkit.runtime.tokenization import PairTokenizer, TokenBatch, Tokens
@@ -66,11 +67,11 @@ class CrossEncoder:
         except InputError as error:  # its length, which nobody gave here
             raise ModelError(str(error)) from error
         outputs = _BUNDLE_OUTPUTS if is_bundle else _FOLDER_OUTPUTS
+        session = Session(model.model, outputs=outputs, threads=threads, providers=providers)
+        finish = _keep if is_bundle else _activate
         self._engine = Engine(
-            Session(model.model, outputs=outputs, threads=threads, providers=providers),
-            finish=_keep if is_bundle else _activate,
+            PaddedGraph(session, finish=finish, pad_id=self._tokenizer.pad_id),
             shape=(),
-            pad_id=self._tokenizer.pad_id,
             max_length=self.max_length,
             unit="pairs",
             label="score",

@@ -19,7 +19,9 @@ from embedkit.runtime.encode_options import EncodeOptions, Role, with_prompt
 from embedkit.runtime.engine import Engine, OnOverflow, Plan, Verification
 from embedkit.runtime.loading import check_kind, load_model
 from embedkit.runtime.manifest import Golden
+from embedkit.runtime.native_graph import NativeGraph
 from embedkit.runtime.packing import Packing, Precision, unit_rows
+from embedkit.runtime.padded_graph import PaddedGraph
 from embedkit.runtime.pool import EncoderPool, Origin
 from embedkit.runtime.ranges import Ranges
 from embedkit.runtime.sentence_transformers import FolderModel, pool, read_folder
@@ -71,16 +73,14 @@ class Encoder:
         written = model.manifest.ranges
         self._ranges = Ranges.from_text(written, model.manifest.dimension) if written else None
         self._tokenizer = _make_tokenizer(model)
-        is_whole = isinstance(model, Bundle) or model.has_head
-        outputs = _BUNDLE_OUTPUTS if is_whole else _FOLDER_OUTPUTS
-        session = Session(model.model, outputs=outputs, threads=threads, providers=providers)
-        if session.width not in (None, self.dimension):
-            raise ModelError(f"the graph gives {session.width} dimensions, not {self.dimension} as it declares")
+        native = NativeGraph.choose(model.model, threads=threads, providers=providers)
+        graph = native or self._open_session(model, threads, providers)
+        if graph.width not in (None, self.dimension):
+            raise ModelError(f"the graph gives {graph.width} dimensions, not {self.dimension} as it declares")
+        self._provider = graph.provider
         self._engine = Engine(
-            session,
-            finish=self._finish,
+            graph,
             shape=(self.dimension,),
-            pad_id=self._tokenizer.pad_id,
             max_length=self.max_length,
             unit="texts",
             label="encode",
@@ -106,10 +106,12 @@ class Encoder:
             threads: threads to keep busy; as many as this process may use (affinity and container quota)
                 if None. On a CPU each works on batches of its own, unless there is only one or the graph is
                 large (64 MB without the table of words); else all work on one.
-            providers: ONNX Runtime execution providers in order of preference, the CPU's if None. One
-                that is not there is an error.
-            max_tokens_per_batch: bound of a batch's texts times its longest in tokens; if None, 16,384, but on
-                a CPU 1024, and there 128 to 256 where threads have batches of their own.
+            providers: ONNX Runtime execution providers in order of preference, or
+                ``["EmbedkitExecutionProvider"]``, which runs BERT encoders that embedkit exported, on processors
+                with AVX-512 and VNNI. One that is not there is an error. If None, that one where it is the
+                quickest (int8 of any size, fp32 up to the size of BERT-Mini), else ONNX Runtime's for the CPU.
+            max_tokens_per_batch: bound of a batch's tokens, padding included; if None, 16,384, but on a CPU 1024,
+                and there at most 256 where threads have batches of their own.
 
         Raises:
             ModelNotFoundError: there is nothing under that path, name or id.
@@ -150,6 +152,11 @@ class Encoder:
     def max_length(self) -> int:
         """The longest text in tokens, special tokens included."""
         return self._manifest.max_length
+
+    @property
+    def provider(self) -> str:
+        """What runs the graph: embedkit's own kernel or the first of ONNX Runtime's providers at work."""
+        return self._provider
 
     @property
     def has_golden(self) -> bool:
@@ -344,6 +351,14 @@ class Encoder:
             raise ModelError(f"{self.name} is no bundle and has no golden texts to verify")
         found, golden = self._tokenizer.tokenize(self._golden.texts), Tokens(self._golden.token_ids, [])
         return self._engine.verify(found, golden, self._golden.vectors, self._golden.tolerance)
+
+    def _open_session(
+        self, model: Bundle | FolderModel, threads: int | None, providers: Sequence[str] | None
+    ) -> PaddedGraph:
+        is_whole = isinstance(model, Bundle) or model.has_head
+        outputs = _BUNDLE_OUTPUTS if is_whole else _FOLDER_OUTPUTS
+        session = Session(model.model, outputs=outputs, threads=threads, providers=providers)
+        return PaddedGraph(session, finish=self._finish, pad_id=self._tokenizer.pad_id)
 
     def _plan(
         self,

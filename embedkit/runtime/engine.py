@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from threading import Lock
-from typing import Any, Literal, TypedDict, TypeVar, get_args
+from typing import Any, Literal, Protocol, TypedDict, TypeVar, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -18,29 +18,20 @@ from embedkit.errors import InputError, ModelError, TextOverflowError
 from embedkit.progress import Progress
 from embedkit.protocols import FloatArray
 from embedkit.runtime.arguments import check_count
-from embedkit.runtime.batching import read_chunks, token_batches
-from embedkit.runtime.session import CPU, Session
-from embedkit.runtime.tokenization import TokenBatch, Tokens
+from embedkit.runtime.batching import read_chunks
+from embedkit.runtime.tokenization import Tokens
 
-__all__ = ["Engine", "OnOverflow", "Plan", "Verification", "read_parts", "tell_truncated"]
+__all__ = ["Engine", "Graph", "OnOverflow", "Plan", "Verification", "read_parts", "tell_truncated"]
 
 logger = logging.getLogger("embedkit")
 
 OnOverflow = Literal["truncate", "error"]
 _Item = TypeVar("_Item")
 
-# On a CPU small batches stay in its caches. In lanes there have to be enough of them for every thread, even of few
-# texts, and what a batch holds must not depend on the threads: a text of dynamic int8 depends on its batch.
-_LANE_TOKENS_PER_BATCH = range(128, 257)
-_BATCHES_OF_FEW = 8
-_CPU_TOKENS_PER_BATCH = 1024
-# Other devices need large batches to be busy.
-_DEVICE_TOKENS_PER_BATCH = 16_384
-# What golden texts were always verified with.
-_SMALL_GOLDEN_TOKENS_PER_BATCH = 512
 _CHUNK_ITEMS = 4096
 _CHUNK_CHARACTERS = 4_000_000
 _POSITIONS_NAMED = 5
+_FIRST = np.zeros(1, dtype=np.intp)
 
 
 class Verification(TypedDict):
@@ -78,14 +69,35 @@ class Plan:
         return cls(check_count(batch_size, "batch_size"), on_overflow == "error", show_progress_bar)
 
 
+class Graph(Protocol):
+    """What turns tokens into results, a batch at a time: a ``PaddedGraph`` or a ``NativeGraph``.
+
+    Attributes:
+        lanes: threads that may call :meth:`run` side by side, each with a lane of its own.
+    """
+
+    lanes: int
+
+    def batches(
+        self, lengths: npt.NDArray[np.int64], *, most_tokens: int | None, most_items: int | None
+    ) -> list[npt.NDArray[np.intp]]:
+        """Positions of the items of each batch."""
+
+    def golden_batches(
+        self, lengths: npt.NDArray[np.int64], *, most_tokens: int | None
+    ) -> list[npt.NDArray[np.intp]]:
+        """The same for golden items."""
+
+    def run(self, tokens: Tokens, items: npt.NDArray[np.intp], lane: int | None = None) -> FloatArray:
+        """One batch: ``(B, *shape) float32``."""
+
+
 class Engine:
     """Runs a graph over any number of texts or pairs. Safe to share between threads.
 
     Args:
-        session: the graph.
-        finish: makes the session's output the wanted rows of the batch, ``(B, *shape) float32``.
+        graph: what is run.
         shape: of one item's result, ``(D,)`` or ``()``.
-        pad_id: fills token batches.
         max_length: the tokens that an item is cut to, for messages.
         unit: what the items are called, ``"texts"`` or ``"pairs"``.
         label: what the progress is called.
@@ -97,18 +109,16 @@ class Engine:
 
     def __init__(
         self,
-        session: Session,
+        graph: Graph,
         *,
-        finish: Callable[[FloatArray, TokenBatch], FloatArray],
         shape: tuple[int, ...],
-        pad_id: int,
         max_length: int,
         unit: str,
         label: str,
         max_tokens_per_batch: int | None = None,
     ) -> None:
-        self._session, self._finish, self._shape = session, finish, shape
-        self._pad_id, self._max_length, self._unit, self._label = pad_id, max_length, unit, label
+        self._graph, self._shape = graph, shape
+        self._max_length, self._unit, self._label = max_length, unit, label
         self._max_tokens = check_count(max_tokens_per_batch, "max_tokens_per_batch")
 
     def stream(
@@ -176,19 +186,16 @@ class Engine:
     def run(self, tokens: Tokens, batch_size: int | None = None, progress: Progress | None = None) -> FloatArray:
         """Run the graph over the tokens of a chunk: ``(N, *shape) float32`` in their order."""
         if len(tokens.ids) == 1:
-            return self._run(tokens.batch([0], self._pad_id))
-        lengths = tokens.lengths
-        budget = self._max_tokens or _choose_tokens_per_batch(self._session, int(lengths.sum()))
-        batches = token_batches(lengths, most_tokens=budget, most_texts=batch_size)
-        return self._run_all(tokens, list(batches), progress)
+            return self._run(tokens, _FIRST)
+        batches = self._graph.batches(tokens.lengths, most_tokens=self._max_tokens, most_items=batch_size)
+        return self._run_all(tokens, batches, progress)
 
     def verify(
         self, found: Tokens, golden: Tokens, values: npt.NDArray[np.float32], tolerance: float
     ) -> Verification:
         """Compare tokens with golden ones, and what the graph makes of those with golden values."""
         same = found.ids == golden.ids and found.type_ids == golden.type_ids
-        budget = self._max_tokens or _choose_golden_tokens_per_batch(self._session)
-        rows = self._run_all(golden, list(token_batches(golden.lengths, most_tokens=budget)))
+        rows = self._run_all(golden, self._graph.golden_batches(golden.lengths, most_tokens=self._max_tokens))
         difference = float(np.abs(rows - values).max())
         return Verification(
             passed=same and difference <= tolerance,
@@ -209,14 +216,14 @@ class Engine:
         def work(lane: int | None) -> None:
             try:
                 for positions in _take(pending):
-                    rows[positions] = self._run(tokens.batch(positions, self._pad_id), lane)
+                    rows[positions] = self._run(tokens, positions, lane)
                     with telling:
                         if progress:
                             progress.advance(len(positions))
             finally:
                 pending.clear()  # whatever ends one lane ends all
 
-        lanes = min(self._session.lanes, len(batches))
+        lanes = min(self._graph.lanes, len(batches))
         if lanes < 2:
             work(None)
             return rows
@@ -228,10 +235,10 @@ class Engine:
                 other.result()
         return rows
 
-    def _run(self, batch: TokenBatch, lane: int | None = None) -> FloatArray:
-        """One token batch through the graph and what is left to be done after it."""
-        rows = self._finish(self._session.run(batch, lane=lane), batch)
-        expected = (len(batch.input_ids), *self._shape)
+    def _run(self, tokens: Tokens, items: npt.NDArray[np.intp], lane: int | None = None) -> FloatArray:
+        """One batch through the graph."""
+        rows = self._graph.run(tokens, items, lane)
+        expected = (len(items), *self._shape)
         if rows.shape != expected:  # where the graph leaves its shapes open
             raise ModelError(f"the graph gave {rows.shape}, expected {expected}")
         return rows
@@ -261,17 +268,3 @@ def tell_truncated(truncated: int, done: int, *, unit: str, max_length: int) -> 
     """One log line, if items were cut."""
     if truncated:
         logger.warning("%d of %d %s were cut to %d tokens", truncated, done, unit, max_length)
-
-
-def _choose_tokens_per_batch(session: Session, tokens: int) -> int:
-    """The bound that suits the device and the graph, for a chunk of so many tokens."""
-    if session.has_lanes:
-        return min(max(tokens // _BATCHES_OF_FEW, _LANE_TOKENS_PER_BATCH[0]), _LANE_TOKENS_PER_BATCH[-1])
-    return _CPU_TOKENS_PER_BATCH if session.providers[0] == CPU else _DEVICE_TOKENS_PER_BATCH
-
-
-def _choose_golden_tokens_per_batch(session: Session) -> int:
-    """A bound of its own, so that golden texts keep to their company whatever becomes of the others."""
-    if session.providers[0] != CPU:
-        return _DEVICE_TOKENS_PER_BATCH
-    return _SMALL_GOLDEN_TOKENS_PER_BATCH if session.is_small else _CPU_TOKENS_PER_BATCH

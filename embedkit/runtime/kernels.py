@@ -5,14 +5,18 @@ To add one: its C file and its stub in ``embedkit/kernels/``, an entry in ``pypr
 
 from __future__ import annotations
 
-__all__ = ["built", "wordpiece"]
+__all__ = ["bert", "built", "wordpiece"]
 
 try:
-    from embedkit.kernels import wordpiece
+    from embedkit.kernels import bert
 except ImportError:  # no compiler was found when embedkit was installed
+    bert = None  # type: ignore[assignment]
+try:
+    from embedkit.kernels import wordpiece
+except ImportError:
     wordpiece = None  # type: ignore[assignment]
 
 
 def built() -> dict[str, bool]:
     """Name of each kernel -> whether it is there."""
-    return {"wordpiece": wordpiece is not None}
+    return {"bert": bert is not None, "wordpiece": wordpiece is not None}

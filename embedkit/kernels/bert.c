@@ -1,0 +1,429 @@
+/* embedkit.kernels.bert: encoders of the BERT family on processors with AVX-512 and VNNI, quicker with AMX.
+ *
+ * A Network holds weights in the order in which its products read them, and runs one batch of texts at a time,
+ * without padding. What becomes of a text does not depend, to the bit, on the texts beside it, on the number of
+ * threads or on AMX. bert.pyi describes the interface; runtime/native.py is the only one who calls it.
+ */
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include "target.h"
+
+#if HAS_KERNELS
+
+#include <stddef.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "network.h"
+
+#ifdef __clang__
+#pragma clang attribute pop
+#else
+#pragma GCC pop_options
+#endif
+
+typedef struct room_list {
+    struct room_list *next;
+    workspace room;
+} room_list;
+
+typedef struct {
+    PyObject_HEAD network net;
+    Py_buffer words, word_scales, positions; /* read where they are */
+    room_list *idle;                         /* workspaces of no run, guarded by the GIL */
+} Network;
+
+/* ---- reading arguments ---- */
+
+static void *aligned(size_t bytes) {
+    void *memory = NULL;
+    if (posix_memalign(&memory, 64, bytes ? bytes : 64) != 0) {
+        PyErr_NoMemory();
+        return NULL;
+    }
+    memset(memory, 0, bytes);
+    return memory;
+}
+
+/* A copy of `count` floats of a buffer. */
+static float *read_floats(PyObject *source, Py_ssize_t count, const char *name) {
+    Py_buffer view;
+    float *floats = NULL;
+    if (PyObject_GetBuffer(source, &view, PyBUF_SIMPLE) < 0) return NULL;
+    if (view.len != count * (Py_ssize_t)sizeof(float))
+        PyErr_Format(PyExc_ValueError, "%s has %zd bytes, expected %zd floats", name, view.len, count);
+    else if ((floats = aligned((size_t)view.len)) != NULL)
+        memcpy(floats, view.buf, (size_t)view.len);
+    PyBuffer_Release(&view);
+    return floats;
+}
+
+static int read_norm(norm *n, PyObject *weight, PyObject *bias, int width) {
+    n->weight = read_floats(weight, width, "a norm's weight");
+    n->bias = n->weight ? read_floats(bias, width, "a norm's bias") : NULL;
+    return n->bias ? 0 : -1;
+}
+
+static int pack_floats(product *p, const float *weight) {
+    p->floats = aligned(sizeof(float) * p->inputs * p->outputs);
+    if (!p->floats) return -1;
+    for (int o = 0; o < p->outputs; o++)
+        for (int i = 0; i < p->inputs; i++)
+            p->floats[(size_t)(o / PANEL) * p->inputs * PANEL + (size_t)i * PANEL + o % PANEL] =
+                weight[(size_t)i * p->outputs + o];
+    return 0;
+}
+
+static int pack_bytes(product *p, const int8_t *weight) {
+    p->bytes = aligned((size_t)p->inputs * p->outputs);
+    p->sums = aligned(sizeof(float) * p->outputs);
+    if (!p->bytes || !p->sums) return -1;
+    for (int i = 0; i < p->inputs; i++)
+        for (int o = 0; o < p->outputs; o++) {
+            const int8_t value = weight[(size_t)i * p->outputs + o];
+            p->bytes[((size_t)(o / LANES) * p->inputs + i / 4 * 4) * LANES + o % LANES * 4 + i % 4] = value;
+            p->sums[o] += value;
+        }
+    return 0;
+}
+
+/* (weight, scales or None, bias, factors or None, step, least) of a product of so many inputs and outputs. */
+static int read_product(product *p, PyObject *source, int inputs, int outputs) {
+    PyObject *weight, *scales, *bias, *factors;
+    Py_buffer view;
+    int status = -1;
+    if (!PyArg_ParseTuple(source, "OOOOff", &weight, &scales, &bias, &factors, &p->step, &p->least)) return -1;
+    p->inputs = inputs;
+    p->outputs = outputs;
+    if (inputs <= 0 || outputs <= 0 || inputs % DEPTH || outputs % PANEL) {
+        PyErr_Format(PyExc_ValueError, "a product of %d by %d, expected multiples of %d", inputs, outputs,
+                     DEPTH);
+        return -1;
+    }
+    if (!(p->bias = read_floats(bias, outputs, "a bias"))) return -1;
+    if (scales != Py_None && !(p->scales = read_floats(scales, outputs, "scales"))) return -1;
+    if (factors != Py_None && !(p->factors = read_floats(factors, inputs, "factors"))) return -1;
+    if (PyObject_GetBuffer(weight, &view, PyBUF_SIMPLE) < 0) return -1;
+    if (view.len != (Py_ssize_t)inputs * outputs * (scales == Py_None ? 4 : 1))
+        PyErr_Format(PyExc_ValueError, "a weight of %d by %d has %zd bytes", inputs, outputs, view.len);
+    else
+        status = scales == Py_None ? pack_floats(p, view.buf) : pack_bytes(p, view.buf);
+    PyBuffer_Release(&view);
+    return status;
+}
+
+static int read_layer(network *n, layer *l, PyObject *source) {
+    PyObject *projection, *context, *context_weight, *context_bias, *wide, *narrow, *weight, *bias;
+    if (!PyArg_ParseTuple(source, "OO(OO)OO(OO)", &projection, &context, &context_weight, &context_bias, &wide,
+                          &narrow, &weight, &bias))
+        return -1;
+    const int hidden = n->hidden;
+    if (read_product(&l->projection, projection, hidden, 3 * hidden) < 0) return -1;
+    if (read_product(&l->context, context, hidden, hidden) < 0) return -1;
+    if (read_norm(&l->context_norm, context_weight, context_bias, hidden) < 0) return -1;
+    if (read_product(&l->wide, wide, hidden, n->intermediate) < 0) return -1;
+    if (read_product(&l->narrow, narrow, n->intermediate, hidden) < 0) return -1;
+    return read_norm(&l->norm, weight, bias, hidden);
+}
+
+static int read_layers(network *n, PyObject *source) {
+    const Py_ssize_t count = PySequence_Size(source);
+    if (count < 0) return -1;
+    if (!(n->layer = aligned(sizeof(layer) * (size_t)count))) return -1;
+    n->layers = (int)count;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        PyObject *item = PySequence_GetItem(source, i);
+        const int status = item ? read_layer(n, n->layer + i, item) : -1;
+        Py_XDECREF(item);
+        if (status < 0) return -1;
+    }
+    return 0;
+}
+
+/* How words are stored shows in the size of a row: H floats, H bytes with one scale, or H / 2 with blocks. */
+static int read_words(Network *self, PyObject *words, PyObject *scales, int vocabulary) {
+    network *n = &self->net;
+    if (PyObject_GetBuffer(words, &self->words, PyBUF_SIMPLE) < 0) return -1;
+    if (scales != Py_None && PyObject_GetBuffer(scales, &self->word_scales, PyBUF_SIMPLE) < 0) return -1;
+    const Py_ssize_t row = vocabulary > 0 ? self->words.len / vocabulary : 0, rest = self->word_scales.len;
+    const word_kind kind = row == 4L * n->hidden ? WORDS_FLOAT : row == n->hidden ? WORDS_INT8 : WORDS_INT4;
+    const int blocks = vocabulary > 0 ? (int)(rest / vocabulary / 2) : 0;
+    n->words = (word_table){kind, vocabulary, n->hidden, self->words.buf, self->word_scales.buf, blocks};
+    if (row > 0 && self->words.len == row * vocabulary &&
+        ((kind == WORDS_FLOAT && rest == 0) || (kind == WORDS_INT8 && rest == 4L * vocabulary) ||
+         (kind == WORDS_INT4 && row * 2 == n->hidden && blocks > 0 && n->hidden % blocks == 0 &&
+          rest == 2L * blocks * vocabulary)))
+        return 0;
+    PyErr_Format(PyExc_ValueError, "%d words of %zd bytes with %zd bytes of scales are no table of %d columns",
+                 vocabulary, row, rest, n->hidden);
+    return -1;
+}
+
+static int read_positions(Network *self, PyObject *positions) {
+    const Py_ssize_t row = 4L * self->net.hidden;
+    if (PyObject_GetBuffer(positions, &self->positions, PyBUF_SIMPLE) < 0) return -1;
+    self->net.places = self->positions.buf;
+    self->net.positions = (int)(self->positions.len / row);
+    if (self->positions.len > 0 && self->positions.len % row == 0) return 0;
+    PyErr_SetString(PyExc_ValueError, "positions are no rows of the hidden size");
+    return -1;
+}
+
+/* ---- the type ---- */
+
+static int check_sizes(const network *n) {
+    if (n->hidden > 0 && n->hidden % DEPTH == 0 && n->heads > 0 && n->hidden % n->heads == 0 &&
+        n->hidden / n->heads % LANES == 0 && n->intermediate > 0 && n->intermediate % DEPTH == 0 &&
+        n->dimension > 0)
+        return 0;
+    PyErr_Format(PyExc_ValueError, "no network of %d hidden, %d heads and %d intermediate can be run here",
+                 n->hidden, n->heads, n->intermediate);
+    return -1;
+}
+
+static PyObject *network_new(PyTypeObject *type, PyObject *args, PyObject *keywords) {
+    static char *names[] = {"hidden", "heads",       "intermediate", "dimension", "vocabulary",  "epsilon",
+                            "tanh",   "first_token", "amx",          "words",     "word_scales", "positions",
+                            "norm",   "layers",      "head",         NULL};
+    Network *self = (Network *)PyType_GenericAlloc(type, 0);
+    if (!self) return NULL;
+    network *n = &self->net;
+    int tanh_gelu, first_token, amx, vocabulary;
+    PyObject *words, *scales, *positions, *weight, *bias, *layers, *head;
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "$iiiiifpppOOO(OO)OO", names, &n->hidden, &n->heads,
+                                     &n->intermediate, &n->dimension, &vocabulary, &n->epsilon, &tanh_gelu,
+                                     &first_token, &amx, &words, &scales, &positions, &weight, &bias, &layers,
+                                     &head))
+        goto failed;
+    n->gelu = tanh_gelu ? GELU_TANH : GELU_ERF;
+    n->first_token = first_token;
+    n->amx = amx;
+    n->has_head = head != Py_None;
+    if (check_sizes(n) < 0 || read_words(self, words, scales, vocabulary) < 0 ||
+        read_positions(self, positions) < 0)
+        goto failed;
+    if (read_norm(&n->embedding_norm, weight, bias, n->hidden) < 0 || read_layers(n, layers) < 0) goto failed;
+    if (n->has_head && read_product(&n->head, head, n->hidden, n->dimension) < 0) goto failed;
+    if (!n->has_head && n->dimension != n->hidden) {
+        PyErr_SetString(PyExc_ValueError, "without a head, the dimension is the hidden size");
+        goto failed;
+    }
+    return (PyObject *)self;
+failed:
+    Py_DECREF(self);
+    return NULL;
+}
+
+static void free_product(product *p) {
+    free(p->floats);
+    free(p->bytes);
+    free(p->scales);
+    free(p->sums);
+    free(p->bias);
+    free(p->factors);
+}
+
+static void free_norm(norm *n) {
+    free(n->weight);
+    free(n->bias);
+}
+
+static void network_dealloc(PyObject *object) {
+    Network *self = (Network *)object;
+    PyTypeObject *type = Py_TYPE(object);
+    network *n = &self->net;
+    for (int i = 0; i < n->layers; i++) {
+        layer *l = n->layer + i;
+        free_product(&l->projection);
+        free_product(&l->context);
+        free_product(&l->wide);
+        free_product(&l->narrow);
+        free_norm(&l->context_norm);
+        free_norm(&l->norm);
+    }
+    free(n->layer);
+    free_product(&n->head);
+    free_norm(&n->embedding_norm);
+    PyBuffer_Release(&self->words);
+    PyBuffer_Release(&self->word_scales);
+    PyBuffer_Release(&self->positions);
+    for (room_list *room = self->idle; room;) {
+        room_list *next = room->next;
+        free(room->room.memory);
+        free(room);
+        room = next;
+    }
+    ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
+    Py_DECREF(type);
+}
+
+/* ---- running ---- */
+
+/* A workspace for so many tokens, in texts of at most `longest`; one that is too small is replaced. */
+static room_list *take_room(Network *self, int tokens, int longest) {
+    room_list *room = self->idle;
+    if (room)
+        self->idle = room->next;
+    else if (!(room = aligned(sizeof(room_list))))
+        return NULL;
+    if (room->room.tokens < tokens || room->room.longest < longest) {
+        tokens = tokens > room->room.tokens ? tokens : room->room.tokens;
+        longest = longest > room->room.longest ? longest : room->room.longest;
+        free(room->room.memory);
+        room->room.memory = NULL;
+        room->room.memory = aligned(lay_out(&self->net, &room->room, tokens, longest));
+        if (!room->room.memory) {
+            free(room);
+            return NULL;
+        }
+        lay_out(&self->net, &room->room, tokens, longest);
+    }
+    return room;
+}
+
+static void give_room(Network *self, room_list *room) {
+    room->next = self->idle;
+    self->idle = room;
+}
+
+/* The longest text's tokens, or -1 with an error if these are no texts of this network. */
+static int check_texts(const network *n, const int32_t *ids, Py_ssize_t tokens, const int32_t *starts,
+                       int texts) {
+    int longest = 0;
+    if (starts[0] != 0 || starts[texts] != tokens) {
+        PyErr_Format(PyExc_ValueError, "texts run from %d to %d, of %zd tokens", starts[0], starts[texts],
+                     tokens);
+        return -1;
+    }
+    for (int t = 0; t < texts; t++) {
+        const int64_t length = (int64_t)starts[t + 1] - starts[t];
+        if (length < 0 || length > n->positions) {
+            PyErr_Format(PyExc_ValueError, "text %d has %lld tokens, expected 0 to %d", t, (long long)length,
+                         n->positions);
+            return -1;
+        }
+        longest = length > longest ? (int)length : longest;
+    }
+    for (Py_ssize_t i = 0; i < tokens; i++)
+        if (ids[i] < 0 || ids[i] >= n->words.count) {
+            PyErr_Format(PyExc_ValueError, "token id %d, expected 0 to %d", ids[i], n->words.count - 1);
+            return -1;
+        }
+    return longest;
+}
+
+static int run_checked(Network *self, const Py_buffer *ids, const Py_buffer *starts, const Py_buffer *out) {
+    const Py_ssize_t tokens = ids->len / 4, texts = starts->len / 4 - 1;
+    if (ids->len % 4 || starts->len % 4 || texts < 0 || tokens > INT32_MAX / 2 || texts > INT32_MAX / 2 ||
+        out->len != texts * self->net.dimension * 4) {
+        PyErr_Format(PyExc_ValueError, "%zd bytes of ids, %zd of starts and %zd of rows do not fit", ids->len,
+                     starts->len, out->len);
+        return -1;
+    }
+    const int longest = check_texts(&self->net, ids->buf, tokens, starts->buf, (int)texts);
+    if (longest < 0) return -1;
+    room_list *room = take_room(self, (int)tokens, longest);
+    if (!room) return -1;
+    Py_BEGIN_ALLOW_THREADS run_batch(&self->net, ids->buf, starts->buf, (int)texts, out->buf, &room->room);
+    Py_END_ALLOW_THREADS give_room(self, room);
+    return 0;
+}
+
+static PyObject *network_run(PyObject *object, PyObject *args) {
+    Py_buffer ids, starts, out;
+    if (!PyArg_ParseTuple(args, "y*y*w*", &ids, &starts, &out)) return NULL;
+    const int status = run_checked((Network *)object, &ids, &starts, &out);
+    PyBuffer_Release(&ids);
+    PyBuffer_Release(&starts);
+    PyBuffer_Release(&out);
+    if (status < 0) return NULL;
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef network_methods[] = {
+    {"run", network_run, METH_VARARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot network_slots[] = {
+    {Py_tp_new, network_new},
+    {Py_tp_dealloc, network_dealloc},
+    {Py_tp_methods, network_methods},
+    {0, NULL},
+};
+
+static PyType_Spec network_spec = {
+    .name = "embedkit.kernels.bert.Network",
+    .basicsize = sizeof(Network),
+    .flags = Py_TPFLAGS_DEFAULT,
+    .slots = network_slots,
+};
+
+/* ---- the module ---- */
+
+static bool has_vnni(void) {
+    __builtin_cpu_init();
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+           __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("fma");
+}
+
+/* Linux saves the tiles of a process only after it has asked for it. */
+static bool has_amx(void) {
+    enum { LEAF = 7, TILE = 1 << 24, INT8 = 1 << 25, REQUEST_PERMISSION = 0x1023, TILE_DATA = 18 };
+    unsigned a, b, c, d;
+    __asm__("cpuid" : "=a"(a), "=b"(b), "=c"(c), "=d"(d) : "a"(LEAF), "c"(0));
+    return has_vnni() && (d & TILE) && (d & INT8) &&
+           syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
+}
+
+static PyObject *features(PyObject *module, PyObject *unused) {
+    (void)module;
+    (void)unused;
+    if (!has_vnni()) return PyTuple_New(0);
+    return has_amx() ? Py_BuildValue("(ss)", "avx512-vnni", "amx-int8") : Py_BuildValue("(s)", "avx512-vnni");
+}
+
+#else
+
+static PyObject *features(PyObject *module, PyObject *unused) {
+    (void)module;
+    (void)unused;
+    return PyTuple_New(0);
+}
+
+#endif
+
+static PyMethodDef module_methods[] = {
+    {"features", features, METH_NOARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+static int fill_module(PyObject *module) {
+#if HAS_KERNELS
+    PyObject *type = PyType_FromSpec(&network_spec);
+    const int status = type ? PyModule_AddObjectRef(module, "Network", type) : -1;
+    Py_XDECREF(type);
+    return status;
+#else
+    (void)module;
+    return 0;
+#endif
+}
+
+static PyModuleDef_Slot module_slots[] = {
+    {Py_mod_exec, fill_module},
+    {0, NULL},
+};
+
+static struct PyModuleDef module = {
+    PyModuleDef_HEAD_INIT,
+    .m_name = "embedkit.kernels.bert",
+    .m_methods = module_methods,
+    .m_slots = module_slots,
+};
+
+PyMODINIT_FUNC PyInit_bert(void);
+PyMODINIT_FUNC PyInit_bert(void) { return PyModuleDef_Init(&module); }

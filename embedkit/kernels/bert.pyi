@@ -1,0 +1,47 @@
+# Encoders of the BERT family on x86 processors with AVX-512 and VNNI.
+
+from collections.abc import Sequence
+from typing import Any, Self, TypeAlias
+
+import numpy.typing as npt
+
+Array: TypeAlias = npt.NDArray[Any]
+
+# weight (I, O) float32 or int8, scales (O,) float32 of int8, bias (O,) float32, factors (I,) float32 that inputs
+# are multiplied by before they are rounded; then what a rounded input's unit stands for, 0 where each row has its
+# own, and the value of input 0. I and O are multiples of 64.
+Product: TypeAlias = tuple[Array, Array | None, Array, Array | None, float, float]
+Norm: TypeAlias = tuple[Array, Array]  # weight and bias (H,) float32
+# projection to queries, keys and values, product of the context, norm; wide and narrow product, norm
+Layer: TypeAlias = tuple[Product, Product, Norm, Product, Product, Norm]
+
+# What this processor has of "avx512-vnni" and "amx-int8"; without the first no network can be run.
+def features() -> tuple[str, ...]: ...
+
+class Network:
+    # words: (V, H) float32; (V, H) int8 with scales (V, 1) float32; (V, H / 2) uint8, the left half of a row in
+    # low bits and the right in high bits, with scales (V, blocks) float16. They and positions (P, H) float32 are
+    # read where they are. ValueError if sizes do not fit.
+    def __new__(
+        cls,
+        *,
+        hidden: int,
+        heads: int,
+        intermediate: int,
+        dimension: int,
+        vocabulary: int,
+        epsilon: float,
+        tanh: bool,
+        first_token: bool,
+        amx: bool,
+        words: Array,
+        word_scales: Array | None,
+        positions: Array,
+        norm: Norm,
+        layers: Sequence[Layer],
+        head: Product | None,
+    ) -> Self: ...
+
+    # ids (T,) int32 of texts beside each other, starts (B + 1,) int32 of each and of what is behind them; fills
+    # out (B, D) float32. ValueError if these are no texts of this network. Releases the GIL.
+    def run(self, ids: Array, starts: Array, out: Array, /) -> None: ...

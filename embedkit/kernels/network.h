@@ -1,0 +1,156 @@
+/* An encoder of the BERT family, run on texts that stand beside each other without padding. */
+
+#ifndef EMBEDKIT_NETWORK_H
+#define EMBEDKIT_NETWORK_H
+
+#include "attention.h"
+#include "byte_product.h"
+#include "words.h"
+
+typedef struct {
+    float *weight, *bias;
+} norm;
+
+typedef struct {
+    product projection, context, wide, narrow;
+    norm context_norm, norm;
+} layer;
+
+typedef struct {
+    int hidden, heads, layers, intermediate, positions, dimension;
+    float epsilon;
+    activation gelu;
+    bool first_token, amx, has_head; /* first_token: it is the text's embedding; else the mean of all is */
+    word_table words;
+    const float *places; /* (positions, hidden) */
+    norm embedding_norm;
+    layer *layer;
+    product head;
+} network;
+
+/* ---- memory ---- */
+
+/* What one run at a time needs. */
+typedef struct {
+    float *states, *projected, *context; /* (tokens, hidden), (tokens, 3 hidden), (tokens, hidden) */
+    float *wide, *narrow;                /* (ROWS, intermediate), (ROWS, hidden or dimension) */
+    float *keys, *scores;                /* of attend() */
+    rounded narrow_bytes, wide_bytes;
+    int tokens, longest; /* that there is room for */
+    void *memory;        /* that holds all of these */
+} workspace;
+
+/* Share out the memory of a workspace, if it has any yet; the bytes that it takes. */
+static size_t lay_out(const network *n, workspace *w, int tokens, int longest) {
+    const size_t rows = (size_t)tokens, hidden = (size_t)n->hidden, intermediate = (size_t)n->intermediate;
+    const size_t widest = n->dimension > n->hidden ? (size_t)n->dimension : hidden;
+    const size_t padded = (size_t)whole_vectors(longest);
+    const size_t floats[] = {rows * hidden,       rows * 3 * hidden, rows * hidden,
+                             ROWS * intermediate, ROWS * widest,     hidden / (size_t)n->heads * padded,
+                             TILE_ROWS * padded,  ROWS * hidden / 4, ROWS * intermediate / 4};
+    float *bytes[2], **parts[] = {&w->states, &w->projected, &w->context, &w->wide, &w->narrow,
+                                  &w->keys,   &w->scores,    &bytes[0],   &bytes[1]};
+    size_t used = 0;
+    for (size_t part = 0; part < sizeof floats / sizeof *floats; part++) {
+        *parts[part] = w->memory ? (float *)w->memory + used : NULL;
+        used += floats[part];
+    }
+    w->narrow_bytes.bytes = (uint8_t *)bytes[0];
+    w->wide_bytes.bytes = (uint8_t *)bytes[1];
+    w->tokens = tokens;
+    w->longest = longest;
+    return used * sizeof(float);
+}
+
+/* ---- layers ---- */
+
+/* to = activation(from w + bias) for at most ROWS rows. */
+static void apply(const network *n, const product *p, const float *from, int rows, float *to, activation kind,
+                  rounded *scratch) {
+    if (p->floats) {
+        multiply_floats(p, from, rows, to, kind);
+        return;
+    }
+    round_rows(p, from, rows, scratch);
+    if (n->amx)
+        multiply_bytes_amx(p, scratch, rows, to, kind);
+    else
+        multiply_bytes_vnni(p, scratch, rows, to, kind);
+}
+
+static void add_and_normalise(const network *n, const norm *norm, float *rows, const float *added, int count) {
+    for (int r = 0; r < count; r++)
+        normalise_row(rows + (size_t)r * n->hidden, added + (size_t)r * n->hidden, n->hidden, norm->weight,
+                      norm->bias, n->epsilon);
+}
+
+/* What follows attention, for at most ROWS rows. */
+static void feed_forward(const network *n, const layer *l, float *states, const float *context, int count,
+                         workspace *w) {
+    apply(n, &l->context, context, count, w->narrow, AS_IS, &w->narrow_bytes);
+    add_and_normalise(n, &l->context_norm, states, w->narrow, count);
+    apply(n, &l->wide, states, count, w->wide, n->gelu, &w->narrow_bytes);
+    apply(n, &l->narrow, w->wide, count, w->narrow, AS_IS, &w->wide_bytes);
+    add_and_normalise(n, &l->norm, states, w->narrow, count);
+}
+
+/* One layer over texts that start at starts[0] = 0 to starts[texts - 1]. */
+static void run_layer(const network *n, const layer *l, const int32_t *starts, int texts, workspace *w) {
+    const int tokens = starts[texts];
+    const size_t hidden = (size_t)n->hidden;
+    for (int r = 0; r < tokens; r += ROWS)
+        apply(n, &l->projection, w->states + r * hidden, at_most(tokens - r, ROWS),
+              w->projected + r * 3 * hidden, AS_IS, &w->narrow_bytes);
+    for (int t = 0; t < texts; t++)
+        attend(w->projected + starts[t] * 3 * hidden, starts[t + 1] - starts[t], n->hidden, n->heads,
+               w->context + starts[t] * hidden, w->keys, w->scores);
+    for (int r = 0; r < tokens; r += ROWS)
+        feed_forward(n, l, w->states + r * hidden, w->context + r * hidden, at_most(tokens - r, ROWS), w);
+}
+
+/* ---- from ids to unit rows ---- */
+
+static void embed(const network *n, const int32_t *ids, int length, float *states) {
+    for (int i = 0; i < length; i++) {
+        float *row = states + (size_t)i * n->hidden;
+        place_word(&n->words, ids[i], n->places + (size_t)i * n->hidden, row);
+        normalise_row(row, NULL, n->hidden, n->embedding_norm.weight, n->embedding_norm.bias, n->epsilon);
+    }
+}
+
+/* The first state or the mean of all; zeros of a text without tokens. */
+static void pool(const network *n, const float *states, int length, float *pooled) {
+    const int count = n->first_token ? at_most(length, 1) : length;
+    const __m512 divisor = _mm512_set1_ps((float)(count ? count : 1));
+    for (int i = 0; i < n->hidden; i += LANES) {
+        __m512 sum = _mm512_setzero_ps();
+        for (int t = 0; t < count; t++)
+            sum = _mm512_add_ps(sum, _mm512_loadu_ps(states + (size_t)t * n->hidden + i));
+        _mm512_storeu_ps(pooled + i, _mm512_div_ps(sum, divisor));
+    }
+}
+
+/* Texts to rows, for at most ROWS texts. */
+static void finish(const network *n, const int32_t *starts, int texts, float *rows, workspace *w) {
+    float *pooled = n->has_head ? w->narrow : rows;
+    for (int t = 0; t < texts; t++)
+        pool(n, w->states + (size_t)starts[t] * n->hidden, starts[t + 1] - starts[t],
+             pooled + (size_t)t * n->hidden);
+    if (n->has_head) apply(n, &n->head, pooled, texts, rows, TANH, &w->narrow_bytes);
+    for (int t = 0; t < texts; t++) scale_to_unit(rows + (size_t)t * n->dimension, n->dimension);
+}
+
+/* Embeddings (texts, dimension) of texts whose ids are ids[starts[t]] to ids[starts[t + 1] - 1]; starts[0] is
+ * 0. */
+static void run_batch(const network *n, const int32_t *ids, const int32_t *starts, int texts, float *rows,
+                      workspace *w) {
+    if (n->amx) configure_tiles();
+    for (int t = 0; t < texts; t++)
+        embed(n, ids + starts[t], starts[t + 1] - starts[t], w->states + (size_t)starts[t] * n->hidden);
+    for (int l = 0; l < n->layers; l++) run_layer(n, n->layer + l, starts, texts, w);
+    for (int t = 0; t < texts; t += ROWS)
+        finish(n, starts + t, at_most(texts - t, ROWS), rows + (size_t)t * n->dimension, w);
+    if (n->amx) _tile_release();
+}
+
+#endif

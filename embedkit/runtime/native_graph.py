@@ -1,0 +1,203 @@
+"""The graph of a BERT encoder, run by our own kernel instead of ONNX Runtime.
+
+Texts stand beside each other without padding, and all from the word table to the unit row is one call. In int8,
+dynamic products round each token by a scale of its own, where ONNX Runtime has one for the batch: that is more
+exact, and an embedding does not depend on its batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+
+import numpy as np
+import numpy.typing as npt
+
+from embedkit.errors import ModelError, ProviderError
+from embedkit.protocols import FloatArray
+from embedkit.runtime.arguments import check_count
+from embedkit.runtime.bert_graph import read_bert
+from embedkit.runtime.bert_weights import BertGraph, Norm, Product
+from embedkit.runtime.kernels import bert
+from embedkit.runtime.threads import available_threads
+from embedkit.runtime.tokenization import Tokens
+
+__all__ = ["NATIVE", "NativeGraph", "native_instructions"]
+
+NATIVE = "EmbedkitExecutionProvider"
+
+_VNNI, _AMX = "avx512-vnni", "amx-int8"
+_TOKENS_PER_BATCH = 256  # what is computed of them stays in a processor's cache
+_MULTIPLE = 64  # of all widths, which the kernel takes as a whole number of its tiles
+_LANES = 16  # and of the width of a head
+# Threads share a run of a large graph of floats in ONNX Runtime, and one text has to wait for one of them here.
+_MOST_FLOATS = 4_000_000
+
+
+def native_instructions() -> tuple[str, ...]:
+    """The instructions of this processor that the kernel was compiled for; none where it cannot run."""
+    return bert.features() if bert is not None else ()
+
+
+class NativeGraph:
+    """Runs texts without padding, on a thread for each batch. Use :meth:`choose`; safe to share between threads.
+
+    Args:
+        graph: one that the kernel can run.
+        threads: threads to keep busy; as many as this process may use if None.
+
+    Attributes:
+        lanes: threads that may call :meth:`run` side by side.
+        provider: the name by which it is asked for.
+        width: D, the width of a row.
+    """
+
+    def __init__(self, graph: BertGraph, *, threads: int | None = None) -> None:
+        self.lanes = check_count(threads, "threads") or available_threads()
+        self.provider = NATIVE
+        self.width = graph.dimension
+        self._network = _open(graph, amx=_AMX in native_instructions())
+
+    @classmethod
+    def choose(
+        cls, model: bytes, *, threads: int | None = None, providers: Sequence[str] | None = None
+    ) -> NativeGraph | None:
+        """The graph, if it is asked for, or if nothing is and this is the quickest way to run it.
+
+        Args:
+            model: a serialized ONNX model.
+            threads: as above.
+            providers: what the caller asks for.
+
+        Raises:
+            ProviderError: it is asked for, and the kernel is not there or cannot run this graph on this processor.
+        """
+        asked = providers is not None and NATIVE in providers
+        if providers is not None and not asked:
+            return None
+        if asked and list(providers or ()) != [NATIVE]:
+            raise ProviderError(f"{NATIVE} runs the whole graph; no other provider can stand beside it")
+        try:
+            graph = _read(model)
+        except ProviderError:
+            if asked:
+                raise
+            return None
+        return cls(graph, threads=threads) if asked or _is_quickest(graph) else None
+
+    @classmethod
+    def find(cls, model: bytes) -> NativeGraph | None:
+        """The graph wherever the kernel can run it, asked for or not; to compare with."""
+        try:
+            return cls(_read(model))
+        except ProviderError:
+            return None
+
+    def batches(
+        self, lengths: npt.NDArray[np.int64], *, most_tokens: int | None, most_items: int | None
+    ) -> list[npt.NDArray[np.intp]]:
+        """Positions of the texts of each batch, in their order: there is no padding to be saved."""
+        ends = np.cumsum(lengths)
+        budget, count, start = most_tokens or _TOKENS_PER_BATCH, len(lengths), 0
+        found = []
+        while start < count:
+            before = int(ends[start - 1]) if start else 0
+            end = max(start + 1, int(np.searchsorted(ends, before + budget, side="right")))
+            end = end if most_items is None else min(end, start + most_items)
+            found.append(np.arange(start, end))
+            start = end
+        return found
+
+    def golden_batches(
+        self, lengths: npt.NDArray[np.int64], *, most_tokens: int | None
+    ) -> list[npt.NDArray[np.intp]]:
+        """The same, as no text depends on its batch."""
+        return self.batches(lengths, most_tokens=most_tokens, most_items=None)
+
+    def run(self, tokens: Tokens, items: npt.NDArray[np.intp], lane: int | None = None) -> FloatArray:
+        """One batch: ``(B, D) float32, unit rows``.
+
+        Raises:
+            ModelError: the tokenizer gave what the graph has no row for.
+        """
+        del lane  # memory is handed out by the kernel
+        ids = [tokens.ids[item] for item in items]
+        starts = np.zeros(len(ids) + 1, dtype=np.int32)
+        np.cumsum([len(row) for row in ids], out=starts[1:])
+        flat = np.fromiter(chain.from_iterable(ids), dtype=np.int32, count=int(starts[-1]))
+        rows = np.empty((len(ids), self.width), dtype=np.float32)
+        try:
+            self._network.run(flat, starts, rows)
+        except ValueError as error:
+            raise ModelError(f"the graph has no place for what the tokenizer gave: {error}") from error
+        return rows
+
+
+def _read(model: bytes) -> BertGraph:
+    """The graph, where the kernel can run it."""
+    if bert is None:
+        raise ProviderError(f"{NATIVE} is not there: no C compiler was found when embedkit was installed")
+    if _VNNI not in native_instructions():
+        raise ProviderError(f"{NATIVE} needs Linux on an x86 processor with AVX-512 and VNNI")
+    graph = read_bert(model)
+    if graph is None or not _fits(graph):
+        raise ProviderError(
+            f"{NATIVE} runs encoders of the BERT family as embedkit writes them, in fp32 and int8, of widths that "
+            f"are multiples of {_MULTIPLE}; this graph is another one"
+        )
+    return graph
+
+
+def _fits(graph: BertGraph) -> bool:
+    widths = (graph.hidden, _intermediate(graph), graph.dimension)
+    return all(width % _MULTIPLE == 0 for width in widths) and graph.hidden // graph.heads % _LANES == 0
+
+
+def _intermediate(graph: BertGraph) -> int:
+    return len(graph.layers[0].wide.bias)
+
+
+def _is_quickest(graph: BertGraph) -> bool:
+    if all(product.scales is not None for product in graph.products):
+        return True
+    return sum(product.weight.size for product in graph.products) <= _MOST_FLOATS
+
+
+def _open(graph: BertGraph, *, amx: bool) -> bert.Network:
+    return bert.Network(
+        hidden=graph.hidden,
+        heads=graph.heads,
+        intermediate=_intermediate(graph),
+        dimension=graph.dimension,
+        vocabulary=graph.words.size,
+        epsilon=graph.epsilon,
+        tanh=graph.gelu == "tanh",
+        first_token=graph.pooling == "cls",
+        amx=amx,
+        words=graph.words.values,
+        word_scales=graph.words.scales,
+        positions=graph.positions,
+        norm=_norm(graph.norm),
+        layers=[
+            (
+                _product(layer.projection),
+                _product(layer.context),
+                _norm(layer.context_norm),
+                _product(layer.wide),
+                _product(layer.narrow),
+                _norm(layer.norm),
+            )
+            for layer in graph.layers
+        ],
+        head=None if graph.head is None else _product(graph.head),
+    )
+
+
+def _norm(norm: Norm) -> tuple[FloatArray, FloatArray]:
+    return norm.weight, norm.bias
+
+
+def _product(product: Product) -> bert.Product:
+    step = product.step or 0.0
+    least = -step * (product.zero or 0)
+    return product.weight, product.scales, product.bias, product.factors, step, least

@@ -1,0 +1,82 @@
+"""A graph in ONNX Runtime, fed with padded token batches of texts of like length."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from embedkit.protocols import FloatArray
+from embedkit.runtime.batching import token_batches
+from embedkit.runtime.session import CPU, Session
+from embedkit.runtime.tokenization import TokenBatch, Tokens
+
+__all__ = ["PaddedGraph"]
+
+# On a CPU small batches stay in its caches. In lanes there have to be enough of them for every thread, even of few
+# texts, and what a batch holds must not depend on the threads: a text of dynamic int8 depends on its batch.
+_LANE_TOKENS_PER_BATCH = range(128, 257)
+_BATCHES_OF_FEW = 8
+_CPU_TOKENS_PER_BATCH = 1024
+# Other devices need large batches to be busy.
+_DEVICE_TOKENS_PER_BATCH = 16_384
+# What golden texts were always verified with.
+_SMALL_GOLDEN_TOKENS_PER_BATCH = 512
+
+
+class PaddedGraph:
+    """Runs texts or pairs through a session. Safe to share between threads.
+
+    Args:
+        session: the graph.
+        finish: makes the session's output the wanted rows of the batch, ``(B, *shape) float32``.
+        pad_id: fills token batches.
+
+    Attributes:
+        lanes: threads that may call :meth:`run` side by side, each with a lane of its own.
+        provider: the first of the session's execution providers.
+        width: size of a row, or None where the graph leaves it open or gives scores.
+    """
+
+    def __init__(
+        self, session: Session, *, finish: Callable[[FloatArray, TokenBatch], FloatArray], pad_id: int
+    ) -> None:
+        self._session, self._finish, self._pad_id = session, finish, pad_id
+        self.lanes = session.lanes
+        self.provider = session.providers[0]
+        self.width = session.width
+
+    def batches(
+        self, lengths: npt.NDArray[np.int64], *, most_tokens: int | None, most_items: int | None
+    ) -> list[npt.NDArray[np.intp]]:
+        """Positions of the items of each batch; the bound of tokens suits the device and the graph if None."""
+        budget = most_tokens or self._choose_tokens_per_batch(int(lengths.sum()))
+        return list(token_batches(lengths, most_tokens=budget, most_texts=most_items))
+
+    def golden_batches(
+        self, lengths: npt.NDArray[np.int64], *, most_tokens: int | None
+    ) -> list[npt.NDArray[np.intp]]:
+        """The same for golden items, which keep to their company whatever becomes of the others."""
+        budget = most_tokens or self._choose_golden_tokens_per_batch()
+        return list(token_batches(lengths, most_tokens=budget))
+
+    def run(self, tokens: Tokens, items: npt.NDArray[np.intp], lane: int | None = None) -> FloatArray:
+        """One batch: ``(B, *shape) float32``.
+
+        Raises:
+            ModelError: the graph failed.
+        """
+        batch = tokens.batch(items, self._pad_id)
+        return self._finish(self._session.run(batch, lane=lane), batch)
+
+    def _choose_tokens_per_batch(self, tokens: int) -> int:
+        """The bound for a chunk of so many tokens."""
+        if self._session.has_lanes:
+            return min(max(tokens // _BATCHES_OF_FEW, _LANE_TOKENS_PER_BATCH[0]), _LANE_TOKENS_PER_BATCH[-1])
+        return _CPU_TOKENS_PER_BATCH if self._session.providers[0] == CPU else _DEVICE_TOKENS_PER_BATCH
+
+    def _choose_golden_tokens_per_batch(self) -> int:
+        if self._session.providers[0] != CPU:
+            return _DEVICE_TOKENS_PER_BATCH
+        return _SMALL_GOLDEN_TOKENS_PER_BATCH if self._session.is_small else _CPU_TOKENS_PER_BATCH

@@ -1,0 +1,343 @@
+"""Our own kernel gives what ONNX Runtime gives, for all that it runs, and the same bits in any company."""
+
+from __future__ import annotations
+
+import dataclasses
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import BertConfig, BertModel
+
+from embedkit.errors import InputError, ModelError, ProviderError
+from embedkit.export.graph import build_graph
+from embedkit.export.pipeline import export
+from embedkit.export.quantize import Int8Arithmetic
+from embedkit.export.static import StaticInt8Products, measure_ranges
+from embedkit.export.word_table import WORD_TABLES, MixedArithmetic
+from embedkit.export.writer import FloatArithmetic
+from embedkit.modeling.encoder import SentenceEncoder
+from embedkit.runtime import native_graph
+from embedkit.runtime.bert_graph import read_bert
+from embedkit.runtime.bert_weights import BertGraph, Product
+from embedkit.runtime.encoder import Encoder
+from embedkit.runtime.native_graph import NATIVE, NativeGraph, native_instructions
+from embedkit.runtime.session import CPU, Session
+from embedkit.runtime.tokenization import Tokenizer, Tokens
+
+MAX_LENGTH = 300
+# Largest difference of a value. int8-static rounds the same values by the same steps, and now and then one the
+# other way; int8 rounds each token by a step of its own.
+DIFFERENCE = {"fp32": 2e-6, "int8-static": 5e-3, "int8": 3e-2}
+TEXTS = ["the cat is asleep", "a good dog", "where is the train to the city today", "my mother drives to the sea"]
+
+needs_kernel = pytest.mark.skipif(not native_instructions(), reason="no kernel, or no processor for it")
+
+
+@pytest.fixture(scope="module")
+def make_encoder(toy_tokenizer_json: str) -> Any:
+    """``make_encoder(pooling, head, outlier=1.0, **config)``, of random weights, biases too."""
+
+    def make(
+        pooling: Any = "mean", head: int | None = 128, outlier: float = 1.0, **changes: Any
+    ) -> SentenceEncoder:
+        tokenizer = Tokenizer(toy_tokenizer_json, MAX_LENGTH)
+        settings = {
+            "vocab_size": tokenizer.vocabulary_size,
+            "hidden_size": 64,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "intermediate_size": 192,
+            "max_position_embeddings": MAX_LENGTH,
+            "initializer_range": 0.15,
+        }
+        with torch.random.fork_rng(), torch.no_grad():
+            torch.manual_seed(5)
+            backbone = BertModel(BertConfig(**settings | changes), add_pooling_layer=False)
+            for parameter in backbone.parameters():
+                if parameter.ndim == 1:
+                    parameter.add_(0.2 * torch.randn_like(parameter))
+            for layer in backbone.encoder.layer:
+                layer.attention.output.LayerNorm.weight[3] *= outlier
+            encoder = SentenceEncoder(backbone, tokenizer, pooling=pooling, name="toy")
+            encoder.set_head(head)
+        return encoder.eval()
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def tokens() -> Tokens:
+    """Texts of every length that fills its vectors, tiles and blocks in another way."""
+    generator = np.random.default_rng(0)
+    lengths = [2, 1, 3, 15, 16, 17, 31, 32, 33, 64, 95, 96, 97, 130, 200, MAX_LENGTH, 5, 5, 8]
+    return Tokens([generator.integers(5, 300, length).tolist() for length in lengths], [])
+
+
+def write(encoder: SentenceEncoder, products: str = "fp32", words: str = "float32") -> bytes:
+    made: dict[str, Any] = {"fp32": FloatArithmetic(), "int8": Int8Arithmetic(127)}
+    if products == "int8-static":
+        made[products] = StaticInt8Products(127, measure_ranges(encoder, TEXTS))
+    content: bytes = build_graph(encoder, MixedArithmetic(made[products], WORD_TABLES[words])).SerializeToString()
+    return content
+
+
+def run_alone(content: bytes, tokens: Tokens) -> Any:
+    """What ONNX Runtime gives for each text by itself."""
+    session = Session(content, outputs=["sentence_embedding"], threads=1)
+    return np.concatenate([session.run(tokens.batch([row], 0)) for row in range(len(tokens.ids))])
+
+
+def run(graph: NativeGraph | None, tokens: Tokens) -> Any:
+    assert graph is not None
+    return graph.run(tokens, np.arange(len(tokens.ids)))
+
+
+@needs_kernel
+@pytest.mark.parametrize("words", WORD_TABLES)
+@pytest.mark.parametrize("products", DIFFERENCE)
+def test_agrees_with_onnx_runtime(make_encoder: Any, tokens: Tokens, products: str, words: str) -> None:
+    content = write(make_encoder(), products, words)
+    difference = np.abs(run(NativeGraph.find(content), tokens) - run_alone(content, tokens))
+    assert difference.max() <= DIFFERENCE[products]
+
+
+@needs_kernel
+@pytest.mark.parametrize("products", DIFFERENCE)
+@pytest.mark.parametrize(
+    ("pooling", "head", "changes"),
+    [
+        ("cls", None, {}),
+        ("mean", None, {"num_attention_heads": 4}),
+        ("cls", 64, {"hidden_act": "gelu_new"}),
+        ("mean", 256, {"layer_norm_eps": 1e-3}),
+        ("mean", None, {"hidden_size": 192, "num_attention_heads": 2, "intermediate_size": 64}),
+        ("mean", None, {"hidden_size": 128, "num_attention_heads": 1}),
+    ],
+)
+def test_agrees_for_every_shape(
+    make_encoder: Any, tokens: Tokens, products: str, pooling: str, head: int | None, changes: dict[str, Any]
+) -> None:
+    content = write(make_encoder(pooling, head, **changes), products)
+    difference = np.abs(run(NativeGraph.find(content), tokens) - run_alone(content, tokens))
+    assert difference.max() <= DIFFERENCE[products]
+
+
+@needs_kernel
+def test_smoothed_inputs(make_encoder: Any, tokens: Tokens) -> None:
+    content = write(make_encoder(outlier=30.0), "int8-static")
+    graph = read_bert(content)
+    assert graph is not None
+    assert any(product.factors is not None for product in graph.products)
+    difference = np.abs(run(NativeGraph.find(content), tokens) - run_alone(content, tokens))
+    assert difference.max() <= DIFFERENCE["int8-static"]
+
+
+@needs_kernel
+def test_int8_is_nearer_to_floats_than_one_scale_for_a_text(make_encoder: Any, tokens: Tokens) -> None:
+    encoder = make_encoder()
+    exact, content = run_alone(write(encoder), tokens), write(encoder, "int8")
+    native, session = run(NativeGraph.find(content), tokens), run_alone(content, tokens)
+    assert np.square(native - exact).sum() < np.square(session - exact).sum()
+
+
+@needs_kernel
+@pytest.mark.parametrize("products", DIFFERENCE)
+def test_a_text_has_the_same_bits_in_any_company(make_encoder: Any, tokens: Tokens, products: str) -> None:
+    graph = NativeGraph.find(write(make_encoder(), products))
+    together = run(graph, tokens)
+    order = np.random.default_rng(1).permutation(len(tokens.ids))
+    shuffled = run(graph, Tokens([tokens.ids[row] for row in order], []))
+    alone = np.concatenate([run(graph, Tokens([ids], [])) for ids in tokens.ids])
+    assert np.array_equal(together[order], shuffled)
+    assert np.array_equal(together, alone)
+
+
+@pytest.mark.skipif("amx-int8" not in native_instructions(), reason="a processor without AMX")
+def test_amx_and_vnni_give_the_same_bits(
+    make_encoder: Any, tokens: Tokens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = write(make_encoder(), "int8")
+    with_amx = run(NativeGraph.find(content), tokens)
+    monkeypatch.setattr(native_graph, "native_instructions", lambda: ("avx512-vnni",))
+    assert np.array_equal(with_amx, run(NativeGraph.find(content), tokens))
+
+
+@needs_kernel
+def test_many_threads_share_one_network(make_encoder: Any, tokens: Tokens) -> None:
+    graph = NativeGraph.find(write(make_encoder(), "int8"))
+    expected = run(graph, tokens)
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda _: run(graph, tokens), range(40)))
+    assert all(np.array_equal(rows, expected) for rows in found)
+
+
+@needs_kernel
+def test_rows_of_equal_values_and_texts_without_tokens(make_encoder: Any) -> None:
+    graph = read_bert(write(make_encoder("mean", None), "int8"))
+    assert graph is not None
+    flat = dataclasses.replace(graph, norm=dataclasses.replace(graph.norm, weight=np.zeros(64, dtype=np.float32)))
+    rows = run(NativeGraph(flat), Tokens([[5, 6], [], [7]], []))
+    assert np.isfinite(rows).all()
+    assert not rows[1].any()
+
+
+@needs_kernel
+@pytest.mark.parametrize("ids", [[-1], [100_000], [5] * (MAX_LENGTH + 1)])
+def test_what_the_graph_has_no_row_for_is_refused(make_encoder: Any, ids: list[int]) -> None:
+    graph = NativeGraph.find(write(make_encoder()))
+    with pytest.raises(ModelError, match="no place"):
+        run(graph, Tokens([[5], ids], []))
+
+
+@needs_kernel
+@pytest.mark.parametrize("budget", [1, 7, 50, 10_000])
+@pytest.mark.parametrize("most_items", [None, 1, 3])
+def test_batches_hold_every_text_once_within_their_bounds(
+    make_encoder: Any, tokens: Tokens, budget: int, most_items: int | None
+) -> None:
+    graph = NativeGraph.find(write(make_encoder()))
+    assert graph is not None
+    batches = graph.batches(tokens.lengths, most_tokens=budget, most_items=most_items)
+    assert np.array_equal(np.concatenate(batches), np.arange(len(tokens.ids)))
+    assert all(len(batch) == 1 or tokens.lengths[batch].sum() <= budget for batch in batches)
+    assert most_items is None or max(map(len, batches)) <= most_items
+    assert graph.batches(np.array([], dtype=np.int64), most_tokens=None, most_items=None) == []
+
+
+class TestSizes:
+    """The kernel checks what it is given: a wrong size is an error and no read beyond an end."""
+
+    @needs_kernel
+    @pytest.mark.parametrize("part", ["bias", "scales", "weight", "factors"])
+    def test_of_a_product(self, make_encoder: Any, part: str) -> None:
+        graph = read_bert(write(make_encoder(outlier=30.0), "int8-static"))
+        assert graph is not None
+        for layer in ("projection", "context", "wide", "narrow"):
+            product: Product = getattr(graph.layers[0], layer)
+            if (value := getattr(product, part)) is None:
+                continue
+            cut = dataclasses.replace(product, **{part: value[:-1]})
+            broken = dataclasses.replace(graph.layers[0], **{layer: cut})
+            with pytest.raises(ValueError, match=r"expected|bytes|intermediate"):
+                NativeGraph(dataclasses.replace(graph, layers=(broken,)))
+
+    @needs_kernel
+    @pytest.mark.parametrize("words", WORD_TABLES)
+    def test_of_the_words(self, make_encoder: Any, words: str) -> None:
+        graph = read_bert(write(make_encoder(), words=words))
+        assert graph is not None
+        table, scales = graph.words, graph.words.scales
+        broken = [dataclasses.replace(table, values=table.values[:, :-1].copy())]
+        if scales is not None:
+            broken.append(dataclasses.replace(table, scales=scales[:-1]))
+            broken.append(dataclasses.replace(table, scales=None))
+        for each in broken:
+            with pytest.raises(ValueError, match="no table"):
+                NativeGraph(dataclasses.replace(graph, words=each))
+
+    @needs_kernel
+    def test_of_norms_positions_and_heads(self, make_encoder: Any) -> None:
+        graph = read_bert(write(make_encoder()))
+        assert graph is not None
+        norm = dataclasses.replace(graph.norm, bias=graph.norm.bias[1:])
+        for broken in (
+            dataclasses.replace(graph, norm=norm),
+            dataclasses.replace(graph, positions=graph.positions[:0]),
+            dataclasses.replace(graph, heads=3),
+        ):
+            with pytest.raises(ValueError, match=r"expected|positions|heads"):
+                NativeGraph(broken)
+
+    @needs_kernel
+    def test_of_a_run(self, make_encoder: Any) -> None:
+        graph = NativeGraph.find(write(make_encoder("mean", None)))
+        assert graph is not None
+        ids, rows = np.array([5, 6, 7], dtype=np.int32), np.empty((2, 64), dtype=np.float32)
+        for starts in ([0, 1], [0, 1, 4], [1, 2, 3], [0, 4, 3], []):
+            with pytest.raises(ValueError, match=r"do not fit|texts run|tokens"):
+                graph._network.run(ids, np.array(starts, dtype=np.int32), rows)
+        with pytest.raises(ValueError, match="do not fit"):
+            graph._network.run(ids, np.array([0, 1, 3], dtype=np.int32), rows[:, :-1].copy())
+
+
+class TestChoice:
+    """What runs a graph is what was asked for, else the quickest that is there."""
+
+    @needs_kernel
+    @pytest.mark.parametrize(("providers", "found"), [(None, True), ([NATIVE], True), ([CPU], False)])
+    def test_of_a_small_graph(self, make_encoder: Any, providers: list[str] | None, *, found: bool) -> None:
+        chosen = NativeGraph.choose(write(make_encoder()), providers=providers)
+        assert (chosen is not None) == found
+
+    @needs_kernel
+    def test_large_floats_are_left_to_onnx_runtime_unless_asked(
+        self, make_encoder: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(native_graph, "_MOST_FLOATS", 1000)
+        content, quantized = write(make_encoder()), write(make_encoder(), "int8")
+        assert NativeGraph.choose(content) is None
+        assert NativeGraph.choose(content, providers=[NATIVE]) is not None
+        assert NativeGraph.choose(quantized) is not None
+
+    @needs_kernel
+    @pytest.mark.parametrize("changes", [{"intermediate_size": 100}, {"num_attention_heads": 8}])
+    def test_widths_that_fill_no_tile(self, make_encoder: Any, changes: dict[str, int]) -> None:
+        content = write(make_encoder(**changes))
+        assert NativeGraph.choose(content) is None
+        with pytest.raises(ProviderError, match="another one"):
+            NativeGraph.choose(content, providers=[NATIVE])
+
+    def test_stands_alone(self, make_encoder: Any) -> None:
+        with pytest.raises(ProviderError, match="no other provider"):
+            NativeGraph.choose(write(make_encoder()), providers=[NATIVE, CPU])
+
+    def test_without_a_kernel(self, make_encoder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(native_graph, "bert", None)
+        content = write(make_encoder())
+        assert NativeGraph.choose(content) is None
+        with pytest.raises(ProviderError, match="no C compiler"):
+            NativeGraph.choose(content, providers=[NATIVE])
+
+    def test_on_another_processor(self, make_encoder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(native_graph, "bert", object())
+        monkeypatch.setattr(native_graph, "native_instructions", tuple)
+        content = write(make_encoder())
+        assert NativeGraph.choose(content) is None
+        with pytest.raises(ProviderError, match="AVX-512"):
+            NativeGraph.choose(content, providers=[NATIVE])
+
+
+@needs_kernel
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+def test_a_bundle_is_run_by_it(make_encoder: Any, tmp_path: Path, precision: str) -> None:
+    path = tmp_path / "toy.onnx"
+    report = export(make_encoder(initializer_range=0.05), path, precision=precision)
+    gate = report.manifest.gates["native"]
+    assert gate["batch_invariance"]["largest_difference"] == 0.0
+    encoder, reference = Encoder.load(path), Encoder.load(path, providers=[CPU])
+    assert (encoder.provider, reference.provider) == (NATIVE, CPU)
+    assert encoder.verify()["passed"]
+    rows = encoder.encode(TEXTS * 50)
+    assert np.abs(rows - reference.encode(TEXTS * 50)).max() <= DIFFERENCE[precision]
+    assert np.array_equal(rows[0], encoder.encode(TEXTS[0]))
+    for options in ({"threads": 1}, {"threads": 3}, {"max_tokens_per_batch": 20}):
+        assert np.array_equal(rows, Encoder.load(path, **options).encode(TEXTS * 50))  # type: ignore[arg-type]
+    assert np.array_equal(rows, encoder.encode(TEXTS * 50, batch_size=3))
+    with encoder.pool(2) as pool:
+        assert np.array_equal(rows, pool.encode(TEXTS * 50))
+
+
+@needs_kernel
+def test_a_wrong_number_of_threads_is_an_error(make_encoder: Any) -> None:
+    with pytest.raises(InputError, match="threads"):
+        NativeGraph.choose(write(make_encoder()), threads=0)
+
+
+def test_the_shape_of_a_graph_is_kept(make_encoder: Any) -> None:
+    graph = read_bert(write(make_encoder()))
+    assert isinstance(graph, BertGraph)
+    assert (graph.hidden, graph.dimension, len(graph.layers)) == (64, 128, 2)
