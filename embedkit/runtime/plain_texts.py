@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import Self
 
 import tokenizers
+from tokenizers.models import WordPiece
 from tokenizers.normalizers import BertNormalizer
 
-__all__ = ["PlainTexts"]
+__all__ = ["PlainTexts", "plain_characters"]
 
 # Latin blocks and IPA, Greek and Cyrillic, General Punctuation and Currency Symbols, without combining
 # marks and without what ends a line or gives a direction.
@@ -58,6 +59,8 @@ class PlainTexts:
         normalizer, added = tokenizer.normalizer, tokenizer.get_added_tokens_decoder().values()
         if type(normalizer) is not BertNormalizer or any(token.normalized for token in added):
             return None
+        if type(tokenizer.model) is WordPiece and tokenizer.model.token_to_id(tokenizer.model.unk_token) is None:
+            return None  # which has an error for each word that it does not know
         quick = tokenizers.Tokenizer(tokenizer.model)  # the same in memory, not a copy
         quick.pre_tokenizer = tokenizer.pre_tokenizer
         frame = _find_frame(tokenizer, quick)
@@ -86,6 +89,11 @@ class PlainTexts:
             cut = len(ids) == self.room and bool(encoding.overflowing)
             found.append(([*self.before, *ids, *self.after], cut))
         return found
+
+
+def plain_characters() -> str:
+    """Every character that a plain text may have."""
+    return _NOT_PLAIN.sub("", "".join(map(chr, range(0x2100))))
 
 
 class _Spelling(dict[int, str]):

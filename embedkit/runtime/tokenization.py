@@ -14,6 +14,7 @@ import tokenizers
 
 from embedkit.errors import InputError, ModelError, ModelNotFoundError
 from embedkit.runtime.plain_texts import PlainTexts
+from embedkit.runtime.word_pieces import WordPieces
 
 __all__ = ["PairTokenizer", "TokenBatch", "Tokenizer", "Tokens"]
 
@@ -102,6 +103,7 @@ class Tokenizer:
         self._tokenizer.no_padding()
         self._tokenizer.enable_truncation(max_length)
         self._plain = PlainTexts.find(self._tokenizer, max_length)
+        self._words = WordPieces.find(self._tokenizer, self._plain)
 
     @classmethod
     def load(cls, path: str | Path, max_length: int) -> Tokenizer:
@@ -150,6 +152,14 @@ class Tokenizer:
 
     def _encode(self, texts: list[str]) -> list[tuple[list[int], bool]]:
         """Ids of each text, and whether some were cut off."""
+        found = self._words.encode(texts) if self._words else None
+        if found is None:
+            return self._encode_without_kernel(texts)
+        rest = [text for text, row in zip(texts, found, strict=True) if row is None]
+        others = iter(self._encode_without_kernel(rest) if rest else ())
+        return [row or next(others) for row in found]
+
+    def _encode_without_kernel(self, texts: list[str]) -> list[tuple[list[int], bool]]:
         if self._plain is None:
             return self._encode_any(texts)
         spelled = [self._plain.spell(text) for text in texts]

@@ -10,13 +10,21 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from embedkit.errors import InputError, ModelError, ModelNotFoundError
+from embedkit.runtime import kernels, word_pieces
 from embedkit.runtime.tokenization import PairTokenizer, Tokenizer
 
 PAD, UNKNOWN, CLS, SEP = 0, 1, 2, 3
 
 
-@pytest.fixture(scope="module")
-def tokenizer(toy_tokenizer_json: str) -> Tokenizer:
+@pytest.fixture(params=["kernel", "no kernel"])
+def tokenizer(
+    toy_tokenizer_json: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Tokenizer:
+    if request.param == "no kernel":
+        monkeypatch.setattr(word_pieces, "wordpiece", None)
+    elif kernels.wordpiece is None:
+        pytest.skip("the kernel was not built")
+    monkeypatch.setattr(word_pieces, "_TEXTS_THAT_PAY", 0)
     return Tokenizer(toy_tokenizer_json, 12)
 
 

@@ -1,0 +1,116 @@
+"""The quickest way through BERT's tokenizer: plain texts by a kernel in C, where it was built."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+import tokenizers
+from tokenizers.models import WordPiece
+from tokenizers.pre_tokenizers import BertPreTokenizer
+
+from embedkit.runtime.kernels import wordpiece
+from embedkit.runtime.plain_texts import PlainTexts, plain_characters
+
+__all__ = ["WordPieces"]
+
+_CUT, _LEFT = 1, 2
+# Reading the vocabulary takes as long as so many texts, so who encodes a few does not wait for it.
+_TEXTS_THAT_PAY = 256
+_LONGEST_WORD = 256  # what the kernel has room for
+
+
+@dataclass(slots=True)
+class WordPieces:
+    """Ids of plain texts, for tokenizers whose normaliser, pre-tokenizer and model are BERT's. Use :meth:`find`.
+
+    The kernel knows nothing of Unicode: what the normaliser makes of each plain character, and whether the
+    pre-tokenizer then takes it for a letter, a mark or a space, is asked of these two once, a character at a time.
+    It reads a text in one walk and stops where the text is cut.
+
+    Attributes:
+        tokenizer: whose ids are wanted.
+        plain: its quicker way without a kernel.
+    """
+
+    tokenizer: tokenizers.Tokenizer
+    plain: PlainTexts
+    _seen: float = 0
+    _kernel: wordpiece.WordPieces | None = field(default=None, repr=False)
+
+    @classmethod
+    def find(cls, tokenizer: tokenizers.Tokenizer, plain: PlainTexts | None) -> WordPieces | None:
+        """This way for a tokenizer, or None where there is no kernel or the tokenizer does anything else.
+
+        Args:
+            tokenizer: whose ids are wanted.
+            plain: its quicker way, None if it has none.
+        """
+        model = tokenizer.model
+        if wordpiece is None or plain is None or type(model) is not WordPiece:
+            return None
+        if type(tokenizer.pre_tokenizer) is not BertPreTokenizer or model.max_input_chars_per_word > _LONGEST_WORD:
+            return None
+        return cls(tokenizer, plain)
+
+    def encode(self, texts: list[str]) -> list[tuple[list[int], bool] | None] | None:
+        """The ids of each text, special tokens included, and whether some were cut off; None if it is not plain.
+
+        None in place of all of them while so few texts have come that the kernel does not pay.
+        """
+        kernel = self._kernel or self._count(len(texts))
+        if kernel is None:
+            return None
+        ids, ends, outcomes = kernel.tokenize(texts)
+        numbers: list[int] = np.frombuffer(ids, dtype=np.int32).tolist()
+        bounds = pairwise([0, *np.frombuffer(ends, dtype=np.int64).tolist()])
+        return [
+            None if outcome == _LEFT else (numbers[start:end], outcome == _CUT)
+            for (start, end), outcome in zip(bounds, outcomes, strict=True)
+        ]
+
+    def _count(self, texts: int) -> wordpiece.WordPieces | None:
+        """The kernel, if it pays from now on; two threads may both make one, which are the same."""
+        self._seen += texts
+        if self._seen >= _TEXTS_THAT_PAY:
+            try:
+                self._kernel = self._make()
+            except (OverflowError, ValueError):  # no model has ids of more than 31 bits, but a file can
+                self._seen = -math.inf
+        return self._kernel
+
+    def _make(self) -> wordpiece.WordPieces:
+        model, plain = self.tokenizer.model, self.plain
+        letters, marks, spaces = self._classify(plain_characters(), plain.spelling)
+        return wordpiece.WordPieces(
+            self.tokenizer.get_vocab(with_added_tokens=False),
+            unknown=model.token_to_id(model.unk_token),
+            prefix=model.continuing_subword_prefix,
+            longest_word=model.max_input_chars_per_word,
+            letters=letters,
+            marks=marks,
+            spaces=spaces,
+            added=tuple(token.content for token in self.tokenizer.get_added_tokens_decoder().values()),
+            before=np.array(plain.before, dtype=np.int32).tobytes(),
+            after=np.array(plain.after, dtype=np.int32).tobytes(),
+            room=plain.room,
+        )
+
+    def _classify(
+        self, characters: Iterable[str], spelling: Mapping[int, str]
+    ) -> tuple[dict[str, str], dict[str, str], dict[str, str]]:
+        """How letters, marks and spaces are spelled; what is none of these is in none."""
+        letters, marks, spaces = {}, {}, {}
+        for character in characters:
+            spelled = spelling[ord(character)]
+            pieces = [piece for piece, _ in self.tokenizer.pre_tokenizer.pre_tokenize_str(f"a{spelled}a")]
+            if pieces == [f"a{spelled}a"]:
+                letters[character] = spelled
+            elif pieces == ["a", spelled, "a"]:
+                marks[character] = spelled
+            elif pieces == ["a", "a"]:
+                spaces[character] = spelled
+        return letters, marks, spaces

@@ -1,0 +1,287 @@
+"""Word pieces by the kernel: the ids of the package tokenizers, or the text is left to it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer as FullTokenizer
+from tokenizers.models import WordPiece
+from tokenizers.normalizers import BertNormalizer
+from tokenizers.pre_tokenizers import BertPreTokenizer
+from tokenizers.processors import TemplateProcessing
+
+from embedkit.errors import InputError
+from embedkit.runtime import word_pieces
+from embedkit.runtime.bundle import read_bundle
+from embedkit.runtime.kernels import wordpiece
+from embedkit.runtime.location import find_model
+from embedkit.runtime.plain_texts import plain_characters
+from embedkit.runtime.tokenization import Tokenizer
+
+pytestmark = pytest.mark.skipif(wordpiece is None, reason="the kernel was not built")
+
+MAX_LENGTH = 12
+SPECIAL = {"[UNK]": 0, "[CLS]": 1, "[SEP]": 2}
+# What vocabularies are not supposed to hold: no letters, more than a word may have, the prefix alone, a prefix
+# that begins words too, ids far apart and twice, letters of two to four bytes, marks as parts of words.
+ODD = {"": 3, "a" * 120: 4, "##": 5, "##" + "b" * 120: 6, "#": 7, "a": 8, "##a": 8, "ab": 9, "##b": 10}
+ODD |= {
+    "é": 11,
+    "##é": 12,
+    "##\u20ac": 13,
+    "\u20ac": 14,
+    "\U0001f600": 15,
+    "a-b": 16,
+    "-": 17,
+    "##-": 18,
+    "abé": 19,
+}
+
+
+def build(vocabulary: dict[str, int], **options: Any) -> FullTokenizer:
+    lowercase = options.pop("lowercase", False)
+    tokenizer = FullTokenizer(WordPiece(vocabulary, unk_token="[UNK]", **options))
+    tokenizer.normalizer = BertNormalizer(lowercase=lowercase, strip_accents=False)
+    tokenizer.pre_tokenizer = BertPreTokenizer()
+    tokenizer.post_processor = TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", vocabulary["[CLS]"]), ("[SEP]", vocabulary["[SEP]"])]
+    )
+    tokenizer.add_special_tokens(list(SPECIAL))
+    return tokenizer
+
+
+class Both:
+    """A tokenizer with the kernel, and what it has to agree with."""
+
+    def __init__(self, content: str, max_length: int = MAX_LENGTH) -> None:
+        self.quick, self.full = Tokenizer(content, max_length), FullTokenizer.from_str(content)
+        self.full.no_padding()
+        self.full.enable_truncation(max_length)
+        assert self.quick._words is not None
+        self.quick._words._seen = word_pieces._TEXTS_THAT_PAY
+
+    def compare(self, texts: list[str]) -> None:
+        expected = [self.full.encode(text) for text in texts]
+        found = self.quick.tokenize(texts)
+        assert found.ids == [encoding.ids for encoding in expected]
+        assert found.overflowing == [row for row, encoding in enumerate(expected) if encoding.overflowing]
+
+    def left(self, texts: list[str]) -> list[str]:
+        """The texts that the kernel leaves to the tokenizer."""
+        assert self.quick._words is not None
+        found = self.quick._words.encode(texts)
+        assert found is not None
+        return [text for text, row in zip(texts, found, strict=True) if row is None]
+
+
+@pytest.fixture(scope="module")
+def real() -> Both:
+    bundle = read_bundle(find_model("tiny-sct"))
+    return Both(bundle.tokenizer_json, 32)
+
+
+@pytest.fixture(params=[{}, {"lowercase": True}, {"continuing_subword_prefix": ""}], scope="module", ids=str)
+def letters(request: pytest.FixtureRequest) -> Both:
+    """With every plain character a piece of its own, so that ids tell what was seen."""
+    vocabulary = dict(SPECIAL)
+    for character in plain_characters():
+        for piece in (character, f"##{character}"):
+            vocabulary.setdefault(piece, len(vocabulary))
+    return Both(build(vocabulary, **request.param).to_str())
+
+
+@pytest.fixture(
+    params=[{}, {"max_input_chars_per_word": 3}, {"continuing_subword_prefix": "a"}], scope="module", ids=str
+)
+def odd(request: pytest.FixtureRequest) -> Both:
+    return Both(build(SPECIAL | ODD, **request.param).to_str())
+
+
+PLAIN = st.text(st.sampled_from(plain_characters()), max_size=30)
+SAMPLES = (
+    "the sea, running! UNBELIEVABLY caf\xe9 \u03a3\u03c3\u03c2 [MASK] [mask] [ ## \u4e2d\ud55c e\u0301 \x00 \xad"
+)
+WORDS = st.lists(
+    st.sampled_from(SAMPLES.split()),
+    max_size=40,
+)
+ANY = PLAIN | WORDS.map(" ".join) | WORDS.map("".join) | st.text(max_size=30)
+
+
+def test_every_plain_character_is_what_it_is_for_the_tokenizer(letters: Both) -> None:
+    for character in plain_characters():
+        texts = [character, f"a{character}b", f"A {character} 1", f"-{character}{character}."]
+        assert letters.left(texts) == []
+        letters.compare(texts)
+
+
+@given(st.lists(ANY, max_size=5))
+def test_letters_are_those_of_the_tokenizer(letters: Both, texts: list[str]) -> None:
+    letters.compare(texts)
+
+
+@given(st.lists(ANY, max_size=5))
+@settings(deadline=None)
+def test_pieces_of_a_real_vocabulary_are_those_of_the_tokenizer(real: Both, texts: list[str]) -> None:
+    real.compare(texts)
+
+
+@given(st.lists(st.text(st.sampled_from("ab\xe9-\u20ac# \U0001f600"), max_size=30), max_size=5))
+def test_pieces_of_an_odd_vocabulary_are_too(odd: Both, texts: list[str]) -> None:
+    odd.compare(texts)
+
+
+@pytest.mark.parametrize("length", [*range(97, 104), 119, 120, 121, 300])
+def test_long_words_are_unknown_where_they_are_for_the_tokenizer(odd: Both, length: int) -> None:
+    odd.compare(["a" * length, "\xe9" * length, "ab " + "b" * length + "-a", "a\xad" * length])
+
+
+@pytest.mark.parametrize("pieces", range(MAX_LENGTH - 3, MAX_LENGTH + 1))
+@pytest.mark.parametrize("ending", ["", " ", ".", "a", "ab", "abc", "[SEP]", "\u4e2d", "\u0301"])
+def test_texts_are_cut_where_the_tokenizer_cuts(odd: Both, pieces: int, ending: str) -> None:
+    odd.compare(["a " * pieces + ending, "a" * pieces + ending, "- " * pieces + ending])
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[MASK]", "a[SEP]b", "e\u0301", "\u4e2d", "a\x00b", "\x7f", "\u202e", "\U0001f600", "\ud800", "\u2101"],
+)
+def test_other_texts_are_left_to_the_tokenizer(real: Both, text: str) -> None:
+    assert real.left(["a dog", text, f"the {text}", "[", "[masks]", ""]) == [text, f"the {text}"]
+
+
+def test_the_rest_of_a_text_that_is_cut_is_not_looked_at(real: Both) -> None:
+    assert real.left(["dog " * 40 + "\u4e2d"]) == []
+    real.compare(["dog " * 40 + "\u4e2d", "dog " * 40 + "[MASK]", "dog " * 30 + "[MASK]"])
+
+
+def test_texts_of_any_size_are_read(real: Both) -> None:
+    real.compare(["", " " * 1_000_000 + "dog", "x" * 1_000_000, "dog " * 100_000, "\xad" * 100_000 + "dog"])
+
+
+def test_half_a_surrogate_pair_is_named_by_its_position(real: Both) -> None:
+    with pytest.raises(InputError, match=r"texts\[1\] is not valid Unicode"):
+        real.quick.tokenize(["dog", "dog " * 40 + "\ud800"])
+
+
+def test_threads_share_a_kernel(real: Both) -> None:
+    texts = [f"the running sea number {number}, {'again ' * (number % 40)}" for number in range(2000)]
+    expected = real.quick.tokenize(texts)
+    with ThreadPoolExecutor(4) as pool:
+        assert all(found == expected for found in pool.map(real.quick.tokenize, [texts] * 8))
+
+
+def test_a_few_texts_do_not_wait_for_the_kernel(real: Both) -> None:
+    fresh = Tokenizer(real.quick.json, MAX_LENGTH)
+    assert fresh._words is not None
+    expected = fresh.tokenize(["the dog"] * 255)
+    assert fresh._words._kernel is None
+    assert fresh.tokenize(["the dog"]).ids == expected.ids[:1]
+    assert fresh._words._kernel is not None
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"pre_tokenizer": {"type": "Whitespace"}},
+        {"normalizer": {"type": "Lowercase"}},
+        {"model": {"type": "WordPiece", "unk_token": "missing"}},
+        {"model": {"type": "WordPiece", "max_input_chars_per_word": 1000}},
+        {"model": {"type": "WordLevel"}},
+    ],
+    ids=str,
+)
+def test_other_tokenizers_have_no_kernel(changes: dict[str, Any]) -> None:
+    content = json.loads(build(SPECIAL | {"a": 3}).to_str())
+    assert Tokenizer(json.dumps(content), MAX_LENGTH)._words is not None
+    for part, change in changes.items():
+        content[part] = {**(content[part] if part == "model" else {}), **change}
+    assert Tokenizer(json.dumps(content), MAX_LENGTH)._words is None
+
+
+def test_ids_that_do_not_fit_leave_all_to_the_tokenizer() -> None:
+    content = json.loads(build(SPECIAL | {"a": 3}).to_str())
+    content["model"]["vocab"]["a"] = 2**32 - 1  # tokenizers could read it, but not write it
+    both = Both(json.dumps(content))
+    both.compare(["a", "b"])
+    assert both.quick._words is not None
+    assert both.quick._words._kernel is None
+
+
+# The kernel alone: whatever comes, an error or a result, and nothing is kept
+
+
+ARGUMENTS: dict[str, Any] = {
+    "vocabulary": {"?": 0, "a": 1, "##b": 2},
+    "unknown": 0,
+    "prefix": "##",
+    "longest_word": 100,
+    "letters": {"a": "a", "b": "b"},
+    "marks": {".": "."},
+    "spaces": {" ": " "},
+    "added": ("[X]",),
+    "before": b"",
+    "after": b"",
+    "room": 5,
+}
+
+
+class Number:
+    """Would change the dictionary that is being read."""
+
+    def __index__(self) -> int:
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize(
+    ("argument", "value"),
+    [
+        ("vocabulary", {"a": "b"}),
+        ("vocabulary", {1: 1}),
+        ("vocabulary", {"a": -1}),
+        ("vocabulary", {"a": 2**31}),
+        ("vocabulary", {"a": 2**70}),
+        ("vocabulary", {"a": Number()}),
+        ("vocabulary", {"\ud800": 1}),
+        ("vocabulary", [("a", 1)]),
+        ("unknown", 2**40),
+        ("prefix", None),
+        ("longest_word", 257),
+        ("longest_word", -1),
+        ("letters", {"a": None}),
+        ("letters", {None: "a"}),
+        ("added", ["[X]"]),
+        ("added", (None,)),
+        ("added", ("",)),
+        ("added", ("[X]", "\ud800")),
+        ("before", "abc"),
+        ("room", -1),
+    ],
+)
+def test_what_makes_no_sense_is_refused(argument: str, value: Any) -> None:
+    with pytest.raises((TypeError, ValueError, OverflowError)):
+        wordpiece.WordPieces(**ARGUMENTS | {argument: value})
+
+
+@pytest.mark.parametrize("texts", [None, 3, ["a", None], [b"a"], [1.0]])
+def test_what_is_no_text_is_refused(texts: Any) -> None:
+    with pytest.raises(TypeError):
+        wordpiece.WordPieces(**ARGUMENTS).tokenize(texts)
+
+
+def test_it_never_changes_and_keeps_nothing() -> None:
+    kernel = wordpiece.WordPieces(**ARGUMENTS)
+    with pytest.raises(AttributeError):
+        kernel.room = 3  # type: ignore[attr-defined]
+    text = "a text of its own " + str(id(kernel))
+    before = sys.getrefcount(text)
+    for _ in range(100):
+        kernel.tokenize([text])
+    assert sys.getrefcount(text) == before
+    assert kernel.tokenize([]) == (b"", b"", b"")
