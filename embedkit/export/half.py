@@ -1,8 +1,8 @@
 """float16, which GPUs multiply several times faster than float32: the layers in it, what stands behind them not.
 
-Everything on which the states of the tokens depend is made float16, weights included. Pooling, head and
-normalisation stay float32: sums over long texts and squares are what float16 loses, and they cost next to nothing.
-Inputs and output are those of any bundle.
+Everything on which the states of the tokens depend is made float16, weights included. What comes after them stays
+float32, pooling, head and normalisation, or a cross-encoder's pooler and classifier: sums over long texts and
+squares are what float16 loses, and they cost next to nothing. Inputs and output are those of any bundle.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ __all__ = ["halve"]
 _LARGEST = 6e4
 
 
-def halve(model: onnx.ModelProto, pooling: str) -> onnx.ModelProto:
+def halve(model: onnx.ModelProto, pooling: str | None) -> onnx.ModelProto:
     """The same graph with its layers in float16.
 
     Args:
-        model: the graph of an encoder, in float32.
-        pooling: of the encoder.
+        model: the graph of an encoder or a cross-encoder, in float32.
+        pooling: of the encoder; None of a cross-encoder.
 
     Raises:
         ExportError: the graph has branches, or its states are not found.
@@ -36,8 +36,9 @@ def halve(model: onnx.ModelProto, pooling: str) -> onnx.ModelProto:
     halved = onnx.ModelProto()
     halved.CopyFrom(model)
     graph = halved.graph
-    floats = _float_values(model)
-    body = _ancestors(graph, find_states(graph, pooling))
+    inferred = onnx.shape_inference.infer_shapes(model, strict_mode=True).graph
+    floats = _float_values(inferred)
+    body = _ancestors(graph, _last_of_tokens(inferred) if pooling is None else {find_states(graph, pooling)})
     tail = [node for node in graph.node if node.output[0] not in body]
     layers = [node for node in graph.node if node.output[0] in body]
     for node in layers:
@@ -66,16 +67,33 @@ def halve(model: onnx.ModelProto, pooling: str) -> onnx.ModelProto:
     return halved
 
 
-def _float_values(model: onnx.ModelProto) -> set[str]:
+def _float_values(graph: onnx.GraphProto) -> set[str]:
     """Names of the values inside the graph that are float32."""
-    inferred = onnx.shape_inference.infer_shapes(model, strict_mode=True).graph
-    return {value.name for value in inferred.value_info if value.type.tensor_type.elem_type == TensorProto.FLOAT}
+    return {value.name for value in graph.value_info if value.type.tensor_type.elem_type == TensorProto.FLOAT}
 
 
-def _ancestors(graph: onnx.GraphProto, value: str) -> set[str]:
-    """A value and all on which it depends."""
+def _last_of_tokens(graph: onnx.GraphProto) -> set[str]:
+    """The values ``(B, L, ...)`` behind which there are rows ``(B, ...)`` only: states, or states under the mask.
+
+    Where they stand depends on the architecture and not on a name. A value of unknown shape counts as one of them.
+    """
+    types = {value.name: value.type.tensor_type for value in graph.value_info}
+    axes = {name: len(each.shape.dim) for name, each in types.items() if each.HasField("shape")}
     writers = {output: node for node in graph.node for output in node.output}
-    found, waiting = set[str](), [value]
+    found, waiting = set[str](), [graph.output[0].name]
+    while waiting:
+        for name in writers[waiting.pop()].input:
+            if name in writers and axes.get(name, 3) > 2:
+                found.add(name)
+            elif name in writers:
+                waiting.append(name)
+    return found
+
+
+def _ancestors(graph: onnx.GraphProto, values: Iterable[str]) -> set[str]:
+    """Values and all on which they depend."""
+    writers = {output: node for node in graph.node for output in node.output}
+    found, waiting = set[str](), list(values)
     while waiting:
         name = waiting.pop()
         if name not in found and name in writers:

@@ -205,8 +205,8 @@ def export(
 
 def _write(model: SentenceEncoder | PairEncoder, arithmetic: Arithmetic, precision: str) -> bytes:
     graph = build_graph(model, arithmetic)
-    if precision == "fp16" and isinstance(model, SentenceEncoder):
-        graph = halve(graph, model.pooling)
+    if precision == "fp16":
+        graph = halve(graph, model.pooling if isinstance(model, SentenceEncoder) else None)
     content: bytes = graph.SerializeToString()
     return content
 
@@ -240,15 +240,16 @@ def _measure(
     words: str,
     dev: ScoredPairs | None,
 ) -> list[Gate]:
-    quantized = precision.startswith("int8")
+    quantized, for_gpu = precision.startswith("int8"), precision == "fp16"
     if isinstance(model, PairEncoder):
         given = thresholds if isinstance(thresholds, PairThresholds) else None
         pair_limits = given or _allowed(PAIR_THRESHOLDS, precision, words)
         whole = original if isinstance(original, PairEncoder) else None
-        return verify_pairs(model, content, pair_limits, quantized=quantized, dev=dev, original=whole)
+        return verify_pairs(
+            model, content, pair_limits, quantized=quantized, for_gpu=for_gpu, dev=dev, original=whole
+        )
     limits = thresholds if isinstance(thresholds, Thresholds) else _allowed(THRESHOLDS, precision, words)
     unpruned = original if isinstance(original, SentenceEncoder) else None
-    for_gpu = precision == "fp16"
     return verify(model, content, limits, quantized=quantized, for_gpu=for_gpu, dev=dev, original=unpruned)
 
 
@@ -272,8 +273,6 @@ def _check_forms(
         raise ExportError(f"{precision} is for CPUs; the target gpu has fp16 and fp32")
     if target != "gpu":
         largest_weight(target)
-    if precision == "fp16" and isinstance(model, PairEncoder):
-        raise ExportError("fp16 is for encoders; export a cross-encoder in fp32 or int8")
     choose_word_table(words)
     if precision == "int8-static" and calibration is None:
         raise ExportError("int8-static needs texts for its calibration")

@@ -1,3 +1,5 @@
+import dataclasses
+
 import numpy as np
 import onnx
 import pytest
@@ -11,10 +13,15 @@ from embedkit.export.graph import build_graph
 from embedkit.export.half import halve
 from embedkit.export.pipeline import export
 from embedkit.export.probes import PROBE_TEXTS
+from embedkit.export.verify_pairs import PAIR_THRESHOLDS, PROBE_PAIRS
 from embedkit.export.writer import FloatArithmetic
+from embedkit.modeling.torch_cross_encoder import TorchCrossEncoder
 from embedkit.modeling.torch_encoder import TorchEncoder
+from embedkit.runtime.cross_encoder import CrossEncoder
 from embedkit.runtime.encoder import Encoder
 
+# The scores of random weights lie close together, and rank no better than they are apart.
+UNRANKED = dataclasses.replace(PAIR_THRESHOLDS["fp16"], agreement=-1.0)
 TEXTS = [*PROBE_TEXTS[:9], "", "a long text about the sea and the sun " * 5]
 
 
@@ -50,6 +57,54 @@ def test_traced_graphs_can_be_halved(make_any, tmp_path, architecture):
     assert (rows * TorchEncoder(model).encode(TEXTS)).sum(axis=1).min() > 0.9999
 
 
+@pytest.mark.parametrize("family", ["bert", "roberta"])
+@pytest.mark.parametrize("words", ["float32", "int8"])
+def test_half_scores_nearly_as_the_model_does(make_pair_encoder, tmp_path, family, words):
+    model = make_pair_encoder(family=family, initializer_range=0.1)
+
+    report = export(model, tmp_path / "toy.onnx", precision="fp16", target="gpu", word_table=words)
+
+    scores = CrossEncoder.load(tmp_path / "toy.onnx").predict(PROBE_PAIRS)
+    assert scores.dtype == np.float32
+    expected = TorchCrossEncoder(model).predict(PROBE_PAIRS)
+    np.testing.assert_allclose(scores, expected, atol=1e-3 if words == "float32" else 0.02)
+    assert report.manifest.target == "gpu"
+    operators = report.manifest.gates["operators"]
+    assert operators["expected"] == operators["written"]
+    assert "optimized" not in operators
+
+
+POOLED_BY_MEAN = {"classifier_pooling": "mean"}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes"),
+    [*((each, {}) for each in ("mpnet", "modernbert", "distilbert", "electra")), ("modernbert", POOLED_BY_MEAN)],
+)
+def test_traced_cross_encoders_can_be_halved(make_any, tmp_path, architecture, changes):
+    model = make_any(architecture, "cross-encoder", **changes)
+
+    export(model, tmp_path / "toy.onnx", precision="fp16", thresholds=UNRANKED)
+
+    scores = CrossEncoder.load(tmp_path / "toy.onnx").predict(PROBE_PAIRS)
+    np.testing.assert_allclose(scores, TorchCrossEncoder(model).predict(PROBE_PAIRS), atol=1e-3)
+    graph = onnx.load(tmp_path / "toy.onnx").graph
+    last = [tensor for tensor in graph.initializer if list(tensor.dims) == [32, 1]]
+    assert [tensor.data_type for tensor in last] == [TensorProto.FLOAT], "what makes the score is not halved"
+    half = [tensor for tensor in graph.initializer if tensor.data_type == TensorProto.FLOAT16]
+    assert sum(tensor.dims[0] == 32 and len(tensor.dims) == 2 for tensor in half) >= 6
+
+
+def test_sums_over_tokens_are_not_half(make_any):
+    model = make_any("modernbert", "cross-encoder", **POOLED_BY_MEAN)
+
+    halved = halve(build_graph(model, FloatArithmetic()), None)
+
+    writers = {output: node for node in halved.graph.node for output in node.output}
+    (pooled,) = [node for node in halved.graph.node if node.name == "/network/ReduceSum"]
+    assert writers[pooled.input[0]].op_type == "Cast"
+
+
 def test_layers_are_half_and_what_is_behind_them_is_not(make_encoder):
     graph = build_graph(make_encoder(head=6), FloatArithmetic())
 
@@ -66,6 +121,16 @@ def test_layers_are_half_and_what_is_behind_them_is_not(make_encoder):
     assert len(halved.SerializeToString()) < 0.62 * len(graph.SerializeToString())
 
 
+def test_layers_of_a_cross_encoder_are_half_and_what_is_behind_them_is_not(make_pair_encoder):
+    halved = halve(build_graph(make_pair_encoder(), FloatArithmetic()), None)
+
+    types = kinds(halved)
+    assert types["embeddings.token_type_embeddings.weight"] == TensorProto.FLOAT16
+    assert types["encoder.layer.1.output.dense.weight"] == TensorProto.FLOAT16
+    assert types["pooler.dense.weight"] == TensorProto.FLOAT
+    assert types["classifier.weight"] == TensorProto.FLOAT
+
+
 def test_padding_does_not_matter_in_half(make_encoder, tmp_path):
     encoder = make_encoder(initializer_range=0.1)
     export(encoder, tmp_path / "toy.onnx", precision="fp16")
@@ -77,9 +142,10 @@ def test_padding_does_not_matter_in_half(make_encoder, tmp_path):
     assert np.isfinite(together).all()
 
 
-def test_a_folder_has_room_for_half(make_encoder, tmp_path):
-    encoder = make_encoder(head=6)
-    encoder.save(tmp_path / "model")
+@pytest.mark.parametrize("kind", ["encoder", "cross-encoder"])
+def test_a_folder_has_room_for_half(make_encoder, make_pair_encoder, tmp_path, kind):
+    model = make_encoder(head=6) if kind == "encoder" else make_pair_encoder(initializer_range=0.1)
+    model.save(tmp_path / "model")
 
     report = export_folder(str(tmp_path / "model"), tmp_path / "st", precision="fp16", target="gpu")
 
@@ -88,9 +154,7 @@ def test_a_folder_has_room_for_half(make_encoder, tmp_path):
     assert [value.type.tensor_type.elem_type for value in graph.output] == [TensorProto.FLOAT] * 2
 
 
-def test_what_half_cannot_be(make_encoder, make_pair_encoder, tmp_path):
-    with pytest.raises(ExportError, match="fp16 is for encoders"):
-        export(make_pair_encoder(), tmp_path / "toy.onnx", precision="fp16")
+def test_what_half_cannot_be(make_encoder, tmp_path):
     with pytest.raises(ExportError, match="int8 is for CPUs"):
         export(make_encoder(), tmp_path / "toy.onnx", precision="int8", target="gpu")
     assert list(tmp_path.iterdir()) == []
@@ -105,10 +169,13 @@ def test_variants_for_a_gpu_are_not_timed_elsewhere(make_encoder, tmp_path, monk
     assert not (tmp_path / "all").exists()
 
 
-def test_variants_for_a_gpu(make_encoder, tmp_path, monkeypatch):
-    make_encoder(initializer_range=0.1).save(tmp_path / "model")
+@pytest.mark.parametrize("kind", ["encoder", "cross-encoder"])
+def test_variants_for_a_gpu(make_encoder, make_pair_encoder, tmp_path, monkeypatch, kind):
+    make = make_encoder if kind == "encoder" else make_pair_encoder
+    make(initializer_range=0.1).save(tmp_path / "model")
     monkeypatch.setattr(frontier, "_choose_providers", lambda target: ["CPUExecutionProvider"])
 
     variants = export_all(str(tmp_path / "model"), tmp_path / "all", target="gpu", rounds=1)
 
     assert [each.name for each in variants] == ["fp32", "fp32, int4 words", "fp16", "fp16, int4 words"]
+    assert variants[2].path is not None
