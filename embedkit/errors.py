@@ -15,7 +15,7 @@ embedkit would catch::
     │   ├── BundleIntegrityError              the bundle is truncated or was changed after it was written
     │   └── BundleVersionError                the bundle was written by a newer embedkit
     ├── FingerprintError (ValueError)         stored vectors belong to another model
-    ├── CacheError (ValueError)               a cache of vectors or texts is damaged
+    ├── CacheError (ValueError)               a cache of vectors or texts is damaged or in use
     ├── CheckpointError (ValueError)          a checkpoint is missing, damaged or of another run
     ├── CollectionError (ValueError)          a collection is missing, damaged or of another form, or refused
     ├── TrainingError (RuntimeError)          training cannot go on (a loss that is not finite, say)
@@ -116,7 +116,7 @@ class FingerprintError(EmbedkitError, ValueError):
 
 
 class CacheError(EmbedkitError, ValueError):
-    """A cache of vectors or texts is damaged."""
+    """A cache of vectors or texts is damaged, or somebody else is writing to it."""
 
 
 class CheckpointError(EmbedkitError, ValueError):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
@@ -18,6 +17,7 @@ import numpy.typing as npt
 from embedkit.atomic import atomic_file, storage_errors
 from embedkit.errors import CacheError
 from embedkit.protocols import FloatArray
+from embedkit.write_lock import write_lock
 
 __all__ = ["VectorCache", "text_hashes"]
 
@@ -112,16 +112,11 @@ class VectorCache:
         """Hold the right to :meth:`append`; on entry, see what other writers added.
 
         Raises:
-            CacheError: another process is writing.
-            StorageError: the folder cannot be written.
+            CacheError: somebody else is writing, or the file system has no locks.
+            StorageError: the folder cannot be opened.
         """
-        with storage_errors(self.folder):
-            lock = (self.folder / "lock").open("w", encoding="ascii")
-        with lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                raise CacheError(f"another process is writing to the teacher cache {self.folder}") from error
+        # Without a lock a second writer would cut off what the first has added, under those who read it.
+        with write_lock(self.folder, refusal=CacheError, needed=True):
             self._index()
             try:
                 yield

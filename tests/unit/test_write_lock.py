@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import stat
 import subprocess
 import sys
 
 import pytest
 
 from embedkit import write_lock as module
-from embedkit.errors import CollectionError
+from embedkit.errors import CacheError, CollectionError, StorageError
 from embedkit.write_lock import write_lock
 
 HOLDER = """
-import sys, time
+import contextlib, sys, time
 from pathlib import Path
 from embedkit import write_lock as module
 
-with getattr(module, sys.argv[1])(Path(sys.argv[2])):
+with contextlib.ExitStack() as held:
+    getattr(module, sys.argv[1])(Path(sys.argv[2]), held)
     print("held", flush=True)
     time.sleep(60)
 """
@@ -34,6 +38,49 @@ def test_a_second_holder_is_refused_until_the_first_is_done(way, tmp_path):
         write_lock(tmp_path).__enter__()
     with write_lock(tmp_path):
         pass
+
+
+def test_the_error_is_the_callers_choice(way, tmp_path):
+    with write_lock(tmp_path, refusal=CacheError, needed=True), pytest.raises(CacheError, match="somebody else"):
+        write_lock(tmp_path, refusal=CacheError).__enter__()
+
+
+def test_a_folder_that_is_not_there_is_an_error_of_storage(tmp_path):
+    with pytest.raises(StorageError, match="none"):
+        write_lock(tmp_path / "none").__enter__()
+
+
+@pytest.fixture
+def lockable(monkeypatch):
+    """``lockable(accepts)``: a file system that locks only what ``accepts(mode)`` is true of."""
+    fcntl = pytest.importorskip("fcntl")
+    flock = fcntl.flock
+
+    def change(accepts):
+        def partly(descriptor, operation):
+            if not accepts(os.fstat(descriptor).st_mode):
+                raise OSError(errno.ENOLCK, "No locks available")
+            flock(descriptor, operation)
+
+        monkeypatch.setattr(fcntl, "flock", partly)
+
+    return change
+
+
+def test_where_folders_cannot_be_locked_a_file_is(lockable, tmp_path):
+    lockable(stat.S_ISREG)
+    with write_lock(tmp_path, needed=True), pytest.raises(CollectionError, match="somebody else is writing"):
+        write_lock(tmp_path).__enter__()
+    with write_lock(tmp_path):
+        assert (tmp_path / module.LOCK).exists()
+
+
+def test_where_nothing_can_be_locked_only_who_needs_it_is_refused(lockable, tmp_path):
+    lockable(lambda _: False)
+    with write_lock(tmp_path), write_lock(tmp_path):
+        pass
+    with pytest.raises(CacheError, match="has no locks"):
+        write_lock(tmp_path, refusal=CacheError, needed=True).__enter__()
 
 
 def test_an_error_within_is_the_writers_own(way, tmp_path):
