@@ -22,14 +22,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, cast
-
-from torch import nn
+from typing import Any, ClassVar
 
 from embedkit.config import setting
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.training.components.heads import fit_head
 from embedkit.training.components.queue import VectorQueue
+from embedkit.training.components.teacher_queues import TeacherQueues
 from embedkit.training.losses.congen import congen_loss
 from embedkit.training.losses.keys import Keys
 from embedkit.training.losses.shuffling import group_shuffle
@@ -89,7 +88,7 @@ class ConGen(Method):
         super().__init__()
         fit_head(encoder, teacher_dimensions[0], seed=seed)
         self.encoder, self.config = encoder, config
-        self.queues = nn.ModuleList(
+        self.queues = TeacherQueues(
             VectorQueue(config.queue_size, width, seed=seed) for width in teacher_dimensions
         )
         self.shuffle = group_shuffle(config.group_mass, config.group_ranks)
@@ -99,7 +98,7 @@ class ConGen(Method):
         """Cross-entropy of both views with the teacher's distribution of view 1, plus ``L_SCT`` when joint."""
         embeddings = pooled(self.encoder, batch.views[0]), pooled(self.encoder, batch.views[1])
         vectors = [teacher[0] for teacher in batch.teachers]
-        keys = [Keys(queue.rows, rows) for queue, rows in zip(self._queues, vectors, strict=True)]
+        keys = [Keys(queue.rows, rows) for queue, rows in zip(self.queues.each, vectors, strict=True)]
         students = unit_embeddings(self.encoder, embeddings[0]), unit_embeddings(self.encoder, embeddings[1])
         loss = congen_loss(
             students,
@@ -110,8 +109,7 @@ class ConGen(Method):
             control=self.config.control,
             shuffle=self.shuffle,
         )
-        carry = {f"teacher{place}": rows for place, rows in enumerate(vectors)}
-        output = StepOutput(loss, carry=carry)
+        output = StepOutput(loss, carry=self.queues.carry([[rows] for rows in vectors]))
         if self.self_supervision is None:
             return output
         return self.self_supervision.add_to(output, self.encoder, batch, embeddings)
@@ -119,11 +117,6 @@ class ConGen(Method):
     def after_step(self, outputs: Sequence[StepOutput]) -> None:
         """Fill the queues with the batch's teacher vectors of view 1."""
         for output in outputs:
-            for place, queue in enumerate(self._queues):
-                queue.enqueue(output.carry[f"teacher{place}"])
+            self.queues.enqueue(output.carry)
         if self.self_supervision is not None:
             self.self_supervision.after_step(self.encoder, outputs)
-
-    @property
-    def _queues(self) -> list[VectorQueue]:
-        return [cast(VectorQueue, queue) for queue in self.queues]

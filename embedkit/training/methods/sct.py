@@ -27,15 +27,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal, cast
-
-from torch import nn
+from typing import Any, ClassVar, Literal
 
 from embedkit.config import setting
 from embedkit.errors import ConfigError
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.training.components.cross_view_queues import CrossViewQueues, QueueKind
 from embedkit.training.components.heads import fit_head
+from embedkit.training.components.teacher_queues import TeacherQueues
 from embedkit.training.losses.cross_view import Objective, cross_view_loss
 from embedkit.training.losses.keys import Keys
 from embedkit.training.losses.shuffling import group_shuffle
@@ -136,7 +135,7 @@ class SCTDistillation(Method):
             raise ConfigError("objective = contrastive learns from one teacher's vectors: name one in [teacher]")
         fit_head(encoder, teacher_dimensions[0], seed=seed)
         self.encoder, self.config = encoder, config
-        self.queues = nn.ModuleList(
+        self.queues = TeacherQueues(
             CrossViewQueues(config.queue_size, width, kind=config.queues, seed=seed)
             for width in teacher_dimensions
         )
@@ -148,7 +147,7 @@ class SCTDistillation(Method):
         embeddings = pooled(self.encoder, batch.views[0]), pooled(self.encoder, batch.views[1])
         keys = [
             (Keys(queues.rows[0], first), Keys(queues.rows[1], second))
-            for queues, (first, second) in zip(self._queues, batch.teachers, strict=True)
+            for queues, (first, second) in zip(self.queues.each, batch.teachers, strict=True)
         ]
         students = unit_embeddings(self.encoder, embeddings[0]), unit_embeddings(self.encoder, embeddings[1])
         loss = cross_view_loss(
@@ -162,12 +161,7 @@ class SCTDistillation(Method):
             weight=self.config.weight,
             shuffle=self.shuffle,
         )
-        carry = {
-            f"teacher{place}.view{view}": vectors
-            for place, teacher in enumerate(batch.teachers)
-            for view, vectors in enumerate(teacher)
-        }
-        output = StepOutput(loss, carry=carry)
+        output = StepOutput(loss, carry=self.queues.carry(batch.teachers))
         if self.self_supervision is None:
             return output
         return self.self_supervision.add_to(output, self.encoder, batch, embeddings)
@@ -175,11 +169,6 @@ class SCTDistillation(Method):
     def after_step(self, outputs: Sequence[StepOutput]) -> None:
         """Fill the queues with the batch's teacher vectors."""
         for output in outputs:
-            for place, queues in enumerate(self._queues):
-                queues.enqueue(output.carry[f"teacher{place}.view0"], output.carry[f"teacher{place}.view1"])
+            self.queues.enqueue(output.carry)
         if self.self_supervision is not None:
             self.self_supervision.after_step(self.encoder, outputs)
-
-    @property
-    def _queues(self) -> list[CrossViewQueues]:
-        return [cast(CrossViewQueues, queues) for queues in self.queues]

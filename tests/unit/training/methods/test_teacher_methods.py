@@ -106,6 +106,18 @@ class TestSeveralTeachers:
             for queue, rows in zip(queues.queues, vectors, strict=True):
                 assert torch.equal(queue.ordered()[-5:], rows)
 
+    @pytest.mark.parametrize(
+        ("name", "queues"),
+        [
+            ("congen", ["queues.0", "queues.1"]),
+            ("sct-distillation", [f"queues.{teacher}.queues.{view}" for teacher in range(2) for view in range(2)]),
+        ],
+    )
+    def test_queues_have_the_names_that_checkpoints_know(self, make, name, queues):
+        state = make(name, WIDTH, WIDTH + 3, queue_size=8).state_dict()
+        expected = [f"{queue}.{part}" for queue in queues for part in ("rows", "pointer")]
+        assert [key for key in state if key.startswith("queues.")] == expected
+
     @pytest.mark.parametrize("name", ["congen", "sct-distillation"])
     def test_the_same_teacher_twice_is_one(self, make, make_view, name):
         """From the first step: queues of one width start with the same random rows."""
