@@ -129,13 +129,8 @@ def build(name: str, queue: int | None, size: str) -> Learner:
     if name == "cross-to-encoder":
         return CrossToEncoder(encoder)
     entry = METHODS[name]
-    extra: dict[str, Any] = {}
-    if entry.batch_spec.several_teachers:
-        extra["teacher_dimensions"] = [TEACHER_WIDTH]
-    elif entry.batch_spec.teacher:
-        extra["teacher_dimension"] = TEACHER_WIDTH
     settings = {} if queue is None else {"queue_size": queue}
-    return entry.method(encoder, entry.config(**settings), seed=0, **extra)
+    return entry.method(encoder, entry.config(**settings), seed=0, **entry.method.told([TEACHER_WIDTH]))
 
 
 def make_batch(method: Learner, rows: int, seed: int) -> Batch:

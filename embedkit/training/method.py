@@ -186,6 +186,13 @@ class Method(Learner):
         """What it needs in a batch with these settings: ``batch_spec`` and what they add."""
         return cls.batch_spec
 
+    @classmethod
+    def told(cls, teacher_dimensions: Sequence[int]) -> dict[str, Any]:
+        """What its constructor is told of teachers: the widths of several, or of the one that it imitates."""
+        if cls.batch_spec.several_teachers:
+            return {"teacher_dimensions": teacher_dimensions}
+        return {"teacher_dimension": teacher_dimensions[0]} if cls.imitates else {}
+
 
 def pooled(encoder: SentenceEncoder, view: View) -> Tensor:
     """Pooled embeddings of a view before any head: ``(B, H)``, in batch order."""

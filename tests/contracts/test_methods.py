@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -129,19 +129,6 @@ class WideTeacher(Teacher):
     name, fingerprint, dimension = "somebody", "1" * 64, TEACHER_WIDTH + 4
 
 
-def dimensions_of(name: str, teachers: Sequence[Teacher]) -> dict[str, Any]:
-    """What a method is told of its teachers' widths."""
-    spec = METHODS[name].batch_spec
-    if spec.several_teachers:
-        return {"teacher_dimensions": [teacher.dimension for teacher in teachers]}
-    return {"teacher_dimension": teachers[0].dimension} if spec.teacher else {}
-
-
-def is_fitted(name: str) -> bool:
-    """Whether a method brings its student to the (first) teacher's width; cosines alone ask for none."""
-    return METHODS[name].batch_spec.teacher and name not in {"distillcse", "dclr"}
-
-
 @pytest.fixture(autouse=True, scope="module")
 def one_thread():
     """Toys gain nothing from more, and threads that wait for each other are slow on a busy machine."""
@@ -176,7 +163,8 @@ def make(make_encoder, corpus) -> Callable[..., tuple[Method, BatchSource]]:
         teachers = [Teacher()] if entry.batch_spec.teacher else []
         if entry.batch_spec.several_teachers and getattr(config, "objective", None) != "contrastive":
             teachers.append(WideTeacher())
-        method = entry.method(make_encoder(), config, seed=1, **dimensions_of(name, teachers))
+        told = entry.method.told([teacher.dimension for teacher in teachers])
+        method = entry.method(make_encoder(), config, seed=1, **told)
         batches = BatchSource(
             corpus,
             method.encoder.tokenizer,
@@ -318,7 +306,7 @@ def test_the_product_loads_as_it_was(make, name, tmp_path):
     method.encoder.save(tmp_path / "copy")
     loaded = SentenceEncoder.load(tmp_path / "copy")
     assert loaded.fingerprint() == method.encoder.fingerprint()
-    assert loaded.dimension == (TEACHER_WIDTH if is_fitted(name) else 16)
+    assert loaded.dimension == (TEACHER_WIDTH if METHODS[name].method.imitates else 16)
     texts = TEXTS[:5]
     assert np.array_equal(TorchEncoder(loaded).encode(texts), TorchEncoder(method.encoder).encode(texts))
 

@@ -50,7 +50,6 @@ class DCLR(Method):
         encoder: trained in place; a head it may have is taken away.
         config: settings.
         seed: of the training head.
-        teacher_dimension: T; nothing here has the teacher's width.
     """
 
     batch_spec: ClassVar[BatchSpec] = BatchSpec(teacher=True)
@@ -63,14 +62,7 @@ class DCLR(Method):
         for size in ("tiny", "mini", "small")
     }
 
-    def __init__(
-        self,
-        encoder: SentenceEncoder,
-        config: DCLRConfig,
-        *,
-        seed: int,
-        teacher_dimension: int,  # noqa: ARG002 - methods with a teacher are told
-    ) -> None:
+    def __init__(self, encoder: SentenceEncoder, config: DCLRConfig, *, seed: int) -> None:
         super().__init__()
         encoder.set_head(None)
         self.encoder, self.config = encoder, config

@@ -239,16 +239,10 @@ def _build(
     seed: int,
     teachers: Sequence[TeacherVectors],
 ) -> Method:
-    """Methods that distil are told the width of the teacher's vectors, or of each teacher's."""
-    spec = method.batch_spec
-    if problem := spec.teacher_problem(len(teachers)):
+    if problem := method.batch_spec.teacher_problem(len(teachers)):
         raise ConfigError(problem)
-    extra: dict[str, Any] = {"seed": seed}
-    if spec.several_teachers:
-        extra["teacher_dimensions"] = [teacher.dimension for teacher in teachers]
-    elif spec.teacher:
-        extra["teacher_dimension"] = teachers[0].dimension
-    return method(encoder, settings, **extra)
+    told = method.told([teacher.dimension for teacher in teachers])
+    return method(encoder, settings, seed=seed, **told)
 
 
 def to_device(module: nn.Module, device: str | None) -> None:

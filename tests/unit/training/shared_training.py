@@ -122,12 +122,8 @@ class Toy:
 
 def build(name, settings, encoder):
     entry = METHODS[name]
-    extra = {}
-    if entry.batch_spec.several_teachers:
-        extra["teacher_dimensions"] = [Teacher.dimension]
-    elif entry.batch_spec.teacher:
-        extra["teacher_dimension"] = Teacher.dimension
-    return entry.method(encoder, from_mapping(entry.config, settings), seed=1, **extra)
+    told = entry.method.told([Teacher.dimension])
+    return entry.method(encoder, from_mapping(entry.config, settings), seed=1, **told)
 
 
 def main(folder: Path, rank: int, count: int) -> None:

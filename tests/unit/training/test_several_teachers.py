@@ -16,6 +16,7 @@ from embedkit.training.batches import BatchSource
 from embedkit.training.config import RunConfig
 from embedkit.training.corpus import Corpus, SourceConfig
 from embedkit.training.method import Batch, BatchSpec
+from embedkit.training.methods import METHODS
 from embedkit.training.recipes.run import resolve, run
 from embedkit.training.views import ViewsConfig
 
@@ -82,6 +83,20 @@ class TestBatches:
     def test_too_few_and_too_many_are_refused(self, source, spec, count, message):
         with pytest.raises(ConfigError, match=message):
             source(spec, *[Teacher(4)] * count)
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("congen", {"teacher_dimensions": [4, 7]}),
+        ("distillcse", {"teacher_dimensions": [4, 7]}),
+        ("mse", {"teacher_dimension": 4}),
+        ("dclr", {}),  # what its teacher tells of a batch has no width
+        ("simcse", {}),
+    ],
+)
+def test_who_is_told_of_widths(name, told):
+    assert METHODS[name].method.told([4, 7]) == told
 
 
 class TestConfig:

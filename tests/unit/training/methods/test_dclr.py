@@ -17,7 +17,7 @@ TEACHER[3] = TEACHER[1]
 
 @pytest.fixture
 def make(make_encoder):
-    return lambda **settings: DCLR(make_encoder(), DCLRConfig(**settings), seed=1, teacher_dimension=6).eval()
+    return lambda **settings: DCLR(make_encoder(), DCLRConfig(**settings), seed=1).eval()
 
 
 @pytest.fixture

@@ -26,9 +26,7 @@ WIDE = functional.normalize(torch.randn(2, 5, WIDTH + 3, generator=GENERATOR), d
 def make(make_encoder):
     def make(name, *widths, **settings):
         entry = METHODS[name]
-        config, widths = from_mapping(entry.config, settings), widths or (WIDTH,)
-        several = entry.batch_spec.several_teachers
-        told = {"teacher_dimensions": widths} if several else {"teacher_dimension": widths[0]}
+        config, told = from_mapping(entry.config, settings), entry.method.told(widths or (WIDTH,))
         return entry.method(make_encoder("mean"), config, seed=1, **told).eval()
 
     return make
