@@ -6,7 +6,7 @@ import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -21,12 +21,13 @@ from embedkit.runtime.loading import check_kind, load_model
 from embedkit.runtime.manifest import Golden
 from embedkit.runtime.native_graph import NativeGraph
 from embedkit.runtime.packing import Packing, Precision, unit_rows
-from embedkit.runtime.padded_graph import PaddedGraph
 from embedkit.runtime.pool import EncoderPool, Origin
 from embedkit.runtime.ranges import Ranges
 from embedkit.runtime.sentence_transformers import FolderModel, pool, read_folder
-from embedkit.runtime.session import Session
 from embedkit.runtime.tokenization import TokenBatch, Tokenizer, Tokens
+
+if TYPE_CHECKING:
+    from embedkit.runtime.padded_graph import PaddedGraph
 
 __all__ = ["EncodeOptions", "Encoder", "OnOverflow", "Verification"]
 
@@ -355,6 +356,10 @@ class Encoder:
     def _open_session(
         self, model: Bundle | FolderModel, threads: int | None, providers: Sequence[str] | None
     ) -> PaddedGraph:
+        # ONNX Runtime is half of a cold start, and what the kernel runs can do without.
+        from embedkit.runtime.padded_graph import PaddedGraph
+        from embedkit.runtime.session import Session
+
         is_whole = isinstance(model, Bundle) or model.has_head
         outputs = _BUNDLE_OUTPUTS if is_whole else _FOLDER_OUTPUTS
         session = Session(model.model, outputs=outputs, threads=threads, providers=providers)

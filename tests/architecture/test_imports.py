@@ -132,8 +132,8 @@ def test_every_module_can_be_imported(module):
 
 
 def may_import_late(path: Path) -> bool:
-    """Commands may, so that `--help` is quick."""
-    return path.parent == PACKAGE / "cli"
+    """Commands may, so that `--help` is quick, and who may not need ONNX Runtime, which takes long to import."""
+    return path.parent == PACKAGE / "cli" or path == PACKAGE / "runtime" / "encoder.py"
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
