@@ -35,21 +35,34 @@ INLINE void find_step(const float *row, int width, float *step, float *least) {
     if (!(*step > 0.0f)) *step = 1.0f; /* a row of one value, which is its least */
 }
 
+/* 64 floats, times by plus shift, to bytes; what is below 0 or above 255 is cut off. */
+INLINE __m512i round_64(const float *row, const float *factors, __m512 by, __m512 shift) {
+    __m512i whole[4];
+#pragma GCC unroll 4
+    for (int v = 0; v < 4; v++) {
+        __m512 x = _mm512_loadu_ps(row + v * LANES);
+        if (factors) x = _mm512_mul_ps(x, _mm512_loadu_ps(factors + v * LANES));
+        x = _mm512_min_ps(_mm512_fmadd_ps(x, by, shift), _mm512_set1_ps(255.0f)); /* so that it fits an int */
+        whole[v] = _mm512_cvtps_epi32(x);
+    }
+    /* Packing takes four integers of each operand in turn. */
+    const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    const __m512i left = _mm512_packs_epi32(whole[0], whole[1]), right = _mm512_packs_epi32(whole[2], whole[3]);
+    return _mm512_permutexvar_epi32(order, _mm512_packus_epi16(left, right));
+}
+
 static void round_rows(const product *p, const float *a, int rows, rounded *to) {
     const int width = p->inputs;
     for (int r = 0; r < rows; r++) {
         const float *row = a + (size_t)r * width;
-        to->step[r] = p->step;
-        to->least[r] = p->least;
-        if (p->step == 0.0f) find_step(row, width, to->step + r, to->least + r);
-        const __m512 by = _mm512_set1_ps(1.0f / to->step[r]), from = _mm512_set1_ps(to->least[r]);
-        for (int i = 0; i < width; i += LANES) {
-            __m512 x = _mm512_loadu_ps(row + i);
-            if (p->factors) x = _mm512_mul_ps(x, _mm512_loadu_ps(p->factors + i));
-            x = _mm512_max_ps(_mm512_mul_ps(_mm512_sub_ps(x, from), by), _mm512_setzero_ps());
-            const __m128i bytes = _mm512_cvtusepi32_epi8(_mm512_cvtps_epi32(x)); /* cuts off above 255 */
-            _mm_storeu_si128((__m128i *)(to->bytes + (size_t)r * width + i), bytes);
-        }
+        float step = p->step, least = p->least;
+        if (step == 0.0f) find_step(row, width, &step, &least);
+        to->step[r] = step;
+        to->least[r] = least;
+        const __m512 by = _mm512_set1_ps(1.0f / step), shift = _mm512_set1_ps(-least / step);
+        for (int i = 0; i < width; i += 64)
+            _mm512_storeu_si512(to->bytes + (size_t)r * width + i,
+                                round_64(row + i, p->factors ? p->factors + i : NULL, by, shift));
     }
 }
 
