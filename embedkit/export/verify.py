@@ -118,7 +118,7 @@ class NativeEncoder(GraphEncoder):
 
     def encode_batch(self, ids: Sequence[Sequence[int]], /) -> FloatArray:
         """Embed token ids as one batch: ``(B, D) float32, unit rows``."""
-        return self._graph.run(Tokens([list(row) for row in ids], []), np.arange(len(ids)))
+        return self._graph.run(Tokens([list(row) for row in ids], []))
 
 
 def verify(

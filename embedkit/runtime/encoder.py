@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -220,11 +220,17 @@ class Encoder:
             rows = self._engine.single(texts, self._tokenize_with(plan.prompt), plan.engine)
             return np.asarray(plan.packing.apply(rows)[0])
         listed = list(check_iterable(texts))
+        parts = self._stream(listed, plan, total=len(listed))
+        part: npt.NDArray[Any] | None = next(parts, None)
+        if part is not None and len(part) == len(listed):  # mostly all come at once, and need not be copied
+            parts.close()
+            return part
         embeddings = np.empty((len(listed), plan.packing.width), dtype=plan.packing.dtype)
         done = 0
-        for rows in self._stream(listed, plan, total=len(listed)):
-            embeddings[done : done + len(rows)] = rows
-            done += len(rows)
+        while part is not None:
+            embeddings[done : done + len(part)] = part
+            done += len(part)
+            part = next(parts, None)
         return embeddings
 
     def encode_batches(self, texts: Iterable[str], **options: Unpack[EncodeOptions]) -> Iterator[npt.NDArray[Any]]:
@@ -401,7 +407,7 @@ class Encoder:
             raise InputError(f"{self.name} has no prompt {prompt_name!r}; it has {known}")
         return self._manifest.prompts[prompt_name]
 
-    def _stream(self, texts: Iterable[str], plan: _Plan, total: int | None = None) -> Iterator[npt.NDArray[Any]]:
+    def _stream(self, texts: Iterable[str], plan: _Plan, total: int | None = None) -> Generator[npt.NDArray[Any]]:
         """Embed and pack chunk by chunk."""
         tokenize = self._tokenize_with(plan.prompt)
         with contextlib.closing(self._engine.stream(texts, tokenize, plan.engine, total)) as stream:

@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol, TypedDict, TypeVar, get_args
 import numpy as np
 import numpy.typing as npt
 
-from embedkit.errors import InputError, ModelError, TextOverflowError
+from embedkit.errors import InputError, TextOverflowError
 from embedkit.progress import Progress
 from embedkit.protocols import FloatArray
 from embedkit.runtime.arguments import check_count
@@ -26,12 +26,12 @@ __all__ = ["Engine", "Graph", "OnOverflow", "Plan", "Verification", "read_parts"
 logger = logging.getLogger("embedkit")
 
 OnOverflow = Literal["truncate", "error"]
+_Batch = TypeVar("_Batch")  # the items of a batch: a slice, or positions
 _Item = TypeVar("_Item")
 
 _CHUNK_ITEMS = 4096
 _CHUNK_CHARACTERS = 4_000_000
 _POSITIONS_NAMED = 5
-_FIRST = np.zeros(1, dtype=np.intp)
 
 
 class Verification(TypedDict):
@@ -69,27 +69,25 @@ class Plan:
         return cls(check_count(batch_size, "batch_size"), on_overflow == "error", show_progress_bar)
 
 
-class Graph(Protocol):
+class Graph(Protocol[_Batch]):
     """What turns tokens into results, a batch at a time: a ``PaddedGraph`` or a ``NativeGraph``.
 
     Attributes:
-        lanes: threads that may call :meth:`run` side by side, each with a lane of its own.
+        lanes: threads that may call :meth:`fill` side by side, each with a lane of its own.
     """
 
     lanes: int
 
     def batches(
         self, lengths: npt.NDArray[np.int64], *, most_tokens: int | None, most_items: int | None
-    ) -> list[npt.NDArray[np.intp]]:
-        """Positions of the items of each batch."""
+    ) -> Sequence[_Batch]:
+        """The items of each batch."""
 
-    def golden_batches(
-        self, lengths: npt.NDArray[np.int64], *, most_tokens: int | None
-    ) -> list[npt.NDArray[np.intp]]:
+    def golden_batches(self, lengths: npt.NDArray[np.int64], *, most_tokens: int | None) -> Sequence[_Batch]:
         """The same for golden items."""
 
-    def run(self, tokens: Tokens, items: npt.NDArray[np.intp], lane: int | None = None) -> FloatArray:
-        """One batch: ``(B, *shape) float32``."""
+    def fill(self, rows: FloatArray, items: _Batch, tokens: Tokens, lane: int | None = None) -> None:
+        """Put the results of one batch into ``rows[items]``, ``(B, *shape) float32``."""
 
 
 class Engine:
@@ -109,7 +107,7 @@ class Engine:
 
     def __init__(
         self,
-        graph: Graph,
+        graph: Graph[Any],
         *,
         shape: tuple[int, ...],
         max_length: int,
@@ -186,7 +184,7 @@ class Engine:
     def run(self, tokens: Tokens, batch_size: int | None = None, progress: Progress | None = None) -> FloatArray:
         """Run the graph over the tokens of a chunk: ``(N, *shape) float32`` in their order."""
         if len(tokens.ids) == 1:
-            return self._run(tokens, _FIRST)
+            return self._run_all(tokens, [slice(0, 1)])
         batches = self._graph.batches(tokens.lengths, most_tokens=self._max_tokens, most_items=batch_size)
         return self._run_all(tokens, batches, progress)
 
@@ -205,9 +203,7 @@ class Engine:
             tolerance=tolerance,
         )
 
-    def _run_all(
-        self, tokens: Tokens, batches: Sequence[npt.NDArray[np.intp]], progress: Progress | None = None
-    ) -> FloatArray:
+    def _run_all(self, tokens: Tokens, batches: Sequence[Any], progress: Progress | None = None) -> FloatArray:
         """The rows of all batches, in the order of the tokens; side by side where the session has lanes."""
         rows = np.empty((len(tokens.ids), *self._shape), dtype=np.float32)
         pending = deque(batches)
@@ -215,11 +211,11 @@ class Engine:
 
         def work(lane: int | None) -> None:
             try:
-                for positions in _take(pending):
-                    rows[positions] = self._run(tokens, positions, lane)
-                    with telling:
-                        if progress:
-                            progress.advance(len(positions))
+                for items in _take(pending):
+                    self._graph.fill(rows, items, tokens, lane)
+                    if progress:
+                        with telling:
+                            progress.advance(len(rows[items]))
             finally:
                 pending.clear()  # whatever ends one lane ends all
 
@@ -233,14 +229,6 @@ class Engine:
             work(0)
             for other in others:
                 other.result()
-        return rows
-
-    def _run(self, tokens: Tokens, items: npt.NDArray[np.intp], lane: int | None = None) -> FloatArray:
-        """One batch through the graph."""
-        rows = self._graph.run(tokens, items, lane)
-        expected = (len(items), *self._shape)
-        if rows.shape != expected:  # where the graph leaves its shapes open
-            raise ModelError(f"the graph gave {rows.shape}, expected {expected}")
         return rows
 
     def _describe_overflow(self, overflowing: Sequence[int], first: int) -> str:

@@ -47,7 +47,7 @@ class NativeGraph:
         threads: threads to keep busy; as many as this process may use if None.
 
     Attributes:
-        lanes: threads that may call :meth:`run` side by side.
+        lanes: threads that may call :meth:`fill` side by side.
         provider: the name by which it is asked for.
         width: D, the width of a row.
     """
@@ -95,8 +95,8 @@ class NativeGraph:
 
     def batches(
         self, lengths: npt.NDArray[np.int64], *, most_tokens: int | None, most_items: int | None
-    ) -> list[npt.NDArray[np.intp]]:
-        """Positions of the texts of each batch, in their order: there is no padding to be saved."""
+    ) -> list[slice]:
+        """The texts of each batch, in their order: there is no padding to be saved."""
         ends = np.cumsum(lengths)
         budget, count, start = most_tokens or _TOKENS_PER_BATCH, len(lengths), 0
         found = []
@@ -104,32 +104,44 @@ class NativeGraph:
             before = int(ends[start - 1]) if start else 0
             end = max(start + 1, int(np.searchsorted(ends, before + budget, side="right")))
             end = end if most_items is None else min(end, start + most_items)
-            found.append(np.arange(start, end))
+            found.append(slice(start, end))
             start = end
         return found
 
-    def golden_batches(
-        self, lengths: npt.NDArray[np.int64], *, most_tokens: int | None
-    ) -> list[npt.NDArray[np.intp]]:
+    def golden_batches(self, lengths: npt.NDArray[np.int64], *, most_tokens: int | None) -> list[slice]:
         """The same, as no text depends on its batch."""
         return self.batches(lengths, most_tokens=most_tokens, most_items=None)
 
-    def run(self, tokens: Tokens, items: npt.NDArray[np.intp], lane: int | None = None) -> FloatArray:
-        """One batch: ``(B, D) float32, unit rows``.
+    def fill(self, rows: FloatArray, items: slice, tokens: Tokens, lane: int | None = None) -> None:
+        """Put the embeddings of one batch into ``rows[items]``, ``(B, D) float32, unit rows``.
+
+        Args:
+            rows: of all texts, C-contiguous.
+            items: texts that follow each other, as :meth:`batches` gives them.
+            tokens: of all texts.
+            lane: of no meaning here, as the kernel hands out memory.
 
         Raises:
             ModelError: the tokenizer gave what the graph has no row for.
         """
-        del lane  # memory is handed out by the kernel
-        ids = [tokens.ids[item] for item in items]
+        del lane
+        ids, to = tokens.ids[items], rows[items]
         starts = np.zeros(len(ids) + 1, dtype=np.int32)
         np.cumsum([len(row) for row in ids], out=starts[1:])
         flat = np.fromiter(chain.from_iterable(ids), dtype=np.int32, count=int(starts[-1]))
-        rows = np.empty((len(ids), self.width), dtype=np.float32)
         try:
-            self._network.run(flat, starts, rows)
+            self._network.run(flat, starts, to)
         except ValueError as error:
             raise ModelError(f"the graph has no place for what the tokenizer gave: {error}") from error
+
+    def run(self, tokens: Tokens) -> FloatArray:
+        """All texts as one batch: ``(N, D) float32, unit rows``.
+
+        Raises:
+            ModelError: as :meth:`fill`.
+        """
+        rows = np.empty((len(tokens.ids), self.width), dtype=np.float32)
+        self.fill(rows, slice(None), tokens)
         return rows
 
 

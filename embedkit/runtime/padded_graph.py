@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
+from embedkit.errors import ModelError
 from embedkit.protocols import FloatArray
 from embedkit.runtime.batching import token_batches
 from embedkit.runtime.session import CPU, Session
@@ -34,7 +35,7 @@ class PaddedGraph:
         pad_id: fills token batches.
 
     Attributes:
-        lanes: threads that may call :meth:`run` side by side, each with a lane of its own.
+        lanes: threads that may call :meth:`fill` side by side, each with a lane of its own.
         provider: the first of the session's execution providers.
         width: size of a row, or None where the graph leaves it open or gives scores.
     """
@@ -61,14 +62,21 @@ class PaddedGraph:
         budget = most_tokens or self._choose_golden_tokens_per_batch()
         return list(token_batches(lengths, most_tokens=budget))
 
-    def run(self, tokens: Tokens, items: npt.NDArray[np.intp], lane: int | None = None) -> FloatArray:
-        """One batch: ``(B, *shape) float32``.
+    def fill(
+        self, rows: FloatArray, items: slice | npt.NDArray[np.intp], tokens: Tokens, lane: int | None = None
+    ) -> None:
+        """Put the results of one batch into ``rows[items]``, ``(B, *shape) float32``.
 
         Raises:
-            ModelError: the graph failed.
+            ModelError: the graph failed, or gave another shape.
         """
-        batch = tokens.batch(items, self._pad_id)
-        return self._finish(self._session.run(batch, lane=lane), batch)
+        positions = np.arange(len(rows))[items] if isinstance(items, slice) else items
+        batch = tokens.batch(positions, self._pad_id)
+        found = self._finish(self._session.run(batch, lane=lane), batch)
+        expected = (len(positions), *rows.shape[1:])
+        if found.shape != expected:  # where the graph leaves its shapes open
+            raise ModelError(f"the graph gave {found.shape}, expected {expected}")
+        rows[items] = found
 
     def _choose_tokens_per_batch(self, tokens: int) -> int:
         """The bound for a chunk of so many tokens."""

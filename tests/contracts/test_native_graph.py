@@ -93,7 +93,7 @@ def run_alone(content: bytes, tokens: Tokens) -> Any:
 
 def run(graph: NativeGraph | None, tokens: Tokens) -> Any:
     assert graph is not None
-    return graph.run(tokens, np.arange(len(tokens.ids)))
+    return graph.run(tokens)
 
 
 @needs_kernel
@@ -202,9 +202,10 @@ def test_batches_hold_every_text_once_within_their_bounds(
     graph = NativeGraph.find(write(make_encoder()))
     assert graph is not None
     batches = graph.batches(tokens.lengths, most_tokens=budget, most_items=most_items)
-    assert np.array_equal(np.concatenate(batches), np.arange(len(tokens.ids)))
-    assert all(len(batch) == 1 or tokens.lengths[batch].sum() <= budget for batch in batches)
-    assert most_items is None or max(map(len, batches)) <= most_items
+    texts = [np.arange(len(tokens.ids))[batch] for batch in batches]
+    assert np.array_equal(np.concatenate(texts), np.arange(len(tokens.ids)))
+    assert all(len(each) == 1 or tokens.lengths[each].sum() <= budget for each in texts)
+    assert most_items is None or max(map(len, texts)) <= most_items
     assert graph.batches(np.array([], dtype=np.int64), most_tokens=None, most_items=None) == []
 
 

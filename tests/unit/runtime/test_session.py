@@ -217,7 +217,8 @@ def test_a_missing_or_damaged_onnx_runtime_is_one_sentence(tmp_path: Path, conte
     script = (
         f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
         "from embedkit.errors import MissingExtraError\n"
-        "try:\n    from embedkit import Encoder\n"
+        "from embedkit import Encoder\n"
+        "try:\n    Encoder.load('tiny-sct', providers=['CPUExecutionProvider'])\n"
         "except MissingExtraError as error:\n    print(error)\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
