@@ -17,7 +17,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from run import ONE, read_texts
 
 from embedkit import Encoder
@@ -80,8 +79,7 @@ def parts_of_one(encoder: Encoder, tokenizer: Tokenizer, session: Session) -> di
 
 def pack(tokens: Tokens, pad_id: int, budget: int) -> list[TokenBatch]:
     """Token batches as the engine makes them."""
-    lengths = np.fromiter(map(len, tokens.ids), dtype=np.int64, count=len(tokens.ids))
-    return [tokens.batch(rows, pad_id) for rows in token_batches(lengths, most_tokens=budget)]
+    return [tokens.batch(rows, pad_id) for rows in token_batches(tokens.lengths, most_tokens=budget)]
 
 
 def runner(session: Session, batches: list[TokenBatch]) -> Callable[[], Any]:

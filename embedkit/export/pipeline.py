@@ -310,11 +310,11 @@ def _make_golden(model: SentenceEncoder | PairEncoder, content: bytes, tolerance
         tokens = model.tokenizer.tokenize(GOLDEN_PAIRS)
         scores = GraphCrossEncoder(content, model.tokenizer).predict_batch(tokens, range(len(GOLDEN_PAIRS)))
         strayed = 2 * float(np.abs(scores - TorchCrossEncoder(model).predict_tokens(tokens)).max())
-        return GoldenPairs(GOLDEN_PAIRS, tokens.ids, tokens.type_ids or [], scores, max(tolerance, strayed))
+        return GoldenPairs(GOLDEN_PAIRS, list(tokens.ids), tokens.type_ids or [], scores, max(tolerance, strayed))
     ids = model.tokenizer.tokenize(GOLDEN_TEXTS).ids
     vectors = GraphEncoder(content, model.tokenizer).encode_batch(ids)
     strayed = 2 * float(np.abs(vectors - TorchEncoder(model).encode_ids(ids)).max())
-    return Golden(GOLDEN_TEXTS, ids, vectors, max(tolerance, strayed))
+    return Golden(GOLDEN_TEXTS, list(ids), vectors, max(tolerance, strayed))
 
 
 def _measure_ranges(model: SentenceEncoder | PairEncoder, content: bytes, texts: Sequence[str] | None) -> str:

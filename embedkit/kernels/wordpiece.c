@@ -233,7 +233,7 @@ static Outcome tokenize_text(const WordPieces *self, const Text *text, Word *wor
 
 typedef struct {
     Text *texts;
-    int64_t *ends; /* of each text in ids */
+    int64_t *bounds; /* of the texts in ids: one more than texts */
     uint8_t *outcomes;
     Ids ids;
 } Batch;
@@ -241,7 +241,7 @@ typedef struct {
 static int make_batch(Batch *batch, PyObject *tuple) {
     size_t count = (size_t)PyTuple_Size(tuple);
     if ((batch->texts = zeros(count, sizeof *batch->texts)) == NULL
-        || (batch->ends = zeros(count, sizeof *batch->ends)) == NULL
+        || (batch->bounds = zeros(count + 1, sizeof *batch->bounds)) == NULL
         || (batch->outcomes = zeros(count, sizeof *batch->outcomes)) == NULL)
         return -1;
     return gather(batch->texts, tuple);
@@ -254,7 +254,7 @@ static int run_batch(const WordPieces *self, Batch *batch, Py_ssize_t count) {
         if (outcome == NO_MEMORY)
             return -1;
         batch->outcomes[i] = (uint8_t)outcome;
-        batch->ends[i] = (int64_t)batch->ids.count;
+        batch->bounds[i + 1] = (int64_t)batch->ids.count;
     }
     return 0;
 }
@@ -272,11 +272,11 @@ static PyObject *tokenize(PyObject *self, PyObject *texts) {
         Py_END_ALLOW_THREADS
         Py_ssize_t bytes = (Py_ssize_t)(batch.ids.count * sizeof(int32_t)), wide = (Py_ssize_t)sizeof(int64_t);
         given = done < 0 ? PyErr_NoMemory()
-                         : Py_BuildValue("y#y#y#", bytes ? (char *)batch.ids.items : "", bytes, (char *)batch.ends,
-                                         count * wide, (char *)batch.outcomes, count);
+                         : Py_BuildValue("y#y#y#", bytes ? (char *)batch.ids.items : "", bytes, (char *)batch.bounds,
+                                         (count + 1) * wide, (char *)batch.outcomes, count);
     }
     free(batch.texts);
-    free(batch.ends);
+    free(batch.bounds);
     free(batch.outcomes);
     free(batch.ids.items);
     Py_DECREF(tuple);
@@ -415,7 +415,7 @@ static void dispose(PyObject *object) {
 }
 
 static PyMethodDef methods[] = {
-    {"tokenize", tokenize, METH_O, "Ids of texts, where each text ends in them, and what became of each."},
+    {"tokenize", tokenize, METH_O, "Ids of texts, their bounds in them, and what became of each."},
     {NULL, NULL, 0, NULL},
 };
 

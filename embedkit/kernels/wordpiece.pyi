@@ -20,5 +20,5 @@ class WordPieces:
         after: bytes,  # int32
         room: int,
     ) -> WordPieces: ...
-    # All ids as int32; as int64, where each text ends in them; a byte for each text: 0 whole, 1 cut, 2 left out.
+    # All ids, int32; 0 and where each text ends in them, int64; a byte for each text: 0 whole, 1 cut, 2 left out.
     def tokenize(self, texts: Iterable[str]) -> tuple[bytes, bytes, bytes]: ...

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,6 +13,7 @@ import tokenizers
 
 from embedkit.errors import InputError, ModelError, ModelNotFoundError
 from embedkit.runtime.plain_texts import PlainTexts
+from embedkit.runtime.token_ids import TokenIds
 from embedkit.runtime.word_pieces import WordPieces
 
 __all__ = ["PairTokenizer", "TokenBatch", "Tokenizer", "Tokens"]
@@ -40,12 +40,13 @@ class Tokens(NamedTuple):
     """Token ids of several texts or pairs, not padded.
 
     Attributes:
-        ids: one list for each text or pair, special tokens included, at most ``max_length`` each.
+        ids: one list for each text or pair, special tokens included, at most ``max_length`` each; often
+            :class:`TokenIds`, which make the lists when they are asked for.
         overflowing: positions of the texts or pairs that lost tokens, ascending.
         type_ids: for pairs the token types, in lists as long as those of ``ids``.
     """
 
-    ids: list[list[int]]
+    ids: Sequence[list[int]]
     overflowing: list[int]
     type_ids: list[list[int]] | None = None
 
@@ -57,11 +58,20 @@ class Tokens(NamedTuple):
     @property
     def lengths(self) -> npt.NDArray[np.int64]:
         """``(N,)`` tokens of each text or pair."""
+        if isinstance(self.ids, TokenIds):
+            return self.ids.lengths
         return np.fromiter(map(len, self.ids), dtype=np.int64, count=len(self.ids))
+
+    def take(self, rows: Sequence[int] | npt.NDArray[np.intp]) -> TokenIds:
+        """The ids of some of the texts or pairs, in the order of ``rows``, in one array."""
+        if isinstance(self.ids, TokenIds):
+            return self.ids.take(rows)
+        return TokenIds.of([self.ids[row] for row in rows])
 
     def batch(self, rows: Sequence[int] | npt.NDArray[np.intp], pad_id: int) -> TokenBatch:
         """Some of the texts or pairs, in the order of ``rows``, as one token batch."""
-        batch = _pad([self.ids[row] for row in rows], pad_id)
+        ids = self.ids.take(rows) if isinstance(self.ids, TokenIds) else [self.ids[row] for row in rows]
+        batch = _pad(ids, pad_id)
         if self.type_ids is None:
             return batch
         types = _pad([self.type_ids[row] for row in rows], 0).input_ids
@@ -144,22 +154,25 @@ class Tokenizer:
             _check_texts(texts, first)
         prompted = [prompt + text for text in texts] if prompt else texts
         try:
-            rows = self._encode(prompted)
+            return self._encode(prompted)
         except (TypeError, ValueError) as error:
             _check_texts(texts, first)
             raise InputError(f"the tokenizer refused these texts: {error}") from error
-        return Tokens([ids for ids, _ in rows], [position for position, (_, cut) in enumerate(rows) if cut])
 
-    def _encode(self, texts: list[str]) -> list[tuple[list[int], bool]]:
-        """Ids of each text, and whether some were cut off."""
+    def _encode(self, texts: list[str]) -> Tokens:
         found = self._words.encode(texts) if self._words else None
         if found is None:
-            return self._encode_without_kernel(texts)
-        rest = [text for text, row in zip(texts, found, strict=True) if row is None]
-        others = iter(self._encode_without_kernel(rest) if rest else ())
-        return [row or next(others) for row in found]
+            rows = self._encode_without_kernel(texts)
+            return Tokens([ids for ids, _ in rows], [position for position, (_, cut) in enumerate(rows) if cut])
+        ids, cut, left = found
+        if left:
+            rows = self._encode_without_kernel([texts[position] for position in left])
+            ids = ids.fill(left, [row for row, _ in rows])
+            cut = sorted([*cut, *(position for position, row in zip(left, rows, strict=True) if row[1])])
+        return Tokens(ids, cut)
 
     def _encode_without_kernel(self, texts: list[str]) -> list[tuple[list[int], bool]]:
+        """Ids of each text, and whether some were cut off."""
         if self._plain is None:
             return self._encode_any(texts)
         spelled = [self._plain.spell(text) for text in texts]
@@ -277,13 +290,13 @@ def _share(room: int, first: int, second: int) -> tuple[int, int]:
 
 def _pad(ids: Sequence[Sequence[int]], pad_id: int) -> TokenBatch:
     if len(ids) == 1:  # nothing to pad, and a user waits
-        input_ids = np.array(ids, dtype=np.int64)
+        input_ids = np.array([ids[0]], dtype=np.int64)
         return TokenBatch(input_ids, np.ones_like(input_ids))
-    lengths = np.fromiter(map(len, ids), dtype=np.int64, count=len(ids))
-    longest = int(lengths.max(initial=0))
-    is_token = np.arange(longest) < lengths[:, None]
+    tokens = TokenIds.of(ids)
+    lengths = tokens.lengths
+    is_token = np.arange(lengths.max(initial=0)) < lengths[:, None]
     input_ids = np.full(is_token.shape, pad_id, dtype=np.int64)
-    input_ids[is_token] = np.fromiter(chain.from_iterable(ids), dtype=np.int64, count=int(lengths.sum()))
+    input_ids[is_token] = tokens.flat
     return TokenBatch(input_ids, is_token.astype(np.int64))
 
 

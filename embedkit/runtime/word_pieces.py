@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from itertools import pairwise
 
 import numpy as np
 import tokenizers
@@ -14,12 +13,13 @@ from tokenizers.pre_tokenizers import BertPreTokenizer
 
 from embedkit.runtime.kernels import wordpiece
 from embedkit.runtime.plain_texts import PlainTexts, plain_characters
+from embedkit.runtime.token_ids import TokenIds
 
 __all__ = ["WordPieces"]
 
 _CUT, _LEFT = 1, 2
-# Reading the vocabulary takes as long as so many texts, so who encodes a few does not wait for it.
-_TEXTS_THAT_PAY = 256
+# Reading the vocabulary takes as long as so many short texts, so who encodes a few does not wait for it.
+_TEXTS_THAT_PAY = 1000
 _LONGEST_WORD = 256  # what the kernel has room for
 
 
@@ -56,21 +56,17 @@ class WordPieces:
             return None
         return cls(tokenizer, plain)
 
-    def encode(self, texts: list[str]) -> list[tuple[list[int], bool] | None] | None:
-        """The ids of each text, special tokens included, and whether some were cut off; None if it is not plain.
+    def encode(self, texts: list[str]) -> tuple[TokenIds, list[int], list[int]] | None:
+        """Ids of texts, special tokens included; positions of those that were cut; of those that are not plain.
 
-        None in place of all of them while so few texts have come that the kernel does not pay.
+        The last have no ids. None while so few texts have come that the kernel does not pay.
         """
         kernel = self._kernel or self._count(len(texts))
         if kernel is None:
             return None
-        ids, ends, outcomes = kernel.tokenize(texts)
-        numbers: list[int] = np.frombuffer(ids, dtype=np.int32).tolist()
-        bounds = pairwise([0, *np.frombuffer(ends, dtype=np.int64).tolist()])
-        return [
-            None if outcome == _LEFT else (numbers[start:end], outcome == _CUT)
-            for (start, end), outcome in zip(bounds, outcomes, strict=True)
-        ]
+        flat, bounds, outcomes = kernel.tokenize(texts)
+        ids = TokenIds(np.frombuffer(flat, dtype=np.int32), np.frombuffer(bounds, dtype=np.int64))
+        return ids, _positions(outcomes, _CUT), _positions(outcomes, _LEFT)
 
     def _count(self, texts: int) -> wordpiece.WordPieces | None:
         """The kernel, if it pays from now on; two threads may both make one, which are the same."""
@@ -114,3 +110,7 @@ class WordPieces:
             elif pieces == ["a", "a"]:
                 spaces[character] = spelled
         return letters, marks, spaces
+
+
+def _positions(outcomes: bytes, outcome: int) -> list[int]:
+    return [position for position, found in enumerate(outcomes) if found == outcome] if outcome in outcomes else []

@@ -150,7 +150,7 @@ class Batcher:
             OverloadedError: too much waits already.
             ModelError: the graph failed.
         """
-        lengths = [len(ids) for ids in tokens.ids]
+        lengths = tokens.lengths.tolist()
         cost = sum(lengths)
         self._require_room(cost, self._waiting)
         job = _Job(tokens, lengths, asyncio.get_running_loop().create_future(), time.monotonic())

@@ -133,7 +133,7 @@ class Embedder:
         rows = await self._batcher.submit(tokens)
         if dimensions is not None and dimensions < whole:
             rows = unit_rows(rows[:, :dimensions])
-        return Embedded(rows, sum(map(len, tokens.ids)), tokens.truncated)
+        return Embedded(rows, int(tokens.lengths.sum()), tokens.truncated)
 
     def close(self) -> None:
         """Let the thread end."""

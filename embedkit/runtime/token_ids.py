@@ -1,0 +1,88 @@
+"""Token ids of several texts, one behind the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import chain, pairwise
+from typing import overload
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["TokenIds"]
+
+
+class TokenIds(Sequence[list[int]]):
+    """Lists of ids in one array: a sequence of N lists, which are made when they are asked for.
+
+    Args:
+        flat: ``(T,) int32``, all ids.
+        bounds: ``(N + 1,) int64``; text i has ``flat[bounds[i] : bounds[i + 1]]``.
+
+    Attributes:
+        flat: as given.
+        bounds: as given.
+    """
+
+    __slots__ = ("bounds", "flat")
+    __hash__ = None  # type: ignore[assignment]  # equal to lists, which have none
+
+    def __init__(self, flat: npt.NDArray[np.int32], bounds: npt.NDArray[np.int64]) -> None:
+        self.flat, self.bounds = flat, bounds
+
+    @classmethod
+    def of(cls, rows: Sequence[Sequence[int]]) -> TokenIds:
+        """The same as ``rows``; these themselves if they are of this kind."""
+        if isinstance(rows, cls):
+            return rows
+        bounds = np.zeros(len(rows) + 1, dtype=np.int64)
+        np.cumsum([len(row) for row in rows], out=bounds[1:])
+        return cls(np.fromiter(chain.from_iterable(rows), dtype=np.int32, count=int(bounds[-1])), bounds)
+
+    @property
+    def lengths(self) -> npt.NDArray[np.int64]:
+        """``(N,)`` ids of each text."""
+        return self.bounds[1:] - self.bounds[:-1]
+
+    def take(self, rows: Sequence[int] | npt.NDArray[np.intp]) -> TokenIds:
+        """Some of the texts, in the order of ``rows``."""
+        if len(rows) == len(self) == 1:  # a user waits
+            return self
+        starts, lengths = self.bounds[:-1][rows], self.lengths[rows]
+        bounds = np.zeros(len(rows) + 1, dtype=np.int64)
+        np.cumsum(lengths, out=bounds[1:])
+        places = np.arange(bounds[-1]) + np.repeat(starts - bounds[:-1], lengths)
+        return TokenIds(self.flat[places], bounds)
+
+    def fill(self, positions: Sequence[int], rows: Sequence[Sequence[int]]) -> TokenIds:
+        """With these rows where there are empty ones at ``positions``, which ascend."""
+        others, lengths = TokenIds.of(rows), self.lengths
+        flat = np.insert(self.flat, np.repeat(self.bounds[positions], others.lengths), others.flat)
+        lengths[positions] = others.lengths
+        bounds = np.zeros_like(self.bounds)
+        np.cumsum(lengths, out=bounds[1:])
+        return TokenIds(flat, bounds)
+
+    def __len__(self) -> int:
+        return len(self.bounds) - 1
+
+    @overload
+    def __getitem__(self, index: int) -> list[int]: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[list[int]]: ...
+    def __getitem__(self, index: int | slice) -> list[int] | list[list[int]]:
+        if isinstance(index, slice):
+            return [self[row] for row in range(len(self))[index]]
+        row = range(len(self))[index]
+        numbers: list[int] = self.flat[self.bounds[row] : self.bounds[row + 1]].tolist()
+        return numbers
+
+    def __iter__(self) -> Iterator[list[int]]:
+        numbers: list[int] = self.flat.tolist()
+        return (numbers[start:end] for start, end in pairwise(self.bounds.tolist()))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and len(other) == len(self) and list(self) == list(other)
+
+    def __repr__(self) -> str:
+        return repr(list(self))
