@@ -8,7 +8,6 @@ exact, and an embedding does not depend on its batch.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +19,7 @@ from embedkit.runtime.bert_graph import read_bert
 from embedkit.runtime.bert_weights import BertGraph, Norm, Product
 from embedkit.runtime.kernels import bert
 from embedkit.runtime.threads import available_threads
+from embedkit.runtime.token_ids import TokenIds
 from embedkit.runtime.tokenization import Tokens
 
 __all__ = ["NATIVE", "NativeGraph", "native_instructions"]
@@ -125,12 +125,9 @@ class NativeGraph:
             ModelError: the tokenizer gave what the graph has no row for.
         """
         del lane
-        ids, to = tokens.ids[items], rows[items]
-        starts = np.zeros(len(ids) + 1, dtype=np.int32)
-        np.cumsum([len(row) for row in ids], out=starts[1:])
-        flat = np.fromiter(chain.from_iterable(ids), dtype=np.int32, count=int(starts[-1]))
+        ids = TokenIds.of(tokens.ids[items])
         try:
-            self._network.run(flat, starts, to)
+            self._network.run(ids.flat, ids.bounds.astype(np.int32), rows[items])
         except ValueError as error:
             raise ModelError(f"the graph has no place for what the tokenizer gave: {error}") from error
 

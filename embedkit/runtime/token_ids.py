@@ -69,10 +69,14 @@ class TokenIds(Sequence[list[int]]):
     @overload
     def __getitem__(self, index: int) -> list[int]: ...
     @overload
-    def __getitem__(self, index: slice) -> list[list[int]]: ...
-    def __getitem__(self, index: int | slice) -> list[int] | list[list[int]]:
+    def __getitem__(self, index: slice) -> TokenIds: ...
+    def __getitem__(self, index: int | slice) -> list[int] | TokenIds:
         if isinstance(index, slice):
-            return [self[row] for row in range(len(self))[index]]
+            rows = range(len(self))[index]
+            if rows.step != 1 or not rows:
+                return self.take(rows)
+            bounds = self.bounds[rows.start : rows.stop + 1]
+            return TokenIds(self.flat[bounds[0] : bounds[-1]], bounds - bounds[0])
         row = range(len(self))[index]
         numbers: list[int] = self.flat[self.bounds[row] : self.bounds[row + 1]].tolist()
         return numbers
