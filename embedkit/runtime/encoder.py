@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from embedkit.errors import InputError, ModelError
 from embedkit.protocols import FloatArray
-from embedkit.runtime.arguments import check_iterable
+from embedkit.runtime.arguments import check_count, check_iterable
 from embedkit.runtime.bundle import Bundle, Manifest
 from embedkit.runtime.encode_options import EncodeOptions, Role, with_prompt
 from embedkit.runtime.engine import Engine, OnOverflow, Plan, Verification
@@ -24,6 +24,7 @@ from embedkit.runtime.packing import Packing, Precision, unit_rows
 from embedkit.runtime.pool import EncoderPool, Origin
 from embedkit.runtime.ranges import Ranges
 from embedkit.runtime.sentence_transformers import FolderModel, pool, read_folder
+from embedkit.runtime.threads import available_threads
 from embedkit.runtime.tokenization import TokenBatch, Tokenizer, Tokens
 
 if TYPE_CHECKING:
@@ -74,6 +75,7 @@ class Encoder:
         written = model.manifest.ranges
         self._ranges = Ranges.from_text(written, model.manifest.dimension) if written else None
         self._tokenizer = _make_tokenizer(model)
+        self._threads = check_count(threads, "threads") or available_threads()
         native = NativeGraph.choose(model.model, threads=threads, providers=providers)
         graph = native or self._open_session(model, threads, providers)
         if graph.width not in (None, self.dimension):
@@ -415,7 +417,9 @@ class Encoder:
                 yield plan.packing.apply(rows)
 
     def _tokenize_with(self, prompt: str) -> Callable[[list[Any], int], Tokens]:
-        return lambda chunk, first: self._tokenizer.tokenize(chunk, prompt=prompt, first=first)
+        return lambda chunk, first: self._tokenizer.tokenize(
+            chunk, prompt=prompt, first=first, threads=self._threads
+        )
 
     def _finish(self, rows: FloatArray, batch: TokenBatch) -> FloatArray:
         """What a folder's graph leaves to be done."""

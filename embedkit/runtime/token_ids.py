@@ -39,6 +39,15 @@ class TokenIds(Sequence[list[int]]):
         np.cumsum([len(row) for row in rows], out=bounds[1:])
         return cls(np.fromiter(chain.from_iterable(rows), dtype=np.int32, count=int(bounds[-1])), bounds)
 
+    @classmethod
+    def join(cls, parts: Sequence[TokenIds]) -> TokenIds:
+        """The texts of all parts, of which there is at least one."""
+        if len(parts) == 1:
+            return parts[0]
+        offsets = np.cumsum([0, *(len(part.flat) for part in parts)])
+        bounds = [part.bounds[:-1] + offset for part, offset in zip(parts, offsets[:-1], strict=True)]
+        return cls(np.concatenate([part.flat for part in parts]), np.concatenate([*bounds, offsets[-1:]]))
+
     @property
     def lengths(self) -> npt.NDArray[np.int64]:
         """``(N,)`` ids of each text."""

@@ -136,13 +136,14 @@ class Tokenizer:
         """The same tokenizer, cutting at another length."""
         return Tokenizer(self.json, max_length)
 
-    def tokenize(self, texts: Sequence[str], *, prompt: str = "", first: int = 0) -> Tokens:
+    def tokenize(self, texts: Sequence[str], *, prompt: str = "", first: int = 0, threads: int = 1) -> Tokens:
         """Turn texts into token ids.
 
         Args:
             texts: N texts.
             prompt: put before each.
             first: position of ``texts[0]`` in what the caller was given, for messages.
+            threads: among which the kernel shares many texts; tokenizers starts threads of its own.
 
         Raises:
             InputError: an item is not a ``str``, or not valid Unicode; names its position.
@@ -154,13 +155,13 @@ class Tokenizer:
             _check_texts(texts, first)
         prompted = [prompt + text for text in texts] if prompt else texts
         try:
-            return self._encode(prompted)
+            return self._encode(prompted, threads)
         except (TypeError, ValueError) as error:
             _check_texts(texts, first)
             raise InputError(f"the tokenizer refused these texts: {error}") from error
 
-    def _encode(self, texts: list[str]) -> Tokens:
-        found = self._words.encode(texts) if self._words else None
+    def _encode(self, texts: list[str], threads: int) -> Tokens:
+        found = self._words.encode(texts, threads) if self._words else None
         if found is None:
             rows = self._encode_without_kernel(texts)
             return Tokens([ids for ids, _ in rows], [position for position, (_, cut) in enumerate(rows) if cut])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -20,6 +21,7 @@ __all__ = ["WordPieces"]
 _CUT, _LEFT = 1, 2
 # Reading the vocabulary takes as long as so many short texts, so who encodes a few does not wait for it.
 _TEXTS_THAT_PAY = 1000
+_TEXTS_OF_A_THREAD = 512  # fewer take less time than a thread takes to start
 _LONGEST_WORD = 256  # what the kernel has room for
 
 
@@ -56,7 +58,7 @@ class WordPieces:
             return None
         return cls(tokenizer, plain)
 
-    def encode(self, texts: list[str]) -> tuple[TokenIds, list[int], list[int]] | None:
+    def encode(self, texts: list[str], threads: int = 1) -> tuple[TokenIds, list[int], list[int]] | None:
         """Ids of texts, special tokens included; positions of those that were cut; of those that are not plain.
 
         The last have no ids. None while so few texts have come that the kernel does not pay.
@@ -64,8 +66,14 @@ class WordPieces:
         kernel = self._kernel or self._count(len(texts))
         if kernel is None:
             return None
-        flat, bounds, outcomes = kernel.tokenize(texts)
-        ids = TokenIds(np.frombuffer(flat, dtype=np.int32), np.frombuffer(bounds, dtype=np.int64))
+        found = _tokenize(kernel, texts, min(threads, len(texts) // _TEXTS_OF_A_THREAD))
+        outcomes = b"".join(outcomes for *_, outcomes in found)
+        ids = TokenIds.join(
+            [
+                TokenIds(np.frombuffer(flat, dtype=np.int32), np.frombuffer(bounds, dtype=np.int64))
+                for flat, bounds, _ in found
+            ]
+        )
         return ids, _positions(outcomes, _CUT), _positions(outcomes, _LEFT)
 
     def _count(self, texts: int) -> wordpiece.WordPieces | None:
@@ -110,6 +118,16 @@ class WordPieces:
             elif pieces == ["a", "a"]:
                 spaces[character] = spelled
         return letters, marks, spaces
+
+
+def _tokenize(kernel: wordpiece.WordPieces, texts: list[str], threads: int) -> list[tuple[bytes, bytes, bytes]]:
+    """What the kernel gives for the texts, in one part for each thread."""
+    if threads < 2:
+        return [kernel.tokenize(texts)]
+    size = -(-len(texts) // threads)
+    with ThreadPoolExecutor(threads - 1) as pool:
+        others = [pool.submit(kernel.tokenize, texts[at : at + size]) for at in range(size, len(texts), size)]
+        return [kernel.tokenize(texts[:size]), *(other.result() for other in others)]
 
 
 def _positions(outcomes: bytes, outcome: int) -> list[int]:

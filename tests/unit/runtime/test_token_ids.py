@@ -48,6 +48,13 @@ def test_empty_ones_are_filled(rows: list[list[int]], data: st.DataObject) -> No
     assert holes.fill(positions, [rows[position] for position in positions]) == rows
 
 
+@given(st.lists(ROWS, min_size=1, max_size=4))
+def test_parts_are_joined(parts: list[list[list[int]]]) -> None:
+    joined = TokenIds.join([TokenIds.of(part) for part in parts])
+    assert joined == [row for part in parts for row in part]
+    assert (joined.flat.dtype, joined.bounds.dtype) == (np.int32, np.int64)
+
+
 @given(ROWS)
 def test_batches_are_those_of_lists(rows: list[list[int]]) -> None:
     order = np.arange(len(rows))[::-1]

@@ -177,6 +177,16 @@ def test_threads_share_a_kernel(real: Both) -> None:
         assert all(found == expected for found in pool.map(real.quick.tokenize, [texts] * 8))
 
 
+@pytest.mark.parametrize("threads", [2, 3, 8, 100])
+@pytest.mark.parametrize("count", [0, 1, 5, 17])
+def test_threads_that_share_texts_change_nothing(
+    real: Both, monkeypatch: pytest.MonkeyPatch, threads: int, count: int
+) -> None:
+    monkeypatch.setattr(word_pieces, "_TEXTS_OF_A_THREAD", 2)
+    texts = ["the running sea", "", "\u4e2d", "dog " * 40, "[MASK] dog"] * 4
+    assert real.quick.tokenize(texts[:count], threads=threads) == real.quick.tokenize(texts[:count])
+
+
 def test_a_few_texts_do_not_wait_for_the_kernel(real: Both) -> None:
     fresh = Tokenizer(real.quick.json, MAX_LENGTH)
     assert fresh._words is not None
