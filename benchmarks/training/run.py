@@ -44,6 +44,7 @@ from embedkit.training.method import Batch, Learner
 from embedkit.training.methods import METHODS
 from embedkit.training.methods.trans_encoder import CrossToEncoder, EncoderToCross
 from embedkit.training.optim import OptimConfig, build_optimizer
+from embedkit.training.word_gradients import by_rows, fill_gradients
 
 HERE = Path(__file__).parent
 BUNDLE = "tiny-sct"
@@ -95,11 +96,12 @@ def measure(name: str, queue: int | None, arguments: argparse.Namespace) -> dict
         "floor_ms": lambda number: stepper.floor(passes[number]),
     }
     times: dict[str, list[float]] = {way: [] for way in ways}
-    for turn in range(arguments.rounds + 2):
-        for way, go in ways.items():
-            elapsed = clock(go, turn % BATCHES, method.encoder.device)
-            if turn > 1:  # the first two warm up
-                times[way].append(1000 * elapsed)
+    with by_rows(method):
+        for turn in range(arguments.rounds + 2):
+            for way, go in ways.items():
+                elapsed = clock(go, turn % BATCHES, method.encoder.device)
+                if turn > 1:  # the first two warm up
+                    times[way].append(1000 * elapsed)
     medians = {way: round(statistics.median(values), 2) for way, values in times.items()}
     ratio = statistics.median(step / floor for step, floor in zip(*times.values(), strict=True))
     return {**medians, "ratio": round(ratio, 3)}
@@ -181,6 +183,7 @@ class Stepper:
         with self.autocast():
             output = self.method(batch)
         output.loss.backward()
+        fill_gradients(self.method)
         nn.utils.clip_grad_norm_(self.method.parameters(), self.optim.clip)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)

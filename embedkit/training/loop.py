@@ -23,6 +23,7 @@ from embedkit.training.dev_schedule import evaluation_steps, total_steps
 from embedkit.training.method import Batch, Learner, StepOutput
 from embedkit.training.optim import OptimConfig, build_optimizer, schedule
 from embedkit.training.run_folder import RunFolder
+from embedkit.training.word_gradients import by_rows, fill_gradients
 
 __all__ = ["LoopConfig", "train"]
 
@@ -144,7 +145,8 @@ class _Run:
         self.method.train()
         stream = self.batches.stream(first * self.optim.accumulate, self.total * self.optim.accumulate)
         progress = Progress("train", self.total - first, unit="steps", enabled=show_progress)
-        with contextlib.closing(stream), progress, self.folder.tracked(first):
+        gradients = contextlib.nullcontext() if self.optim.compile else by_rows(self.method)
+        with contextlib.closing(stream), progress, self.folder.tracked(first), gradients:
             for _ in range(first, self.total):
                 if self._exhausted():
                     break
@@ -164,6 +166,7 @@ class _Run:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         outputs = [self._backward(next(stream)) for _ in range(self.optim.accumulate)]
+        fill_gradients(self.method)
         processes.average_gradients(self.method)
         self.scaler.unscale_(self.optimizer)
         torch.nn.utils.clip_grad_norm_(self.method.parameters(), self.optim.clip)
