@@ -14,20 +14,17 @@ import json
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from run import ONE, read_texts
 
 from embedkit import Encoder
-from embedkit.runtime.batching import token_batches
-from embedkit.runtime.bundle import read_bundle
-from embedkit.runtime.location import find_model
-from embedkit.runtime.session import Session
-from embedkit.runtime.tokenization import TokenBatch, Tokenizer, Tokens
+from embedkit.runtime.native_graph import NATIVE
+from embedkit.runtime.session import CPU
 
-BUDGETS = (256, 512, 1024, 2048, 4096)  # tokens of a batch
-OURS = 1024
+BUDGETS = (128, 256, 512, 1024, 2048, 4096)  # tokens of a batch
 ONE_CALLS = 300
 
 
@@ -36,55 +33,44 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--model", default="tiny-sct")
+    parser.add_argument("--provider", choices=(NATIVE, CPU), default=NATIVE)
     parser.add_argument("--texts", type=int, default=1024, help="texts of each kind")
     parser.add_argument("--turns", type=int, default=7)
     arguments = parser.parse_args()
-    encoder = Encoder.load(arguments.model, threads=1)
-    bundle = read_bundle(find_model(arguments.model))
-    tokenizer = Tokenizer(bundle.tokenizer_json, bundle.manifest.max_length)
-    session = Session(bundle.model, outputs=["sentence_embedding"], threads=1)
+    load = partial(Encoder.load, arguments.model, threads=1, providers=[arguments.provider])
+    encoder = load()
+    budgets = {budget: load(max_tokens_per_batch=budget) for budget in BUDGETS}
     found = {}
     for kind, texts in read_texts(arguments.data / "train", arguments.texts).items():
-        found[kind] = take_turns(parts_of_many(encoder, tokenizer, session, texts), arguments.turns, 1)
-    one = take_turns(parts_of_one(encoder, tokenizer, session), arguments.turns, ONE_CALLS)
-    print(json.dumps({"unit": "ms", "model": encoder.name, **found, "one": one}, indent=1))
+        found[kind] = take_turns(parts_of_many(encoder, budgets, texts), arguments.turns, 1)
+    one = take_turns(parts_of_one(encoder), arguments.turns, ONE_CALLS)
+    about = {"unit": "ms", "model": encoder.name, "provider": encoder.provider}
+    print(json.dumps({**about, **found, "one": one}, indent=1))
 
 
-def parts_of_many(
-    encoder: Encoder, tokenizer: Tokenizer, session: Session, texts: list[str]
-) -> dict[str, Callable[[], Any]]:
-    """The whole, tokens, token batches, and the graph with batches of several sizes."""
-    tokens = tokenizer.tokenize(texts)
-    batches = {budget: pack(tokens, tokenizer.pad_id, budget) for budget in BUDGETS}
+def parts_of_many(encoder: Encoder, budgets: dict[int, Encoder], texts: list[str]) -> dict[str, Callable[[], Any]]:
+    """The whole, tokens, and the graph with batches of several sizes."""
+    tokens = encoder.tokenize(texts)
     return {
-        "encode": lambda: encoder.encode(texts),
-        "tokenize": lambda: tokenizer.tokenize(texts),
-        "pack": lambda: pack(tokens, tokenizer.pad_id, OURS),
-        **{f"graph, {budget} tokens a batch": runner(session, batches[budget]) for budget in BUDGETS},
+        "encode": partial(encoder.encode, texts),
+        "tokenize": partial(encoder.tokenize, texts),
+        "graph": partial(encoder.encode_tokens, tokens),
+        **{
+            f"graph, {budget} tokens a batch": partial(each.encode_tokens, tokens)
+            for budget, each in budgets.items()
+        },
     }
 
 
-def parts_of_one(encoder: Encoder, tokenizer: Tokenizer, session: Session) -> dict[str, Callable[[], Any]]:
+def parts_of_one(encoder: Encoder) -> dict[str, Callable[[], Any]]:
     """The whole, the same text as a list of one, and what the whole cannot do without."""
-    tokens = tokenizer.tokenize([ONE])
-    batch = tokens.batch([0], tokenizer.pad_id)
+    tokens = encoder.tokenize([ONE])
     return {
-        "encode a text": lambda: encoder.encode(ONE),
-        "encode a list of one": lambda: encoder.encode([ONE]),
-        "tokenize": lambda: tokenizer.tokenize([ONE]),
-        "pack": lambda: tokens.batch([0], tokenizer.pad_id),
-        "graph": lambda: session.run(batch),
+        "encode a text": partial(encoder.encode, ONE),
+        "encode a list of one": partial(encoder.encode, [ONE]),
+        "tokenize": partial(encoder.tokenize, [ONE]),
+        "graph": partial(encoder.encode_tokens, tokens),
     }
-
-
-def pack(tokens: Tokens, pad_id: int, budget: int) -> list[TokenBatch]:
-    """Token batches as the engine makes them."""
-    return [tokens.batch(rows, pad_id) for rows in token_batches(tokens.lengths, most_tokens=budget)]
-
-
-def runner(session: Session, batches: list[TokenBatch]) -> Callable[[], Any]:
-    """Runs all of them."""
-    return lambda: [session.run(batch) for batch in batches]
 
 
 def take_turns(parts: dict[str, Callable[[], Any]], turns: int, calls: int) -> dict[str, float]:

@@ -215,6 +215,7 @@ def _describe(title: str, report: ExportReport | GateError, timings: Mapping[str
     if isinstance(report, GateError):
         return Variant(name=title, missed=str(report))
     gates, timing = report.manifest.gates, timings[title]
+    gates = gates.get("native", gates)  # of the kernel, where it can run and so was timed
     ranking = gates.get("retention", gates.get("agreement", {}))
     seconds = statistics.median(timing.batches)
     first = next(iter(timings.values()))

@@ -62,12 +62,6 @@ class Tokens(NamedTuple):
             return self.ids.lengths
         return np.fromiter(map(len, self.ids), dtype=np.int64, count=len(self.ids))
 
-    def take(self, rows: Sequence[int] | npt.NDArray[np.intp]) -> TokenIds:
-        """The ids of some of the texts or pairs, in the order of ``rows``, in one array."""
-        if isinstance(self.ids, TokenIds):
-            return self.ids.take(rows)
-        return TokenIds.of([self.ids[row] for row in rows])
-
     def batch(self, rows: Sequence[int] | npt.NDArray[np.intp], pad_id: int) -> TokenBatch:
         """Some of the texts or pairs, in the order of ``rows``, as one token batch."""
         ids = self.ids.take(rows) if isinstance(self.ids, TokenIds) else [self.ids[row] for row in rows]
@@ -114,6 +108,10 @@ class Tokenizer:
         self._tokenizer.enable_truncation(max_length)
         self._plain = PlainTexts.find(self._tokenizer, max_length)
         self._words = WordPieces.find(self._tokenizer, self._plain)
+
+    def __reduce__(self) -> tuple[type[Tokenizer], tuple[str, int]]:
+        """Copied and pickled by what it was made of: a kernel's tables are neither."""
+        return Tokenizer, (self.json, self.max_length)
 
     @classmethod
     def load(cls, path: str | Path, max_length: int) -> Tokenizer:
