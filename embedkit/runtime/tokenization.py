@@ -109,10 +109,6 @@ class Tokenizer:
         self._plain = PlainTexts.find(self._tokenizer, max_length)
         self._words = WordPieces.find(self._tokenizer, self._plain)
 
-    def __reduce__(self) -> tuple[type[Tokenizer], tuple[str, int]]:
-        """Copied and pickled by what it was made of: a kernel's tables are neither."""
-        return Tokenizer, (self.json, self.max_length)
-
     @classmethod
     def load(cls, path: str | Path, max_length: int) -> Tokenizer:
         """Read ``path``, a ``tokenizer.json`` or a folder that holds one.

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import pickle
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -66,13 +63,6 @@ def test_the_longest_length_can_be_changed(tokenizer: Tokenizer) -> None:
     assert len(shorter.tokenize(["one two three four"]).ids[0]) == 4
     assert tokenizer.max_length == 12
     assert shorter.json == tokenizer.json
-
-
-@pytest.mark.parametrize("remake", [copy.deepcopy, lambda it: pickle.loads(pickle.dumps(it))])
-def test_copies_tokenize_alike(tokenizer: Tokenizer, remake: Callable[[Tokenizer], Tokenizer]) -> None:
-    made = remake(tokenizer)
-    assert made.tokenize(["a dog", "the sea, again"]) == tokenizer.tokenize(["a dog", "the sea, again"])
-    assert made.max_length == tokenizer.max_length
 
 
 def test_no_texts_are_no_tokens(tokenizer: Tokenizer) -> None:
