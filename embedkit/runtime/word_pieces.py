@@ -76,6 +76,9 @@ class WordPieces:
         )
         return ids, _positions(outcomes, _CUT), _positions(outcomes, _LEFT)
 
+    def __reduce__(self) -> tuple[type[WordPieces], tuple[tokenizers.Tokenizer, PlainTexts]]:
+        return type(self), (self.tokenizer, self.plain)  # a copy makes a kernel of its own
+
     def _count(self, texts: int) -> wordpiece.WordPieces | None:
         """The kernel, if it pays from now on; two threads may both make one, which are the same."""
         self._seen += texts

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import pickle
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -194,6 +197,17 @@ def test_a_few_texts_do_not_wait_for_the_kernel(real: Both) -> None:
     assert fresh._words._kernel is None
     assert fresh.tokenize(["the dog"]).ids == expected.ids[:1]
     assert fresh._words._kernel is not None
+
+
+@pytest.mark.parametrize(
+    "way", [copy.copy, copy.deepcopy, lambda tokenizer: pickle.loads(pickle.dumps(tokenizer))]
+)
+def test_tokenizers_can_be_copied(real: Both, way: Callable[[Tokenizer], Tokenizer]) -> None:
+    texts = ["the running sea", "\u4e2d", "[MASK]"] * word_pieces._TEXTS_THAT_PAY
+    expected = real.quick.tokenize(texts)
+    assert real.quick._words is not None
+    assert real.quick._words._kernel is not None
+    assert way(real.quick).tokenize(texts) == expected
 
 
 @pytest.mark.parametrize(
