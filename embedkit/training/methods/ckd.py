@@ -17,26 +17,20 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
+
+from torch import Tensor
 
 from embedkit.config import setting
 from embedkit.modeling.encoder import SentenceEncoder
-from embedkit.training.components.heads import fit_head
 from embedkit.training.components.queue import VectorQueue
+from embedkit.training.distillation import Distillation, congen_preset
 from embedkit.training.losses.contrastive_distillation import contrastive_distillation_loss
 from embedkit.training.losses.keys import Keys
-from embedkit.training.method import Batch, BatchSpec, Method, Presets, StepOutput, pooled, unit_embeddings
-from embedkit.training.self_supervision import JointConfig, SelfSupervision
+from embedkit.training.method import Batch, BatchSpec, Presets, StepOutput, unit_embeddings
+from embedkit.training.self_supervision import JointConfig
 
 __all__ = ["CKD", "CKDConfig"]
-
-
-def _preset(*, lr: float, **settings: float) -> Mapping[str, Mapping[str, Any]]:
-    return {
-        "optim": {"lr": lr, "batch_size": 128, "epochs": 20},
-        "dev": {"every": 512, "patience": 7},
-        "settings": settings,
-    }
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -47,7 +41,7 @@ class CKDConfig(JointConfig):
     temperature: float = setting(0.2, "of the softmax over queue and batch", above=0)
 
 
-class CKD(Method):
+class CKD(Distillation):
     """Contrastive distillation against a queue of teacher vectors.
 
     Args:
@@ -58,40 +52,25 @@ class CKD(Method):
     """
 
     batch_spec: ClassVar[BatchSpec] = BatchSpec(teacher=True)
-    imitates: ClassVar[bool] = True
+    config: CKDConfig
     presets: ClassVar[Presets] = {
-        "tiny": _preset(lr=5e-4, queue_size=16_384),
-        "mini": _preset(lr=3e-4, queue_size=16_384),
-        "small": _preset(lr=3e-4, queue_size=65_536),
+        "tiny": congen_preset(lr=5e-4, queue_size=16_384),
+        "mini": congen_preset(lr=3e-4, queue_size=16_384),
+        "small": congen_preset(lr=3e-4, queue_size=65_536),
     }
 
     def __init__(self, encoder: SentenceEncoder, config: CKDConfig, *, seed: int, teacher_dimension: int) -> None:
-        super().__init__()
-        fit_head(encoder, teacher_dimension, seed=seed)
-        self.encoder, self.config = encoder, config
+        super().__init__(encoder, config, seed=seed, teacher_dimension=teacher_dimension)
         self.queue = VectorQueue(config.queue_size, teacher_dimension, seed=seed)
-        self.self_supervision = SelfSupervision.beside(encoder, config, seed=seed)
 
-    @classmethod
-    def needs(cls, config: CKDConfig) -> BatchSpec:
-        """One view, two when joint."""
-        return config.add_views(cls.batch_spec)
-
-    def forward(self, batch: Batch) -> StepOutput:
-        """Cross-entropy of similarities with the own teacher vector as the answer, plus ``L_SCT`` when joint."""
+    def distil(self, batch: Batch, embeddings: Sequence[Tensor]) -> StepOutput:
+        """Cross-entropy of similarities with the own teacher vector as the answer."""
         teacher = batch.teacher[0]
-        embeddings = [pooled(self.encoder, view) for view in batch.views]
         student = unit_embeddings(self.encoder, embeddings[0])
         keys = Keys(self.queue.rows, teacher)
         loss = contrastive_distillation_loss(student, keys, temperature=self.config.temperature)
-        output = StepOutput(loss, carry={"teacher": teacher})
-        if self.self_supervision is None:
-            return output
-        return self.self_supervision.add_to(output, self.encoder, batch, embeddings)
+        return StepOutput(loss, carry={"teacher": teacher})
 
-    def after_step(self, outputs: Sequence[StepOutput]) -> None:
+    def enqueue(self, carry: Mapping[str, Tensor]) -> None:
         """Fill the queue with the batch's teacher vectors."""
-        for output in outputs:
-            self.queue.enqueue(output.carry["teacher"])
-        if self.self_supervision is not None:
-            self.self_supervision.after_step(self.encoder, outputs)
+        self.queue.enqueue(carry["teacher"])

@@ -29,17 +29,18 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
+from torch import Tensor
+
 from embedkit.config import setting
 from embedkit.errors import ConfigError
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.training.components.cross_view_queues import CrossViewQueues, QueueKind
-from embedkit.training.components.heads import fit_head
 from embedkit.training.components.teacher_queues import TeacherQueues
+from embedkit.training.distillation import Distillation, ShuffledConfig
 from embedkit.training.losses.cross_view import Objective, cross_view_loss
 from embedkit.training.losses.keys import Keys
-from embedkit.training.losses.shuffling import group_shuffle
 from embedkit.training.method import Batch, BatchSpec, Method, Presets, StepOutput, pooled, unit_embeddings
-from embedkit.training.self_supervision import JointConfig, SCTConfig, SelfSupervision
+from embedkit.training.self_supervision import SCTConfig, SelfSupervision
 
 __all__ = ["SCT", "SCTConfig", "SCTDistillation", "SCTDistillationConfig"]
 
@@ -49,7 +50,7 @@ def _preset(*, lr: float, **settings: float) -> Mapping[str, Mapping[str, Any]]:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SCTDistillationConfig(JointConfig):
+class SCTDistillationConfig(ShuffledConfig):
     """Settings of SCT distillation; the defaults are the authors' for Tiny."""
 
     queue_size: int = setting(131_072, "K, teacher vectors a queue; Mini 65,536", minimum=0)
@@ -59,13 +60,6 @@ class SCTDistillationConfig(JointConfig):
     objective: Objective = setting("kl", "cross_entropy and contrastive are ablations")
     wiring: Literal["cross", "identical"] = setting("cross", "identical views are an ablation")
     queues: QueueKind = setting("two", "one is the same, and cheaper, where the teacher sees one view only")
-    group_mass: float | None = setting(
-        None,
-        "p of DistillCSE: the teacher's probabilities are shuffled in groups that hold so much; default: none are",
-        above=0,
-        maximum=1,
-    )
-    group_ranks: int = setting(1024, "how many of the most probable keys group_mass shuffles", minimum=1)
 
     def __post_init__(self) -> None:
         if self.objective == "contrastive" and self.group_mass is not None:
@@ -100,7 +94,7 @@ class SCT(Method):
         self.self_supervision.after_step(self.encoder, outputs)
 
 
-class SCTDistillation(Method):
+class SCTDistillation(Distillation):
     """Cross-view distillation of an encoder that gets a dense head of the teacher's width.
 
     Args:
@@ -114,7 +108,7 @@ class SCTDistillation(Method):
     """
 
     batch_spec: ClassVar[BatchSpec] = BatchSpec(views=2, teacher=True, several_teachers=True)
-    imitates: ClassVar[bool] = True
+    config: SCTDistillationConfig
     # README of the authors' code.
     presets: ClassVar[Presets] = {
         "tiny": _preset(lr=5e-4, queue_size=131_072, reference_temperature=0.03, temperature=0.04),
@@ -130,21 +124,16 @@ class SCTDistillation(Method):
         seed: int,
         teacher_dimensions: Sequence[int],
     ) -> None:
-        super().__init__()
         if config.objective == "contrastive" and len(teacher_dimensions) > 1:
             raise ConfigError("objective = contrastive learns from one teacher's vectors: name one in [teacher]")
-        fit_head(encoder, teacher_dimensions[0], seed=seed)
-        self.encoder, self.config = encoder, config
+        super().__init__(encoder, config, seed=seed, teacher_dimension=teacher_dimensions[0])
         self.queues = TeacherQueues(
             CrossViewQueues(config.queue_size, width, kind=config.queues, seed=seed)
             for width in teacher_dimensions
         )
-        self.shuffle = group_shuffle(config.group_mass, config.group_ranks)
-        self.self_supervision = SelfSupervision.beside(encoder, config, seed=seed)
 
-    def forward(self, batch: Batch) -> StepOutput:
-        """``L_CD``, plus ``L_SCT`` when joint."""
-        embeddings = pooled(self.encoder, batch.views[0]), pooled(self.encoder, batch.views[1])
+    def distil(self, batch: Batch, embeddings: Sequence[Tensor]) -> StepOutput:
+        """``L_CD``."""
         keys = [
             (Keys(queues.rows[0], first), Keys(queues.rows[1], second))
             for queues, (first, second) in zip(self.queues.each, batch.teachers, strict=True)
@@ -159,16 +148,10 @@ class SCTDistillation(Method):
             objective=self.config.objective,
             identical_view=self.config.wiring == "identical",
             weight=self.config.weight,
-            shuffle=self.shuffle,
+            shuffle=self.config.shuffle,
         )
-        output = StepOutput(loss, carry=self.queues.carry(batch.teachers))
-        if self.self_supervision is None:
-            return output
-        return self.self_supervision.add_to(output, self.encoder, batch, embeddings)
+        return StepOutput(loss, carry=self.queues.carry(batch.teachers))
 
-    def after_step(self, outputs: Sequence[StepOutput]) -> None:
+    def enqueue(self, carry: Mapping[str, Tensor]) -> None:
         """Fill the queues with the batch's teacher vectors."""
-        for output in outputs:
-            self.queues.enqueue(output.carry)
-        if self.self_supervision is not None:
-            self.self_supervision.after_step(self.encoder, outputs)
+        self.queues.enqueue(carry)

@@ -1,0 +1,105 @@
+"""What methods have in common whose student imitates a teacher's vectors.
+
+The student gets the (first) teacher's width, by a dense layer with tanh that is kept at inference, and SCT's
+self-supervised loss can stand beside that of the distillation.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from embedkit.config import setting
+from embedkit.modeling.encoder import SentenceEncoder
+from embedkit.training.components.heads import fit_head
+from embedkit.training.losses.keys import Shuffle
+from embedkit.training.losses.shuffling import group_shuffle
+from embedkit.training.method import Batch, BatchSpec, Method, StepOutput, pooled
+from embedkit.training.self_supervision import JointConfig, SelfSupervision
+
+__all__ = ["Distillation", "ShuffledConfig", "congen_preset"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ShuffledConfig(JointConfig):
+    """Settings of a distillation of distributions, whose targets can be shuffled."""
+
+    group_mass: float | None = setting(
+        None,
+        "p of DistillCSE: the teacher's probabilities are shuffled in groups that hold so much; default: none are",
+        above=0,
+        maximum=1,
+    )
+    group_ranks: int = setting(1024, "how many of the most probable keys group_mass shuffles", minimum=1)
+
+    @property
+    def shuffle(self) -> Shuffle | None:
+        """What shuffles targets, if anything does."""
+        return group_shuffle(self.group_mass, self.group_ranks)
+
+
+class Distillation(Method):
+    """A method that imitates a teacher, and can have the self-supervised loss beside its own.
+
+    Args:
+        encoder: the student; a head is added unless it has the teacher's width.
+        config: settings.
+        seed: of the head, and of what the loss beside has.
+        teacher_dimension: T, width of the vectors that the student imitates.
+    """
+
+    imitates: ClassVar[bool] = True
+    config: JointConfig
+
+    def __init__(
+        self, encoder: SentenceEncoder, config: JointConfig, *, seed: int, teacher_dimension: int
+    ) -> None:
+        super().__init__()
+        fit_head(encoder, teacher_dimension, seed=seed)
+        self.encoder, self.config = encoder, config
+        self.self_supervision = SelfSupervision.beside(encoder, config, seed=seed)
+
+    @classmethod
+    def needs(cls, config: JointConfig) -> BatchSpec:
+        """As many views as the distillation has, two when joint."""
+        return config.add_views(cls.batch_spec)
+
+    @abstractmethod
+    def distil(self, batch: Batch, embeddings: Sequence[Tensor]) -> StepOutput:
+        """The loss of the distillation.
+
+        Args:
+            batch: views and teachers.
+            embeddings: the views' pooled embeddings, before the head, each ``(B, H)``.
+        """
+
+    def enqueue(self, carry: Mapping[str, Tensor]) -> None:
+        """Fill the queues that there are by what :meth:`distil` carries."""
+
+    def forward(self, batch: Batch) -> StepOutput:
+        """The loss of the distillation, plus ``L_SCT`` when joint."""
+        embeddings = [pooled(self.encoder, view) for view in batch.views]
+        output = self.distil(batch, embeddings)
+        if self.self_supervision is None:
+            return output
+        return self.self_supervision.add_to(output, self.encoder, batch, embeddings)
+
+    def after_step(self, outputs: Sequence[StepOutput]) -> None:
+        """Fill the queues of both."""
+        for output in outputs:
+            self.enqueue(output.carry)
+        if self.self_supervision is not None:
+            self.self_supervision.after_step(self.encoder, outputs)
+
+
+def congen_preset(*, lr: float, **settings: float) -> Mapping[str, Mapping[str, Any]]:
+    """How ConGen's authors train one size, by ConGen and by the methods that they compare it with."""
+    return {
+        "optim": {"lr": lr, "batch_size": 128, "epochs": 20},
+        "dev": {"every": 512, "patience": 7},
+        "settings": settings,
+    }
