@@ -310,7 +310,9 @@ def _make_golden(model: SentenceEncoder | PairEncoder, content: bytes, tolerance
         tokens = model.tokenizer.tokenize(GOLDEN_PAIRS)
         scores = GraphCrossEncoder(content, model.tokenizer).predict_batch(tokens, range(len(GOLDEN_PAIRS)))
         strayed = 2 * float(np.abs(scores - TorchCrossEncoder(model).predict_tokens(tokens)).max())
-        return GoldenPairs(GOLDEN_PAIRS, list(tokens.ids), tokens.type_ids or [], scores, max(tolerance, strayed))
+        return GoldenPairs(
+            GOLDEN_PAIRS, list(tokens.ids), list(tokens.type_ids or []), scores, max(tolerance, strayed)
+        )
     ids = model.tokenizer.tokenize(GOLDEN_TEXTS).ids
     vectors = GraphEncoder(content, model.tokenizer).encode_batch(ids)
     strayed = 2 * float(np.abs(vectors - TorchEncoder(model).encode_ids(ids)).max())

@@ -40,6 +40,16 @@ class TokenIds(Sequence[list[int]]):
         return cls(np.fromiter(chain.from_iterable(rows), dtype=np.int32, count=int(bounds[-1])), bounds)
 
     @classmethod
+    def cut_out(
+        cls, flat: npt.NDArray[np.int32], starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]
+    ) -> TokenIds:
+        """N pieces of an array, which begin at ``starts`` and have so many ids."""
+        bounds = np.zeros(len(starts) + 1, dtype=np.int64)
+        np.cumsum(lengths, out=bounds[1:])
+        places = np.arange(bounds[-1]) + np.repeat(starts - bounds[:-1], lengths)
+        return cls(flat[places], bounds)
+
+    @classmethod
     def join(cls, parts: Sequence[TokenIds]) -> TokenIds:
         """The texts of all parts, of which there is at least one."""
         if len(parts) == 1:
@@ -57,11 +67,7 @@ class TokenIds(Sequence[list[int]]):
         """Some of the texts, in the order of ``rows``."""
         if len(rows) == len(self) == 1:  # a user waits
             return self
-        starts, lengths = self.bounds[:-1][rows], self.lengths[rows]
-        bounds = np.zeros(len(rows) + 1, dtype=np.int64)
-        np.cumsum(lengths, out=bounds[1:])
-        places = np.arange(bounds[-1]) + np.repeat(starts - bounds[:-1], lengths)
-        return TokenIds(self.flat[places], bounds)
+        return self.cut_out(self.flat, self.bounds[:-1][rows], self.lengths[rows])
 
     def fill(self, positions: Sequence[int], rows: Sequence[Sequence[int]]) -> TokenIds:
         """With these rows where there are empty ones at ``positions``, which ascend."""

@@ -12,6 +12,7 @@ import numpy.typing as npt
 import tokenizers
 
 from embedkit.errors import InputError, ModelError, ModelNotFoundError
+from embedkit.runtime.pair_pieces import PairPieces
 from embedkit.runtime.plain_texts import PlainTexts
 from embedkit.runtime.token_ids import TokenIds
 from embedkit.runtime.word_pieces import WordPieces
@@ -48,7 +49,7 @@ class Tokens(NamedTuple):
 
     ids: Sequence[list[int]]
     overflowing: list[int]
-    type_ids: list[list[int]] | None = None
+    type_ids: Sequence[list[int]] | None = None
 
     @property
     def truncated(self) -> int:
@@ -64,11 +65,10 @@ class Tokens(NamedTuple):
 
     def batch(self, rows: Sequence[int] | npt.NDArray[np.intp], pad_id: int) -> TokenBatch:
         """Some of the texts or pairs, in the order of ``rows``, as one token batch."""
-        ids = self.ids.take(rows) if isinstance(self.ids, TokenIds) else [self.ids[row] for row in rows]
-        batch = _pad(ids, pad_id)
+        batch = _pad(_choose(self.ids, rows), pad_id)
         if self.type_ids is None:
             return batch
-        types = _pad([self.type_ids[row] for row in rows], 0).input_ids
+        types = _pad(_choose(self.type_ids, rows), 0).input_ids
         return TokenBatch(batch.input_ids, batch.attention_mask, types)
 
 
@@ -231,6 +231,7 @@ class PairTokenizer:
         # tokenizers would keep what it cuts off in pieces, each piece of one text joined to each of the
         # other: two texts of a thousand words took it 45 seconds, longer ones all memory. So it cuts nothing.
         self._tokenizer.no_truncation()
+        self._pieces = PairPieces.find(self._tokenizer, max_length)
 
     def with_max_length(self, max_length: int) -> PairTokenizer:
         """The same tokenizer, cutting at another length."""
@@ -248,11 +249,25 @@ class PairTokenizer:
         """
         pairs = [_check_pair(pair, position) for position, pair in enumerate(pairs, first)]
         try:
-            encodings = self._tokenizer.encode_batch_fast(pairs)
+            return self._encode(pairs)
         except (TypeError, ValueError) as error:
             for position, pair in enumerate(pairs, first):
                 _check_texts(pair, 0, name=f"pairs[{position}]")
             raise InputError(f"the tokenizer refused these pairs: {error}") from error
+
+    def _encode(self, pairs: list[tuple[str, str]]) -> Tokens:
+        found = self._pieces.encode(pairs) if self._pieces else None
+        if found is None:
+            return self._encode_without_kernel(pairs)
+        ids, types, cut, left = found
+        if left:
+            others = self._encode_without_kernel([pairs[position] for position in left])
+            ids, types = ids.fill(left, others.ids), types.fill(left, others.type_ids or [])
+            cut = sorted([*cut, *(left[position] for position in others.overflowing)])
+        return Tokens(ids, cut, types)
+
+    def _encode_without_kernel(self, pairs: list[tuple[str, str]]) -> Tokens:
+        encodings = self._tokenizer.encode_batch_fast(pairs)
         rows = [self._cut(encoding) for encoding in encodings]
         overflowing = [row for row, encoding in enumerate(encodings) if len(encoding) > self.max_length]
         return Tokens([ids for ids, _ in rows], overflowing, [types for _, types in rows])
@@ -281,6 +296,10 @@ def _share(room: int, first: int, second: int) -> tuple[int, int]:
     if min(first, second) <= half:
         return (first, room - first) if first < second else (room - second, second)
     return (room - half, half) if first > second else (half, room - half)
+
+
+def _choose(ids: Sequence[list[int]], rows: Sequence[int] | npt.NDArray[np.intp]) -> TokenIds | list[list[int]]:
+    return ids.take(rows) if isinstance(ids, TokenIds) else [ids[row] for row in rows]
 
 
 def _pad(ids: Sequence[Sequence[int]], pad_id: int) -> TokenBatch:

@@ -16,15 +16,18 @@ from embedkit.runtime.tokenization import PairTokenizer, Tokenizer
 PAD, UNKNOWN, CLS, SEP = 0, 1, 2, 3
 
 
-@pytest.fixture(params=["kernel", "no kernel"])
-def tokenizer(
-    toy_tokenizer_json: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> Tokenizer:
+@pytest.fixture(params=["kernel", "no kernel"], autouse=True)
+def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that follows, with the kernel and without."""
     if request.param == "no kernel":
         monkeypatch.setattr(word_pieces, "wordpiece", None)
     elif kernels.wordpiece is None:
         pytest.skip("the kernel was not built")
     monkeypatch.setattr(word_pieces, "_TEXTS_THAT_PAY", 0)
+
+
+@pytest.fixture
+def tokenizer(toy_tokenizer_json: str) -> Tokenizer:
     return Tokenizer(toy_tokenizer_json, 12)
 
 
@@ -166,7 +169,7 @@ def pairs_tokenizer(toy_tokenizer_json: str) -> PairTokenizer:
     return PairTokenizer(toy_tokenizer_json, 12)
 
 
-WORDS = st.lists(st.sampled_from(["dog", "sea", "running", "xyzzy", "."]), max_size=15).map(" ".join)
+WORDS = st.lists(st.sampled_from(["dog", "sea", "running", "xyzzy", ".", "\u4e2d"]), max_size=15).map(" ".join)
 
 
 @given(st.lists(st.tuples(WORDS, WORDS), max_size=6), st.integers(5, 16))

@@ -1,0 +1,95 @@
+"""Pairs by the kernel: ids, types and cuts of the package tokenizers."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer as FullTokenizer
+
+from embedkit.runtime import word_pieces
+from embedkit.runtime.kernels import wordpiece
+from embedkit.runtime.tokenization import PairTokenizer
+
+pytestmark = pytest.mark.skipif(wordpiece is None, reason="the kernel was not built")
+
+WORDS = st.lists(
+    st.sampled_from(["dog", "sea", "running", "xyzzy", ".", "\xe9", "\u4e2d", "[SEP]", ""]), max_size=20
+).map(" ".join)
+PAIRS = st.lists(st.tuples(WORDS, WORDS), max_size=6)
+PROCESSORS = {
+    "bert": {"type": "BertProcessing", "sep": ["[SEP]", 3], "cls": ["[CLS]", 2]},
+    "types of one": {"type": "RobertaProcessing", "sep": ["[SEP]", 3], "cls": ["[CLS]", 2]},
+    "none": None,
+}
+
+
+def quick(content: str, max_length: int) -> PairTokenizer:
+    tokenizer = PairTokenizer(content, max_length)
+    if tokenizer._pieces is not None:
+        tokenizer._pieces.words._seen = word_pieces._TEXTS_THAT_PAY
+    return tokenizer
+
+
+def compare(content: str, pairs: list[tuple[str, str]], max_length: int) -> None:
+    full = FullTokenizer.from_str(content)
+    full.no_padding()
+    full.enable_truncation(max_length, strategy="longest_first")
+    expected = full.encode_batch_fast(pairs)
+    tokens = quick(content, max_length).tokenize(pairs)
+    assert tokens.ids == [encoding.ids for encoding in expected]
+    assert tokens.type_ids == [encoding.type_ids for encoding in expected]
+    assert tokens.overflowing == [row for row, encoding in enumerate(expected) if encoding.overflowing]
+
+
+@pytest.mark.parametrize("max_length", range(5, 17))
+def test_pairs_are_those_of_the_tokenizer(toy_tokenizer_json: str, max_length: int) -> None:
+    @given(PAIRS)
+    def check(pairs: list[tuple[str, str]]) -> None:
+        compare(toy_tokenizer_json, pairs, max_length)
+
+    check()
+
+
+@pytest.mark.parametrize("room", [11, 12])
+def test_pairs_of_every_two_lengths_are_cut_alike(toy_tokenizer_json: str, room: int) -> None:
+    counts = [*range(room + 4), 40]
+    compare(
+        toy_tokenizer_json, [("dog " * first, "sea " * second) for first in counts for second in counts], room + 3
+    )
+
+
+@pytest.mark.parametrize("processor", PROCESSORS)
+def test_frames_are_those_of_the_tokenizer(toy_tokenizer_json: str, processor: str) -> None:
+    content = json.dumps(json.loads(toy_tokenizer_json) | {"post_processor": PROCESSORS[processor]})
+    compare(content, [("the dog", "the sea " * 10), ("", ""), ("dog " * 30, "sea " * 30), ("a", "\u4e2d")], 12)
+
+
+def test_plain_pairs_go_by_the_kernel(toy_tokenizer_json: str) -> None:
+    pieces = quick(toy_tokenizer_json, 12)._pieces
+    assert pieces is not None
+    found = pieces.encode(
+        [("dog", "sea"), ("\u4e2d", "sea"), ("dog", "[SEP]"), ("dog " * 20, "sea " * 20), ("", "")]
+    )
+    assert found is not None
+    assert found[3] == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    "single", [[{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]]
+)
+def test_texts_that_are_repeated_have_no_kernel(toy_tokenizer_json: str, single: list[Any]) -> None:
+    pair = [*single, {"Sequence": {"id": "B", "type_id": 1}}]
+    processor = {"type": "TemplateProcessing", "single": single, "pair": pair, "special_tokens": {}}
+    content = json.dumps(json.loads(toy_tokenizer_json) | {"post_processor": processor})
+    assert PairTokenizer(content, 12)._pieces is None
+
+
+def test_a_few_pairs_do_not_wait_for_the_kernel(toy_tokenizer_json: str) -> None:
+    tokenizer = PairTokenizer(toy_tokenizer_json, 12)
+    assert tokenizer._pieces is not None
+    tokenizer.tokenize([("dog", "sea")])
+    assert tokenizer._pieces.words._kernel is None
