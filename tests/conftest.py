@@ -11,6 +11,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from hypothesis import settings
+
+# How long an example takes says something of the machine, and of what else it does.
+settings.register_profile("patient", deadline=None)
+settings.load_profile("patient")
 
 TOY_DIMENSION = 16
 TOY_MAX_LENGTH = 12
