@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +14,7 @@ __all__ = [
     "Gate",
     "check_agreement",
     "check_batch_invariance",
+    "check_native",
     "check_retention",
     "check_size",
     "largest_difference",
@@ -58,6 +59,11 @@ def check_batch_invariance(alone: FloatArray, together: FloatArray, limit: float
         limit is None or difference <= limit,
         {"largest_difference": rounded(difference), "largest_difference_allowed": limit},
     )
+
+
+def check_native(gates: Sequence[Gate]) -> Gate:
+    """All that was measured of embedkit's own kernel, as one gate."""
+    return Gate("native", all(gate.passed for gate in gates), {gate.name: dict(gate.figures) for gate in gates})
 
 
 def check_size(content: bytes, limit: int | None) -> Gate:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -28,6 +28,7 @@ from embedkit.export.gates import (
     Gate,
     check_agreement,
     check_batch_invariance,
+    check_native,
     check_retention,
     check_size,
     largest_difference,
@@ -146,7 +147,7 @@ def verify(
         ModelError: ONNX Runtime refuses the graph.
     """
     measure = _Measure(model, original or model, thresholds, dev)
-    parity, ranking, company = measure.gates(GraphEncoder(content, model.tokenizer))
+    parity, ranking, company = measure.gates(GraphEncoder(content, model.tokenizer), thresholds.company)
     return [
         parity,
         check_operators(model, content, quantized=quantized, for_gpu=for_gpu),
@@ -161,9 +162,7 @@ def _check_native(measure: _Measure, content: bytes, tokenizer: Tokenizer) -> li
     graph = NativeGraph.find(content)
     if graph is None:
         return []
-    exact = replace(measure, thresholds=replace(measure.thresholds, company=0.0))
-    gates = exact.gates(NativeEncoder(graph, tokenizer))
-    return [Gate("native", all(gate.passed for gate in gates), {gate.name: dict(gate.figures) for gate in gates})]
+    return [check_native(measure.gates(NativeEncoder(graph, tokenizer), company=0.0))]
 
 
 @dataclass(frozen=True)
@@ -175,9 +174,9 @@ class _Measure:
     thresholds: Thresholds
     dev: ScoredPairs | None
 
-    def gates(self, candidate: GraphEncoder) -> tuple[Gate, Gate, Gate]:
+    def gates(self, candidate: GraphEncoder, company: float | None) -> tuple[Gate, Gate, Gate]:
         """Parity, retention or agreement, and batch invariance."""
-        return self._parity(candidate), self._ranking(candidate), self._batch_invariance(candidate)
+        return self._parity(candidate), self._ranking(candidate), _check_company(candidate, company)
 
     @cached_property
     def _grid(self) -> list[tuple[list[list[int]], FloatArray]]:
@@ -220,10 +219,11 @@ class _Measure:
         described = f"{len(expected)} pairs of probe texts, no labels"
         return check_agreement(expected, got, described, self.thresholds.agreement)
 
-    def _batch_invariance(self, candidate: GraphEncoder) -> Gate:
-        ids = candidate.tokenizer.tokenize(PROBE_TEXTS).ids
-        alone = np.concatenate([candidate.encode_batch([row]) for row in ids])
-        return check_batch_invariance(alone, candidate.encode_batch(ids), self.thresholds.company)
+
+def _check_company(candidate: GraphEncoder, limit: float | None) -> Gate:
+    ids = candidate.tokenizer.tokenize(PROBE_TEXTS).ids
+    alone = np.concatenate([candidate.encode_batch([row]) for row in ids])
+    return check_batch_invariance(alone, candidate.encode_batch(ids), limit)
 
 
 def _cosines(rows: FloatArray) -> FloatArray:

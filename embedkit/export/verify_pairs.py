@@ -7,6 +7,8 @@ retention         with scored pairs: Spearman of the file, divided by Spearman o
 agreement         without: Spearman between the scores of the file and of the torch model, on pairs of probe texts
 batch_invariance  the same pair alone and among others; for dynamic int8 it is stated, not limited
 size              bytes of the graph
+native            as for encoders: parity, retention or agreement, and batch_invariance, which then is exact, with
+                  embedkit's own kernel; where the machine and the graph are such that it can run
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -22,6 +25,7 @@ from embedkit.export.gates import (
     Gate,
     check_agreement,
     check_batch_invariance,
+    check_native,
     check_retention,
     check_size,
     largest_difference,
@@ -34,6 +38,7 @@ from embedkit.modeling.torch_cross_encoder import TorchCrossEncoder
 from embedkit.modeling.vocabulary import real_words
 from embedkit.protocols import FloatArray
 from embedkit.runtime.batching import token_batches
+from embedkit.runtime.native_graph import NativeGraph
 from embedkit.runtime.session import Session
 from embedkit.runtime.tokenization import PairTokenizer, Tokens
 
@@ -107,6 +112,19 @@ class GraphCrossEncoder:
         return self._session.run(tokens.batch(rows, self.tokenizer.pad_id))
 
 
+class NativeCrossEncoder(GraphCrossEncoder):
+    """The same, run by embedkit's own kernel."""
+
+    def __init__(self, graph: NativeGraph, tokenizer: PairTokenizer) -> None:
+        self.tokenizer = tokenizer
+        self._graph = graph
+
+    def predict_batch(self, tokens: Tokens, rows: Sequence[int], /) -> FloatArray:
+        """Score some of the tokenized pairs as one batch: ``(B,) float32``."""
+        types = tokens.type_ids and [tokens.type_ids[row] for row in rows]
+        return self._graph.run(Tokens(tokens.take(rows), [], types))
+
+
 def verify_pairs(
     model: PairEncoder,
     content: bytes,
@@ -131,43 +149,76 @@ def verify_pairs(
     Raises:
         ModelError: ONNX Runtime refuses the graph.
     """
-    reference, candidate = TorchCrossEncoder(model), GraphCrossEncoder(content, model.tokenizer)
-    pairs = PROBE_PAIRS if dev is None else list(zip(dev.first, dev.second, strict=True))
-    ranked = reference if dev is None or original is None else TorchCrossEncoder(original)
-    expected, got = ranked.predict(pairs), candidate.predict(pairs)
-    described = f"{len(pairs)} pairs of probe texts, no labels"
-    ranking = (
-        check_agreement(expected, got, described, thresholds.agreement)
-        if dev is None
-        else check_retention(expected, got, dev, thresholds.retention)
-    )
+    measure = _Measure(model, original or model, thresholds, dev)
+    parity, ranking, company = measure.gates(GraphCrossEncoder(content, model.tokenizer), thresholds.company)
     return [
-        _check_parity(reference, candidate, thresholds.difference),
+        parity,
         check_operators(model, content, quantized=quantized, for_gpu=for_gpu),
         ranking,
-        _check_company(candidate, thresholds.company),
+        company,
         check_size(content, thresholds.graph_bytes),
+        *_check_native(measure, content, model.tokenizer),
     ]
 
 
-def _check_parity(reference: TorchCrossEncoder, candidate: GraphCrossEncoder, limit: float) -> Gate:
-    largest, total, pairs = 0.0, 0.0, 0
-    for tokens in _grid(candidate.tokenizer):
-        rows = range(len(tokens.ids))
-        expected, got = reference.predict_tokens(tokens), candidate.predict_batch(tokens, rows)
-        largest = max(largest, largest_difference(expected, got))
-        total += float(np.abs(expected - got).sum())
-        pairs += len(rows)
-    return Gate(
-        "parity",
-        largest <= limit,
-        {
-            "largest_difference": rounded(largest),
-            "largest_difference_allowed": limit,
-            "mean_difference": rounded(total / pairs),
-            "pairs": pairs,
-        },
-    )
+def _check_native(measure: _Measure, content: bytes, tokenizer: PairTokenizer) -> list[Gate]:
+    graph = NativeGraph.find(content, pairs=True)
+    if graph is None:
+        return []
+    return [check_native(measure.gates(NativeCrossEncoder(graph, tokenizer), company=0.0))]
+
+
+@dataclass(frozen=True)
+class _Measure:
+    """What the torch model gives, and the comparisons with it."""
+
+    model: PairEncoder
+    original: PairEncoder
+    thresholds: PairThresholds
+    dev: ScoredPairs | None
+
+    def gates(self, candidate: GraphCrossEncoder, company: float | None) -> tuple[Gate, Gate, Gate]:
+        """Parity, retention or agreement, and batch invariance."""
+        return self._parity(candidate), self._ranking(candidate), _check_company(candidate, company)
+
+    @cached_property
+    def _grid(self) -> list[tuple[Tokens, FloatArray]]:
+        reference = TorchCrossEncoder(self.model)
+        return [(tokens, reference.predict_tokens(tokens)) for tokens in _grid(self.model.tokenizer)]
+
+    @cached_property
+    def _ranked(self) -> FloatArray:
+        """Scores of the pairs of ``dev``, else of the probe pairs."""
+        return TorchCrossEncoder(self.model if self.dev is None else self.original).predict(self._pairs)
+
+    @property
+    def _pairs(self) -> list[tuple[str, str]]:
+        return PROBE_PAIRS if self.dev is None else list(zip(self.dev.first, self.dev.second, strict=True))
+
+    def _parity(self, candidate: GraphCrossEncoder) -> Gate:
+        largest, total, pairs = 0.0, 0.0, 0
+        for tokens, expected in self._grid:
+            got = candidate.predict_batch(tokens, range(len(tokens.ids)))
+            largest = max(largest, largest_difference(expected, got))
+            total += float(np.abs(expected - got).sum())
+            pairs += len(got)
+        return Gate(
+            "parity",
+            largest <= self.thresholds.difference,
+            {
+                "largest_difference": rounded(largest),
+                "largest_difference_allowed": self.thresholds.difference,
+                "mean_difference": rounded(total / pairs),
+                "pairs": pairs,
+            },
+        )
+
+    def _ranking(self, candidate: GraphCrossEncoder) -> Gate:
+        got = candidate.predict(self._pairs)
+        if self.dev is not None:
+            return check_retention(self._ranked, got, self.dev, self.thresholds.retention)
+        described = f"{len(got)} pairs of probe texts, no labels"
+        return check_agreement(self._ranked, got, described, self.thresholds.agreement)
 
 
 def _grid(tokenizer: PairTokenizer) -> Iterator[Tokens]:

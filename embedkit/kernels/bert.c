@@ -1,8 +1,9 @@
-/* embedkit.kernels.bert: encoders of the BERT family on processors with AVX-512 and VNNI, quicker with AMX.
+/* embedkit.kernels.bert: encoders and cross-encoders of the BERT family on processors with AVX-512 and VNNI,
+ * quicker with AMX.
  *
  * A Network holds weights in the order in which its products read them, and runs one batch of texts at a time,
  * without padding. What becomes of a text does not depend, to the bit, on the texts beside it, on the number of
- * threads or on AMX. bert.pyi describes the interface; runtime/native.py is the only one who calls it.
+ * threads or on AMX. bert.pyi describes the interface; runtime/native_graph.py is the only one who calls it.
  */
 
 #define PY_SSIZE_T_CLEAN
@@ -31,8 +32,8 @@ typedef struct room_list {
 
 typedef struct {
     PyObject_HEAD network net;
-    Py_buffer words, word_scales, positions; /* read where they are */
-    room_list *idle;                         /* workspaces of no run, guarded by the GIL */
+    Py_buffer words, word_scales, positions, types; /* read where they are */
+    room_list *idle;                                /* workspaces of no run, guarded by the GIL */
 } Network;
 
 /* ---- reading arguments ---- */
@@ -161,14 +162,24 @@ static int read_words(Network *self, PyObject *words, PyObject *scales, int voca
     return -1;
 }
 
-static int read_positions(Network *self, PyObject *positions) {
-    const Py_ssize_t row = 4L * self->net.hidden;
-    if (PyObject_GetBuffer(positions, &self->positions, PyBUF_SIMPLE) < 0) return -1;
-    self->net.places = self->positions.buf;
-    self->net.positions = (int)(self->positions.len / row);
-    if (self->positions.len > 0 && self->positions.len % row == 0) return 0;
-    PyErr_SetString(PyExc_ValueError, "positions are no rows of the hidden size");
+/* A table of at least one row of so many floats, and how many it has. */
+static int read_table(Py_buffer *view, PyObject *source, int width, const char *name, const float **table,
+                      int *count) {
+    const Py_ssize_t row = 4L * width;
+    if (PyObject_GetBuffer(source, view, PyBUF_SIMPLE) < 0) return -1;
+    *table = view->buf;
+    *count = (int)(view->len / row);
+    if (view->len > 0 && view->len % row == 0) return 0;
+    PyErr_Format(PyExc_ValueError, "%s are no rows of the hidden size", name);
     return -1;
+}
+
+static int read_places(Network *self, PyObject *positions, PyObject *types) {
+    network *n = &self->net;
+    if (read_table(&self->positions, positions, n->hidden, "positions", &n->places, &n->positions) < 0)
+        return -1;
+    if (types == Py_None) return 0;
+    return read_table(&self->types, types, n->hidden, "token types", &n->types, &n->token_types);
 }
 
 /* ---- the type ---- */
@@ -184,25 +195,27 @@ static int check_sizes(const network *n) {
 }
 
 static PyObject *network_new(PyTypeObject *type, PyObject *args, PyObject *keywords) {
-    static char *names[] = {"hidden", "heads",       "intermediate", "dimension", "vocabulary",  "epsilon",
-                            "tanh",   "first_token", "amx",          "words",     "word_scales", "positions",
-                            "norm",   "layers",      "head",         NULL};
+    static char *names[] = {
+        "hidden",    "heads",       "intermediate", "dimension", "vocabulary", "epsilon",
+        "tanh",      "first_token", "unit",         "amx",       "words",      "word_scales",
+        "positions", "types",       "norm",         "layers",    "head",       NULL};
     Network *self = (Network *)PyType_GenericAlloc(type, 0);
     if (!self) return NULL;
     network *n = &self->net;
-    int tanh_gelu, first_token, amx, vocabulary;
-    PyObject *words, *scales, *positions, *weight, *bias, *layers, *head;
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "$iiiiifpppOOO(OO)OO", names, &n->hidden, &n->heads,
+    int tanh_gelu, first_token, unit, amx, vocabulary;
+    PyObject *words, *scales, *positions, *types, *weight, *bias, *layers, *head;
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "$iiiiifppppOOOO(OO)OO", names, &n->hidden, &n->heads,
                                      &n->intermediate, &n->dimension, &vocabulary, &n->epsilon, &tanh_gelu,
-                                     &first_token, &amx, &words, &scales, &positions, &weight, &bias, &layers,
-                                     &head))
+                                     &first_token, &unit, &amx, &words, &scales, &positions, &types, &weight,
+                                     &bias, &layers, &head))
         goto failed;
     n->gelu = tanh_gelu ? GELU_TANH : GELU_ERF;
     n->first_token = first_token;
+    n->unit = unit;
     n->amx = amx;
     n->has_head = head != Py_None;
     if (check_sizes(n) < 0 || read_words(self, words, scales, vocabulary) < 0 ||
-        read_positions(self, positions) < 0)
+        read_places(self, positions, types) < 0)
         goto failed;
     if (read_norm(&n->embedding_norm, weight, bias, n->hidden) < 0 || read_layers(n, layers) < 0) goto failed;
     if (n->has_head && read_product(&n->head, head, n->hidden, n->dimension) < 0) goto failed;
@@ -249,6 +262,7 @@ static void network_dealloc(PyObject *object) {
     PyBuffer_Release(&self->words);
     PyBuffer_Release(&self->word_scales);
     PyBuffer_Release(&self->positions);
+    PyBuffer_Release(&self->types);
     for (room_list *room = self->idle; room;) {
         room_list *next = room->next;
         free(room->room.memory);
@@ -288,9 +302,17 @@ static void give_room(Network *self, room_list *room) {
     self->idle = room;
 }
 
+static int check_rows(const int32_t *rows, Py_ssize_t tokens, int count, const char *name) {
+    for (Py_ssize_t i = 0; i < tokens; i++)
+        if (rows[i] < 0 || rows[i] >= count) {
+            PyErr_Format(PyExc_ValueError, "%s %d, expected 0 to %d", name, rows[i], count - 1);
+            return -1;
+        }
+    return 0;
+}
+
 /* The longest text's tokens, or -1 with an error if these are no texts of this network. */
-static int check_texts(const network *n, const int32_t *ids, Py_ssize_t tokens, const int32_t *starts,
-                       int texts) {
+static int check_texts(const network *n, Py_ssize_t tokens, const int32_t *starts, int texts) {
     int longest = 0;
     if (starts[0] != 0 || starts[texts] != tokens) {
         PyErr_Format(PyExc_ValueError, "texts run from %d to %d, of %zd tokens", starts[0], starts[texts],
@@ -306,36 +328,38 @@ static int check_texts(const network *n, const int32_t *ids, Py_ssize_t tokens, 
         }
         longest = length > longest ? (int)length : longest;
     }
-    for (Py_ssize_t i = 0; i < tokens; i++)
-        if (ids[i] < 0 || ids[i] >= n->words.count) {
-            PyErr_Format(PyExc_ValueError, "token id %d, expected 0 to %d", ids[i], n->words.count - 1);
-            return -1;
-        }
     return longest;
 }
 
-static int run_checked(Network *self, const Py_buffer *ids, const Py_buffer *starts, const Py_buffer *out) {
-    const Py_ssize_t tokens = ids->len / 4, texts = starts->len / 4 - 1;
+static int run_checked(Network *self, const Py_buffer *ids, const Py_buffer *types, const Py_buffer *starts,
+                       const Py_buffer *out) {
+    const network *n = &self->net;
+    const Py_ssize_t tokens = ids->len / 4, typed = n->token_types ? tokens : 0, texts = starts->len / 4 - 1;
     if (ids->len % 4 || starts->len % 4 || texts < 0 || tokens > INT32_MAX / 2 || texts > INT32_MAX / 2 ||
-        out->len != texts * self->net.dimension * 4) {
-        PyErr_Format(PyExc_ValueError, "%zd bytes of ids, %zd of starts and %zd of rows do not fit", ids->len,
-                     starts->len, out->len);
+        types->len != typed * 4 || out->len != texts * n->dimension * 4) {
+        PyErr_Format(PyExc_ValueError,
+                     "%zd bytes of ids, %zd of types, %zd of starts and %zd of rows do not fit", ids->len,
+                     types->len, starts->len, out->len);
         return -1;
     }
-    const int longest = check_texts(&self->net, ids->buf, tokens, starts->buf, (int)texts);
-    if (longest < 0) return -1;
+    const int longest = check_texts(n, tokens, starts->buf, (int)texts);
+    if (longest < 0 || check_rows(ids->buf, tokens, n->words.count, "token id") < 0 ||
+        check_rows(types->buf, typed, n->token_types, "token type") < 0)
+        return -1;
     room_list *room = take_room(self, (int)tokens, longest);
     if (!room) return -1;
-    Py_BEGIN_ALLOW_THREADS run_batch(&self->net, ids->buf, starts->buf, (int)texts, out->buf, &room->room);
+    Py_BEGIN_ALLOW_THREADS run_batch(n, ids->buf, typed ? types->buf : NULL, starts->buf, (int)texts, out->buf,
+                                     &room->room);
     Py_END_ALLOW_THREADS give_room(self, room);
     return 0;
 }
 
 static PyObject *network_run(PyObject *object, PyObject *args) {
-    Py_buffer ids, starts, out;
-    if (!PyArg_ParseTuple(args, "y*y*w*", &ids, &starts, &out)) return NULL;
-    const int status = run_checked((Network *)object, &ids, &starts, &out);
+    Py_buffer ids, types, starts, out;
+    if (!PyArg_ParseTuple(args, "y*z*y*w*", &ids, &types, &starts, &out)) return NULL;
+    const int status = run_checked((Network *)object, &ids, &types, &starts, &out);
     PyBuffer_Release(&ids);
+    PyBuffer_Release(&types);
     PyBuffer_Release(&starts);
     PyBuffer_Release(&out);
     if (status < 0) return NULL;

@@ -1,4 +1,4 @@
-# Encoders of the BERT family on x86 processors with AVX-512 and VNNI.
+# Encoders and cross-encoders of the BERT family on x86 processors with AVX-512 and VNNI.
 
 from collections.abc import Sequence
 from typing import Any, Self, TypeAlias
@@ -20,8 +20,9 @@ def features() -> tuple[str, ...]: ...
 
 class Network:
     # words: (V, H) float32; (V, H) int8 with scales (V, 1) float32; (V, H / 2) uint8, the left half of a row in
-    # low bits and the right in high bits, with scales (V, blocks) float16. They and positions (P, H) float32 are
-    # read where they are. ValueError if sizes do not fit.
+    # low bits and the right in high bits, with scales (V, blocks) float16. They, positions (P, H) float32 and
+    # token types (T, H) float32, if there are any, are read where they are. unit: rows are scaled to length 1.
+    # ValueError if sizes do not fit.
     def __new__(
         cls,
         *,
@@ -33,15 +34,18 @@ class Network:
         epsilon: float,
         tanh: bool,
         first_token: bool,
+        unit: bool,
         amx: bool,
         words: Array,
         word_scales: Array | None,
         positions: Array,
+        types: Array | None,
         norm: Norm,
         layers: Sequence[Layer],
         head: Product | None,
     ) -> Self: ...
 
-    # ids (T,) int32 of texts beside each other, starts (B + 1,) int32 of each and of what is behind them; fills
-    # out (B, D) float32. ValueError if these are no texts of this network. Releases the GIL.
-    def run(self, ids: Array, starts: Array, out: Array, /) -> None: ...
+    # ids (N,) int32 of texts beside each other, types (N,) int32 where the network has token types, starts
+    # (B + 1,) int32 of each text and of what is behind them; fills out (B, D) float32. ValueError if these are no
+    # texts of this network. Releases the GIL.
+    def run(self, ids: Array, types: Array | None, starts: Array, out: Array, /) -> None: ...

@@ -1,4 +1,4 @@
-/* An encoder of the BERT family, run on texts that stand beside each other without padding. */
+/* An encoder or cross-encoder of the BERT family, run on texts that stand beside each other without padding. */
 
 #ifndef EMBEDKIT_NETWORK_H
 #define EMBEDKIT_NETWORK_H
@@ -17,12 +17,12 @@ typedef struct {
 } layer;
 
 typedef struct {
-    int hidden, heads, layers, intermediate, positions, dimension;
+    int hidden, heads, layers, intermediate, positions, token_types, dimension;
     float epsilon;
     activation gelu;
-    bool first_token, amx, has_head; /* first_token: it is the text's embedding; else the mean of all is */
+    bool first_token, amx, has_head, unit; /* first_token: it stands for the text; else the mean of all does */
     word_table words;
-    const float *places; /* (positions, hidden) */
+    const float *places, *types; /* (positions, hidden); (token_types, hidden), where those are more than 0 */
     norm embedding_norm;
     layer *layer;
     product head;
@@ -108,13 +108,15 @@ static void run_layer(const network *n, const layer *l, const int32_t *starts, i
         feed_forward(n, l, w->states + r * hidden, w->context + r * hidden, at_most(tokens - r, ROWS), w);
 }
 
-/* ---- from ids to unit rows ---- */
+/* ---- from ids to rows ---- */
 
-static void embed(const network *n, const int32_t *ids, int length, float *states) {
+/* One text; types is NULL where the network has none. */
+static void embed(const network *n, const int32_t *ids, const int32_t *types, int length, float *states) {
     for (int i = 0; i < length; i++) {
         float *row = states + (size_t)i * n->hidden;
+        const float *type = types ? n->types + (size_t)types[i] * n->hidden : NULL;
         place_word(&n->words, ids[i], n->places + (size_t)i * n->hidden, row);
-        normalise_row(row, NULL, n->hidden, n->embedding_norm.weight, n->embedding_norm.bias, n->epsilon);
+        normalise_row(row, type, n->hidden, n->embedding_norm.weight, n->embedding_norm.bias, n->epsilon);
     }
 }
 
@@ -137,16 +139,16 @@ static void finish(const network *n, const int32_t *starts, int texts, float *ro
         pool(n, w->states + (size_t)starts[t] * n->hidden, starts[t + 1] - starts[t],
              pooled + (size_t)t * n->hidden);
     if (n->has_head) apply(n, &n->head, pooled, texts, rows, TANH, &w->narrow_bytes);
-    for (int t = 0; t < texts; t++) scale_to_unit(rows + (size_t)t * n->dimension, n->dimension);
+    for (int t = 0; n->unit && t < texts; t++) scale_to_unit(rows + (size_t)t * n->dimension, n->dimension);
 }
 
-/* Embeddings (texts, dimension) of texts whose ids are ids[starts[t]] to ids[starts[t + 1] - 1]; starts[0] is
- * 0. */
-static void run_batch(const network *n, const int32_t *ids, const int32_t *starts, int texts, float *rows,
-                      workspace *w) {
+/* Rows (texts, dimension) of texts whose ids are ids[starts[t]] to ids[starts[t + 1] - 1]; starts[0] is 0. */
+static void run_batch(const network *n, const int32_t *ids, const int32_t *types, const int32_t *starts,
+                      int texts, float *rows, workspace *w) {
     if (n->amx) configure_tiles();
     for (int t = 0; t < texts; t++)
-        embed(n, ids + starts[t], starts[t + 1] - starts[t], w->states + (size_t)starts[t] * n->hidden);
+        embed(n, ids + starts[t], types ? types + starts[t] : NULL, starts[t + 1] - starts[t],
+              w->states + (size_t)starts[t] * n->hidden);
     for (int l = 0; l < n->layers; l++) run_layer(n, n->layer + l, starts, texts, w);
     for (int t = 0; t < texts; t += ROWS)
         finish(n, starts + t, at_most(texts - t, ROWS), rows + (size_t)t * n->dimension, w);

@@ -1,4 +1,4 @@
-"""The weights of a text encoder of the BERT family, out of the graph that ``export/bert.py`` writes for it.
+"""The weights of an encoder or cross-encoder of the BERT family, out of the graph that ``export/bert.py`` writes.
 
 The graph is followed node by node, with the order, attributes and constants that the exporter gives it. Whatever
 else a bundle holds, a graph that somebody edited say, is none that is known here; who would run these weights then
@@ -22,7 +22,7 @@ __all__ = ["read_bert"]
 
 _VERSIONS = (9, 20)  # of the file format and of the operators
 _FLOAT32, _INT64 = 1, 7
-_INPUTS = [Value(name, _INT64, ("batch", "length")) for name in ("input_ids", "attention_mask")]
+_INPUTS = [Value(name, _INT64, ("batch", "length")) for name in ("input_ids", "attention_mask", "token_type_ids")]
 _PRODUCTS = ("MatMul", "DynamicQuantizeLinear", "Mul", "QuantizeLinear")  # with what a product begins
 _GELU: dict[object, Literal["erf", "tanh"]] = {"none": "erf", "tanh": "tanh"}
 
@@ -31,20 +31,21 @@ Array = npt.NDArray[Any]
 T = TypeVar("T")
 
 
-def read_bert(model: bytes) -> BertGraph | None:
-    """Read the weights of an encoder, if its graph is what :func:`embedkit.export.bert.write_bert` writes.
+def read_bert(model: bytes, *, pairs: bool = False) -> BertGraph | None:
+    """Read the weights of a model, if its graph is what :func:`embedkit.export.bert.write_bert` writes.
 
     Args:
         model: a serialized ONNX model without external data, or a bundle.
+        pairs: whether it should be a cross-encoder, and not an encoder.
 
     Returns:
-        None if the graph is any other: of a cross-encoder, in float16, traced, or edited.
+        None if the graph is any other: of the other kind, in float16, traced, or edited.
 
     Raises:
         BundleIntegrityError: the bytes are no message.
     """
     try:
-        return _Reader(read_graph(model)).read()
+        return _Reader(read_graph(model), pairs=pairs).read()
     except OtherGraphError:
         return None
 
@@ -52,9 +53,11 @@ def read_bert(model: bytes) -> BertGraph | None:
 class _Reader:
     """Follows ``bert.py``, ``writer.py``, ``quantize.py``, ``static.py`` and ``word_table.py`` of export."""
 
-    def __init__(self, graph: PlainGraph) -> None:
-        require(graph.versions == _VERSIONS and graph.inputs[:2] == _INPUTS, "another kind of model")
-        self.graph = graph
+    def __init__(self, graph: PlainGraph, *, pairs: bool) -> None:
+        self.inputs = _INPUTS if pairs else _INPUTS[:2]
+        fed = graph.inputs[: len(self.inputs)]
+        require(graph.versions == _VERSIONS and fed == self.inputs, "another kind of model")
+        self.graph, self.pairs = graph, pairs
         self.cursor = GraphCursor(graph)
         self.defaults: list[Value] = []  # inputs that nobody feeds: the steps of int8-static
         self.hidden = 0
@@ -68,6 +71,7 @@ class _Reader:
         ignored = take("Mul", take("Sub", _number(1.0), mask), _number(-1e9))
         ignored = take("Unsqueeze", ignored, _integers(1, 2))
         rows, words, positions = self._embed()
+        rows, types = self._add_types(rows)
         states, norm = self._normalise(rows)
         layers = []
         while self.cursor.operator in _PRODUCTS:
@@ -77,8 +81,11 @@ class _Reader:
         pooled, head = self._head(pooled)
         if self.epsilon is None or self.heads is None or self.gelu is None:
             raise OtherGraphError("there are no layers")
-        read = BertGraph(words, positions, norm, self.epsilon, self.heads, self.gelu, tuple(layers), pooling, head)
-        self._finish(pooled, read)
+        output, last = self._score(pooled) if self.pairs else (self._scale(pooled), None)
+        read = BertGraph(
+            words, positions, types, norm, self.epsilon, self.heads, self.gelu, tuple(layers), pooling, head, last
+        )
+        self._finish(output, read)
         return read
 
     def _embed(self) -> tuple[str, WordTable, Array]:
@@ -92,6 +99,12 @@ class _Reader:
         require(dtype in gathers, "another word table")
         word_rows, words = gathers[dtype]()
         return take("Add", word_rows, position_rows), words, positions
+
+    def _add_types(self, rows: str) -> tuple[str, Array | None]:
+        if not self.pairs or self.cursor.operator != "Gather":
+            return rows, None
+        types = self.cursor.constant(0, "float32", None, self.hidden)
+        return self.cursor.take("Add", rows, self.cursor.take("Gather", types, "token_type_ids")), types
 
     def _float_words(self) -> tuple[str, WordTable]:
         table = self.cursor.constant(0, "float32", None, self.hidden)
@@ -216,16 +229,27 @@ class _Reader:
         product, head = self._affine(pooled, self.hidden)
         return self.cursor.take("Tanh", product), head
 
-    def _finish(self, pooled: str, read: BertGraph) -> None:
-        """The rows of length 1 are all that comes out, and nothing but what was met went in."""
+    def _scale(self, pooled: str) -> str:
         take = self.cursor.take
         norm = take("Max", take("ReduceL2", pooled, _integers(-1), keepdims=1), _number(1e-12))
-        output = Value(take("Div", pooled, norm), _FLOAT32, ("batch", read.dimension))
+        return take("Div", pooled, norm)
+
+    def _score(self, pooled: str) -> tuple[str, Product]:
+        take = self.cursor.take
+        product, last = self._affine(pooled, self.hidden, 1)
+        require(last.kind == "fp32", "a logit of bytes")
+        return take("Sigmoid", take("Squeeze", product, _integers(1))), last
+
+    def _finish(self, output: str, read: BertGraph) -> None:
+        """Rows of length 1, or scores, are all that comes out, and nothing but what was met went in."""
         self.cursor.finish()
-        require(output.name == "sentence_embedding", "another output")
-        require(self.graph.outputs == [output], "other outputs")
-        require(self.graph.inputs == [*_INPUTS, *self.defaults], "other inputs")
+        name, axes = ("score", ()) if self.pairs else ("sentence_embedding", (read.dimension,))
+        require(output == name, "another output")
+        require(self.graph.outputs == [Value(name, _FLOAT32, ("batch", *axes))], "other outputs")
+        require(self.graph.inputs == [*self.inputs, *self.defaults], "other inputs")
         require(len({product.kind for product in read.products}) == 1, "products of several kinds")
+        has_pooler = read.pooling == "cls" and read.head is not None
+        require(has_pooler or not self.pairs, "another pooling")
 
 
 def _integers(*values: int) -> Array:

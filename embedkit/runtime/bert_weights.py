@@ -1,4 +1,4 @@
-"""What a text encoder of the BERT family consists of: weights as a bundle stores them, and a few settings."""
+"""What a model of the BERT family consists of: weights as a bundle stores them, and a few settings."""
 
 from __future__ import annotations
 
@@ -95,25 +95,28 @@ class Layer:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BertGraph:
-    """A text encoder: all that decides its embeddings, but the tokenizer.
+    """All that decides embeddings of texts or scores of pairs, but the tokenizer.
 
     Arrays read the bytes of the model where they can. Ids outside the table and texts longer than the positions
     are the caller's to refuse.
 
     Attributes:
         words: the word table.
-        positions: ``(P, H) float32``; the one token type that a text has is in them.
-        norm: of the sum of both.
+        positions: ``(P, H) float32``; where there is one token type, as of texts, it is in them.
+        types: ``(T, H) float32`` of the token types of pairs, if there are several.
+        norm: of the sum of these.
         epsilon: of every LayerNorm.
         heads: of every layer; H is a multiple of them.
         gelu: the exact form or the one by tanh.
         layers: at least one.
         pooling: the mean over the mask, or the first token's state.
-        head: a product under a tanh, behind pooling. The rows are then scaled to length 1.
+        head: a product under a tanh, behind pooling. The rows of an encoder are then scaled to length 1.
+        last: of a cross-encoder, a product of one column in float32, behind the head; its sigmoid is the score.
     """
 
     words: WordTable
     positions: FloatArray
+    types: FloatArray | None
     norm: Norm
     epsilon: float
     heads: int
@@ -121,6 +124,7 @@ class BertGraph:
     layers: tuple[Layer, ...]
     pooling: Literal["mean", "cls"]
     head: Product | None
+    last: Product | None
 
     @property
     def hidden(self) -> int:
@@ -129,11 +133,11 @@ class BertGraph:
 
     @property
     def dimension(self) -> int:
-        """D, the width of an embedding."""
+        """D, the width of a row behind the head."""
         return self.hidden if self.head is None else len(self.head.bias)
 
     @property
     def products(self) -> tuple[Product, ...]:
-        """All products, in order; they are of one kind."""
+        """All products but the last of a cross-encoder, in order; they are of one kind."""
         of_layers = (each for layer in self.layers for each in layer.products)
         return (*of_layers,) if self.head is None else (*of_layers, self.head)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
-from typing import Any, NotRequired, TypedDict
+from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
 import numpy as np
 
@@ -14,10 +14,12 @@ from embedkit.runtime.arguments import check_count, check_iterable
 from embedkit.runtime.bundle import Bundle, GoldenPairs, Manifest
 from embedkit.runtime.engine import Engine, OnOverflow, Plan, Verification
 from embedkit.runtime.loading import check_kind, load_model
-from embedkit.runtime.padded_graph import PaddedGraph
+from embedkit.runtime.native_graph import NativeGraph
 from embedkit.runtime.sentence_transformers import FolderModel, read_cross_encoder_folder
-from embedkit.runtime.session import Session
 from embedkit.runtime.tokenization import PairTokenizer, TokenBatch, Tokens
+
+if TYPE_CHECKING:
+    from embedkit.runtime.padded_graph import PaddedGraph
 
 __all__ = ["CrossEncoder", "RankedDocument"]
 
@@ -37,7 +39,7 @@ class RankedDocument(TypedDict):
 
 
 class CrossEncoder:
-    """A cross-encoder on ONNX Runtime. Use :meth:`load`; safe to share between threads.
+    """A cross-encoder, on ONNX Runtime or embedkit's own kernel. Use :meth:`load`; safe to share among threads.
 
     Both texts of a pair go through the network together, so nothing can be computed beforehand: it is
     for re-ranking a few dozen documents that an encoder found, and for scoring pairs. A score is the
@@ -57,7 +59,6 @@ class CrossEncoder:
         max_tokens_per_batch: int | None = None,
     ) -> None:
         check_kind(model.manifest, "cross-encoder")
-        is_bundle = isinstance(model, Bundle)
         golden = model.golden if isinstance(model, Bundle) else None
         self._manifest = model.manifest
         self._fingerprint = model.fingerprint
@@ -66,11 +67,11 @@ class CrossEncoder:
             self._tokenizer = PairTokenizer(model.tokenizer_json, model.manifest.max_length)
         except InputError as error:  # its length, which nobody gave here
             raise ModelError(str(error)) from error
-        outputs = _BUNDLE_OUTPUTS if is_bundle else _FOLDER_OUTPUTS
-        session = Session(model.model, outputs=outputs, threads=threads, providers=providers)
-        finish = _keep if is_bundle else _activate
+        native = NativeGraph.choose(model.model, pairs=True, threads=threads, providers=providers)
+        graph = native or self._open_session(model, threads, providers)
+        self._provider = graph.provider
         self._engine = Engine(
-            PaddedGraph(session, finish=finish, pad_id=self._tokenizer.pad_id),
+            graph,
             shape=(),
             max_length=self.max_length,
             unit="pairs",
@@ -97,8 +98,11 @@ class CrossEncoder:
             threads: threads to keep busy; as many as this process may use (affinity and container quota)
                 if None. On a CPU each works on batches of its own, unless there is only one or the graph is
                 large (64 MB without the table of words); else all work on one.
-            providers: ONNX Runtime execution providers in order of preference, the CPU's if None. One
-                that is not there is an error.
+            providers: ONNX Runtime execution providers in order of preference, or
+                ``["EmbedkitExecutionProvider"]``, which runs cross-encoders of the BERT family that embedkit
+                exported, on processors with AVX-512 and VNNI. One that is not there is an error. If None, that one
+                where it is the quickest (int8 of any size, fp32 up to the size of BERT-Mini), else ONNX Runtime's
+                for the CPU.
             max_tokens_per_batch: bound of a batch's pairs times its longest in tokens; if None, 16,384, but on
                 a CPU 1024, and there 128 to 256 where threads have batches of their own.
 
@@ -133,6 +137,11 @@ class CrossEncoder:
     def max_length(self) -> int:
         """The longest pair in tokens, special tokens included."""
         return self._manifest.max_length
+
+    @property
+    def provider(self) -> str:
+        """What runs the graph: embedkit's own kernel or the first of ONNX Runtime's providers at work."""
+        return self._provider
 
     @property
     def has_golden(self) -> bool:
@@ -247,6 +256,18 @@ class CrossEncoder:
         golden = Tokens(self._golden.token_ids, [], self._golden.token_type_ids)
         found = self._tokenizer.tokenize(self._golden.pairs)
         return self._engine.verify(found, golden, self._golden.scores, self._golden.tolerance)
+
+    def _open_session(
+        self, model: Bundle | FolderModel, threads: int | None, providers: Sequence[str] | None
+    ) -> PaddedGraph:
+        # ONNX Runtime is half of a cold start, and what the kernel runs can do without.
+        from embedkit.runtime.padded_graph import PaddedGraph
+        from embedkit.runtime.session import Session
+
+        is_bundle = isinstance(model, Bundle)
+        outputs = _BUNDLE_OUTPUTS if is_bundle else _FOLDER_OUTPUTS
+        session = Session(model.model, outputs=outputs, threads=threads, providers=providers)
+        return PaddedGraph(session, finish=_keep if is_bundle else _activate, pad_id=self._tokenizer.pad_id)
 
     def _tokenize(self, pairs: list[Any], first: int) -> Tokens:
         return self._tokenizer.tokenize(pairs, first=first)

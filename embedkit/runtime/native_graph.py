@@ -1,8 +1,8 @@
-"""The graph of a BERT encoder, run by our own kernel instead of ONNX Runtime.
+"""The graph of a BERT encoder or cross-encoder, run by our own kernel instead of ONNX Runtime.
 
-Texts stand beside each other without padding, and all from the word table to the unit row is one call. In int8,
-dynamic products round each token by a scale of its own, where ONNX Runtime has one for the batch: that is more
-exact, and an embedding does not depend on its batch.
+Texts or pairs stand beside each other without padding, and all from the word table to the unit row, or to the row
+that a score is made of, is one call. In int8, dynamic products round each token by a scale of its own, where ONNX
+Runtime has one for the batch: that is more exact, and neither embeddings nor scores depend on their batch.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def native_instructions() -> tuple[str, ...]:
 
 
 class NativeGraph:
-    """Runs texts without padding, on a thread for each batch. Use :meth:`choose`; safe to share between threads.
+    """Runs texts or pairs without padding, a batch on each thread. Use :meth:`choose`; threads may share it.
 
     Args:
         graph: one that the kernel can run.
@@ -49,23 +49,30 @@ class NativeGraph:
     Attributes:
         lanes: threads that may call :meth:`fill` side by side.
         provider: the name by which it is asked for.
-        width: D, the width of a row.
+        width: D, the width of a row; None of a cross-encoder, which gives scores.
     """
 
     def __init__(self, graph: BertGraph, *, threads: int | None = None) -> None:
         self.lanes = check_count(threads, "threads") or available_threads()
         self.provider = NATIVE
-        self.width = graph.dimension
+        self.width = graph.dimension if graph.last is None else None
+        self._dimension, self._last, self._is_typed = graph.dimension, graph.last, graph.types is not None
         self._network = _open(graph, amx=_AMX in native_instructions())
 
     @classmethod
     def choose(
-        cls, model: bytes, *, threads: int | None = None, providers: Sequence[str] | None = None
+        cls,
+        model: bytes,
+        *,
+        pairs: bool = False,
+        threads: int | None = None,
+        providers: Sequence[str] | None = None,
     ) -> NativeGraph | None:
         """The graph, if it is asked for, or if nothing is and this is the quickest way to run it.
 
         Args:
             model: a serialized ONNX model.
+            pairs: whether it should be a cross-encoder, and not an encoder.
             threads: as above.
             providers: what the caller asks for.
 
@@ -78,7 +85,7 @@ class NativeGraph:
         if asked and list(providers or ()) != [NATIVE]:
             raise ProviderError(f"{NATIVE} runs the whole graph; no other provider can stand beside it")
         try:
-            graph = _read(model)
+            graph = _read(model, pairs=pairs)
         except ProviderError:
             if asked:
                 raise
@@ -86,17 +93,17 @@ class NativeGraph:
         return cls(graph, threads=threads) if asked or _is_quickest(graph) else None
 
     @classmethod
-    def find(cls, model: bytes) -> NativeGraph | None:
+    def find(cls, model: bytes, *, pairs: bool = False) -> NativeGraph | None:
         """The graph wherever the kernel can run it, asked for or not; to compare with."""
         try:
-            return cls(_read(model))
+            return cls(_read(model, pairs=pairs))
         except ProviderError:
             return None
 
     def batches(
         self, lengths: npt.NDArray[np.int64], *, most_tokens: int | None, most_items: int | None
     ) -> list[slice]:
-        """The texts of each batch, in their order: there is no padding to be saved."""
+        """The texts or pairs of each batch, in their order: there is no padding to be saved."""
         ends = np.cumsum(lengths)
         budget, count, start = most_tokens or _TOKENS_PER_BATCH, len(lengths), 0
         found = []
@@ -109,16 +116,16 @@ class NativeGraph:
         return found
 
     def golden_batches(self, lengths: npt.NDArray[np.int64], *, most_tokens: int | None) -> list[slice]:
-        """The same, as no text depends on its batch."""
+        """The same, as nothing depends on its batch."""
         return self.batches(lengths, most_tokens=most_tokens, most_items=None)
 
     def fill(self, rows: FloatArray, items: slice, tokens: Tokens, lane: int | None = None) -> None:
-        """Put the embeddings of one batch into ``rows[items]``, ``(B, D) float32, unit rows``.
+        """Put what one batch gives into ``rows[items]``: ``(B, D) float32, unit rows``, or ``(B,)``, scores.
 
         Args:
-            rows: of all texts, C-contiguous.
-            items: texts that follow each other, as :meth:`batches` gives them.
-            tokens: of all texts.
+            rows: of all texts or pairs, C-contiguous.
+            items: some that follow each other, as :meth:`batches` gives them.
+            tokens: of all texts or pairs.
             lane: of no meaning here, as the kernel hands out memory.
 
         Raises:
@@ -126,33 +133,52 @@ class NativeGraph:
         """
         del lane
         ids = TokenIds.of(tokens.ids[items])
+        found = rows[items] if self._last is None else np.empty((len(ids), self._dimension), dtype=np.float32)
+        types = _types(tokens, items, len(ids.flat)) if self._is_typed else None
         try:
-            self._network.run(ids.flat, ids.bounds.astype(np.int32), rows[items])
+            self._network.run(ids.flat, types, ids.bounds.astype(np.int32), found)
         except ValueError as error:
             raise ModelError(f"the graph has no place for what the tokenizer gave: {error}") from error
+        if self._last is not None:
+            rows[items] = _score(found, self._last)
 
     def run(self, tokens: Tokens) -> FloatArray:
-        """All texts as one batch: ``(N, D) float32, unit rows``.
+        """All texts or pairs as one batch: ``(N, D) float32, unit rows``, or ``(N,)``, scores.
 
         Raises:
             ModelError: as :meth:`fill`.
         """
-        rows = np.empty((len(tokens.ids), self.width), dtype=np.float32)
+        shape = () if self.width is None else (self.width,)
+        rows = np.empty((len(tokens.ids), *shape), dtype=np.float32)
         self.fill(rows, slice(None), tokens)
         return rows
 
 
-def _read(model: bytes) -> BertGraph:
+def _types(tokens: Tokens, items: slice, count: int) -> npt.NDArray[np.int32]:
+    """Types of so many tokens: 0 where nothing else is said, as for ONNX Runtime."""
+    if tokens.type_ids is None:
+        return np.zeros(count, dtype=np.int32)
+    return TokenIds.of(tokens.type_ids[items]).flat
+
+
+def _score(rows: FloatArray, last: Product) -> FloatArray:
+    """The sigmoid of one column, ``(B, H) -> (B,)``; a product by BLAS would depend on B in its last bits."""
+    logits = np.multiply(rows, last.weight[:, 0], dtype=np.float64).sum(axis=1) + last.bias
+    # Through tanh, which does not overflow where the exponential would.
+    return np.asarray(0.5 * (1 + np.tanh(0.5 * logits)), dtype=np.float32)
+
+
+def _read(model: bytes, *, pairs: bool) -> BertGraph:
     """The graph, where the kernel can run it."""
     if bert is None:
         raise ProviderError(f"{NATIVE} is not there: no C compiler was found when embedkit was installed")
     if _VNNI not in native_instructions():
         raise ProviderError(f"{NATIVE} needs Linux on an x86 processor with AVX-512 and VNNI")
-    graph = read_bert(model)
+    graph = read_bert(model, pairs=pairs)
     if graph is None or not _fits(graph):
         raise ProviderError(
-            f"{NATIVE} runs encoders of the BERT family as embedkit writes them, in fp32 and int8, of widths that "
-            f"are multiples of {_MULTIPLE}; this graph is another one"
+            f"{NATIVE} runs encoders and cross-encoders of the BERT family as embedkit writes them, in fp32 and "
+            f"int8, of widths that are multiples of {_MULTIPLE}; this graph is another one"
         )
     return graph
 
@@ -182,10 +208,12 @@ def _open(graph: BertGraph, *, amx: bool) -> bert.Network:
         epsilon=graph.epsilon,
         tanh=graph.gelu == "tanh",
         first_token=graph.pooling == "cls",
+        unit=graph.last is None,
         amx=amx,
         words=graph.words.values,
         word_scales=graph.words.scales,
         positions=graph.positions,
+        types=graph.types,
         norm=_norm(graph.norm),
         layers=[
             (

@@ -260,9 +260,9 @@ class TestSizes:
         ids, rows = np.array([5, 6, 7], dtype=np.int32), np.empty((2, 64), dtype=np.float32)
         for starts in ([0, 1], [0, 1, 4], [1, 2, 3], [0, 4, 3], []):
             with pytest.raises(ValueError, match=r"do not fit|texts run|tokens"):
-                graph._network.run(ids, np.array(starts, dtype=np.int32), rows)
+                graph._network.run(ids, None, np.array(starts, dtype=np.int32), rows)
         with pytest.raises(ValueError, match="do not fit"):
-            graph._network.run(ids, np.array([0, 1, 3], dtype=np.int32), rows[:, :-1].copy())
+            graph._network.run(ids, None, np.array([0, 1, 3], dtype=np.int32), rows[:, :-1].copy())
 
 
 class TestChoice:

@@ -1,10 +1,11 @@
-"""The weights of encoders are read out of their graphs, and of nothing that is another graph."""
+"""The weights of encoders and cross-encoders are read out of their graphs, and of no other graphs."""
 
 from __future__ import annotations
 
 import contextlib
 import math
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from onnx import AttributeProto, TensorProto, helper, numpy_helper
 from transformers import BertConfig, BertModel, MPNetConfig, MPNetModel, RobertaConfig, RobertaModel
 
 from embedkit.errors import BundleIntegrityError
+from embedkit.export import bert
 from embedkit.export.graph import build_graph
 from embedkit.export.half import halve
 from embedkit.export.quantize import Int8Arithmetic
@@ -35,6 +37,7 @@ TEXTS = ["the cat is asleep", "a good dog", "where is the train to the city toda
 KINDS = ("fp32", "int8", "int8-static")
 Rows = npt.NDArray[np.float64]
 MakeEncoder = Callable[..., SentenceEncoder]
+MakePairs = Callable[..., PairEncoder]
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +74,25 @@ def make_encoder(toy_tokenizer_json: str) -> MakeEncoder:
     return make
 
 
-def write(encoder: SentenceEncoder, products: str = "fp32", words: str = "float32") -> onnx.ModelProto:
+@pytest.fixture(scope="module")
+def make_pairs(make_encoder: MakeEncoder) -> MakePairs:
+    """``make_pairs(family=BertConfig, **config)``: a cross-encoder whose scores spread."""
+
+    def make(**changes: Any) -> PairEncoder:
+        pairs = PairEncoder.from_encoder(make_encoder(**changes), max_length=20, seed=2).eval()
+        with torch.random.fork_rng(), torch.no_grad():
+            torch.manual_seed(4)
+            for name, parameter in pairs.network.named_parameters():
+                if "pooler" in name or "classifier" in name:
+                    parameter.add_(0.3 * torch.randn_like(parameter))
+        return pairs
+
+    return make
+
+
+def write(
+    encoder: SentenceEncoder | PairEncoder, products: str = "fp32", words: str = "float32"
+) -> onnx.ModelProto:
     made = {"fp32": FloatArithmetic(), "int8": Int8Arithmetic(64)}
     if products == "int8-static":
         made[products] = StaticInt8Products(64, measure_ranges(encoder, TEXTS))  # type: ignore[assignment]
@@ -79,14 +100,20 @@ def write(encoder: SentenceEncoder, products: str = "fp32", words: str = "float3
 
 
 def read(model: onnx.ModelProto) -> BertGraph | None:
-    return read_bert(model.SerializeToString())
+    """As an encoder or a cross-encoder; no graph is both."""
+    content = model.SerializeToString()
+    encoder, pairs = read_bert(content), read_bert(content, pairs=True)
+    assert encoder is None or pairs is None
+    return encoder or pairs
 
 
 # An evaluation of what was read, in float64 but for the rounding that int8 means.
 
 
-def embed(graph: BertGraph, ids: npt.NDArray[np.int64], mask: npt.NDArray[np.int64]) -> Rows:
+def embed(graph: BertGraph, batch: TokenBatch) -> Rows:
+    ids, mask = batch.input_ids, batch.attention_mask
     rows = words_of(graph)[ids] + graph.positions[: ids.shape[1]].astype(np.float64)
+    rows = rows if graph.types is None else rows + graph.types[batch.token_type_ids]
     states = normalise(rows, graph.norm, graph.epsilon)
     for layer in graph.layers:
         parts = np.split(multiply(layer.projection, states), 3, axis=-1)
@@ -99,6 +126,8 @@ def embed(graph: BertGraph, ids: npt.NDArray[np.int64], mask: npt.NDArray[np.int
         states = normalise(multiply(layer.narrow, opened) + mixed, layer.norm, graph.epsilon)
     pooled = states[:, 0] if graph.pooling == "cls" else (states * mask[..., None]).sum(1) / mask.sum(1)[:, None]
     pooled = pooled if graph.head is None else np.tanh(multiply(graph.head, pooled))
+    if graph.last is not None:
+        return 1 / (1 + np.exp(-multiply(graph.last, pooled)[:, 0]))
     return pooled / np.linalg.norm(pooled, axis=1, keepdims=True)
 
 
@@ -137,13 +166,18 @@ def gelu(values: Rows, form: str) -> Rows:
     return values / 2 * (1 + np.vectorize(math.erf)(values / math.sqrt(2)))
 
 
-def check(model: onnx.ModelProto, encoder: SentenceEncoder, atol: float) -> BertGraph:
-    """Read the graph; what was read gives the embeddings that ONNX Runtime gives."""
+def check(model: onnx.ModelProto, encoder: SentenceEncoder | PairEncoder, atol: float) -> BertGraph:
+    """Read the graph; what was read gives the embeddings or scores that ONNX Runtime gives."""
     graph = read(model)
     assert graph is not None
-    batch = encoder.tokenizer.pad(encoder.tokenizer.tokenize(TEXTS).ids)
-    expected = Session(model.SerializeToString(), outputs=["sentence_embedding"], threads=1).run(batch)
-    np.testing.assert_allclose(embed(graph, batch.input_ids, batch.attention_mask), expected, atol=atol)
+    if isinstance(encoder, PairEncoder):
+        tokens = encoder.tokenizer.tokenize(list(pairwise(TEXTS)))
+    else:
+        tokens = encoder.tokenizer.tokenize(TEXTS)
+    batch = tokens.batch(range(len(tokens.ids)), encoder.tokenizer.pad_id)
+    outputs = ["sentence_embedding", "score"]
+    expected = Session(model.SerializeToString(), outputs=outputs, threads=1).run(batch)
+    np.testing.assert_allclose(embed(graph, batch), expected, atol=atol)
     return graph
 
 
@@ -235,7 +269,22 @@ def test_the_bundle_of_the_package_is_read() -> None:
     assert np.shares_memory(graph.words.values, np.frombuffer(model, dtype=np.uint8))
     ids, mask = np.array([[101, 2023, 2003, 102], [101, 3899, 102, 0]]), np.array([[1, 1, 1, 1], [1, 1, 1, 0]])
     expected = Session(model, outputs=["sentence_embedding"], threads=1).run(TokenBatch(ids, mask))
-    np.testing.assert_allclose(embed(graph, ids, mask), expected, atol=1e-2)
+    np.testing.assert_allclose(embed(graph, TokenBatch(ids, mask)), expected, atol=1e-2)
+
+
+@pytest.mark.parametrize("products", KINDS)
+@pytest.mark.parametrize("family", [BertConfig, RobertaConfig])
+def test_cross_encoders_are_read(make_pairs: MakePairs, products: str, family: Any) -> None:
+    pairs = make_pairs(family=family, type_vocab_size=2 if family is BertConfig else 1)
+
+    graph = check(write(pairs, products, "int8"), pairs, 1e-5 if products == "fp32" else 2e-2)
+
+    assert {product.kind for product in graph.products} == {products}
+    assert len(graph.products) == 9
+    assert graph.pooling == "cls"
+    assert graph.last is not None
+    assert graph.last.weight.shape == (32, 1)
+    assert (graph.types is None) == (family is RobertaConfig)
 
 
 def test_every_array_is_aligned(make_encoder: MakeEncoder) -> None:
@@ -250,13 +299,15 @@ def test_every_array_is_aligned(make_encoder: MakeEncoder) -> None:
 # Other graphs.
 
 
-def test_other_networks_are_none(make_encoder: MakeEncoder) -> None:
-    encoder = make_encoder()
-    pairs = PairEncoder.from_encoder(encoder, max_length=20, seed=2).eval()
+def test_each_kind_is_none_to_who_wants_the_other(make_encoder: MakeEncoder, make_pairs: MakePairs) -> None:
+    for products in KINDS:
+        assert read_bert(write(make_encoder(), products).SerializeToString(), pairs=True) is None
+        assert read_bert(write(make_pairs(), products).SerializeToString()) is None
 
-    assert read(build_graph(pairs, FloatArithmetic())) is None
-    assert read(build_graph(pairs, Int8Arithmetic(64))) is None
-    assert read(halve(write(encoder), "mean")) is None
+
+def test_other_networks_are_none(make_encoder: MakeEncoder, make_pairs: MakePairs) -> None:
+    assert read(halve(write(make_encoder()), "mean")) is None
+    assert read(halve(write(make_pairs()), "cls")) is None
     assert read(build_graph(make_encoder(family=MPNetConfig), FloatArithmetic())) is None
 
 
@@ -269,18 +320,27 @@ def test_products_of_several_kinds_are_none(make_encoder: MakeEncoder) -> None:
     assert read(build_graph(make_encoder(), Alternating())) is None
 
 
-def variants(make_encoder: MakeEncoder) -> dict[str, onnx.ModelProto]:
-    """All that a graph can consist of, in three."""
+def test_a_logit_of_bytes_is_none(make_pairs: MakePairs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bert, "FloatArithmetic", lambda: Int8Arithmetic(64))
+    written = write(make_pairs(), "int8")
+    assert [node.op_type for node in written.graph.node].count("MatMulInteger") == 10
+    assert read(written) is None
+
+
+def variants(make_encoder: MakeEncoder, make_pairs: MakePairs) -> dict[str, onnx.ModelProto]:
+    """All that a graph can consist of, in five."""
     return {
+        "pairs": write(make_pairs()),
+        "pairs of one type": write(make_pairs(type_vocab_size=1), "int8"),
         "fp32": write(make_encoder(pooling="cls", num_hidden_layers=2)),
         "int8": write(make_encoder(head=6, num_hidden_layers=2), "int8", "int8"),
         "int8-static": write(make_encoder(num_hidden_layers=2), "int8-static", "int4"),
     }
 
 
-@pytest.fixture(scope="module", params=KINDS)
-def model(request: pytest.FixtureRequest, make_encoder: MakeEncoder) -> onnx.ModelProto:
-    found = variants(make_encoder)[request.param]
+@pytest.fixture(scope="module", params=[*KINDS, "pairs", "pairs of one type"])
+def model(request: pytest.FixtureRequest, make_encoder: MakeEncoder, make_pairs: MakePairs) -> onnx.ModelProto:
+    found = variants(make_encoder, make_pairs)[request.param]
     assert read(found) is not None
     return found
 
@@ -366,7 +426,7 @@ def is_fixed(tensor: TensorProto) -> bool:
 
 
 # Tables that may as well be shorter.
-TABLES = ("embeddings.position_embeddings.weight", "embeddings.word_embeddings.weight")
+TABLES = [f"embeddings.{name}_embeddings.weight" for name in ("position", "word", "token_type")]
 
 
 def test_every_edit_of_a_constant_makes_it_another_graph(model: onnx.ModelProto) -> None:
@@ -414,7 +474,7 @@ EDITS: dict[str, Callable[[onnx.ModelProto], Any]] = {
     "one more output": lambda m: m.graph.output.append(FEW),
     "another output": lambda m: setattr(m.graph.output[0], "name", "pooled"),
     "an output of another width": lambda m: setattr(
-        m.graph.output[0].type.tensor_type.shape.dim[1], "dim_value", 7
+        m.graph.output[0].type.tensor_type.shape.dim[-1], "dim_value", 7
     ),
     "one more input": lambda m: m.graph.input.append(FEW),
     "a weight that may be fed": lambda m: m.graph.input.append(
@@ -461,6 +521,7 @@ def test_bytes_that_are_no_model_are_refused(model: onnx.ModelProto) -> None:
     content = model.SerializeToString()
 
     assert read_bert(b"") is None
+    assert read_bert(b"", pairs=True) is None
     for end in (len(content) // 3, len(content) - 1):
         with pytest.raises(BundleIntegrityError):
             read_bert(content[:end])

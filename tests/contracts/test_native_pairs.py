@@ -1,0 +1,270 @@
+"""Our own kernel scores pairs as ONNX Runtime does, and with the same bits in any company."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import BertConfig, BertForSequenceClassification, RobertaConfig, RobertaForSequenceClassification
+
+from embedkit.errors import ModelError, ProviderError
+from embedkit.export.graph import build_graph
+from embedkit.export.pipeline import export
+from embedkit.export.quantize import Int8Arithmetic
+from embedkit.export.static import StaticInt8Products, measure_ranges
+from embedkit.export.word_table import WORD_TABLES, MixedArithmetic
+from embedkit.export.writer import FloatArithmetic
+from embedkit.modeling.cross_encoder import PairEncoder
+from embedkit.runtime import native_graph
+from embedkit.runtime.bert_graph import read_bert
+from embedkit.runtime.cross_encoder import CrossEncoder
+from embedkit.runtime.native_graph import NATIVE, NativeGraph, native_instructions
+from embedkit.runtime.session import CPU, Session
+from embedkit.runtime.tokenization import PairTokenizer, Tokens
+
+MAX_LENGTH = 300
+# Largest difference of a score. int8-static rounds the same values by the same steps, and now and then one the
+# other way; int8 rounds each token by a step of its own.
+DIFFERENCE = {"fp32": 2e-6, "int8-static": 2e-2, "int8": 5e-2}
+PAIRS = [
+    ("the cat is asleep", "a good dog"),
+    ("where is the train to the city today", "my mother drives to the sea"),
+    ("music", ""),
+    ("", "the sea is blue and the sun is warm today"),
+]
+
+needs_kernel = pytest.mark.skipif(not native_instructions(), reason="no kernel, or no processor for it")
+
+
+@pytest.fixture(scope="module")
+def make_model(toy_tokenizer_json: str) -> Any:
+    """``make_model(family="bert", **config)``, of random weights, biases too; its scores spread."""
+
+    def make(family: str = "bert", **changes: Any) -> PairEncoder:
+        tokenizer = PairTokenizer(toy_tokenizer_json, MAX_LENGTH)
+        settings = {
+            "vocab_size": tokenizer.vocabulary_size,
+            "hidden_size": 64,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "intermediate_size": 192,
+            "max_position_embeddings": MAX_LENGTH + 2,
+            "initializer_range": 0.15,
+            "num_labels": 1,
+            "pad_token_id": 0,
+        }
+        with torch.random.fork_rng(), torch.no_grad():
+            torch.manual_seed(5)
+            network: Any
+            if family == "bert":
+                network = BertForSequenceClassification(BertConfig(**settings | changes))
+            else:
+                network = RobertaForSequenceClassification(
+                    RobertaConfig(**settings | {"type_vocab_size": 1} | changes)
+                )
+            for name, parameter in network.named_parameters():
+                if parameter.ndim == 1 or "token_type" in name:
+                    parameter.add_(0.2 * torch.randn_like(parameter))
+                if name in ("classifier.weight", "classifier.out_proj.weight"):
+                    parameter.copy_(0.4 * torch.randn_like(parameter))
+        return PairEncoder(network, tokenizer, name="toy").eval()
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def tokens() -> Tokens:
+    """Pairs of every length that fills its vectors, tiles and blocks in another way, parted anywhere."""
+    generator = np.random.default_rng(0)
+    lengths = [2, 1, 3, 15, 16, 17, 31, 32, 33, 64, 95, 96, 97, 130, 200, MAX_LENGTH, 5, 5, 8]
+    ids = [generator.integers(5, 300, length).tolist() for length in lengths]
+    types = [sorted(generator.integers(0, 2, length).tolist()) for length in lengths]
+    return Tokens(ids, [], types)
+
+
+def write(model: PairEncoder, products: str = "fp32", words: str = "float32") -> bytes:
+    made: dict[str, Any] = {"fp32": FloatArithmetic(), "int8": Int8Arithmetic(127)}
+    if products == "int8-static":
+        made[products] = StaticInt8Products(127, measure_ranges(model, [text for pair in PAIRS for text in pair]))
+    content: bytes = build_graph(model, MixedArithmetic(made[products], WORD_TABLES[words])).SerializeToString()
+    return content
+
+
+def find(content: bytes) -> NativeGraph:
+    graph = NativeGraph.find(content, pairs=True)
+    assert graph is not None
+    return graph
+
+
+def take(tokens: Tokens, rows: Any) -> Tokens:
+    assert tokens.type_ids is not None
+    return Tokens([tokens.ids[row] for row in rows], [], [tokens.type_ids[row] for row in rows])
+
+
+def run_alone(content: bytes, tokens: Tokens) -> Any:
+    """What ONNX Runtime gives for each pair by itself."""
+    session = Session(content, outputs=["score"], threads=1)
+    return np.concatenate([session.run(tokens.batch([row], 0)) for row in range(len(tokens.ids))])
+
+
+@needs_kernel
+@pytest.mark.parametrize("words", WORD_TABLES)
+@pytest.mark.parametrize("products", DIFFERENCE)
+@pytest.mark.parametrize("family", ["bert", "roberta"])
+def test_agrees_with_onnx_runtime(make_model: Any, tokens: Tokens, family: str, products: str, words: str) -> None:
+    content = write(make_model(family), products, words)
+    scores = find(content).run(tokens)
+    expected = run_alone(content, tokens)
+    assert expected.std() > 0.05
+    assert (scores.shape, scores.dtype) == (expected.shape, np.float32)
+    assert np.abs(scores - expected).max() <= DIFFERENCE[products]
+
+
+@needs_kernel
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"hidden_act": "gelu_new", "layer_norm_eps": 1e-3},
+        {"hidden_size": 192, "num_attention_heads": 3, "intermediate_size": 64},
+        {"type_vocab_size": 4},
+        {"type_vocab_size": 1},
+    ],
+    ids=str,
+)
+def test_agrees_for_every_shape(make_model: Any, tokens: Tokens, changes: dict[str, Any]) -> None:
+    content = write(make_model(**changes))
+    assert np.abs(find(content).run(tokens) - run_alone(content, tokens)).max() <= DIFFERENCE["fp32"]
+
+
+@needs_kernel
+def test_token_types_count(make_model: Any, tokens: Tokens) -> None:
+    content = write(make_model())
+    graph, untyped = find(content), Tokens(tokens.ids, [])
+    assert np.abs(graph.run(untyped) - graph.run(tokens)).max() > 0.01
+    assert np.abs(graph.run(untyped) - run_alone(content, untyped)).max() <= DIFFERENCE["fp32"]
+
+
+@needs_kernel
+@pytest.mark.parametrize("products", DIFFERENCE)
+def test_a_pair_has_the_same_bits_in_any_company(make_model: Any, tokens: Tokens, products: str) -> None:
+    graph = find(write(make_model(), products))
+    together = graph.run(tokens)
+    order = np.random.default_rng(1).permutation(len(tokens.ids))
+    assert np.array_equal(together[order], graph.run(take(tokens, order)))
+    alone = [graph.run(take(tokens, [row])) for row in range(len(tokens.ids))]
+    assert np.array_equal(together, np.concatenate(alone))
+
+
+@pytest.mark.skipif("amx-int8" not in native_instructions(), reason="a processor without AMX")
+def test_amx_and_vnni_give_the_same_bits(make_model: Any, tokens: Tokens, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = write(make_model(), "int8")
+    with_amx = find(content).run(tokens)
+    monkeypatch.setattr(native_graph, "native_instructions", lambda: ("avx512-vnni",))
+    assert np.array_equal(with_amx, find(content).run(tokens))
+
+
+@needs_kernel
+def test_scores_of_great_logits_do_not_overflow(make_model: Any, tokens: Tokens) -> None:
+    graph = read_bert(write(make_model()), pairs=True)
+    assert graph is not None
+    assert graph.last is not None
+    great = dataclasses.replace(graph.last, bias=np.array([-2000], dtype=np.float32))
+    assert not NativeGraph(dataclasses.replace(graph, last=great)).run(tokens).any()
+
+
+@needs_kernel
+@pytest.mark.parametrize(
+    ("ids", "types"), [([-1], [0]), ([100_000], [0]), ([5], [-1]), ([5], [2]), ([5, 6], [0]), ([5], [0, 1])]
+)
+def test_what_the_graph_has_no_row_for_is_refused(make_model: Any, ids: list[int], types: list[int]) -> None:
+    with pytest.raises(ModelError, match="no place"):
+        find(write(make_model())).run(Tokens([[5], ids], [], [[1], types]))
+
+
+class TestSizes:
+    """The kernel checks what it is given: a wrong size is an error and no read beyond an end."""
+
+    @needs_kernel
+    @pytest.mark.parametrize("types", [np.zeros((0, 64)), np.zeros((2, 63)), np.zeros(32)])
+    def test_of_token_types(self, make_model: Any, types: Any) -> None:
+        graph = read_bert(write(make_model()), pairs=True)
+        assert graph is not None
+        with pytest.raises(ValueError, match="token types are no rows"):
+            NativeGraph(dataclasses.replace(graph, types=types.astype(np.float32)))
+
+    @needs_kernel
+    @pytest.mark.parametrize("typed", [True, False])
+    def test_of_a_run(self, make_model: Any, *, typed: bool) -> None:
+        graph = find(write(make_model(type_vocab_size=2 if typed else 1)))
+        ids, starts = np.array([5, 6, 7], dtype=np.int32), np.array([0, 1, 3], dtype=np.int32)
+        rows = np.empty((2, 64), dtype=np.float32)
+        right, wrong = [ids // 5, None] if typed else [None, ids // 5]
+        graph._network.run(ids, right, starts, rows)
+        for types in (wrong, ids[:2], ids.astype(np.int64)):
+            with pytest.raises(ValueError, match="do not fit"):
+                graph._network.run(ids, types, starts, rows)
+
+
+class TestChoice:
+    """What runs a graph is what was asked for, else the quickest that is there, as for encoders."""
+
+    @needs_kernel
+    @pytest.mark.parametrize(("providers", "found"), [(None, True), ([NATIVE], True), ([CPU], False)])
+    def test_of_a_small_graph(self, make_model: Any, providers: list[str] | None, *, found: bool) -> None:
+        chosen = NativeGraph.choose(write(make_model()), pairs=True, providers=providers)
+        assert (chosen is not None) == found
+
+    @needs_kernel
+    def test_large_floats_are_left_to_onnx_runtime_unless_asked(
+        self, make_model: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(native_graph, "_MOST_FLOATS", 1000)
+        content, quantized = write(make_model()), write(make_model(), "int8")
+        assert NativeGraph.choose(content, pairs=True) is None
+        assert NativeGraph.choose(content, pairs=True, providers=[NATIVE]) is not None
+        assert NativeGraph.choose(quantized, pairs=True) is not None
+
+    @needs_kernel
+    def test_the_other_kind(self, make_model: Any) -> None:
+        with pytest.raises(ProviderError, match="another one"):
+            NativeGraph.choose(write(make_model()), providers=[NATIVE])
+
+
+@needs_kernel
+@pytest.mark.parametrize("family", ["bert", "roberta"])
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+def test_a_bundle_is_run_by_it(make_model: Any, tmp_path: Path, precision: str, family: str) -> None:
+    path = tmp_path / "toy.onnx"
+    report = export(make_model(family, initializer_range=0.2), path, precision=precision)
+    gate = report.manifest.gates["native"]
+    assert gate["batch_invariance"]["largest_difference"] == 0.0
+    model, reference = CrossEncoder.load(path), CrossEncoder.load(path, providers=[CPU])
+    assert (model.provider, reference.provider) == (NATIVE, CPU)
+    assert model.verify()["passed"]
+    scores = model.predict(PAIRS * 50)
+    assert np.abs(scores - reference.predict(PAIRS * 50)).max() <= DIFFERENCE[precision]
+    assert np.array_equal(scores[:1], model.predict(PAIRS[:1]))
+    assert np.array_equal(scores, model.predict(PAIRS * 50, batch_size=3))
+    for options in ({"threads": 1}, {"threads": 3}, {"max_tokens_per_batch": 20}):
+        assert np.array_equal(scores, CrossEncoder.load(path, **options).predict(PAIRS * 50))  # type: ignore[arg-type]
+    ranked = model.rank(PAIRS[0][0], [second for _, second in PAIRS])
+    assert sorted((found["score"] for found in ranked), reverse=True) == [found["score"] for found in ranked]
+
+
+@needs_kernel
+def test_onnx_runtime_is_not_imported_for_it(make_model: Any, tmp_path: Path) -> None:
+    path = tmp_path / "toy.onnx"
+    export(make_model(), path, precision="fp32")
+    script = f"""
+import sys
+from embedkit import CrossEncoder
+CrossEncoder.load({str(path)!r}).predict([("a", "b")])
+sys.exit("onnxruntime" in sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)
