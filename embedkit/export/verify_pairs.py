@@ -121,8 +121,8 @@ class NativeCrossEncoder(GraphCrossEncoder):
 
     def predict_batch(self, tokens: Tokens, rows: Sequence[int], /) -> FloatArray:
         """Score some of the tokenized pairs as one batch: ``(B,) float32``."""
-        types = tokens.type_ids and [tokens.type_ids[row] for row in rows]
-        return self._graph.run(Tokens(tokens.take(rows), [], types))
+        types = None if tokens.type_ids is None else [tokens.type_ids[row] for row in rows]
+        return self._graph.run(Tokens([tokens.ids[row] for row in rows], [], types))
 
 
 def verify_pairs(
