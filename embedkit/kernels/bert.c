@@ -25,15 +25,16 @@
 #pragma GCC pop_options
 #endif
 
-typedef struct room_list {
-    struct room_list *next;
-    workspace room;
-} room_list;
+typedef struct Room {
+    struct Room *next;
+    Workspace room;
+} Room;
 
 typedef struct {
-    PyObject_HEAD network net;
+    PyObject_HEAD
+    Net net;
     Py_buffer words, word_scales, positions, types; /* read where they are */
-    room_list *idle;                                /* workspaces of no run, guarded by the GIL */
+    Room *idle;                                     /* workspaces of no run, guarded by the GIL */
 } Network;
 
 /* ---- reading arguments ---- */
@@ -61,13 +62,13 @@ static float *read_floats(PyObject *source, Py_ssize_t count, const char *name) 
     return floats;
 }
 
-static int read_norm(norm *n, PyObject *weight, PyObject *bias, int width) {
+static int read_norm(Norm *n, PyObject *weight, PyObject *bias, int width) {
     n->weight = read_floats(weight, width, "a norm's weight");
     n->bias = n->weight ? read_floats(bias, width, "a norm's bias") : NULL;
     return n->bias ? 0 : -1;
 }
 
-static int pack_floats(product *p, const float *weight) {
+static int pack_floats(Product *p, const float *weight) {
     p->floats = aligned(sizeof(float) * p->inputs * p->outputs);
     if (!p->floats) return -1;
     for (int o = 0; o < p->outputs; o++)
@@ -77,7 +78,7 @@ static int pack_floats(product *p, const float *weight) {
     return 0;
 }
 
-static int pack_bytes(product *p, const int8_t *weight) {
+static int pack_bytes(Product *p, const int8_t *weight) {
     p->bytes = aligned((size_t)p->inputs * p->outputs);
     p->sums = aligned(sizeof(float) * p->outputs);
     if (!p->bytes || !p->sums) return -1;
@@ -91,7 +92,7 @@ static int pack_bytes(product *p, const int8_t *weight) {
 }
 
 /* (weight, scales or None, bias, factors or None, step, least) of a product of so many inputs and outputs. */
-static int read_product(product *p, PyObject *source, int inputs, int outputs) {
+static int read_product(Product *p, PyObject *source, int inputs, int outputs) {
     PyObject *weight, *scales, *bias, *factors;
     Py_buffer view;
     int status = -1;
@@ -115,7 +116,7 @@ static int read_product(product *p, PyObject *source, int inputs, int outputs) {
     return status;
 }
 
-static int read_layer(network *n, layer *l, PyObject *source) {
+static int read_layer(Net *n, Layer *l, PyObject *source) {
     PyObject *projection, *context, *context_weight, *context_bias, *wide, *narrow, *weight, *bias;
     if (!PyArg_ParseTuple(source, "OO(OO)OO(OO)", &projection, &context, &context_weight, &context_bias, &wide,
                           &narrow, &weight, &bias))
@@ -129,10 +130,10 @@ static int read_layer(network *n, layer *l, PyObject *source) {
     return read_norm(&l->norm, weight, bias, hidden);
 }
 
-static int read_layers(network *n, PyObject *source) {
+static int read_layers(Net *n, PyObject *source) {
     const Py_ssize_t count = PySequence_Size(source);
     if (count < 0) return -1;
-    if (!(n->layer = aligned(sizeof(layer) * (size_t)count))) return -1;
+    if (!(n->layer = aligned(sizeof(Layer) * (size_t)count))) return -1;
     n->layers = (int)count;
     for (Py_ssize_t i = 0; i < count; i++) {
         PyObject *item = PySequence_GetItem(source, i);
@@ -145,13 +146,13 @@ static int read_layers(network *n, PyObject *source) {
 
 /* How words are stored shows in the size of a row: H floats, H bytes with one scale, or H / 2 with blocks. */
 static int read_words(Network *self, PyObject *words, PyObject *scales, int vocabulary) {
-    network *n = &self->net;
+    Net *n = &self->net;
     if (PyObject_GetBuffer(words, &self->words, PyBUF_SIMPLE) < 0) return -1;
     if (scales != Py_None && PyObject_GetBuffer(scales, &self->word_scales, PyBUF_SIMPLE) < 0) return -1;
     const Py_ssize_t row = vocabulary > 0 ? self->words.len / vocabulary : 0, rest = self->word_scales.len;
-    const word_kind kind = row == 4L * n->hidden ? WORDS_FLOAT : row == n->hidden ? WORDS_INT8 : WORDS_INT4;
+    const WordKind kind = row == 4L * n->hidden ? WORDS_FLOAT : row == n->hidden ? WORDS_INT8 : WORDS_INT4;
     const int blocks = vocabulary > 0 ? (int)(rest / vocabulary / 2) : 0;
-    n->words = (word_table){kind, vocabulary, n->hidden, self->words.buf, self->word_scales.buf, blocks};
+    n->words = (WordTable){kind, vocabulary, n->hidden, self->words.buf, self->word_scales.buf, blocks};
     if (row > 0 && self->words.len == row * vocabulary &&
         ((kind == WORDS_FLOAT && rest == 0) || (kind == WORDS_INT8 && rest == 4L * vocabulary) ||
          (kind == WORDS_INT4 && row * 2 == n->hidden && blocks > 0 && n->hidden % blocks == 0 &&
@@ -175,7 +176,7 @@ static int read_table(Py_buffer *view, PyObject *source, int width, const char *
 }
 
 static int read_places(Network *self, PyObject *positions, PyObject *types) {
-    network *n = &self->net;
+    Net *n = &self->net;
     if (read_table(&self->positions, positions, n->hidden, "positions", &n->places, &n->positions) < 0)
         return -1;
     if (types == Py_None) return 0;
@@ -184,7 +185,7 @@ static int read_places(Network *self, PyObject *positions, PyObject *types) {
 
 /* ---- the type ---- */
 
-static int check_sizes(const network *n) {
+static int check_sizes(const Net *n) {
     if (n->hidden > 0 && n->hidden % DEPTH == 0 && n->heads > 0 && n->hidden % n->heads == 0 &&
         n->hidden / n->heads % LANES == 0 && n->intermediate > 0 && n->intermediate % DEPTH == 0 &&
         n->dimension > 0)
@@ -201,7 +202,7 @@ static PyObject *network_new(PyTypeObject *type, PyObject *args, PyObject *keywo
         "positions", "types",       "norm",         "layers",    "head",       NULL};
     Network *self = (Network *)PyType_GenericAlloc(type, 0);
     if (!self) return NULL;
-    network *n = &self->net;
+    Net *n = &self->net;
     int tanh_gelu, first_token, unit, amx, vocabulary;
     PyObject *words, *scales, *positions, *types, *weight, *bias, *layers, *head;
     if (!PyArg_ParseTupleAndKeywords(args, keywords, "$iiiiifppppOOOO(OO)OO", names, &n->hidden, &n->heads,
@@ -229,7 +230,7 @@ failed:
     return NULL;
 }
 
-static void free_product(product *p) {
+static void free_product(Product *p) {
     free(p->floats);
     free(p->bytes);
     free(p->scales);
@@ -238,7 +239,7 @@ static void free_product(product *p) {
     free(p->factors);
 }
 
-static void free_norm(norm *n) {
+static void free_norm(Norm *n) {
     free(n->weight);
     free(n->bias);
 }
@@ -246,9 +247,9 @@ static void free_norm(norm *n) {
 static void network_dealloc(PyObject *object) {
     Network *self = (Network *)object;
     PyTypeObject *type = Py_TYPE(object);
-    network *n = &self->net;
+    Net *n = &self->net;
     for (int i = 0; i < n->layers; i++) {
-        layer *l = n->layer + i;
+        Layer *l = n->layer + i;
         free_product(&l->projection);
         free_product(&l->context);
         free_product(&l->wide);
@@ -263,8 +264,8 @@ static void network_dealloc(PyObject *object) {
     PyBuffer_Release(&self->word_scales);
     PyBuffer_Release(&self->positions);
     PyBuffer_Release(&self->types);
-    for (room_list *room = self->idle; room;) {
-        room_list *next = room->next;
+    for (Room *room = self->idle; room;) {
+        Room *next = room->next;
         free(room->room.memory);
         free(room);
         room = next;
@@ -276,11 +277,11 @@ static void network_dealloc(PyObject *object) {
 /* ---- running ---- */
 
 /* A workspace for so many tokens, in texts of at most `longest`; one that is too small is replaced. */
-static room_list *take_room(Network *self, int tokens, int longest) {
-    room_list *room = self->idle;
+static Room *take_room(Network *self, int tokens, int longest) {
+    Room *room = self->idle;
     if (room)
         self->idle = room->next;
-    else if (!(room = aligned(sizeof(room_list))))
+    else if (!(room = aligned(sizeof(Room))))
         return NULL;
     if (room->room.tokens < tokens || room->room.longest < longest) {
         tokens = tokens > room->room.tokens ? tokens : room->room.tokens;
@@ -297,7 +298,7 @@ static room_list *take_room(Network *self, int tokens, int longest) {
     return room;
 }
 
-static void give_room(Network *self, room_list *room) {
+static void give_room(Network *self, Room *room) {
     room->next = self->idle;
     self->idle = room;
 }
@@ -312,7 +313,7 @@ static int check_rows(const int32_t *rows, Py_ssize_t tokens, int count, const c
 }
 
 /* The longest text's tokens, or -1 with an error if these are no texts of this network. */
-static int check_texts(const network *n, Py_ssize_t tokens, const int32_t *starts, int texts) {
+static int check_texts(const Net *n, Py_ssize_t tokens, const int32_t *starts, int texts) {
     int longest = 0;
     if (starts[0] != 0 || starts[texts] != tokens) {
         PyErr_Format(PyExc_ValueError, "texts run from %d to %d, of %zd tokens", starts[0], starts[texts],
@@ -333,7 +334,7 @@ static int check_texts(const network *n, Py_ssize_t tokens, const int32_t *start
 
 static int run_checked(Network *self, const Py_buffer *ids, const Py_buffer *types, const Py_buffer *starts,
                        const Py_buffer *out) {
-    const network *n = &self->net;
+    const Net *n = &self->net;
     const Py_ssize_t tokens = ids->len / 4, typed = n->token_types ? tokens : 0, texts = starts->len / 4 - 1;
     if (ids->len % 4 || starts->len % 4 || texts < 0 || tokens > INT32_MAX / 2 || texts > INT32_MAX / 2 ||
         types->len != typed * 4 || out->len != texts * n->dimension * 4) {
@@ -346,11 +347,12 @@ static int run_checked(Network *self, const Py_buffer *ids, const Py_buffer *typ
     if (longest < 0 || check_rows(ids->buf, tokens, n->words.count, "token id") < 0 ||
         check_rows(types->buf, typed, n->token_types, "token type") < 0)
         return -1;
-    room_list *room = take_room(self, (int)tokens, longest);
+    Room *room = take_room(self, (int)tokens, longest);
     if (!room) return -1;
-    Py_BEGIN_ALLOW_THREADS run_batch(n, ids->buf, typed ? types->buf : NULL, starts->buf, (int)texts, out->buf,
-                                     &room->room);
-    Py_END_ALLOW_THREADS give_room(self, room);
+    Py_BEGIN_ALLOW_THREADS
+    run_batch(n, ids->buf, typed ? types->buf : NULL, starts->buf, (int)texts, out->buf, &room->room);
+    Py_END_ALLOW_THREADS
+    give_room(self, room);
     return 0;
 }
 

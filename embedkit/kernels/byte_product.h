@@ -12,13 +12,13 @@ enum { BLOCK = 32 }; /* rows and columns of four tiles of AMX, which have 16 row
 typedef struct {
     uint8_t *bytes; /* [ROWS][inputs] */
     float step[ROWS], least[ROWS];
-} rounded;
+} Rounded;
 
 /* Sums of some rows and columns. */
 typedef struct {
     const int32_t *sums;
     int ld, row, rows, column, columns;
-} block;
+} Block;
 
 /* ---- rounding ---- */
 
@@ -51,7 +51,7 @@ INLINE __m512i round_64(const float *row, const float *factors, __m512 by, __m51
     return _mm512_permutexvar_epi32(order, _mm512_packus_epi16(left, right));
 }
 
-static void round_rows(const product *p, const float *a, int rows, rounded *to) {
+static void round_rows(const Product *p, const float *a, int rows, Rounded *to) {
     const int width = p->inputs;
     for (int r = 0; r < rows; r++) {
         const float *row = a + (size_t)r * width;
@@ -68,7 +68,7 @@ static void round_rows(const product *p, const float *a, int rows, rounded *to) 
 
 /* ---- back to floats ---- */
 
-INLINE void scale_block_as(const product *p, const rounded *a, block b, float *c, const activation kind) {
+INLINE void scale_block_as(const Product *p, const Rounded *a, Block b, float *c, const Activation kind) {
     for (int j = b.column; j < b.column + b.columns; j += LANES) {
         const __m512 scale = _mm512_loadu_ps(p->scales + j), bias = _mm512_loadu_ps(p->bias + j);
         const __m512 sum = _mm512_loadu_ps(p->sums + j);
@@ -82,20 +82,12 @@ INLINE void scale_block_as(const product *p, const rounded *a, block b, float *c
     }
 }
 
-static void scale_block(const product *p, const rounded *a, block b, float *c, activation kind) {
+static void scale_block(const Product *p, const Rounded *a, Block b, float *c, Activation kind) {
     switch (kind) { /* so that the loops within know which */
-    case AS_IS:
-        scale_block_as(p, a, b, c, AS_IS);
-        break;
-    case GELU_ERF:
-        scale_block_as(p, a, b, c, GELU_ERF);
-        break;
-    case GELU_TANH:
-        scale_block_as(p, a, b, c, GELU_TANH);
-        break;
-    case TANH:
-        scale_block_as(p, a, b, c, TANH);
-        break;
+    case AS_IS: scale_block_as(p, a, b, c, AS_IS); break;
+    case GELU_ERF: scale_block_as(p, a, b, c, GELU_ERF); break;
+    case GELU_TANH: scale_block_as(p, a, b, c, GELU_TANH); break;
+    case TANH: scale_block_as(p, a, b, c, TANH); break;
     }
 }
 
@@ -129,32 +121,20 @@ INLINE void sum_panel_of(const int rows, const uint8_t *a, const int8_t *b, int 
 
 static void sum_panel(int rows, const uint8_t *a, const int8_t *b, int inputs, int32_t *to) {
     switch (rows) {
-    case 1:
-        sum_panel_of(1, a, b, inputs, to);
-        break;
-    case 2:
-        sum_panel_of(2, a, b, inputs, to);
-        break;
-    case 3:
-        sum_panel_of(3, a, b, inputs, to);
-        break;
-    case 4:
-        sum_panel_of(4, a, b, inputs, to);
-        break;
-    case 5:
-        sum_panel_of(5, a, b, inputs, to);
-        break;
-    default:
-        sum_panel_of(TILE_ROWS, a, b, inputs, to);
-        break;
+    case 1: sum_panel_of(1, a, b, inputs, to); break;
+    case 2: sum_panel_of(2, a, b, inputs, to); break;
+    case 3: sum_panel_of(3, a, b, inputs, to); break;
+    case 4: sum_panel_of(4, a, b, inputs, to); break;
+    case 5: sum_panel_of(5, a, b, inputs, to); break;
+    default: sum_panel_of(TILE_ROWS, a, b, inputs, to); break;
     }
 }
 
-static void multiply_bytes_vnni(const product *p, const rounded *a, int rows, float *c, activation kind) {
+static void multiply_bytes_vnni(const Product *p, const Rounded *a, int rows, float *c, Activation kind) {
     int32_t sums[TILE_ROWS * PANEL] __attribute__((aligned(64)));
     for (int column = 0; column < p->outputs; column += PANEL)
         for (int r = 0; r < rows; r += TILE_ROWS) {
-            const block b = {sums, PANEL, r, at_most(rows - r, TILE_ROWS), column, PANEL};
+            const Block b = {sums, PANEL, r, at_most(rows - r, TILE_ROWS), column, PANEL};
             sum_panel(b.rows, a->bytes + (size_t)r * p->inputs, p->bytes + (size_t)column * p->inputs,
                       p->inputs, sums);
             scale_block(p, a, b, c, kind);
@@ -206,11 +186,11 @@ INLINE void sum_block(bool both, const uint8_t *upper, const int8_t *left, int i
 }
 
 /* Tiles are read whole: rows behind the last are those of an earlier product, and their sums are left. */
-static void multiply_bytes_amx(const product *p, const rounded *a, int rows, float *c, activation kind) {
+static void multiply_bytes_amx(const Product *p, const Rounded *a, int rows, float *c, Activation kind) {
     int32_t sums[BLOCK * BLOCK] __attribute__((aligned(64)));
     for (int column = 0; column < p->outputs; column += BLOCK)
         for (int r = 0; r < rows; r += BLOCK) {
-            const block b = {sums, BLOCK, r, at_most(rows - r, BLOCK), column, BLOCK};
+            const Block b = {sums, BLOCK, r, at_most(rows - r, BLOCK), column, BLOCK};
             sum_block(b.rows > 16, a->bytes + (size_t)r * p->inputs, p->bytes + (size_t)column * p->inputs,
                       p->inputs, sums);
             scale_block(p, a, b, c, kind);

@@ -32,7 +32,7 @@ INLINE void tile(const int rows, const int vectors, const float *a, long lda, co
         for (int v = 0; v < vectors; v++) _mm512_storeu_ps(c + r * ldc + v * LANES, sums[r][v]);
 }
 
-typedef void tile_function(const float *, long, const float *, long, int, float *, long, const float *);
+typedef void TileFunction(const float *, long, const float *, long, int, float *, long, const float *);
 
 /* clang-format off */
 #define TILE(R, V)                                                                                          \
@@ -44,7 +44,7 @@ typedef void tile_function(const float *, long, const float *, long, int, float 
 TILES(1) TILES(2) TILES(3) TILES(4) TILES(5) TILES(6)
 
 #define NAMES(R) {tile_##R##_1, tile_##R##_2, tile_##R##_3, tile_##R##_4}
-static tile_function *const TILE_FUNCTIONS[TILE_ROWS][4] = {
+static TileFunction *const TILE_FUNCTIONS[TILE_ROWS][4] = {
     NAMES(1), NAMES(2), NAMES(3), NAMES(4), NAMES(5), NAMES(6)};
 /* clang-format on */
 
@@ -57,7 +57,7 @@ INLINE void multiply_few(const float *a, long lda, int rows, const float *b, lon
     }
 }
 
-static void activate_panel(float *rows, long ld, int count, activation kind) {
+static void activate_panel(float *rows, long ld, int count, Activation kind) {
     for (int r = 0; r < count; r++)
         for (int j = 0; j < PANEL; j += LANES) {
             float *at = rows + r * ld + j;
@@ -65,7 +65,7 @@ static void activate_panel(float *rows, long ld, int count, activation kind) {
         }
 }
 
-static void multiply_floats(const product *p, const float *a, int rows, float *c, activation kind) {
+static void multiply_floats(const Product *p, const float *a, int rows, float *c, Activation kind) {
     for (int column = 0; column < p->outputs; column += PANEL) {
         const float *weights = p->floats + (size_t)column * p->inputs;
         for (int r = 0; r < rows; r += TILE_ROWS) {

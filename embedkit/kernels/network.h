@@ -9,24 +9,24 @@
 
 typedef struct {
     float *weight, *bias;
-} norm;
+} Norm;
 
 typedef struct {
-    product projection, context, wide, narrow;
-    norm context_norm, norm;
-} layer;
+    Product projection, context, wide, narrow;
+    Norm context_norm, norm;
+} Layer;
 
 typedef struct {
     int hidden, heads, layers, intermediate, positions, token_types, dimension;
     float epsilon;
-    activation gelu;
+    Activation gelu;
     bool first_token, amx, has_head, unit; /* first_token: it stands for the text; else the mean of all does */
-    word_table words;
+    WordTable words;
     const float *places, *types; /* (positions, hidden); (token_types, hidden), where those are more than 0 */
-    norm embedding_norm;
-    layer *layer;
-    product head;
-} network;
+    Norm embedding_norm;
+    Layer *layer;
+    Product head;
+} Net;
 
 /* ---- memory ---- */
 
@@ -35,13 +35,13 @@ typedef struct {
     float *states, *projected, *context; /* (tokens, hidden), (tokens, 3 hidden), (tokens, hidden) */
     float *wide, *narrow;                /* (ROWS, intermediate), (ROWS, hidden or dimension) */
     float *keys, *scores;                /* of attend() */
-    rounded narrow_bytes, wide_bytes;
+    Rounded narrow_bytes, wide_bytes;
     int tokens, longest; /* that there is room for */
     void *memory;        /* that holds all of these */
-} workspace;
+} Workspace;
 
 /* Share out the memory of a workspace, if it has any yet; the bytes that it takes. */
-static size_t lay_out(const network *n, workspace *w, int tokens, int longest) {
+static size_t lay_out(const Net *n, Workspace *w, int tokens, int longest) {
     const size_t rows = (size_t)tokens, hidden = (size_t)n->hidden, intermediate = (size_t)n->intermediate;
     const size_t widest = n->dimension > n->hidden ? (size_t)n->dimension : hidden;
     const size_t padded = (size_t)whole_vectors(longest);
@@ -65,8 +65,8 @@ static size_t lay_out(const network *n, workspace *w, int tokens, int longest) {
 /* ---- layers ---- */
 
 /* to = activation(from w + bias) for at most ROWS rows. */
-static void apply(const network *n, const product *p, const float *from, int rows, float *to, activation kind,
-                  rounded *scratch) {
+static void apply(const Net *n, const Product *p, const float *from, int rows, float *to, Activation kind,
+                  Rounded *scratch) {
     if (p->floats) {
         multiply_floats(p, from, rows, to, kind);
         return;
@@ -78,15 +78,15 @@ static void apply(const network *n, const product *p, const float *from, int row
         multiply_bytes_vnni(p, scratch, rows, to, kind);
 }
 
-static void add_and_normalise(const network *n, const norm *norm, float *rows, const float *added, int count) {
+static void add_and_normalise(const Net *n, const Norm *norm, float *rows, const float *added, int count) {
     for (int r = 0; r < count; r++)
         normalise_row(rows + (size_t)r * n->hidden, added + (size_t)r * n->hidden, n->hidden, norm->weight,
                       norm->bias, n->epsilon);
 }
 
 /* What follows attention, for at most ROWS rows. */
-static void feed_forward(const network *n, const layer *l, float *states, const float *context, int count,
-                         workspace *w) {
+static void feed_forward(const Net *n, const Layer *l, float *states, const float *context, int count,
+                         Workspace *w) {
     apply(n, &l->context, context, count, w->narrow, AS_IS, &w->narrow_bytes);
     add_and_normalise(n, &l->context_norm, states, w->narrow, count);
     apply(n, &l->wide, states, count, w->wide, n->gelu, &w->narrow_bytes);
@@ -95,7 +95,7 @@ static void feed_forward(const network *n, const layer *l, float *states, const 
 }
 
 /* One layer over texts that start at starts[0] = 0 to starts[texts - 1]. */
-static void run_layer(const network *n, const layer *l, const int32_t *starts, int texts, workspace *w) {
+static void run_layer(const Net *n, const Layer *l, const int32_t *starts, int texts, Workspace *w) {
     const int tokens = starts[texts];
     const size_t hidden = (size_t)n->hidden;
     for (int r = 0; r < tokens; r += ROWS)
@@ -111,7 +111,7 @@ static void run_layer(const network *n, const layer *l, const int32_t *starts, i
 /* ---- from ids to rows ---- */
 
 /* One text; types is NULL where the network has none. */
-static void embed(const network *n, const int32_t *ids, const int32_t *types, int length, float *states) {
+static void embed(const Net *n, const int32_t *ids, const int32_t *types, int length, float *states) {
     for (int i = 0; i < length; i++) {
         float *row = states + (size_t)i * n->hidden;
         const float *type = types ? n->types + (size_t)types[i] * n->hidden : NULL;
@@ -121,7 +121,7 @@ static void embed(const network *n, const int32_t *ids, const int32_t *types, in
 }
 
 /* The first state or the mean of all; zeros of a text without tokens. */
-static void pool(const network *n, const float *states, int length, float *pooled) {
+static void pool(const Net *n, const float *states, int length, float *pooled) {
     const int count = n->first_token ? at_most(length, 1) : length;
     const __m512 divisor = _mm512_set1_ps((float)(count ? count : 1));
     for (int i = 0; i < n->hidden; i += LANES) {
@@ -133,7 +133,7 @@ static void pool(const network *n, const float *states, int length, float *poole
 }
 
 /* Texts to rows, for at most ROWS texts. */
-static void finish(const network *n, const int32_t *starts, int texts, float *rows, workspace *w) {
+static void finish(const Net *n, const int32_t *starts, int texts, float *rows, Workspace *w) {
     float *pooled = n->has_head ? w->narrow : rows;
     for (int t = 0; t < texts; t++)
         pool(n, w->states + (size_t)starts[t] * n->hidden, starts[t + 1] - starts[t],
@@ -143,8 +143,8 @@ static void finish(const network *n, const int32_t *starts, int texts, float *ro
 }
 
 /* Rows (texts, dimension) of texts whose ids are ids[starts[t]] to ids[starts[t + 1] - 1]; starts[0] is 0. */
-static void run_batch(const network *n, const int32_t *ids, const int32_t *types, const int32_t *starts,
-                      int texts, float *rows, workspace *w) {
+static void run_batch(const Net *n, const int32_t *ids, const int32_t *types, const int32_t *starts, int texts,
+                      float *rows, Workspace *w) {
     if (n->amx) configure_tiles();
     for (int t = 0; t < texts; t++)
         embed(n, ids + starts[t], types ? types + starts[t] : NULL, starts[t + 1] - starts[t],

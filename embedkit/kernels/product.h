@@ -16,7 +16,7 @@ enum {
     DEPTH = 64,    /* bytes of a row that one tile of AMX holds */
 };
 
-typedef enum { AS_IS, GELU_ERF, GELU_TANH, TANH } activation;
+typedef enum { AS_IS, GELU_ERF, GELU_TANH, TANH } Activation;
 
 typedef struct {
     int inputs, outputs; /* both multiples of 64 */
@@ -27,11 +27,11 @@ typedef struct {
     float *bias;         /* [outputs] */
     float *factors;      /* [inputs] that inputs are multiplied by before they are rounded, or NULL */
     float step, least;   /* what a rounded input's unit stands for, and input 0; step 0: each row has its own */
-} product;
+} Product;
 
 INLINE int at_most(int count, int most) { return count < most ? count : most; }
 
-INLINE __m512 activate(__m512 x, const activation kind) {
+INLINE __m512 activate(__m512 x, const Activation kind) {
     return kind == GELU_ERF ? gelu_erf(x) : kind == GELU_TANH ? gelu_tanh(x) : kind == TANH ? tanh_of(x) : x;
 }
 

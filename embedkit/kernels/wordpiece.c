@@ -1,8 +1,9 @@
-/* Word pieces of BERT's tokenizers: what BertNormalizer, BertPreTokenizer and WordPiece of the package tokenizers
- * make of a text, in one walk over its characters.
+/* Word pieces of BERT's tokenizers: what BertNormalizer, BertPreTokenizer and WordPiece of the package
+ * tokenizers make of a text, in one walk over its characters.
  *
- * What becomes of a character comes from Python, which asks the tokenizer itself (embedkit/runtime/word_pieces.py).
- * A text with a character that was not told, or with an added token in it, is left to the tokenizer.
+ * What becomes of a character comes from Python, which asks the tokenizer itself
+ * (embedkit/runtime/word_pieces.py). A text with a character that was not told, or with an added token in it,
+ * is left to the tokenizer.
  *
  * An object never changes once it is made, and walks without the interpreter's lock: threads can share it. */
 
@@ -11,7 +12,7 @@
 #include "pieces.h"
 
 enum {
-    CODES = 0x2100,        /* Latin to General Punctuation and Currency Symbols, in one to three bytes of UTF-8 */
+    CODES = 0x2100, /* Latin to General Punctuation and Currency Symbols, in one to three bytes of UTF-8 */
     LONGEST_SPELLING = 5,  /* bytes */
     MOST_CHARACTERS = 256, /* of a word, whatever the tokenizer would allow */
     WORD_BYTES = 4 * MOST_CHARACTERS,
@@ -29,8 +30,7 @@ static int gather(Text *texts, PyObject *tuple) {
         texts[i].letters = PyUnicode_AsUTF8AndSize(PyTuple_GetItem(tuple, i), &size);
         texts[i].size = (size_t)size;
         if (texts[i].letters == NULL) {
-            if (!PyErr_ExceptionMatches(PyExc_UnicodeEncodeError))
-                return -1;
+            if (!PyErr_ExceptionMatches(PyExc_UnicodeEncodeError)) return -1;
             PyErr_Clear();
         }
     }
@@ -39,8 +39,7 @@ static int gather(Text *texts, PyObject *tuple) {
 
 static void *zeros(size_t count, size_t size) {
     void *memory = calloc(count + 1, size); /* of nothing it may give NULL */
-    if (memory == NULL)
-        PyErr_NoMemory();
+    if (memory == NULL) PyErr_NoMemory();
     return memory;
 }
 
@@ -53,14 +52,13 @@ typedef struct {
     char spelling[LONGEST_SPELLING];
 } Character;
 
-/* The code of the character at `at`, which is moved behind it; CODES if it is larger. CPython checked the UTF-8. */
+/* The code of the character at `at`, which is moved behind it; CODES if it is larger. CPython checked the
+ * UTF-8. */
 static inline unsigned next_code(const unsigned char **at) {
     const unsigned char *here = *at;
     *at += here[0] < 0x80 ? 1 : here[0] < 0xe0 ? 2 : here[0] < 0xf0 ? 3 : 4;
-    if (here[0] < 0x80)
-        return here[0];
-    if (here[0] < 0xe0)
-        return (here[0] & 0x1fu) << 6 | (here[1] & 0x3fu);
+    if (here[0] < 0x80) return here[0];
+    if (here[0] < 0xe0) return (here[0] & 0x1fu) << 6 | (here[1] & 0x3fu);
     unsigned code = (here[0] & 0x0fu) << 12 | (here[1] & 0x3fu) << 6 | (here[2] & 0x3fu);
     return here[0] < 0xf0 && code < CODES ? code : CODES;
 }
@@ -70,13 +68,12 @@ static int set_characters(Character *characters, int kind, PyObject *spellings) 
     PyObject *key, *value;
     Py_ssize_t position = 0, size;
     while (PyDict_Next(spellings, &position, &key, &value)) {
-        const char *letter = PyUnicode_AsUTF8AndSize(key, NULL), *spelling = PyUnicode_AsUTF8AndSize(value, &size);
-        if (letter == NULL || spelling == NULL)
-            return -1;
+        const char *letter = PyUnicode_AsUTF8AndSize(key, NULL),
+                   *spelling = PyUnicode_AsUTF8AndSize(value, &size);
+        if (letter == NULL || spelling == NULL) return -1;
         const unsigned char *at = (const unsigned char *)letter;
         unsigned code = next_code(&at);
-        if (code == CODES || size > LONGEST_SPELLING)
-            continue;
+        if (code == CODES || size > LONGEST_SPELLING) continue;
         Character *character = &characters[code];
         *character = (Character){.kind = (uint8_t)kind, .size = (uint8_t)size};
         memcpy(character->spelling, spelling, (size_t)size);
@@ -90,8 +87,8 @@ static int set_characters(Character *characters, int kind, PyObject *spellings) 
 
 typedef struct {
     PyObject_HEAD
-    char *arena;           /* all entries of the vocabulary */
-    Pieces firsts, others; /* what begins a word, and what goes on with it, without the prefix */
+    char *arena;                     /* all entries of the vocabulary */
+    Pieces firsts, others;           /* what begins a word, and what goes on with it, without the prefix */
     Character characters[CODES + 1]; /* the last is foreign */
     Text *added, before, after;      /* before and after are ids */
     PyObject *kept[3];               /* what those three point into */
@@ -112,14 +109,11 @@ typedef struct {
 } Ids;
 
 static int reserve(Ids *ids, size_t more) {
-    if (ids->room - ids->count >= more)
-        return 0;
+    if (ids->room - ids->count >= more) return 0;
     size_t room = 2 * ids->room + more;
-    if (room > PTRDIFF_MAX / sizeof(int32_t))
-        return -1;
+    if (room > PTRDIFF_MAX / sizeof(int32_t)) return -1;
     int32_t *items = realloc(ids->items, room * sizeof(int32_t));
-    if (items == NULL)
-        return -1;
+    if (items == NULL) return -1;
     *ids = (Ids){items, ids->count, room};
     return 0;
 }
@@ -131,8 +125,7 @@ static void add_ids(Ids *ids, const Text *more) {
 
 static inline void append(Word *word, const Character *character, size_t longest) {
     word->characters += character->characters;
-    if (word->characters > longest)
-        return;
+    if (word->characters > longest) return;
     uint64_t hash = word->size ? word->hashes[word->size - 1] : HASH_OF_NOTHING;
     for (size_t i = 0; i < character->size; i++) {
         word->letters[word->size] = character->spelling[i];
@@ -145,13 +138,11 @@ static int32_t longest_piece(const WordPieces *self, Word *word, size_t start, s
     const Pieces *pieces = start ? &self->others : &self->firsts;
     size_t stop = word->size - start < pieces->longest ? word->size : start + pieces->longest;
     uint64_t hash = HASH_OF_NOTHING;
-    for (size_t i = start; start && i < stop; i++)
-        word->hashes[i] = hash = hash_on(hash, word->letters[i]);
+    for (size_t i = start; start && i < stop; i++) word->hashes[i] = hash = hash_on(hash, word->letters[i]);
     /* What ends within a character matches no piece, so bytes can be taken away one by one. */
     for (*end = stop; *end > start; --*end) {
         int32_t id = find(pieces, self->arena, word->hashes[*end - 1], word->letters + start, *end - start);
-        if (id >= 0)
-            return id;
+        if (id >= 0) return id;
     }
     return -1;
 }
@@ -159,10 +150,8 @@ static int32_t longest_piece(const WordPieces *self, Word *word, size_t start, s
 /* Turn a word into pieces, or into the unknown one alone if something is left over; empties the word. */
 static int cut_word(const WordPieces *self, Word *word, Ids *ids) {
     size_t begun = ids->count, end;
-    if (word->characters == 0)
-        return 0;
-    if (reserve(ids, word->size + 1) < 0)
-        return -1;
+    if (word->characters == 0) return 0;
+    if (reserve(ids, word->size + 1) < 0) return -1;
     int known = word->characters <= self->longest_word;
     for (size_t start = 0; known && start < word->size; start = end) {
         int32_t id = longest_piece(self, word, start, &end);
@@ -179,14 +168,14 @@ static int cut_word(const WordPieces *self, Word *word, Ids *ids) {
 
 static int begins_added(const Text *added, const unsigned char *at, size_t left) {
     for (; added->letters; added++)
-        if (added->size <= left && memcmp(added->letters, at, added->size) == 0)
-            return 1;
+        if (added->size <= left && memcmp(added->letters, at, added->size) == 0) return 1;
     return 0;
 }
 
 typedef enum { WHOLE, CUT, LEFT, NO_MEMORY } Outcome;
 
-/* The pieces of a text. What follows a piece too many is not looked at: nothing in it could change those before. */
+/* The pieces of a text. What follows a piece too many is not looked at: nothing in it could change those
+ * before. */
 static Outcome walk(const WordPieces *self, const Text *text, Word *word, Ids *ids) {
     const unsigned char *at = (const unsigned char *)text->letters, *end = at + text->size;
     size_t begun = ids->count;
@@ -195,33 +184,26 @@ static Outcome walk(const WordPieces *self, const Text *text, Word *word, Ids *i
         const unsigned char *here = at;
         const Character *character = &self->characters[next_code(&at)];
         int kind = character->kind & ~OPENS;
-        if (kind == FOREIGN || (kind != character->kind && begins_added(self->added, here, (size_t)(end - here))))
+        if (kind == FOREIGN ||
+            (kind != character->kind && begins_added(self->added, here, (size_t)(end - here))))
             return LEFT;
-        if (kind != LETTER && cut_word(self, word, ids) < 0)
-            return NO_MEMORY;
-        if (kind != SPACE)
-            append(word, character, self->longest_word);
-        if (kind == MARK && cut_word(self, word, ids) < 0)
-            return NO_MEMORY;
+        if (kind != LETTER && cut_word(self, word, ids) < 0) return NO_MEMORY;
+        if (kind != SPACE) append(word, character, self->longest_word);
+        if (kind == MARK && cut_word(self, word, ids) < 0) return NO_MEMORY;
     }
-    if (cut_word(self, word, ids) < 0)
-        return NO_MEMORY;
-    if (ids->count - begun <= self->room)
-        return WHOLE;
+    if (cut_word(self, word, ids) < 0) return NO_MEMORY;
+    if (ids->count - begun <= self->room) return WHOLE;
     ids->count = begun + self->room;
     return CUT;
 }
 
 static Outcome tokenize_text(const WordPieces *self, const Text *text, Word *word, Ids *ids) {
     size_t begun = ids->count;
-    if (text->letters == NULL)
-        return LEFT;
-    if (reserve(ids, self->before.size + 1) < 0)
-        return NO_MEMORY;
+    if (text->letters == NULL) return LEFT;
+    if (reserve(ids, self->before.size + 1) < 0) return NO_MEMORY;
     add_ids(ids, &self->before);
     Outcome outcome = walk(self, text, word, ids);
-    if (outcome == NO_MEMORY || reserve(ids, self->after.size + 1) < 0)
-        return NO_MEMORY;
+    if (outcome == NO_MEMORY || reserve(ids, self->after.size + 1) < 0) return NO_MEMORY;
     if (outcome == LEFT)
         ids->count = begun;
     else
@@ -240,9 +222,9 @@ typedef struct {
 
 static int make_batch(Batch *batch, PyObject *tuple) {
     size_t count = (size_t)PyTuple_Size(tuple);
-    if ((batch->texts = zeros(count, sizeof *batch->texts)) == NULL
-        || (batch->bounds = zeros(count + 1, sizeof *batch->bounds)) == NULL
-        || (batch->outcomes = zeros(count, sizeof *batch->outcomes)) == NULL)
+    if ((batch->texts = zeros(count, sizeof *batch->texts)) == NULL ||
+        (batch->bounds = zeros(count + 1, sizeof *batch->bounds)) == NULL ||
+        (batch->outcomes = zeros(count, sizeof *batch->outcomes)) == NULL)
         return -1;
     return gather(batch->texts, tuple);
 }
@@ -251,8 +233,7 @@ static int run_batch(const WordPieces *self, Batch *batch, Py_ssize_t count) {
     Word word; /* 9 kB */
     for (Py_ssize_t i = 0; i < count; i++) {
         Outcome outcome = tokenize_text(self, &batch->texts[i], &word, &batch->ids);
-        if (outcome == NO_MEMORY)
-            return -1;
+        if (outcome == NO_MEMORY) return -1;
         batch->outcomes[i] = (uint8_t)outcome;
         batch->bounds[i + 1] = (int64_t)batch->ids.count;
     }
@@ -261,8 +242,7 @@ static int run_batch(const WordPieces *self, Batch *batch, Py_ssize_t count) {
 
 static PyObject *tokenize(PyObject *self, PyObject *texts) {
     PyObject *tuple = PySequence_Tuple(texts), *given = NULL; /* which no other thread changes meanwhile */
-    if (tuple == NULL)
-        return NULL;
+    if (tuple == NULL) return NULL;
     Py_ssize_t count = PyTuple_Size(tuple);
     Batch batch = {0};
     if (make_batch(&batch, tuple) == 0) {
@@ -271,9 +251,10 @@ static PyObject *tokenize(PyObject *self, PyObject *texts) {
         done = run_batch((const WordPieces *)self, &batch, count);
         Py_END_ALLOW_THREADS
         Py_ssize_t bytes = (Py_ssize_t)(batch.ids.count * sizeof(int32_t)), wide = (Py_ssize_t)sizeof(int64_t);
-        given = done < 0 ? PyErr_NoMemory()
-                         : Py_BuildValue("y#y#y#", bytes ? (char *)batch.ids.items : "", bytes, (char *)batch.bounds,
-                                         (count + 1) * wide, (char *)batch.outcomes, count);
+        given = done < 0
+                    ? PyErr_NoMemory()
+                    : Py_BuildValue("y#y#y#", bytes ? (char *)batch.ids.items : "", bytes, (char *)batch.bounds,
+                                    (count + 1) * wide, (char *)batch.outcomes, count);
     }
     free(batch.texts);
     free(batch.bounds);
@@ -291,8 +272,7 @@ static Py_ssize_t measure(PyObject *vocabulary, const char *prefix, size_t prefi
     Py_ssize_t position = 0, bytes = 0, size;
     while (PyDict_Next(vocabulary, &position, &entry, &id)) {
         const char *letters = PyUnicode_AsUTF8AndSize(entry, &size);
-        if (letters == NULL)
-            return -1;
+        if (letters == NULL) return -1;
         *others += (size_t)size > prefix_size && memcmp(letters, prefix, prefix_size) == 0;
         bytes += size; /* of strings in memory: no overflow */
     }
@@ -303,7 +283,8 @@ static Py_ssize_t measure(PyObject *vocabulary, const char *prefix, size_t prefi
     return bytes;
 }
 
-/* An id, or -1. No number of Python's own making: its methods could change the dictionary that is being read. */
+/* An id, or -1. No number of Python's own making: its methods could change the dictionary that is being read.
+ */
 static int32_t read_id(PyObject *number) {
     int overflow = 0;
     long id = PyLong_Check(number) ? PyLong_AsLongAndOverflow(number, &overflow) : -1;
@@ -319,8 +300,7 @@ static int set_vocabulary(WordPieces *self, PyObject *vocabulary, const char *pr
     Py_ssize_t position = 0, size;
     size_t used = 0, others = 0;
     Py_ssize_t bytes = measure(vocabulary, prefix, prefix_size, &others);
-    if (bytes < 0 || (self->arena = zeros((size_t)bytes, 1)) == NULL)
-        return -1;
+    if (bytes < 0 || (self->arena = zeros((size_t)bytes, 1)) == NULL) return -1;
     if (make_room(&self->firsts, (size_t)PyDict_Size(vocabulary)) < 0 || make_room(&self->others, others) < 0) {
         PyErr_NoMemory();
         return -1;
@@ -328,13 +308,11 @@ static int set_vocabulary(WordPieces *self, PyObject *vocabulary, const char *pr
     while (PyDict_Next(vocabulary, &position, &entry, &number)) {
         const char *letters = PyUnicode_AsUTF8AndSize(entry, &size);
         int32_t id = read_id(number);
-        if (letters == NULL || id < 0)
-            return -1;
+        if (letters == NULL || id < 0) return -1;
         size_t start = used;
         memcpy(self->arena + start, letters, (size_t)size);
         used += (size_t)size;
-        if (size > 0)
-            insert(&self->firsts, self->arena, start, used, id);
+        if (size > 0) insert(&self->firsts, self->arena, start, used, id);
         if ((size_t)size > prefix_size && memcmp(letters, prefix, prefix_size) == 0)
             insert(&self->others, self->arena, start + prefix_size, used, id);
     }
@@ -344,8 +322,7 @@ static int set_vocabulary(WordPieces *self, PyObject *vocabulary, const char *pr
 static int set_added(WordPieces *self, PyObject *names) {
     Py_ssize_t count = PyTuple_Size(names);
     self->added = zeros((size_t)count, sizeof(Text)); /* ends with one without letters */
-    if (self->added == NULL || gather(self->added, names) < 0)
-        return -1;
+    if (self->added == NULL || gather(self->added, names) < 0) return -1;
     for (Py_ssize_t i = 0; i < count; i++) {
         const unsigned char *at = (const unsigned char *)self->added[i].letters;
         if (at == NULL || *at == 0) {
@@ -361,8 +338,7 @@ static void keep(WordPieces *self, PyObject *added, PyObject *before, PyObject *
     self->kept[0] = added;
     self->kept[1] = before;
     self->kept[2] = after;
-    for (int i = 0; i < 3; i++)
-        Py_INCREF(self->kept[i]);
+    for (int i = 0; i < 3; i++) Py_INCREF(self->kept[i]);
     self->before = (Text){PyBytes_AsString(before), (size_t)PyBytes_Size(before)};
     self->after = (Text){PyBytes_AsString(after), (size_t)PyBytes_Size(after)};
 }
@@ -374,9 +350,9 @@ static int fill(WordPieces *self, PyObject *arguments, PyObject *options) {
     const char *prefix;
     Py_ssize_t prefix_size, longest_word, room;
     if (!PyArg_ParseTupleAndKeywords(arguments, options, "O!$is#nO!O!O!O!SSn", names, &PyDict_Type, &vocabulary,
-                                     &self->unknown, &prefix, &prefix_size, &longest_word, &PyDict_Type, &letters,
-                                     &PyDict_Type, &marks, &PyDict_Type, &spaces, &PyTuple_Type, &added, &before,
-                                     &after, &room))
+                                     &self->unknown, &prefix, &prefix_size, &longest_word, &PyDict_Type,
+                                     &letters, &PyDict_Type, &marks, &PyDict_Type, &spaces, &PyTuple_Type,
+                                     &added, &before, &after, &room))
         return -1;
     if (longest_word < 0 || longest_word > MOST_CHARACTERS || room < 0) {
         PyErr_Format(PyExc_ValueError, "longest_word must be 0 to %d, and room at least 0", MOST_CHARACTERS);
@@ -385,10 +361,10 @@ static int fill(WordPieces *self, PyObject *arguments, PyObject *options) {
     self->longest_word = (size_t)longest_word;
     self->room = (size_t)room;
     keep(self, added, before, after);
-    int failed = set_vocabulary(self, vocabulary, prefix, (size_t)prefix_size) < 0
-                 || set_characters(self->characters, SPACE, spaces) < 0
-                 || set_characters(self->characters, MARK, marks) < 0
-                 || set_characters(self->characters, LETTER, letters) < 0 || set_added(self, added) < 0;
+    int failed = set_vocabulary(self, vocabulary, prefix, (size_t)prefix_size) < 0 ||
+                 set_characters(self->characters, SPACE, spaces) < 0 ||
+                 set_characters(self->characters, MARK, marks) < 0 ||
+                 set_characters(self->characters, LETTER, letters) < 0 || set_added(self, added) < 0;
     return failed ? -1 : 0;
 }
 
@@ -408,8 +384,7 @@ static void dispose(PyObject *object) {
     free(self->firsts.slots);
     free(self->others.slots);
     free(self->added);
-    for (int i = 0; i < 3; i++)
-        Py_XDECREF(self->kept[i]);
+    for (int i = 0; i < 3; i++) Py_XDECREF(self->kept[i]);
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
     Py_DECREF(type);
 }
@@ -453,6 +428,4 @@ static struct PyModuleDef module = {
     .m_slots = module_slots,
 };
 
-PyMODINIT_FUNC PyInit_wordpiece(void) {
-    return PyModuleDef_Init(&module);
-}
+PyMODINIT_FUNC PyInit_wordpiece(void) { return PyModuleDef_Init(&module); }

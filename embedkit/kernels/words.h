@@ -5,15 +5,15 @@
 
 #include "vectors.h"
 
-typedef enum { WORDS_FLOAT, WORDS_INT8, WORDS_INT4 } word_kind;
+typedef enum { WORDS_FLOAT, WORDS_INT8, WORDS_INT4 } WordKind;
 
 typedef struct {
-    word_kind kind;
+    WordKind kind;
     int count, width;
     const void *values; /* (count, width) float or int8, or (count, width / 2) uint8 of two values each */
     const void *scales; /* (count, 1) float of int8, (count, blocks) float16 of int4 */
     int blocks;
-} word_table;
+} WordTable;
 
 INLINE void add_int8(const int8_t *word, float scale, const float *place, int width, float *row) {
     for (int i = 0; i < width; i += LANES) {
@@ -34,7 +34,7 @@ INLINE void add_int4(const uint8_t *word, const uint16_t *scales, int block, con
 }
 
 /* The word of an id plus the row of its place in the text. */
-static void place_word(const word_table *words, int32_t id, const float *place, float *row) {
+static void place_word(const WordTable *words, int32_t id, const float *place, float *row) {
     const size_t first = (size_t)id * words->width;
     if (words->kind == WORDS_FLOAT) {
         const float *word = (const float *)words->values + first;
