@@ -283,7 +283,7 @@ static Room *take_room(Network *self, int tokens, int longest) {
         self->idle = room->next;
     else if (!(room = aligned(sizeof(Room))))
         return NULL;
-    if (room->room.tokens < tokens || room->room.longest < longest) {
+    if (!room->room.memory || room->room.tokens < tokens || room->room.longest < longest) {
         tokens = tokens > room->room.tokens ? tokens : room->room.tokens;
         longest = longest > room->room.longest ? longest : room->room.longest;
         free(room->room.memory);

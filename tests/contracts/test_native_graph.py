@@ -176,13 +176,20 @@ def test_many_threads_share_one_network(make_encoder: Any, tokens: Tokens) -> No
 
 
 @needs_kernel
-def test_rows_of_equal_values_and_texts_without_tokens(make_encoder: Any) -> None:
-    graph = read_bert(write(make_encoder("mean", None), "int8"))
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+def test_rows_of_equal_values_and_texts_without_tokens(make_encoder: Any, pooling: str) -> None:
+    graph = read_bert(write(make_encoder(pooling, None), "int8"))
     assert graph is not None
     flat = dataclasses.replace(graph, norm=dataclasses.replace(graph.norm, weight=np.zeros(64, dtype=np.float32)))
     rows = run(NativeGraph(flat), Tokens([[5, 6], [], [7]], []))
     assert np.isfinite(rows).all()
     assert not rows[1].any()
+
+
+@needs_kernel
+@pytest.mark.parametrize("head", [None, 128])
+def test_the_first_batch_may_hold_no_tokens(make_encoder: Any, head: int | None) -> None:
+    assert np.isfinite(run(NativeGraph.find(write(make_encoder("mean", head))), Tokens([[], []], []))).all()
 
 
 @needs_kernel
