@@ -71,17 +71,18 @@ INLINE void turn_keys(const float *key, long ld, int length, int head, float *co
                          padded);
 }
 
-/* One text: queries, keys and values beside each other in rows of 3 hidden floats, to rows of hidden floats.
+/* One text: queries, keys and values beside each other in rows of 3 hidden floats, to rows of hidden floats, of
+   which only the first so many are wanted.
    keys: room for head * padded floats, scores: for TILE_ROWS * padded; padded is length as whole vectors. */
-static void attend(const float *rows, int length, int hidden, int heads, float *context, float *keys,
-                   float *scores) {
+static void attend(const float *rows, int length, int wanted, int hidden, int heads, float *context,
+                   float *keys, float *scores) {
     const int head = hidden / heads, padded = whole_vectors(length);
     const long ld = 3L * hidden;
     for (int h = 0; h < heads; h++) {
         const float *query = rows + h * head, *key = query + hidden, *value = key + hidden;
         turn_keys(key, ld, length, head, keys, padded);
-        for (int i = 0; i < length; i += TILE_ROWS) {
-            const int count = at_most(length - i, TILE_ROWS);
+        for (int i = 0; i < wanted; i += TILE_ROWS) {
+            const int count = at_most(wanted - i, TILE_ROWS);
             float *to = context + (long)i * hidden + h * head;
             multiply_few(query + i * ld, ld, count, keys, padded, head, scores, padded, padded);
             for (int r = 0; r < count; r++) softmax_row(scores + (long)r * padded, length);

@@ -94,16 +94,41 @@ static void feed_forward(const Net *n, const Layer *l, float *states, const floa
     add_and_normalise(n, &l->norm, states, w->narrow, count);
 }
 
-/* One layer over texts that start at starts[0] = 0 to starts[texts - 1]. */
+/* The same for the first token of each text. They stand side by side for it, where projections stood. */
+static void feed_forward_first(const Net *n, const Layer *l, const int32_t *starts, int texts, Workspace *w) {
+    const size_t hidden = (size_t)n->hidden, row = hidden * sizeof(float);
+    int first[ROWS];
+    for (int t = 0; t < texts;) {
+        int count = 0;
+        for (; t < texts && count < ROWS; t++)
+            if (starts[t] < starts[t + 1]) first[count++] = starts[t];
+        float *states = w->projected, *context = states + count * hidden;
+        for (int r = 0; r < count; r++) {
+            memcpy(states + r * hidden, w->states + first[r] * hidden, row);
+            memcpy(context + r * hidden, w->context + first[r] * hidden, row);
+        }
+        feed_forward(n, l, states, context, count, w);
+        for (int r = 0; r < count; r++) memcpy(w->states + first[r] * hidden, states + r * hidden, row);
+    }
+}
+
+/* One layer over texts that start at starts[0] = 0 to starts[texts - 1]; of the last, only what is pooled. */
 static void run_layer(const Net *n, const Layer *l, const int32_t *starts, int texts, Workspace *w) {
+    const bool first_only = n->first_token && l == n->layer + n->layers - 1;
     const int tokens = starts[texts];
     const size_t hidden = (size_t)n->hidden;
     for (int r = 0; r < tokens; r += ROWS)
         apply(n, &l->projection, w->states + r * hidden, at_most(tokens - r, ROWS),
               w->projected + r * 3 * hidden, AS_IS, &w->narrow_bytes);
-    for (int t = 0; t < texts; t++)
-        attend(w->projected + starts[t] * 3 * hidden, starts[t + 1] - starts[t], n->hidden, n->heads,
+    for (int t = 0; t < texts; t++) {
+        const int length = starts[t + 1] - starts[t], wanted = first_only ? at_most(length, 1) : length;
+        attend(w->projected + starts[t] * 3 * hidden, length, wanted, n->hidden, n->heads,
                w->context + starts[t] * hidden, w->keys, w->scores);
+    }
+    if (first_only) {
+        feed_forward_first(n, l, starts, texts, w);
+        return;
+    }
     for (int r = 0; r < tokens; r += ROWS)
         feed_forward(n, l, w->states + r * hidden, w->context + r * hidden, at_most(tokens - r, ROWS), w);
 }

@@ -161,6 +161,17 @@ def test_a_pair_has_the_same_bits_in_any_company(make_model: Any, tokens: Tokens
     assert np.array_equal(together, np.concatenate(alone))
 
 
+@needs_kernel
+@pytest.mark.parametrize("lengths", [[0, 0], [0] * 5 + [1] * 100 + [0] * 5, [2, 0, 1] * 70])
+def test_many_short_pairs_and_pairs_without_tokens(make_model: Any, lengths: list[int]) -> None:
+    graph = find(write(make_model(), "int8"))
+    ids = [list(range(5 + row, 5 + row + length)) for row, length in enumerate(lengths)]
+    tokens = Tokens(ids, [], [[1] * length for length in lengths])
+    alone = [graph.run(take(tokens, [row])) for row in range(len(ids))]
+    assert np.isfinite(alone).all()
+    assert np.array_equal(graph.run(tokens), np.concatenate(alone))
+
+
 @pytest.mark.skipif("amx-int8" not in native_instructions(), reason="a processor without AMX")
 def test_amx_and_vnni_give_the_same_bits(make_model: Any, tokens: Tokens, monkeypatch: pytest.MonkeyPatch) -> None:
     content = write(make_model(), "int8")
