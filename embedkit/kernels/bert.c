@@ -155,7 +155,7 @@ static int read_words(Network *self, PyObject *words, PyObject *scales, int voca
     n->words = (WordTable){kind, vocabulary, n->hidden, self->words.buf, self->word_scales.buf, blocks};
     if (row > 0 && self->words.len == row * vocabulary &&
         ((kind == WORDS_FLOAT && rest == 0) || (kind == WORDS_INT8 && rest == 4L * vocabulary) ||
-         (kind == WORDS_INT4 && row * 2 == n->hidden && blocks > 0 && n->hidden % blocks == 0 &&
+         (kind == WORDS_INT4 && row * 2 == n->hidden && blocks > 0 && n->hidden % (blocks * LANES) == 0 &&
           rest == 2L * blocks * vocabulary)))
         return 0;
     PyErr_Format(PyExc_ValueError, "%d words of %zd bytes with %zd bytes of scales are no table of %d columns",
