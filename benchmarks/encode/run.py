@@ -12,8 +12,10 @@ environments of their own: --python PEER=PYTHON; a peer whose package is not the
 peers are the limit: the tokenizer alone, and ONNX Runtime alone on batches of all texts sorted by length,
 tokenized and padded before the clock runs, with the best of several batch sizes, all threads in each batch or
 ("apart") each in one of its own, with a session of its own. The limit is the larger of the two, as if they cost
-each other nothing. "openvino:bf16" multiplies floats in bfloat16, which the others do not. Use a machine that
-does nothing else; the load before is written down. Writes results.json and results.md beside this file.
+each other nothing. "sentence-transformers:onnx" is its ONNX backend, which wants an older version of it
+(--python sentence-transformers:onnx=PYTHON). "openvino:bf16" multiplies floats in bfloat16, which the others do
+not. Use a machine that does nothing else; the load before is written down. Writes results.json and results.md
+beside this file.
 """
 
 from __future__ import annotations
@@ -61,6 +63,7 @@ PEERS = {
     },
     "transformers": "model",
     "sentence-transformers": "model",
+    "sentence-transformers:onnx": "model",
     "fastembed fp32": "fastembed",
     "openvino fp32": "fp32.onnx",
     "openvino int8": "int8.onnx",
@@ -89,7 +92,8 @@ def main() -> None:
         prepare(arguments.run, folder)
         peers, missing = {}, {}
         for name in arguments.peers:
-            python = pythons.get(name.split(" ", maxsplit=1)[0].partition(":")[0], sys.executable)
+            kind = name.split(" ", maxsplit=1)[0]
+            python = pythons.get(kind) or pythons.get(kind.partition(":")[0], sys.executable)
             try:
                 peers[name] = stack.enter_context(Peer(name, folder / PEERS[name], python, arguments.threads))
             except EOFError:

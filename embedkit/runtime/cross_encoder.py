@@ -101,7 +101,7 @@ class CrossEncoder:
             providers: ONNX Runtime execution providers in order of preference, or
                 ``["EmbedkitExecutionProvider"]``, which runs cross-encoders of the BERT family that embedkit
                 exported, on processors with AVX-512 and VNNI. One that is not there is an error. If None, that one
-                where it is the quickest (int8 of any size, fp32 up to the size of BERT-Mini), else ONNX Runtime's
+                where it is the quickest (int8 up to BERT-Base, fp32 up to BERT-Mini), else ONNX Runtime's
                 for the CPU.
             max_tokens_per_batch: bound of a batch's pairs times its longest in tokens; if None, 16,384, but on
                 a CPU 1024, and there 128 to 256 where threads have batches of their own.

@@ -112,7 +112,7 @@ class Encoder:
             providers: ONNX Runtime execution providers in order of preference, or
                 ``["EmbedkitExecutionProvider"]``, which runs BERT encoders that embedkit exported, on processors
                 with AVX-512 and VNNI. One that is not there is an error. If None, that one where it is the
-                quickest (int8 of any size, fp32 up to the size of BERT-Mini), else ONNX Runtime's for the CPU.
+                quickest (int8 up to BERT-Base, fp32 up to BERT-Mini), else ONNX Runtime's for the CPU.
             max_tokens_per_batch: bound of a batch's tokens, padding included; if None, 16,384, but on a CPU 1024,
                 and there at most 256 where threads have batches of their own.
 

@@ -30,8 +30,9 @@ _VNNI, _AMX = "avx512-vnni", "amx-int8"
 _TOKENS_PER_BATCH = 256  # what is computed of them stays in a processor's cache
 _MULTIPLE = 64  # of all widths, which the kernel takes as a whole number of its tiles
 _LANES = 16  # and of the width of a head
-# Threads share a run of a large graph of floats in ONNX Runtime, and one text has to wait for one of them here.
+# Weights in products. In ONNX Runtime threads share a run of a larger graph, and here one text waits for one thread.
 _MOST_FLOATS = 4_000_000
+_MOST_BYTES = 100_000_000
 
 
 def native_instructions() -> tuple[str, ...]:
@@ -193,9 +194,9 @@ def _intermediate(graph: BertGraph) -> int:
 
 
 def _is_quickest(graph: BertGraph) -> bool:
-    if all(product.scales is not None for product in graph.products):
-        return True
-    return sum(product.weight.size for product in graph.products) <= _MOST_FLOATS
+    is_quantized = all(product.scales is not None for product in graph.products)
+    weights = sum(product.weight.size for product in graph.products)
+    return weights <= (_MOST_BYTES if is_quantized else _MOST_FLOATS)
 
 
 def _open(graph: BertGraph, *, amx: bool) -> bert.Network:

@@ -282,7 +282,7 @@ class TestChoice:
         assert (chosen is not None) == found
 
     @needs_kernel
-    def test_large_floats_are_left_to_onnx_runtime_unless_asked(
+    def test_large_graphs_are_left_to_onnx_runtime_unless_asked(
         self, make_encoder: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(native_graph, "_MOST_FLOATS", 1000)
@@ -290,6 +290,8 @@ class TestChoice:
         assert NativeGraph.choose(content) is None
         assert NativeGraph.choose(content, providers=[NATIVE]) is not None
         assert NativeGraph.choose(quantized) is not None
+        monkeypatch.setattr(native_graph, "_MOST_BYTES", 1000)
+        assert NativeGraph.choose(quantized) is None
 
     @needs_kernel
     @pytest.mark.parametrize("changes", [{"intermediate_size": 100}, {"num_attention_heads": 8}])

@@ -21,10 +21,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from embedkit import __version__
 from embedkit.errors import EmbedkitError
 from embedkit.evaluation.speed.bare import read_encoder
 from embedkit.evaluation.speed.energy import EnergyMeter
 from embedkit.runtime.distributions import installed_distributions
+from embedkit.runtime.native_graph import NATIVE
 
 __all__ = ["TimedModel", "main", "serve"]
 
@@ -47,17 +49,18 @@ class TimedModel:
 
 
 def main() -> None:
-    """Time what ONNX Runtime runs."""
+    """Time what embedkit's runtime runs."""
     serve(_load)
 
 
 def _load(source: str, threads: int) -> TimedModel:
     encoder, size_bytes = read_encoder(source, threads)
     versions = " ".join(f"{name} {version}" for name, version in installed_distributions().items())
+    runtime = f"embedkit {__version__}" if encoder.provider == NATIVE else versions
     about = {
         "name": encoder.name,
         "precision": encoder.manifest.precision,
-        "runtime": versions,
+        "runtime": runtime,
         "fingerprint": encoder.fingerprint,
         "dimension": encoder.dimension,
         "max_length": encoder.max_length,
