@@ -30,7 +30,7 @@ _VNNI, _AMX = "avx512-vnni", "amx-int8"
 _TOKENS_PER_BATCH = 256  # what is computed of them stays in a processor's cache
 _MULTIPLE = 64  # of all widths, which the kernel takes as a whole number of its tiles
 _LANES = 16  # and of the width of a head
-# Weights in products. In ONNX Runtime threads share a run of a larger graph, and here one text waits for one thread.
+# Weights in products. In ONNX Runtime threads share a larger graph, and here one text waits for one thread.
 _MOST_FLOATS = 4_000_000
 _MOST_BYTES = 100_000_000
 
