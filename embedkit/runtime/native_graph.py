@@ -27,7 +27,10 @@ __all__ = ["NATIVE", "NativeGraph", "native_instructions"]
 NATIVE = "EmbedkitExecutionProvider"
 
 _VNNI, _AMX = "avx512-vnni", "amx-int8"
-_TOKENS_PER_BATCH = 256  # what is computed of them stays in a processor's cache
+_TOKENS_PER_BATCH = range(64, 257)  # enough for all rows of a tile, and few enough to stay in a processor's cache
+_BATCHES_OF_FEW = 8
+# Multiplications by a weight, of bytes and of floats, that take longer than another thread takes to start.
+_WORK_OF_A_THREAD = {True: 400_000_000, False: 130_000_000}
 _MULTIPLE = 64  # of all widths, which the kernel takes as a whole number of its tiles
 _LANES = 16  # and of the width of a head
 # Weights in products. In ONNX Runtime threads share a larger graph, and here one text waits for one thread.
@@ -57,6 +60,7 @@ class NativeGraph:
         self.lanes = check_count(threads, "threads") or available_threads()
         self.provider = NATIVE
         self.width = graph.dimension if graph.last is None else None
+        self._tokens_of_a_thread = _WORK_OF_A_THREAD[_is_quantized(graph)] // _count_weights(graph)
         self._dimension, self._last, self._is_typed = graph.dimension, graph.last, graph.types is not None
         self._network = _open(graph, amx=_AMX in native_instructions())
 
@@ -106,7 +110,7 @@ class NativeGraph:
     ) -> list[slice]:
         """The texts or pairs of each batch, in their order: there is no padding to be saved."""
         ends = np.cumsum(lengths)
-        budget, count, start = most_tokens or _TOKENS_PER_BATCH, len(lengths), 0
+        budget, count, start = most_tokens or self._choose_tokens_per_batch(int(lengths.sum())), len(lengths), 0
         found = []
         while start < count:
             before = int(ends[start - 1]) if start else 0
@@ -115,6 +119,13 @@ class NativeGraph:
             found.append(slice(start, end))
             start = end
         return found
+
+    def _choose_tokens_per_batch(self, tokens: int) -> int:
+        """The bound for a chunk of so many tokens: one batch where threads do not pay, else some for each."""
+        least, most = _TOKENS_PER_BATCH[0], _TOKENS_PER_BATCH[-1]
+        if tokens <= self._tokens_of_a_thread:
+            return max(tokens, most)
+        return min(max(tokens // _BATCHES_OF_FEW, self._tokens_of_a_thread, least), most)
 
     def golden_batches(self, lengths: npt.NDArray[np.int64], *, most_tokens: int | None) -> list[slice]:
         """The same, as nothing depends on its batch."""
@@ -194,9 +205,15 @@ def _intermediate(graph: BertGraph) -> int:
 
 
 def _is_quickest(graph: BertGraph) -> bool:
-    is_quantized = all(product.scales is not None for product in graph.products)
-    weights = sum(product.weight.size for product in graph.products)
-    return weights <= (_MOST_BYTES if is_quantized else _MOST_FLOATS)
+    return _count_weights(graph) <= (_MOST_BYTES if _is_quantized(graph) else _MOST_FLOATS)
+
+
+def _is_quantized(graph: BertGraph) -> bool:
+    return all(product.scales is not None for product in graph.products)
+
+
+def _count_weights(graph: BertGraph) -> int:
+    return sum(product.weight.size for product in graph.products)
 
 
 def _open(graph: BertGraph, *, amx: bool) -> bert.Network:

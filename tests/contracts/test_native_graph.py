@@ -216,6 +216,22 @@ def test_batches_hold_every_text_once_within_their_bounds(
     assert graph.batches(np.array([], dtype=np.int64), most_tokens=None, most_items=None) == []
 
 
+@needs_kernel
+def test_few_texts_keep_to_one_thread_and_more_are_shared(
+    make_encoder: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = write(make_encoder())
+    lengths = np.full(60, 10)
+
+    def count(work: int) -> int:
+        monkeypatch.setattr(native_graph, "_WORK_OF_A_THREAD", {True: work, False: work})
+        graph = NativeGraph.find(content)
+        assert graph is not None
+        return len(graph.batches(lengths, most_tokens=None, most_items=None))
+
+    assert [count(work) for work in (10**12, 1)] == [1, 9]  # 600 tokens, 75 an eighth of them
+
+
 class TestSizes:
     """The kernel checks what it is given: a wrong size is an error and no read beyond an end."""
 
