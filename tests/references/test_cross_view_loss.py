@@ -210,13 +210,13 @@ class TestSeveralReferences:
         expected = reference_averaged_loss(online, [(queues, references), *further], size=size)
         assert found.item() == pytest.approx(expected, abs=1e-5)
 
-    @pytest.mark.parametrize("count", [1, 2, 4])
+    @pytest.mark.parametrize("count", [1, 2, 3])
     @pytest.mark.parametrize("objective", ["kl", "cross_entropy"])
     def test_as_many_of_the_same_are_one(self, objective, count):
         online, queues, references = sample()
         same = [pairs_of_keys(queues, references)] * (count - 1)
         alone = loss_of(online, queues, references, objective=objective)
-        assert torch.equal(loss_of(online, queues, references, objective=objective, others=same), alone)
+        assert torch.allclose(loss_of(online, queues, references, objective=objective, others=same), alone)
 
     def test_no_gradient_reaches_any_of_them(self):
         online, queues, references = sample()

@@ -102,13 +102,13 @@ def test_congen_learns_the_average_of_several_teachers(seed, batch, size, count)
     assert found.item() == pytest.approx(expected, abs=1e-5)
 
 
-@pytest.mark.parametrize("count", [1, 2, 4])
+@pytest.mark.parametrize("count", [1, 2, 3])
 def test_congen_of_the_same_teacher_several_times_is_congen_of_one(count):
     first, second, queue, teachers = sample()
     keys = Keys(queue, teachers)
     temperatures = {"temperature": 0.4, "teacher_temperature": 0.3}
     several = congen_loss((first, second), keys, others=[keys] * (count - 1), **temperatures)
-    assert torch.equal(several, congen_loss((first, second), keys, **temperatures))
+    assert torch.allclose(several, congen_loss((first, second), keys, **temperatures))
 
 
 @given(SIZES)

@@ -27,8 +27,12 @@ TEXTS = ["a dog in the garden", "", "Music!", "the sea and the garden", "one two
 LONG = " ".join(["dog"] * 30)
 
 SCRIPT = """
+import signal
 import sys
 from embedkit import Encoder
+
+# A shell that runs the tests in the background has its children ignore SIGINT.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 print("main", flush=True)
 encoder = Encoder.load(sys.argv[1], threads=1)
@@ -185,7 +189,7 @@ def test_a_script_without_guard_runs_once_and_leaves_nothing(
 ) -> None:
     script = tmp_path / "json.py"  # as bad a name as people choose: it is not to be found by the processes
     script.write_text(SCRIPT)
-    process = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-c", f"exec(open({str(script)!r}).read())", str(toy_bundle)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -193,13 +197,16 @@ def test_a_script_without_guard_runs_once_and_leaves_nothing(
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONSAFEPATH": "1"},
         text=True,
         start_new_session=True,
-    )
-    assert process.stdout is not None
-    lines = [process.stdout.readline().strip() for _ in range(3)]
-    assert (lines[0], lines[2]) == ("main", "ready"), process.communicate()
-    time.sleep(0.2)  # in the midst of it
-    os.killpg(process.pid, ending)
-    output, messages = process.communicate(timeout=30)
+    ) as process:
+        assert process.stdout is not None
+        try:
+            lines = [process.stdout.readline().strip() for _ in range(3)]
+            assert (lines[0], lines[2]) == ("main", "ready"), process.stderr and process.stderr.read()
+            time.sleep(0.2)  # in the midst of it
+            os.killpg(process.pid, ending)
+            output, messages = process.communicate(timeout=120)
+        finally:
+            process.kill()  # its pool ends with it
     assert output == ""
     assert ("KeyboardInterrupt" in messages) == (ending == signal.SIGINT)
     for pid in map(int, lines[1].split()):

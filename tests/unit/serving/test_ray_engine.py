@@ -120,7 +120,7 @@ def test_a_killed_run_goes_on_to_the_same_bytes(pages: Path, tmp_path: Path) -> 
     command += ["--rows-per-shard", "1", "--engine", "ray", "--processes", "1"]
     environment = {**os.environ, "RAY_ADDRESS": "local"}
     run = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 200
     while not (tmp_path / "out" / "shard-000002.parquet").exists() and time.monotonic() < deadline:
         time.sleep(0.01)
     run.kill()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -35,12 +36,26 @@ class Process:
 
     def end(self, sign=signal.SIGTERM):
         self.process.send_signal(sign)
-        self.lines += self.process.communicate(timeout=20)[1].splitlines()
+        self.lines += self.process.communicate(timeout=120)[1].splitlines()
         return self.process.returncode
 
 
-def test_requests_at_work_are_answered_before_it_ends(toy_bundle):
-    server = Process(toy_bundle, "--set", "batch_tokens=12", "--set", "queue_tokens=10000000")
+@pytest.fixture
+def start():
+    """Start servers, none of which outlives the test."""
+    with contextlib.ExitStack() as stack:
+
+        def start(*arguments, **environment):
+            server = Process(*arguments, **environment)
+            stack.callback(server.process.communicate)
+            stack.callback(server.process.kill)
+            return server
+
+        yield start
+
+
+def test_requests_at_work_are_answered_before_it_ends(start, toy_bundle):
+    server = start(toy_bundle, "--set", "batch_tokens=12", "--set", "queue_tokens=10000000")
     texts = ["one two three four five six seven eight nine ten"] * 1500
     begun = threading.Barrier(5)
 
@@ -74,8 +89,8 @@ def wait_for(condition):
         time.sleep(0.005)
 
 
-def test_every_line_of_its_log_is_json(toy_bundle):
-    server = Process(toy_bundle, EMBEDKIT_API_KEY="a-key-of-some-length")
+def test_every_line_of_its_log_is_json(start, toy_bundle):
+    server = start(toy_bundle, EMBEDKIT_API_KEY="a-key-of-some-length")
     assert httpx.get(f"{server.url}/v1/models").status_code == 401
     assert server.end() == 0
     lines = [json.loads(line) for line in server.lines]
@@ -97,7 +112,7 @@ def test_a_damaged_bundle_does_not_start(toy_bundle, tmp_path):
     assert "error: " in done.stderr
 
 
-def test_it_speaks_tls(toy_bundle, tmp_path):
+def test_it_speaks_tls(start, toy_bundle, tmp_path):
     certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
     command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=localhost"]
     names = ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)]
@@ -105,7 +120,7 @@ def test_it_speaks_tls(toy_bundle, tmp_path):
         subprocess.run([*command, *names], check=True, capture_output=True)
     except (OSError, subprocess.CalledProcessError):
         pytest.skip("needs openssl")
-    server = Process(toy_bundle, "--tls-certificate", certificate, "--tls-key", key)
+    server = start(toy_bundle, "--tls-certificate", certificate, "--tls-key", key)
     assert server.url.startswith("https://")
     trusted = ssl.create_default_context(cafile=str(certificate))
     assert httpx.get(f"{server.url}/health", verify=trusted).status_code == 200
