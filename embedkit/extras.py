@@ -7,7 +7,10 @@ from types import ModuleType
 
 from embedkit.errors import MissingExtraError
 
-__all__ = ["require"]
+__all__ = ["DISTRIBUTION", "require"]
+
+DISTRIBUTION = "embedkit-onnx"
+"""Name of this package on PyPI, where ``embedkit`` is another project's."""
 
 
 def require(module: str, *, extra: str) -> ModuleType:
@@ -25,5 +28,5 @@ def require(module: str, *, extra: str) -> ModuleType:
     except ImportError as error:
         missing = error.name or module
         raise MissingExtraError(
-            f'{missing} is not installed; it comes with: pip install "embedkit[{extra}]"'
+            f'{missing} is not installed; it comes with: pip install "{DISTRIBUTION}[{extra}]"'
         ) from error

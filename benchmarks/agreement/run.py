@@ -2,7 +2,7 @@
 
     python benchmarks/agreement/run.py --data DIR --model tiny-sct --model FOLDER
 
-Needs `pip install "embedkit[bench,mteb]"`, and nothing from the network: MTEB's tasks are given the rows in
+Needs `pip install "embedkit-onnx[bench,mteb]"`, and nothing from the network: MTEB's tasks are given the rows in
 DIR (see docs/evaluation.md for its layout) in place of those that they would download; sets that DIR lacks
 are left out. Each text is embedded once for both, since embeddings of int8 bundles depend a little on their
 batch. Writes results.json and results.md beside this file, and fails if two figures differ by more than

@@ -109,7 +109,7 @@ def package_bytes(library: str) -> dict[str, int]:
     while wanted:
         name = wanted.pop()
         try:
-            distribution = metadata.distribution(name)
+            distribution = metadata.distribution("embedkit-onnx" if name == "embedkit" else name)
         except metadata.PackageNotFoundError:
             if name == "embedkit":  # run from its sources
                 found[name] = source_bytes()

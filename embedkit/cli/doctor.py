@@ -12,6 +12,7 @@ from typing import Any
 
 from embedkit import __version__
 from embedkit.errors import EmbedkitError
+from embedkit.extras import DISTRIBUTION
 
 __all__ = ["EXAMPLES", "HELP", "configure", "run"]
 
@@ -42,6 +43,7 @@ def _examine() -> Report:
     from embedkit.evaluation.machine import cpu_features
 
     problems: list[str] = []
+    _check_namesake(problems)
     runtime = _examine_runtime(problems)
     faiss = _installed(_FAISS)
     if len(faiss) > 1:
@@ -63,6 +65,20 @@ def _examine() -> Report:
         "bundled": _check_bundled(problems) if runtime["providers"] else {},
         "problems": problems,
     }
+
+
+def _check_namesake(problems: list[str]) -> None:
+    """Another project's package named ``embedkit`` installs into the same folder as this one."""
+    try:
+        namesake = metadata.distribution("embedkit")
+    except metadata.PackageNotFoundError:
+        return
+    if any(file.parts[0] == "embedkit" for file in namesake.files or ()):
+        problems.append(
+            f"the package embedkit {namesake.version}, another project, is installed in the folder of "
+            f"{DISTRIBUTION}, and each overwrites the other's files; remove both with "
+            f"`pip uninstall -y embedkit {DISTRIBUTION}`, then run `pip install {DISTRIBUTION}`"
+        )
 
 
 def _examine_runtime(problems: list[str]) -> Report:
@@ -107,13 +123,13 @@ def _kernels() -> dict[str, bool]:
 def _missing_by_extra() -> dict[str, list[str]] | None:
     """Extra -> packages of it that are not installed; None when embedkit runs from a plain folder."""
     try:
-        requirements = metadata.requires("embedkit") or []
+        requirements = metadata.requires(DISTRIBUTION) or []
     except metadata.PackageNotFoundError:
         return None
     missing: dict[str, list[str]] = {}
     for requirement in requirements:
         match = _REQUIREMENT_OF_EXTRA.match(requirement)
-        if match and match["package"] != "embedkit":
+        if match and match["package"] != DISTRIBUTION:
             absent = missing.setdefault(match["extra"], [])
             if not _installed((match["package"],)):
                 absent.append(match["package"])
@@ -169,8 +185,9 @@ def _kernels_line(kernels: dict[str, bool]) -> str:
 def _extra_lines(extras: dict[str, list[str]] | None) -> list[str]:
     if extras is None:
         return ["unknown: embedkit is run from a folder, not installed"]
+    command = f'pip install "{DISTRIBUTION}[{{}}]" (for {{}})'
     return [
-        f'{extra}: pip install "embedkit[{extra}]" (for {", ".join(missing)})' if missing else f"{extra}: complete"
+        f"{extra}: {command.format(extra, ', '.join(missing)) if missing else 'complete'}"
         for extra, missing in extras.items()
     ]
 

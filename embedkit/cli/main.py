@@ -20,6 +20,7 @@ from typing import NamedTuple, Protocol, cast
 
 from embedkit import __version__
 from embedkit.errors import EmbedkitError, MissingExtraError
+from embedkit.extras import DISTRIBUTION
 
 __all__ = ["COMMANDS", "EXIT_CODES", "Command", "main"]
 
@@ -129,7 +130,7 @@ def _missing_packages_named(command: Command) -> Iterator[None]:
         package = (error.name or "").partition(".")[0]
         if package in {"", "embedkit"}:
             raise
-        wanted = f"embedkit[{command.extra}]" if command.extra else package
+        wanted = f"{DISTRIBUTION}[{command.extra}]" if command.extra else package
         raise MissingExtraError(f'{package} is not installed; it comes with: pip install "{wanted}"') from error
 
 

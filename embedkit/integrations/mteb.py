@@ -7,7 +7,7 @@
     model = MtebEncoder(Encoder.load("tiny-sct.onnx"))
     mteb.evaluate(model, mteb.get_tasks(["STSBenchmark"]))
 
-Needs ``pip install "embedkit[mteb]"``, and was written for MTEB 2.
+Needs ``pip install "embedkit-onnx[mteb]"``, and was written for MTEB 2.
 """
 
 from __future__ import annotations

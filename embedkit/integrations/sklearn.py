@@ -7,7 +7,7 @@
     classifier = make_pipeline(TextEmbedder("tiny-sct"), LogisticRegression())
     classifier.fit(texts, labels)
 
-Needs ``pip install "embedkit[bench]"``, or scikit-learn 1.6 and newer by itself.
+Needs ``pip install "embedkit-onnx[bench]"``, or scikit-learn 1.6 and newer by itself.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from embedkit.runtime.encoder import Encoder
 try:
     from sklearn.base import BaseEstimator, TransformerMixin
 except ImportError as error:
-    raise MissingExtraError('scikit-learn is not installed: pip install "embedkit[bench]"') from error
+    raise MissingExtraError('scikit-learn is not installed: pip install "embedkit-onnx[bench]"') from error
 
 __all__ = ["TextEmbedder"]
 

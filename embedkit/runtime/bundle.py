@@ -208,7 +208,7 @@ def _check_format(entries: dict[str, str]) -> None:
     if int(entries["format"]) > FORMAT:
         raise BundleVersionError(
             f"the bundle has format {entries['format']}, this embedkit reads format {FORMAT}: "
-            "upgrade with `pip install --upgrade embedkit`"
+            "upgrade with `pip install --upgrade embedkit-onnx`"
         )
     if int(entries["format"]) < FORMAT:
         raise BundleError(f"there never was a bundle format {entries['format']}")

@@ -1,4 +1,4 @@
-"""What `pip install embedkit` brings, built without git and without the network."""
+"""What `pip install embedkit-onnx` brings, built without git and without the network."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 import embedkit
+from embedkit.extras import DISTRIBUTION
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -162,11 +163,24 @@ def test_all_means_all_that_go_together(extra):
 
 
 def test_every_extra_that_a_message_names_exists():
-    pattern = re.compile(r"""extra=["'](\w+)["']|embedkit\[([\w,]+)\]""")
+    pattern = re.compile(r"""extra=["'](\w+)["']|embedkit-onnx\[([\w,]+)\]""")
     for path in [*(ROOT / "embedkit").rglob("*.py"), *ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]:
         for match in pattern.finditer(path.read_text(encoding="utf-8")):
             named = set((match[1] or match[2]).split(","))
             assert named <= {*PROJECT["optional-dependencies"], "extra"}, path
+
+
+def test_it_is_named_as_on_pypi(about):
+    assert about["Name"] == DISTRIBUTION
+
+
+def test_no_command_installs_another_projects_package():
+    """PyPI has a package `embedkit`, which is not this one."""
+    wrong = re.compile(r"""pip install[^`\n]*[ "']embedkit(?![\w-])(?!/)|["'`]embedkit\[\w""")
+    files = [*ROOT.glob("*.md"), *ROOT.glob("*.toml")]
+    for folder in ("embedkit", "docs", "benchmarks", "examples", "recipes"):
+        files += [path for ending in ("py", "md", "toml") for path in (ROOT / folder).rglob(f"*.{ending}")]
+    assert not [path for path in files if wrong.search(path.read_text(encoding="utf-8"))]
 
 
 def test_command_exists(wheel):

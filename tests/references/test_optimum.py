@@ -1,4 +1,4 @@
-"""Our graphs beside those of Optimum, which has an extra of its own: ``pip install "embedkit[optimum]"``."""
+"""Our graphs beside those of Optimum, which has an extra of its own: ``pip install "embedkit-onnx[optimum]"``."""
 
 import numpy as np
 import pytest

@@ -21,7 +21,8 @@ def test_what_is_installed_is_imported() -> None:
 def test_what_is_missing_is_named_with_the_command(module: str) -> None:
     with pytest.raises(MissingExtraError) as caught:
         require(module, extra="serve")
-    assert str(caught.value) == ('no_such_package is not installed; it comes with: pip install "embedkit[serve]"')
+    command = 'pip install "embedkit-onnx[serve]"'
+    assert str(caught.value) == f"no_such_package is not installed; it comes with: {command}"
     assert isinstance(caught.value, ImportError)
 
 

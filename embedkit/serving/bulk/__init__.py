@@ -1,6 +1,6 @@
 """Bulk encoding: Parquet in, Parquet with embeddings out, shard by shard, on one machine or on many.
 
-Needs ``pip install "embedkit[bulk]"``, and the engine ``ray`` needs ``embedkit[ray]``.
+Needs ``pip install "embedkit-onnx[bulk]"``, and the engine ``ray`` needs ``embedkit-onnx[ray]``.
 """
 
 from __future__ import annotations

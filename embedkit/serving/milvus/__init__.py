@@ -1,6 +1,6 @@
 """Collections and indexes on a Milvus server, or in a file of Milvus Lite: what has outgrown one machine.
 
-Needs ``pip install "embedkit[milvus]"``.
+Needs ``pip install "embedkit-onnx[milvus]"``.
 """
 
 from __future__ import annotations

@@ -103,8 +103,8 @@ def index_class(kind: str) -> type[StoredIndex]:
         return cast(type[StoredIndex], getattr(require(module, extra="serve"), name))
     except MissingExtraError as error:
         raise MissingExtraError(
-            f'the index {kind!r} needs FAISS: install faiss-cpu with pip install "embedkit[serve]", or faiss-gpu '
-            "where you have it, but not both, as each overwrites the other's files"
+            f'the index {kind!r} needs FAISS: install faiss-cpu with pip install "embedkit-onnx[serve]", or '
+            "faiss-gpu where you have it, but not both, as each overwrites the other's files"
         ) from error
 
 

@@ -183,7 +183,7 @@ class Manifest:
         version = fields.pop(_KEY)
         if type(version) is int and version > FORMAT:
             raise CollectionError(
-                f"{path} has format {version}, this embedkit knows {FORMAT}: pip install --upgrade embedkit"
+                f"{path} has format {version}, this embedkit knows {FORMAT}: pip install --upgrade embedkit-onnx"
             )
         if version == 1:
             raise CollectionError(f"{path} has format 1, this embedkit reads {FORMAT}: build the collection again")

@@ -137,7 +137,7 @@ def test_what_cannot_be_reported_is_refused_before_anything_is_timed(options, me
 @pytest.mark.usefixtures("no_matplotlib")
 def test_a_report_needs_matplotlib_and_says_what_brings_it(capsys):
     assert main(["bench", "gone.onnx", "--report", "speed.html"]) == 1
-    assert 'pip install "embedkit[bench]"' in capsys.readouterr().err
+    assert 'pip install "embedkit-onnx[bench]"' in capsys.readouterr().err
 
 
 def test_whoever_interrupts_does_not_want_the_next_number_of_threads(toy_bundle, texts, monkeypatch, capsys):

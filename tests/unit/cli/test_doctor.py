@@ -77,6 +77,28 @@ def test_two_faisses_are_a_problem(bundled, distributions, capsys):
     assert found["problems"][0].startswith("faiss-cpu and faiss-gpu-cu12 are both installed")
 
 
+def install(folder, name, version, *files):
+    about = folder / f"{name}-{version}.dist-info"
+    about.mkdir(parents=True)
+    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    (about / "RECORD").write_text("".join(f"{file},,\n" for file in files))
+
+
+@pytest.mark.parametrize(
+    ("files", "problems"),
+    [(["embedkit/__init__.py", "embedkit-9.9.dist-info/RECORD"], 1), (["__editable__.embedkit-9.9.pth"], 0)],
+    ids=["in the same folder", "elsewhere"],
+)
+def test_another_projects_embedkit_is_a_problem(bundled, tmp_path, monkeypatch, capsys, files, problems):
+    install(tmp_path / "site", "embedkit", "9.9", *files)
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    code, found = report(capsys)
+    assert (code, len(found["problems"])) == (problems, problems)
+    for problem in found["problems"]:
+        assert problem.startswith("the package embedkit 9.9, another project, is installed in the folder of")
+        assert "`pip uninstall -y embedkit embedkit-onnx`, then run `pip install embedkit-onnx`" in problem
+
+
 def test_bundled_models_are_checked(bundled, toy_bundle, capsys):
     shutil.copy(toy_bundle, bundled / "toy.onnx")
     code, found = report(capsys)
@@ -120,14 +142,14 @@ def test_extras_name_what_they_lack(monkeypatch, distributions):
         'torch>=2.4; extra == "train"',
         'transformers<6,>=4.57; extra == "train"',
         'faiss-cpu>=1.9; extra == "serve"',
-        'embedkit[serve,train]; extra == "all"',
+        'embedkit-onnx[serve,train]; extra == "all"',
     ]
     monkeypatch.setattr("importlib.metadata.requires", lambda _name: requirements)
     distributions({"torch": "2.13.0", "faiss-cpu": "1.15.1"})
     missing = doctor._missing_by_extra()
     assert missing == {"train": ["transformers"], "serve": []}
     assert doctor._extra_lines(missing) == [
-        'train: pip install "embedkit[train]" (for transformers)',
+        'train: pip install "embedkit-onnx[train]" (for transformers)',
         "serve: complete",
     ]
 

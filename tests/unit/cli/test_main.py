@@ -101,7 +101,7 @@ class TestMissingPackages:
     def test_names_the_extra_of_the_command(self, play, capsys):
         play(raising(ModuleNotFoundError("No module named 'torch.nn'", name="torch.nn")))
         assert main(["play"]) == 1
-        expected = 'error: torch is not installed; it comes with: pip install "embedkit[toys]"\n'
+        expected = 'error: torch is not installed; it comes with: pip install "embedkit-onnx[toys]"\n'
         assert capsys.readouterr().err == expected
 
     def test_names_the_package_where_there_is_no_extra(self, play, monkeypatch, capsys):

@@ -151,9 +151,9 @@ def test_a_cross_encoder_has_no_embeddings(folders, toy_cross_bundle):
 
 def test_without_scikit_learn_the_extra_is_named(words, folders, monkeypatch):
     def missing(module, *, extra):
-        raise MissingExtraError(f'{module} is not installed; it comes with: pip install "embedkit[{extra}]"')
+        raise MissingExtraError(f'{module} is not installed; it comes with: pip install "embedkit-onnx[{extra}]"')
 
     classifiers._sklearn.cache_clear()
     monkeypatch.setattr(classifiers, "require", missing)
-    with pytest.raises(MissingExtraError, match=r"embedkit\[bench\]"):
+    with pytest.raises(MissingExtraError, match=r"embedkit-onnx\[bench\]"):
         evaluate(words, load_task("mr", data=folders))

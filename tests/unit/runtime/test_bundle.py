@@ -196,7 +196,7 @@ def test_a_newer_format_says_what_to_upgrade(rewrite: Rewrite) -> None:
     def change(model: onnx.ModelProto) -> None:
         entry(model, "format").value = "2"
 
-    with pytest.raises(BundleVersionError, match="pip install --upgrade embedkit"):
+    with pytest.raises(BundleVersionError, match="pip install --upgrade embedkit-onnx"):
         read_bundle(rewrite(change))
 
 

@@ -330,7 +330,7 @@ def test_engines_are_told_by_name(toy_bundle: Path, pages: Path, tmp_path: Path,
     with pytest.raises(InputError, match="processes must be"):
         encoding.run(workers=0)
     monkeypatch.setitem(engines.ENGINES, "ray", ("no_such_package", "ray"))
-    with pytest.raises(MissingExtraError, match=r"no_such_package is not installed.*embedkit\[ray\]"):
+    with pytest.raises(MissingExtraError, match=r"no_such_package is not installed.*embedkit-onnx\[ray\]"):
         encoding.run(engine="ray")
     assert not list((tmp_path / "out").glob("shard-*"))
 
@@ -339,7 +339,7 @@ def test_pyarrow_is_asked_for_in_one_sentence(monkeypatch) -> None:
     for name in [name for name in sys.modules if name.startswith("embedkit.serving.bulk")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
-    with pytest.raises(MissingExtraError, match=r"embedkit\[bulk\]"):
+    with pytest.raises(MissingExtraError, match=r"embedkit-onnx\[bulk\]"):
         require("embedkit.serving.bulk", extra="bulk")
 
 

@@ -160,7 +160,7 @@ def test_without_bm25s_building_says_what_to_install(tmp_path, encoder, monkeypa
 
     monkeypatch.setitem(sys.modules, "bm25s", None)
     monkeypatch.delitem(sys.modules, "embedkit.serving.retrieval.words", raising=False)
-    with pytest.raises(MissingExtraError, match=r"bm25s is not installed.*embedkit\[serve\]"):
+    with pytest.raises(MissingExtraError, match=r"bm25s is not installed.*embedkit-onnx\[serve\]"):
         Collection.build(DOCS, encoder=encoder, path=tmp_path / "idx", lexical=True)
     assert list(tmp_path.iterdir()) == []
 

@@ -28,7 +28,7 @@ def test_without_faiss_one_sentence_names_both_ways_to_it(monkeypatch):
         index_class("flat")
     assert "faiss-cpu" in str(caught.value)
     assert "faiss-gpu" in str(caught.value)
-    assert 'pip install "embedkit[serve]"' in str(caught.value)
+    assert 'pip install "embedkit-onnx[serve]"' in str(caught.value)
     assert index_class("exact").__name__ == "ExactIndex"
 
 

@@ -256,7 +256,7 @@ def test_pymilvus_is_asked_for_in_one_sentence(monkeypatch) -> None:
     for name in [name for name in sys.modules if name.startswith("embedkit.serving.milvus")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "pymilvus", None)
-    with pytest.raises(MissingExtraError, match=r"embedkit\[milvus\]"):
+    with pytest.raises(MissingExtraError, match=r"embedkit-onnx\[milvus\]"):
         require("embedkit.serving.milvus", extra="milvus")
 
 

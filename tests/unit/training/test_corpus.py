@@ -281,5 +281,5 @@ class TestHub:
 
     def test_needs_datasets(self, prepare, monkeypatch):
         monkeypatch.setitem(sys.modules, "datasets", None)
-        with pytest.raises(MissingExtraError, match=r"embedkit\[train\]"):
+        with pytest.raises(MissingExtraError, match=r"embedkit-onnx\[train\]"):
             prepare(SourceConfig(path="hf://org/name"))

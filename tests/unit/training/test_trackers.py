@@ -133,7 +133,7 @@ class TestTensorBoard:
 @pytest.mark.parametrize(("name", "package"), [("wandb", "wandb"), ("tensorboard", "torch.utils.tensorboard")])
 def test_a_package_that_is_missing_is_named(tmp_path, monkeypatch, name, package):
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(MissingExtraError, match=rf'pip install "embedkit\[{name}\]"'):
+    with pytest.raises(MissingExtraError, match=rf'pip install "embedkit-onnx\[{name}\]"'):
         find_trackers([name], tmp_path, name="toy", config={})
 
 
