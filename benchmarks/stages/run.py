@@ -34,7 +34,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", required=True, help="folder of the recipe's text and of STS-B")
     parser.add_argument("--teacher", required=True, help="folder or hub id of all-MiniLM-L6-v2")
-    parser.add_argument("--steps", type=int, default=300, help="optimizer steps of a run, both stages together")
+    parser.add_argument("--steps", type=int, default=150, help="optimizer steps of a run, both stages together")
     parser.add_argument("--cache", default=".embedkit-cache", help="prepared text and teacher vectors")
     arguments = parser.parse_args()
     rows: list[dict[str, Any]] = []

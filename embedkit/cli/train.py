@@ -33,8 +33,6 @@ _FLAGS = {
     "student": "student.source",
     "start": "student.start",
     "tokenizer": "student.tokenizer",
-    "teacher": "teacher.source",
-    "teacher_name": "teacher.name",
     "dev": "dev.pairs",
     "epochs": "optim.epochs",
     "steps": "optim.steps",
@@ -48,13 +46,23 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("recipe", nargs="?", help="a TOML recipe; flags and --set are laid over it")
     parser.add_argument("-o", "--output", help="the run folder; default: runs/NAME")
-    parser.add_argument("--method", help="see `embedkit methods`; sct with a teacher means its distillation")
-    parser.add_argument("--size", help="tiny, mini or small")
+    parser.add_argument(
+        "--method",
+        help="see `embedkit methods`; sct with --teacher is sct-distillation, and with --student as well it is "
+        "sct-two-stage: self-supervision, then distillation",
+    )
+    parser.add_argument("--size", help="tiny, mini or small; with --student, whose published settings to use")
     parser.add_argument("--corpus", action="append", metavar="FILE", help="text; may be repeated")
     parser.add_argument("--text-column", help="column of the text in .csv, .jsonl, .parquet and hub sets")
     parser.add_argument("--view-columns", nargs=2, metavar="COLUMN", help="columns of two views of a sentence")
-    parser.add_argument("--teacher", help="folder, hub id, bundle, or .npy/.parquet of vectors aligned by row")
-    parser.add_argument("--teacher-name", help="what cards call the teacher")
+    parser.add_argument(
+        "--teacher",
+        action="append",
+        metavar="MODEL",
+        help="folder, hub id, bundle, or .npy/.parquet of vectors aligned by row; may be repeated for methods "
+        "that learn from several",
+    )
+    parser.add_argument("--teacher-name", action="append", metavar="NAME", help="what cards call each --teacher")
     parser.add_argument("--student", help="pre-trained model to start from, folder or hub id")
     parser.add_argument("--start", help="teacher or random: where a student without --student comes from")
     parser.add_argument("--tokenizer", help="model whose tokenizer the student shares; default: the teacher")
@@ -107,13 +115,29 @@ def _config(arguments: argparse.Namespace) -> RunConfig:
             mapping = lay_over(mapping, key, getattr(arguments, flag))
     if sources := _sources(arguments):
         mapping["corpus"] = sources
-    if arguments.method == "sct" and ("teacher" in mapping or mapping.get("teachers")):
-        # A pre-trained student goes both ways, as in the paper; one that starts from its teacher's words only
-        # loses by the first (benchmarks/stages).
-        pretrained = mapping.get("student", {}).get("source") is not None
-        mapping["method"] = "sct-two-stage" if pretrained else "sct-distillation"
-    mapping = apply_overrides(mapping, arguments.set)
+    mapping = apply_overrides(_with_teachers(mapping, arguments), arguments.set)
     return resolve(mapping, source=arguments.recipe or "")
+
+
+def _with_teachers(mapping: dict[str, Any], arguments: argparse.Namespace) -> dict[str, Any]:
+    """Lay --teacher and --teacher-name over the recipe: the source of its one teacher, or all of them anew."""
+    from embedkit.config import lay_over
+    from embedkit.errors import ConfigError
+
+    sources, names = arguments.teacher or [], arguments.teacher_name or []
+    if len(sources) <= 1:
+        if len(names) > 1:
+            raise ConfigError(f"--teacher-name is given {len(names)} times, --teacher {len(sources)} times")
+        for key, values in (("source", sources), ("name", names)):
+            for value in values:
+                mapping = lay_over(mapping, f"teacher.{key}", value)
+        return {key: value for key, value in mapping.items() if key != "teachers" or not sources}
+    if names and len(names) != len(sources):
+        raise ConfigError(f"--teacher is given {len(sources)} times, --teacher-name {len(names)} times")
+    teachers = [{"source": source} for source in sources]
+    for teacher, name in zip(teachers, names, strict=False):
+        teacher["name"] = name
+    return {**{key: value for key, value in mapping.items() if key != "teacher"}, "teachers": teachers}
 
 
 def _sources(arguments: argparse.Namespace) -> list[dict[str, Any]]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
-__all__ = ["ARCHITECTURES", "SIZES", "Size"]
+__all__ = ["ARCHITECTURES", "SIZES", "Size", "nearest_size"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,12 @@ SIZES = {
     "small": Size(layers=4, hidden=512, heads=8),
 }
 """Sizes of a student: BERT-Tiny, BERT-Mini and BERT-Small."""
+
+
+def nearest_size(hidden: int) -> str:
+    """The name in :data:`SIZES` of the size whose width is nearest to ``hidden``, by ratio."""
+    return min(SIZES, key=lambda name: abs(math.log(hidden / SIZES[name].hidden)))
+
 
 ARCHITECTURES = {
     **{f"bert-{name}": size for name, size in SIZES.items()},

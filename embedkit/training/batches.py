@@ -20,7 +20,7 @@ from embedkit.training.method import Batch, BatchSpec, View
 from embedkit.training.teachers import TeacherVectors
 from embedkit.training.views import ViewsConfig, augment
 
-__all__ = ["BatchSource", "Batches", "chunk_view"]
+__all__ = ["BatchSource", "Batches", "check_batches", "chunk_view"]
 
 _PREFETCH = 4
 _CHUNKS = 4
@@ -42,8 +42,7 @@ class Batches(ABC):
     """
 
     def __init__(self, count: int, *, batch_size: int, seed: int) -> None:
-        if count < batch_size:
-            raise ConfigError(f"the corpus has {count} rows, fewer than optim.batch_size = {batch_size}")
+        _check_count(count, batch_size)
         self.steps_per_epoch = count // batch_size
         self._count, self._batch_size, self._seed = count, batch_size, seed
         self._epoch = -1
@@ -125,14 +124,9 @@ class BatchSource(Batches):
         scores: FloatArray | None = None,
     ) -> None:
         super().__init__(len(corpus), batch_size=batch_size, seed=seed)
-        if batch_size < spec.rows:
-            raise ConfigError(
-                f"this method needs batches of {spec.rows} or more, not optim.batch_size = {batch_size}"
-            )
+        check_batches(spec, len(corpus), batch_size=batch_size, views=views)
         if problem := spec.teacher_problem(len(teachers)):
             raise ConfigError(problem)
-        if spec.views > 2:
-            raise ConfigError(f"this method needs {spec.views} views; two can be made")
         if spec.scores and scores is None:
             raise ConfigError("this method learns from labels, which a recipe has to give it")
         self._corpus, self._tokenizer, self._spec = corpus, tokenizer, spec
@@ -164,6 +158,33 @@ class BatchSource(Batches):
         length = self._tokenizer.max_length
         changed = [augment(row, name, rate=self._rate, max_length=length, generator=generator) for row in ids]
         return chunk_view(Tokens(changed, []), self._tokenizer.pad_id)
+
+
+def check_batches(spec: BatchSpec, count: int, *, batch_size: int, views: ViewsConfig) -> None:
+    """Check that batches can be made for a method, from what is known before a teacher encodes the corpus.
+
+    Args:
+        spec: what the method needs.
+        count: rows of an epoch.
+        batch_size: B.
+        views: how views are made.
+
+    Raises:
+        ConfigError: corpus, batch size or views do not fit the method.
+    """
+    _check_count(count, batch_size)
+    if batch_size < spec.rows:
+        raise ConfigError(f"this method needs batches of {spec.rows} or more, not optim.batch_size = {batch_size}")
+    if spec.views > 2:
+        raise ConfigError(f"this method needs {spec.views} views; two can be made")
+    _augmentations(spec, views)
+
+
+def _check_count(count: int, batch_size: int) -> None:
+    if count < batch_size:
+        raise ConfigError(
+            f"the corpus has {count:,} rows, fewer than optim.batch_size = {batch_size}; add text or lower it"
+        )
 
 
 def chunk_view(tokens: Tokens, pad_id: int) -> View:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from embedkit.atomic import atomic_file, storage_errors
 from embedkit.config import load_toml
 from embedkit.errors import ConfigError
 from embedkit.training.trackers import Tracker
+from embedkit.write_lock import LOCK, write_lock
 
 __all__ = ["RunFolder"]
 
@@ -44,10 +46,12 @@ class RunFolder:
     def check(self, config: Mapping[str, Any], *, resume: bool) -> None:
         """Check that a run with this configuration may start or go on here; writes nothing.
 
+        A run that ended before its first step left nothing worth keeping, so its folder is free for any run.
+
         Raises:
             ConfigError: the folder holds another run, or a run and ``resume`` is False.
         """
-        if not self.config.exists():
+        if not self.config.exists() or self._untrained():
             return
         if not resume:
             raise ConfigError(f"{self.path} already holds a run; add --resume, or choose another folder")
@@ -55,10 +59,24 @@ class RunFolder:
         if changed:
             raise ConfigError(f"{self.path} was started with other settings: {', '.join(changed)}")
 
+    @contextlib.contextmanager
+    def claimed(self) -> Iterator[None]:
+        """Keep other processes from training in this folder; makes it.
+
+        Raises:
+            ConfigError: another process trains here.
+            StorageError: the folder cannot be made or opened.
+        """
+        with storage_errors(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+        with write_lock(self.path, refusal=ConfigError):
+            yield
+
     def start(self, config: Mapping[str, Any], environment: Mapping[str, Any], *, resume: bool) -> None:
         """:meth:`check`; write the resolved configuration and the environment of a new run."""
         self.check(config, resume=resume)
-        if not self.config.exists():
+        if not self.config.exists() or self._untrained():
+            shutil.rmtree(self.initial, ignore_errors=True)  # where a refused run would have started
             self._write(self.config, tomli_w.dumps(dict(config)))
             self._write(self.environment, json.dumps(environment, indent=1))
 
@@ -91,6 +109,11 @@ class RunFolder:
     def finish(self, card: Mapping[str, Any]) -> None:
         """Write run.json, which export reads for the manifest."""
         self._write(self.card, json.dumps(card, indent=1))
+
+    def _untrained(self) -> bool:
+        """Whether the folder holds nothing but what :meth:`start` and its caller write before the first step."""
+        begun = {self.config, self.environment, self.initial, self.path / LOCK}
+        return set(self.path.iterdir()) <= begun
 
     def _write(self, path: Path, text: str) -> None:
         with atomic_file(path) as temporary:

@@ -16,14 +16,15 @@ from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.training import processes
 from embedkit.training.checkpoint import TrainState
 from embedkit.training.config import RunConfig
+from embedkit.training.corpus import Corpus
 from embedkit.training.methods.distillcse import DistillCSE, DistillCSEConfig, teacher_weights
 from embedkit.training.methods.simcse import SimCSE, SimCSEConfig
 from embedkit.training.optim import OptimConfig
-from embedkit.training.recipes.stage import Control, Materials, stage_batches, train_stage
+from embedkit.training.recipes.stage import Control, Materials, check_stage, train_stage
 from embedkit.training.run_folder import RunFolder
 from embedkit.training.teachers import TeacherConfig, TeacherVectors, load_vectors
 
-__all__ = ["PRESETS", "RoundsConfig", "distillcse_rounds"]
+__all__ = ["PRESETS", "RoundsConfig", "check_rounds", "distillcse_rounds"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -51,6 +52,14 @@ PRESETS = {
 }
 
 
+def check_rounds(config: RunConfig, settings: RoundsConfig, corpus: Corpus) -> None:
+    """Refuse a corpus, views or weights of teachers that do not fit every round."""
+    teacher_weights(settings.distillation, len(config.every_teacher) or settings.teachers)
+    if not config.every_teacher:
+        check_stage("simcse", settings.contrastive, settings.contrastive_optim, config, corpus)
+    check_stage("distillcse", settings.distillation, config.optim, config, corpus)
+
+
 def distillcse_rounds(
     config: RunConfig,
     settings: RoundsConfig,
@@ -65,14 +74,10 @@ def distillcse_rounds(
     the first round's, and none are trained. The runs of the teachers lie in ``folder/teachers``, those of
     the students of round r in ``folder/round-r``; the last round has one student, whose run is ``folder``.
     """
-    # What later stages lack is found before hours go into the first.
-    teacher_weights(settings.distillation, len(materials.teachers) or settings.teachers)
-    alone = dataclasses.replace(materials, teachers=())
-    stage_batches("simcse", settings.contrastive, config.optim, config, alone, encoder)
     if not materials.teachers:
         team = _Team(folder.path / "teachers", settings.teachers, config.seed + 1)
         state = _train(
-            team, "simcse", settings.contrastive, settings.contrastive_optim, config, alone, folder, control
+            team, "simcse", settings.contrastive, settings.contrastive_optim, config, materials, folder, control
         )
         if state is not None:
             return state

@@ -6,6 +6,8 @@ import contextlib
 import dataclasses
 import difflib
 import hashlib
+import json
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,13 +17,15 @@ import torch
 from embedkit.config import from_mapping, to_mapping
 from embedkit.errors import ConfigError
 from embedkit.modeling.encoder import SentenceEncoder
+from embedkit.modeling.sizes import SIZES, nearest_size
 from embedkit.training import processes
 from embedkit.training.checkpoint import TrainState
 from embedkit.training.config import RunConfig
+from embedkit.training.corpus import Corpus
 from embedkit.training.environment import environment
 from embedkit.training.methods import METHODS, MethodEntry
 from embedkit.training.recipes import RECIPES, RecipeEntry
-from embedkit.training.recipes.stage import Control, Materials, prepare, train_stage
+from embedkit.training.recipes.stage import Control, Materials, check_stage, prepare, train_stage
 from embedkit.training.run_folder import RunFolder
 from embedkit.training.students import build_student
 from embedkit.training.teachers import TeacherVectors
@@ -29,18 +33,24 @@ from embedkit.training.trackers import find_trackers
 
 __all__ = ["find_method", "resolve", "run"]
 
+logger = logging.getLogger(__name__)
+
 Config = TypeVar("Config")
 
 
 def resolve(mapping: Mapping[str, Any], *, source: str = "") -> RunConfig:
     """Lay the method's settings for the student's size under what the user says, and check everything.
 
+    ``sct`` with a teacher becomes ``sct-distillation``, or ``sct-two-stage`` for a pre-trained student. A
+    pre-trained student in a local folder gets the settings of the nearest size, unless ``student.size`` names one.
+
     Raises:
         ConfigError: an unknown method or key, a wrong type or value, no teacher where one is needed, several
             where one is taken; all problems at once.
     """
+    mapping = _sized(_taught(mapping))
     entry = find_method(mapping.get("method"))
-    merged = _merge(_presets(entry, mapping.get("student"), mapping.get("settings")), mapping)
+    merged = _merge(_presets(entry, _table(mapping, "student"), _table(mapping, "settings")), mapping)
     problems: list[str] = []
     config = _read(RunConfig, merged, source, problems)
     settings = _read(entry.config, merged.get("settings", {}), f"{source} settings".strip(), problems)
@@ -49,6 +59,41 @@ def resolve(mapping: Mapping[str, Any], *, source: str = "") -> RunConfig:
     if config is None or problems:
         raise ConfigError(problems)
     return dataclasses.replace(config, settings=to_mapping(settings))
+
+
+def _taught(mapping: Mapping[str, Any]) -> Mapping[str, Any]:
+    """``sct`` with a teacher means its distillation.
+
+    A pre-trained student goes through both stages, as in the paper; one that starts from its teacher's words only
+    loses by the first (benchmarks/stages).
+    """
+    if mapping.get("method") != "sct" or not _teacher_count(mapping):
+        return mapping
+    pretrained = _table(mapping, "student").get("source") is not None
+    return {**mapping, "method": "sct-two-stage" if pretrained else "sct-distillation"}
+
+
+def _sized(mapping: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A pre-trained student of no named size gets the nearest one, by which its method's settings are chosen."""
+    student = _table(mapping, "student")
+    source = student.get("source")
+    if not isinstance(source, str) or "size" in student:
+        return mapping
+    data = mapping.get("data")
+    folders = [Path(data) / source, Path(source)] if isinstance(data, str) else [Path(source)]
+    for folder in folders:
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            shape = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+            hidden = shape.get("hidden_size") or shape.get("dim")
+            if isinstance(hidden, int) and hidden > 0:
+                return {**mapping, "student": {**student, "size": nearest_size(hidden)}}
+    return mapping
+
+
+def _table(mapping: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """A table of a configuration that is not yet known to be well formed."""
+    table = mapping.get(name)
+    return table if isinstance(table, Mapping) else {}
 
 
 def find_method(name: object) -> MethodEntry | RecipeEntry:
@@ -89,28 +134,72 @@ def run(config: RunConfig, folder: str | Path, control: Control | None = None) -
         processes.wait()  # a run that has just been started would be refused
         encoder = build_student(config)
         encoder.name = config.name or place.path.name
-        if processes.first():
-            _start(config, place, encoder, resume=control.resume)
-        else:
+        _warn_of_size(config, encoder)
+        if not processes.first():
             control = dataclasses.replace(control, show_progress=False)
         entry = find_method(config.method)
-        spec = entry.batch_spec
-        materials = prepare(config, control, teacher=spec.teacher or spec.several_teachers)
         settings = from_mapping(entry.config, config.settings)
-        if isinstance(entry, RecipeEntry):
-            state = entry.function(config, settings, materials, encoder, place, control)
-        else:
-            state = train_stage(config.method, settings, config.optim, config, materials, encoder, place, control)
-        if state.finished and processes.first():
-            place.finish(_card(config, encoder.name, materials, state))
+        materials = _prepare(config, entry, settings, control)
+        with _claimed(config, place, encoder, resume=control.resume):
+            if isinstance(entry, RecipeEntry):
+                state = entry.function(config, settings, materials, encoder, place, control)
+            else:
+                optim = config.optim
+                state = train_stage(config.method, settings, optim, config, materials, encoder, place, control)
+            if state.finished and processes.first():
+                place.finish(_card(config, encoder.name, materials, state))
     return state
 
 
-def _start(config: RunConfig, place: RunFolder, encoder: SentenceEncoder, *, resume: bool) -> None:
-    """Write what a run begins with, unless it is there already."""
-    place.start(to_mapping(config), environment(), resume=resume)
-    if not place.initial.exists():
-        encoder.save(place.initial)
+def _prepare(config: RunConfig, entry: MethodEntry | RecipeEntry, settings: Any, control: Control) -> Materials:
+    """The materials of a run, of which every stage can make batches."""
+
+    def check(corpus: Corpus) -> None:
+        if isinstance(entry, RecipeEntry):
+            entry.check(config, settings, corpus)
+        else:
+            check_stage(config.method, settings, config.optim, config, corpus)
+        _warn_of_long_queues(to_mapping(settings), len(corpus))
+
+    spec = entry.batch_spec
+    return prepare(config, control, teacher=spec.teacher or spec.several_teachers, check=check)
+
+
+def _warn_of_size(config: RunConfig, encoder: SentenceEncoder) -> None:
+    size, shape = SIZES[config.student.size], encoder.backbone.config
+    if config.student.source is not None and shape.hidden_size != size.hidden:
+        logger.warning(
+            "no settings are published for a student of %d x %d; it gets those of %s, %d x %d: check optim.lr and "
+            "[settings], or choose another size",
+            *(shape.num_hidden_layers, shape.hidden_size, config.student.size, size.layers, size.hidden),
+        )
+
+
+def _warn_of_long_queues(settings: Mapping[str, Any], rows: int, table: str = "settings") -> None:
+    size = settings.get("queue_size", 0)
+    if size > rows and settings.get("queues") not in ("none", "frozen"):
+        logger.warning(
+            "%s.queue_size = %s is longer than the corpus of %s rows: the queue holds several vectors of each "
+            "sentence, and makes every step slower; lower it, or add text",
+            *(table, f"{size:,}", f"{rows:,}"),
+        )
+    for key, value in settings.items():
+        unused = key == "self_supervised" and settings.get("joint") is False
+        if isinstance(value, Mapping) and not unused:
+            _warn_of_long_queues(value, rows, f"{table}.{key}")
+
+
+@contextlib.contextmanager
+def _claimed(config: RunConfig, place: RunFolder, encoder: SentenceEncoder, *, resume: bool) -> Iterator[None]:
+    """Hold the run folder, with what a run begins with written to it."""
+    with contextlib.ExitStack() as held:
+        if processes.first():
+            held.enter_context(place.claimed())
+            place.start(to_mapping(config), environment(), resume=resume)
+            if not place.initial.exists():
+                encoder.save(place.initial)
+        processes.wait()
+        yield
 
 
 @contextlib.contextmanager
@@ -160,14 +249,15 @@ def _teacher_count(mapping: Mapping[str, Any]) -> int:
     return len(several) if isinstance(several, list | tuple) else int(mapping.get("teacher") is not None)
 
 
-def _presets(entry: MethodEntry | RecipeEntry, student: object, settings: object) -> Mapping[str, Any]:
+def _presets(
+    entry: MethodEntry | RecipeEntry, student: Mapping[str, Any], settings: Mapping[str, Any]
+) -> Mapping[str, Any]:
     """The tables of the student's size, and over them those that are paired with a setting chosen."""
-    size = student.get("size", "tiny") if isinstance(student, Mapping) else "tiny"
+    size = student.get("size", "tiny")
     presets = entry.presets.get(size, {}) if isinstance(size, str) else {}
-    chosen = settings if isinstance(settings, Mapping) else {}
     for pair, tables in entry.paired.items():
         name, _, value = pair.partition("=")
-        if chosen.get(name) == value:
+        if settings.get(name) == value:
             presets = _merge(presets, tables)
     return presets
 

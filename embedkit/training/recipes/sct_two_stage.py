@@ -11,12 +11,13 @@ from embedkit.config import setting
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.training.checkpoint import TrainState
 from embedkit.training.config import RunConfig
+from embedkit.training.corpus import Corpus
 from embedkit.training.methods.sct import SCT, SCTConfig, SCTDistillation, SCTDistillationConfig
 from embedkit.training.optim import OptimConfig
-from embedkit.training.recipes.stage import Control, Materials, stage_batches, train_stage
+from embedkit.training.recipes.stage import Control, Materials, check_stage, train_stage
 from embedkit.training.run_folder import RunFolder
 
-__all__ = ["PRESETS", "TwoStageConfig", "sct_two_stage"]
+__all__ = ["PRESETS", "TwoStageConfig", "check_two_stages", "sct_two_stage"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,6 +42,12 @@ PRESETS = {
 }
 
 
+def check_two_stages(config: RunConfig, settings: TwoStageConfig, corpus: Corpus) -> None:
+    """Refuse a corpus or views that do not fit both stages."""
+    check_stage("sct", settings.self_supervised, settings.self_supervised_optim, config, corpus)
+    check_stage("sct-distillation", settings.distillation, config.optim, config, corpus)
+
+
 def sct_two_stage(
     config: RunConfig,
     settings: TwoStageConfig,
@@ -53,8 +60,6 @@ def sct_two_stage(
 
     The run of the first stage lies in ``folder/self-supervised``.
     """
-    # What stage two lacks is found before hours go into stage one.
-    stage_batches("sct-distillation", settings.distillation, config.optim, config, materials, encoder)
     alone = dataclasses.replace(materials, teachers=())
     first = RunFolder(folder.path / "self-supervised")
     if not (control.resume and folder.last.exists()):

@@ -19,7 +19,7 @@ from embedkit.evaluation.sts import ScoredPairs, evaluate_pairs
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.torch_encoder import TorchEncoder
 from embedkit.training import processes
-from embedkit.training.batches import Batches, BatchSource
+from embedkit.training.batches import Batches, BatchSource, check_batches
 from embedkit.training.checkpoint import TrainState
 from embedkit.training.config import RunConfig
 from embedkit.training.corpus import Corpus, SourceConfig
@@ -36,6 +36,7 @@ from embedkit.training.trackers import find_trackers
 __all__ = [
     "Control",
     "Materials",
+    "check_stage",
     "nested",
     "prepare",
     "run_stage",
@@ -66,13 +67,16 @@ class Materials:
     dev: ScoredPairs | None
 
 
-def prepare(config: RunConfig, control: Control, *, teacher: bool) -> Materials:
+def prepare(
+    config: RunConfig, control: Control, *, teacher: bool, check: Callable[[Corpus], None] = lambda _: None
+) -> Materials:
     """Read the corpus, the teachers' vectors and the development pairs.
 
     Args:
         config: of the run.
         control: progress.
         teacher: whether anything will ask for teacher vectors.
+        check: refuses a corpus that does not fit the run, before a teacher encodes it.
 
     Raises:
         DataError: a source is missing or malformed.
@@ -83,6 +87,7 @@ def prepare(config: RunConfig, control: Control, *, teacher: bool) -> Materials:
     vectors: list[TeacherVectors] = []
     with processes.first_alone():  # what it reads and encodes is in the cache for the others
         corpus = Corpus.prepare(sources(config), Path(config.cache), show_progress=control.show_progress)
+        check(corpus)
         for named in config.every_teacher if teacher else ():
             found = dataclasses.replace(named, source=config.resolve(named.source))
             vectors.append(load_vectors(found, corpus, Path(config.cache), show_progress=control.show_progress))
@@ -116,6 +121,16 @@ def _dev_pairs(config: RunConfig) -> ScoredPairs | None:
     drawn = np.sort(np.random.default_rng(0).permutation(len(pairs))[: config.dev.limit])
     first, second = ([texts[row] for row in drawn] for texts in (pairs.first, pairs.second))
     return ScoredPairs(pairs.name, first, second, pairs.scores[drawn])
+
+
+def check_stage(method_name: str, settings: Any, optim: OptimConfig, config: RunConfig, corpus: Corpus) -> None:
+    """Check that the corpus and the views fit a stage; the arguments are those of :func:`train_stage`.
+
+    Raises:
+        ConfigError: they do not.
+    """
+    spec = METHODS[method_name].method.needs(settings)
+    check_batches(spec, len(corpus), batch_size=optim.batch_size, views=config.views)
 
 
 def train_stage(

@@ -36,7 +36,7 @@ from embedkit.modeling.torch_encoder import TorchEncoder
 from embedkit.progress import Progress
 from embedkit.protocols import FloatArray
 from embedkit.training import processes
-from embedkit.training.batches import BatchSource
+from embedkit.training.batches import BatchSource, check_batches
 from embedkit.training.checkpoint import TrainState
 from embedkit.training.config import RunConfig
 from embedkit.training.corpus import Corpus
@@ -47,7 +47,14 @@ from embedkit.training.recipes.stage import Control, Materials, nested, run_stag
 from embedkit.training.run_folder import RunFolder
 from embedkit.training.views import ViewsConfig
 
-__all__ = ["TRANS_ENCODER_PRESETS", "PeerConfig", "TransEncoderConfig", "clamp_labels", "trans_encoder"]
+__all__ = [
+    "TRANS_ENCODER_PRESETS",
+    "PeerConfig",
+    "TransEncoderConfig",
+    "check_trans_encoder",
+    "clamp_labels",
+    "trans_encoder",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -126,6 +133,20 @@ class _Best:
             self.folder, self.state = folder, state
 
 
+def check_trans_encoder(config: RunConfig, settings: TransEncoderConfig, corpus: Corpus) -> None:
+    """Refuse a corpus without pairs, or with fewer than a batch of either kind of model has."""
+    if corpus.views != 2:
+        raise ConfigError(
+            "trans-encoder learns from pairs of texts: give two columns with --view-columns, or a .tsv"
+        )
+    orders = 2 if settings.both_orders else 1
+    for spec, count, optim in (
+        (EncoderToCross.batch_spec, orders * len(corpus), settings.cross_optim),
+        (CrossToEncoder.batch_spec, len(corpus), config.optim),
+    ):
+        check_batches(spec, count, batch_size=optim.batch_size, views=_AS_IT_IS)
+
+
 def trans_encoder(
     config: RunConfig,
     settings: TransEncoderConfig,
@@ -140,12 +161,8 @@ def trans_encoder(
     ``folder/cross-model``; the stages' own runs lie in ``folder/cycle-N/MEMBER/{cross,encoder}``.
 
     Raises:
-        ConfigError: the corpus has no pairs, or a model has no room for pairs of that length.
+        ConfigError: a model has no room for pairs of that length.
     """
-    if materials.corpus.views != 2:
-        raise ConfigError(
-            "trans-encoder learns from pairs of texts: give two columns with --view-columns, or a .tsv"
-        )
     members = _gather(config, settings, encoder)
     for member in members:
         _check_room(member, settings, config)

@@ -87,7 +87,35 @@ class TestConfiguration:
             "big",
         )
         assert check(capsys, *flags, "--student", "org/bert-tiny")["method"] == "sct-two-stage"
-        assert check(capsys, *self.BARE, "--teacher", "m", "--set", "method=sct")["method"] == "sct"
+        assert check(capsys, *self.BARE, "--teacher", "m", "--set", "method=sct")["method"] == "sct-distillation"
+
+    def test_sct_means_the_same_in_a_recipe(self, capsys, tmp_path):
+        recipe = tmp_path / "r.toml"
+        recipe.write_text('method = "sct"\n[teacher]\nsource = "m"\n[[corpus]]\npath = "a.txt"\n')
+        assert check(capsys, str(recipe))["method"] == "sct-distillation"
+        assert check(capsys, str(recipe), "--student", "org/bert-tiny")["method"] == "sct-two-stage"
+
+    def test_several_teachers(self, capsys, tmp_path):
+        recipe = tmp_path / "r.toml"
+        recipe.write_text('[teacher]\nsource = "c"\nprecision = "bf16"\n')
+        flags = [str(recipe), "--method", "congen", "--corpus", "a.txt"]
+        both = [*("--teacher", "a", "--teacher", "b"), *("--teacher-name", "A", "--teacher-name", "B")]
+        found = check(capsys, *flags, *both)
+        assert [(each["source"], each["name"]) for each in found["teachers"]] == [("a", "A"), ("b", "B")]
+        assert "teacher" not in found
+        found = check(capsys, *flags, "--teacher", "a")
+        assert (found["teacher"]["source"], found["teacher"]["precision"]) == ("a", "bf16")
+        recipe.write_text('[[teachers]]\nsource = "c"\n[[teachers]]\nsource = "d"\n')
+        found = check(capsys, *flags, "--teacher", "a")
+        assert (found["teacher"]["source"], "teachers" in found) == ("a", False)
+
+    @pytest.mark.parametrize(("hidden", "size"), [(768, "small"), (384, "small"), (256, "mini"), (64, "tiny")])
+    def test_a_student_gets_the_settings_of_the_size_nearest_to_it(self, capsys, tmp_path, hidden, size):
+        (tmp_path / "model").mkdir()
+        (tmp_path / "model" / "config.json").write_text(json.dumps({"hidden_size": hidden}))
+        flags = [*self.BARE, "--data", str(tmp_path), "--student", "model"]
+        assert check(capsys, *flags) == check(capsys, *flags, "--size", size)
+        assert check(capsys, *flags, "--size", "tiny")["student"]["size"] == "tiny"
 
     def test_flags_lie_over_the_recipe(self, capsys, tmp_path):
         recipe = tmp_path / "r.toml"
@@ -139,6 +167,9 @@ class TestConfiguration:
             ([*BARE, "--set", "nonsense"], "reads key=value"),
             (["--method", "sct-distillation", "--corpus", "a"], "needs a teacher"),
             ([*BARE, "--teacher-name", "x"], "teacher.source is missing"),
+            ([*BARE, *(["--teacher-name", "x"] * 2)], "--teacher-name is given 2 times, --teacher 0 times"),
+            ([*BARE, *(["--teacher", "x"] * 3), *(["--teacher-name", "y"] * 2)], "--teacher is given 3 times"),
+            (["--method", "mse", "--corpus", "a", "--teacher", "x", "--teacher", "y"], "one teacher, not from 2"),
             (["--method", "sct", "--text-column", "t"], "--text-column and --view-columns describe"),
             (["gone.toml"], "there is no file gone.toml"),
         ],

@@ -19,16 +19,23 @@ def folder(tmp_path):
     return RunFolder(tmp_path / "runs" / "one")
 
 
+@pytest.fixture
+def trained(folder):
+    """A folder whose run has made steps."""
+    folder.start(CONFIG, ENVIRONMENT, resume=False)
+    folder.log({"step": 10})
+    return folder
+
+
 def test_a_new_run_writes_configuration_and_environment(folder):
     folder.start(CONFIG, ENVIRONMENT, resume=False)
     assert load_toml(folder.config) == CONFIG
     assert json.loads(folder.environment.read_text()) == ENVIRONMENT
 
 
-def test_a_resumed_run_keeps_the_environment_that_it_began_in(folder):
-    folder.start(CONFIG, ENVIRONMENT, resume=False)
-    folder.start(CONFIG, {"python": "3.14.0"}, resume=True)
-    assert json.loads(folder.environment.read_text()) == ENVIRONMENT
+def test_a_resumed_run_keeps_the_environment_that_it_began_in(trained):
+    trained.start(CONFIG, {"python": "3.14.0"}, resume=True)
+    assert json.loads(trained.environment.read_text()) == ENVIRONMENT
 
 
 def test_looking_writes_nothing(folder):
@@ -37,11 +44,37 @@ def test_looking_writes_nothing(folder):
     assert not folder.path.exists()
 
 
-def test_a_second_run_is_refused_unless_it_resumes(folder):
-    folder.start(CONFIG, ENVIRONMENT, resume=False)
+def test_a_second_run_is_refused_unless_it_resumes(trained):
     with pytest.raises(ConfigError, match="already holds a run; add --resume"):
+        trained.start(CONFIG, ENVIRONMENT, resume=False)
+    trained.start(CONFIG, ENVIRONMENT, resume=True)
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_folder_without_a_step_is_free_for_any_run(folder, resume):
+    folder.start(CONFIG, ENVIRONMENT, resume=False)
+    (folder.initial / "model").mkdir(parents=True)
+    folder.start({**CONFIG, "seed": 2}, {"python": "3.14.0"}, resume=resume)
+    assert load_toml(folder.config)["seed"] == 2
+    assert json.loads(folder.environment.read_text()) == {"python": "3.14.0"}
+    assert not folder.initial.exists()  # of the other run
+
+
+@pytest.mark.parametrize("made", ["checkpoints", "cycle-1", "self-supervised"])
+def test_what_a_stage_has_made_is_kept(folder, made):
+    folder.start(CONFIG, ENVIRONMENT, resume=False)
+    (folder.path / made).mkdir()
+    with pytest.raises(ConfigError, match="already holds a run"):
         folder.start(CONFIG, ENVIRONMENT, resume=False)
-    folder.start(CONFIG, ENVIRONMENT, resume=True)
+
+
+def test_only_one_process_trains_in_a_folder(folder):
+    with folder.claimed():
+        with pytest.raises(ConfigError, match="somebody else is writing to"), folder.claimed():
+            pass
+        folder.start(CONFIG, ENVIRONMENT, resume=False)
+    with folder.claimed():
+        pass
 
 
 def test_resuming_where_nothing_is_starts(folder):
@@ -59,11 +92,10 @@ def test_resuming_where_nothing_is_starts(folder):
         ({"name": "x", "optim": {"lr": 1e-4, "steps": 3}}, "name, optim.lr"),
     ],
 )
-def test_resuming_with_other_settings_names_them(folder, changes, named):
-    folder.start(CONFIG, ENVIRONMENT, resume=False)
+def test_resuming_with_other_settings_names_them(trained, changes, named):
     with pytest.raises(ConfigError, match=f"with other settings: {named}$"):
-        folder.start({**CONFIG, **changes}, ENVIRONMENT, resume=True)
-    assert load_toml(folder.config) == CONFIG
+        trained.start({**CONFIG, **changes}, ENVIRONMENT, resume=True)
+    assert load_toml(trained.config) == CONFIG
 
 
 class TestMetrics:

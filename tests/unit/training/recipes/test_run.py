@@ -10,6 +10,7 @@ import torch
 
 from embedkit.config import load_toml, to_mapping
 from embedkit.errors import ConfigError, DataError, MissingExtraError, ModelNotFoundError
+from embedkit.training.checkpoint import TrainState
 from embedkit.training.methods import METHODS
 from embedkit.training.recipes import RECIPES, stage
 from embedkit.training.recipes.run import find_method, resolve, run
@@ -70,7 +71,8 @@ class TestResolve:
         ("method", "every"), [("sct", 64), ("simcse", 125), ("pcl", 125), ("distillcse", 125), ("ckd", 512)]
     )
     def test_evaluations_are_as_far_apart_as_published(self, method, every):
-        assert resolve({**TAUGHT, "method": method}).dev.every == every
+        mapping = BARE if method == "sct" else TAUGHT
+        assert resolve({**mapping, "method": method}).dev.every == every
 
     def test_what_the_user_says_lies_over_the_presets(self):
         config = resolve({**BARE, "optim": {"lr": 1.0}, "settings": {"queue_size": 7}})
@@ -207,14 +209,80 @@ class TestRun:
 
     def test_a_method_without_teacher_does_not_ask_one(self, mapping, tmp_path, monkeypatch):
         monkeypatch.setattr(stage, "load_vectors", None)
-        run(resolve({**mapping, "teacher": {"source": "start"}}), tmp_path / "run", QUIET)
+        config = resolve({**mapping, "method": "simcse", "settings": {}, "teacher": {"source": "start"}})
+        run(config, tmp_path / "run", QUIET)
         assert json.loads((tmp_path / "run" / "run.json").read_text())["teacher"] is None
 
-    def test_a_corpus_too_small_for_stage_two_is_told_before_stage_one(self, taught, tmp_path):
-        taught["optim"] = {"batch_size": 50, "steps": 1}
+    @pytest.mark.parametrize(
+        ("method", "settings"),
+        [
+            ("sct-two-stage", {"self_supervised_optim": {"batch_size": 5, "steps": 2}}),
+            ("sct-two-stage", {"self_supervised_optim": {"batch_size": 50}}),
+            ("sct-distillation", {}),
+            ("distillcse", {}),
+            ("distillcse-rounds", {"contrastive_optim": {"batch_size": 5}}),
+        ],
+    )
+    def test_too_few_texts_are_refused_before_a_teacher_encodes_them(
+        self, taught, tmp_path, monkeypatch, method, settings
+    ):
+        monkeypatch.setattr(stage, "load_vectors", None)
+        small = settings.get("self_supervised_optim", {}).get("batch_size") == 50
+        optim = {"batch_size": 5 if small else 50, "steps": 1}
+        config = resolve({**taught, "method": method, "optim": optim, "settings": settings})
+        with pytest.raises(ConfigError, match=r"has 20 rows, fewer than optim\.batch_size = 50; add text"):
+            run(config, tmp_path / "run", QUIET)
+        assert not (tmp_path / "run").exists()
+
+    @pytest.mark.parametrize(("batch_size", "cross"), [(50, 5), (5, 50)])
+    def test_too_few_pairs_are_refused_before_anything_is_labelled(self, mapping, tmp_path, batch_size, cross):
+        (tmp_path / "texts.txt").unlink()
+        (tmp_path / "pairs.tsv").write_text("".join(f"text {i}\tother {i}\n" for i in range(20)))
+        pairs = {
+            **mapping,
+            "method": "trans-encoder",
+            "corpus": [{"path": "pairs.tsv"}],
+            "optim": {"batch_size": batch_size},
+            "settings": {"cross_optim": {"batch_size": cross}},
+        }
         with pytest.raises(ConfigError, match=r"fewer than optim\.batch_size = 50"):
-            run(resolve(taught), tmp_path / "run", QUIET)
-        assert not (tmp_path / "run" / "self-supervised").exists()
+            run(resolve(pairs), tmp_path / "run", QUIET)
+        assert not (tmp_path / "run").exists()
+
+    def test_a_run_refused_at_its_first_stage_leaves_the_folder_to_the_next(self, mapping, tmp_path):
+        wrong = resolve({**mapping, "device": "nonsense"})
+        with pytest.raises(ConfigError, match="cannot be used here"):
+            run(wrong, tmp_path / "run", QUIET)
+        state = run(resolve({**mapping, "seed": 3}), tmp_path / "run", QUIET)
+        assert state.finished
+        assert load_toml(tmp_path / "run" / "config.toml")["seed"] == 3
+
+    @pytest.mark.parametrize(
+        ("method", "settings", "warned"),
+        [
+            ("sct", {"queue_size": 21}, ["settings.queue_size = 21"]),
+            ("sct", {"queue_size": 20}, []),
+            ("sct-distillation", {"queue_size": 20, "self_supervised": {"queue_size": 50}}, []),
+            ("sct-distillation", {"queue_size": 50, "queues": "none"}, []),
+            ("sct-distillation", {"joint": True, "queue_size": 20, "self_supervised": {"queue_size": 50}},
+             ["settings.self_supervised.queue_size = 50"]),
+        ],
+    )  # fmt: skip
+    def test_a_queue_longer_than_the_corpus_is_warned_of(
+        self, mapping, tmp_path, monkeypatch, caplog, method, settings, warned
+    ):
+        monkeypatch.setattr("embedkit.training.recipes.run.train_stage", lambda *_: TrainState())
+        teacher = {} if method == "sct" else {"teacher": {"source": "start"}}
+        run(resolve({**mapping, "method": method, "settings": settings, **teacher}), tmp_path / "run", QUIET)
+        found = [each.getMessage() for each in caplog.records if "queue_size" in each.getMessage()]
+        assert [message.partition(" is longer")[0] for message in found] == warned
+
+    def test_a_student_of_another_shape_than_its_settings_is_warned_of(self, mapping, tmp_path, caplog):
+        run(resolve(mapping), tmp_path / "run", QUIET)
+        (found,) = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+        assert found.startswith(
+            "no settings are published for a student of 1 x 16; it gets those of tiny, 2 x 128"
+        )
 
     def test_two_stages_leave_both_runs(self, taught, tmp_path):
         state = run(resolve(taught), tmp_path / "run", QUIET)
