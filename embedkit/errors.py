@@ -146,6 +146,9 @@ class GateError(ExportError):
         super().__init__(message)
         self.figures = dict(figures)
 
+    def __reduce__(self) -> tuple[type[GateError], tuple[str, dict[str, object]]]:
+        return type(self), (str(self), self.figures)
+
 
 class OverloadedError(EmbedkitError, RuntimeError):
     """A server has more to do than it may keep waiting.

@@ -183,18 +183,11 @@ def _read_all(path: Path | None) -> list[str] | None:
 
 
 def _lines(path: str, manifest: Manifest, size_bytes: int) -> Iterator[str]:
+    from embedkit.runtime.gate_figures import describe_figures
+
     precision = " for ".join(filter(None, [manifest.precision, manifest.target]))
     form = "cross-encoder" if manifest.kind == "cross-encoder" else f"{manifest.dimension} dimensions"
     title = f"{manifest.name}, {form}, up to {manifest.max_length} tokens, {precision}"
     yield f"{path}: {title}, {size_bytes / 1e6:.2f} MB"
     for gate, figures in manifest.gates.items():
-        shown = [
-            f"{name.replace('_', ' ')} {_short(value)}" for name, value in figures.items() if value is not None
-        ]
-        yield f"  {gate:<17} passed  {', '.join(shown)}"
-
-
-def _short(value: object) -> str:
-    if isinstance(value, dict):
-        return "/".join(str(part) for part in value.values())
-    return str(value)
+        yield f"  {gate:<17} passed  {describe_figures(figures)}"

@@ -14,7 +14,15 @@ __all__ = ["EXAMPLES", "HELP", "configure", "run"]
 HELP = "build a collection of documents to search in, change or verify one"
 EXAMPLES = """
 embedkit index build docs.jsonl -m tiny-sct.onnx -o idx/ --text-column body
+embedkit index build docs.parquet -m tiny-sct -o idx/ --kind hnsw --lexical
 embedkit index add new.jsonl idx/
+embedkit index add pages.csv idx/ --text-column body --id-column url
+embedkit index delete idx/ doc-17 doc-42
+embedkit index delete idx/ --json -- -5
+embedkit index compact idx/
+embedkit index compact idx/ --kind ivf-pq
+embedkit index verify idx/
+embedkit index verify idx/ --json
 """
 
 _KINDS = "exact, flat, sq8, binary, hnsw or ivf-pq"

@@ -20,7 +20,7 @@ embedkit inspect tiny-sct --verify --json
 """
 
 _WEIGHTS_SHOWN = 5
-_LABEL_WIDTH = 14
+_LABEL_WIDTH = 16
 _SENTENCES = ("name", "kind", "dimension", "max_length", "pooling", "normalize")
 _SECTIONS = ("metrics", "gates", "config")
 
@@ -47,7 +47,10 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.verify:
         model = Encoder(bundle) if bundle.manifest.kind == "encoder" else CrossEncoder(bundle)
         report["verification"] = model.verify()
-    print(json.dumps(report, indent=2, ensure_ascii=False) if arguments.json else "\n".join(_lines(report)))
+    if arguments.json:
+        print(json.dumps(report, indent=2, ensure_ascii=False))
+    else:
+        print("\n".join(_lines(report, verbose=arguments.verbose)))
     return 0 if report["verification"] is None or report["verification"]["passed"] else 1
 
 
@@ -67,7 +70,7 @@ def _describe(bundle: Bundle) -> dict[str, Any]:
     }
 
 
-def _lines(report: dict[str, Any]) -> Iterator[str]:
+def _lines(report: dict[str, Any], *, verbose: bool) -> Iterator[str]:
     manifest = report["manifest"]
     yield f"{manifest['name']}: {_sentence(manifest)}"
     yield _row("file", report["path"])
@@ -76,10 +79,10 @@ def _lines(report: dict[str, Any]) -> Iterator[str]:
         if name not in (*_SENTENCES, *_SECTIONS):
             yield from _field(name, value)
     yield from _size_lines(report)
-    for name in _SECTIONS:
-        if manifest[name]:
-            yield from ("", name)
-            yield from (_row(key, value) for key, value in _leaves(manifest[name]))
+    yield from _figure_lines(manifest)
+    if manifest["config"]:
+        yield from ("", "config")
+        yield from _config_lines(manifest["config"], verbose=verbose)
     if report["card"]:
         yield from ("", "card", "", report["card"].rstrip())
     if report["verification"]:
@@ -103,11 +106,35 @@ def _field(name: str, value: Any) -> Iterator[str]:
         for key, inner in value.items():
             yield _row(f"{label} {key}", repr(inner) if name == "prompts" else inner)
     elif isinstance(value, list):
-        for entry in value:
-            members = sorted(entry.items(), key=lambda member: member[0] != "name")  # its name first
-            yield _row(label, ", ".join(f"{key} {inner}" for key, inner in members))
+        yield from (_row(label, _entry(entry)) for entry in value)
     elif value:
         yield _row(label, value)
+
+
+def _entry(entry: Mapping[str, Any]) -> str:
+    """A part of the corpus: its name, and what else is known of it but checksums."""
+    rest = (f"{key} {inner}" for key, inner in entry.items() if key not in ("name", "sha256"))
+    return ", ".join([str(entry.get("name", "")), *rest])
+
+
+def _figure_lines(manifest: Mapping[str, Any]) -> Iterator[str]:
+    from embedkit.runtime.gate_figures import describe_figures
+
+    if manifest["metrics"]:
+        yield from ("", "metrics")
+        yield from (_row(key, value) for key, value in _leaves(manifest["metrics"]))
+    if manifest["gates"]:
+        yield from ("", "gates")
+        yield from (_row(gate, describe_figures(figures)) for gate, figures in manifest["gates"].items())
+
+
+def _config_lines(config: Mapping[str, Any], *, verbose: bool) -> Iterator[str]:
+    settings = list(_leaves(config))
+    if not verbose:
+        yield f"  {len(settings)} settings; --verbose shows them"
+        return
+    width = max(len(key) for key, _ in settings)
+    yield from (f"  {key:<{width}} {_value(value)}" for key, value in settings)
 
 
 def _size_lines(report: dict[str, Any]) -> Iterator[str]:
@@ -120,11 +147,14 @@ def _size_lines(report: dict[str, Any]) -> Iterator[str]:
 
 
 def _leaves(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    """Nested figures as ``a.b`` and a value."""
+    """Nested values as ``a.b`` and ``a[0].b``, each with its value; what is empty is left out."""
     for key, value in values.items():
         if isinstance(value, Mapping):
             yield from _leaves(value, f"{above}{key}.")
-        else:
+        elif isinstance(value, list) and value and isinstance(value[0], Mapping):
+            for number, entry in enumerate(value):
+                yield from _leaves(entry, f"{above}{key}[{number}].")
+        elif value not in (None, [], ""):
             yield f"{above}{key}", value
 
 
@@ -138,8 +168,13 @@ def _verdict(verification: Mapping[str, Any], unit: str) -> str:
 
 
 def _row(label: str, value: Any) -> str:
-    text = f"{value:.4g}" if isinstance(value, float) else str(value)
-    return f"  {label:<{_LABEL_WIDTH}} {text}".rstrip()
+    return f"  {label:<{_LABEL_WIDTH}} {_value(value)}".rstrip()
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _bytes(count: int) -> str:

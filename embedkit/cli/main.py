@@ -12,10 +12,11 @@ import difflib
 import importlib
 import logging
 import os
+import re
 import sys
 import traceback
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol, cast
 
 from embedkit import __version__
@@ -49,6 +50,9 @@ COMMANDS = {
     "serve": Command("embedkit.cli.serve", extra="serve"),
     "doctor": Command("embedkit.cli.doctor"),
 }
+
+# A parameter as messages of Python name it: ``text_column``, or ``precision=`` before a space. No part of a path.
+_PARAMETER = re.compile(r"(?<![\w./\\'\"\]-])(?P<name>[a-z]+(?:_[a-z]+)+|[a-z]+(?== ))(?:=(?= ))?(?![\w./\\(-])")
 
 # The first row that fits decides. 0 is success, 2 (wrong usage) comes from argparse; what fits no
 # row is a bug of ours and shows its trace.
@@ -88,12 +92,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     if command is None:
         parser.error(_unknown_command(arguments.command))
     module = _load(command)
-    _command_parser(arguments.command, module).parse_args(arguments.rest, arguments)
+    parser = _command_parser(arguments.command, module)
+    parser.parse_args(arguments.rest, arguments)
     with _messages(verbose=arguments.verbose, quiet=arguments.quiet):
-        return _run(module, command, arguments)
+        return _run(module, command, arguments, _flags(parser))
 
 
-def _run(module: CommandModule, command: Command, arguments: argparse.Namespace) -> int:
+def _run(module: CommandModule, command: Command, arguments: argparse.Namespace, flags: Mapping[str, str]) -> int:
     try:
         with _missing_packages_named(command):
             code = module.run(arguments)
@@ -101,20 +106,25 @@ def _run(module: CommandModule, command: Command, arguments: argparse.Namespace)
     except tuple(kind for kind, _ in EXIT_CODES) as error:
         if arguments.debug:
             traceback.print_exc()
-        _report(error)
+        _report(error, flags)
         return next(code for kind, code in EXIT_CODES if isinstance(error, kind))
     return code or 0
 
 
-def _report(error: BaseException) -> None:
-    """Tell an error in one line on stderr; a closed pipe is nobody's error."""
+def _report(error: BaseException, flags: Mapping[str, str]) -> None:
+    """Print an error in one line on stderr; a closed pipe is nobody's error."""
     if isinstance(error, BrokenPipeError):
         # The interpreter flushes stdout once more when it ends, into nowhere this time.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     elif isinstance(error, KeyboardInterrupt):
         print("interrupted", file=sys.stderr)
     else:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {_in_flags(str(error), flags)}", file=sys.stderr)
+
+
+def _in_flags(message: str, flags: Mapping[str, str]) -> str:
+    """Name the parameters of a call, such as ``text_column`` and ``precision=``, as the command's flags."""
+    return _PARAMETER.sub(lambda found: flags.get(found["name"], found[0]), message)
 
 
 def _load(command: Command) -> CommandModule:
@@ -171,17 +181,40 @@ def _command_parser(name: str, module: CommandModule) -> argparse.ArgumentParser
     parser = argparse.ArgumentParser(
         prog=f"embedkit {name}",
         description=module.HELP,
-        epilog=f"examples:\n{_indented(module.EXAMPLES)}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     module.configure(parser)
+    _add_examples(name, parser, module.EXAMPLES)
     _add_common_options(parser)
     return parser
 
 
+def _add_examples(name: str, parser: argparse.ArgumentParser, examples: str) -> None:
+    """Show a command's examples at the end of its help, and those of each sub-command at the end of its own."""
+    parser.epilog = f"examples:\n{_indented(examples)}"
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    for word, sub_parser in _sub_parsers(parser):
+        start = f"embedkit {name} {word} "
+        own = [line for line in examples.strip().splitlines() if line.startswith(start)]
+        _add_examples(f"{name} {word}", sub_parser, "\n".join(own))
+
+
 def _indented(examples: str) -> str:
     return "\n".join(f"  {line.strip()}" for line in examples.strip().splitlines())
+
+
+def _sub_parsers(parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.ArgumentParser]]:
+    for action in parser._actions:  # noqa: SLF001 - argparse has no public way to its sub-parsers
+        if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001
+            yield from action.choices.items()
+
+
+def _flags(parser: argparse.ArgumentParser) -> dict[str, str]:
+    """Parameter -> the flag that sets it, sub-commands included."""
+    flags = {action.dest: action.option_strings[-1] for action in parser._actions if action.option_strings}  # noqa: SLF001
+    for _, sub_parser in _sub_parsers(parser):
+        flags |= _flags(sub_parser)
+    return flags
 
 
 def _add_common_options(parser: argparse.ArgumentParser) -> None:
@@ -195,10 +228,8 @@ def _add_common_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--debug", action="store_true", default=absent, help="show the trace of an error")
     group.add_argument("-v", "--verbose", action="store_true", default=absent, help="tell everything")
     group.add_argument("-q", "--quiet", action="store_true", default=absent, help="tell only errors")
-    for action in parser._actions:  # noqa: SLF001 - argparse has no public way to its sub-parsers
-        if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001
-            for sub_parser in action.choices.values():
-                _add_common_options(sub_parser)
+    for _, sub_parser in _sub_parsers(parser):
+        _add_common_options(sub_parser)
 
 
 # Messages

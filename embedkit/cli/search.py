@@ -116,7 +116,10 @@ def _json_object(text: str) -> dict[str, Any]:
 
 
 def _table(hits: list[Hit], width: int | None) -> list[str]:
-    """One line for each hit: rank, score, id, text; cut to ``width`` columns of the terminal if there is one."""
+    """One line for each hit: rank, score, id, text.
+
+    On a terminal lines are cut to its ``width`` in columns, and metadata stand on a line of their own.
+    """
     ids = [_one_line(hit.id) for hit in hits]
     id_width, rank_width = max(map(_columns, ids), default=0), len(str(len(hits)))
     lines = []
@@ -124,7 +127,15 @@ def _table(hits: list[Hit], width: int | None) -> list[str]:
         padding = " " * (id_width - _columns(id_))
         line = f"{rank:>{rank_width}}  {hit.score:7.4f}  {id_}{padding}  {_one_line(hit.text)}"
         lines.append(line if width is None else _cut(line, width))
+        if width is not None and hit.metadata:
+            indent = " " * (rank_width + 2 + 7 + 2 + id_width + 2)
+            lines.append(_cut(indent + _one_line(", ".join(map(_field, hit.metadata.items()))), width))
     return lines
+
+
+def _field(item: tuple[str, Any]) -> str:
+    name, value = item
+    return f"{name}: {value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}"
 
 
 def _one_line(text: str) -> str:

@@ -36,6 +36,7 @@ from embedkit.modeling.layout import HEAD_FOLDER, write_layout
 from embedkit.modeling.vocabulary import write_tokenizer
 from embedkit.protocols import FloatArray
 from embedkit.runtime.bundle import Bundle, Manifest, read_bundle
+from embedkit.runtime.gate_figures import describe_figures
 from embedkit.runtime.location import bundled_names, find_model
 from embedkit.runtime.packing import unit_rows
 from embedkit.runtime.sentence_transformers import pool
@@ -177,7 +178,8 @@ def _check_pooling(bundle: Bundle, content: bytes) -> None:
     if not cosine >= _SMALLEST_COSINE:
         figures = {"smallest_cosine": round(cosine, 6), "smallest_cosine_allowed": _SMALLEST_COSINE}
         raise GateError(
-            f"nothing was written: pooling the token states gives other embeddings: {figures}", figures
+            f"nothing was written: pooling the token states gives other embeddings: {describe_figures(figures)}",
+            figures,
         )
 
 

@@ -36,6 +36,7 @@ from embedkit.modeling.torch_encoder import TorchEncoder
 from embedkit.runtime.bundle import Golden, GoldenPairs, Manifest, read_bundle, write_bundle
 from embedkit.runtime.cross_encoder import CrossEncoder
 from embedkit.runtime.encoder import Encoder
+from embedkit.runtime.gate_figures import describe_figures
 from embedkit.runtime.ranges import Ranges
 
 __all__ = ["PRECISIONS", "ExportOptions", "ExportReport", "export", "export_source", "load_source"]
@@ -294,7 +295,7 @@ def _choose_products(
 def _require(gates: Sequence[Gate]) -> None:
     missed = [gate for gate in gates if not gate.passed]
     if missed:
-        figures = "; ".join(f"{gate.name} {gate.figures}" for gate in missed)
+        figures = "; ".join(f"{gate.name}: {describe_figures(gate.figures)}" for gate in missed)
         raise GateError(
             f"nothing was written: the exported graph missed {len(missed)} of {len(gates)} gates: {figures}",
             {gate.name: {"passed": gate.passed, **gate.figures} for gate in gates},
@@ -334,4 +335,9 @@ def _require_golden(path: Path) -> None:
     bundle = read_bundle(path)
     found = (Encoder(bundle) if bundle.manifest.kind == "encoder" else CrossEncoder(bundle)).verify()
     if not found["passed"]:
-        raise GateError(f"nothing was written: the finished file fails on its golden texts: {found}", dict(found))
+        tokens = "the same tokens" if found["same_tokens"] else "other tokens"
+        raise GateError(
+            f"nothing was written: on its golden texts the finished file gives {tokens}, and values "
+            f"{found['difference']:.2g} apart (at most {found['tolerance']:.2g})",
+            dict(found),
+        )

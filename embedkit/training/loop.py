@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import logging
 import math
 import time
@@ -278,8 +277,7 @@ class _Run:
             best = type(self.method.encoder).load(self.folder.best)
             best.save(self.folder.model)
         self._checkpoint()
-        summary = {key: value for key, value in dataclasses.asdict(self.state).items() if value is not None}
-        logger.info("trained: %s", json.dumps(summary))
+        logger.info("trained: %s steps in %.0f s%s", f"{self.state.step:,}", self.state.seconds, self._best())
 
     def _checkpoint(self) -> None:
         if processes.first():

@@ -56,8 +56,9 @@ def test_a_config_error_holds_all_problems() -> None:
 
 def test_a_gate_error_holds_its_figures() -> None:
     error = GateError("missed", {"cosine": 0.9})
-    assert error.figures == {"cosine": 0.9}
-    assert str(error) == "missed"
+    for found in (error, pickle.loads(pickle.dumps(error))):
+        assert found.figures == {"cosine": 0.9}
+        assert str(found) == "missed"
 
 
 def test_a_storage_error_keeps_the_number() -> None:

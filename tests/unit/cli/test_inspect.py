@@ -26,7 +26,16 @@ def full_bundle(write_toy_bundle: Write, tmp_path: Path) -> Path:
         teacher={"name": "big-teacher", "fingerprint": "abc"},
         corpus=[{"name": "books", "rows": 1000, "sha256": "f00", "licence": "CC0-1.0"}],
         metrics={"sts": {"spearman": 0.81234567}},
-        gates={"cosine": {"least": 0.999, "passed": True}},
+        gates={
+            "parity": {"largest_difference": 0.004, "largest_difference_allowed": 0.01},
+            "batch_invariance": {"largest_difference": 0.006, "largest_difference_allowed": None},
+        },
+        config={
+            "optim": {"lr": 0.0005},
+            "corpus": [{"path": "a", "view_columns": []}, {"path": "b"}],
+            "device": None,
+            "trackers": ["wandb", "tensorboard"],
+        },
         licence="Apache-2.0",
     )
 
@@ -42,15 +51,29 @@ def test_people_are_told_what_it_is(full_bundle: Path, capsys: pytest.CaptureFix
         "prompts query 'query: '",
         "method sct",
         "teacher name big-teacher",
-        "corpus name books, licence CC0-1.0, rows 1000, sha256 f00",
+        "corpus books, licence CC0-1.0, rows 1000",
         "sts.spearman 0.8123",
-        "cosine.passed True",
+        "parity largest difference 0.004 (at most 0.01)",
+        "batch_invariance largest difference 0.006",
+        "4 settings; --verbose shows them",
         "licence Apache-2.0",
     ):
         assert expected in lines
     assert any(line.startswith("graph ") and line.endswith("%") for line in lines)
     assert any(line.endswith("kB weights") for line in lines)
     assert all(len(line) < 100 for line in out.splitlines() if str(full_bundle) not in line)
+
+
+def test_the_configuration_is_shown_on_request(full_bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", str(full_bundle), "--verbose"]) == 0
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    place = lines.index("config")
+    assert lines[place + 1 : place + 5] == [
+        "corpus[0].path a",
+        "corpus[1].path b",
+        "optim.lr 0.0005",
+        "trackers wandb, tensorboard",
+    ]
 
 
 def test_what_is_empty_is_left_out(toy_bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:

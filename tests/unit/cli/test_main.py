@@ -59,6 +59,29 @@ class TestExitCodes:
         assert main(["play"]) == 1
         assert capsys.readouterr() == ("", "error: out of luck\n")
 
+    @pytest.mark.parametrize(
+        ("message", "shown"),
+        [
+            ("name it with text_column", "name it with --text-column"),
+            ("text_column is missing; give text_column", "--text-column is missing; give --text-column"),
+            ("precision= needs ranges", "--precision needs ranges"),
+            ("the precision of text", "the precision of text"),
+            ("no file text_column.txt in in/text_column", "no file text_column.txt in in/text_column"),
+            ("corpus[0].text_column is a text", "corpus[0].text_column is a text"),
+            ("no column 'text_column'", "no column 'text_column'"),
+            ("other_column is no flag", "other_column is no flag"),
+        ],
+    )
+    def test_an_error_names_parameters_as_flags(self, play, capsys, message, shown):
+        def configure(parser):
+            nested = parser.add_subparsers(dest="action").add_parser("one")
+            nested.add_argument("-t", "--text-column")
+            parser.add_argument("--precision")
+
+        play(raising(errors.DataError(message)), configure)
+        assert main(["play", "one"]) == 1
+        assert capsys.readouterr().err == f"error: {shown}\n"
+
     def test_an_error_of_the_system_is_one_line_and_1(self, play, capsys):
         play(raising(PermissionError(13, "Permission denied", "texts.txt")))
         assert main(["play"]) == 1
@@ -116,6 +139,12 @@ class TestMissingPackages:
             main(["play"])
 
 
+def assert_ends_in_examples(shown, command):
+    examples = shown.rstrip().partition("\nexamples:\n")[2].splitlines()
+    assert len(examples) >= 2
+    assert all(line.startswith(f"  {command}") for line in examples)
+
+
 class TestUsage:
     def test_a_slip_gets_a_suggestion(self, capsys):
         with pytest.raises(SystemExit):
@@ -146,10 +175,13 @@ class TestUsage:
         with pytest.raises(SystemExit) as exit_:
             main([name, "--help"])
         assert exit_.value.code == 0
-        *_, heading, first, second = capsys.readouterr().out.rstrip().splitlines()
-        assert heading == "examples:"
-        assert first.startswith(f"  embedkit {name}")
-        assert second.startswith(f"  embedkit {name}")
+        assert_ends_in_examples(capsys.readouterr().out, f"embedkit {name}")
+
+    @pytest.mark.parametrize("action", ["build", "add", "delete", "compact", "verify"])
+    def test_help_of_a_sub_command_ends_in_its_own_examples(self, action, capsys):
+        with pytest.raises(SystemExit):
+            main(["index", action, "--help"])
+        assert_ends_in_examples(capsys.readouterr().out, f"embedkit index {action} ")
 
     @pytest.mark.parametrize("name", COMMANDS)
     def test_description_is_one_line_without_a_full_stop(self, name):

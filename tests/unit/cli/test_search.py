@@ -117,3 +117,16 @@ def test_columns_stand_below_each_other():
     assert lines == ["1   0.5000  雪         snow", "2  -0.2500  a-long-id  text"]
     assert command._table(hits, 20) == ["1   0.5000  雪     …", "2  -0.2500  a-long-…"]
     assert command._table([], 20) == []
+
+
+def test_a_terminal_shows_metadata_below_the_text():
+    metadata = {"lang": "en", "year": 2020, "tags": ["x", "ü"], "at": "1\x1b[31m\n2"}
+    hits = [Hit("a", 0.5, "snow", metadata), Hit("b", 0.25, "ice")]
+    indent = " " * 15
+    assert command._table(hits, 70) == [
+        "1   0.5000  a  snow",
+        indent + 'lang: en, year: 2020, tags: ["x", "ü"], at: 1 [31m 2',
+        "2   0.2500  b  ice",
+    ]
+    assert command._table(hits, 30)[1] == indent + "lang: en, year…"
+    assert len(command._table(hits, None)) == 2
