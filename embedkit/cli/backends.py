@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from embedkit.protocols import PairScorer, TextEncoder
 
-__all__ = ["choose_backend", "load_model", "locate"]
+__all__ = ["choose_backend", "is_cross_encoder", "load_model", "locate"]
 
 
 def locate(source: str) -> str:
@@ -37,28 +37,42 @@ def load_model(source: str, backend: str = "auto") -> TextEncoder | PairScorer:
     Raises:
         ModelNotFoundError, BundleError, ModelError: there is none, or it cannot be used.
     """
-    location = locate(source)
-    if (choose_backend(location) if backend == "auto" else backend) == "onnx":
-        return _load_onnx(location)
-    from embedkit.modeling.cross_encoder import PairEncoder, is_cross_encoder
+    location, pairs = locate(source), is_cross_encoder(source, backend)
+    if _backend(location, backend) == "onnx":
+        from embedkit.runtime.cross_encoder import CrossEncoder
+        from embedkit.runtime.encoder import Encoder
+
+        return CrossEncoder.load(location) if pairs else Encoder.load(location)
+    from embedkit.modeling.cross_encoder import PairEncoder
     from embedkit.modeling.encoder import SentenceEncoder
-    from embedkit.modeling.location import find_folder
     from embedkit.modeling.torch_cross_encoder import TorchCrossEncoder
     from embedkit.modeling.torch_encoder import TorchEncoder
 
-    if is_cross_encoder(find_folder(location)):
+    if pairs:
         return TorchCrossEncoder(PairEncoder.load(location))
     return TorchEncoder(SentenceEncoder.load(location))
 
 
-def _load_onnx(location: str) -> TextEncoder | PairScorer:
+def is_cross_encoder(source: str, backend: str = "auto") -> bool:
+    """Whether :func:`load_model` would give a cross-encoder; reads no weights of a folder.
+
+    Raises:
+        ModelNotFoundError, BundleError, ModelError: there is none, or it cannot be read.
+    """
+    location = locate(source)
+    if _backend(location, backend) == "torch":
+        from embedkit.modeling.cross_encoder import is_cross_encoder as has_one_logit
+        from embedkit.modeling.location import find_folder
+
+        return has_one_logit(find_folder(location))
     from embedkit.runtime.bundle import read_bundle
-    from embedkit.runtime.cross_encoder import CrossEncoder
-    from embedkit.runtime.encoder import Encoder
     from embedkit.runtime.location import find_model
 
     path = find_model(location)
-    classifier = (path / "config.json").is_file() and not (path / "modules.json").is_file()
-    if classifier or (path.is_file() and read_bundle(path).manifest.kind == "cross-encoder"):
-        return CrossEncoder.load(location)
-    return Encoder.load(location)
+    if path.is_file():
+        return read_bundle(path).manifest.kind == "cross-encoder"
+    return (path / "config.json").is_file() and not (path / "modules.json").is_file()
+
+
+def _backend(location: str, wanted: str) -> str:
+    return choose_backend(location) if wanted == "auto" else wanted

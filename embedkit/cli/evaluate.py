@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from embedkit.cli.backends import load_model
+from embedkit.cli.backends import is_cross_encoder, load_model
 
 if TYPE_CHECKING:
     from embedkit.evaluation.comparison import Comparison
     from embedkit.evaluation.results import Evaluation
+    from embedkit.evaluation.tasks import Task
 
 __all__ = ["EXAMPLES", "HELP", "configure", "run"]
+
+logger = logging.getLogger(__name__)
 
 HELP = "figures of one or several models: similarity, re-ranking, retrieval, pairs, transfer"
 EXAMPLES = """
@@ -97,7 +102,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> None:
     """Evaluate every model on every task; the data of all tasks is loaded before the first model."""
     from embedkit.evaluation.catalogue import load_task
-    from embedkit.evaluation.report import to_json, to_text
     from embedkit.evaluation.tasks import evaluate
 
     _check_report(arguments.output)
@@ -107,18 +111,50 @@ def run(arguments: argparse.Namespace) -> None:
     names = dict.fromkeys(arguments.tasks)
     wishes = {"data": arguments.data, "convention": arguments.convention, "text": arguments.text}
     tasks = [load_task(name, **wishes) for name in names]
+    sources = list(dict.fromkeys(arguments.models))
+    _check_kinds(sources, arguments.backend, tasks)
     found: dict[str, list[Evaluation]] = {}
-    for source in dict.fromkeys(arguments.models):
-        model = load_model(source, arguments.backend)
-        found[source] = [evaluate(model, task, progress=False if arguments.quiet else None) for task in tasks]
+    try:
+        for source in sources:
+            model, found[source] = load_model(source, arguments.backend), []
+            for task in tasks:
+                found[source].append(evaluate(model, task, progress=False if arguments.quiet else None))
+    except (Exception, KeyboardInterrupt):
+        if any(found.values()):
+            logger.warning("stopped early; these figures were finished")
+            _show(arguments, found, None)
+        raise
+    _show(arguments, found, _compare(found, arguments.significance, seeds=arguments.seeds))
+
+
+def _show(
+    arguments: argparse.Namespace, found: Mapping[str, list[Evaluation]], comparison: Comparison | None
+) -> None:
+    """Write the report if one was asked for, and print the figures."""
+    from embedkit.evaluation.report import to_json, to_text
+
     evaluations = [each for several in found.values() for each in several]
-    comparison = _compare(found, arguments.significance, seeds=arguments.seeds)
     if arguments.output is not None:
         _write_report(arguments.output, evaluations, comparison)
     if arguments.json:
         print(json.dumps(to_json(evaluations, comparison), indent=2))
     else:
         print(to_text(evaluations, comparison).rstrip())
+
+
+def _check_kinds(sources: list[str], backend: str, tasks: list[Task]) -> None:
+    """Refuse cross-encoders on tasks that need embeddings, before the first model is evaluated."""
+    from embedkit.errors import InputError
+
+    wanting = [task.name for task in tasks if task.needs_embeddings]
+    if not wanting:
+        return
+    for source in sources:
+        if is_cross_encoder(source, backend):
+            raise InputError(
+                f"{source} is a cross-encoder: it scores pairs and has no embeddings, which {', '.join(wanting)} "
+                "needs; leave it out, or evaluate it on similarity, pairs, triplets and re-ranking alone"
+            )
 
 
 def _compare(found: dict[str, list[Evaluation]], samples: int | None, *, seeds: bool) -> Comparison | None:

@@ -32,6 +32,7 @@ class Certainty:
         convention: of re-ranking.
         measure: the headline.
         value: the figure.
+        rows: pairs, queries or texts that were drawn from; of several sets the fewest.
         interval: where it lies in 95 of 100 samples.
         difference: from the first model that was measured on this, None for that one itself.
     """
@@ -42,6 +43,7 @@ class Certainty:
     convention: str | None
     measure: str
     value: float | None
+    rows: int
     interval: Interval
     difference: Difference | None
 
@@ -107,7 +109,7 @@ def certainties(evaluations: Sequence[Evaluation], *, samples: int) -> list[Cert
                 drawn = Samples.of(result.evidence, samples=samples)
                 reference = first.setdefault(_key(result), drawn)
                 difference = None if reference is drawn else drawn.less(reference)
-                found[place] = _certainty(evaluation, result, drawn.interval(), difference)
+                found[place] = _certainty(evaluation, result, drawn, difference)
     return list(found.values())
 
 
@@ -135,9 +137,7 @@ def _key(result: Result) -> Key:
     return result.name, result.convention, result.measure
 
 
-def _certainty(
-    evaluation: Evaluation, result: Result, interval: Interval, difference: Difference | None
-) -> Certainty:
+def _certainty(evaluation: Evaluation, result: Result, drawn: Samples, difference: Difference | None) -> Certainty:
     return Certainty(
         model=evaluation.model,
         fingerprint=evaluation.fingerprint,
@@ -145,7 +145,8 @@ def _certainty(
         convention=result.convention,
         measure=result.measure,
         value=result.value,
-        interval=interval,
+        rows=min(drawn.sizes),
+        interval=drawn.interval(),
         difference=difference,
     )
 

@@ -11,6 +11,9 @@ __all__ = ["comparison_tables"]
 
 Table = list[list[str]]
 
+_ENOUGH_ROWS = 30
+"""The bootstrap takes the rows for the population; of fewer than these its intervals mean little."""
+
 
 def comparison_tables(comparison: Comparison | None) -> Iterator[tuple[str, Table]]:
     """A title and a table, its header first, for each thing that was compared."""
@@ -34,7 +37,8 @@ def _by_model(certainties: list[Certainty], cell: Callable[[Certainty], str]) ->
     models = list(dict.fromkeys((each.model, each.fingerprint) for each in certainties))
     rows: dict[tuple[str, str], list[str]] = {}
     for each in certainties:
-        row = rows.setdefault((_set(each), each.measure), [""] * len(models))
+        few = f", {each.rows} rows: too few to judge by" if each.rows < _ENOUGH_ROWS else ""
+        row = rows.setdefault((_set(each) + few, each.measure), [""] * len(models))
         row[models.index((each.model, each.fingerprint))] = cell(each)
     return [["set", "measure", *(model for model, _ in models)], *([*key, *row] for key, row in rows.items())]
 

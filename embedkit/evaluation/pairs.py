@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from embedkit.errors import DataError
 from embedkit.evaluation.evidence import Separation
@@ -64,6 +65,8 @@ class PairTask:
         expected: the published number of pairs, None if it is not known.
         notes: what a reader must know, a sentence each.
     """
+
+    needs_embeddings: ClassVar[bool] = False
 
     name: str
     pairs: LabelledPairs

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
+from typing import ClassVar
 
 import numpy as np
 
@@ -69,6 +70,8 @@ class RankingTest:
 @dataclass(frozen=True)
 class RerankingTask:
     """Candidates of queries, ranked by one or more conventions."""
+
+    needs_embeddings: ClassVar[bool] = False
 
     name: str
     tests: list[RankingTest]

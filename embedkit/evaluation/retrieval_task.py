@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -25,6 +26,8 @@ class RetrievalTask:
         source: where they came from.
         expected: published numbers of queries and documents, None if they are not known.
     """
+
+    needs_embeddings: ClassVar[bool] = True
 
     name: str
     retrieval: RetrievalSet

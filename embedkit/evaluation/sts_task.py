@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import chain
+from typing import ClassVar
 
 import numpy as np
 
@@ -31,6 +32,8 @@ class StsTask:
         average_of: how many sets a published average has; None reports no average.
         missing: set -> why it could not be loaded.
     """
+
+    needs_embeddings: ClassVar[bool] = False
 
     name: str
     sets: list[StsSet]

@@ -21,6 +21,10 @@ class Task(Protocol):
     def name(self) -> str:
         """What the command line calls it."""
 
+    @property
+    def needs_embeddings(self) -> bool:
+        """Whether it asks for embeddings of texts, which a cross-encoder does not have."""
+
     def texts(self) -> Iterator[str]:
         """Every text to embed, repeated ones included."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
+from typing import ClassVar
 
 import numpy as np
 
@@ -135,6 +136,8 @@ class TransferTask:
         average_of: how many sets a published average has; None reports no average.
         missing: set -> why it could not be loaded.
     """
+
+    needs_embeddings: ClassVar[bool] = True
 
     name: str
     probes: list[Probe]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -45,6 +46,8 @@ class Triplets:
 @dataclass(frozen=True)
 class TripletTask:
     """Triplets as a task."""
+
+    needs_embeddings: ClassVar[bool] = False
 
     name: str
     triplets: Triplets

@@ -152,6 +152,7 @@ def _write_settings(folder: Path, bundle: Bundle) -> None:
         max_length=manifest.max_length,
         head=None if head is None else manifest.dimension,
         prompts=dict(manifest.prompts),
+        default_prompt=manifest.default_prompt or None,
     )
     if head is not None:
         save_file(head, folder / HEAD_FOLDER / "model.safetensors")

@@ -70,8 +70,8 @@ def _read_weight(arrays: Mapping[str, FloatArray], name: str) -> FloatArray | No
     if f"{name}.weight_int8" not in arrays:
         return None
     weight = arrays[f"{name}.weight_int8"].astype(np.float32) * arrays[f"{name}.weight_scale"]
-    steps = arrays.get(f"{name}.per_step")  # of fixed scales: a factor of each input
-    return weight if steps is None else weight * steps[:, None]
+    factors = arrays.get(f"{name}.factors")  # of inputs with fixed scales
+    return weight if factors is None else weight * factors[:, None]
 
 
 def _add_logits(graph: onnx.GraphProto) -> None:

@@ -216,7 +216,12 @@ def _describe(model: SentenceEncoder | PairEncoder) -> dict[str, Any]:
     """The fields of the manifest that depend on the kind."""
     if isinstance(model, PairEncoder):
         return {"kind": "cross-encoder", "dimension": 1, "pooling": "cls", "normalize": False}
-    return {"dimension": model.dimension, "pooling": model.pooling, "prompts": model.prompts}
+    return {
+        "dimension": model.dimension,
+        "pooling": model.pooling,
+        "prompts": model.prompts,
+        "default_prompt": model.default_prompt or "",
+    }
 
 
 def _prune(

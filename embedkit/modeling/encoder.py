@@ -58,6 +58,10 @@ class SentenceEncoder(nn.Module):
         name: what people call the model.
         prompts: name -> text put before a text; carried along, not applied here.
 
+    Attributes:
+        default_prompt: name of the prompt that a bundle of this encoder puts before every text for which no other
+            is asked for; carried along as well.
+
     Raises:
         ModelError: the parts do not fit each other.
     """
@@ -82,6 +86,7 @@ class SentenceEncoder(nn.Module):
         self.head = head
         self.name = name
         self.prompts = dict(prompts or {})
+        self.default_prompt: str | None = None
 
     @property
     def body(self) -> PreTrainedModel:
@@ -154,6 +159,7 @@ class SentenceEncoder(nn.Module):
             max_length=self.max_length,
             head=self.dimension if self.head is not None else None,
             prompts=self.prompts,
+            default_prompt=self.default_prompt,
         )
         if self.head is not None:
             save_file(self.head.state_dict(), folder / HEAD_FOLDER / "model.safetensors")
@@ -187,7 +193,7 @@ class SentenceEncoder(nn.Module):
         backbone = _load_backbone(layout.backbone)
         longest = longest_text(backbone.config)
         length = max_length if max_length is not None else min(layout.max_length or longest, longest)
-        return cls(
+        encoder = cls(
             backbone,
             load_tokenizer(layout.backbone, length, lowercase=layout.lowercase),
             pooling=pooling or layout.pooling or "mean",
@@ -195,6 +201,8 @@ class SentenceEncoder(nn.Module):
             name=model_name(source),
             prompts=layout.prompts,
         )
+        encoder.default_prompt = layout.default_prompt if layout.default_prompt in layout.prompts else None
+        return encoder
 
     def fingerprint(self) -> str:
         """Hex SHA-256 of what decides the embeddings: weights, architecture, tokenizer, pooling, length."""

@@ -99,6 +99,7 @@ def write_layout(
     max_length: int,
     head: int | None,
     prompts: dict[str, str],
+    default_prompt: str | None = None,
 ) -> None:
     """Write the layout's JSON files into a folder that holds a transformers model.
 
@@ -109,6 +110,7 @@ def write_layout(
         max_length: tokens of the longest text.
         head: D, width of the dense head, or None without one.
         prompts: name -> text put before a text.
+        default_prompt: name of the one that is used when none is asked for.
     """
     pooled = {"word_embedding_dimension": hidden}
     pooled |= {key: name == pooling for key, name in _POOLING_KEYS.items()}
@@ -135,7 +137,7 @@ def write_layout(
     _write_json(folder / "sentence_bert_config.json", {"max_seq_length": max_length, "do_lower_case": False})
     _write_json(
         folder / "config_sentence_transformers.json",
-        {"prompts": prompts, "default_prompt_name": None, "similarity_fn_name": "cosine"},
+        {"prompts": prompts, "default_prompt_name": default_prompt, "similarity_fn_name": "cosine"},
     )
 
 

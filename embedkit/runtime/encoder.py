@@ -70,7 +70,7 @@ class Encoder:
         self._fingerprint = model.fingerprint
         self._golden = golden if isinstance(golden, Golden) else None
         self._origin: Origin | None = None
-        self._default_prompt = "" if isinstance(model, Bundle) else model.default_prompt
+        self._default_prompt = model.manifest.prompts.get(model.manifest.default_prompt, "")
         self._normalize_here = model.manifest.normalize and not is_bundle
         written = model.manifest.ranges
         self._ranges = Ranges.from_text(written, model.manifest.dimension) if written else None

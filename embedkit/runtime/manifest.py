@@ -48,6 +48,8 @@ class Manifest:
         ranges: of the dimensions, for embeddings of a byte each, as
             :class:`~embedkit.runtime.ranges.Ranges` writes them; empty, and not in the file, where nobody
             measured them.
+        default_prompt: name of the prompt for texts for which none is asked for; empty, and not in the file, if
+            there is none.
     """
 
     name: str
@@ -69,16 +71,18 @@ class Manifest:
     licence: str = ""
     created_by: str = ""
     ranges: str = ""
+    default_prompt: str = ""
 
     def to_json(self) -> str:
-        """The manifest as canonical JSON: all fields but empty ranges, keys sorted, no spaces.
+        """The manifest as canonical JSON: all fields but optional ones that are empty, keys sorted, no spaces.
 
         Raises:
             BundleError: a field holds something that is not JSON, a NaN for one.
         """
         values = {item.name: getattr(self, item.name) for item in fields(self)}
-        if not self.ranges:  # a bundle without them stays readable by versions that do not know them
-            del values["ranges"]
+        for name in _OPTIONAL:  # a bundle without them stays readable by versions that do not know them
+            if not values[name]:
+                del values[name]
         return _dump(values, "manifest")
 
     @classmethod
@@ -88,7 +92,8 @@ class Manifest:
         Raises:
             BundleError: a field is missing, unknown or of the wrong kind; names it.
         """
-        values = {"ranges": "", **_load(text, "manifest", set(_MANIFEST_KINDS) - {"ranges"}, {"ranges"})}
+        optional = dict.fromkeys(_OPTIONAL, "")
+        values = {**optional, **_load(text, "manifest", set(_MANIFEST_KINDS) - _OPTIONAL, _OPTIONAL)}
         for name, kind in _MANIFEST_KINDS.items():
             _expect(values[name], kind, f"manifest.{name}")
         if values["kind"] not in KINDS:
@@ -98,6 +103,10 @@ class Manifest:
                 raise BundleError(f"manifest.{name} should be between 1 and 1,000,000, not {values[name]}")
         for name, prompt in values["prompts"].items():
             _expect(prompt, str, f"manifest.prompts.{name}")
+        if values["default_prompt"] and values["default_prompt"] not in values["prompts"]:
+            raise BundleError(
+                f"manifest.default_prompt is {values['default_prompt']!r}, which is not among the prompts"
+            )
         for position, entry in enumerate(values["corpus"]):
             _expect(entry, dict, f"manifest.corpus[{position}]")
         if values["ranges"]:
@@ -252,7 +261,9 @@ _MANIFEST_KINDS: dict[str, type] = {
     "licence": str,
     "created_by": str,
     "ranges": str,
+    "default_prompt": str,
 }
+_OPTIONAL = {"ranges", "default_prompt"}
 _GOLDEN_KINDS: dict[str, type] = {"texts": list, "token_ids": list, "vectors": str, "tolerance": float}
 _GOLDEN_PAIRS_KINDS: dict[str, type] = {
     "pairs": list,

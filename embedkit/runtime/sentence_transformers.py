@@ -33,7 +33,6 @@ class FolderModel:
         manifest: what its configuration files tell.
         tokenizer_json: content of its ``tokenizer.json``.
         fingerprint: hex SHA-256 of graph, tokenizer, pooling and length.
-        default_prompt: put before every text for which no prompt is given.
         model: the serialized graph.
         has_head: whether a dense layer stands behind the pooling, which only the graph can run.
     """
@@ -42,7 +41,6 @@ class FolderModel:
     manifest: Manifest
     tokenizer_json: str = field(repr=False)
     fingerprint: str
-    default_prompt: str
     model: bytes = field(repr=False)
     has_head: bool = False
 
@@ -72,13 +70,14 @@ def read_folder(folder: Path, *, file: str | None = None) -> FolderModel:
         pooling=pooling,
         normalize="Normalize" in modules,
         prompts=prompts,
+        default_prompt=default_prompt,
         precision="",
         created_by="sentence-transformers",
     )
     fingerprint = hashlib.sha256(
         b"\0".join([model, tokenizer_json.encode(), f"{pooling} {max_length}".encode()])
     ).hexdigest()
-    return FolderModel(folder, manifest, tokenizer_json, fingerprint, default_prompt, model, has_head)
+    return FolderModel(folder, manifest, tokenizer_json, fingerprint, model, has_head)
 
 
 def read_cross_encoder_folder(folder: Path, *, file: str | None = None) -> FolderModel:
@@ -109,7 +108,7 @@ def read_cross_encoder_folder(folder: Path, *, file: str | None = None) -> Folde
     )
     parts = [model, tokenizer_json.encode(), f"cross-encoder {max_length}".encode()]
     fingerprint = hashlib.sha256(b"\0".join(parts)).hexdigest()
-    return FolderModel(folder, manifest, tokenizer_json, fingerprint, "", model)
+    return FolderModel(folder, manifest, tokenizer_json, fingerprint, model)
 
 
 def pool(tokens: FloatArray, batch: TokenBatch, pooling: str) -> FloatArray:
@@ -156,7 +155,7 @@ def _check_classifier(path: Path) -> None:
 
 
 def _read_prompts(folder: Path) -> tuple[dict[str, str], str]:
-    """Prompts by name, and the one put before a text when none is asked for."""
+    """Prompts by name, and the name of the one put before a text when none is asked for."""
     path = folder / "config_sentence_transformers.json"
     config = _read_json(path, optional=True)
     prompts, default = config.get("prompts") or {}, config.get("default_prompt_name")
@@ -164,7 +163,7 @@ def _read_prompts(folder: Path) -> tuple[dict[str, str], str]:
         raise ModelError(f"{path}: prompts should be texts by name")
     if default is not None and default not in prompts:
         raise ModelError(f"{path}: default_prompt_name is {default!r}, which is not among the prompts")
-    return prompts, prompts.get(default, "")
+    return prompts, default or ""
 
 
 def _read_pooling(path: Path) -> tuple[str, int]:

@@ -62,7 +62,7 @@ def _read_bare(folder: Path, graph: Path) -> FolderModel:
         created_by="unknown",
     )
     fingerprint = hashlib.sha256(content + tokenizer_json.encode()).hexdigest()
-    return FolderModel(folder, manifest, tokenizer_json, fingerprint, "", content)
+    return FolderModel(folder, manifest, tokenizer_json, fingerprint, content)
 
 
 def _dimension(folder: Path, content: bytes) -> int:

@@ -134,6 +134,7 @@ def run(config: RunConfig, folder: str | Path, control: Control | None = None) -
         processes.wait()  # a run that has just been started would be refused
         encoder = build_student(config)
         encoder.name = config.name or place.path.name
+        encoder.default_prompt = None  # training texts have no prompt
         _warn_of_size(config, encoder)
         if not processes.first():
             control = dataclasses.replace(control, show_progress=False)

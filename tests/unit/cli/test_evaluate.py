@@ -6,7 +6,9 @@ import json
 
 import pytest
 
+from embedkit.cli.backends import load_model
 from embedkit.cli.main import main
+from embedkit.errors import ModelError
 
 
 @pytest.fixture
@@ -68,6 +70,41 @@ def test_a_cross_encoder_scores_the_pairs(toy_bundle, write_toy_cross_bundle, pa
     assert (sts["dimension"], sts["texts"], ranking["texts"]) == (None, 3, 3)
 
 
+def test_a_cross_encoder_is_refused_where_embeddings_are_needed_before_anything_is_done(
+    toy_bundle, toy_cross_bundle, tmp_path, pairs, capsys, monkeypatch
+):
+    (tmp_path / "corpus.jsonl").write_text('{"_id": "1", "text": "a dog"}\n')
+    (tmp_path / "queries.jsonl").write_text('{"_id": "q", "text": "dog"}\n')
+    (tmp_path / "qrels").mkdir()
+    (tmp_path / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\nq\t1\t1\n")
+    monkeypatch.setattr("embedkit.evaluation.tasks.evaluate", None)
+    command = ["evaluate", str(toy_bundle), str(toy_cross_bundle), "--task", str(pairs), "--task", str(tmp_path)]
+    assert main(command) == 1
+    error = capsys.readouterr().err
+    assert f"{toy_cross_bundle} is a cross-encoder: it scores pairs and has no embeddings" in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(("error", "code"), [(ModelError("the disk is gone"), 1), (KeyboardInterrupt(), 130)])
+def test_figures_that_were_finished_are_kept_when_a_later_model_fails(
+    toy_bundle, write_toy_bundle, pairs, tmp_path, capsys, monkeypatch, error, code
+):
+    other = str(write_toy_bundle(tmp_path / "other.onnx", name="other"))
+
+    def load(source, backend):
+        if source == other:
+            raise error
+        return load_model(source, backend)
+
+    monkeypatch.setattr("embedkit.cli.evaluate.load_model", load)
+    command = ["evaluate", str(toy_bundle), other, "--task", str(pairs), "-o", str(tmp_path / "report.json")]
+    assert main([*command, "--significance"]) == code
+    captured = capsys.readouterr()
+    assert captured.out.splitlines()[0].split() == ["set", "measure", "rows", "toy"]
+    assert "stopped early; these figures were finished" in captured.err
+    assert len(json.loads((tmp_path / "report.json").read_text())["evaluations"]) == 1
+
+
 def test_the_list_shows_every_task_with_size_and_revision(capsys):
     from embedkit.evaluation.catalogue import TASKS
 
@@ -89,6 +126,7 @@ def test_models_are_compared_on_request(toy_bundle, write_toy_bundle, pairs, tmp
     out = capsys.readouterr().out
     assert "95% intervals over 20 samples of the rows, seed 0" in out
     assert "p = 1.000" in out
+    assert "pairs, 3 rows: too few to judge by" in out
     assert main([*command, "--json", "-o", str(tmp_path / "report.md")]) == 0
     report = json.loads(capsys.readouterr().out)
     assert [each["model"] for each in report["comparison"]["certainties"]] == ["toy", "other"]

@@ -5,6 +5,7 @@ import json
 import numpy as np
 import onnx
 import pytest
+import torch
 
 from embedkit.errors import ExportError, GateError
 from embedkit.export import folder as folder_module
@@ -99,6 +100,39 @@ def test_the_head_is_read_from_any_precision(make_encoder, tmp_path, precision):
     weight = encoder.head.linear.weight.detach().numpy()
     assert cosines(head["linear.weight"], weight).min() > (0.98 if precision == "int8-static" else 0.999)
     np.testing.assert_array_equal(head["linear.bias"], encoder.head.linear.bias.detach().numpy())
+
+
+def test_the_head_is_read_where_its_inputs_were_smoothed(make_encoder, tmp_path):
+    encoder = make_encoder(head=6, initializer_range=0.1)
+    with torch.no_grad():  # one dimension that is far larger than the others
+        encoder.backbone.encoder.layer[-1].output.LayerNorm.weight[0] = 80
+        encoder.head.linear.weight[:, 0] /= 80
+    export(encoder, tmp_path / "toy.onnx", precision="int8-static", calibration=PROBE_TEXTS)
+    bundle = read_bundle(tmp_path / "toy.onnx")
+    names = {tensor.name for tensor in onnx.load_from_string(bundle.model).graph.initializer}
+    assert "head.linear.factors" in names
+
+    weight = encoder.head.linear.weight.detach().numpy()
+    assert cosines(read_head(bundle)["linear.weight"], weight).min() > 0.98
+    export_folder(str(tmp_path / "toy.onnx"), tmp_path / "st", precision="int8-static")
+    rows = Encoder.load(tmp_path / "toy.onnx").encode(TEXTS)
+    np.testing.assert_allclose(Encoder.load(tmp_path / "st").encode(TEXTS), rows, atol=1e-6)
+
+
+def test_a_default_prompt_is_applied_by_model_bundle_and_folder_alike(make_encoder, tmp_path):
+    encoder = make_encoder()
+    encoder.prompts, encoder.default_prompt = {"query": "the ", "passage": "a "}, "query"
+    encoder.save(tmp_path / "model")
+    for source, folder in (("model", "of-model"), ("toy.onnx", "of-bundle")):
+        export(SentenceEncoder.load(tmp_path / "model"), tmp_path / "toy.onnx", precision="fp32")
+        export_folder(str(tmp_path / source), tmp_path / folder, precision="fp32")
+    expected = TorchEncoder(encoder).encode([f"the {text}" for text in TEXTS])
+    for place in ("toy.onnx", "of-model", "of-bundle"):
+        loaded = Encoder.load(tmp_path / place)
+        assert loaded.manifest.default_prompt == "query"
+        np.testing.assert_allclose(loaded.encode(TEXTS), expected, atol=1e-5)
+        np.testing.assert_allclose(loaded.encode(TEXTS, prompt=""), TorchEncoder(encoder).encode(TEXTS), atol=1e-5)
+    assert Encoder.load(tmp_path / "toy.onnx").verify()["passed"]
 
 
 @pytest.mark.parametrize("architecture", ["mpnet", "modernbert"])

@@ -47,7 +47,18 @@ def test_ranges_survive_json_and_leave_no_trace_where_there_are_none() -> None:
     assert "ranges" not in json.loads(MANIFEST.to_json())
 
 
-@pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(Manifest) if field.name != "ranges"])
+def test_a_default_prompt_is_one_of_the_prompts_and_optional() -> None:
+    prompted = dataclasses.replace(MANIFEST, prompts={"query": "q: "}, default_prompt="query")
+    assert Manifest.from_json(prompted.to_json()) == prompted
+    assert "default_prompt" not in json.loads(MANIFEST.to_json())
+    with pytest.raises(BundleError, match="default_prompt is 'text', which is not among the prompts"):
+        Manifest.from_json(dataclasses.replace(prompted, default_prompt="text").to_json())
+
+
+REQUIRED = [field.name for field in dataclasses.fields(Manifest) if field.name not in ("ranges", "default_prompt")]
+
+
+@pytest.mark.parametrize("name", REQUIRED)
 def test_a_missing_field_is_named(name: str) -> None:
     with pytest.raises(BundleError, match=f"manifest.{name} is missing"):
         Manifest.from_json(without(MANIFEST.to_json(), name))
