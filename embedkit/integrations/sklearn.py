@@ -34,8 +34,8 @@ class TextEmbedder(TransformerMixin, BaseEstimator):  # type: ignore[misc]  # sc
     """Embeds texts; learns nothing from them. Can be cloned, pickled and searched over like any estimator.
 
     Args:
-        model: what :meth:`embedkit.Encoder.load` takes: a path, a bundled name or a hub id. Not an encoder, which
-            could not be copied; it is loaded when it is first wanted, in every process.
+        model: what :meth:`embedkit.Encoder.load` takes: a path, a bundled name or a hub id. It is loaded on
+            first use, in every process.
         truncate_dim: keep only the first so many dimensions.
         prompt_name: name of one of the model's prompts, put before every text.
         threads: threads to keep busy; as many as the process may use if None. With ``n_jobs`` say 1.

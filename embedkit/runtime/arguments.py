@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from embedkit.errors import InputError
 
@@ -21,11 +21,18 @@ def check_count(value: int | None, name: str) -> int | None:
 
 
 def check_iterable(texts: object) -> Iterable[str]:
-    """Let iterables pass, but not bytes; the items are checked when they are tokenized.
+    """Let iterables of texts pass; the items are checked when they are tokenized.
 
     Raises:
-        InputError: it is something else.
+        InputError: it is something else: bytes, or a mapping or a table, which iterate over their keys or columns.
     """
+    if isinstance(texts, Mapping):
+        raise InputError(f"expected a text or an iterable of texts, got {type(texts).__name__}; give its values()")
+    if hasattr(texts, "columns"):
+        raise InputError(
+            f"expected a text or an iterable of texts, got {type(texts).__name__}, a table; give its column of "
+            "texts"
+        )
     if isinstance(texts, (bytes, bytearray)) or not isinstance(texts, Iterable):
         raise InputError(f"expected a text or an iterable of texts, got {type(texts).__name__}")
     return texts

@@ -13,7 +13,7 @@ from embedkit.protocols import FloatArray
 from embedkit.runtime.arguments import check_count, check_iterable
 from embedkit.runtime.bundle import Bundle, GoldenPairs, Manifest
 from embedkit.runtime.engine import Engine, OnOverflow, Plan, Verification
-from embedkit.runtime.loading import check_kind, load_model
+from embedkit.runtime.loading import Origin, Reloadable, check_kind, load_model
 from embedkit.runtime.native_graph import NativeGraph
 from embedkit.runtime.sentence_transformers import FolderModel, read_cross_encoder_folder
 from embedkit.runtime.tokenization import PairTokenizer, TokenBatch, Tokens
@@ -38,7 +38,7 @@ class RankedDocument(TypedDict):
     text: NotRequired[str]
 
 
-class CrossEncoder:
+class CrossEncoder(Reloadable):
     """A cross-encoder, on ONNX Runtime or embedkit's own kernel. Use :meth:`load`; safe to share among threads.
 
     Both texts of a pair go through the network together, so nothing can be computed beforehand: it is
@@ -114,9 +114,17 @@ class CrossEncoder:
         """
         path, model = load_model(source, file=file, marker="config.json", read_folder=read_cross_encoder_folder)
         try:
-            return cls(model, threads=threads, providers=providers, max_tokens_per_batch=max_tokens_per_batch)
+            scorer = cls(model, threads=threads, providers=providers, max_tokens_per_batch=max_tokens_per_batch)
         except ModelError as error:
             raise ModelError(f"{path}: {error}") from error
+        options = {
+            "file": file,
+            "threads": threads,
+            "providers": providers,
+            "max_tokens_per_batch": max_tokens_per_batch,
+        }
+        scorer._origin = Origin(str(path.resolve()), options)
+        return scorer
 
     @property
     def manifest(self) -> Manifest:

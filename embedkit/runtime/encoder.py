@@ -17,11 +17,11 @@ from embedkit.runtime.arguments import check_count, check_iterable
 from embedkit.runtime.bundle import Bundle, Manifest
 from embedkit.runtime.encode_options import EncodeOptions, Role, with_prompt
 from embedkit.runtime.engine import Engine, OnOverflow, Plan, Verification
-from embedkit.runtime.loading import check_kind, load_model
+from embedkit.runtime.loading import Origin, Reloadable, check_kind, load_model
 from embedkit.runtime.manifest import Golden
 from embedkit.runtime.native_graph import NativeGraph
 from embedkit.runtime.packing import Packing, Precision, unit_rows
-from embedkit.runtime.pool import EncoderPool, Origin
+from embedkit.runtime.pool import EncoderPool
 from embedkit.runtime.ranges import Ranges
 from embedkit.runtime.sentence_transformers import FolderModel, pool, read_folder
 from embedkit.runtime.threads import available_threads
@@ -45,7 +45,7 @@ class _Plan:
     engine: Plan
 
 
-class Encoder:
+class Encoder(Reloadable):
     """A sentence encoder on ONNX Runtime. Use :meth:`load`; safe to share between threads.
 
     A text longer than ``max_length`` tokens is cut. This is never silent: each call counts such texts
@@ -69,7 +69,6 @@ class Encoder:
         self._manifest = model.manifest
         self._fingerprint = model.fingerprint
         self._golden = golden if isinstance(golden, Golden) else None
-        self._origin: Origin | None = None
         self._default_prompt = model.manifest.prompts.get(model.manifest.default_prompt, "")
         self._normalize_here = model.manifest.normalize and not is_bundle
         written = model.manifest.ranges
@@ -127,7 +126,12 @@ class Encoder:
             encoder = cls(model, threads=threads, providers=providers, max_tokens_per_batch=max_tokens_per_batch)
         except ModelError as error:
             raise ModelError(f"{path}: {error}") from error
-        options = {"file": file, "providers": providers, "max_tokens_per_batch": max_tokens_per_batch}
+        options = {
+            "file": file,
+            "threads": threads,
+            "providers": providers,
+            "max_tokens_per_batch": max_tokens_per_batch,
+        }
         encoder._origin = Origin(str(path.resolve()), options)
         return encoder
 

@@ -3,18 +3,64 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, NamedTuple, Self
 
 from embedkit.errors import InputError, ModelError
 from embedkit.runtime.bundle import Bundle, Manifest, read_bundle
 from embedkit.runtime.location import find_model
 from embedkit.runtime.sentence_transformers import FolderModel
 
-__all__ = ["check_kind", "load_model"]
+__all__ = ["Origin", "Reloadable", "check_kind", "load_model"]
 
 _LOADERS = {"encoder": "Encoder.load", "cross-encoder": "CrossEncoder.load"}
+
+
+class Origin(NamedTuple):
+    """Where a model was loaded from, for others to load it again.
+
+    Attributes:
+        source: path of the file or folder.
+        options: keywords of ``load``.
+    """
+
+    source: str
+    options: Mapping[str, Any]
+
+
+class Reloadable(ABC):
+    """A model that never changes: a copy is the model itself, and a pickle is where it was loaded from.
+
+    Unpickling loads the model again and raises a :class:`ModelError` if another one stands there by then.
+    """
+
+    _origin: Origin | None = None
+
+    @property
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """Hex SHA-256 of everything that decides what it computes."""
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, _: dict[int, Any]) -> Self:
+        return self
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        if self._origin is None:
+            raise ModelError(f"only a model made by {type(self).__name__}.load can be pickled: it is loaded again")
+        return _reload, (type(self), self._origin, self.fingerprint)
+
+
+def _reload(kind: Any, origin: Origin, fingerprint: str) -> Any:
+    model = kind.load(origin.source, **origin.options)
+    if model.fingerprint != fingerprint:
+        raise ModelError(f"{origin.source} is another model than the one that was pickled")
+    return model
 
 
 def load_model(

@@ -24,12 +24,13 @@ from embedkit.runtime.arguments import check_count, check_iterable
 from embedkit.runtime.encode_options import EncodeOptions, with_prompt
 from embedkit.runtime.engine import read_parts, tell_truncated
 from embedkit.runtime.frames import read_frame, write_frame
+from embedkit.runtime.loading import Origin
 from embedkit.runtime.threads import available_threads
 
 if TYPE_CHECKING:
     from embedkit.runtime.encoder import Encoder
 
-__all__ = ["EncoderPool", "Origin"]
+__all__ = ["EncoderPool"]
 
 # Not multiprocessing, which would import the caller's script again, nor `-m`, which would look into the current
 # folder first: embedkit is found wherever the caller found it.
@@ -39,18 +40,6 @@ _START = (
 )
 _PATIENCE_SECONDS = 5.0
 _PARTS_PER_PROCESS = 2
-
-
-class Origin(NamedTuple):
-    """Where an encoder was loaded from, for others to load it again.
-
-    Attributes:
-        source: path of the file or folder.
-        options: keywords of ``Encoder.load`` besides ``threads``.
-    """
-
-    source: str
-    options: Mapping[str, Any]
 
 
 class EncoderPool:

@@ -64,6 +64,11 @@ def _records(source: DocumentSource) -> Iterator[tuple[str, Mapping[str, Any]]]:
         return
     if isinstance(source, Mapping):
         raise InputError("expected an iterable of documents, got one mapping; give mapping.items() for id -> text")
+    if hasattr(source, "columns"):
+        raise InputError(
+            f"expected an iterable of documents, got {type(source).__name__}, a table; give its rows as mappings, "
+            "in pandas frame.to_dict('records')"
+        )
     yield from ((f"document {number}", _record(item, number)) for number, item in enumerate(_items(source), 1))
 
 

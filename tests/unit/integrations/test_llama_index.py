@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import pickle
 
 import numpy as np
@@ -41,9 +42,18 @@ def test_embeddings_are_the_encoders_with_its_prompts(write_toy_bundle, tmp_path
 
 
 def test_it_can_be_pickled(embedding):
-    copy = pickle.loads(pickle.dumps(embedding))
-    assert copy.get_query_embedding("the sea") == embedding.get_query_embedding("the sea")
-    assert copy.fingerprint == embedding.fingerprint
+    assert_same(pickle.loads(pickle.dumps(embedding)), embedding)
+
+
+def test_it_can_be_copied(embedding):
+    for copied in (copy.copy(embedding), copy.deepcopy(embedding), embedding.model_copy(deep=True)):
+        assert_same(copied, embedding)
+
+
+def assert_same(found, embedding):
+    assert found is not embedding
+    assert found.get_query_embedding("the sea") == embedding.get_query_embedding("the sea")
+    assert found.fingerprint == embedding.fingerprint
 
 
 def test_the_cache_of_a_pipeline_tells_models_of_one_path_apart(write_toy_bundle, tmp_path):

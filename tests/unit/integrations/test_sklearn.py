@@ -52,3 +52,10 @@ def test_a_new_setting_is_heeded_after_a_load(tmp_path):
 def test_one_text_is_refused():
     with pytest.raises(InputError, match="several texts"):
         TextEmbedder().transform("a cat sleeps")
+
+
+def test_a_table_is_refused():
+    frame = pytest.importorskip("pandas").DataFrame({"text": TEXTS})
+    with pytest.raises(InputError, match="a table; give its column of texts"):
+        TextEmbedder(threads=1).fit_transform(frame)
+    assert TextEmbedder(threads=1).fit_transform(frame["text"]).shape == (6, 384)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import json
+import pickle
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -74,6 +76,19 @@ def test_any_iterable_of_pairs_will_do(model: CrossEncoder) -> None:
     expected = model.predict(PAIRS)
     for given in (tuple(PAIRS), iter(PAIRS), [list(pair) for pair in PAIRS], dict(PAIRS).items()):
         np.testing.assert_array_equal(model.predict(given), expected)  # type: ignore[arg-type]
+
+
+def test_mappings_and_tables_are_refused(model: CrossEncoder) -> None:
+    with pytest.raises(InputError, match="got dict"):
+        model.predict(dict(PAIRS))  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="got dict"):
+        model.rank("a cat", {"id": "a dog"})  # type: ignore[arg-type]
+
+
+def test_it_is_copied_as_itself_and_pickled_as_its_place(toy_cross_bundle: Path) -> None:
+    model = CrossEncoder.load(toy_cross_bundle, threads=1)
+    assert copy.deepcopy(model) is model
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(model)).predict(PAIRS), model.predict(PAIRS))
 
 
 def test_no_pairs_give_no_scores(model: CrossEncoder) -> None:

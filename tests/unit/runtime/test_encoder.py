@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import itertools
 import json
 import logging
+import pickle
 import sys
 import threading
 import time
@@ -188,7 +190,7 @@ def test_one_text_gives_one_row(encoder: Encoder, toy_reference: Reference) -> N
     np.testing.assert_allclose(row, toy_reference(["a dog in the garden"])[0], atol=1e-6)
 
 
-@pytest.mark.parametrize("container", [tuple, iter, np.array, dict.fromkeys, lambda texts: (t for t in texts)])
+@pytest.mark.parametrize("container", [tuple, iter, np.array, lambda texts: dict.fromkeys(texts).keys()])
 def test_any_iterable_will_do(encoder: Encoder, container: Callable[[list[str]], Any]) -> None:
     np.testing.assert_array_equal(encoder.encode(container(TEXTS)), encoder.encode(TEXTS))
 
@@ -348,6 +350,35 @@ def test_wishes_that_cannot_be_granted_are_refused_at_once(
 def test_an_unknown_keyword_is_a_type_error(encoder: Encoder, method: str) -> None:
     with pytest.raises(TypeError, match="normalise"):
         getattr(encoder, method)(["a"], normalise=True)
+
+
+def test_what_iterates_over_names_instead_of_texts_is_refused(encoder: Encoder) -> None:
+    frame = pytest.importorskip("pandas").DataFrame({"text": TEXTS, "label": range(len(TEXTS))})
+    for encode in (encoder.encode, encoder.encode_batches, encoder.encode_query):
+        with pytest.raises(InputError, match="got DataFrame, a table; give its column of texts"):
+            encode(frame)
+        with pytest.raises(InputError, match=r"got dict; give its values\(\)"):
+            encode(dict(enumerate(TEXTS)))  # type: ignore[arg-type]
+    np.testing.assert_array_equal(encoder.encode(frame["text"]), encoder.encode(TEXTS))
+    np.testing.assert_array_equal(encoder.encode(dict(enumerate(TEXTS)).values()), encoder.encode(TEXTS))
+
+
+def test_a_copy_is_the_encoder_itself(encoder: Encoder) -> None:
+    assert copy.copy(encoder) is encoder
+    assert copy.deepcopy([encoder])[0] is encoder
+
+
+def test_a_pickle_is_where_it_was_loaded_from(write_toy_bundle: Write, tmp_path: Path) -> None:
+    path = write_toy_bundle(tmp_path / "toy.onnx")
+    encoder = Encoder.load(path, threads=1)
+    content = pickle.dumps(encoder)
+    assert len(content) < 1000
+    np.testing.assert_array_equal(pickle.loads(content).encode(TEXTS), encoder.encode(TEXTS))
+    write_toy_bundle(path, prompts={"query": "q: "})
+    with pytest.raises(ModelError, match="is another model than the one that was pickled"):
+        pickle.loads(content)
+    with pytest.raises(ModelError, match=r"only a model made by Encoder\.load can be pickled"):
+        pickle.dumps(Encoder(read_bundle(path)))
 
 
 @pytest.mark.parametrize("texts", [None, 3, b"bytes", bytearray(b"bytes")])

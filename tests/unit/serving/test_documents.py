@@ -63,6 +63,13 @@ def test_iterables():
     assert list(read_documents([{"id": 1, "text": "a", "n": 2}])) == [Document("1", "a", {"n": 2})]
 
 
+def test_a_table_is_not_an_iterable_of_documents():
+    frame = pytest.importorskip("pandas").DataFrame({"text": ["a dog"], "year": [2020]})
+    with pytest.raises(InputError, match="got DataFrame, a table"):
+        list(read_documents(frame))
+    assert [document.metadata for document in read_documents(frame.to_dict("records"))] == [{"year": 2020}]
+
+
 def test_one_mapping_is_not_an_iterable_of_documents():
     with pytest.raises(InputError, match="items"):
         list(read_documents({"x": "a"}))
