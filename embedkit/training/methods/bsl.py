@@ -10,8 +10,9 @@ Source: Zhang et al., "Bootstrapped Unsupervised Sentence Representation Learnin
 
 Differs from the paper: equation 3, printed with the sign of an ascent, is a descent. Differs from the
 authors' code: predictor and scale of the loss are the paper's (``predictor``, ``scale``); selection
-looks at the cosine alone, not at the best of four similarities; batch normalisation keeps no running
-statistics, which nothing would read.
+looks at the cosine alone, not at the best of four similarities; the development set is scored every
+``dev.every`` steps, not ten times an epoch (``dev.most`` = 10 does that in one epoch); batch
+normalisation keeps no running statistics, which nothing would read.
 """
 
 from __future__ import annotations

@@ -10,12 +10,13 @@ Embeddings", EMNLP 2022, equations 1 to 6, and the authors' code. ``preset`` say
 ``pcl_code`` or ``pcl_paper``.
 
 Differs from the paper: augmentations touch word pieces, as in the authors' code, not words; the first
-term of equation 5 compares each network's own distribution, as prose and code have it; with ``pcl_code``
-the divergence is averaged over entries, and the contrast is SimCSE on the dropout copy plus a binary
-cross-entropy over all positives. Differs from the authors' code: the peer has a head of its own and
-the encoder's pooling, as the paper says, and sees the attention mask, which the code leaves out;
-deletion drops the piece it picked, not the first of that value. Not here: the ablation that freezes a
-trained SimCSE as the peer.
+term of equation 5 compares each network's own distribution, as prose and code have it; both divergences
+have the peer's distribution as their target, as in the authors' code, where equation 5 names the main
+network first; with ``pcl_code`` the divergence is averaged over entries, and the contrast is SimCSE on
+the dropout copy plus a binary cross-entropy over all positives. Differs from the authors' code: the peer
+has a head of its own and the encoder's pooling, as the paper says, and sees the attention mask, which
+the code leaves out; deletion drops the piece it picked, not the first of that value. Not here: the
+ablation that freezes a trained SimCSE as the peer.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ import torch
 from torch import Tensor, nn
 
 from embedkit.config import setting
-from embedkit.modeling.encoder import DenseHead, SentenceEncoder
-from embedkit.training.components.seeding import seeded
+from embedkit.modeling.encoder import SentenceEncoder
+from embedkit.training.components.heads import training_head
 from embedkit.training.losses.peer_contrast import (
     Embedded,
     Reduction,
@@ -92,9 +93,8 @@ class PCL(Method):
         self.encoder, self.config = encoder, config
         tied = config.peer == "tied"
         self.peer = None if tied else copy.deepcopy(encoder)
-        with seeded(seed):
-            self.head = DenseHead(encoder.hidden, encoder.hidden)
-            self.peer_head = None if tied else DenseHead(encoder.hidden, encoder.hidden)
+        self.head = training_head(encoder, seed=seed)
+        self.peer_head = None if tied else training_head(encoder, seed=seed + 1)
 
     def forward(self, batch: Batch) -> StepOutput:
         """Cooperation of both networks, and the contrast of each."""

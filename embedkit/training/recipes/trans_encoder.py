@@ -8,8 +8,9 @@ Source: Liu et al., "Trans-Encoder: Unsupervised sentence-pair modelling through
 ICLR 2022, settings of Table 16; the authors' code.
 
 Differs from the paper: labels are clamped to [0, 1], where a negative cosine would leave the cross entropy without
-a lower bound. Differs from the authors' code: the last, short batch of an epoch is left out; and in sequential
-mode the pooler of a cross-encoder starts at random, because our encoders keep none.
+a lower bound; refreshed cross-encoders start from the body of the student, which is the paper's raw pre-trained
+model only if ``settings.backbone`` names that. Differs from the authors' code: the last, short batch of an epoch
+is left out; and in sequential mode the pooler of a cross-encoder starts at random, because our encoders keep none.
 """
 
 from __future__ import annotations

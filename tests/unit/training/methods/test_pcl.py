@@ -91,6 +91,13 @@ def test_the_peer_starts_as_the_encoder_with_a_head_of_its_own(make):
     assert not torch.equal(method.head.linear.weight, method.peer_head.linear.weight)
 
 
+def test_heads_start_with_the_initialisation_of_bert(make):
+    method = make()
+    for head in (method.head, method.peer_head):
+        assert head.linear.weight.std().item() == pytest.approx(0.02, rel=0.2)
+        assert not head.linear.bias.any()
+
+
 @pytest.mark.parametrize("preset", ["pcl_code", "pcl_paper"])
 @pytest.mark.parametrize("cooperation", [0.0, 1.0])
 def test_both_networks_learn(make, make_batch, preset, cooperation):
