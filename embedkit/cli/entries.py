@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 from embedkit.cli.backends import load_model
@@ -60,6 +60,7 @@ def _run_entry(folder: Path, page: Path, *, identify: bool) -> Entry:
         recipe=flat_recipe(card.config),
         facts=_facts(card),
         development=_development(card.metrics),
+        development_set=_development_set(card),
         page=os.path.relpath(folder / "report.html", page.parent),
     )
 
@@ -99,6 +100,7 @@ def _bundle_entry(source: str) -> Entry:
         recipe=flat_recipe(manifest.config),
         facts={**_facts(manifest), "target": manifest.target, "made by": manifest.created_by},
         development=_development(manifest.metrics),
+        development_set=_development_set(manifest),
     )
 
 
@@ -118,3 +120,10 @@ def _facts(card: Card | Manifest) -> dict[str, str]:
 def _development(metrics: Mapping[str, Any]) -> float | None:
     score = metrics.get("dev_spearman")
     return 100 * score if isinstance(score, float) else None
+
+
+def _development_set(card: Card | Manifest) -> str:
+    """The file's name, and how many of its pairs were drawn where that was limited."""
+    dev = card.config.get("dev", {})
+    name = PurePath(str(dev.get("pairs") or card.metrics.get("dev") or "")).stem
+    return f"{name}, {dev['limit']} pairs" if name and dev.get("limit") else name

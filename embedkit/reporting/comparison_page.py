@@ -52,11 +52,15 @@ def write_comparison(
 
 
 def _judge(entries: Sequence[Entry], evaluations: Sequence[Mapping[str, Any]]) -> Quality:
-    """What was evaluated, and the scores on development sets, which stand in where nothing was."""
+    """What was evaluated, and the scores on each development set, of which one stands in where nothing was."""
     quality = judge({each.label: each.fingerprint for each in entries if each.fingerprint}, evaluations)
-    own = {each.label: each.development for each in entries if each.development is not None}
-    figures = {**quality.figures, **({_DEVELOPMENT: own} if own else {})}
-    return Quality(quality.headline or (_DEVELOPMENT if own else ""), figures)
+    own: dict[str, dict[str, float]] = {}
+    for each in entries:
+        if each.development is not None:
+            name = f"{_DEVELOPMENT}, {each.development_set}" if each.development_set else _DEVELOPMENT
+            own.setdefault(name, {})[each.label] = each.development
+    headline = quality.headline or max(own, key=lambda name: len(own[name]), default="")
+    return Quality(headline, {**quality.figures, **own})
 
 
 def _body(entries: Sequence[Entry], quality: Quality, reports: Sequence[SpeedReport]) -> Iterator[str]:

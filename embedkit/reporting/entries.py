@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import PurePath
 from typing import Any
 
 from embedkit.evaluation.speed.figures import ModelFigures, SpeedReport
@@ -30,6 +31,7 @@ class Entry:
         recipe: settings it was made with, by dotted names.
         facts: what else there is to tell, by name.
         development: its own best score on its development set, times 100.
+        development_set: name of that set; empty if it is not known.
         page: address of a page about it alone.
     """
 
@@ -43,6 +45,7 @@ class Entry:
     recipe: Mapping[str, str] = field(default_factory=dict)
     facts: Mapping[str, str] = field(default_factory=dict)
     development: float | None = None
+    development_set: str = ""
     page: str = ""
 
 
@@ -89,12 +92,34 @@ def contenders_of(entries: Iterable[Entry], quality: Quality) -> list[Contender]
 def differences(entries: Sequence[Entry]) -> list[list[str]]:
     """Settings in which recipes differ: a row for each, the setting and then its value in each recipe.
 
-    Entries without a recipe have no column; a setting that a recipe lacks is empty.
+    Entries without a recipe have no column; a setting that a recipe lacks is empty. The corpus is one row.
     """
-    recipes = [each.recipe for each in entries if each.recipe]
+    recipes = [_with_one_corpus(each.recipe) for each in entries if each.recipe]
     names = dict.fromkeys(name for recipe in recipes for name in recipe)
     rows = [[name, *(recipe.get(name, "") for recipe in recipes)] for name in names]
     return [row for row in rows if len(set(row[1:])) > 1]
+
+
+def _with_one_corpus(recipe: Mapping[str, str]) -> dict[str, str]:
+    """The recipe with the settings of its sources, several dozen in all, joined into one."""
+    sources: dict[str, dict[str, str]] = {}
+    rest = {}
+    for name, value in recipe.items():
+        source, dot, key = name.partition("].")
+        if dot and source.startswith("corpus["):
+            sources.setdefault(source, {})[key] = value
+        else:
+            rest[name] = value
+    described = "; ".join(_describe_source(settings) for settings in sources.values())
+    return {"corpus": described, **rest} if described else rest
+
+
+def _describe_source(settings: Mapping[str, str]) -> str:
+    """The file's name, and in parentheses what decides which of its texts are read."""
+    chosen = (f"{key} {value}" for key, value in settings.items() if key not in ("path", "name", "licence"))
+    details = ", ".join(each for each in chosen if not each.endswith((" []", " ()")))
+    name = PurePath(settings.get("path", "")).name
+    return f"{name} ({details})" if details else name
 
 
 def flat_recipe(config: Mapping[str, Any]) -> dict[str, str]:

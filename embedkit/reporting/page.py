@@ -53,6 +53,7 @@ summary { cursor: pointer; font-size: 1.15rem; font-weight: 600; margin: 1.4rem 
   .charts { grid-template-columns: 1fr 1fr; }
   .wide { overflow: visible; }
   .wide > svg { min-width: 0; }
+  .sheet th, .sheet td { white-space: normal; overflow-wrap: anywhere; }  /* a wide table would shrink the page */
   svg, tr, .figures div { break-inside: avoid; }
   h2 { break-after: avoid; }
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 
 import pytest
@@ -60,6 +61,17 @@ def test_the_development_set_stands_in_for_evaluations(entries, write):
     assert "development Spearman, times 100" in text
     assert 'aria-label="size"' in text
     assert ["student int8", "82.90"] in rows(text)
+
+
+def test_scores_on_different_development_sets_stand_in_different_columns(entries, write):
+    sets = ["sts-dev", "sts-dev", "mine"]
+    third = dataclasses.replace(entries[0], label="third", fingerprint="f-3", development=90.0)
+    entries = [dataclasses.replace(e, development_set=s) for e, s in zip([*entries, third], sets, strict=True)]
+    found = rows(write(entries))
+    assert ["model", "development Spearman, sts-dev", "development Spearman, mine"] in found
+    assert ["student fp32", "83.10", ""] in found
+    assert ["third", "", "90.00"] in found
+    assert "development Spearman, sts-dev, times 100" in write(entries)  # of most models
 
 
 def test_recipes_are_set_against_each_other(entries, write):
