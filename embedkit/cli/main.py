@@ -37,7 +37,7 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "train": Command("embedkit.cli.train", extra="train"),
-    "methods": Command("embedkit.cli.methods", extra="train"),
+    "methods": Command("embedkit.cli.methods"),
     "report": Command("embedkit.cli.report", extra="train"),
     "rewrite": Command("embedkit.cli.rewrite", extra="train"),
     "export": Command("embedkit.cli.export", extra="export"),

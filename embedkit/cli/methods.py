@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
+import difflib
 import json
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from embedkit.training.method import BatchSpec
-    from embedkit.training.methods import MethodEntry
-    from embedkit.training.recipes import RecipeEntry
+from pathlib import Path
+from typing import Any
 
 __all__ = ["EXAMPLES", "HELP", "configure", "run"]
 
@@ -20,6 +16,8 @@ embedkit methods
 embedkit methods sct-distillation --size mini
 """
 
+# A copy of what embedkit.training.recipes.table builds: to build it takes torch, and seconds.
+_TABLE = Path(__file__).with_suffix(".json")
 # Tables of the configuration, beside the method's own settings, that presets speak of.
 _TABLES = ("student", "optim", "dev")
 
@@ -32,11 +30,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Print the table, or one method's settings."""
-    from embedkit.training.recipes.run import find_method
-
-    table = _table(arguments.size)
+    table = json.loads(_TABLE.read_text(encoding="utf-8"))[arguments.size]
     if arguments.name is not None:
-        find_method(arguments.name)
+        _check_name(arguments.name, table)
         table = {arguments.name: table[arguments.name]}
     if arguments.json:
         print(json.dumps(table))
@@ -47,50 +43,13 @@ def run(arguments: argparse.Namespace) -> None:
         _print_settings(arguments.name, table[arguments.name])
 
 
-def _table(size: str) -> dict[str, dict[str, Any]]:
-    from embedkit.training.methods import METHODS
-    from embedkit.training.recipes import RECIPES
+def _check_name(name: str, table: dict[str, Any]) -> None:
+    from embedkit.errors import ConfigError
 
-    methods = {name: _row("method", entry, entry.method.__doc__, size) for name, entry in METHODS.items()}
-    recipes = {name: _row("recipe", entry, entry.function.__doc__, size) for name, entry in RECIPES.items()}
-    return {**methods, **recipes}
-
-
-def _row(kind: str, entry: MethodEntry | RecipeEntry, doc: str | None, size: str) -> dict[str, Any]:
-    preset, spec = entry.presets.get(size, {}), entry.batch_spec
-    return {
-        "kind": kind,
-        "paper": entry.paper,
-        "needs": _needs(spec),
-        "idea": (doc or "").strip().partition("\n")[0].rstrip("."),
-        **{table: dict(preset.get(table, {})) for table in _TABLES},
-        "settings": _settings(entry.config, preset.get("settings", {})),
-    }
-
-
-def _needs(spec: BatchSpec) -> str:
-    needs = ["pairs" if spec.scores else "1 view" if spec.views == 1 else f"{spec.views} views"]
-    if spec.positives:
-        needs.append(f"{len(spec.positives)} positives")
-    if spec.teacher:
-        needs.append("teachers" if spec.several_teachers else "teacher")
-    return ", ".join(needs)
-
-
-def _settings(config: type[Any], preset: Any) -> dict[str, Any]:
-    rows: dict[str, Any] = {}
-    for field in dataclasses.fields(config):
-        made = field.default_factory
-        default = field.default if made is dataclasses.MISSING else made()
-        below = preset.get(field.name)
-        if dataclasses.is_dataclass(default):
-            rows[field.name] = _settings(type(default), below or {})
-        else:
-            rows[field.name] = {
-                "default": default if below is None else below,
-                "doc": field.metadata.get("doc", ""),
-            }
-    return rows
+    if name not in table:
+        near = difflib.get_close_matches(name, table, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(table)}"
+        raise ConfigError(f"there is no method {name!r}; {hint}")
 
 
 def _print_settings(name: str, row: dict[str, Any]) -> None:

@@ -91,7 +91,8 @@ def test_holds_every_module_and_nothing_else(wheel):
     bundled = (ROOT / "embedkit" / "bundled").glob("*")
     page = (path for path in (ROOT / "embedkit" / "serving" / "http" / "page").glob("*") if path.is_file())
     modules = (path for pattern in ("*.py", "*.pyi") for path in (ROOT / "embedkit").rglob(pattern))
-    expected = [*modules, ROOT / "embedkit" / "py.typed", *bundled, *page]
+    tables = (ROOT / "embedkit" / "cli").glob("*.json")
+    expected = [*modules, *tables, ROOT / "embedkit" / "py.typed", *bundled, *page]
     files = {path.relative_to(ROOT).as_posix() for path in expected if path.is_file()}
     assert inside == files | {f"embedkit/{name}" for name in BUNDLE}
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -10,8 +12,26 @@ from embedkit.cli.main import main
 from embedkit.training.methods import METHODS
 from embedkit.training.recipes import RECIPES
 from embedkit.training.recipes.run import resolve
+from embedkit.training.recipes.table import COPY, build_table
 
 TABLE = {**METHODS, **RECIPES}
+
+
+def test_the_copy_is_what_the_code_says():
+    """Else run: python -m embedkit.training.recipes.table."""
+    assert json.loads(COPY.read_text(encoding="utf-8")) == json.loads(json.dumps(build_table()))
+
+
+def test_it_needs_no_torch():
+    script = (
+        "import sys\n"
+        "sys.modules.update(dict.fromkeys(('torch', 'transformers', 'numpy')))\n"
+        "from embedkit.cli.main import main\n"
+        "sys.exit(main(['methods']))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("sct ")
 
 
 def test_one_line_each(capsys):
@@ -29,9 +49,10 @@ def test_one_line_each(capsys):
 def test_defaults_are_those_of_a_run(capsys, name, size):
     assert main(["methods", name, "--size", size, "--json"]) == 0
     (found,) = json.loads(capsys.readouterr().out).values()
-    config = resolve(
-        {"method": name, "student": {"size": size}, "corpus": [{"path": "a"}], "teacher": {"source": "t"}}
-    )
+    mapping = {"method": name, "student": {"size": size}, "corpus": [{"path": "a"}], "teacher": {"source": "t"}}
+    if name == "sct":  # with a teacher it is another method
+        del mapping["teacher"]
+    config = resolve(mapping)
     assert defaults(found["settings"]) == json.loads(json.dumps(config.settings))
     for table in ("student", "optim", "dev"):
         assert all(getattr(getattr(config, table), key) == value for key, value in found[table].items())

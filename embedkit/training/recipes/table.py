@@ -1,0 +1,75 @@
+"""The table of methods and recipes, and its copy for `embedkit methods`, which then need not import torch.
+
+``python -m embedkit.training.recipes.table`` writes the copy; the tests compare the two.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+from embedkit.modeling.sizes import SIZES
+from embedkit.training.method import BatchSpec
+from embedkit.training.methods import METHODS, MethodEntry
+from embedkit.training.recipes import RECIPES, RecipeEntry
+
+__all__ = ["COPY", "build_table"]
+
+COPY = Path(__file__).parents[2] / "cli" / "methods.json"
+
+# Tables of the configuration, beside the method's own settings, that presets speak of.
+_TABLES = ("student", "optim", "dev")
+
+
+def build_table() -> dict[str, dict[str, dict[str, Any]]]:
+    """Size -> name -> kind, paper, needs, idea, and the defaults of that size with their documentation."""
+    return {size: _of_size(size) for size in SIZES}
+
+
+def _of_size(size: str) -> dict[str, dict[str, Any]]:
+    methods = {name: _row("method", entry, entry.method.__doc__, size) for name, entry in METHODS.items()}
+    recipes = {name: _row("recipe", entry, entry.function.__doc__, size) for name, entry in RECIPES.items()}
+    return {**methods, **recipes}
+
+
+def _row(kind: str, entry: MethodEntry | RecipeEntry, doc: str | None, size: str) -> dict[str, Any]:
+    preset, spec = entry.presets.get(size, {}), entry.batch_spec
+    return {
+        "kind": kind,
+        "paper": entry.paper,
+        "needs": _needs(spec),
+        "idea": (doc or "").strip().partition("\n")[0].rstrip("."),
+        **{table: dict(preset.get(table, {})) for table in _TABLES},
+        "settings": _settings(entry.config, preset.get("settings", {})),
+    }
+
+
+def _needs(spec: BatchSpec) -> str:
+    needs = ["pairs" if spec.scores else "1 view" if spec.views == 1 else f"{spec.views} views"]
+    if spec.positives:
+        needs.append(f"{len(spec.positives)} positives")
+    if spec.teacher:
+        needs.append("teachers" if spec.several_teachers else "teacher")
+    return ", ".join(needs)
+
+
+def _settings(config: type[Any], preset: Any) -> dict[str, Any]:
+    rows: dict[str, Any] = {}
+    for field in dataclasses.fields(config):
+        made = field.default_factory
+        default = field.default if made is dataclasses.MISSING else made()
+        below = preset.get(field.name)
+        if dataclasses.is_dataclass(default):
+            rows[field.name] = _settings(type(default), below or {})
+        else:
+            rows[field.name] = {
+                "default": default if below is None else below,
+                "doc": field.metadata.get("doc", ""),
+            }
+    return rows
+
+
+if __name__ == "__main__":
+    COPY.write_text(json.dumps(build_table(), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
