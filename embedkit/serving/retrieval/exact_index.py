@@ -32,6 +32,7 @@ __all__ = [
 
 _ROW_BLOCK = 8192
 _QUERY_BLOCK = 256
+_FEW_QUERIES = 8
 
 BoolArray = npt.NDArray[np.bool_]
 RowNumbers = npt.NDArray[np.int64]
@@ -116,7 +117,7 @@ class ExactIndex:
         slack = score_slack(queries)
         for numbers, rows in self._blocks(allowed):
             with np.errstate(over="ignore", invalid="ignore"):  # of damaged rows; the caller looks at the scores
-                products = queries @ rows.T
+                products = _products(queries, rows)
             for i, scores in enumerate(products):
                 floor = best[i].scores[-1] if len(best[i].scores) == k else np.float32(-np.inf)
                 found = rank(queries[i], rows, _shortlist(scores, k, floor - slack[i], slack[i]), k)
@@ -215,6 +216,16 @@ def checked_queries(
         broken = np.flatnonzero(~np.isfinite(queries).all(axis=1))
         raise InputError(f"expected finite queries, but query {broken[0]} holds NaN or infinity")
     return queries, min(k, count if allowed is None else int(np.count_nonzero(allowed)))
+
+
+def _products(queries: FloatArray, rows: FloatArray) -> FloatArray:
+    """Float32 inner products ``(Q, N)``; of few queries on one thread, where BLAS would wake all of its own.
+
+    For so little work its threads wait for each other longer than they compute, most of all on a busy machine.
+    """
+    if len(queries) > _FEW_QUERIES:
+        return queries @ rows.T
+    return np.stack([np.vecdot(rows, query) for query in queries])
 
 
 def _matrix(values: Any, name: str) -> FloatArray:

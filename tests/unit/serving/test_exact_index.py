@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 
@@ -50,3 +52,22 @@ def test_the_slack_covers_the_error_of_a_float32_product(width):
     error = np.abs(queries @ rows.T - queries.astype(np.float64) @ rows.astype(np.float64).T).max()
     assert 2 * error < score_slack(queries).min()
     assert score_slack(queries).max() < 1e-3
+
+
+def test_few_queries_keep_one_processor_busy():
+    """BLAS would wake all of its threads for each product, which is slow on a busy machine."""
+    rows = np.random.default_rng(0).standard_normal((5000, 384), dtype=np.float32)
+    index = ExactIndex(rows / np.linalg.norm(rows, axis=1, keepdims=True))
+    own, total = time.thread_time(), time.process_time()
+    for _ in range(200):
+        index.search(rows[:1], 10)
+    own, total = time.thread_time() - own, time.process_time() - total
+    assert total < 1.2 * own
+
+
+@pytest.mark.parametrize("count", [1, 8, 9])
+def test_few_and_many_queries_find_the_same(count):
+    rows = np.random.default_rng(1).standard_normal((500, 24), dtype=np.float32)
+    index = ExactIndex(rows)
+    for found, expected in zip(index.search(rows[:count], 7), index.search(rows[:40], 7), strict=True):
+        np.testing.assert_array_equal(found, expected[:count])
