@@ -171,6 +171,20 @@ def test_every_extra_that_a_message_names_exists():
             assert named <= {*PROJECT["optional-dependencies"], "extra"}, path
 
 
+def test_people_can_find_the_project(about):
+    links = dict(line.split(", ") for line in about.get_all("Project-URL"))
+    assert links.keys() == {"Repository", "Documentation", "Changelog", "Issues"}
+    assert all(link.startswith(links["Repository"]) for link in links.values())
+    assert about["Author"] or about["Author-email"]
+
+
+def test_the_citation_is_of_this_version_and_repository():
+    citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert f"\nversion: {embedkit.__version__}\n" in citation
+    assert f"\nrepository-code: {PROJECT['urls']['Repository']}\n" in citation
+    assert f"\nlicense: {PROJECT['license']}\n" in citation
+
+
 def test_it_is_named_as_on_pypi(about):
     assert about["Name"] == DISTRIBUTION
 
