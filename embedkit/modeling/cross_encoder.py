@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +32,7 @@ from embedkit.modeling.pretrained import (
     model_name,
 )
 from embedkit.modeling.quiet import quiet_transformers
+from embedkit.modeling.seeding import seeded
 from embedkit.modeling.vocabulary import load_tokenizer, write_tokenizer
 from embedkit.runtime.tokenization import PairTokenizer, Tokenizer
 
@@ -157,7 +156,7 @@ class PairEncoder(nn.Module):
             ModelError: the model cannot be used.
         """
         folder = read_layout(find_folder(source)).backbone
-        with _seeded(seed):
+        with seeded(seed):
             network, missing = _from_pretrained(folder, num_labels=1)
         body = [key for key in missing if ".pooler." not in key and not key.startswith(("classifier.", "pooler."))]
         if body:
@@ -183,7 +182,7 @@ class PairEncoder(nn.Module):
         config.num_labels = 1
         tokenizer = PairTokenizer(encoder.tokenizer.json, max_length)
         check_fit(config, tokenizer)
-        with _seeded(seed), quiet_transformers():
+        with seeded(seed), quiet_transformers():
             network = AutoModelForSequenceClassification.from_config(config)
         network.base_model.load_state_dict(encoder.backbone.state_dict(), strict=False)
         return cls(network.to(encoder.device), tokenizer, name=encoder.name)
@@ -196,7 +195,7 @@ class PairEncoder(nn.Module):
             max_length: longest text in tokens.
         """
         config = AutoConfig.for_model(**self.config.to_dict())
-        with _seeded(0), quiet_transformers():
+        with seeded(0), quiet_transformers():
             backbone = AutoModel.from_config(config, add_pooling_layer=False)
         backbone.load_state_dict(self.network.base_model.state_dict(), strict=False)  # all but the pooler
         tokenizer = Tokenizer(self.tokenizer.json, max_length)
@@ -248,11 +247,3 @@ def _load_tokenizer(folder: Path, config: PretrainedConfig, max_length: int | No
         described = json.loads(settings.read_text(encoding="utf-8")) if settings.is_file() else {}
         max_length = int(min(described.get("model_max_length") or longest, longest))
     return PairTokenizer(load_tokenizer(folder, longest).json, max_length)
-
-
-@contextlib.contextmanager
-def _seeded(seed: int) -> Iterator[None]:
-    """What is initialised inside depends on the seed alone; torch's generators are left as they are."""
-    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
-        torch.manual_seed(seed)
-        yield

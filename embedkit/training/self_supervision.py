@@ -19,10 +19,10 @@ from torch.nn import functional
 
 from embedkit.config import setting
 from embedkit.modeling.encoder import SentenceEncoder
+from embedkit.modeling.seeding import seeded
 from embedkit.training.components.cross_view_queues import CrossViewQueues, QueueKind
 from embedkit.training.components.heads import Projector
 from embedkit.training.components.moving_average import MovingAverage
-from embedkit.training.components.seeding import seeded
 from embedkit.training.losses.cross_view import Objective, cross_view_loss
 from embedkit.training.losses.keys import Keys
 from embedkit.training.method import Batch, BatchSpec, StepOutput, View, pooled

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from embedkit.modeling.encoder import DenseHead, SentenceEncoder
-from embedkit.training.components.seeding import seeded
+from embedkit.modeling.seeding import seeded
 
 __all__ = ["Predictor", "Projector", "fit_head", "training_head"]
 

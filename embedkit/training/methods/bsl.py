@@ -26,9 +26,9 @@ from torch import Tensor
 
 from embedkit.config import setting
 from embedkit.modeling.encoder import SentenceEncoder
+from embedkit.modeling.seeding import seeded
 from embedkit.training.components.heads import Predictor
 from embedkit.training.components.moving_average import MovingAverage
-from embedkit.training.components.seeding import seeded
 from embedkit.training.losses.bootstrap import Scale, bootstrap_loss
 from embedkit.training.method import Batch, BatchSpec, Method, Presets, StepOutput, View, pooled
 

@@ -25,8 +25,7 @@ from embedkit.config import setting
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.training.components.queue import VectorQueue
 from embedkit.training.distillation import Distillation, congen_preset
-from embedkit.training.losses.contrastive_distillation import contrastive_distillation_loss
-from embedkit.training.losses.keys import Keys
+from embedkit.training.losses.keys import Keys, own_cross_entropy
 from embedkit.training.method import Batch, BatchSpec, Presets, StepOutput, unit_embeddings
 from embedkit.training.self_supervision import JointConfig
 
@@ -68,7 +67,7 @@ class CKD(Distillation):
         teacher = batch.teacher[0]
         student = unit_embeddings(self.encoder, embeddings[0])
         keys = Keys(self.queue.rows, teacher)
-        loss = contrastive_distillation_loss(student, keys, temperature=self.config.temperature)
+        loss = own_cross_entropy(student, keys, temperature=self.config.temperature)
         return StepOutput(loss, carry={"teacher": teacher})
 
     def enqueue(self, carry: Mapping[str, Tensor]) -> None:

@@ -12,7 +12,7 @@ __all__ = ["seeded"]
 
 @contextlib.contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """What is initialised inside depends on the seed alone; torch's generator is left as it is."""
-    with torch.random.fork_rng(devices=[]):
+    """What is initialised inside depends on the seed alone; torch's generators are left as they are."""
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         torch.manual_seed(seed)
         yield

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from embedkit.evaluation.speed.process import Candidate, WorkerProcess
+from embedkit.modeling.initialisation import random
+from embedkit.modeling.sizes import Size
 
 
-def test_a_folder_is_timed_on_torch(make_encoder, tmp_path):
-    encoder = make_encoder(head=24)
+def test_a_folder_is_timed_on_torch(tokenizer, tmp_path):
+    encoder = random(tokenizer, Size(layers=1, hidden=16, heads=2), max_length=20, seed=0)
+    encoder.set_head(24)
     encoder.save(tmp_path / "toy")
-    candidate = Candidate(source=str(tmp_path / "toy"), worker="embedkit.export.torch_worker")
+    candidate = Candidate(source=str(tmp_path / "toy"), worker="embedkit.benchmarking.torch_worker")
     with WorkerProcess(candidate, threads=1) as worker:
         about = worker.about
         worker.keep("short", ["a good dog", "the cat"])

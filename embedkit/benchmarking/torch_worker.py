@@ -1,6 +1,6 @@
 """A model on torch for :mod:`embedkit.evaluation.speed` to time, which itself knows no torch.
 
-python -m embedkit.export.torch_worker MODEL THREADS
+python -m embedkit.benchmarking.torch_worker MODEL THREADS
 """
 
 from __future__ import annotations
