@@ -20,7 +20,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 from embedkit.errors import ConfigError
 
-__all__ = ["apply_overrides", "from_mapping", "lay_over", "load_toml", "setting", "to_mapping"]
+__all__ = ["apply_overrides", "from_mapping", "lay_over", "load_toml", "merge", "setting", "to_mapping"]
 
 Config = TypeVar("Config")
 
@@ -113,6 +113,16 @@ def apply_overrides(mapping: Mapping[str, Any], overrides: Iterable[str]) -> dic
             raise ConfigError(f"an override reads key=value or table.key=value, not {override!r}")
         result = lay_over(result, path.strip(), _parse_value(text.strip()))
     return result
+
+
+def merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """``over`` laid over ``under``, table by table; lists are replaced whole."""
+    merged = dict(under)
+    for key, value in over.items():
+        below = merged.get(key)
+        both = isinstance(value, Mapping) and isinstance(below, Mapping)
+        merged[key] = merge(below, value) if both and isinstance(below, Mapping) else value
+    return merged
 
 
 def lay_over(mapping: Mapping[str, Any], path: str, value: Any) -> dict[str, Any]:

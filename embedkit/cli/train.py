@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import json
 import logging
 import signal
@@ -32,6 +33,10 @@ _FLAGS = {
     "size": "student.size",
     "student": "student.source",
     "start": "student.start",
+    "layers": "student.layers",
+    "hidden": "student.hidden",
+    "inner": "student.inner",
+    "memory": "student.memory",
     "tokenizer": "student.tokenizer",
     "dev": "dev.pairs",
     "epochs": "optim.epochs",
@@ -40,11 +45,20 @@ _FLAGS = {
     "data": "data",
     "cache": "cache",
 }
+# Flags for a student's shape, and what their help says.
+_SHAPE = {
+    "layers": "transformer layers, instead of the size's",
+    "hidden": "width of a token's state, instead of the size's",
+    "inner": "width inside the feed-forward blocks; default: 4 x hidden",
+    "memory": "width of a word memory beside the transformer; default: none",
+}
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("recipe", nargs="?", help="a TOML recipe; flags and --set are laid over it")
+    parser.add_argument(
+        "recipe", nargs="*", help="TOML recipes, later ones laid over earlier ones; flags and --set go on top"
+    )
     parser.add_argument("-o", "--output", help="the run folder; default: runs/NAME")
     parser.add_argument(
         "--method",
@@ -64,7 +78,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--teacher-name", action="append", metavar="NAME", help="what cards call each --teacher")
     parser.add_argument("--student", help="pre-trained model to start from, folder or hub id")
-    parser.add_argument("--start", help="teacher or random: where a student without --student comes from")
+    parser.add_argument(
+        "--start", help="teacher (its words), layers (of the teacher) or random: where weights come from"
+    )
+    for flag, what in _SHAPE.items():
+        parser.add_argument(f"--{flag}", type=int, help=what)
     parser.add_argument("--tokenizer", help="model whose tokenizer the student shares; default: the teacher")
     parser.add_argument("--dev", help="scored sentence pairs that choose the best step (STS-B dev, say)")
     parser.add_argument("--epochs", type=int, help="passes over the corpus")
@@ -106,17 +124,17 @@ def run(arguments: argparse.Namespace) -> int | None:
 
 
 def _config(arguments: argparse.Namespace) -> RunConfig:
-    from embedkit.config import apply_overrides, lay_over, load_toml
+    from embedkit.config import apply_overrides, lay_over, load_toml, merge
     from embedkit.training.recipes.run import resolve
 
-    mapping = load_toml(arguments.recipe) if arguments.recipe else {}
+    mapping: dict[str, Any] = functools.reduce(merge, map(load_toml, arguments.recipe), {})
     for flag, key in _FLAGS.items():
         if getattr(arguments, flag) is not None:
             mapping = lay_over(mapping, key, getattr(arguments, flag))
     if sources := _sources(arguments):
         mapping["corpus"] = sources
     mapping = apply_overrides(_with_teachers(mapping, arguments), arguments.set)
-    return resolve(mapping, source=arguments.recipe or "")
+    return resolve(mapping, source=", ".join(arguments.recipe))
 
 
 def _with_teachers(mapping: dict[str, Any], arguments: argparse.Namespace) -> dict[str, Any]:

@@ -32,7 +32,7 @@ from embedkit.export.pipeline import ExportOptions, export, load_source
 from embedkit.export.probes import PROBE_TEXTS
 from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.encoder import SentenceEncoder
-from embedkit.modeling.layout import HEAD_FOLDER, write_layout
+from embedkit.modeling.layout import write_layout
 from embedkit.modeling.vocabulary import write_tokenizer
 from embedkit.protocols import FloatArray
 from embedkit.runtime.bundle import Bundle, Manifest, read_bundle
@@ -145,17 +145,18 @@ def _write_settings(folder: Path, bundle: Bundle) -> None:
     head = read_head(bundle)
     hidden = manifest.dimension if head is None else head["linear.weight"].shape[1]
     write_tokenizer(folder, tokenizer)
-    write_layout(
+    layout = write_layout(
         folder,
         hidden=hidden,
         pooling=manifest.pooling,
         max_length=manifest.max_length,
-        head=None if head is None else manifest.dimension,
+        memory=None,
+        head=None if head is None else (manifest.dimension, "tanh"),
         prompts=dict(manifest.prompts),
         default_prompt=manifest.default_prompt or None,
     )
-    if head is not None:
-        save_file(head, folder / HEAD_FOLDER / "model.safetensors")
+    if head is not None and layout.head is not None:
+        save_file(head, layout.head / "model.safetensors")
     # Enough for libraries that ask for the kind of a model before they load its graph.
     config = {
         "model_type": "bert",

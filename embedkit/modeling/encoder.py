@@ -1,11 +1,11 @@
-"""The sentence encoder: backbone, pooling and an optional dense head."""
+"""The sentence encoder: backbone, pooling, an optional word memory and an optional dense head."""
 
 from __future__ import annotations
 
 import logging
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError
@@ -15,8 +15,9 @@ from transformers import AutoConfig, AutoModel, PretrainedConfig, PreTrainedMode
 
 from embedkit.atomic import atomic_folder
 from embedkit.errors import ModelError
-from embedkit.modeling.layout import HEAD_FOLDER, POOLINGS, Layout, read_layout, write_layout
+from embedkit.modeling.layout import POOLINGS, Layout, read_layout, write_layout
 from embedkit.modeling.location import find_folder
+from embedkit.modeling.memory import WordMemory, masked_mean
 from embedkit.modeling.pretrained import (
     check_fit,
     decisive_settings,
@@ -28,23 +29,35 @@ from embedkit.modeling.quiet import quiet_transformers
 from embedkit.modeling.vocabulary import load_tokenizer, write_tokenizer
 from embedkit.runtime.tokenization import Tokenizer
 
-__all__ = ["DenseHead", "SentenceEncoder"]
+__all__ = ["Activation", "DenseHead", "SentenceEncoder"]
 
 logger = logging.getLogger("embedkit")
 
 _UNUSED_WEIGHTS = ("pooler.", "embeddings.position_ids")
 
 
-class DenseHead(nn.Module):
-    """Linear(H -> D) and tanh, kept at inference (SCT's distillation students; LaBSE)."""
+Activation = Literal["tanh", "linear"]
+"""What follows the product of a dense head: tanh, or nothing."""
 
-    def __init__(self, hidden: int, dimension: int) -> None:
+
+class DenseHead(nn.Module):
+    """A dense layer behind the pooling, kept at inference.
+
+    Args:
+        width: W, of the pooled embeddings.
+        dimension: D, of the embeddings.
+        activation: ``"tanh"`` (SCT's distillation students, LaBSE) or ``"linear"``, none (LEAF).
+    """
+
+    def __init__(self, width: int, dimension: int, activation: Activation = "tanh") -> None:
         super().__init__()
-        self.linear = nn.Linear(hidden, dimension)
+        self.linear = nn.Linear(width, dimension)
+        self.activation = activation
 
     def forward(self, pooled: Tensor) -> Tensor:
-        """``(B, H) -> (B, D)``, each value in [-1, 1]."""
-        return torch.tanh(self.linear(pooled))
+        """``(B, W) -> (B, D)``; after tanh each value is in [-1, 1]."""
+        product: Tensor = self.linear(pooled)
+        return torch.tanh(product) if self.activation == "tanh" else product
 
 
 class SentenceEncoder(nn.Module):
@@ -55,6 +68,7 @@ class SentenceEncoder(nn.Module):
         tokenizer: its tokenizer, which also sets the longest text.
         pooling: ``"mean"`` (over all tokens, special ones included) or ``"cls"`` (the first token).
         head: a dense layer behind the pooling.
+        memory: vectors of words whose mean stands beside the pooled states.
         name: what people call the model.
         prompts: name -> text put before a text; carried along, not applied here.
 
@@ -73,6 +87,7 @@ class SentenceEncoder(nn.Module):
         *,
         pooling: str = "mean",
         head: DenseHead | None = None,
+        memory: WordMemory | None = None,
         name: str = "encoder",
         prompts: dict[str, str] | None = None,
     ) -> None:
@@ -84,6 +99,7 @@ class SentenceEncoder(nn.Module):
         self.tokenizer = tokenizer
         self.pooling = pooling
         self.head = head
+        self.memory = memory
         self.name = name
         self.prompts = dict(prompts or {})
         self.default_prompt: str | None = None
@@ -104,9 +120,14 @@ class SentenceEncoder(nn.Module):
         return int(self.config.hidden_size)
 
     @property
+    def pooled_width(self) -> int:
+        """W, width of a pooled embedding before the head: H, and the memory's width if there is one."""
+        return self.hidden + (self.memory.width if self.memory is not None else 0)
+
+    @property
     def dimension(self) -> int:
-        """D, width of an embedding: of the head if there is one, else H."""
-        return self.head.linear.out_features if self.head is not None else self.hidden
+        """D, width of an embedding: of the head if there is one, else W."""
+        return self.head.linear.out_features if self.head is not None else self.pooled_width
 
     @property
     def max_length(self) -> int:
@@ -119,13 +140,15 @@ class SentenceEncoder(nn.Module):
         return next(self.parameters()).device
 
     def pooled(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """Pooled states before the head: ``(B, L) int64`` twice ``-> (B, H) float32``."""
+        """What the head reads: ``(B, L) int64`` twice ``-> (B, W) float32``.
+
+        The pooled states, and behind them the mean of the memory's rows if there is a memory.
+        """
         states: Tensor = self.backbone(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
-        if self.pooling == "cls":
-            return states[:, 0].float()
-        # In float32 even under autocast: sums over long texts lose too much in bfloat16.
-        weights = attention_mask.unsqueeze(-1).float()
-        return (states.float() * weights).sum(dim=1) / weights.sum(dim=1).clamp(min=1.0)
+        pooled = states[:, 0].float() if self.pooling == "cls" else masked_mean(states, attention_mask)
+        if self.memory is None:
+            return pooled
+        return torch.cat([pooled, self.memory(input_ids, attention_mask)], dim=1)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """Embeddings, through the head if there is one, not normalised: ``(B, D)``."""
@@ -134,9 +157,10 @@ class SentenceEncoder(nn.Module):
             embeddings = self.head(embeddings)
         return embeddings
 
-    def set_head(self, dimension: int | None) -> None:
+    def set_head(self, dimension: int | None, activation: Activation = "tanh") -> None:
         """Put a new, randomly initialised head of width D behind the pooling, or take it away (None)."""
-        self.head = None if dimension is None else DenseHead(self.hidden, dimension).to(self.device)
+        new = None if dimension is None else DenseHead(self.pooled_width, dimension, activation)
+        self.head = None if new is None else new.to(self.device)
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write a folder that embedkit, transformers and sentence-transformers load.
@@ -152,17 +176,19 @@ class SentenceEncoder(nn.Module):
         with quiet_transformers():
             self.backbone.save_pretrained(folder)
         write_tokenizer(folder, self.tokenizer)
-        write_layout(
+        written = write_layout(
             folder,
             hidden=self.hidden,
             pooling=self.pooling,
             max_length=self.max_length,
-            head=self.dimension if self.head is not None else None,
+            memory=self.memory.width if self.memory is not None else None,
+            head=(self.dimension, self.head.activation) if self.head is not None else None,
             prompts=self.prompts,
             default_prompt=self.default_prompt,
         )
-        if self.head is not None:
-            save_file(self.head.state_dict(), folder / HEAD_FOLDER / "model.safetensors")
+        for part, place in ((self.memory, written.memory), (self.head, written.head)):
+            if part is not None and place is not None:
+                save_file(part.state_dict(), place / "model.safetensors")
 
     @classmethod
     def load(
@@ -193,11 +219,13 @@ class SentenceEncoder(nn.Module):
         backbone = _load_backbone(layout.backbone)
         longest = longest_text(backbone.config)
         length = max_length if max_length is not None else min(layout.max_length or longest, longest)
+        memory = _load_memory(layout, int(backbone.config.vocab_size))
         encoder = cls(
             backbone,
             load_tokenizer(layout.backbone, length, lowercase=layout.lowercase),
             pooling=pooling or layout.pooling or "mean",
-            head=_load_head(layout, int(backbone.config.hidden_size)),
+            head=_load_head(layout, int(backbone.config.hidden_size) + (memory.width if memory else 0)),
+            memory=memory,
             name=model_name(source),
             prompts=layout.prompts,
         )
@@ -207,6 +235,7 @@ class SentenceEncoder(nn.Module):
     def fingerprint(self) -> str:
         """Hex SHA-256 of what decides the embeddings: weights, architecture, tokenizer, pooling, length."""
         settings = [*decisive_settings(self.backbone.config), self.pooling, self.max_length]
+        settings += [self.head.activation] if self.head is not None and self.head.activation != "tanh" else []
         return fingerprint(self, settings, self.tokenizer.json)
 
 
@@ -217,8 +246,7 @@ def _load_backbone(folder: Path) -> PreTrainedModel:
         with quiet_transformers():
             model, report = _from_pretrained(folder)
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-        reason = str(error).strip().partition("\n")[0]
-        raise ModelError(f"cannot load the model in {folder}: {reason}") from error
+        raise ModelError(f"cannot load the model in {folder}: {_first_line(error)}") from error
     missing = sorted(key for key in report["missing_keys"] if not key.startswith(_UNUSED_WEIGHTS))
     if missing:  # transformers would go on with random numbers in their place
         raise ModelError(f"{folder} lacks {len(missing)} of the model's weights, {missing[0]} for one")
@@ -236,18 +264,45 @@ def _from_pretrained(folder: Path) -> Any:
         return AutoModel.from_pretrained(folder, **options)
 
 
-def _load_head(layout: Layout, hidden: int) -> DenseHead | None:
+def _load_head(layout: Layout, pooled_width: int) -> DenseHead | None:
     if layout.head is None:
         return None
-    safe, old = layout.head / "model.safetensors", layout.head / "pytorch_model.bin"
+    weights = _load_weights(layout.head, "dense head")
     try:
-        weights = load_file(safe) if safe.is_file() else torch.load(old, weights_only=True)
         dimension, width = weights["linear.weight"].shape
-        head = DenseHead(width, dimension)
+        head = DenseHead(width, dimension, "tanh" if layout.head_activation == "tanh" else "linear")
         head.load_state_dict(weights)
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-        reason = str(error).strip().partition("\n")[0]
-        raise ModelError(f"cannot load the dense head in {layout.head}: {reason}") from error
-    if width != hidden:
-        raise ModelError(f"the dense head in {layout.head} takes width {width}, but the model has {hidden}")
+    except (ValueError, KeyError, RuntimeError) as error:
+        raise ModelError(f"cannot load the dense head in {layout.head}: {_first_line(error)}") from error
+    if width != pooled_width:
+        raise ModelError(f"the dense head in {layout.head} takes width {width}, but the model has {pooled_width}")
     return head
+
+
+def _load_memory(layout: Layout, vocabulary_size: int) -> WordMemory | None:
+    if layout.memory is None:
+        return None
+    weights = _load_weights(layout.memory, "word memory")
+    try:
+        rows, width = weights["rows.weight"].shape
+        memory = WordMemory(rows, width)
+        memory.load_state_dict(weights)
+    except (ValueError, KeyError, RuntimeError) as error:
+        raise ModelError(f"cannot load the word memory in {layout.memory}: {_first_line(error)}") from error
+    if rows != vocabulary_size:
+        raise ModelError(f"the word memory in {layout.memory} has {rows} rows, the word table {vocabulary_size}")
+    return memory
+
+
+def _load_weights(folder: Path, part: str) -> dict[str, Tensor]:
+    """The weights of a part beside the backbone, in either form that sentence-transformers writes."""
+    safe, old = folder / "model.safetensors", folder / "pytorch_model.bin"
+    try:
+        weights: dict[str, Tensor] = load_file(safe) if safe.is_file() else torch.load(old, weights_only=True)
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        raise ModelError(f"cannot load the {part} in {folder}: {_first_line(error)}") from error
+    return weights
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]

@@ -11,13 +11,14 @@ from transformers import BertConfig, BertModel
 
 from embedkit.errors import ModelError
 from embedkit.modeling.encoder import SentenceEncoder
+from embedkit.modeling.memory import WordMemory
 from embedkit.modeling.sizes import Size
 from embedkit.modeling.torch_encoder import TorchEncoder
 from embedkit.modeling.vocabulary import real_words
 from embedkit.protocols import FloatArray
 from embedkit.runtime.tokenization import Tokenizer
 
-__all__ = ["from_pretrained", "from_teacher", "random"]
+__all__ = ["from_pretrained", "from_teacher", "random", "remember_words"]
 
 Float64Array = npt.NDArray[np.float64]
 
@@ -116,6 +117,28 @@ def from_teacher(
     table[words] = np.hstack([weights * directions, np.sqrt(1.0 - weights**2) * _BALLAST])
     _install(student, table * (_WORD_SCALE * np.sqrt(size.hidden)))
     return student
+
+
+def remember_words(student: SentenceEncoder, teacher: SentenceEncoder | None, width: int, *, seed: int) -> None:
+    """Give a student a word memory that starts from its teacher's embeddings of single words.
+
+    A row holds the direction and the weight of a word, as a row of :func:`from_teacher`'s word table does, without
+    ballast. Special tokens, and all words if there is no teacher, start at zero.
+
+    Args:
+        student: changed in place.
+        teacher: whose tokenizer is the student's.
+        width: M, of a row.
+        seed: of the turn.
+    """
+    memory = WordMemory(int(student.config.vocab_size), width)
+    if teacher is not None:
+        words = real_words(teacher.tokenizer)
+        directions = _project(_embed_words(teacher, words), width, seed)
+        rows = _smooth_inverse_frequencies(len(words))[:, None] * directions * (_WORD_SCALE * np.sqrt(width))
+        with torch.no_grad():
+            memory.rows.weight[torch.tensor(words)] = torch.from_numpy(rows).float()
+    student.memory = memory
 
 
 def _embed_words(teacher: SentenceEncoder, words: list[int]) -> FloatArray:

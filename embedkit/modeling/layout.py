@@ -23,19 +23,15 @@ from typing import Any
 
 from embedkit.errors import ModelError
 
-__all__ = ["HEAD_FOLDER", "POOLINGS", "Layout", "read_layout", "weights_bytes", "write_layout"]
+__all__ = ["POOLINGS", "Layout", "read_layout", "weights_bytes", "write_layout"]
 
 POOLINGS = ("mean", "cls")
-HEAD_FOLDER = "2_Dense"
 
 _POOLING_KEYS = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls"}
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")  # of which the first form is read
-_SUPPORTED = (
-    ["Transformer", "Pooling"],
-    ["Transformer", "Pooling", "Normalize"],
-    ["Transformer", "Pooling", "Dense"],
-    ["Transformer", "Pooling", "Dense", "Normalize"],
-)
+_OPTIONAL = ("WordMemory", "Dense", "Normalize")  # after Transformer and Pooling, in this order
+_MODULES = {"WordMemory": "embedkit.modeling.memory.WordMemory"}
+_ACTIVATIONS = {"Tanh": "tanh", "Identity": "linear"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +44,8 @@ class Layout:
         max_length: tokens of the longest text, None if the folder does not say.
         lowercase: texts are lowercased before they reach the tokenizer.
         head: folder of the dense head, None without one.
+        head_activation: ``"tanh"`` or ``"linear"``.
+        memory: folder of the word memory, None without one.
         prompts: name -> text put before a text.
         default_prompt: name of the prompt that sentence-transformers uses when none is asked for.
     """
@@ -57,6 +55,8 @@ class Layout:
     max_length: int | None = None
     lowercase: bool = False
     head: Path | None = None
+    head_activation: str = "tanh"
+    memory: Path | None = None
     prompts: dict[str, str] = field(default_factory=dict)
     default_prompt: str | None = None
 
@@ -79,7 +79,9 @@ def read_layout(folder: Path) -> Layout:
         pooling=_read_pooling(modules["Pooling"], prompts),
         max_length=settings.get("max_seq_length"),
         lowercase=bool(settings.get("do_lower_case")),
-        head=_check_head(modules["Dense"]) if "Dense" in modules else None,
+        head=modules.get("Dense"),
+        head_activation=_read_head(modules["Dense"]) if "Dense" in modules else "tanh",
+        memory=modules.get("WordMemory"),
         prompts={name: text for name, text in prompts.items() if text},
         default_prompt=described.get("default_prompt_name"),
     )
@@ -97,32 +99,35 @@ def write_layout(
     hidden: int,
     pooling: str,
     max_length: int,
-    head: int | None,
+    memory: int | None,
+    head: tuple[int, str] | None,
     prompts: dict[str, str],
     default_prompt: str | None = None,
-) -> None:
+) -> Layout:
     """Write the layout's JSON files into a folder that holds a transformers model.
+
+    A word memory is a module of embedkit's own, which sentence-transformers refuses to load instead of leaving it
+    out.
 
     Args:
         folder: where to.
         hidden: H, width of the backbone.
         pooling: ``"mean"`` or ``"cls"``.
         max_length: tokens of the longest text.
-        head: D, width of the dense head, or None without one.
+        memory: M, width of the word memory, or None without one.
+        head: D and activation of the dense head, or None without one.
         prompts: name -> text put before a text.
         default_prompt: name of the one that is used when none is asked for.
+
+    Returns:
+        the layout, whose folders of head and memory wait for their weights.
     """
     pooled = {"word_embedding_dimension": hidden}
     pooled |= {key: name == pooling for key, name in _POOLING_KEYS.items()}
     pooled |= {"pooling_mode_max_tokens": False, "pooling_mode_mean_sqrt_len_tokens": False}
-    dense = {
-        "in_features": hidden,
-        "out_features": head,
-        "bias": True,
-        "activation_function": "torch.nn.modules.activation.Tanh",
-    }
     stack: list[tuple[str, dict[str, Any] | None]] = [("Transformer", None), ("Pooling", pooled)]
-    stack += [("Dense", dense)] if head else []
+    stack += [("WordMemory", {"width": memory})] if memory else []
+    stack += [("Dense", _describe_head(hidden + (memory or 0), *head))] if head else []
     stack += [("Normalize", None)]
 
     modules = []
@@ -131,7 +136,7 @@ def write_layout(
         (folder / path).mkdir(exist_ok=True)
         if settings is not None:
             _write_json(folder / path / "config.json", settings)
-        module_type = f"sentence_transformers.models.{kind}"
+        module_type = _MODULES.get(kind, f"sentence_transformers.models.{kind}")
         modules.append({"idx": index, "name": str(index), "path": path, "type": module_type})
     _write_json(folder / "modules.json", modules)
     _write_json(folder / "sentence_bert_config.json", {"max_seq_length": max_length, "do_lower_case": False})
@@ -139,6 +144,13 @@ def write_layout(
         folder / "config_sentence_transformers.json",
         {"prompts": prompts, "default_prompt_name": default_prompt, "similarity_fn_name": "cosine"},
     )
+    return read_layout(folder)
+
+
+def _describe_head(width: int, dimension: int, activation: str) -> dict[str, Any]:
+    name = next(name for name, known in _ACTIVATIONS.items() if known == activation)
+    module = "torch.nn.modules.activation.Tanh" if name == "Tanh" else "torch.nn.modules.linear.Identity"
+    return {"in_features": width, "out_features": dimension, "bias": True, "activation_function": module}
 
 
 def _read_modules(folder: Path) -> dict[str, Path]:
@@ -148,10 +160,11 @@ def _read_modules(folder: Path) -> dict[str, Path]:
         found = {module["type"].rpartition(".")[2]: folder / module["path"] for module in modules}
     except (TypeError, KeyError, AttributeError) as error:
         raise ModelError(f"{folder / 'modules.json'} is not a list of modules with type and path") from error
-    if list(found) not in _SUPPORTED or len(found) != len(modules):
+    supported = ["Transformer", "Pooling", *(kind for kind in _OPTIONAL if kind in found)]
+    if list(found) != supported or len(found) != len(modules):
         raise ModelError(
             f"{folder} has the modules {', '.join(found)}; embedkit reads Transformer, Pooling, "
-            "then at most one Dense and one Normalize"
+            "then at most one WordMemory, one Dense and one Normalize"
         )
     return found
 
@@ -169,12 +182,13 @@ def _read_pooling(folder: Path, prompts: dict[str, str]) -> str:
     return str(mode)
 
 
-def _check_head(folder: Path) -> Path:
+def _read_head(folder: Path) -> str:
+    """The activation of a dense head."""
     settings = _read_json(folder / "config.json")
-    activation = str(settings.get("activation_function", "")).rpartition(".")[2]
-    if activation != "Tanh" or not settings.get("bias", True) or settings.get("use_residual"):
-        raise ModelError(f"{folder} is not a plain dense layer with bias and tanh: {settings}")
-    return folder
+    activation = _ACTIVATIONS.get(str(settings.get("activation_function", "")).rpartition(".")[2])
+    if activation is None or not settings.get("bias", True) or settings.get("use_residual"):
+        raise ModelError(f"{folder} is not a dense layer with bias and tanh, or with bias alone: {settings}")
+    return activation
 
 
 def _read_json(path: Path, *, missing: Any = None) -> Any:

@@ -16,16 +16,18 @@ class Size:
         layers: transformer layers.
         hidden: H, width of a token's state.
         heads: attention heads; they divide ``hidden``.
+        inner: width inside a layer's feed-forward block; None for the 4H of every published BERT.
     """
 
     layers: int
     hidden: int
     heads: int
+    inner: int | None = None
 
     @property
     def feed_forward(self) -> int:
-        """Width inside a layer's feed-forward block, 4H as in every BERT."""
-        return 4 * self.hidden
+        """Width inside a layer's feed-forward block."""
+        return self.inner or 4 * self.hidden
 
 
 SIZES = {

@@ -23,7 +23,8 @@ from embedkit.training.views import ViewsConfig, augment
 __all__ = ["BatchSource", "Batches", "check_batches", "chunk_view"]
 
 _PREFETCH = 4
-_CHUNKS = 4
+_CHUNK_TOKENS = 128  # the least a chunk holds, unless it is the last
+_MOST_PADDING = 1.1  # tokens of a chunk with its padding, over those without
 
 
 class Batches(ABC):
@@ -104,6 +105,7 @@ class BatchSource(Batches):
         seed: of order and augmentations.
         views: how views are made.
         teachers: their vectors; read if the method needs them.
+        rows: of the corpus to train on; None for all.
         scores: ``(N,) float32``, a label for each row of the corpus, if the method needs them.
 
     Raises:
@@ -121,10 +123,12 @@ class BatchSource(Batches):
         seed: int,
         views: ViewsConfig,
         teachers: Sequence[TeacherVectors] = (),
+        rows: npt.NDArray[np.int64] | None = None,
         scores: FloatArray | None = None,
     ) -> None:
-        super().__init__(len(corpus), batch_size=batch_size, seed=seed)
-        check_batches(spec, len(corpus), batch_size=batch_size, views=views)
+        self._rows = np.arange(len(corpus)) if rows is None else rows
+        super().__init__(len(self._rows), batch_size=batch_size, seed=seed)
+        check_batches(spec, len(self._rows), batch_size=batch_size, views=views)
         if problem := spec.teacher_problem(len(teachers)):
             raise ConfigError(problem)
         if spec.scores and scores is None:
@@ -136,7 +140,7 @@ class BatchSource(Batches):
 
     def batch(self, step: int) -> Batch:
         """The batch of a step, counted from 0."""
-        rows = self.rows(step)
+        rows = self._rows[self.rows(step)]
         generator = np.random.default_rng([self._seed, 1, step])
         columns = self._columns()
         # A column that serves both views is tokenized once, and its teacher vectors are one tensor:
@@ -189,14 +193,27 @@ def _check_count(count: int, batch_size: int) -> None:
 
 def chunk_view(tokens: Tokens, pad_id: int) -> View:
     """Cut the rows of a batch into chunks of similar length."""
-    by_length = np.argsort([len(row) for row in tokens.ids], kind="stable")
+    lengths = np.array([len(row) for row in tokens.ids])
+    by_length = np.argsort(lengths, kind="stable")
     chunks, types = [], []
-    for rows in np.array_split(by_length, min(_CHUNKS, len(tokens.ids))):
+    for rows in np.split(by_length, _cuts(lengths[by_length])):
         batch = tokens.batch(rows, pad_id)
         chunks.append((torch.from_numpy(batch.input_ids), torch.from_numpy(batch.attention_mask)))
         if batch.token_type_ids is not None:
             types.append(torch.from_numpy(batch.token_type_ids))
     return View(tuple(chunks), torch.from_numpy(np.argsort(by_length, kind="stable")), tuple(types))
+
+
+def _cuts(lengths: npt.NDArray[np.int64]) -> list[int]:
+    """Where to cut ascending lengths, so that little is padding and no chunk is small without need."""
+    cuts, start, tokens = [], 0, 0
+    for row, length in enumerate(lengths.tolist()):
+        padded = length * (row - start + 1)
+        if tokens >= _CHUNK_TOKENS and padded > _MOST_PADDING * (tokens + length):
+            cuts.append(row)
+            start, tokens = row, 0
+        tokens += length
+    return cuts
 
 
 def _augmentations(spec: BatchSpec, views: ViewsConfig) -> tuple[str, ...]:

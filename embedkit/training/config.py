@@ -17,6 +17,8 @@ from embedkit.training.views import ViewsConfig
 
 __all__ = ["DevConfig", "RunConfig", "StudentConfig"]
 
+_SHAPE = ("layers", "hidden", "inner", "heads", "memory")
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StudentConfig:
@@ -24,8 +26,21 @@ class StudentConfig:
 
     size: Literal["tiny", "mini", "small"] = setting("tiny", "shape: 2 x 128, 4 x 256 or 4 x 512")
     source: str | None = setting(None, "a pre-trained model to start from, folder or hub id; overrides size")
-    start: Literal["teacher", "random"] = setting(
-        "teacher", "without source: the teacher's vocabulary and word table, or its vocabulary alone"
+    layers: int | None = setting(None, "transformer layers; default: the size's", minimum=1)
+    hidden: int | None = setting(None, "width of a token's state; default: the size's", minimum=2)
+    inner: int | None = setting(None, "width inside the feed-forward blocks; default: 4 x hidden", minimum=1)
+    heads: int | None = setting(None, "attention heads; default: one for each 64 of hidden", minimum=1)
+    memory: int | None = setting(
+        None, "width of a table of word vectors whose mean goes straight to the head; default: none", minimum=2
+    )
+    dropout: float | None = setting(None, "default: what the model's configuration says", minimum=0, below=1)
+    start: Literal["teacher", "layers", "random"] = setting(
+        "teacher",
+        "without source: the teacher's vocabulary and word table; layers: some of its layers too, narrowed if the "
+        "student is narrower; random: its vocabulary alone",
+    )
+    teacher_layers: tuple[int, ...] = setting(
+        (), 'which of its layers start = "layers" takes, counted from 1; default: evenly, with the last'
     )
     tokenizer: str | None = setting(
         None, "model whose tokenizer (and word table) a student without source gets; default: the teacher"
@@ -37,6 +52,11 @@ class StudentConfig:
     )
 
     def __post_init__(self) -> None:
+        shape = [name for name in _SHAPE if getattr(self, name) is not None]
+        if self.source is not None and shape:
+            raise ConfigError(f"{', '.join(shape)}: the shape of a student with a source is the source's")
+        if self.teacher_layers and self.start != "layers":
+            raise ConfigError('teacher_layers goes with start = "layers"')
         if self.positions is not None and self.positions < self.max_length:
             raise ConfigError(f"positions = {self.positions} leaves no room for max_length = {self.max_length}")
 
@@ -45,10 +65,18 @@ class StudentConfig:
 class DevConfig:
     """Selection on a development set; never on a test set."""
 
-    pairs: str | None = setting(None, "file or hub id of scored sentence pairs; without it the last step is kept")
+    pairs: str | None = setting(
+        None, "file or hub id of scored sentence pairs; without it and held_out the last step is kept"
+    )
     every: int = setting(64, "steps between evaluations; epoch ends are evaluated too", minimum=1)
     most: int | None = setting(
         None, "evaluations of a stage; where there would be more, it is evaluated less often", minimum=1
+    )
+    held_out: int | None = setting(
+        None,
+        "texts of each source that are kept out of training, to measure the distance from the teacher's vectors; "
+        "without pairs it chooses the step",
+        minimum=1,
     )
     limit: int | None = setting(
         None, "score on at most this many of the pairs, the same ones whatever the seed", minimum=2
@@ -94,6 +122,11 @@ class RunConfig:
     def every_teacher(self) -> tuple[TeacherConfig, ...]:
         """The teachers, whichever table they stand in."""
         return self.teachers or (() if self.teacher is None else (self.teacher,))
+
+    @property
+    def sources(self) -> list[SourceConfig]:
+        """The sources of the corpus, their paths as seen from the current folder."""
+        return [dataclasses.replace(source, path=self.resolve(source.path)) for source in self.corpus]
 
     def resolve(self, path: str) -> str:
         """A path of this config as seen from the current folder; what is not in ``data`` stays as it is."""

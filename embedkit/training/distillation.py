@@ -8,24 +8,39 @@ from __future__ import annotations
 
 import dataclasses
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from embedkit.config import setting
-from embedkit.modeling.encoder import SentenceEncoder
+from embedkit.modeling.encoder import Activation, SentenceEncoder
+from embedkit.modeling.least_squares import fit_affine
 from embedkit.training.components.heads import fit_head
 from embedkit.training.losses.keys import Shuffle
 from embedkit.training.losses.shuffling import group_shuffle
-from embedkit.training.method import Batch, BatchSpec, Method, StepOutput, pooled
+from embedkit.training.method import Batch, BatchSpec, Method, StepOutput, View, pooled
 from embedkit.training.self_supervision import JointConfig, SelfSupervision
 
-__all__ = ["Distillation", "ShuffledConfig", "congen_preset"]
+__all__ = ["Distillation", "DistillationConfig", "ShuffledConfig", "congen_preset"]
+
+_RIDGE = 1e-2
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ShuffledConfig(JointConfig):
+class DistillationConfig(JointConfig):
+    """Settings of every distillation."""
+
+    head: Activation = setting(
+        "tanh",
+        "what brings the student to the teacher's width: a dense layer with tanh, where widths differ, as in the "
+        "papers; or a linear one, fitted by ridge regression before the first step",
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ShuffledConfig(DistillationConfig):
     """Settings of a distillation of distributions, whose targets can be shuffled."""
 
     group_mass: float | None = setting(
@@ -53,20 +68,38 @@ class Distillation(Method):
     """
 
     imitates: ClassVar[bool] = True
-    config: JointConfig
+    config: DistillationConfig
 
     def __init__(
-        self, encoder: SentenceEncoder, config: JointConfig, *, seed: int, teacher_dimension: int
+        self, encoder: SentenceEncoder, config: DistillationConfig, *, seed: int, teacher_dimension: int
     ) -> None:
         super().__init__()
-        fit_head(encoder, teacher_dimension, seed=seed)
+        self.head_is_new = fit_head(encoder, teacher_dimension, seed=seed, activation=config.head)
         self.encoder, self.config = encoder, config
         self.self_supervision = SelfSupervision.beside(encoder, config, seed=seed)
 
     @classmethod
-    def needs(cls, config: JointConfig) -> BatchSpec:
+    def needs(cls, config: DistillationConfig) -> BatchSpec:
         """As many views as the distillation has, two when joint."""
         return config.add_views(cls.batch_spec)
+
+    @torch.no_grad()
+    def start_head(self, views: Iterable[View], vectors: Tensor) -> None:
+        """Start a new linear head where ridge regression on some texts leaves it.
+
+        Args:
+            views: of the texts.
+            vectors: the teacher's, ``(N, T) float32``.
+        """
+        head = self.encoder.head
+        if head is None or head.activation != "linear" or not self.head_is_new:
+            return
+        was_training = self.training
+        self.eval()
+        weight, bias = fit_affine(torch.cat([pooled(self.encoder, view) for view in views]), vectors, ridge=_RIDGE)
+        self.train(was_training)
+        head.linear.weight.copy_(weight)
+        head.linear.bias.copy_(bias)
 
     @abstractmethod
     def distil(self, batch: Batch, embeddings: Sequence[Tensor]) -> StepOutput:

@@ -7,7 +7,7 @@ import dataclasses
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -22,9 +22,12 @@ from embedkit.training.dev_schedule import evaluation_steps, total_steps
 from embedkit.training.method import Batch, Learner, StepOutput
 from embedkit.training.optim import OptimConfig, build_optimizer, schedule
 from embedkit.training.run_folder import RunFolder
-from embedkit.training.word_gradients import by_rows, fill_gradients
+from embedkit.training.word_gradients import fill_gradients, quicker_on_processors
 
-__all__ = ["LoopConfig", "train"]
+__all__ = ["LoopConfig", "Scores", "train"]
+
+Scores = Mapping[str, float]
+"""What an evaluation found, by name; ``dev`` decides which encoder is kept, and higher is better."""
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +55,7 @@ def train(
     config: LoopConfig,
     folder: RunFolder,
     *,
-    evaluate: Callable[[], float] | None = None,
+    evaluate: Callable[[], Scores] | None = None,
     resume: bool = False,
     should_stop: Callable[[], bool] = lambda: False,
     show_progress: bool | None = None,
@@ -71,7 +74,7 @@ def train(
         batches: made for the method's spec.
         config: optimizer, seed and intervals.
         folder: where checkpoints, metrics and the encoder go.
-        evaluate: scores ``method.encoder`` on a development set; higher is better.
+        evaluate: scores ``method.encoder`` on development data.
         resume: go on from the last checkpoint if there is one.
         should_stop: asked after each step; True saves a checkpoint and returns.
         show_progress: see :class:`~embedkit.progress.Progress`.
@@ -98,7 +101,7 @@ class _Run:
         batches: Batches,
         config: LoopConfig,
         folder: RunFolder,
-        evaluate: Callable[[], float] | None,
+        evaluate: Callable[[], Scores] | None,
         should_stop: Callable[[], bool],
     ) -> None:
         if config.optim.batch_size % processes.count():
@@ -144,8 +147,12 @@ class _Run:
         self.method.train()
         stream = self.batches.stream(first * self.optim.accumulate, self.total * self.optim.accumulate)
         progress = Progress("train", self.total - first, unit="steps", enabled=show_progress)
-        gradients = contextlib.nullcontext() if self.optim.compile else by_rows(self.method)
-        with contextlib.closing(stream), progress, self.folder.tracked(first), gradients:
+        with (
+            contextlib.closing(stream),
+            progress,
+            self.folder.tracked(first),
+            contextlib.nullcontext() if self.optim.compile else quicker_on_processors(self.method),
+        ):
             for _ in range(first, self.total):
                 if self._exhausted():
                     break
@@ -228,11 +235,17 @@ class _Run:
         if evaluate is None:
             return
         began = time.monotonic()
-        score = processes.told_by_first(evaluate)
+        found: dict[str, float] = {}
+
+        def decide() -> float:
+            found.update(evaluate())
+            return found["dev"]
+
+        score = processes.told_by_first(decide)
         if not math.isfinite(score):
             score = -1.0  # an encoder that gives every text the same embedding ranks nothing
         seconds = time.monotonic() - began
-        self._write({"step": self.state.step, "dev": score, "dev_seconds": round(seconds, 3)})
+        self._write({"step": self.state.step, **found, "dev": score, "dev_seconds": round(seconds, 3)})
         if self.state.step == min(self.dev_steps):
             self._tell_cost(seconds)
         if self.state.best_score is None or score > self.state.best_score:

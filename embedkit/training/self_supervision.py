@@ -70,9 +70,9 @@ class SelfSupervision(nn.Module):
         self.config = config
         with seeded(seed):
             self.projector = Projector(
-                encoder.hidden, blocks=config.projector_blocks, expansion=config.projector_expansion
+                encoder.pooled_width, blocks=config.projector_blocks, expansion=config.projector_expansion
             )
-        self.queues = CrossViewQueues(config.queue_size, encoder.hidden, kind=config.queues, seed=seed)
+        self.queues = CrossViewQueues(config.queue_size, encoder.pooled_width, kind=config.queues, seed=seed)
         self.average = MovingAverage(encoder, momentum=config.momentum) if config.reference == "momentum" else None
 
     @classmethod

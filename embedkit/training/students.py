@@ -2,25 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import nn
 
 from embedkit.errors import ConfigError
 from embedkit.modeling.encoder import SentenceEncoder
-from embedkit.modeling.initialisation import from_pretrained, from_teacher, random
-from embedkit.modeling.sizes import SIZES
+from embedkit.modeling.initialisation import from_pretrained, from_teacher, random, remember_words
+from embedkit.modeling.sizes import SIZES, Size
+from embedkit.modeling.teacher_layers import from_layers
 from embedkit.runtime.bundle import read_bundle
 from embedkit.runtime.tokenization import Tokenizer
-from embedkit.training.config import RunConfig
+from embedkit.training import processes
+from embedkit.training.config import RunConfig, StudentConfig
+from embedkit.training.corpus import Corpus
 
 __all__ = ["build_student"]
+
+_SAMPLE = 1000
 
 
 def build_student(config: RunConfig) -> SentenceEncoder:
     """The encoder that training starts from, the same for the same configuration.
 
+    A student cut from its teacher's layers is fitted on a sample of the corpus, which is prepared for that.
+
     Raises:
         ConfigError: nothing says which vocabulary the student has, or its start does not fit the source.
-        ModelNotFoundError, ModelError: a model cannot be loaded.
+        DataError: the corpus cannot be read.
+        ModelNotFoundError, ModelError: a model cannot be loaded, or the student does not fit into its teacher.
     """
     student = config.student
     if student.source is not None:
@@ -29,29 +42,67 @@ def build_student(config: RunConfig) -> SentenceEncoder:
         )
     else:
         encoder = _new(config, _vocabulary_source(config))
+    if student.dropout is not None:
+        _set_dropout(encoder, student.dropout)
     return encoder
 
 
 def _new(config: RunConfig, source: str) -> SentenceEncoder:
-    student, size = config.student, SIZES[config.student.size]
-    length, positions = student.max_length, student.positions
+    student, size = config.student, _shape(config.student)
     if Path(source).suffix == ".onnx":
-        if student.start == "teacher":
+        if student.start != "random":
             raise ConfigError(
                 f'a student can start from a torch model, not from {source}: set student.start = "random", '
                 "or student.tokenizer to the model that the bundle was made from"
             )
-        tokenizer = Tokenizer(read_bundle(source).tokenizer_json, length)
+        teacher, tokenizer = None, Tokenizer(read_bundle(source).tokenizer_json, student.max_length)
     else:
         teacher = SentenceEncoder.load(source)
-        if student.start == "teacher":
-            encoder = from_teacher(teacher, size, max_length=length, seed=config.seed, positions=positions)
-            encoder.pooling = student.pooling
-            return encoder
         tokenizer = teacher.tokenizer
-    return random(
-        tokenizer, size, max_length=length, seed=config.seed, positions=positions, pooling=student.pooling
-    )
+    lengths: dict[str, Any] = {
+        "max_length": student.max_length,
+        "positions": student.positions,
+        "seed": config.seed,
+    }
+    if teacher is None or student.start == "random":
+        encoder = random(tokenizer, size, **lengths)
+    elif student.start == "teacher":
+        encoder = from_teacher(teacher, size, **lengths)
+    else:
+        encoder = from_layers(teacher, size, _sample(config), layers=student.teacher_layers or None, **lengths)
+    encoder.pooling = student.pooling
+    if student.memory is not None:
+        remember_words(encoder, teacher if student.start != "random" else None, student.memory, seed=config.seed)
+    return encoder
+
+
+def _shape(student: StudentConfig) -> Size:
+    """The size's shape, with what the configuration says otherwise."""
+    size = SIZES[student.size]
+    hidden = student.hidden or size.hidden
+    heads = student.heads or max(1, hidden * size.heads // size.hidden)
+    if hidden % heads:
+        raise ConfigError(f"heads = {heads} do not divide hidden = {hidden}")
+    return Size(student.layers or size.layers, hidden, heads, student.inner)
+
+
+def _sample(config: RunConfig) -> list[str]:
+    """Some texts of the corpus, the same ones whatever the seed."""
+    with processes.first_alone():
+        corpus = Corpus.prepare(config.sources, Path(config.cache))
+    return corpus.texts(np.sort(np.random.default_rng(0).permutation(len(corpus))[:_SAMPLE]))
+
+
+def _set_dropout(encoder: SentenceEncoder, share: float) -> None:
+    for name in ("hidden_dropout_prob", "attention_probs_dropout_prob"):
+        if hasattr(encoder.config, name):
+            setattr(encoder.config, name, share)
+    parts: Iterable[Any] = encoder.modules()
+    for module in parts:
+        if isinstance(module, nn.Dropout):
+            module.p = share
+        if hasattr(module, "dropout_prob"):  # what fused attention reads in some versions of transformers
+            module.dropout_prob = share
 
 
 def _vocabulary_source(config: RunConfig) -> str:

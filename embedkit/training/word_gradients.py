@@ -12,10 +12,27 @@ from collections.abc import Iterator
 
 from torch import nn
 
+from embedkit.modeling.attention import plain_attention
 from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.encoder import SentenceEncoder
 
-__all__ = ["by_rows", "fill_gradients"]
+__all__ = ["by_rows", "fill_gradients", "quicker_on_processors"]
+
+
+@contextlib.contextmanager
+def quicker_on_processors(module: nn.Module) -> Iterator[None]:
+    """What makes training on a CPU quicker: :func:`by_rows`, and attention by plain products.
+
+    Torch's fused attention saves memory, which the short texts of a chunk do not need, and takes several times as
+    long to go backward on a CPU.
+    """
+    encoders = [part for part in module.modules() if isinstance(part, SentenceEncoder | PairEncoder)]
+    with contextlib.ExitStack() as changed:
+        changed.enter_context(by_rows(module))
+        for encoder in encoders:
+            if encoder.device.type == "cpu":
+                changed.enter_context(plain_attention(encoder.body))
+        yield
 
 
 @contextlib.contextmanager
@@ -26,13 +43,18 @@ def by_rows(module: nn.Module) -> Iterator[None]:
     Only on a CPU: a GPU fills memory in no time. torch.compile knows dense ones only.
     """
     encoders = [part for part in module.modules() if isinstance(part, SentenceEncoder | PairEncoder)]
-    tables = [encoder.body.get_input_embeddings() for encoder in encoders if encoder.device.type == "cpu"]
+    tables = [table for encoder in encoders if encoder.device.type == "cpu" for table in _tables(encoder)]
     with contextlib.ExitStack() as changed:
         for table in tables:
             if isinstance(table, nn.Embedding):
                 changed.callback(setattr, table, "sparse", table.sparse)
                 table.sparse = True
         yield
+
+
+def _tables(encoder: SentenceEncoder | PairEncoder) -> list[nn.Module]:
+    memory = encoder.memory if isinstance(encoder, SentenceEncoder) else None
+    return [encoder.body.get_input_embeddings(), *([] if memory is None else [memory.rows])]
 
 
 def fill_gradients(module: nn.Module) -> None:

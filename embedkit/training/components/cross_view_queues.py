@@ -41,9 +41,9 @@ class CrossViewQueues(nn.Module):
     def _each(self) -> list[VectorQueue]:
         return [cast(VectorQueue, queue) for queue in self.queues]
 
-    def enqueue(self, first: Tensor, second: Tensor) -> None:
-        """Add the reference vectors ``(B, D)`` of view 1 and view 2."""
+    def enqueue(self, *views: Tensor) -> None:
+        """Add the reference vectors ``(B, D)`` of each view."""
         if self.frozen:
             return
-        for queue, vectors in zip(self._each, (first, second), strict=False):
+        for queue, vectors in zip(self._each, views, strict=False):
             queue.enqueue(vectors)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from embedkit.modeling.encoder import DenseHead, SentenceEncoder
+from embedkit.modeling.encoder import Activation, DenseHead, SentenceEncoder
 from embedkit.modeling.seeding import seeded
 
 __all__ = ["Predictor", "Projector", "fit_head", "training_head"]
@@ -76,14 +76,20 @@ def training_head(encoder: SentenceEncoder, *, seed: int) -> DenseHead:
     It is no part of the encoder, so that it is not exported.
     """
     with seeded(seed):
-        head = DenseHead(encoder.hidden, encoder.hidden)
+        head = DenseHead(encoder.pooled_width, encoder.pooled_width)
         nn.init.normal_(head.linear.weight, std=_BERT_SCALE)
     nn.init.zeros_(head.linear.bias)
     return head
 
 
-def fit_head(encoder: SentenceEncoder, dimension: int, *, seed: int) -> None:
-    """Bring an encoder to a teacher's width by Linear(H -> T) and tanh, unless it has that width already."""
-    if encoder.dimension != dimension:
-        with seeded(seed):
-            encoder.set_head(dimension)
+def fit_head(encoder: SentenceEncoder, dimension: int, *, seed: int, activation: Activation = "tanh") -> bool:
+    """Bring an encoder to a teacher's width by a head of its own, and say whether that is new.
+
+    With tanh, an encoder without a head that has that width already stays as it is. A linear one it always gets.
+    """
+    fits = encoder.dimension == dimension
+    if fits and (encoder.head is not None or activation == "tanh"):
+        return False
+    with seeded(seed):
+        encoder.set_head(dimension, activation)
+    return True

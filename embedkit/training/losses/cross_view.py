@@ -20,10 +20,10 @@ References = Sequence[Keys]
 
 
 def cross_view_loss(
-    online: tuple[Tensor, Tensor],
-    keys: tuple[Keys, Keys],
+    online: Sequence[Tensor],
+    keys: Sequence[Keys],
     *,
-    others: Sequence[tuple[Keys, Keys]] = (),
+    others: Sequence[Sequence[Keys]] = (),
     temperature: float,
     reference_temperature: float,
     objective: Objective = "kl",
@@ -38,8 +38,8 @@ def cross_view_loss(
     No gradient reaches the keys.
 
     Args:
-        online: z1, z2, each ``(B, D) float, unit rows``.
-        keys: Q1, Q2 of view 1 and view 2.
+        online: z1, z2, each ``(B, D) float, unit rows``; or one view, which stands for both.
+        keys: Q1, Q2 of view 1 and view 2; or Q1 alone.
         others: the same of further references, row for row of the same sentences. Then t1 and t2 are the average
             of the distributions of all; the online side is scored against ``keys`` alone.
         temperature: of the online distributions.
@@ -53,11 +53,12 @@ def cross_view_loss(
     Returns:
         a scalar, summed over keys and averaged over the batch.
     """
-    first, second = list(zip(keys, *others, strict=True))[:: 1 if identical_view else -1]
+    references = list(zip(keys, *others, strict=True))[:: 1 if identical_view else -1]
     loss_of = _OBJECTIVES[objective]
     targets = _Targets(reference_temperature, shuffle)
-    loss = loss_of(online[0], first, targets, temperature) + loss_of(online[1], second, targets, temperature)
-    return weight * loss
+    views = zip(online, references, strict=True)
+    losses = [loss_of(view, own, targets, temperature) for view, own in views]
+    return weight * (losses[0] + losses[-1])
 
 
 class _Targets:

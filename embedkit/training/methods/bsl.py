@@ -78,7 +78,7 @@ class BSL(Method):
         self.encoder, self.config = encoder, config
         self.target = MovingAverage(encoder, momentum=config.momentum)
         with seeded(seed):
-            self.predictor = Predictor(encoder.hidden, **_PREDICTORS[config.predictor])
+            self.predictor = Predictor(encoder.pooled_width, **_PREDICTORS[config.predictor])
 
     def forward(self, batch: Batch) -> StepOutput:
         """Both views' distance from what the target makes of the other."""

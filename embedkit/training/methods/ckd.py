@@ -24,16 +24,15 @@ from torch import Tensor
 from embedkit.config import setting
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.training.components.queue import VectorQueue
-from embedkit.training.distillation import Distillation, congen_preset
+from embedkit.training.distillation import Distillation, DistillationConfig, congen_preset
 from embedkit.training.losses.keys import Keys, own_cross_entropy
 from embedkit.training.method import Batch, BatchSpec, Presets, StepOutput, unit_embeddings
-from embedkit.training.self_supervision import JointConfig
 
 __all__ = ["CKD", "CKDConfig"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class CKDConfig(JointConfig):
+class CKDConfig(DistillationConfig):
     """Settings of CKD."""
 
     queue_size: int = setting(16_384, "K, past teacher vectors; Small 65,536, as in ConGen", minimum=0)

@@ -19,16 +19,15 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from embedkit.training.distillation import Distillation, congen_preset
+from embedkit.training.distillation import Distillation, DistillationConfig, congen_preset
 from embedkit.training.losses.squared_distance import squared_distance
 from embedkit.training.method import Batch, BatchSpec, Presets, StepOutput, unit_embeddings
-from embedkit.training.self_supervision import JointConfig
 
 __all__ = ["MSE", "MSEConfig"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class MSEConfig(JointConfig):
+class MSEConfig(DistillationConfig):
     """MSE has no settings but those of the loss that may stand beside it."""
 
 

@@ -17,6 +17,10 @@ pooled embedding with queues of the student's width (the paper does not say how 
 Differs from the authors' code: the two directions are averaged, not summed (``weight``); queues are
 part of the checkpoint; the unused projector of stage two is not built.
 
+``views = 1`` encodes each sentence once, for half the time: where the teacher sees one text and the student has
+no dropout, both directions are the same. ``regression`` adds the squared distance from the teacher's vectors,
+which fixes where an embedding stands and not only among which others.
+
 Of several teachers, which the paper does not have, each has queues of its own width, filled with the same
 sentences, and targets are the average of their distributions. The student is scored against the first one's
 vectors and gets that one's width. ``group_mass`` shuffles targets as DistillCSE (Xu et al., Findings of EMNLP
@@ -29,6 +33,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
+import torch
 from torch import Tensor
 
 from embedkit.config import setting
@@ -39,6 +44,7 @@ from embedkit.training.components.teacher_queues import TeacherQueues
 from embedkit.training.distillation import Distillation, ShuffledConfig
 from embedkit.training.losses.cross_view import Objective, cross_view_loss
 from embedkit.training.losses.keys import Keys
+from embedkit.training.losses.squared_distance import squared_distance
 from embedkit.training.method import Batch, BatchSpec, Method, Presets, StepOutput, pooled, unit_embeddings
 from embedkit.training.self_supervision import SCTConfig, SelfSupervision
 
@@ -59,11 +65,19 @@ class SCTDistillationConfig(ShuffledConfig):
     weight: float = setting(0.5, "of each direction; the authors' code has 1.0", above=0)
     objective: Objective = setting("kl", "cross_entropy and contrastive are ablations")
     wiring: Literal["cross", "identical"] = setting("cross", "identical views are an ablation")
+    views: Literal[1, 2] = setting(
+        2, "1: each sentence is encoded once and learns its own distribution; for students without dropout"
+    )
+    regression: float = setting(
+        0.0, "weight of the squared distance from the teacher's vectors, beside the distributions", minimum=0
+    )
     queues: QueueKind = setting("two", "one is the same, and cheaper, where the teacher sees one view only")
 
     def __post_init__(self) -> None:
         if self.objective == "contrastive" and self.group_mass is not None:
             raise ConfigError("objective = contrastive has no probabilities that group_mass could shuffle")
+        if self.views == 1 and (self.joint or self.queues == "two"):
+            raise ConfigError('views = 1 goes with queues = "one", and without joint, which needs two')
 
 
 class SCT(Method):
@@ -132,13 +146,18 @@ class SCTDistillation(Distillation):
             for width in teacher_dimensions
         )
 
+    @classmethod
+    def needs(cls, config: SCTDistillationConfig) -> BatchSpec:  # type: ignore[override]
+        """As many views as the configuration says."""
+        return config.add_views(dataclasses.replace(cls.batch_spec, views=config.views))
+
     def distil(self, batch: Batch, embeddings: Sequence[Tensor]) -> StepOutput:
-        """``L_CD``."""
+        """``L_CD``, and the weighted squared distance from the (first) teacher's vectors."""
         keys = [
-            (Keys(queues.rows[0], first), Keys(queues.rows[1], second))
-            for queues, (first, second) in zip(self.queues.each, batch.teachers, strict=True)
+            tuple(Keys(rows, view) for rows, view in zip(queues.rows, vectors, strict=False))
+            for queues, vectors in zip(self.queues.each, batch.teachers, strict=True)
         ]
-        students = unit_embeddings(self.encoder, embeddings[0]), unit_embeddings(self.encoder, embeddings[1])
+        students = [unit_embeddings(self.encoder, rows) for rows in embeddings]
         loss = cross_view_loss(
             students,
             keys[0],
@@ -150,6 +169,10 @@ class SCTDistillation(Distillation):
             weight=self.config.weight,
             shuffle=self.config.shuffle,
         )
+        if self.config.regression:
+            pairs = zip(students, batch.teacher, strict=True)
+            distance = torch.stack([squared_distance(student, vectors) for student, vectors in pairs]).mean()
+            loss = loss + self.config.regression * distance
         return StepOutput(loss, carry=self.queues.carry(batch.teachers))
 
     def enqueue(self, carry: Mapping[str, Tensor]) -> None:

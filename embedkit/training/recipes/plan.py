@@ -8,7 +8,7 @@ from pathlib import Path
 from embedkit.training.config import RunConfig
 from embedkit.training.corpus import Corpus
 from embedkit.training.dev_schedule import evaluation_steps, total_steps
-from embedkit.training.recipes.stage import sources
+from embedkit.training.held_out import Split
 
 __all__ = ["Plan", "plan"]
 
@@ -32,14 +32,15 @@ def plan(config: RunConfig) -> Plan | None:
     Raises:
         DataError: the prepared corpus is damaged.
     """
-    corpus = Corpus.find(sources(config), Path(config.cache))
+    corpus = Corpus.find(config.sources, Path(config.cache))
     if corpus is None:
         return None
     optim = config.optim
+    rows = len(Split.of(corpus, config.dev.held_out).train)
     per_epoch, total = total_steps(
-        len(corpus) // optim.batch_size, accumulate=optim.accumulate, epochs=optim.epochs, steps=optim.steps
+        rows // optim.batch_size, accumulate=optim.accumulate, epochs=optim.epochs, steps=optim.steps
     )
-    if config.dev.pairs is None:
+    if config.dev.pairs is None and config.dev.held_out is None:
         return Plan(total, 0)
     steps = evaluation_steps(total, steps_per_epoch=per_epoch, every=config.dev.every, most=config.dev.most)
     return Plan(total, len(steps))

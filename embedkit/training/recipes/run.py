@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from embedkit.config import from_mapping, to_mapping
+from embedkit.config import from_mapping, merge, to_mapping
 from embedkit.errors import ConfigError
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.sizes import SIZES, nearest_size
@@ -50,7 +50,7 @@ def resolve(mapping: Mapping[str, Any], *, source: str = "") -> RunConfig:
     """
     mapping = _sized(_taught(mapping))
     entry = find_method(mapping.get("method"))
-    merged = _merge(_presets(entry, _table(mapping, "student"), _table(mapping, "settings")), mapping)
+    merged = merge(_presets(entry, _table(mapping, "student"), _table(mapping, "settings")), mapping)
     problems: list[str] = []
     config = _read(RunConfig, merged, source, problems)
     settings = _read(entry.config, merged.get("settings", {}), f"{source} settings".strip(), problems)
@@ -259,7 +259,7 @@ def _presets(
     for pair, tables in entry.paired.items():
         name, _, value = pair.partition("=")
         if settings.get(name) == value:
-            presets = _merge(presets, tables)
+            presets = merge(presets, tables)
     return presets
 
 
@@ -270,13 +270,3 @@ def _read(cls: type[Config], mapping: object, source: str, problems: list[str]) 
     except ConfigError as error:
         problems += error.problems
         return None
-
-
-def _merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """``over`` laid over ``under``, table by table."""
-    merged = dict(under)
-    for key, value in over.items():
-        below = merged.get(key)
-        both = isinstance(value, Mapping) and isinstance(below, Mapping)
-        merged[key] = _merge(below, value) if both and isinstance(below, Mapping) else value
-    return merged

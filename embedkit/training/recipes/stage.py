@@ -19,11 +19,13 @@ from embedkit.evaluation.sts import ScoredPairs, evaluate_pairs
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.torch_encoder import TorchEncoder
 from embedkit.training import processes
-from embedkit.training.batches import Batches, BatchSource, check_batches
+from embedkit.training.batches import Batches, BatchSource, check_batches, chunk_view
 from embedkit.training.checkpoint import TrainState
 from embedkit.training.config import RunConfig
-from embedkit.training.corpus import Corpus, SourceConfig
-from embedkit.training.loop import LoopConfig, train
+from embedkit.training.corpus import Corpus
+from embedkit.training.distillation import Distillation
+from embedkit.training.held_out import HeldOut, Split
+from embedkit.training.loop import LoopConfig, Scores, train
 from embedkit.training.matryoshka import Matryoshka
 from embedkit.training.method import Learner, Method
 from embedkit.training.methods import METHODS
@@ -40,13 +42,15 @@ __all__ = [
     "nested",
     "prepare",
     "run_stage",
-    "sources",
     "stage_batches",
     "to_device",
     "train_stage",
 ]
 
 logger = logging.getLogger(__name__)
+
+_HEAD_SAMPLE = 4096  # texts that a new linear head is fitted on
+_HEAD_BATCH = 256
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,6 +69,7 @@ class Materials:
     corpus: Corpus
     teachers: tuple[TeacherVectors, ...]
     dev: ScoredPairs | None
+    split: Split
 
 
 def prepare(
@@ -86,7 +91,7 @@ def prepare(
     pairs = _dev_pairs(config)
     vectors: list[TeacherVectors] = []
     with processes.first_alone():  # what it reads and encodes is in the cache for the others
-        corpus = Corpus.prepare(sources(config), Path(config.cache), show_progress=control.show_progress)
+        corpus = Corpus.prepare(config.sources, Path(config.cache), show_progress=control.show_progress)
         check(corpus)
         for named in config.every_teacher if teacher else ():
             found = dataclasses.replace(named, source=config.resolve(named.source))
@@ -94,7 +99,7 @@ def prepare(
     if config.matryoshka is not None and config.matryoshka.rotate:
         # What imitates vectors has their first dimensions, which of a teacher mean nothing in particular.
         vectors = [RotatedVectors(one, len(corpus)) for one in vectors]
-    return Materials(corpus, tuple(vectors), pairs)
+    return Materials(corpus, tuple(vectors), pairs, Split.of(corpus, config.dev.held_out))
 
 
 def _check_matryoshka(config: RunConfig, *, teacher: bool) -> None:
@@ -104,11 +109,6 @@ def _check_matryoshka(config: RunConfig, *, teacher: bool) -> None:
             "[matryoshka] would change nothing: without a teacher whose vectors it can turn it needs a "
             "matryoshka.weight above 0"
         )
-
-
-def sources(config: RunConfig) -> list[SourceConfig]:
-    """The sources of the corpus, their paths as seen from the current folder."""
-    return [dataclasses.replace(source, path=config.resolve(source.path)) for source in config.corpus]
 
 
 def _dev_pairs(config: RunConfig) -> ScoredPairs | None:
@@ -130,7 +130,8 @@ def check_stage(method_name: str, settings: Any, optim: OptimConfig, config: Run
         ConfigError: they do not.
     """
     spec = METHODS[method_name].method.needs(settings)
-    check_batches(spec, len(corpus), batch_size=optim.batch_size, views=config.views)
+    rows = len(Split.of(corpus, config.dev.held_out).train)
+    check_batches(spec, rows, batch_size=optim.batch_size, views=config.views)
 
 
 def train_stage(
@@ -161,9 +162,40 @@ def train_stage(
     """
     method = _build(METHODS[method_name].method, encoder, settings, config.seed, materials.teachers)
     batches = stage_batches(method_name, settings, optim, config, materials, encoder)
-    pairs = materials.dev
-    evaluate = None if pairs is None else lambda: evaluate_pairs(TorchEncoder(encoder), pairs)
+    if isinstance(method, Distillation):
+        _start_head(method, materials)
+    evaluate = _evaluation(encoder, materials)
     return run_stage(nested(method, config), batches, optim, config, folder, control, evaluate)
+
+
+def _start_head(method: Distillation, materials: Materials) -> None:
+    """Fit a new linear head on some of the text that will be trained on."""
+    rows = np.random.default_rng(0).permutation(materials.split.train)[:_HEAD_SAMPLE]
+    tokenizer = method.encoder.tokenizer
+    parts = np.array_split(rows, -(-len(rows) // _HEAD_BATCH))
+    views = (chunk_view(tokenizer.tokenize(materials.corpus.texts(part)), tokenizer.pad_id) for part in parts)
+    method.start_head(views, torch.from_numpy(materials.teachers[0].read(rows, 0)))
+
+
+def _evaluation(encoder: SentenceEncoder, materials: Materials) -> Callable[[], Scores] | None:
+    """What chooses the step: the development pairs, else the mean cosine with the teacher on held-out text."""
+    pairs, held_out = materials.dev, None
+    if materials.split.held_out:
+        if not materials.teachers or encoder.dimension != materials.teachers[0].dimension:
+            raise ConfigError(
+                "dev.held_out measures the distance from a teacher's vectors, which this student does not imitate"
+            )
+        held_out = HeldOut(materials.corpus, materials.split.held_out, materials.teachers[0])
+    if pairs is None and held_out is None:
+        return None
+
+    def evaluate() -> Scores:
+        student = TorchEncoder(encoder)
+        distances = {} if held_out is None else held_out.distances(student)
+        dev = 1 - float(np.mean(list(distances.values()))) if pairs is None else evaluate_pairs(student, pairs)
+        return {"dev": dev} | {f"held_out/{name}": distance for name, distance in distances.items()}
+
+    return evaluate
 
 
 def nested(method: Method, config: RunConfig) -> Method:
@@ -182,7 +214,7 @@ def run_stage(
     config: RunConfig,
     folder: RunFolder,
     control: Control,
-    evaluate: Callable[[], float] | None,
+    evaluate: Callable[[], Scores] | None,
 ) -> TrainState:
     """Train what is built already; the result is in ``folder.model``.
 
@@ -244,6 +276,7 @@ def stage_batches(
         seed=config.seed,
         views=config.views,
         teachers=materials.teachers,
+        rows=materials.split.train,
     )
 
 

@@ -287,7 +287,7 @@ def _train_cross(
         seed=config.seed,
         both_orders=settings.both_orders,
     )
-    evaluate = None if dev is None else lambda: evaluate_cross_encoder(TorchCrossEncoder(cross), dev)
+    evaluate = None if dev is None else lambda: {"dev": evaluate_cross_encoder(TorchCrossEncoder(cross), dev)}
     return run_stage(EncoderToCross(cross), batches, settings.cross_optim, config, folder, control, evaluate)
 
 
@@ -310,7 +310,7 @@ def _train_encoder(
         views=_AS_IT_IS,
         scores=labels,
     )
-    evaluate = None if dev is None else lambda: evaluate_pairs(TorchEncoder(encoder), dev)
+    evaluate = None if dev is None else lambda: {"dev": evaluate_pairs(TorchEncoder(encoder), dev)}
     learner = nested(CrossToEncoder(encoder), config)
     return run_stage(learner, batches, config.optim, config, folder, control, evaluate)
 

@@ -1,0 +1,45 @@
+"""Word memory: capacity in a table instead of in products."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["WordMemory", "masked_mean"]
+
+
+class WordMemory(nn.Module):
+    """A wide table of word vectors whose mean over a text goes straight to the head, beside the transformer.
+
+    A text costs one sum of rows and no product, whatever the width. The rows' lengths weigh the words, so the mean
+    needs no weights of its own.
+
+    Args:
+        rows: size of the vocabulary.
+        width: M, of a row.
+    """
+
+    def __init__(self, rows: int, width: int) -> None:
+        super().__init__()
+        self.rows = nn.Embedding(rows, width)
+        nn.init.zeros_(self.rows.weight)
+
+    @property
+    def width(self) -> int:
+        """M, width of a row."""
+        return self.rows.embedding_dim
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """The mean of the tokens' rows: ``(B, L) int64`` twice ``-> (B, M) float32``."""
+        return masked_mean(self.rows(input_ids), attention_mask)
+
+
+def masked_mean(states: Tensor, attention_mask: Tensor) -> Tensor:
+    """Mean over the tokens of each text: ``(B, L, H)`` and a mask ``(B, L) int64`` to ``(B, H) float32``.
+
+    In float32 even under autocast: sums over long texts lose too much in bfloat16.
+    """
+    weights = attention_mask.unsqueeze(1).float()
+    with torch.autocast(states.device.type, enabled=False):
+        summed = (weights @ states.float()).squeeze(1)
+    return summed / weights.sum(dim=2).clamp(min=1.0)

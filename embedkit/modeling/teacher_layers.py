@@ -1,0 +1,293 @@
+"""Students cut from their teacher: some of its layers, narrowed if the student is narrower.
+
+Two layers of a six-layer teacher keep more of it than any layers that start at random learn in hours. What the
+layers between them did, and what a narrower state cannot hold, is made up for as far as a linear map can: every
+weight of the student is the teacher's, fitted by ridge regression on states of real text.
+
+Layer by layer, from the first to the last:
+
+* **read**: queries, keys, values and the feed-forward block's first product expect the teacher's state at their
+  place. The affine map from the student's state to it is fitted, and multiplied into their weights.
+* **select**: of heads and feed-forward units as many are kept as the student has room for, those that move the
+  teacher's state most: spread of a unit's activation times the length of its outgoing weights.
+* **write**: the products that add to the state are fitted anew, from what the kept heads and units give to what
+  the teacher's state becomes; the scale and shift of each LayerNorm, column by column.
+
+The narrower state is the teacher's in its leading principal components (of the states after the embeddings and
+after each layer kept), turned at random so that all columns carry equally much, as LayerNorm wants it.
+
+Sources: least-squares reconstruction is that of pruning (He et al., ICCV 2017, channels; Frantar and Alistarh,
+2022, weights); principal components of the residual stream are those of SliceGPT (Ashkboos et al., ICLR 2024).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from embedkit.errors import ModelError
+from embedkit.modeling.encoder import SentenceEncoder
+from embedkit.modeling.initialisation import random
+from embedkit.modeling.least_squares import fit_affine, fit_scale
+from embedkit.modeling.sizes import Size
+
+__all__ = ["choose_layers", "from_layers"]
+
+_TEXTS_PER_BATCH = 64
+_TABLES = ("word_embeddings", "position_embeddings", "token_type_embeddings")
+
+_Place = tuple[nn.Module, str]
+
+
+def choose_layers(count: int, depth: int) -> tuple[int, ...]:
+    """Which of a teacher's layers a student of ``count`` layers takes, counted from 1: evenly, with the last.
+
+    Raises:
+        ModelError: the teacher is not that deep.
+    """
+    if not 1 <= count <= depth:
+        raise ModelError(f"a student of {count} layers cannot be cut from a teacher of {depth}")
+    return (depth,) if count == 1 else tuple(int(place) for place in np.linspace(1, depth, count).round())
+
+
+def from_layers(
+    teacher: SentenceEncoder,
+    size: Size,
+    texts: Sequence[str],
+    *,
+    layers: Sequence[int] | None = None,
+    max_length: int,
+    seed: int,
+    positions: int | None = None,
+) -> SentenceEncoder:
+    """A BERT encoder made of some of its teacher's layers.
+
+    Args:
+        teacher: an encoder of the BERT family with absolute positions.
+        size: shape of the student. Its heads are as wide as the teacher's, so ``size.heads`` plays no part.
+        texts: a few hundred to a few thousand texts like those to come, on which the maps are fitted.
+        layers: which of the teacher's layers, counted from 1, ascending; default: :func:`choose_layers`.
+        max_length: the student's longest text in tokens.
+        seed: of everything random.
+        positions: rows of the position table, ``max_length`` if None.
+
+    Raises:
+        ModelError: the teacher is of another family, or the student is wider, deeper or longer than its teacher.
+    """
+    chosen = tuple(layers) if layers is not None else choose_layers(size.layers, _depth(teacher))
+    shape = _fitting_shape(teacher, size, chosen, positions or max_length)
+    student = random(
+        teacher.tokenizer, shape, max_length=max_length, seed=seed, positions=positions, pooling=teacher.pooling
+    )
+    student.backbone.config.hidden_act = teacher.config.hidden_act
+    student.backbone.config.layer_norm_eps = teacher.config.layer_norm_eps
+    with torch.no_grad(), _evaluated(teacher), _evaluated(student):
+        student.backbone = type(student.backbone)(student.backbone.config, add_pooling_layer=False).eval()
+        _Cut(teacher, student, chosen, texts, seed).copy()
+    return student
+
+
+def _depth(teacher: SentenceEncoder) -> int:
+    config = teacher.config
+    if config.model_type != "bert" or getattr(config, "position_embedding_type", "absolute") != "absolute":
+        raise ModelError(
+            f"students are cut from teachers of type 'bert'; {teacher.name} is of type {config.model_type!r}"
+        )
+    return int(config.num_hidden_layers)
+
+
+def _fitting_shape(teacher: SentenceEncoder, size: Size, layers: Sequence[int], positions: int) -> Size:
+    depth, config = _depth(teacher), teacher.config
+    ascending = len(layers) == size.layers and sorted(set(layers)) == list(layers)
+    if not ascending or layers[0] < 1 or layers[-1] > depth:
+        raise ModelError(
+            f"expected {size.layers} different layers of a teacher's {depth} in ascending order, found "
+            f"{', '.join(map(str, layers))}"
+        )
+    wide, inner, longest = config.hidden_size, config.intermediate_size, config.max_position_embeddings
+    for name, own, theirs in (
+        ("hidden", size.hidden, wide),
+        ("inner", size.feed_forward, inner),
+        ("positions", positions, longest),
+    ):
+        if own > theirs:
+            raise ModelError(
+                f"{name} = {own} is more than the {theirs} of {teacher.name}, which a student is cut from"
+            )
+    by_head = wide // config.num_attention_heads
+    if size.hidden % by_head:
+        raise ModelError(f"hidden = {size.hidden} is no multiple of the width of the teacher's heads, {by_head}")
+    return Size(size.layers, size.hidden, size.hidden // by_head, size.feed_forward)
+
+
+class _Cut:
+    """Fits one student, from its embeddings to its last layer."""
+
+    def __init__(
+        self,
+        teacher: SentenceEncoder,
+        student: SentenceEncoder,
+        layers: Sequence[int],
+        texts: Sequence[str],
+        seed: int,
+    ) -> None:
+        # Any: mypy sees the modules of a transformers network as tensors or modules, whichever they are.
+        self.teacher: Any = teacher.backbone
+        self.student: Any = student.backbone
+        self.theirs = _layers(self.teacher, layers)
+        self.batches = _tokenize(student, texts)
+        self.seen = self._watch(self.teacher, _places(self.teacher, self.theirs))
+        self.same_width = student.hidden == teacher.hidden
+        self.basis = self._find_basis(student.hidden, seed)
+
+    def copy(self) -> None:
+        """Fill the student's weights."""
+        self._copy_embeddings()
+        for own, theirs in zip(self.student.encoder.layer, self.theirs, strict=True):
+            self._copy_attention(own, theirs)
+            self._copy_feed_forward(own, theirs)
+
+    def _find_basis(self, width: int, seed: int) -> Tensor:
+        """Orthonormal columns ``(H of the teacher, H of the student)``."""
+        wide = int(self.teacher.config.hidden_size)
+        if self.same_width:
+            return torch.eye(wide)
+        covariance = torch.zeros(wide, wide, dtype=torch.float64)
+        for norm in (self.teacher.embeddings.LayerNorm, *(layer.output.LayerNorm for layer in self.theirs)):
+            centred = self.seen[norm, "output"] - self.seen[norm, "output"].mean(dim=0)
+            covariance += (centred.T @ centred / centred.square().sum()).double()
+        components = torch.linalg.eigh(covariance).eigenvectors.flip(1)[:, :width]
+        turn, _ = np.linalg.qr(np.random.default_rng(seed).standard_normal((width, width)))
+        basis: Tensor = components @ torch.from_numpy(turn)
+        return basis.float()
+
+    def _copy_embeddings(self) -> None:
+        own, theirs = self.student.embeddings, self.teacher.embeddings
+        if self.same_width:
+            for name in _TABLES:
+                table = getattr(own, name).weight
+                table.copy_(getattr(theirs, name).weight[: len(table)])
+            own.LayerNorm.load_state_dict(theirs.LayerNorm.state_dict())
+            return
+        words, places, types = (getattr(theirs, name).weight[: len(getattr(own, name).weight)] for name in _TABLES)
+        # A word's row is its normalised state at an average place; a place's row is what it adds to that.
+        words = words + types[0] + places.mean(dim=0)
+        places = (places - places.mean(dim=0)) / words.std(dim=1, unbiased=False).mean()
+        own.word_embeddings.weight.copy_(theirs.LayerNorm(words) @ self.basis)
+        own.position_embeddings.weight.copy_(places * theirs.LayerNorm.weight @ self.basis)
+        own.token_type_embeddings.weight.zero_()
+        self._fit_norm(own.LayerNorm, self._look(own.LayerNorm), theirs.LayerNorm)
+
+    def _copy_attention(self, own: Any, theirs: Any) -> None:
+        lift, shift = fit_affine(self._look(own), self.seen[theirs, "input"])
+        rows = self._choose_heads(own.attention.self.num_attention_heads, theirs.attention.output.dense)
+        for name in ("query", "key", "value"):
+            source = getattr(theirs.attention.self, name)
+            _compose(source.weight[rows], source.bias[rows], lift, shift, getattr(own.attention.self, name))
+        self._write(own.attention.output, theirs.attention.output)
+
+    def _copy_feed_forward(self, own: Any, theirs: Any) -> None:
+        expected = self.seen[theirs.attention.output.LayerNorm, "output"]
+        lift, shift = fit_affine(self._look(own.intermediate), expected)
+        effect = self.seen[theirs.output.dense, "input"].std(dim=0) * theirs.output.dense.weight.norm(dim=0)
+        units = effect.topk(own.intermediate.dense.out_features).indices.sort().values
+        source = theirs.intermediate.dense
+        _compose(source.weight[units], source.bias[units], lift, shift, own.intermediate.dense)
+        self._write(own.output, theirs.output)
+
+    def _choose_heads(self, count: int, output: nn.Linear) -> Tensor:
+        """Rows of the queries' weight that belong to the heads kept."""
+        width = self.teacher.config.hidden_size // self.teacher.config.num_attention_heads
+        parts = zip(self.seen[output, "input"].split(width, dim=1), output.weight.split(width, dim=1), strict=True)
+        effect = torch.stack([(context @ weight.T).std(dim=0).norm() for context, weight in parts])
+        kept = effect.topk(count).indices.sort().values
+        rows: Tensor = kept[:, None] * width + torch.arange(width)
+        return rows.flatten()
+
+    def _write(self, own: Any, theirs: Any) -> None:
+        """Fit a product that adds to the state, and the LayerNorm behind it."""
+        places = [(own.dense, "input"), (own, "residual")]
+        given, before = self._watch(self.student, places).values()
+        weight, bias = fit_affine(given, self.seen[theirs.LayerNorm, "input"] @ self.basis - before)
+        own.dense.weight.copy_(weight)
+        own.dense.bias.copy_(bias)
+        self._fit_norm(own.LayerNorm, own.dense(given) + before, theirs.LayerNorm)
+
+    def _fit_norm(self, norm: nn.LayerNorm, states: Tensor, theirs: nn.LayerNorm) -> None:
+        plain = functional.layer_norm(states, states.shape[1:], eps=norm.eps)
+        scale, shift = fit_scale(plain, self.seen[theirs, "output"] @ self.basis)
+        norm.weight.copy_(scale)
+        norm.bias.copy_(shift)
+
+    def _look(self, module: nn.Module) -> Tensor:
+        """What goes into a module of the student."""
+        return self._watch(self.student, [(module, "input")])[module, "input"]
+
+    def _watch(self, network: nn.Module, places: Sequence[_Place]) -> dict[_Place, Tensor]:
+        """The states of all tokens at some places of a network: ``(T, width)`` each."""
+        seen: dict[_Place, list[Tensor]] = {place: [] for place in places}
+        with contextlib.ExitStack() as hooks:
+            for place in places:
+                hook = place[0].register_forward_hook(_keep(seen[place], place[1]), with_kwargs=True)
+                hooks.callback(hook.remove)
+            for ids, mask in self.batches:
+                network(input_ids=ids, attention_mask=mask)
+                for states in seen.values():
+                    states[-1] = states[-1][mask.bool()]
+        return {place: torch.cat(states) for place, states in seen.items()}
+
+
+def _layers(network: Any, numbers: Sequence[int]) -> list[Any]:
+    return [network.encoder.layer[number - 1] for number in numbers]
+
+
+def _places(teacher: Any, layers: Sequence[Any]) -> list[_Place]:
+    """Where a teacher is watched."""
+    places: list[_Place] = [(teacher.embeddings.LayerNorm, "output")]
+    for layer in layers:
+        places += [(layer, "input"), (layer.attention.output.dense, "input"), (layer.output.dense, "input")]
+        for norm in (layer.attention.output.LayerNorm, layer.output.LayerNorm):
+            places += [(norm, "input"), (norm, "output")]
+    return places
+
+
+def _compose(weight: Tensor, bias: Tensor, lift: Tensor, shift: Tensor, into: nn.Linear) -> None:
+    """Let a product that expects lifted states take them as they are."""
+    into.weight.copy_(weight @ lift)
+    into.bias.copy_(bias + weight @ shift)
+
+
+def _keep(seen: list[Tensor], what: str) -> Callable[..., None]:
+    """A hook that keeps a module's first argument (``input``), its second (``residual``) or its ``output``."""
+
+    def hook(_: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> None:
+        given = (*inputs, *keywords.values())
+        seen.append(output if what == "output" else given[what == "residual"])
+
+    return hook
+
+
+def _tokenize(student: SentenceEncoder, texts: Sequence[str]) -> list[tuple[Tensor, Tensor]]:
+    """Batches of ids and mask, texts of similar length together."""
+    ids = sorted(student.tokenizer.tokenize(texts).ids, key=len)
+    if not ids:
+        raise ModelError("a student is cut from its teacher by what the teacher makes of texts; there are none")
+    starts = range(0, len(ids), _TEXTS_PER_BATCH)
+    batches = [student.tokenizer.pad(ids[start : start + _TEXTS_PER_BATCH]) for start in starts]
+    return [(torch.from_numpy(batch.input_ids), torch.from_numpy(batch.attention_mask)) for batch in batches]
+
+
+@contextlib.contextmanager
+def _evaluated(model: SentenceEncoder) -> Iterator[None]:
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)

@@ -1,0 +1,70 @@
+"""Text kept out of training: how far a student is from its teacher where it has not been."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from embedkit.protocols import TextEncoder
+from embedkit.training.corpus import Corpus
+from embedkit.training.teachers import TeacherVectors
+
+__all__ = ["HeldOut", "Split"]
+
+_LARGEST_SHARE = 0.1
+
+Rows = npt.NDArray[np.int64]
+
+
+@dataclasses.dataclass(frozen=True)
+class Split:
+    """Rows of a corpus to train on, and rows of each source that are kept apart."""
+
+    train: Rows
+    held_out: Mapping[str, Rows]
+
+    @classmethod
+    def of(cls, corpus: Corpus, count: int | None) -> Split:
+        """Keep ``count`` rows of each source apart, but never more than a tenth of it; the same whatever the seed.
+
+        Args:
+            corpus: sources of one name count as one.
+            count: None keeps none.
+        """
+        if count is None:
+            return cls(np.arange(len(corpus)), {})
+        ends = np.cumsum([card.rows for card in corpus.cards])
+        drawn: dict[str, list[Rows]] = {}
+        for number, (card, end) in enumerate(zip(corpus.cards, ends, strict=True)):
+            most = min(count, int(card.rows * _LARGEST_SHARE))
+            places = np.random.default_rng([0, number]).permutation(card.rows)[:most]
+            drawn.setdefault(card.name, []).append(np.sort(end - card.rows + places))
+        held_out = {name: np.concatenate(rows) for name, rows in drawn.items() if sum(map(len, rows))}
+        kept = np.ones(len(corpus), dtype=bool)
+        for rows in held_out.values():
+            kept[rows] = False
+        return cls(np.flatnonzero(kept), held_out)
+
+
+class HeldOut:
+    """Measures the distance from a teacher's vectors on text of each source.
+
+    Args:
+        corpus: the text.
+        rows: of each source.
+        teacher: its vectors of the corpus.
+    """
+
+    def __init__(self, corpus: Corpus, rows: Mapping[str, Rows], teacher: TeacherVectors) -> None:
+        self._texts = {name: corpus.texts(of_source) for name, of_source in rows.items()}
+        self._vectors = {name: teacher.read(of_source, 0) for name, of_source in rows.items()}
+
+    def distances(self, encoder: TextEncoder) -> dict[str, float]:
+        """Source -> mean of 1 - cosine between student and teacher, in [0, 2]."""
+        return {
+            name: float(1 - (encoder.encode(texts) * self._vectors[name]).sum(axis=1).mean())
+            for name, texts in self._texts.items()
+        }
