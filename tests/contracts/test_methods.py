@@ -262,7 +262,7 @@ class Fit:
                 batches,
                 self.config,
                 RunFolder(self.folder),
-                evaluate=lambda: score(method.encoder),  # noqa: B023 - called in this turn only
+                evaluate=lambda: {"dev": score(method.encoder)},  # noqa: B023 - called in this turn only
                 resume=resume or number > 0,
                 should_stop=lambda: next(seen) == steps,  # noqa: B023 - the same
                 show_progress=False,

@@ -3,13 +3,21 @@ import json
 import pytest
 
 from embedkit.errors import ModelError
-from embedkit.modeling.layout import HEAD_FOLDER, Layout, read_layout, weights_bytes, write_layout
+from embedkit.modeling.layout import Layout, read_layout, weights_bytes, write_layout
+
+HEAD = "2_Dense"
 
 
 @pytest.fixture
 def folder(tmp_path):
-    write_layout(tmp_path, hidden=8, pooling="cls", max_length=20, head=4, prompts={"query": "query: "})
+    write(tmp_path, pooling="cls", head=(4, "tanh"), prompts={"query": "query: "})
     return tmp_path
+
+
+def write(folder, *, pooling="mean", memory=None, head=None, prompts=None):
+    return write_layout(
+        folder, hidden=8, pooling=pooling, max_length=20, memory=memory, head=head, prompts=prompts or {}
+    )
 
 
 def edit(path, **changes):
@@ -19,12 +27,12 @@ def edit(path, **changes):
 
 def test_what_is_written_is_read_back(folder):
     assert read_layout(folder) == Layout(
-        backbone=folder, pooling="cls", max_length=20, head=folder / HEAD_FOLDER, prompts={"query": "query: "}
+        backbone=folder, pooling="cls", max_length=20, head=folder / HEAD, prompts={"query": "query: "}
     )
 
 
 def test_no_head_leaves_no_dense_module(tmp_path):
-    write_layout(tmp_path, hidden=8, pooling="mean", max_length=20, head=None, prompts={})
+    write(tmp_path)
 
     assert read_layout(tmp_path).head is None
     assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == ["1_Pooling", "2_Normalize"]
@@ -65,14 +73,26 @@ def test_prompts_left_out_of_the_pooling_are_refused(folder):
         read_layout(folder)
 
 
+def test_a_linear_head_behind_a_memory_is_read_back(tmp_path):
+    written = write(tmp_path, memory=6, head=(4, "linear"))
+
+    assert written == read_layout(tmp_path)
+    assert (written.head_activation, written.head, written.memory) == (
+        "linear",
+        tmp_path / "3_Dense",
+        tmp_path / "2_WordMemory",
+    )
+    assert json.loads((tmp_path / "3_Dense" / "config.json").read_text())["in_features"] == 8 + 6
+
+
 @pytest.mark.parametrize(
     "changes",
-    [{"activation_function": "torch.nn.modules.linear.Identity"}, {"bias": False}, {"use_residual": True}],
+    [{"activation_function": "torch.nn.modules.activation.ReLU"}, {"bias": False}, {"use_residual": True}],
 )
 def test_another_head_is_refused(folder, changes):
-    edit(folder / HEAD_FOLDER / "config.json", **changes)
+    edit(folder / HEAD / "config.json", **changes)
 
-    with pytest.raises(ModelError, match="dense layer with bias and tanh"):
+    with pytest.raises(ModelError, match="dense layer with bias"):
         read_layout(folder)
 
 

@@ -103,7 +103,8 @@ class Toy:
     def run(self, place, *, stop_after=None, resume=False):
         def evaluate():
             assert not distributed.is_initialized() or distributed.get_rank() == 0
-            return float(sum(parameter.detach().square().sum() for parameter in self.method.encoder.parameters()))
+            parameters = self.method.encoder.parameters()
+            return {"dev": float(sum(parameter.detach().square().sum() for parameter in parameters))}
 
         seen = iter(range(1, 100))
         config = LoopConfig(optim=self.optim, seed=2, dev_every=2)

@@ -67,7 +67,7 @@ def setup(make_encoder, make_corpus, sentences, tmp_path):
         )
         place = RunFolder(tmp_path / folder)
 
-        def go(*, dev_every=4, dev_most=None, patience=None, minutes=5.0, **options):
+        def go(*, evaluate=None, dev_every=4, dev_most=None, patience=None, minutes=5.0, **options):
             config = LoopConfig(
                 optim=optim,
                 seed=0,
@@ -76,7 +76,8 @@ def setup(make_encoder, make_corpus, sentences, tmp_path):
                 patience=patience,
                 checkpoint_minutes=minutes,
             )
-            return train(method, batches, config, place, show_progress=False, **options)
+            scores = None if evaluate is None else lambda: {"dev": evaluate(), "other": 0.25}
+            return train(method, batches, config, place, evaluate=scores, show_progress=False, **options)
 
         return method, go, place
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 
-from embedkit.errors import ConfigError, ModelNotFoundError
+from embedkit.errors import ConfigError, ModelError, ModelNotFoundError
+from embedkit.modeling.initialisation import random
+from embedkit.modeling.sizes import Size
 from embedkit.training.config import RunConfig, StudentConfig
 from embedkit.training.corpus import SourceConfig
 from embedkit.training.students import build_student
@@ -26,6 +30,19 @@ def config(teacher=None, *, name=None, data=".", **student):
         teacher=TeacherConfig(source=teacher, name=name) if teacher else None,
         student=StudentConfig(**{"max_length": 12, **student}),
     )
+
+
+@pytest.fixture
+def wide_teacher(tokenizer, tmp_path):
+    """Three layers, each 32 wide."""
+    random(tokenizer, Size(3, 32, 4), max_length=16, seed=4).save(tmp_path / "wide")
+    return str(tmp_path / "wide")
+
+
+@pytest.fixture
+def text(sentences, tmp_path):
+    (tmp_path / "a.txt").write_text("\n".join(sentences(60)), encoding="utf-8")
+    return tmp_path
 
 
 def words(encoder):
@@ -88,3 +105,52 @@ def test_a_student_needs_a_vocabulary(teacher):
 def test_a_missing_model_is_named(tmp_path):
     with pytest.raises(ModelNotFoundError, match="gone"):
         build_student(config(source=str(tmp_path / "gone")))
+
+
+def cut(teacher, text, **student):
+    cut_config = config(teacher, data=text, start="layers", **student)
+    return build_student(dataclasses.replace(cut_config, cache=str(text / "cache")))
+
+
+def test_from_layers_it_has_the_shape_asked_for(wide_teacher, text):
+    student = cut(wide_teacher, text, layers=2, hidden=16, inner=24, teacher_layers=(1, 3))
+    shape = student.config
+    assert (shape.num_hidden_layers, shape.hidden_size, shape.intermediate_size) == (2, 16, 24)
+    assert shape.num_attention_heads == 2  # as wide as the teacher's
+    assert student.fingerprint() == cut(wide_teacher, text, layers=2, hidden=16, inner=24).fingerprint()
+
+
+def test_a_shape_beyond_the_teacher_s_is_refused(wide_teacher, text):
+    with pytest.raises(ModelError, match="hidden = 128 is more"):
+        cut(wide_teacher, text)
+
+
+def test_a_memory_starts_from_the_teacher_s_words_unless_the_student_is_random(teacher):
+    known, blind = (
+        build_student(config(teacher, start=start, memory=8)).memory for start in ("teacher", "random")
+    )
+    assert known.width == blind.width == 8
+    assert known.rows.weight.abs().max() > 0 == blind.rows.weight.abs().max()
+
+
+def test_free_shapes_have_heads_as_wide_as_their_size(teacher):
+    student = build_student(config(teacher, start="random", layers=1, hidden=192, inner=100))
+    assert (student.hidden, student.config.num_attention_heads, student.config.intermediate_size) == (192, 3, 100)
+
+
+def test_dropout_is_what_the_configuration_says(teacher):
+    student = build_student(config(teacher, dropout=0.25))
+    rates = {module.p for module in student.modules() if isinstance(module, torch.nn.Dropout)}
+    assert rates == {0.25}
+    assert student.config.attention_probs_dropout_prob == 0.25
+
+
+def test_heads_that_do_not_divide_are_refused(teacher):
+    with pytest.raises(ConfigError, match="heads = 5 do not divide hidden = 128"):
+        build_student(config(teacher, heads=5))
+
+
+@pytest.mark.parametrize("settings", [{"source": "x", "memory": 8}, {"start": "teacher", "teacher_layers": (1,)}])
+def test_settings_that_would_change_nothing_are_refused(settings):
+    with pytest.raises(ConfigError, match=r"source's|goes with start"):
+        StudentConfig(**settings)

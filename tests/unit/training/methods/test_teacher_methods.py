@@ -12,7 +12,7 @@ from embedkit.training.losses.congen import congen_loss
 from embedkit.training.losses.cross_view import cross_view_loss
 from embedkit.training.losses.keys import Keys, own_cross_entropy
 from embedkit.training.losses.squared_distance import squared_distance
-from embedkit.training.method import Batch
+from embedkit.training.method import Batch, pooled
 from embedkit.training.methods import METHODS
 
 WIDTH = 6
@@ -131,3 +131,54 @@ class TestSeveralTeachers:
         assert make("sct-distillation", WIDTH, queue_size=8, objective="contrastive")
         with pytest.raises(ConfigError, match="learns from one teacher's vectors"):
             make("sct-distillation", WIDTH, WIDTH, queue_size=8, objective="contrastive")
+
+
+def test_one_view_learns_its_own_distribution(make, make_view, embeddings):
+    method = make("sct-distillation", queue_size=8, queues="one", views=1)
+    student, keys = units(embeddings(method.encoder)), Keys(method.queues[0].rows[0], FIRST)
+    expected = cross_view_loss((student, student), (keys, keys), temperature=0.04, reference_temperature=0.03)
+    output = method(Batch((make_view(),), ((FIRST,),)))
+    assert method.needs(method.config).views == 1
+    assert torch.allclose(output.loss, expected, atol=1e-5)
+    method.after_step([output])
+    assert torch.equal(method.queues[0].queues[0].ordered()[-5:], FIRST)
+
+
+def test_regression_adds_the_squared_distance_of_every_view(make, make_view, embeddings):
+    batch = Batch((make_view(), make_view(" today")), ((FIRST, SECOND),))
+    plain, weighted = (make("sct-distillation", queue_size=8, regression=weight) for weight in (0.0, 0.3))
+    students = units(embeddings(plain.encoder)), units(embeddings(plain.encoder, " today"))
+    distance = (squared_distance(students[0], FIRST) + squared_distance(students[1], SECOND)) / 2
+    assert torch.allclose(weighted(batch).loss - plain(batch).loss, 0.3 * distance, atol=1e-5)
+
+
+@pytest.mark.parametrize("settings", [{"queues": "two"}, {"queues": "one", "joint": True}])
+def test_one_view_is_refused_where_two_are_needed(make, settings):
+    with pytest.raises(ConfigError, match="views = 1"):
+        make("sct-distillation", views=1, **settings)
+
+
+@pytest.mark.parametrize("name", ["mse", "ckd", "congen", "sct-distillation"])
+def test_a_linear_head_stands_behind_any_width(make, name, make_encoder):
+    method = make(name, make_encoder("mean").hidden, head="linear", **({} if name == "mse" else {"queue_size": 8}))
+    assert (method.encoder.head.activation, method.encoder.dimension) == ("linear", method.encoder.hidden)
+
+
+def test_a_new_linear_head_starts_where_regression_leaves_it(make, make_view):
+    method = make("mse", head="linear")
+    with torch.no_grad():
+        targets = functional.normalize(method.encoder.head(pooled(method.encoder, make_view())) + 1, dim=1)
+        before = method(Batch((make_view(),), ((targets,),))).loss
+        method.start_head([make_view()], targets)
+        after = method(Batch((make_view(),), ((targets,),))).loss
+    assert after < 0.1 * before
+
+
+def test_a_head_that_was_trained_is_left_alone(make_encoder, make_view):
+    encoder = make_encoder("mean")
+    encoder.set_head(WIDTH, "linear")
+    weight = encoder.head.linear.weight.detach().clone()
+    entry = METHODS["mse"]
+    method = entry.method(encoder, from_mapping(entry.config, {"head": "linear"}), seed=1, teacher_dimension=WIDTH)
+    method.start_head([make_view()], FIRST)
+    assert torch.equal(encoder.head.linear.weight, weight)

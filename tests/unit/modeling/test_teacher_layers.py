@@ -1,0 +1,121 @@
+import numpy as np
+import pytest
+import torch
+
+from embedkit.errors import ModelError
+from embedkit.modeling.initialisation import random
+from embedkit.modeling.sizes import Size
+from embedkit.modeling.teacher_layers import choose_layers, from_layers
+from embedkit.modeling.torch_encoder import TorchEncoder
+from embedkit.modeling.vocabulary import real_words
+
+
+@pytest.fixture(scope="module")
+def teacher(tokenizer):
+    """Four layers that change their input more than BERT's small random weights would."""
+    encoder = random(tokenizer, Size(4, 32, 4, 48), max_length=16, seed=5).eval()
+    with torch.no_grad():
+        for name, parameter in encoder.backbone.named_parameters():
+            if parameter.ndim == 2:
+                parameter.mul_(4)
+            elif name.endswith("LayerNorm.weight"):
+                parameter.mul_(torch.linspace(0.5, 2, len(parameter)))
+    return encoder
+
+
+@pytest.fixture(scope="module")
+def words_of_texts(tokenizer):
+    generator = np.random.default_rng(0)
+    pieces = {number: piece for piece, number in _vocabulary(tokenizer).items()}
+    words = [pieces[number] for number in real_words(tokenizer) if pieces[number].isalpha()]
+    return [" ".join(generator.choice(words, generator.integers(2, 13))) for _ in range(300)]
+
+
+def _vocabulary(tokenizer):
+    import tokenizers
+
+    return tokenizers.Tokenizer.from_str(tokenizer.json).get_vocab()
+
+
+def likeness(student, teacher, texts):
+    return float((TorchEncoder(student).encode(texts) * TorchEncoder(teacher).encode(texts)).sum(axis=1).mean())
+
+
+@pytest.mark.parametrize(
+    ("count", "depth", "chosen"), [(1, 6, (6,)), (2, 6, (1, 6)), (3, 6, (1, 4, 6)), (6, 6, (1, 2, 3, 4, 5, 6))]
+)
+def test_layers_are_spread_and_end_with_the_last(count, depth, chosen):
+    assert choose_layers(count, depth) == chosen
+
+
+def test_all_layers_at_full_width_are_the_teacher(teacher, words_of_texts):
+    student = from_layers(teacher, Size(4, 32, 4, 48), words_of_texts, max_length=16, seed=0)
+
+    assert likeness(student, teacher, words_of_texts[:40]) > 0.999
+
+
+def test_fewer_layers_begin_nearer_to_the_teacher_than_its_layers_as_they_are(teacher, words_of_texts):
+    size = Size(2, 32, 4, 48)
+    student = from_layers(teacher, size, words_of_texts, layers=(1, 4), max_length=16, seed=0)
+    plain = random(teacher.tokenizer, size, max_length=16, seed=0).eval()
+    plain.backbone.embeddings.load_state_dict(teacher.backbone.embeddings.state_dict())
+    for own, number in zip(plain.backbone.encoder.layer, (0, 3), strict=True):
+        own.load_state_dict(teacher.backbone.encoder.layer[number].state_dict())
+
+    assert likeness(student, teacher, words_of_texts[:60]) > likeness(plain, teacher, words_of_texts[:60]) + 0.01
+
+
+def test_a_narrow_student_ranks_as_its_teacher_does(teacher, words_of_texts):
+    student = from_layers(teacher, Size(2, 16, 2, 24), words_of_texts, max_length=16, seed=0)
+    blind = random(teacher.tokenizer, Size(2, 16, 2, 24), max_length=16, seed=0)
+
+    def agreement(encoder):
+        own, theirs = (TorchEncoder(one).encode(words_of_texts[:60]) for one in (encoder, teacher))
+        upper = np.triu_indices(60, k=1)
+        return np.corrcoef((own @ own.T)[upper], (theirs @ theirs.T)[upper])[0, 1]
+
+    assert student.config.num_attention_heads == 2
+    assert agreement(student) > agreement(blind) + 0.2
+
+
+def test_the_same_seed_gives_the_same_student(teacher, words_of_texts):
+    one, two, other = (
+        from_layers(teacher, Size(1, 16, 2, 24), words_of_texts[:50], max_length=16, seed=seed).fingerprint()
+        for seed in (0, 0, 1)
+    )
+
+    assert one == two != other
+
+
+def test_the_teacher_stays_as_it_is(teacher, words_of_texts):
+    before = teacher.fingerprint()
+    from_layers(teacher, Size(1, 16, 2, 24), words_of_texts[:50], max_length=16, seed=0)
+
+    assert teacher.fingerprint() == before
+    assert not teacher.training
+
+
+@pytest.mark.parametrize(
+    ("size", "layers", "reason"),
+    [
+        (Size(5, 32, 4, 48), None, "5 layers cannot be cut from a teacher of 4"),
+        (Size(2, 32, 4, 48), (4, 1), "ascending"),
+        (Size(2, 32, 4, 48), (1, 5), "of a teacher's 4"),
+        (Size(2, 64, 4, 48), None, "hidden = 64 is more than the 32"),
+        (Size(2, 32, 4, 96), None, "inner = 96 is more"),
+        (Size(2, 12, 4, 24), None, "no multiple of the width of the teacher's heads, 8"),
+    ],
+)
+def test_what_does_not_fit_into_the_teacher_is_refused(teacher, size, layers, reason):
+    with pytest.raises(ModelError, match=reason):
+        from_layers(teacher, size, ["the cat"], layers=layers, max_length=16, seed=0)
+
+
+def test_longer_texts_than_the_teacher_s_are_refused(teacher):
+    with pytest.raises(ModelError, match="positions = 17"):
+        from_layers(teacher, Size(1, 32, 4, 48), ["the cat"], max_length=16, positions=17, seed=0)
+
+
+def test_no_text_is_an_error(teacher):
+    with pytest.raises(ModelError, match="there are none"):
+        from_layers(teacher, Size(1, 32, 4, 48), [], max_length=16, seed=0)

@@ -1,0 +1,63 @@
+import numpy as np
+import pytest
+
+from embedkit.training.corpus import Corpus, SourceConfig
+from embedkit.training.held_out import HeldOut, Split
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    for name, count in (("a", 100), ("b", 30), ("c", 5)):
+        (tmp_path / f"{name}.txt").write_text("\n".join(f"{name} {number}" for number in range(count)))
+    sources = [SourceConfig(path=str(tmp_path / f"{name}.txt")) for name in "abc"]
+    return Corpus.prepare(sources, tmp_path, show_progress=False)
+
+
+def test_nothing_is_kept_out_unless_asked(corpus):
+    split = Split.of(corpus, None)
+
+    assert split.train.tolist() == list(range(135))
+    assert split.held_out == {}
+
+
+def test_each_source_gives_so_many_but_no_more_than_a_tenth(corpus):
+    split = Split.of(corpus, 4)
+
+    assert {name: len(rows) for name, rows in split.held_out.items()} == {"a": 4, "b": 3}
+    for name, rows in split.held_out.items():
+        assert all(text.startswith(name) for text in corpus.texts(rows))
+
+
+def test_no_text_is_on_both_sides(corpus):
+    split = Split.of(corpus, 4)
+
+    everything = np.concatenate([split.train, *split.held_out.values()])
+    assert sorted(everything.tolist()) == list(range(135))
+
+
+def test_sources_of_one_name_count_as_one(tmp_path):
+    for part in "xy":
+        (tmp_path / f"{part}.txt").write_text("\n".join(f"{part} {number}" for number in range(40)))
+    sources = [SourceConfig(path=str(tmp_path / f"{part}.txt"), name="z") for part in "xy"]
+    split = Split.of(Corpus.prepare(sources, tmp_path, show_progress=False), 2)
+
+    assert {name: len(rows) for name, rows in split.held_out.items()} == {"z": 4}
+
+
+def test_the_distance_is_measured_source_by_source(corpus, counting_teacher):
+    teacher = counting_teacher()
+
+    class Vectors:
+        name, fingerprint, dimension = teacher.name, teacher.fingerprint, teacher.dimension
+
+        def read(self, rows, view):
+            return teacher.encode(corpus.texts(rows, view))
+
+    class Opposite:
+        def encode(self, texts):
+            rows = teacher.encode(texts)
+            return rows * np.array([[-1.0 if text.startswith("a") else 1.0] for text in texts], dtype=np.float32)
+
+    distances = HeldOut(corpus, Split.of(corpus, 4).held_out, Vectors()).distances(Opposite())
+
+    assert distances == pytest.approx({"a": 2.0, "b": 0.0}, abs=1e-6)
