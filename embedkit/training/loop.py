@@ -13,6 +13,9 @@ import torch
 from torch import Tensor
 
 from embedkit.errors import ConfigError, TrainingError
+from embedkit.modeling.attention import plain_attention
+from embedkit.modeling.cross_encoder import PairEncoder
+from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.progress import Progress
 from embedkit.training import processes
 from embedkit.training.batches import Batches
@@ -22,7 +25,7 @@ from embedkit.training.dev_schedule import evaluation_steps, total_steps
 from embedkit.training.method import Batch, Learner, StepOutput
 from embedkit.training.optim import OptimConfig, build_optimizer, schedule
 from embedkit.training.run_folder import RunFolder
-from embedkit.training.word_gradients import fill_gradients, quicker_on_processors
+from embedkit.training.word_gradients import by_rows, fill_gradients
 
 __all__ = ["LoopConfig", "Scores", "train"]
 
@@ -147,12 +150,8 @@ class _Run:
         self.method.train()
         stream = self.batches.stream(first * self.optim.accumulate, self.total * self.optim.accumulate)
         progress = Progress("train", self.total - first, unit="steps", enabled=show_progress)
-        with (
-            contextlib.closing(stream),
-            progress,
-            self.folder.tracked(first),
-            contextlib.nullcontext() if self.optim.compile else quicker_on_processors(self.method),
-        ):
+        quicker = contextlib.nullcontext() if self.optim.compile else _quicker_on_cpu(self.method)
+        with contextlib.closing(stream), progress, self.folder.tracked(first), quicker:
             for _ in range(first, self.total):
                 if self._exhausted():
                     break
@@ -299,6 +298,22 @@ class _Run:
 
     def _best(self) -> str:
         return f", dev {self.state.best_score:.4f}" if self.state.best_score is not None else ""
+
+
+@contextlib.contextmanager
+def _quicker_on_cpu(method: Learner) -> Iterator[None]:
+    """Sparse gradients of word tables, and attention by plain products, for what trains on a CPU.
+
+    Torch's fused attention saves memory that the short texts of a chunk do not need, and its backward pass takes
+    several times as long there.
+    """
+    networks = [part for part in method.modules() if isinstance(part, SentenceEncoder | PairEncoder)]
+    with contextlib.ExitStack() as changed:
+        changed.enter_context(by_rows(method))
+        for network in networks:
+            if network.device.type == "cpu":
+                changed.enter_context(plain_attention(network.body))
+        yield
 
 
 def _mean(values: list[Tensor]) -> float:

@@ -12,27 +12,10 @@ from collections.abc import Iterator
 
 from torch import nn
 
-from embedkit.modeling.attention import plain_attention
 from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.encoder import SentenceEncoder
 
-__all__ = ["by_rows", "fill_gradients", "quicker_on_processors"]
-
-
-@contextlib.contextmanager
-def quicker_on_processors(module: nn.Module) -> Iterator[None]:
-    """What makes training on a CPU quicker: :func:`by_rows`, and attention by plain products.
-
-    Torch's fused attention saves memory, which the short texts of a chunk do not need, and takes several times as
-    long to go backward on a CPU.
-    """
-    encoders = [part for part in module.modules() if isinstance(part, SentenceEncoder | PairEncoder)]
-    with contextlib.ExitStack() as changed:
-        changed.enter_context(by_rows(module))
-        for encoder in encoders:
-            if encoder.device.type == "cpu":
-                changed.enter_context(plain_attention(encoder.body))
-        yield
+__all__ = ["by_rows", "fill_gradients"]
 
 
 @contextlib.contextmanager
