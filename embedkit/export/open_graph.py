@@ -21,7 +21,7 @@ __all__ = ["find_states", "open_graph", "read_head"]
 
 # Name of the node that pools -> which of its inputs are the states; as it is written, and as it is traced.
 _POOLS = {
-    "mean": {"masked_sum": 1, "/Mul": 0},
+    "mean": {"masked_sum": 1, "/MatMul": 1},
     "cls": {"pooled": 0, "/Gather": 0},
 }
 _HEADS = ("head.linear", "head.linear.product")  # as it is written, and as it is traced
@@ -70,7 +70,7 @@ def _read_weight(arrays: Mapping[str, FloatArray], name: str) -> FloatArray | No
     if f"{name}.weight_int8" not in arrays:
         return None
     weight = arrays[f"{name}.weight_int8"].astype(np.float32) * arrays[f"{name}.weight_scale"]
-    factors = arrays.get(f"{name}.factors")  # of inputs with fixed scales
+    factors = arrays.get(f"{name}.factors")  # of inputs with fixed scales, by which the weight was divided
     return weight if factors is None else weight * factors[:, None]
 
 
