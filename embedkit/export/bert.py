@@ -18,7 +18,14 @@ import onnx
 from onnx import TensorProto
 from torch import Tensor
 
-from embedkit.export.writer import PAIR_INPUTS, TEXT_INPUTS, Arithmetic, FloatArithmetic, GraphWriter
+from embedkit.export.writer import (
+    MEMORY_ROWS,
+    PAIR_INPUTS,
+    TEXT_INPUTS,
+    Arithmetic,
+    FloatArithmetic,
+    GraphWriter,
+)
 from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.protocols import FloatArray
@@ -163,21 +170,34 @@ class _EncoderWriter(_BodyWriter):
         self.model = model
 
     def write(self) -> onnx.ModelProto:
-        graph = self.graph
-        pooled = self._pool(*self.body())
-        if self.model.head is not None:
-            pooled = graph.add("Tanh", "head", self._linear("head.linear", pooled))
+        graph, head = self.graph, self.model.head
+        states, mask = self.body()
+        pooled = self._pool(states, mask)
+        if self.model.memory is not None:
+            pooled = graph.add("Concat", "with_memory", pooled, self._remember(mask), axis=1)
+        if head is not None:
+            pooled = self._linear("head.linear", pooled)
+        if head is not None and head.activation == "tanh":
+            pooled = graph.add("Tanh", "head", pooled)
         return graph.finish("sentence_encoder", TEXT_INPUTS, graph.unit_rows(pooled), self.model.dimension)
 
     def _pool(self, states: str, mask: str) -> str:
+        return self.first_states("pooled", states) if self.model.pooling == "cls" else self._mean(states, mask)
+
+    def _remember(self, mask: str) -> str:
+        """The mean of the tokens' rows in the word memory: ``(B, M)``."""
+        table = self.weights[f"{MEMORY_ROWS}.weight"][: self.vocabulary_size]
+        return self._mean(self.arithmetic.gather(self.graph, MEMORY_ROWS, table, "input_ids"), mask, "memory.")
+
+    def _mean(self, rows: str, mask: str, prefix: str = "") -> str:
+        """The mean over the tokens of each text; ONNX Runtime counts them once, however often this is written."""
         graph = self.graph
-        if self.model.pooling == "cls":
-            return self.first_states("pooled", states)
-        row = graph.add("Unsqueeze", "mask_row", mask, graph.integers(1))
-        summed = graph.add("Squeeze", "summed", graph.add("MatMul", "masked_sum", row, states), graph.integers(1))
-        count = graph.add("ReduceSum", "count", mask, graph.integers(1), keepdims=1)
-        count = graph.add("Max", "safe_count", count, graph.number("one", 1.0))
-        return graph.add("Div", "pooled", summed, count)
+        row = graph.add("Unsqueeze", f"{prefix}mask_row", mask, graph.integers(1))
+        summed = graph.add("MatMul", f"{prefix}masked_sum", row, rows)
+        summed = graph.add("Squeeze", f"{prefix}summed", summed, graph.integers(1))
+        count = graph.add("ReduceSum", f"{prefix}count", mask, graph.integers(1), keepdims=1)
+        count = graph.add("Max", f"{prefix}safe_count", count, graph.number("one", 1.0))
+        return graph.add("Div", f"{prefix}pooled", summed, count)
 
 
 class _CrossEncoderWriter(_BodyWriter):

@@ -1,8 +1,9 @@
 """float16, which GPUs multiply several times faster than float32: the layers in it, what stands behind them not.
 
-Everything on which the states of the tokens depend is made float16, weights included. What comes after them stays
-float32, pooling, head and normalisation, or a cross-encoder's pooler and classifier: sums over long texts and
-squares are what float16 loses, and they cost next to nothing. Inputs and output are those of any bundle.
+Everything on which the states of the tokens depend is made float16, weights included, and so are the rows of a
+word memory. What comes after them stays float32, pooling, head and normalisation, or a cross-encoder's pooler and
+classifier: sums over long texts and squares are what float16 loses, and they cost next to nothing. Inputs and
+output are those of any bundle.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from embedkit.errors import ExportError
 from embedkit.export.open_graph import find_states
+from embedkit.export.writer import MEMORY_ROWS
 
 __all__ = ["halve"]
 
@@ -38,7 +40,8 @@ def halve(model: onnx.ModelProto, pooling: str | None) -> onnx.ModelProto:
     graph = halved.graph
     inferred = onnx.shape_inference.infer_shapes(model, strict_mode=True).graph
     floats = _float_values(inferred)
-    body = _ancestors(graph, _last_of_tokens(inferred) if pooling is None else {find_states(graph, pooling)})
+    last = _last_of_tokens(inferred) if pooling is None else {find_states(graph, pooling), MEMORY_ROWS}
+    body = _ancestors(graph, last)
     tail = [node for node in graph.node if node.output[0] not in body]
     layers = [node for node in graph.node if node.output[0] in body]
     for node in layers:

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from embedkit.errors import ExportError
 from embedkit.export.gates import Gate
@@ -152,19 +152,25 @@ def _renumber_frame(processor: dict[str, Any] | None, numbers: Mapping[int, int]
 
 
 def _with_vocabulary(model: Model, tokenizer_json: str, kept: Sequence[int]) -> Model:
-    """A copy of the model with these rows of its word table."""
+    """A copy of the model with these rows of its word table and of its word memory."""
     pruned = copy.deepcopy(model)
     network = pruned.network if isinstance(pruned, PairEncoder) else pruned.backbone
     config = network.config
     pad_id = None if config.pad_token_id is None else kept.index(config.pad_token_id)
     if config.model_type != "bert" and pad_id != config.pad_token_id:
         raise ExportError(f"{model.name} counts positions from its padding token, whose id would change")
-    rows = network.get_input_embeddings().get_parameter("weight").detach()
-    rows = rows[torch.tensor(kept, device=rows.device)]
+    rows = _keep_rows(network.get_input_embeddings(), kept)
     network.set_input_embeddings(nn.Embedding.from_pretrained(rows, padding_idx=pad_id))
+    if isinstance(pruned, SentenceEncoder) and pruned.memory is not None:
+        pruned.memory.rows = nn.Embedding.from_pretrained(_keep_rows(pruned.memory.rows, kept))
     config.vocab_size, config.pad_token_id = len(kept), pad_id
     pruned.tokenizer = type(pruned.tokenizer)(tokenizer_json, model.max_length)
     return pruned
+
+
+def _keep_rows(table: nn.Module, kept: Sequence[int]) -> Tensor:
+    rows = table.get_parameter("weight").detach()
+    return rows[torch.tensor(kept, device=rows.device)]
 
 
 def _measure(before: Tokenizer, after: Tokenizer, texts: Sequence[str], kept: Sequence[int]) -> Gate:

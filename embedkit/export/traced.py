@@ -42,10 +42,10 @@ def trace_graph(model: SentenceEncoder | PairEncoder, arithmetic: Arithmetic) ->
     """
     traced = _trace(model)
     graph = _SharingWriter()
-    _Copier(graph, traced, arithmetic, model.tokenizer.vocabulary_size).copy()
+    output = _Copier(graph, traced, arithmetic, model.tokenizer.vocabulary_size).copy()
     if isinstance(model, PairEncoder):
-        return graph.finish("cross_encoder", PAIR_INPUTS, graph.add("Sigmoid", "score", _OUTPUT))
-    return graph.finish("sentence_encoder", TEXT_INPUTS, graph.unit_rows(_OUTPUT), model.dimension)
+        return graph.finish("cross_encoder", PAIR_INPUTS, graph.add("Sigmoid", "score", output))
+    return graph.finish("sentence_encoder", TEXT_INPUTS, graph.unit_rows(output), model.dimension)
 
 
 def example_inputs(model: SentenceEncoder | PairEncoder) -> tuple[torch.Tensor, ...]:
@@ -118,10 +118,15 @@ class _Copier:
         self.tensors = {tensor.name: numpy_helper.to_array(tensor) for tensor in traced.graph.initializer}
         self.nodes = [node for node in traced.graph.node if not self._is_weight(node)]
 
-    def copy(self) -> None:
-        """Write all nodes; products and the words that were looked up are called after their modules."""
+    def copy(self) -> str:
+        """Write all nodes; products and the words that were looked up are called after their modules.
+
+        Returns:
+            name of the output, which is itself a product behind a linear head.
+        """
         large = [node for node in self.nodes if self._is_product(node) or self._is_word_table(node)]
-        _rename(self.nodes, {node.output[0]: _module(node.name) for node in large})
+        names = {node.output[0]: _module(node.name) for node in large}
+        _rename(self.nodes, names)
         for node in self.nodes:
             if self._is_word_table(node):
                 table = self.tensors[node.input[0]][: self.vocabulary_size]
@@ -130,6 +135,7 @@ class _Copier:
                 self._multiply(node)
             else:
                 self._keep(node)
+        return names.get(_OUTPUT, _OUTPUT)
 
     def _is_weight(self, node: onnx.NodeProto) -> bool:
         """Whether a node only passes on a weight that several modules share, as it is or turned over."""

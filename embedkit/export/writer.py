@@ -16,6 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 from embedkit.protocols import FloatArray
 
 __all__ = [
+    "MEMORY_ROWS",
     "OPSET",
     "PAIR_INPUTS",
     "TEXT_INPUTS",
@@ -29,6 +30,7 @@ __all__ = [
 OPSET = 20
 TEXT_INPUTS = ("input_ids", "attention_mask")
 PAIR_INPUTS = (*TEXT_INPUTS, "token_type_ids")
+MEMORY_ROWS = "memory.rows"  # value of a word memory's rows, as it is written and as it is traced
 
 _SHORTEST_NORM = 1e-12
 _IR_VERSION = 9  # the file format that belongs to opset 20

@@ -33,8 +33,8 @@ typedef struct Room {
 typedef struct {
     PyObject_HEAD
     Net net;
-    Py_buffer words, word_scales, positions, types; /* read where they are */
-    Room *idle;                                     /* workspaces of no run, guarded by the GIL */
+    Py_buffer words, word_scales, memory, memory_scales, positions, types; /* read where they are */
+    Room *idle; /* workspaces of no run, guarded by the GIL */
 } Network;
 
 /* ---- reading arguments ---- */
@@ -144,23 +144,36 @@ static int read_layers(Net *n, PyObject *source) {
     return 0;
 }
 
-/* How words are stored shows in the size of a row: H floats, H bytes with one scale, or H / 2 with blocks. */
-static int read_words(Network *self, PyObject *words, PyObject *scales, int vocabulary) {
-    Net *n = &self->net;
-    if (PyObject_GetBuffer(words, &self->words, PyBUF_SIMPLE) < 0) return -1;
-    if (scales != Py_None && PyObject_GetBuffer(scales, &self->word_scales, PyBUF_SIMPLE) < 0) return -1;
-    const Py_ssize_t row = vocabulary > 0 ? self->words.len / vocabulary : 0, rest = self->word_scales.len;
-    const WordKind kind = row == 4L * n->hidden ? WORDS_FLOAT : row == n->hidden ? WORDS_INT8 : WORDS_INT4;
+/* How words are stored shows in the size of a row: `width` floats, as many bytes with one scale, or half as
+ * many with blocks. */
+static int read_words(WordTable *table, PyObject *words, Py_buffer *values, PyObject *word_scales,
+                      Py_buffer *scales, int vocabulary, int width) {
+    if (PyObject_GetBuffer(words, values, PyBUF_SIMPLE) < 0) return -1;
+    if (word_scales != Py_None && PyObject_GetBuffer(word_scales, scales, PyBUF_SIMPLE) < 0) return -1;
+    const Py_ssize_t row = vocabulary > 0 ? values->len / vocabulary : 0, rest = scales->len;
+    const WordKind kind = row == 4L * width ? WORDS_FLOAT : row == width ? WORDS_INT8 : WORDS_INT4;
     const int blocks = vocabulary > 0 ? (int)(rest / vocabulary / 2) : 0;
-    n->words = (WordTable){kind, vocabulary, n->hidden, self->words.buf, self->word_scales.buf, blocks};
-    if (row > 0 && self->words.len == row * vocabulary &&
+    *table = (WordTable){kind, vocabulary, width, values->buf, scales->buf, blocks};
+    if (row > 0 && values->len == row * vocabulary &&
         ((kind == WORDS_FLOAT && rest == 0) || (kind == WORDS_INT8 && rest == 4L * vocabulary) ||
-         (kind == WORDS_INT4 && row * 2 == n->hidden && blocks > 0 && n->hidden % (blocks * LANES) == 0 &&
+         (kind == WORDS_INT4 && row * 2 == width && blocks > 0 && width % (blocks * LANES) == 0 &&
           rest == 2L * blocks * vocabulary)))
         return 0;
     PyErr_Format(PyExc_ValueError, "%d words of %zd bytes with %zd bytes of scales are no table of %d columns",
-                 vocabulary, row, rest, n->hidden);
+                 vocabulary, row, rest, width);
     return -1;
+}
+
+static int read_memory(Network *self, PyObject *memory, PyObject *scales, int vocabulary, int width) {
+    if (width % DEPTH || width < 0 || (width == 0) != (memory == Py_None) ||
+        width > INT32_MAX - self->net.hidden) {
+        PyErr_Format(PyExc_ValueError, "a memory of width %d, expected a multiple of %d, or 0 and None", width,
+                     DEPTH);
+        return -1;
+    }
+    if (width == 0) return 0;
+    return read_words(&self->net.memory, memory, &self->memory, scales, &self->memory_scales, vocabulary,
+                      width);
 }
 
 /* A table of at least one row of so many floats, and how many it has. */
@@ -196,32 +209,37 @@ static int check_sizes(const Net *n) {
 }
 
 static PyObject *network_new(PyTypeObject *type, PyObject *args, PyObject *keywords) {
-    static char *names[] = {
-        "hidden",    "heads",       "intermediate", "dimension", "vocabulary", "epsilon",
-        "tanh",      "first_token", "unit",         "amx",       "words",      "word_scales",
-        "positions", "types",       "norm",         "layers",    "head",       NULL};
+    static char *names[] = {"hidden",     "heads",   "intermediate", "memory_width", "dimension",
+                            "vocabulary", "epsilon", "tanh",         "first_token",  "unit",
+                            "amx",        "words",   "word_scales",  "memory",       "memory_scales",
+                            "positions",  "types",   "norm",         "layers",       "head",
+                            "tanh_head",  NULL};
     Network *self = (Network *)PyType_GenericAlloc(type, 0);
     if (!self) return NULL;
     Net *n = &self->net;
-    int tanh_gelu, first_token, unit, amx, vocabulary;
-    PyObject *words, *scales, *positions, *types, *weight, *bias, *layers, *head;
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "$iiiiifppppOOOO(OO)OO", names, &n->hidden, &n->heads,
-                                     &n->intermediate, &n->dimension, &vocabulary, &n->epsilon, &tanh_gelu,
-                                     &first_token, &unit, &amx, &words, &scales, &positions, &types, &weight,
-                                     &bias, &layers, &head))
+    int tanh_gelu, first_token, unit, amx, tanh_head, vocabulary, width;
+    PyObject *words, *scales, *memory, *memory_scales, *positions, *types, *weight, *bias, *layers, *head;
+    if (!PyArg_ParseTupleAndKeywords(
+            args, keywords, "$iiiiiifppppOOOOOO(OO)OOp", names, &n->hidden, &n->heads, &n->intermediate, &width,
+            &n->dimension, &vocabulary, &n->epsilon, &tanh_gelu, &first_token, &unit, &amx, &words, &scales,
+            &memory, &memory_scales, &positions, &types, &weight, &bias, &layers, &head, &tanh_head))
         goto failed;
     n->gelu = tanh_gelu ? GELU_TANH : GELU_ERF;
     n->first_token = first_token;
     n->unit = unit;
     n->amx = amx;
     n->has_head = head != Py_None;
-    if (check_sizes(n) < 0 || read_words(self, words, scales, vocabulary) < 0 ||
+    n->head_kind = tanh_head ? TANH : AS_IS;
+    if (check_sizes(n) < 0 ||
+        read_words(&n->words, words, &self->words, scales, &self->word_scales, vocabulary, n->hidden) < 0 ||
+        read_memory(self, memory, memory_scales, vocabulary, width) < 0 ||
         read_places(self, positions, types) < 0)
         goto failed;
     if (read_norm(&n->embedding_norm, weight, bias, n->hidden) < 0 || read_layers(n, layers) < 0) goto failed;
-    if (n->has_head && read_product(&n->head, head, n->hidden, n->dimension) < 0) goto failed;
-    if (!n->has_head && n->dimension != n->hidden) {
-        PyErr_SetString(PyExc_ValueError, "without a head, the dimension is the hidden size");
+    if (n->has_head && read_product(&n->head, head, pooled_width(n), n->dimension) < 0) goto failed;
+    if (!n->has_head && n->dimension != pooled_width(n)) {
+        PyErr_SetString(PyExc_ValueError,
+                        "without a head, the dimension is the hidden size and the memory's width");
         goto failed;
     }
     return (PyObject *)self;
@@ -262,6 +280,8 @@ static void network_dealloc(PyObject *object) {
     free_norm(&n->embedding_norm);
     PyBuffer_Release(&self->words);
     PyBuffer_Release(&self->word_scales);
+    PyBuffer_Release(&self->memory);
+    PyBuffer_Release(&self->memory_scales);
     PyBuffer_Release(&self->positions);
     PyBuffer_Release(&self->types);
     for (Room *room = self->idle; room;) {

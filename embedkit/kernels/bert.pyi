@@ -20,8 +20,10 @@ def features() -> tuple[str, ...]: ...
 
 class Network:
     # words: (V, H) float32; (V, H) int8 with scales (V, 1) float32; (V, H / 2) uint8, the left half of a row in
-    # low bits and the right in high bits, with scales (V, blocks) float16. They, positions (P, H) float32 and
-    # token types (T, H) float32, if there are any, are read where they are. unit: rows are scaled to length 1.
+    # low bits and the right in high bits, with scales (V, blocks) float16. memory: in one of these forms too,
+    # (V, M), of the same V words; its mean stands behind the pooled state. Without one, memory_width M is 0.
+    # These tables, positions (P, H) float32 and token types (T, H) float32, if there are any, are read where they
+    # are. head: H + M -> D, then tanh if tanh_head. unit: rows are scaled to length 1.
     # ValueError if sizes do not fit.
     def __new__(
         cls,
@@ -29,6 +31,7 @@ class Network:
         hidden: int,
         heads: int,
         intermediate: int,
+        memory_width: int,
         dimension: int,
         vocabulary: int,
         epsilon: float,
@@ -38,11 +41,14 @@ class Network:
         amx: bool,
         words: Array,
         word_scales: Array | None,
+        memory: Array | None,
+        memory_scales: Array | None,
         positions: Array,
         types: Array | None,
         norm: Norm,
         layers: Sequence[Layer],
         head: Product | None,
+        tanh_head: bool,
     ) -> Self: ...
 
     # ids (N,) int32 of texts beside each other, types (N,) int32 where the network has token types, starts

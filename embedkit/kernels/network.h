@@ -21,7 +21,8 @@ typedef struct {
     float epsilon;
     Activation gelu;
     bool first_token, amx, has_head, unit; /* first_token: it stands for the text; else the mean of all does */
-    WordTable words;
+    Activation head_kind;
+    WordTable words, memory;     /* of the same words; a memory of width 0 is none */
     const float *places, *types; /* (positions, hidden); (token_types, hidden), where those are more than 0 */
     Norm embedding_norm;
     Layer *layer;
@@ -33,21 +34,23 @@ typedef struct {
 /* What one run at a time needs. */
 typedef struct {
     float *states, *projected, *context; /* (tokens, hidden), (tokens, 3 hidden), (tokens, hidden) */
-    float *wide, *narrow;                /* (ROWS, intermediate), (ROWS, hidden or dimension) */
+    float *wide, *narrow;                /* (ROWS, intermediate), (ROWS, hidden and memory's width) */
     float *keys, *scores;                /* of attend() */
     Rounded narrow_bytes, wide_bytes;
     int tokens, longest; /* that there is room for */
     void *memory;        /* that holds all of these */
 } Workspace;
 
+/* Width of what is pooled: the states, and behind them the memory's rows. */
+static int pooled_width(const Net *n) { return n->hidden + n->memory.width; }
+
 /* Share out the memory of a workspace, if it has any yet; the bytes that it takes. */
 static size_t lay_out(const Net *n, Workspace *w, int tokens, int longest) {
     const size_t rows = (size_t)tokens, hidden = (size_t)n->hidden, intermediate = (size_t)n->intermediate;
-    const size_t widest = n->dimension > n->hidden ? (size_t)n->dimension : hidden;
-    const size_t padded = (size_t)whole_vectors(longest);
+    const size_t pooled = (size_t)pooled_width(n), padded = (size_t)whole_vectors(longest);
     const size_t floats[] = {rows * hidden,       rows * 3 * hidden, rows * hidden,
-                             ROWS * intermediate, ROWS * widest,     hidden / (size_t)n->heads * padded,
-                             TILE_ROWS * padded,  ROWS * hidden / 4, ROWS * intermediate / 4};
+                             ROWS * intermediate, ROWS * pooled,     hidden / (size_t)n->heads * padded,
+                             TILE_ROWS * padded,  ROWS * pooled / 4, ROWS * intermediate / 4};
     float *bytes[2], **parts[] = {&w->states, &w->projected, &w->context, &w->wide, &w->narrow,
                                   &w->keys,   &w->scores,    &bytes[0],   &bytes[1]};
     size_t used = 0;
@@ -157,13 +160,25 @@ static void pool(const Net *n, const float *states, int length, float *pooled) {
     }
 }
 
+/* The mean of a text's rows in the memory, if there is one; zeros of a text without tokens. */
+static void remember(const Net *n, const int32_t *ids, int length, float *mean) {
+    const __m512 divisor = _mm512_set1_ps((float)(length ? length : 1));
+    memset(mean, 0, sizeof(float) * (size_t)n->memory.width);
+    for (int i = 0; i < length; i++) place_word(&n->memory, ids[i], mean, mean);
+    for (int i = 0; i < n->memory.width; i += LANES)
+        _mm512_storeu_ps(mean + i, _mm512_div_ps(_mm512_loadu_ps(mean + i), divisor));
+}
+
 /* Texts to rows, for at most ROWS texts. */
-static void finish(const Net *n, const int32_t *starts, int texts, float *rows, Workspace *w) {
-    float *pooled = n->has_head ? w->narrow : rows;
-    for (int t = 0; t < texts; t++)
-        pool(n, w->states + (size_t)starts[t] * n->hidden, starts[t + 1] - starts[t],
-             pooled + (size_t)t * n->hidden);
-    if (n->has_head) apply(n, &n->head, pooled, texts, rows, TANH, &w->narrow_bytes);
+static void finish(const Net *n, const int32_t *ids, const int32_t *starts, int texts, float *rows,
+                   Workspace *w) {
+    for (int t = 0; t < texts; t++) {
+        const int start = starts[t], length = starts[t + 1] - start;
+        float *pooled = (n->has_head ? w->narrow : rows) + (size_t)t * pooled_width(n);
+        pool(n, w->states + (size_t)start * n->hidden, length, pooled);
+        remember(n, ids + start, length, pooled + n->hidden);
+    }
+    if (n->has_head) apply(n, &n->head, w->narrow, texts, rows, n->head_kind, &w->narrow_bytes);
     for (int t = 0; n->unit && t < texts; t++) scale_to_unit(rows + (size_t)t * n->dimension, n->dimension);
 }
 
@@ -176,7 +191,7 @@ static void run_batch(const Net *n, const int32_t *ids, const int32_t *types, co
               w->states + (size_t)starts[t] * n->hidden);
     for (int l = 0; l < n->layers; l++) run_layer(n, n->layer + l, starts, texts, w);
     for (int t = 0; t < texts; t += ROWS)
-        finish(n, starts + t, at_most(texts - t, ROWS), rows + (size_t)t * n->dimension, w);
+        finish(n, ids, starts + t, at_most(texts - t, ROWS), rows + (size_t)t * n->dimension, w);
     if (n->amx) _tile_release();
 }
 

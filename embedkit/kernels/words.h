@@ -42,7 +42,7 @@ INLINE void add_int4(const uint8_t *word, const uint16_t *scales, int block, con
     }
 }
 
-/* The word of an id plus the row of its place in the text. */
+/* The word of an id plus the row of its place in the text, which may be the row that is written. */
 static void place_word(const WordTable *words, int32_t id, const float *place, float *row) {
     const size_t first = (size_t)id * words->width;
     if (words->kind == WORDS_FLOAT) {

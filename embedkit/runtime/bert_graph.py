@@ -78,13 +78,14 @@ class _Reader:
             states, layer = self._layer(states, ignored)
             layers.append(layer)
         pooled, pooling = self._pool(states, mask)
-        pooled, head = self._head(pooled)
+        pooled, memory = self._remember(pooled, mask)
+        pooled, head, activation = self._head(pooled, self.hidden + (0 if memory is None else memory.width))
         if self.epsilon is None or self.heads is None or self.gelu is None:
             raise OtherGraphError("there are no layers")
         output, last = self._score(pooled) if self.pairs else (self._scale(pooled), None)
-        read = BertGraph(
-            words, positions, types, norm, self.epsilon, self.heads, self.gelu, tuple(layers), pooling, head, last
-        )
+        embedded = words, positions, types, norm
+        settings = self.epsilon, self.heads, self.gelu
+        read = BertGraph(*embedded, *settings, tuple(layers), pooling, memory, head, activation, last)
         self._finish(output, read)
         return read
 
@@ -94,11 +95,15 @@ class _Reader:
         positions = cursor.constant(0, "float32", None, None)
         self.hidden = positions.shape[1]
         position_rows = take("Slice", positions, _integers(0), length, _integers(0))
-        gathers = {"float32": self._float_words, "int8": self._int8_words, "uint8": self._int4_words}
-        dtype = cursor.dtype(0)
-        require(dtype in gathers, "another word table")
-        word_rows, words = gathers[dtype]()
+        word_rows, words = self._look_up()
+        require(words.width == self.hidden, "words of another width")
         return take("Add", word_rows, position_rows), words, positions
+
+    def _look_up(self) -> tuple[str, WordTable]:
+        kinds = {"float32": self._float_words, "int8": self._int8_words, "uint8": self._int4_words}
+        dtype = self.cursor.dtype(0)
+        require(dtype in kinds, "another word table")
+        return kinds[dtype]()
 
     def _add_types(self, rows: str) -> tuple[str, Array | None]:
         if not self.pairs or self.cursor.operator != "Gather":
@@ -107,20 +112,20 @@ class _Reader:
         return self.cursor.take("Add", rows, self.cursor.take("Gather", types, "token_type_ids")), types
 
     def _float_words(self) -> tuple[str, WordTable]:
-        table = self.cursor.constant(0, "float32", None, self.hidden)
+        table = self.cursor.constant(0, "float32", None, None)
         return self.cursor.take("Gather", table, "input_ids"), WordTable(table)
 
     def _int8_words(self) -> tuple[str, WordTable]:
         cursor, take = self.cursor, self.cursor.take
-        table = cursor.constant(0, "int8", None, self.hidden)
+        table = cursor.constant(0, "int8", None, None)
         rows = take("Cast", take("Gather", table, "input_ids"), to=_FLOAT32)
         scales = cursor.constant(0, "float32", len(table), 1)
         return take("Mul", rows, take("Gather", scales, "input_ids")), WordTable(table, scales)
 
     def _int4_words(self) -> tuple[str, WordTable]:
         cursor, take = self.cursor, self.cursor.take
-        require(self.hidden % 2 == 0, "rows that do not end with a byte")
-        table = cursor.constant(0, "uint8", None, self.hidden // 2)
+        table = cursor.constant(0, "uint8", None, None)
+        width = 2 * table.shape[1]
         pairs = take("Gather", table, "input_ids")
         left = take("BitwiseAnd", pairs, np.array(15, dtype=np.uint8))
         right = take("BitShift", pairs, np.array(4, dtype=np.uint8), direction="RIGHT")
@@ -130,9 +135,9 @@ class _Reader:
         rows = take("Reshape", rows, shape)
         scales = cursor.constant(0, "float16", len(table), None, 1)
         blocks = scales.shape[1]
-        require(self.hidden % blocks == 0 and shape.tolist() == [0, 0, blocks, -1], "other blocks")
+        require(blocks > 0 and width % blocks == 0 and shape.tolist() == [0, 0, blocks, -1], "other blocks")
         scale = take("Cast", take("Gather", scales, "input_ids"), to=_FLOAT32)
-        rows = take("Reshape", take("Mul", rows, scale), _integers(0, 0, self.hidden))
+        rows = take("Reshape", take("Mul", rows, scale), _integers(0, 0, width))
         return rows, WordTable(table, scales)
 
     def _layer(self, states: str, ignored: str) -> tuple[str, Layer]:
@@ -218,16 +223,28 @@ class _Reader:
         take = self.cursor.take
         if self.cursor.operator == "Gather":
             return take("Gather", states, np.array(0, dtype=np.int64), axis=1), "cls"
-        row = take("Unsqueeze", mask, _integers(1))
-        summed = take("Squeeze", take("MatMul", row, states), _integers(1))
-        count = take("Max", take("ReduceSum", mask, _integers(1), keepdims=1), _number(1.0))
-        return take("Div", summed, count), "mean"
+        return self._mean(states, mask), "mean"
 
-    def _head(self, pooled: str) -> tuple[str, Product | None]:
-        if self.cursor.operator not in _PRODUCTS:
+    def _mean(self, rows: str, mask: str) -> str:
+        take = self.cursor.take
+        row = take("Unsqueeze", mask, _integers(1))
+        summed = take("Squeeze", take("MatMul", row, rows), _integers(1))
+        count = take("Max", take("ReduceSum", mask, _integers(1), keepdims=1), _number(1.0))
+        return take("Div", summed, count)
+
+    def _remember(self, pooled: str, mask: str) -> tuple[str, WordTable | None]:
+        if self.cursor.operator != "Gather":
             return pooled, None
-        product, head = self._affine(pooled, self.hidden)
-        return self.cursor.take("Tanh", product), head
+        rows, memory = self._look_up()
+        return self.cursor.take("Concat", pooled, self._mean(rows, mask), axis=1), memory
+
+    def _head(self, pooled: str, width: int) -> tuple[str, Product | None, Literal["tanh", "linear"]]:
+        if self.cursor.operator not in _PRODUCTS:
+            return pooled, None, "linear"
+        product, head = self._affine(pooled, width)
+        if self.cursor.operator != "Tanh":
+            return product, head, "linear"
+        return self.cursor.take("Tanh", product), head, "tanh"
 
     def _scale(self, pooled: str) -> str:
         take = self.cursor.take
@@ -248,8 +265,9 @@ class _Reader:
         require(self.graph.outputs == [Value(name, _FLOAT32, ("batch", *axes))], "other outputs")
         require(self.graph.inputs == [*self.inputs, *self.defaults], "other inputs")
         require(len({product.kind for product in read.products}) == 1, "products of several kinds")
-        has_pooler = read.pooling == "cls" and read.head is not None
+        has_pooler = read.pooling == "cls" and read.memory is None and read.activation == "tanh"
         require(has_pooler or not self.pairs, "another pooling")
+        require(read.memory is None or read.memory.size == read.words.size, "a memory of other words")
 
 
 def _integers(*values: int) -> Array:

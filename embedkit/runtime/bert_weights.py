@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
 import numpy.typing as npt
 
 from embedkit.protocols import FloatArray
@@ -66,6 +67,11 @@ class WordTable:
         """V."""
         return int(self.values.shape[0])
 
+    @property
+    def width(self) -> int:
+        """H, the width of a row."""
+        return int(self.values.shape[1]) * (2 if self.values.dtype == np.uint8 else 1)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Layer:
@@ -110,7 +116,10 @@ class BertGraph:
         gelu: the exact form or the one by tanh.
         layers: at least one.
         pooling: the mean over the mask, or the first token's state.
-        head: a product under a tanh, behind pooling. The rows of an encoder are then scaled to length 1.
+        memory: of an encoder, rows of M values for the words of the word table, whose mean over all tokens stands
+            behind what is pooled, if there is one.
+        head: a product behind all that, if there is one. The rows of an encoder are then scaled to length 1.
+        activation: of the head.
         last: of a cross-encoder, a product of one column in float32, behind the head; its sigmoid is the score.
     """
 
@@ -123,7 +132,9 @@ class BertGraph:
     gelu: Literal["erf", "tanh"]
     layers: tuple[Layer, ...]
     pooling: Literal["mean", "cls"]
+    memory: WordTable | None
     head: Product | None
+    activation: Literal["tanh", "linear"]
     last: Product | None
 
     @property
@@ -132,9 +143,14 @@ class BertGraph:
         return int(self.positions.shape[1])
 
     @property
+    def pooled_width(self) -> int:
+        """W, the width of a row before the head: H, and M of a memory."""
+        return self.hidden + (0 if self.memory is None else self.memory.width)
+
+    @property
     def dimension(self) -> int:
         """D, the width of a row behind the head."""
-        return self.hidden if self.head is None else len(self.head.bias)
+        return self.pooled_width if self.head is None else len(self.head.bias)
 
     @property
     def products(self) -> tuple[Product, ...]:

@@ -196,7 +196,7 @@ def _read(model: bytes, *, pairs: bool) -> BertGraph:
 
 
 def _fits(graph: BertGraph) -> bool:
-    widths = (graph.hidden, _intermediate(graph), graph.dimension)
+    widths = (graph.hidden, _intermediate(graph), graph.pooled_width, graph.dimension)
     return all(width % _MULTIPLE == 0 for width in widths) and graph.hidden // graph.heads % _LANES == 0
 
 
@@ -221,6 +221,7 @@ def _open(graph: BertGraph, *, amx: bool) -> bert.Network:
         hidden=graph.hidden,
         heads=graph.heads,
         intermediate=_intermediate(graph),
+        memory_width=graph.pooled_width - graph.hidden,
         dimension=graph.dimension,
         vocabulary=graph.words.size,
         epsilon=graph.epsilon,
@@ -230,6 +231,8 @@ def _open(graph: BertGraph, *, amx: bool) -> bert.Network:
         amx=amx,
         words=graph.words.values,
         word_scales=graph.words.scales,
+        memory=None if graph.memory is None else graph.memory.values,
+        memory_scales=None if graph.memory is None else graph.memory.scales,
         positions=graph.positions,
         types=graph.types,
         norm=_norm(graph.norm),
@@ -245,6 +248,7 @@ def _open(graph: BertGraph, *, amx: bool) -> bert.Network:
             for layer in graph.layers
         ],
         head=None if graph.head is None else _product(graph.head),
+        tanh_head=graph.activation == "tanh",
     )
 
 

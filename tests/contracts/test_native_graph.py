@@ -20,6 +20,7 @@ from embedkit.export.static import StaticInt8Products, measure_ranges
 from embedkit.export.word_table import WORD_TABLES, MixedArithmetic
 from embedkit.export.writer import FloatArithmetic
 from embedkit.modeling.encoder import SentenceEncoder
+from embedkit.modeling.memory import WordMemory
 from embedkit.runtime import native_graph
 from embedkit.runtime.bert_graph import read_bert
 from embedkit.runtime.bert_weights import BertGraph, Product
@@ -39,10 +40,16 @@ needs_kernel = pytest.mark.skipif(not native_instructions(), reason="no kernel, 
 
 @pytest.fixture(scope="module")
 def make_encoder(toy_tokenizer_json: str) -> Any:
-    """``make_encoder(pooling, head, outlier=1.0, **config)``, of random weights, biases too."""
+    """``make_encoder(pooling, head, activation, memory=None, outlier=1.0, **config)``, of random weights."""
 
     def make(
-        pooling: Any = "mean", head: int | None = 128, outlier: float = 1.0, **changes: Any
+        pooling: Any = "mean",
+        head: int | None = 128,
+        activation: Any = "tanh",
+        *,
+        memory: int | None = None,
+        outlier: float = 1.0,
+        **changes: Any,
     ) -> SentenceEncoder:
         tokenizer = Tokenizer(toy_tokenizer_json, MAX_LENGTH)
         settings = {
@@ -63,7 +70,10 @@ def make_encoder(toy_tokenizer_json: str) -> Any:
             for layer in backbone.encoder.layer:
                 layer.attention.output.LayerNorm.weight[3] *= outlier
             encoder = SentenceEncoder(backbone, tokenizer, pooling=pooling, name="toy")
-            encoder.set_head(head)
+            if memory is not None:
+                encoder.memory = WordMemory(tokenizer.vocabulary_size, memory)
+                encoder.memory.rows.weight.normal_(std=0.5)
+            encoder.set_head(head, activation)
         return encoder.eval()
 
     return make
@@ -127,6 +137,28 @@ def test_agrees_for_every_shape(
 
 
 @needs_kernel
+@pytest.mark.parametrize("words", WORD_TABLES)
+@pytest.mark.parametrize("products", DIFFERENCE)
+@pytest.mark.parametrize(
+    ("pooling", "head", "activation", "memory"),
+    [("mean", 128, "linear", 192), ("cls", 64, "tanh", 64), ("mean", None, "tanh", 64)],
+)
+def test_agrees_for_every_word_memory_and_head(
+    make_encoder: Any,
+    tokens: Tokens,
+    products: str,
+    words: str,
+    pooling: str,
+    head: int | None,
+    activation: str,
+    memory: int,
+) -> None:
+    content = write(make_encoder(pooling, head, activation, memory=memory), products, words)
+    difference = np.abs(run(NativeGraph.find(content), tokens) - run_alone(content, tokens))
+    assert difference.max() <= DIFFERENCE[products]
+
+
+@needs_kernel
 def test_smoothed_inputs(make_encoder: Any, tokens: Tokens) -> None:
     content = write(make_encoder(outlier=30.0), "int8-static")
     graph = read_bert(content)
@@ -145,9 +177,12 @@ def test_int8_is_nearer_to_floats_than_one_scale_for_a_text(make_encoder: Any, t
 
 
 @needs_kernel
+@pytest.mark.parametrize("memory", [None, 64])
 @pytest.mark.parametrize("products", DIFFERENCE)
-def test_a_text_has_the_same_bits_in_any_company(make_encoder: Any, tokens: Tokens, products: str) -> None:
-    graph = NativeGraph.find(write(make_encoder(), products))
+def test_a_text_has_the_same_bits_in_any_company(
+    make_encoder: Any, tokens: Tokens, products: str, memory: int | None
+) -> None:
+    graph = NativeGraph.find(write(make_encoder(memory=memory), products, "int8"))
     together = run(graph, tokens)
     order = np.random.default_rng(1).permutation(len(tokens.ids))
     shuffled = run(graph, Tokens([tokens.ids[row] for row in order], []))
@@ -160,7 +195,7 @@ def test_a_text_has_the_same_bits_in_any_company(make_encoder: Any, tokens: Toke
 def test_amx_and_vnni_give_the_same_bits(
     make_encoder: Any, tokens: Tokens, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    content = write(make_encoder(), "int8")
+    content = write(make_encoder(memory=192), "int8")
     with_amx = run(NativeGraph.find(content), tokens)
     monkeypatch.setattr(native_graph, "native_instructions", lambda: ("avx512-vnni",))
     assert np.array_equal(with_amx, run(NativeGraph.find(content), tokens))
@@ -176,9 +211,12 @@ def test_many_threads_share_one_network(make_encoder: Any, tokens: Tokens) -> No
 
 
 @needs_kernel
+@pytest.mark.parametrize("memory", [None, 64])
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
-def test_rows_of_equal_values_and_texts_without_tokens(make_encoder: Any, pooling: str) -> None:
-    graph = read_bert(write(make_encoder(pooling, None), "int8"))
+def test_rows_of_equal_values_and_texts_without_tokens(
+    make_encoder: Any, pooling: str, memory: int | None
+) -> None:
+    graph = read_bert(write(make_encoder(pooling, None, memory=memory), "int8"))
     assert graph is not None
     flat = dataclasses.replace(graph, norm=dataclasses.replace(graph.norm, weight=np.zeros(64, dtype=np.float32)))
     rows = run(NativeGraph(flat), Tokens([[5, 6], [], [7]], []))
@@ -264,6 +302,27 @@ class TestSizes:
                 NativeGraph(dataclasses.replace(graph, words=each))
 
     @needs_kernel
+    @pytest.mark.parametrize("words", WORD_TABLES)
+    def test_of_a_memory(self, make_encoder: Any, words: str) -> None:
+        graph = read_bert(write(make_encoder(memory=128), words=words))
+        assert graph is not None
+        assert graph.memory is not None
+        table, scales = graph.memory, graph.memory.scales
+        broken = [
+            dataclasses.replace(table, values=table.values[:-1]),
+            dataclasses.replace(table, values=table.values[:, : len(table.values[0]) // 4].copy()),  # 32 wide
+            dataclasses.replace(
+                table, values=table.values[:, : len(table.values[0]) // 2].copy()
+            ),  # not the head's
+        ]
+        if scales is not None:
+            broken.append(dataclasses.replace(table, scales=scales[:-1]))
+            broken.append(dataclasses.replace(table, scales=None))
+        for each in broken:
+            with pytest.raises(ValueError, match=r"no table|multiple of 64|weight"):
+                NativeGraph(dataclasses.replace(graph, memory=each))
+
+    @needs_kernel
     def test_of_norms_positions_and_heads(self, make_encoder: Any) -> None:
         graph = read_bert(write(make_encoder()))
         assert graph is not None
@@ -310,7 +369,9 @@ class TestChoice:
         assert NativeGraph.choose(quantized) is None
 
     @needs_kernel
-    @pytest.mark.parametrize("changes", [{"intermediate_size": 100}, {"num_attention_heads": 8}])
+    @pytest.mark.parametrize(
+        "changes", [{"intermediate_size": 100}, {"num_attention_heads": 8}, {"memory": 32}, {"memory": 96}]
+    )
     def test_widths_that_fill_no_tile(self, make_encoder: Any, changes: dict[str, int]) -> None:
         content = write(make_encoder(**changes))
         assert NativeGraph.choose(content) is None
@@ -338,10 +399,11 @@ class TestChoice:
 
 
 @needs_kernel
+@pytest.mark.parametrize("memory", [None, 64])
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
-def test_a_bundle_is_run_by_it(make_encoder: Any, tmp_path: Path, precision: str) -> None:
+def test_a_bundle_is_run_by_it(make_encoder: Any, tmp_path: Path, precision: str, memory: int | None) -> None:
     path = tmp_path / "toy.onnx"
-    report = export(make_encoder(initializer_range=0.05), path, precision=precision)
+    report = export(make_encoder(initializer_range=0.05, memory=memory), path, precision=precision)
     gate = report.manifest.gates["native"]
     assert gate["batch_invariance"]["largest_difference"] == 0.0
     encoder, reference = Encoder.load(path), Encoder.load(path, providers=[CPU])

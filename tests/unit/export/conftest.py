@@ -6,6 +6,7 @@ import pytest
 import tokenizers
 import torch
 from tokenizers import decoders, models, pre_tokenizers, processors
+from torch import nn
 from transformers import (
     AutoConfig,
     AutoModel,
@@ -18,6 +19,7 @@ from transformers import (
 
 from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.encoder import SentenceEncoder
+from embedkit.modeling.memory import WordMemory
 from embedkit.runtime.tokenization import PairTokenizer, Tokenizer
 
 HIDDEN, LAYERS, MAX_LENGTH = 32, 2, 20
@@ -28,11 +30,20 @@ def tokenizer(toy_tokenizer_json: str) -> Tokenizer:
     return Tokenizer(toy_tokenizer_json, MAX_LENGTH)
 
 
+def make_memory(encoder, width):
+    """A word memory of random rows that matter, or None."""
+    if width is None:
+        return None
+    made = WordMemory(encoder.config.vocab_size, width)
+    nn.init.normal_(made.rows.weight, std=0.5)
+    return made
+
+
 @pytest.fixture
 def make_encoder(tokenizer):
-    """``make_encoder(pooling="mean", head=None, family="bert", **config)``, in evaluation mode."""
+    """``make_encoder(pooling="mean", head=None, memory=None, ...)``: widths of both; in evaluation mode."""
 
-    def make(*, pooling="mean", head=None, family="bert", **changes):
+    def make(*, pooling="mean", head=None, activation="tanh", memory=None, family="bert", **changes):
         config_class, model_class = {"bert": (BertConfig, BertModel), "roberta": (RobertaConfig, RobertaModel)}[
             family
         ]
@@ -56,7 +67,8 @@ def make_encoder(tokenizer):
                     if parameter.ndim == 1:
                         parameter.add_(0.2 * torch.randn_like(parameter))
             encoder = SentenceEncoder(backbone, tokenizer, pooling=pooling, name="toy")
-            encoder.set_head(head)
+            encoder.memory = make_memory(encoder, memory)
+            encoder.set_head(head, activation)
         return encoder.eval()
 
     return make
@@ -130,7 +142,9 @@ def make_tokenizer(toy_tokenizer_json):
 def make_any(make_tokenizer):
     """``make_any(architecture, kind="encoder", ...)``: a model not of the BERT family, in evaluation mode."""
 
-    def make(architecture, kind="encoder", *, pooling="mean", head=None, **changes):
+    def make(
+        architecture, kind="encoder", *, pooling="mean", head=None, activation="tanh", memory=None, **changes
+    ):
         pads_second = ARCHITECTURES[architecture].get("pad_token_id") == 1
         tokenizer = make_tokenizer("unigram" if pads_second else "wordpiece")
         settings = _SIZES | {"vocab_size": tokenizer.vocabulary_size + 3} | ARCHITECTURES[architecture] | changes
@@ -148,7 +162,8 @@ def make_any(make_tokenizer):
                 pairs = PairTokenizer(tokenizer.json, MAX_LENGTH)
                 return PairEncoder(network, pairs, name=architecture).eval()
             model = SentenceEncoder(network, tokenizer, pooling=pooling, name=architecture)
-            model.set_head(head)
+            model.memory = make_memory(model, memory)
+            model.set_head(head, activation)
         return model.eval()
 
     return make

@@ -44,6 +44,19 @@ def test_the_graph_is_the_model(make_encoder, tokenizer, family, pooling, head):
         np.testing.assert_allclose(run(graph, ids, mask), run_torch(encoder, ids, mask), atol=1e-5)
 
 
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+@pytest.mark.parametrize(("head", "activation"), [(None, "tanh"), (6, "tanh"), (6, "linear")])
+def test_a_word_memory_goes_with_every_head(make_encoder, tokenizer, pooling, head, activation):
+    encoder = make_encoder(pooling=pooling, head=head, activation=activation, memory=10)
+    graph = build_graph(encoder, FloatArithmetic())
+
+    for size, length in GRID:
+        ids, mask = make_batch(tokenizer, size, length)
+        np.testing.assert_allclose(run(graph, ids, mask), run_torch(encoder, ids, mask), atol=1e-5)
+    shapes = {tensor.name: list(tensor.dims) for tensor in graph.graph.initializer}
+    assert shapes["memory.rows.weight"] == [tokenizer.vocabulary_size, 10]
+
+
 @pytest.mark.parametrize("activation", ["gelu_new", "gelu_pytorch_tanh"])
 def test_the_tanh_form_of_gelu_is_kept(make_encoder, tokenizer, activation):
     encoder = make_encoder(hidden_act=activation)
@@ -54,18 +67,20 @@ def test_the_tanh_form_of_gelu_is_kept(make_encoder, tokenizer, activation):
     np.testing.assert_allclose(rows, run_torch(encoder, ids, mask), atol=1e-5)
 
 
-def test_what_stands_on_padding_does_not_matter(make_encoder, tokenizer):
-    graph = build_graph(make_encoder(), FloatArithmetic())
+@pytest.mark.parametrize("memory", [None, 10])
+def test_what_stands_on_padding_does_not_matter(make_encoder, tokenizer, memory):
+    graph = build_graph(make_encoder(memory=memory), FloatArithmetic())
     ids, mask = make_batch(tokenizer, 5, 12)
     others = np.where(mask, ids, 77)
 
     np.testing.assert_allclose(run(graph, ids, mask), run(graph, others, mask), atol=1e-7)
 
 
-def test_a_row_of_nothing_but_padding_is_finite(make_encoder):
-    rows = run(
-        build_graph(make_encoder(), FloatArithmetic()), np.zeros((2, 4), np.int64), np.zeros((2, 4), np.int64)
-    )
+@pytest.mark.parametrize("memory", [None, 10])
+def test_a_row_of_nothing_but_padding_is_finite(make_encoder, memory):
+    nothing = np.zeros((2, 4), np.int64)
+
+    rows = run(build_graph(make_encoder(memory=memory), FloatArithmetic()), nothing, nothing)
 
     assert np.isfinite(rows).all()
 

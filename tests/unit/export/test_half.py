@@ -32,7 +32,7 @@ def kinds(model):
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
 @pytest.mark.parametrize("words", ["float32", "int8", "int4"])
 def test_half_encodes_nearly_as_the_model_does(make_encoder, tmp_path, pooling, words):
-    encoder = make_encoder(pooling=pooling, head=16, initializer_range=0.1)
+    encoder = make_encoder(pooling=pooling, head=16, memory=64, initializer_range=0.1)
 
     report = export(encoder, tmp_path / "toy.onnx", precision="fp16", target="gpu", word_table=words)
 
@@ -49,7 +49,7 @@ def test_half_encodes_nearly_as_the_model_does(make_encoder, tmp_path, pooling, 
 
 @pytest.mark.parametrize("architecture", ["mpnet", "modernbert", "distilbert"])
 def test_traced_graphs_can_be_halved(make_any, tmp_path, architecture):
-    model = make_any(architecture, head=6)
+    model = make_any(architecture, head=6, memory=10)
 
     export(model, tmp_path / "toy.onnx", precision="fp16")
 
@@ -106,13 +106,14 @@ def test_sums_over_tokens_are_not_half(make_any):
 
 
 def test_layers_are_half_and_what_is_behind_them_is_not(make_encoder):
-    graph = build_graph(make_encoder(head=6), FloatArithmetic())
+    graph = build_graph(make_encoder(head=6, memory=10), FloatArithmetic())
 
     halved = halve(graph, "mean")
 
     types = kinds(halved)
     assert types["embeddings.LayerNorm.bias"] == TensorProto.FLOAT16
     assert types["encoder.layer.1.output.dense.weight"] == TensorProto.FLOAT16
+    assert types["memory.rows.weight"] == TensorProto.FLOAT16
     assert types["head.linear.weight"] == TensorProto.FLOAT
     assert types["shortest_norm"] == TensorProto.FLOAT
     assert kinds(graph)["encoder.layer.1.output.dense.weight"] == TensorProto.FLOAT, "the original is as it was"

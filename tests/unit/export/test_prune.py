@@ -48,15 +48,17 @@ def test_texts_of_the_corpus_keep_their_pieces_and_embeddings(make_encoder):
 
 
 def test_every_row_goes_with_its_piece(make_encoder):
-    encoder = make_encoder()
+    encoder = make_encoder(memory=10)
 
     pruned, _ = prune_vocabulary(encoder, CORPUS)
 
     old, new = vocabulary(encoder.tokenizer.json), vocabulary(pruned.tokenizer.json)
-    rows_before, rows = (each.backbone.get_input_embeddings().weight.detach() for each in (encoder, pruned))
     assert sorted(new.values()) == list(range(len(new)))
-    for piece, number in new.items():
-        np.testing.assert_array_equal(rows[number], rows_before[old[piece]])
+    for name in ("backbone.embeddings.word_embeddings.weight", "memory.rows.weight"):
+        before, after = (each.get_parameter(name).detach() for each in (encoder, pruned))
+        assert len(after) == len(new)
+        for piece, number in new.items():
+            np.testing.assert_array_equal(after[number], before[old[piece]])
 
 
 def test_the_model_stays_as_it_is(make_encoder):
@@ -196,7 +198,7 @@ def test_a_cross_encoder_scores_pairs_of_the_corpus_as_before(make_pair_encoder,
 
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
 def test_a_pruned_bundle_is_smaller_and_says_so(make_encoder, tmp_path, precision):
-    encoder = make_encoder(head=16, initializer_range=0.1)
+    encoder = make_encoder(head=16, memory=8, initializer_range=0.1)
     whole = export(encoder, tmp_path / "whole.onnx", precision=precision)
 
     report = export(encoder, tmp_path / "toy.onnx", precision=precision, vocabulary=CORPUS)

@@ -40,7 +40,7 @@ def arithmetic(request):
 
 @pytest.mark.parametrize("words", ["float32", "int8", "int4"])
 def test_whole_weights_pass(make_encoder, arithmetic, words):
-    encoder = make_encoder(head=16)
+    encoder = make_encoder(head=16, memory=64)
 
     gate = measure(encoder, build_graph(encoder, MixedArithmetic(arithmetic(encoder), WORD_TABLES[words])))
 
@@ -81,14 +81,15 @@ def test_one_wrong_integer_is_found_that_no_embedding_shows(make_encoder, arithm
 
 
 def test_one_wrong_scale_or_half_byte_is_found(make_encoder):
-    encoder = make_encoder(head=16)
+    encoder = make_encoder(head=16, memory=64)
     graph = build_graph(encoder, MixedArithmetic(Int8Arithmetic(64), WORD_TABLES["int4"]))
-    words = "embeddings.word_embeddings.weight"
-    (packed,) = (numpy_helper.to_array(each) for each in graph.graph.initializer if each.name == f"{words}_int4")
+    arrays = {each.name: numpy_helper.to_array(each) for each in graph.graph.initializer}
 
     assert not measure(encoder, change(graph, "head.linear.weight_scale", 3, 1.0)).passed
-    assert not measure(encoder, change(graph, f"{words}_int4", (500, 3), packed[500, 3] ^ 0b0011_0000)).passed
-    assert not measure(encoder, change(graph, f"{words}_scale", (500, 0, 0), np.nan)).passed
+    for words in ("embeddings.word_embeddings.weight", "memory.rows.weight"):
+        other = arrays[f"{words}_int4"][500, 3] ^ 0b0011_0000
+        assert not measure(encoder, change(graph, f"{words}_int4", (500, 3), other)).passed
+        assert not measure(encoder, change(graph, f"{words}_scale", (500, 0, 0), np.nan)).passed
     positions = "embeddings.position_embeddings.weight"
     assert not measure(encoder, change(graph, positions, (19, 0), 0.5)).passed
     assert not measure(encoder, change(graph, "encoder.layer.0.output.LayerNorm.bias", 3, 0.5)).passed

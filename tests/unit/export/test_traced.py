@@ -61,6 +61,17 @@ def test_the_bert_family_takes_other_tokenizers_and_padding(make_encoder, make_t
     )
 
 
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+@pytest.mark.parametrize(("head", "activation"), [(None, "tanh"), (6, "tanh"), (6, "linear")])
+def test_a_word_memory_goes_with_every_head(make_any, pooling, head, activation):
+    model = make_any("distilbert", pooling=pooling, head=head, activation=activation, memory=10)
+
+    content = build_graph(model, FloatArithmetic()).SerializeToString()
+
+    gates = verify(model, content, THRESHOLDS["fp32"], quantized=False)
+    assert all(gate.passed for gate in gates)
+
+
 def check_quantized(model, path, precision, words="int8"):
     report = export(
         model,

@@ -73,9 +73,11 @@ def test_a_good_graph_passes(encoder, precision, dev):
         ("encoder.layer.0.intermediate.dense.bias", 7),
         ("encoder.layer.1.output.LayerNorm.weight", 0),
         ("head.linear.weight", (5, 5)),
+        ("memory.rows.weight", (523, 4)),
     ],
 )
-def test_one_wrong_weight_is_found(encoder, name, position):
+def test_one_wrong_weight_is_found(make_encoder, name, position):
+    encoder = make_encoder(head=16, memory=8, initializer_range=0.1)
     content = build_graph(encoder, FloatArithmetic()).SerializeToString()
 
     gates = measure(encoder, "fp32", content=corrupt(content, name, position, lambda value: value + 0.1))

@@ -27,9 +27,10 @@ from embedkit.export.word_table import WORD_TABLES, MixedArithmetic
 from embedkit.export.writer import OPSET, FloatArithmetic
 from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.encoder import SentenceEncoder
+from embedkit.modeling.memory import WordMemory
 from embedkit.runtime import bert_graph
 from embedkit.runtime.bert_graph import read_bert
-from embedkit.runtime.bert_weights import BertGraph, Norm, Product
+from embedkit.runtime.bert_weights import BertGraph, Norm, Product, WordTable
 from embedkit.runtime.session import Session
 from embedkit.runtime.tokenization import TokenBatch, Tokenizer
 
@@ -42,11 +43,19 @@ MakePairs = Callable[..., PairEncoder]
 
 @pytest.fixture(scope="module")
 def make_encoder(toy_tokenizer_json: str) -> MakeEncoder:
-    """``make_encoder(pooling="mean", head=None, family=BertConfig, **config)``, of random weights, biases too."""
+    """``make_encoder(pooling="mean", head=None, memory=None, ...)``, of random weights, biases too."""
     networks = {BertConfig: BertModel, RobertaConfig: RobertaModel, MPNetConfig: MPNetModel}
     tokenizer = Tokenizer(toy_tokenizer_json, 20)
 
-    def make(*, pooling: Any = "mean", head: int | None = None, family: Any = BertConfig, **changes: Any) -> Any:
+    def make(
+        *,
+        pooling: Any = "mean",
+        head: int | None = None,
+        activation: Any = "tanh",
+        memory: int | None = None,
+        family: Any = BertConfig,
+        **changes: Any,
+    ) -> Any:
         settings = {
             "vocab_size": tokenizer.vocabulary_size,
             "hidden_size": 32,
@@ -68,7 +77,10 @@ def make_encoder(toy_tokenizer_json: str) -> MakeEncoder:
                     3
                 ] *= 30
             encoder = SentenceEncoder(backbone, tokenizer, pooling=pooling, name="toy")
-            encoder.set_head(head)
+            if memory is not None:
+                encoder.memory = WordMemory(tokenizer.vocabulary_size, memory)
+                encoder.memory.rows.weight.normal_(std=0.5)
+            encoder.set_head(head, activation)
         return encoder.eval()
 
     return make
@@ -112,7 +124,7 @@ def read(model: onnx.ModelProto) -> BertGraph | None:
 
 def embed(graph: BertGraph, batch: TokenBatch) -> Rows:
     ids, mask = batch.input_ids, batch.attention_mask
-    rows = words_of(graph)[ids] + graph.positions[: ids.shape[1]].astype(np.float64)
+    rows = rows_of(graph.words)[ids] + graph.positions[: ids.shape[1]].astype(np.float64)
     rows = rows if graph.types is None else rows + graph.types[batch.token_type_ids]
     states = normalise(rows, graph.norm, graph.epsilon)
     for layer in graph.layers:
@@ -125,14 +137,17 @@ def embed(graph: BertGraph, batch: TokenBatch) -> Rows:
         opened = gelu(multiply(layer.wide, mixed), graph.gelu)
         states = normalise(multiply(layer.narrow, opened) + mixed, layer.norm, graph.epsilon)
     pooled = states[:, 0] if graph.pooling == "cls" else (states * mask[..., None]).sum(1) / mask.sum(1)[:, None]
-    pooled = pooled if graph.head is None else np.tanh(multiply(graph.head, pooled))
+    if graph.memory is not None:
+        remembered = (rows_of(graph.memory)[ids] * mask[..., None]).sum(1) / mask.sum(1)[:, None]
+        pooled = np.hstack([pooled, remembered])
+    pooled = pooled if graph.head is None else multiply(graph.head, pooled)
+    pooled = np.tanh(pooled) if graph.activation == "tanh" else pooled
     if graph.last is not None:
         return 1 / (1 + np.exp(-multiply(graph.last, pooled)[:, 0]))
     return pooled / np.linalg.norm(pooled, axis=1, keepdims=True)
 
 
-def words_of(graph: BertGraph) -> Rows:
-    words = graph.words
+def rows_of(words: WordTable) -> Rows:
     if words.scales is None:
         return words.values.astype(np.float64)
     values = words.values
@@ -296,6 +311,23 @@ def test_every_array_is_aligned(make_encoder: MakeEncoder) -> None:
     assert all(array is not None and array.flags.aligned and array.flags.c_contiguous for array in arrays)
 
 
+@pytest.mark.parametrize("words", WORD_TABLES)
+@pytest.mark.parametrize("products", KINDS)
+@pytest.mark.parametrize(
+    ("pooling", "head", "activation"), [("mean", 24, "linear"), ("cls", 24, "tanh"), ("cls", None, "linear")]
+)
+def test_a_word_memory_is_read_with_every_head(
+    make_encoder: MakeEncoder, products: str, words: str, pooling: str, head: int | None, activation: str
+) -> None:
+    encoder = make_encoder(pooling=pooling, head=head, activation=activation, memory=16)
+
+    graph = check(write(encoder, products, words), encoder, 1e-5 if products == "fp32" else 2e-2)
+
+    assert graph.memory is not None
+    assert (graph.memory.size, graph.memory.width) == (encoder.tokenizer.vocabulary_size, 16)
+    assert (graph.pooled_width, graph.dimension, graph.activation) == (48, head or 48, activation)
+
+
 # Other graphs.
 
 
@@ -309,6 +341,22 @@ def test_other_networks_are_none(make_encoder: MakeEncoder, make_pairs: MakePair
     assert read(halve(write(make_encoder()), "mean")) is None
     assert read(halve(write(make_pairs()), "cls")) is None
     assert read(build_graph(make_encoder(family=MPNetConfig), FloatArithmetic())) is None
+
+
+def test_a_memory_of_other_words_is_none(make_encoder: MakeEncoder) -> None:
+    written = write(make_encoder(memory=16))
+    (table,) = (each for each in written.graph.initializer if each.name == "memory.rows.weight")
+    table.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(table)[:-1], table.name))
+    assert read(written) is None
+
+
+def test_a_pooler_without_tanh_is_none(make_pairs: MakePairs) -> None:
+    written = write(make_pairs())
+    (tanh,) = (node for node in written.graph.node if node.op_type == "Tanh")
+    (reader,) = (node for node in written.graph.node if tanh.output[0] in node.input)
+    reader.input[0] = tanh.input[0]
+    written.graph.node.remove(tanh)
+    assert read(written) is None
 
 
 def test_products_of_several_kinds_are_none(make_encoder: MakeEncoder) -> None:
@@ -328,8 +376,10 @@ def test_a_logit_of_bytes_is_none(make_pairs: MakePairs, monkeypatch: pytest.Mon
 
 
 def variants(make_encoder: MakeEncoder, make_pairs: MakePairs) -> dict[str, onnx.ModelProto]:
-    """All that a graph can consist of, in five."""
+    """All that a graph can consist of, in six."""
+    remembering = make_encoder(pooling="cls", head=6, activation="linear", memory=16)
     return {
+        "memory": write(remembering, words="int4"),
         "pairs": write(make_pairs()),
         "pairs of one type": write(make_pairs(type_vocab_size=1), "int8"),
         "fp32": write(make_encoder(pooling="cls", num_hidden_layers=2)),
@@ -338,7 +388,7 @@ def variants(make_encoder: MakeEncoder, make_pairs: MakePairs) -> dict[str, onnx
     }
 
 
-@pytest.fixture(scope="module", params=[*KINDS, "pairs", "pairs of one type"])
+@pytest.fixture(scope="module", params=[*KINDS, "memory", "pairs", "pairs of one type"])
 def model(request: pytest.FixtureRequest, make_encoder: MakeEncoder, make_pairs: MakePairs) -> onnx.ModelProto:
     found = variants(make_encoder, make_pairs)[request.param]
     assert read(found) is not None
