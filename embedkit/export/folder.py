@@ -27,7 +27,7 @@ from safetensors.numpy import save_file
 from embedkit.atomic import atomic_folder
 from embedkit.errors import ExportError, GateError
 from embedkit.export.card import read_card
-from embedkit.export.open_graph import open_graph, read_head
+from embedkit.export.open_graph import Head, has_memory, open_graph, read_head
 from embedkit.export.pipeline import ExportOptions, export, load_source
 from embedkit.export.probes import PROBE_TEXTS
 from embedkit.modeling.cross_encoder import PairEncoder
@@ -97,6 +97,8 @@ def export_folder(
         )
     card = read_card(source, licence=licence)
     model = load_source(source, max_length=max_length)
+    if isinstance(model, SentenceEncoder) and model.memory is not None:
+        raise _memory_error(source)
     bundles = {}
     with tempfile.TemporaryDirectory() as folder:
         for precision in dict.fromkeys(["fp32", options["precision"]]):
@@ -141,9 +143,11 @@ def _write_settings(folder: Path, bundle: Bundle) -> None:
     manifest = bundle.manifest
     if manifest.kind != "encoder":
         raise ExportError(f"{bundle.path} is a cross-encoder; export the model that it was made of")
+    if has_memory(bundle):
+        raise _memory_error(str(bundle.path))
     tokenizer = Tokenizer(bundle.tokenizer_json, manifest.max_length)
     head = read_head(bundle)
-    hidden = manifest.dimension if head is None else head["linear.weight"].shape[1]
+    hidden = manifest.dimension if head is None else head.weight.shape[1]
     write_tokenizer(folder, tokenizer)
     layout = write_layout(
         folder,
@@ -151,12 +155,13 @@ def _write_settings(folder: Path, bundle: Bundle) -> None:
         pooling=manifest.pooling,
         max_length=manifest.max_length,
         memory=None,
-        head=None if head is None else (manifest.dimension, "tanh"),
+        head=None if head is None else (manifest.dimension, head.activation),
         prompts=dict(manifest.prompts),
         default_prompt=manifest.default_prompt or None,
     )
     if head is not None and layout.head is not None:
-        save_file(head, layout.head / "model.safetensors")
+        weights = {"linear.weight": head.weight, "linear.bias": head.bias}
+        save_file(weights, layout.head / "model.safetensors")
     # Enough for libraries that ask for the kind of a model before they load its graph.
     config = {
         "model_type": "bert",
@@ -166,6 +171,13 @@ def _write_settings(folder: Path, bundle: Bundle) -> None:
         "pad_token_id": tokenizer.pad_id,
     }
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
+def _memory_error(source: str) -> ExportError:
+    return ExportError(
+        f"{source} has a word memory, for which sentence-transformers and others have no module; "
+        "use a bundle instead"
+    )
 
 
 def _check_pooling(bundle: Bundle, content: bytes) -> None:
@@ -185,8 +197,11 @@ def _check_pooling(bundle: Bundle, content: bytes) -> None:
         )
 
 
-def _apply_head(pooled: FloatArray, head: Mapping[str, FloatArray] | None) -> FloatArray:
-    return pooled if head is None else np.tanh(pooled @ head["linear.weight"].T + head["linear.bias"])
+def _apply_head(pooled: FloatArray, head: Head | None) -> FloatArray:
+    if head is None:
+        return pooled
+    product = pooled @ head.weight.T + head.bias
+    return np.tanh(product) if head.activation == "tanh" else product
 
 
 def _describe(bundles: Mapping[str, Bundle]) -> str:

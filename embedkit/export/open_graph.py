@@ -8,23 +8,41 @@ What the bundle gives stays an output, for libraries that take embeddings as the
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from embedkit.errors import ExportError
+from embedkit.export.writer import MEMORY_ROWS
 from embedkit.protocols import FloatArray
 from embedkit.runtime.bundle import Bundle
 
-__all__ = ["find_states", "open_graph", "read_head"]
+__all__ = ["Head", "find_states", "has_memory", "open_graph", "read_head"]
 
 # Name of the node that pools -> which of its inputs are the states; as it is written, and as it is traced.
 _POOLS = {
     "mean": {"masked_sum": 1, "/MatMul": 1},
     "cls": {"pooled": 0, "/Gather": 0},
 }
-_HEADS = ("head.linear", "head.linear.product")  # as it is written, and as it is traced
+# Name of the head's product -> of the node that adds its bias; as it is written, and as it is traced.
+_HEADS = {"head.linear": "head.linear.sum", "head.linear.product": "head.linear"}
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """A dense head, in float32.
+
+    Attributes:
+        weight: ``(D, W)``.
+        bias: ``(D,)``.
+        activation: ``"tanh"`` or ``"linear"``.
+    """
+
+    weight: FloatArray
+    bias: FloatArray
+    activation: str
 
 
 def open_graph(bundle: Bundle) -> bytes:
@@ -44,23 +62,31 @@ def open_graph(bundle: Bundle) -> bytes:
     return content
 
 
-def read_head(bundle: Bundle) -> dict[str, FloatArray] | None:
-    """The dense head's ``linear.weight (D, H)`` and ``linear.bias (D,)``, float32, integers scaled back; or None.
+def has_memory(bundle: Bundle) -> bool:
+    """Whether there is a word memory beside the transformer."""
+    return any(node.name == MEMORY_ROWS for node in onnx.load_from_string(bundle.model).graph.node)
+
+
+def read_head(bundle: Bundle) -> Head | None:
+    """The dense head, its integers scaled back; None without one.
 
     Raises:
         ExportError: there is a head that cannot be read.
     """
     graph = onnx.load_from_string(bundle.model).graph
-    heads = [node for node in graph.node if node.op_type == "Tanh" and node.name in ("head", "/head/Tanh")]
-    if not heads:
+    sums = {node.name: node for node in graph.node if node.op_type == "Add"}
+    found = [name for name, added in _HEADS.items() if added in sums]
+    if not found:
         return None
     arrays = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
-    writers = {output: node for node in graph.node for output in node.output}
-    (bias,) = (arrays[name] for name in writers[heads[0].input[0]].input if name in arrays)
-    for name in _HEADS:
-        if (weight := _read_weight(arrays, name)) is not None:
-            return {"linear.weight": np.ascontiguousarray(weight.T), "linear.bias": bias}
-    raise ExportError(f"{bundle.path} has a dense head that cannot be read; export the model that it was made of")
+    weight, added = _read_weight(arrays, found[0]), sums[_HEADS[found[0]]]
+    if weight is None:
+        raise ExportError(
+            f"{bundle.path} has a dense head that cannot be read; export the model that it was made of"
+        )
+    (bias,) = (arrays[name] for name in added.input if name in arrays)
+    is_tanh = any(node.op_type == "Tanh" and added.output[0] in node.input for node in graph.node)
+    return Head(np.ascontiguousarray(weight.T), bias, "tanh" if is_tanh else "linear")
 
 
 def _read_weight(arrays: Mapping[str, FloatArray], name: str) -> FloatArray | None:
