@@ -1,15 +1,17 @@
-"""Quality of the bundled encoder beside its teacher, its fp32 form and the student before training.
+"""Quality of encoders beside their teacher: similarity, re-ranking, retrieval, intents and pairs.
 
-    python benchmarks/quality/run.py --data DIR --run runs/tiny-sct --teacher FOLDER
+    python benchmarks/quality/run.py --data DIR --teacher MODEL tiny-sct tiny mini teacher.onnx
 
-Reads the test sets in DIR (see docs/evaluation.md for their layout) and writes results.json and
-results.md beside this file. The student was chosen on STS-B dev; nothing was chosen on these sets.
+Reads the test sets in DIR (docs/evaluation.md describes their layout) and writes results.json and results.md
+beside this file. Models are bundles, names of bundles, or model folders, which torch runs. Nothing is chosen here:
+the models were selected on the development data that their cards name.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -22,55 +24,97 @@ from embedkit.modeling.torch_encoder import TorchEncoder
 from embedkit.protocols import TextEncoder
 
 HERE = Path(__file__).parent
-TASKS = {
-    "sts": "STS",
-    "semeval2016-cqa-train2": "SemEval-2016 questions",
-    "trecqa-test": "TrecQA",
-    "scirepeval-search": "SciRepEval search",
+TASKS = (
+    "sts",
+    "semeval2016-cqa-train2",
+    "trecqa-test",
+    "scirepeval-search",
+    "scifact",
+    "banking77",
+    "qqp-dev",
+    "qnli",
+)
+# Column -> result and measure.
+STS = {"STS12": "sts12", "STS13": "sts13", "STS14": "sts14", "STS15": "sts15", "STSB": "stsb", "SICKR": "sickr"}
+RERANKING = {
+    "SemEval-2016 questions": "semeval2016-cqa-train2",
+    "TrecQA": "trecqa-test",
+    "SciRepEval search": "scirepeval-search",
+}
+OTHERS = {
+    "SciFact nDCG@10": ("scifact", "ndcg_at_10"),
+    "Banking77 accuracy": ("banking77", "accuracy"),
+    "QQP AP": ("qqp-dev", "ap"),
+    "QNLI AP": ("qnli", "ap"),
 }
 
 
 def main() -> None:
-    """Evaluate every form on every test set."""
+    """Evaluate every model on every test set."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="+", metavar="MODEL", help="bundle, name of a bundle, or model folder")
     parser.add_argument("--data", type=Path, required=True, help="folder of the test sets")
-    parser.add_argument("--run", type=Path, required=True, help="run folder of the student")
-    parser.add_argument("--teacher", required=True, help="folder or hub id of the teacher")
-    parser.add_argument("--bundle", default="tiny-sct", help="the exported student; default: the bundled one")
+    parser.add_argument("--teacher", required=True, help="folder or hub id of the teacher, the first row")
     arguments = parser.parse_args()
     tasks = [load_task(name, data=arguments.data) for name in TASKS]
-    models: dict[str, TextEncoder] = {
-        "teacher, fp32 (torch)": TorchEncoder(SentenceEncoder.load(arguments.teacher)),
-        "student before training, fp32 (torch)": TorchEncoder(SentenceEncoder.load(arguments.run / "initial")),
-        "student, fp32 (torch)": TorchEncoder(SentenceEncoder.load(arguments.run / "model")),
-        "student, int8 bundle": Encoder.load(arguments.bundle),
-    }
     results = {}
-    for label, model in models.items():
-        evaluations = [evaluate(model, task) for task in tasks]
-        results[label] = to_json(evaluations)
+    for source in (arguments.teacher, *arguments.models):
+        label, model = _load(source)
+        results[label] = to_json([evaluate(model, task) for task in tasks])
+        print(f"{label}: {_figures(results[label])}")
     (HERE / "results.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     table = _table({label: _figures(report) for label, report in results.items()})
     (HERE / "results.md").write_text(table, encoding="utf-8")
     print(table)
 
 
+def _load(source: str) -> tuple[str, TextEncoder]:
+    if Path(source).is_dir():
+        model = TorchEncoder(SentenceEncoder.load(source))
+        return f"{model.name}, fp32 (torch)", model
+    encoder = Encoder.load(source)
+    return f"{encoder.name}, {encoder.manifest.precision}", encoder
+
+
 def _figures(report: dict[str, Any]) -> dict[str, float]:
-    """Set -> headline x 100; STS sets by name, re-ranking sets by MAP."""
-    figures = {}
-    for evaluation in report["evaluations"]:
-        for result in evaluation["results"]:
-            name = "STS mean" if result["name"] == "sts" else TASKS.get(result["name"], result["name"].upper())
-            figures[name] = 100 * result["value"]
-    return figures
+    """Column -> figure x 100: Spearman of STS, MAP of re-ranking, and what the other columns name."""
+    found = {
+        each["name"]: each["measures"] | {"": each["value"]}
+        for e in report["evaluations"]
+        for each in e["results"]
+    }
+    sts = {column: found[name][""] for column, name in STS.items()}
+    ranked = {column: found[name][""] for column, name in RERANKING.items()}
+    columns = {
+        **sts,
+        "STS mean": math.fsum(sts.values()) / len(sts),
+        **ranked,
+        "re-ranking mean": math.fsum(ranked.values()) / len(ranked),
+        **{column: found[name][measure] for column, (name, measure) in OTHERS.items()},
+    }
+    return {column: 100 * value for column, value in columns.items()}
 
 
 def _table(rows: dict[str, dict[str, float]]) -> str:
-    columns = list(next(iter(rows.values())))
+    """All figures, then those of the goals as shares of the first row, the teacher."""
+    teacher = next(iter(rows.values()))
+    goals = ("STS mean", "re-ranking mean", *OTHERS)
+    shares = {
+        label: {column: 100 * figures[column] / teacher[column] for column in goals}
+        for label, figures in rows.items()
+    }
+    return (
+        "\n".join([*_lines(rows, list(teacher)), "", "Share of the teacher's figure, in percent:", ""])
+        + "\n"
+        + "\n".join(_lines(shares, list(goals)))
+        + "\n"
+    )
+
+
+def _lines(rows: dict[str, dict[str, float]], columns: list[str]) -> list[str]:
     lines = ["| | " + " | ".join(columns) + " |", "|---|" + "---:|" * len(columns)]
-    for label, figures in rows.items():
-        lines.append(f"| {label} | " + " | ".join(f"{figures[column]:.2f}" for column in columns) + " |")
-    return "\n".join(lines) + "\n"
+    cells = {label: " | ".join(f"{row[column]:.2f}" for column in columns) for label, row in rows.items()}
+    return lines + [f"| {label} | {row} |" for label, row in cells.items()]
 
 
 if __name__ == "__main__":
