@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import hmac
 from collections.abc import Iterable
@@ -28,7 +27,11 @@ class ClientGoneError(Exception):
 
 
 class Guard:
-    """Checks host, key, number at work and size, in this order, each before the next costs anything.
+    """Checks host, key, size and number at work, in this order, each before the next costs anything.
+
+    A request takes one of the places of ``concurrent_requests`` once all of it has arrived; how long that may
+    take, and how much may be on its way, is bounded by :class:`Connections`. What needs no key takes no place, and
+    its body is not read.
 
     Args:
         app: what is guarded.
@@ -50,35 +53,36 @@ class Guard:
         headers, path = Headers(scope=scope), scope["path"]
         is_open = path in _OPEN_PATHS or path.startswith(_OPEN_FOLDER)
         if self._hosts is not None and path not in _PROBES and _host_name(headers) not in self._hosts:
-            answer = problem(
-                path, 400, "this server does not go by that host name; an operator can add it to hosts"
-            )
-        elif not is_open and not self._knows(headers):
-            message = "this server wants an API key, as in `Authorization: Bearer KEY`"
-            answer = problem(path, 401, message, headers={"www-authenticate": "Bearer"})
-        elif not is_open and self._at_work >= self._settings.concurrent_requests:
-            busy = OverloadedError(f"{self._at_work} requests are at work already; try again later")
-            answer = explain(busy, path)
+            message = "Host: this server does not go by that name; an operator can add it to hosts"
+            await problem(path, 400, message)(scope, receive, send)
+        elif is_open:
+            await self._app(scope, _replay(b"", receive), send)
+        elif not self._knows(headers):
+            message = "Authorization: this server wants an API key, as in `Authorization: Bearer KEY`"
+            headers_back = {"www-authenticate": "Bearer"}
+            await problem(path, 401, message, headers=headers_back)(scope, receive, send)
         else:
             await self._pass(scope, receive, send)
-            return
-        await answer(scope, receive, send)
 
     async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._at_work += 1
         try:
-            async with asyncio.timeout(self._settings.body_timeout_s):
-                body = await self._read(scope, receive)
-        except TooLargeError as error:
+            self._require_place()
+            body = await self._read(scope, receive)
+            self._require_place()
+        except (OverloadedError, TooLargeError) as error:
             await explain(error, scope["path"])(scope, receive, send)
-        except TimeoutError:
-            await problem(scope["path"], 408, "the request took too long to arrive")(scope, receive, send)
         except ClientGoneError:
             pass
         else:
-            await self._app(scope, _replay(body, receive), send)
-        finally:
-            self._at_work -= 1
+            self._at_work += 1
+            try:
+                await self._app(scope, _replay(body, receive), send)
+            finally:
+                self._at_work -= 1
+
+    def _require_place(self) -> None:
+        if self._at_work >= self._settings.concurrent_requests:
+            raise OverloadedError(f"{self._at_work} requests are at work already; try again later")
 
     async def _read(self, scope: Scope, receive: Receive) -> bytes:
         """The whole body, if it is not too large."""

@@ -1,25 +1,37 @@
-"""The server: the application on a socket, until it is told to end."""
+"""The server: the application on a socket, until it is told to stop."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import signal
 import socket
+import sys
+import time
 from collections.abc import Iterable
 from types import FrameType
 
 import uvicorn
 
 from embedkit.serving.http.app import create_app
+from embedkit.serving.http.connections import Connections
+from embedkit.serving.http.listener import Listener
 from embedkit.serving.http.service import Service
 
 __all__ = ["Server"]
 
 logger = logging.getLogger(__name__)
 
+_SWEEP_S = 0.1
+_CANCEL_S = 1.0
+_FAILED_TO_START = 3
+
 
 class Server(uvicorn.Server):
-    """Serves until SIGINT or SIGTERM; then takes no new connections, and ends when all requests are answered.
+    """Serves until SIGINT or SIGTERM, then stops in an order that loses no request.
+
+    Readiness answers 503, and every answer closes its connection; after ``drain_delay_s`` (SIGTERM only) no new
+    connections are taken; requests at work get ``drain_s`` to finish. A second signal stops at once.
 
     Args:
         service: what is served.
@@ -29,15 +41,17 @@ class Server(uvicorn.Server):
     def __init__(self, service: Service, keys: Iterable[str] = ()) -> None:
         settings = service.settings
         self._service = service
+        self._connections = Connections(settings)
+        self._listener: Listener | None = None
+        self._sweeper: asyncio.Task[None] | None = None
         super().__init__(
             uvicorn.Config(
                 create_app(service, keys),
                 host=settings.host,
                 port=settings.port,
+                http=self._connections.protocol,  # type: ignore[arg-type]  # called, never inherited from
                 ssl_certfile=settings.tls_certificate,
                 ssl_keyfile=settings.tls_key,
-                timeout_keep_alive=settings.keep_alive_s,
-                timeout_graceful_shutdown=settings.drain_s,
                 log_config=None,
                 log_level=logging.WARNING,  # its lines about requests hold addresses and queries
                 access_log=False,
@@ -48,22 +62,74 @@ class Server(uvicorn.Server):
             )
         )
 
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Begin to drain; a second signal ends at once."""
-        self._service.draining = True
-        super().handle_exit(sig, frame)
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - uvicorn's signature
+        """Begin to drain; a second signal stops at once."""
+        self._captured_signals.append(sig)
+        self.force_exit = self.should_exit
+        self.should_exit = self._service.draining = True
 
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen, and say where."""
-        await super().startup(sockets)
-        if self.started:
-            fields = {"url": self.url, "model": self._service.encoder.name}
-            logger.info("listening", extra={"fields": fields})
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:  # noqa: ARG002 - uvicorn's
+        """Listen, and report where."""
+        await self.lifespan.startup()
+        settings = self._service.settings
+        try:
+            self._listener = Listener(
+                settings.host,
+                settings.port,
+                self._make_connection,
+                tls=self.config.ssl,
+                handshake_timeout_s=settings.header_timeout_s,
+                most_handshakes=settings.max_connections // 2 + 1,
+            )
+        except OSError as error:
+            logger.error("cannot listen on %s port %d: %s", settings.host, settings.port, error.strerror or error)  # noqa: TRY400
+            await self.lifespan.shutdown()
+            sys.exit(_FAILED_TO_START)
+        self._listener.start()
+        self._sweeper = asyncio.get_running_loop().create_task(self._sweep())
+        self.started = True
+        logger.info("listening", extra={"fields": {"url": self.url, "model": self._service.encoder.name}})
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:  # noqa: ARG002 - uvicorn's
+        """Drain, in the order that the class describes."""
+        assert self._listener is not None
+        assert self._sweeper is not None
+        self._service.draining = True
+        self._connections.begin_draining()
+        if signal.SIGTERM in self._captured_signals:
+            await self._wait(self._service.settings.drain_delay_s)
+        await self._listener.stop()
+        await self._wait(self._service.settings.drain_s, finish=True)
+        self._connections.abort()
+        for task in (unfinished := {self._sweeper, *self.server_state.tasks}):
+            task.cancel()
+        await asyncio.wait(unfinished, timeout=_CANCEL_S)
+        await self.lifespan.shutdown()
+
+    async def _wait(self, seconds: float, *, finish: bool = False) -> None:
+        """Let time pass; with ``finish``, only until the last connection is closed."""
+        began = time.monotonic()
+        until = began + seconds
+        while not self.force_exit and time.monotonic() < until and (self._connections or not finish):
+            await asyncio.sleep(min(_SWEEP_S, max(0.0, until - time.monotonic())))
+            if finish:
+                self._connections.finish(time.monotonic() - began)
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(_SWEEP_S)
+            self._connections.sweep()
+
+    def _make_connection(self) -> asyncio.Protocol:
+        return self._connections.protocol(
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
 
     @property
     def url(self) -> str:
         """Where it listens, once it does."""
-        host, port = self.servers[0].sockets[0].getsockname()[:2]
+        assert self._listener is not None
+        host, port = self._listener.address
         scheme = "https" if self._service.settings.tls_certificate else "http"
         return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 

@@ -46,11 +46,19 @@ class ServerSettings:
     max_items: int = setting(2048, "texts of one request", minimum=1)
     max_characters: int = setting(1_000_000, "characters of one request, all texts together", minimum=1)
     max_body_bytes: int = setting(8_388_608, "bytes of one request", minimum=1)
-    body_timeout_s: float = setting(30.0, "longest that a request may take to arrive", above=0)
-    keep_alive_s: int = setting(30, "longest that an idle connection is kept; more than the proxy's", minimum=1)
-    drain_s: int = setting(
-        30, "longest that requests at work are waited for when the server is told to end", minimum=0
+    max_header_bytes: int = setting(65_536, "bytes of a request's headers; beyond, 431", minimum=1024)
+    max_buffered_bytes: int = setting(
+        268_435_456, "bytes of arriving requests and of unread answers, over all connections", minimum=1
     )
+    max_connections: int = setting(1024, "open connections, as far as the limit on open files allows", minimum=1)
+    header_timeout_s: float = setting(10.0, "time limit for a request's headers to arrive; beyond, 408", above=0)
+    body_timeout_s: float = setting(30.0, "time limit for a request's body to arrive; beyond, 408", above=0)
+    answer_timeout_s: float = setting(30.0, "time limit for a client to read an answer", above=0)
+    keep_alive_s: int = setting(30, "how long an idle connection is kept; more than the proxy's", minimum=1)
+    drain_delay_s: float = setting(
+        5.0, "on SIGTERM, how long connections are still accepted while readiness answers 503", minimum=0
+    )
+    drain_s: int = setting(30, "then, how long requests at work may take to finish", minimum=0)
 
     def __post_init__(self) -> None:
         problems = []

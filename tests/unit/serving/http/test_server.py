@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import os
 import signal
@@ -22,8 +23,9 @@ pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals")
 class Process:
     """`embedkit serve` in a process of its own."""
 
-    def __init__(self, *arguments, **environment):
+    def __init__(self, *arguments, drain_delay_s=0, **environment):
         command = [sys.executable, "-m", "embedkit", "serve", *map(str, arguments), "--port", "0"]
+        command += ["--set", f"drain_delay_s={drain_delay_s}"]
         self.process = subprocess.Popen(
             command, stderr=subprocess.PIPE, text=True, env={**os.environ, **environment, "OMP_NUM_THREADS": "1"}
         )
@@ -76,6 +78,76 @@ def test_requests_at_work_are_answered_before_it_ends(start, toy_bundle):
     assert all(len(answer.json()["data"]) == len(texts) for answer in answers)
     with pytest.raises(httpx.ConnectError):
         httpx.get(f"{server.url}/health")
+
+
+def test_readiness_is_refused_before_connections_are(toy_bundle):
+    server = Process(toy_bundle, drain_delay_s=1.0)
+    with httpx.Client(base_url=server.url) as client:
+        assert client.get("/health/ready").status_code == 200
+        server.process.send_signal(signal.SIGTERM)
+        wait_for(lambda: httpx.get(f"{server.url}/health/ready").status_code == 503)
+        assert httpx.get(f"{server.url}/health/live").status_code == 200
+        done = client.post("/embed", json={"inputs": "a"})
+        assert done.status_code == 200
+        assert done.headers["connection"] == "close"  # so that clients leave by themselves
+    server.lines += server.process.communicate(timeout=20)[1].splitlines()
+    assert server.process.returncode == 0
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"{server.url}/health")
+
+
+@pytest.mark.parametrize("signals", [[signal.SIGINT], [signal.SIGTERM, signal.SIGTERM]])
+def test_an_interrupt_or_a_second_signal_waits_for_no_load_balancer(toy_bundle, signals):
+    server = Process(toy_bundle, drain_delay_s=15)
+    began = time.monotonic()
+    for sign in signals[:-1]:
+        server.process.send_signal(sign)
+        time.sleep(0.3)
+    server.end(signals[-1])
+    assert time.monotonic() - began < 10
+
+
+def test_no_request_is_lost_when_it_stops(toy_bundle):
+    server = Process(toy_bundle, "--set", "batch_tokens=64")
+    lost, answered = [], []
+
+    def ask(number):
+        texts = ["one two three four five"] * (300 if number % 8 == 0 else 1)
+        connection = http.client.HTTPConnection("127.0.0.1", int(server.url.rpartition(":")[2]), timeout=30)
+        body = json.dumps({"input": texts})
+        while True:
+            try:
+                if connection.sock is None:
+                    connection.connect()
+            except ConnectionRefusedError:
+                return
+            try:
+                connection.request("POST", "/v1/embeddings", body, {"content-type": "application/json"})
+                answer = connection.getresponse()
+                answer.read()
+                answered.append(answer.status)
+            except (OSError, http.client.HTTPException) as error:
+                lost.append(repr(error))
+                return
+
+    with ThreadPoolExecutor(32) as pool:
+        pending = [pool.submit(ask, number) for number in range(32)]
+        wait_for(lambda: len(answered) > 200)
+        assert server.end() == 0
+        for one in pending:
+            one.result()
+    assert lost == []
+    assert set(answered) <= {200, 429}
+
+
+def test_a_port_in_use_is_one_line_of_log(toy_bundle):
+    server = Process(toy_bundle)
+    port = server.url.rpartition(":")[2]
+    command = [sys.executable, "-m", "embedkit", "serve", str(toy_bundle), "--port", port]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert f"port {port}" in json.loads(done.stderr.splitlines()[-1])["message"]
+    server.end()
 
 
 def at_work(url):

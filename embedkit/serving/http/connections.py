@@ -1,0 +1,261 @@
+"""Connections: how many there may be, and how long each may keep the server waiting."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import time
+from collections.abc import Callable
+from operator import itemgetter
+from typing import Any
+
+from starlette.responses import Response
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from embedkit.serving.http.problems import problem
+from embedkit.serving.http.settings import ServerSettings
+
+__all__ = ["Connection", "Connections"]
+
+_SPARE_FILES = 64  # of the process's limit: models, collections, the log
+_ARRIVAL_S = 2.0  # of a request that is still arriving when the server stops
+_LINGER_S = 0.25  # an idle connection is closed only after this long, as its next request may be on its way
+
+
+class Connection(HttpToolsProtocol):
+    """One connection, which knows since when it has kept the server waiting, and for what.
+
+    Attributes:
+        idle_since: when it was opened or last answered; None while a request arrives or is at work.
+        headers_since: when the first byte of a request arrived whose headers are not complete; else None.
+        body_since: when the headers of a request were complete whose body is not; else None.
+        body_bytes: bytes of that body so far.
+        unread_since: when an answer was first seen waiting for its client; None if none waits.
+    """
+
+    def __init__(self, registry: Connections, **given: Any) -> None:
+        super().__init__(**given)
+        self._registry = registry
+        self.idle_since: float | None = time.monotonic()
+        self.headers_since: float | None = None
+        self.body_since: float | None = None
+        self.unread_since: float | None = None
+        self.body_bytes = self._header_bytes = 0
+
+    def connection_made(self, transport: Any) -> None:
+        """Count it, or refuse it."""
+        super().connection_made(transport)
+        self._registry.enter(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget it."""
+        self._registry.leave(self)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Parse what has come; headers are bounded."""
+        super().data_received(data)
+        if self.headers_since is not None:
+            self._header_bytes += len(data)
+            if self._header_bytes > self._registry.settings.max_header_bytes:
+                most = self._registry.settings.max_header_bytes
+                self.give_up(problem("/", 431, f"the request's headers exceed max_header_bytes, {most} bytes"))
+
+    def on_message_begin(self) -> None:
+        """The first byte of a request."""
+        self.idle_since, self.headers_since, self._header_bytes = None, time.monotonic(), 0
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        """Its headers are complete."""
+        self.headers_since, self.body_since = None, time.monotonic()
+        super().on_headers_complete()
+        if self._registry.draining:
+            self.cycle.keep_alive = False
+
+    def on_body(self, body: bytes) -> None:
+        """A piece of its body, which is kept only until the answer is complete."""
+        if not self.cycle.response_complete:
+            self.body_bytes += len(body)
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """It is complete."""
+        self.body_since, self.body_bytes = None, 0
+        super().on_message_complete()
+        self._rest()
+
+    def on_response_complete(self) -> None:
+        """Its answer is written."""
+        self.body_bytes = 0
+        super().on_response_complete()
+        self._unset_keepalive_if_required()  # `Connections.sweep` closes idle connections
+        self._rest()
+
+    def _rest(self) -> None:
+        """Become idle, if nothing arrives and nothing is at work."""
+        if self.headers_since is None and self.body_since is None and not self.is_at_work:
+            self.idle_since = time.monotonic()
+
+    @property
+    def is_at_work(self) -> bool:
+        """Whether a request waits for its answer."""
+        return bool(self.pipeline) or (self.cycle is not None and not self.cycle.response_complete)
+
+    @property
+    def unread_bytes(self) -> int:
+        """Bytes of answers that the client has not taken yet."""
+        return int(self.transport.get_write_buffer_size())
+
+    @property
+    def waiting_since(self) -> float | None:
+        """When the server began to wait for the client's next bytes; None while a request is at work."""
+        return self.headers_since or self.body_since or self.idle_since
+
+    def give_up(self, answer: Response) -> None:
+        """Answer in place of the application, unless it has answered already, and close."""
+        if self.transport.is_closing():
+            return
+        if self.body_since is None or not self.cycle.response_started:
+            lines = [b"%s: %s\r\n" % pair for pair in (*answer.raw_headers, (b"connection", b"close"))]
+            self.transport.write(b"".join([STATUS_LINE[answer.status_code], *lines, b"\r\n", bytes(answer.body)]))
+        self.transport.close()
+
+    def end_keep_alive(self) -> None:
+        """Let the answer at work, if it has not begun, be the connection's last."""
+        if self.cycle is not None and not self.cycle.response_started:
+            self.cycle.keep_alive = False
+
+
+class Connections:
+    """All connections of a server, none of which can keep it waiting for ever.
+
+    Where a bound is reached, the connection goes that has kept the server waiting longest without a request at
+    work: a client that sends and reads at an ordinary pace outlives any number that do not.
+
+    Args:
+        settings: bounds and time limits.
+
+    Attributes:
+        settings: as given.
+        draining: whether each answer is its connection's last.
+    """
+
+    def __init__(self, settings: ServerSettings) -> None:
+        self.settings = settings
+        self.draining = False
+        self._most = min(settings.max_connections, _files_allowed() - _SPARE_FILES)
+        self._all: dict[Connection, None] = {}
+
+    def __len__(self) -> int:
+        """How many there are."""
+        return len(self._all)
+
+    @property
+    def protocol(self) -> Callable[..., Connection]:
+        """What makes a connection, in place of uvicorn's own class."""
+        return functools.partial(Connection, self)
+
+    def enter(self, connection: Connection) -> None:
+        """Count a connection; where there are too many, close the one that has been waited for longest."""
+        self._all[connection] = None
+        if len(self._all) <= self._most:
+            return
+        waiting = [(since, one) for one in self._all if one is not connection and (since := one.waiting_since)]
+        if waiting:
+            _, oldest = min(waiting, key=itemgetter(0))
+            self.leave(oldest)
+            oldest.transport.abort()
+        else:
+            busy = problem("/", 503, "too many connections; try again later", headers={"retry-after": "1"})
+            connection.give_up(busy)
+
+    def leave(self, connection: Connection) -> None:
+        """Forget a connection."""
+        self._all.pop(connection, None)
+
+    def sweep(self) -> None:
+        """End what has taken longer than the settings allow; call this a few times a second."""
+        now = time.monotonic()
+        held = 0
+        for connection in list(self._all):
+            unread = connection.unread_bytes
+            connection.unread_since = (connection.unread_since or now) if unread else None
+            held += unread + connection.body_bytes
+            self._end_if_late(connection, now)
+        if held > self.settings.max_buffered_bytes:
+            self._free(held - self.settings.max_buffered_bytes)
+
+    def _end_if_late(self, connection: Connection, now: float) -> None:
+        settings = self.settings
+        path = connection.scope["path"] if connection.body_since else "/"
+        if _is_late(connection.unread_since, settings.answer_timeout_s, now):
+            connection.transport.abort()
+        elif _is_late(connection.headers_since, settings.header_timeout_s, now):
+            connection.give_up(
+                problem(path, 408, "the request's headers took longer than header_timeout_s to arrive")
+            )
+        elif _is_late(connection.body_since, settings.body_timeout_s, now):
+            connection.give_up(problem(path, 408, "the request's body took longer than body_timeout_s to arrive"))
+        elif _is_late(connection.idle_since, settings.keep_alive_s, now):
+            connection.transport.close()
+
+    def _free(self, surplus: int) -> None:
+        """End the connections that hold memory longest, until what they held covers the surplus."""
+        holding = [one for one in self._all if one.unread_since is not None or one.body_bytes]
+        for connection in sorted(holding, key=lambda one: one.unread_since or one.body_since or 0.0):
+            if surplus <= 0:
+                return
+            surplus -= connection.unread_bytes + connection.body_bytes
+            connection.transport.abort()
+
+    def begin_draining(self) -> None:
+        """Let each connection end with its next answer."""
+        self.draining = True
+        for connection in self._all:
+            connection.end_keep_alive()
+
+    def finish(self, seconds: float) -> None:
+        """Close what is idle and nothing has come on; refuse requests that are still arriving after a while.
+
+        Args:
+            seconds: since no connections are accepted any more.
+        """
+        now = time.monotonic()
+        for connection in list(self._all):
+            if _is_late(connection.idle_since, _LINGER_S, now) and not _has_unparsed(connection):
+                connection.transport.close()
+            elif seconds > _ARRIVAL_S and connection.waiting_since is not None and not connection.idle_since:
+                connection.give_up(problem("/", 503, "this server is stopping", headers={"retry-after": "1"}))
+
+    def abort(self) -> None:
+        """End all, whatever they are at."""
+        for connection in list(self._all):
+            connection.transport.abort()
+
+
+def _is_late(since: float | None, limit_s: float, now: float) -> bool:
+    return since is not None and now - since > limit_s
+
+
+def _has_unparsed(connection: Connection) -> bool:
+    """Whether bytes wait in the socket; closing it then would reset the connection under a request."""
+    if sys.platform == "win32":
+        return False
+    import fcntl  # noqa: PLC0415 - not on Windows
+    import termios  # noqa: PLC0415
+
+    number = connection.transport.get_extra_info("socket").fileno()
+    if number < 0:
+        return False
+    return any(fcntl.ioctl(number, termios.FIONREAD, bytes(4)))
+
+
+def _files_allowed() -> int:
+    """Files that this process may have open."""
+    if sys.platform == "win32":
+        return 2**31
+    import resource  # noqa: PLC0415 - not on Windows
+
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return 2**31 if soft == resource.RLIM_INFINITY else soft

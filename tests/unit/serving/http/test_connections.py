@@ -1,0 +1,164 @@
+"""Connections: bounded in number, time and memory, whatever clients do."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import time
+
+import httpx
+import pytest
+
+KEY = "a-key-of-some-length"
+
+
+@pytest.fixture
+def dial():
+    """``dial(url, b"GET")``: a connection on which these bytes were sent."""
+    with contextlib.ExitStack() as stack:
+
+        def dial(url, content=b"", *, receive_bytes=None):
+            host, port = url.removeprefix("http://").split(":")
+            connection = stack.enter_context(socket.socket())
+            if receive_bytes:
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+            connection.settimeout(10)
+            connection.connect((host, int(port)))
+            connection.sendall(content)
+            return connection
+
+        yield dial
+
+
+def rest(connection):
+    """All that comes until the server closes the connection; a reset is an end, too."""
+    content = b""
+    with contextlib.suppress(ConnectionResetError):
+        while piece := connection.recv(65536):
+            content += piece
+    return content
+
+
+def head(length, path="/embed", key=None):
+    authorization = f"authorization: Bearer {key}\r\n" if key else ""
+    lines = f"POST {path} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
+    return f"{lines}{authorization}content-length: {length}\r\n\r\n".encode()
+
+
+def test_headers_have_a_time_limit_however_often_a_byte_comes(serve, dial):
+    with serve(header_timeout_s=0.5) as url:
+        connection = dial(url, b"GET /info HTTP/1.1\r\nhost: 127")
+        with contextlib.suppress(OSError):
+            for _ in range(12):
+                time.sleep(0.1)
+                connection.sendall(b".")
+        assert rest(connection).startswith((b"HTTP/1.1 408", b""))
+        began = time.monotonic()
+        assert rest(dial(url, b"GET /info HTT")).startswith(b"HTTP/1.1 408 ")
+        assert 0.4 < time.monotonic() - began < 3
+
+
+def test_a_body_has_a_time_limit(serve, dial):
+    with serve(body_timeout_s=0.3) as url:
+        answer = rest(dial(url, head(100) + b"{"))
+    assert answer.startswith(b"HTTP/1.1 408 ")
+    assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"].startswith("the request's body took longer")
+
+
+def test_an_idle_connection_is_closed(serve, dial):
+    with serve(keep_alive_s=1) as url:
+        silent, served = dial(url), dial(url, b"GET /health HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n")
+        began = time.monotonic()
+        assert rest(silent) == b""
+        assert rest(served).startswith(b"HTTP/1.1 200 ")
+        assert 0.5 < time.monotonic() - began < 4
+
+
+def test_headers_are_bounded(serve, dial):
+    with serve(max_header_bytes=2000) as url:
+        assert httpx.get(f"{url}/info", headers={"x-much": "a" * 1000}).status_code == 200
+        answer = rest(dial(url, b"GET /info HTTP/1.1\r\nx-much: " + b"a" * 3000))
+        assert answer.startswith(b"HTTP/1.1 431 ")
+        assert b"max_header_bytes" in answer
+
+
+def test_an_answer_that_is_not_read_is_dropped(serve, dial):
+    body = json.dumps({"inputs": ["a"] * 2000}).encode()
+    with serve(answer_timeout_s=0.5) as url:
+        greedy = dial(url, (head(len(body)) + body) * 30, receive_bytes=4096)  # more than sockets keep
+        time.sleep(2.5)
+        greedy.settimeout(0.2)
+        content = rest(greedy)
+        assert content.count(b"HTTP/1.1 200 ") < 30
+        assert httpx.get(f"{url}/health").status_code == 200
+
+
+def test_memory_for_unread_answers_is_bounded(serve, dial):
+    body = json.dumps({"inputs": ["a"] * 2000}).encode()
+    with serve(max_buffered_bytes=200_000) as url:
+        greedy = dial(url, (head(len(body)) + body) * 30, receive_bytes=4096)
+        time.sleep(2)
+        greedy.settimeout(0.2)
+        assert rest(greedy).count(b"HTTP/1.1 200 ") < 30
+
+
+def test_memory_for_arriving_bodies_is_bounded(serve, dial):
+    with serve(max_buffered_bytes=150_000) as url:
+        slow = [dial(url, head(1_000_000) + b" " * 60_000) for _ in range(3)]
+        time.sleep(0.5)
+        assert rest(slow[0]) == b""  # the one that had been waited for longest
+        assert httpx.post(f"{url}/embed", json={"inputs": "a"}).status_code == 200
+        for connection in slow[1:]:
+            connection.settimeout(0.1)
+            with pytest.raises(TimeoutError):
+                connection.recv(1)
+
+
+def test_connections_are_bounded_and_the_longest_idle_one_goes_first(serve, dial):
+    with serve(max_connections=8) as url:
+        idlers = [dial(url) for _ in range(30)]
+        time.sleep(0.2)
+        for _ in range(3):
+            assert httpx.post(f"{url}/embed", json={"inputs": "a"}).status_code == 200
+        assert rest(idlers[0]) == b""
+        idlers[-1].sendall(b"GET /health HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n\r\n")
+        assert rest(idlers[-1]).startswith(b"HTTP/1.1 200 ")
+
+
+@pytest.mark.parametrize("path", ["/health", "/v1/embeddings"])
+def test_unfinished_requests_take_no_place(serve, dial, path):
+    with serve(keys=(KEY,), concurrent_requests=2) as url:
+        half = [dial(url, head(1000, path, key) + b"{") for key in (None, KEY) for _ in range(5)]
+        time.sleep(0.2)
+        for _ in range(3):
+            done = httpx.post(f"{url}/embed", json={"inputs": "a"}, headers={"authorization": f"Bearer {KEY}"})
+            assert done.status_code == 200
+        assert len(half) == 10
+
+
+def test_what_needs_no_key_is_answered_before_its_body_comes(serve, dial):
+    with serve(keys=(KEY,)) as url:
+        assert dial(url, head(1000, "/health")).recv(4096).startswith(b"HTTP/1.1 405 ")
+
+
+def test_a_client_that_reads_slowly_but_steadily_gets_its_answer(serve, dial):
+    body = json.dumps({"inputs": ["a"] * 2000}).encode()
+    with serve(answer_timeout_s=20) as url:
+        connection = dial(url, head(len(body)) + body, receive_bytes=4096)
+        answer = b""
+        length = 0
+        while not length or len(answer) < length:
+            answer += connection.recv(100_000)
+            before, found, after = answer.partition(b"\r\n\r\n")
+            length = len(before + found) + int(before.lower().partition(b"content-length: ")[2].split()[0])
+    assert len(json.loads(after)) == 2000
+
+
+def test_pipelined_requests_are_answered_in_their_order(serve, dial):
+    with serve() as url:
+        first = head(13) + b'{"inputs":""}'
+        last = b"GET /health HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n\r\n"
+        answer = rest(dial(url, first * 3 + last))
+    assert answer.count(b"HTTP/1.1 200 ") == 4
+    assert answer.endswith(b'{"status":"ok"}')
