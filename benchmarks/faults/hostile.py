@@ -256,7 +256,7 @@ def writes() -> tuple[Figures, bool]:
         Server("--collection", folder, "--allow-writes") as server,
     ):
         upserts, maps = [], []
-        for write in range(12):
+        for write in range(16):
             documents = [{"id": f"new-{write}-{n}", "text": f"{n} {' '.join(WORDS[:4])}"} for n in range(1000)]
             began = time.monotonic()
             server.ask("POST", "/v1/documents", {"documents": documents})

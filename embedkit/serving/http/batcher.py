@@ -3,28 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
-import math
-import os
-import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
-from embedkit.errors import OverloadedError
 from embedkit.protocols import FloatArray
 from embedkit.runtime.tokenization import Tokens
+from embedkit.serving.http.background import background_threads
 
 __all__ = ["BatchReport", "Batcher"]
 
 _SHARE = 4  # a request fills at most this part of a batch while others wait
-_MEMORY = 0.2  # weight of the newest batch in the rate
-_LOWER_PRIORITY = 5  # of the thread that runs batches, in the steps of nice
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +91,6 @@ class Batcher:
         run: tokens of N texts in, N rows out, in their order; called in a thread.
         batch_tokens: tokens after which no more texts join a batch.
         max_wait_ms: longest that a text waits for others.
-        queue_tokens: tokens that may wait.
         report: told of every batch.
     """
 
@@ -108,70 +100,38 @@ class Batcher:
         *,
         batch_tokens: int,
         max_wait_ms: float,
-        queue_tokens: int,
         report: Callable[[BatchReport], None] = lambda _: None,
     ) -> None:
         self._run, self._report = run, report
-        self._batch_tokens, self._max_wait_s, self._queue_tokens = batch_tokens, max_wait_ms / 1000, queue_tokens
+        self._batch_tokens, self._max_wait_s = batch_tokens, max_wait_ms / 1000
         self._jobs: deque[_Job] = deque()
-        self._waiting = self._expected = 0
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="batch", initializer=_give_way)
+        self._waiting = 0
+        self._thread = background_threads(1, "batch")
         self._at_work = False
         self._timer: asyncio.TimerHandle | None = None
         self._crowd_until = 0.0
-        self._tokens_per_s = 0.0
 
     @property
     def waiting_tokens(self) -> int:
         """Tokens that wait for a batch."""
         return self._waiting
 
-    @contextlib.contextmanager
-    def expect(self, tokens: int) -> Iterator[None]:
-        """Keep room for texts while they are tokenized, or refuse them before that has cost anything.
-
-        Args:
-            tokens: that they will have, or somewhat fewer.
-
-        Raises:
-            OverloadedError: too much waits, or is expected, already.
-        """
-        self._require_room(tokens, self._waiting + self._expected)
-        self._expected += tokens
-        try:
-            yield
-        finally:
-            self._expected -= tokens
-
     async def submit(self, tokens: Tokens) -> FloatArray:
         """Run tokens of N texts, together with those of others: N rows in their order.
 
         Raises:
-            OverloadedError: too much waits already.
             ModelError: the graph failed.
         """
         lengths = tokens.lengths.tolist()
-        cost = sum(lengths)
-        self._require_room(cost, self._waiting)
         job = _Job(tokens, lengths, asyncio.get_running_loop().create_future(), time.monotonic())
         self._jobs.append(job)
-        self._waiting += cost
+        self._waiting += sum(lengths)
         self._consider()
         return await job.answer
 
     def close(self) -> None:
         """Let the thread end when it has nothing more to do."""
         self._thread.shutdown(wait=False)
-
-    def _require_room(self, tokens: int, before: int) -> None:
-        if before and before + tokens > self._queue_tokens:
-            raise OverloadedError(
-                f"{before} tokens are waiting, and {tokens} more are too many; try again later",
-                self._retry_after_s(),
-            )
-
-    def _retry_after_s(self) -> int:
-        return max(1, math.ceil(self._waiting / self._tokens_per_s)) if self._tokens_per_s else 1
 
     def _consider(self) -> None:
         """Start a batch, now or when it is time."""
@@ -227,16 +187,8 @@ class Batcher:
         tokens = sum(part.tokens for part in parts)
         requests = len({id(part.job) for part in parts})
         self._report(BatchReport(sum(part.stop - part.start for part in parts), tokens, requests, seconds))
-        rate = tokens / max(seconds, 1e-9)
-        self._tokens_per_s += (rate - self._tokens_per_s) * (_MEMORY if self._tokens_per_s else 1)
         if requests > 1:
             self._crowd_until = time.monotonic() + self._max_wait_s
-
-
-def _give_way() -> None:
-    """Let the event loop come first where processors are few: what is refused is to be refused at once."""
-    if sys.platform == "linux":  # where a thread has a priority of its own, and gives it to threads that it starts
-        os.nice(_LOWER_PRIORITY)
 
 
 def _join(parts: list[_Part]) -> Tokens:

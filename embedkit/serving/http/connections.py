@@ -15,6 +15,11 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from embedkit.serving.http.problems import problem
 from embedkit.serving.http.settings import ServerSettings
 
+if sys.platform != "win32":
+    import fcntl
+    import resource
+    import termios
+
 __all__ = ["Connection", "Connections"]
 
 _SPARE_FILES = 64  # of the process's limit: models, collections, the log
@@ -242,9 +247,6 @@ def _has_unparsed(connection: Connection) -> bool:
     """Whether bytes wait in the socket; closing it then would reset the connection under a request."""
     if sys.platform == "win32":
         return False
-    import fcntl  # noqa: PLC0415 - not on Windows
-    import termios  # noqa: PLC0415
-
     number = connection.transport.get_extra_info("socket").fileno()
     if number < 0:
         return False
@@ -255,7 +257,5 @@ def _files_allowed() -> int:
     """Files that this process may have open."""
     if sys.platform == "win32":
         return 2**31
-    import resource  # noqa: PLC0415 - not on Windows
-
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return 2**31 if soft == resource.RLIM_INFINITY else soft

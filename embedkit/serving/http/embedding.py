@@ -12,13 +12,18 @@ from embedkit.protocols import FloatArray
 from embedkit.runtime.encoder import Encoder
 from embedkit.runtime.packing import unit_rows
 from embedkit.runtime.tokenization import Tokens
+from embedkit.serving.http.admission import Admission, Held, Rate
 from embedkit.serving.http.batcher import Batcher
 from embedkit.serving.http.metrics import Metrics
 from embedkit.serving.http.settings import ServerSettings
 
-__all__ = ["Embedded", "Embedder", "Gate", "least_tokens"]
+__all__ = ["Embedded", "Embedder", "Gate", "MakeBatcher", "least_pair_tokens", "least_tokens"]
 
 Result = TypeVar("Result")
+MakeBatcher = Callable[[str, Callable[[Tokens], FloatArray], Rate], Batcher]
+"""Makes the batcher of a model from its name, what runs it, and the rate to keep."""
+
+_TOKENS_PER_S = 100_000.0  # until the first batches say how many they are
 
 _CHARACTERS_OF_A_TOKEN = 8  # few languages have so many: a text has as many tokens as this says, or more
 _CHARACTERS_AT_ONCE = 4096  # more would keep the event loop for longer than a thread takes to start
@@ -76,8 +81,13 @@ class Gate:
 
 
 def least_tokens(texts: Sequence[str], max_length: int) -> int:
-    """About as many tokens as texts have at least, told from their lengths alone."""
-    return sum(min(max_length, 1 + len(text) // _CHARACTERS_OF_A_TOKEN) for text in texts)
+    """About as many tokens as texts have at least, from their lengths alone."""
+    return sum(least_pair_tokens(len(text), max_length) for text in texts)
+
+
+def least_pair_tokens(characters: int, max_length: int) -> int:
+    """The same for one text, or a pair, of so many characters."""
+    return min(max_length, 1 + characters // _CHARACTERS_OF_A_TOKEN)
 
 
 class Embedder:
@@ -87,20 +97,19 @@ class Embedder:
         encoder: as given.
     """
 
-    def __init__(
-        self,
-        encoder: Encoder,
-        gate: Gate,
-        make_batcher: Callable[[str, Callable[[Tokens], FloatArray]], Batcher],
-    ) -> None:
-        self.encoder, self._gate = encoder, gate
-        self._batcher = make_batcher(encoder.name, encoder.encode_tokens)
+    def __init__(self, encoder: Encoder, gate: Gate, admission: Admission, make_batcher: MakeBatcher) -> None:
+        self.encoder, self._gate, self._admission = encoder, gate, admission
+        self._rate = Rate(_TOKENS_PER_S)
+        self._batcher = make_batcher(encoder.name, encoder.encode_tokens, self._rate)
+
+    def price(self, texts: Sequence[str]) -> float:
+        """About how many seconds embedding these texts will take, from their lengths alone."""
+        return self._rate.seconds(least_tokens(texts, self.encoder.max_length))
 
     async def embed(
         self,
         texts: Sequence[str],
         *,
-        role: Literal["query", "document"] | None = None,
         prompt_name: str | None = None,
         dimensions: int | None = None,
         truncate: bool | None = None,
@@ -109,15 +118,14 @@ class Embedder:
 
         Args:
             texts: N of them, one at least.
-            role: chooses the model's prompt for queries or documents.
-            prompt_name: chooses another prompt.
+            prompt_name: chooses one of the model's prompts.
             dimensions: keep the first so many, scaled to length 1 again.
             truncate: whether texts that are too long are cut or refused; as the settings say if None.
 
         Raises:
             InputError: a text or an argument does not fit the model.
             TooLargeError: the request is too large.
-            OverloadedError: too much waits already.
+            OverloadedError: too much work is waiting.
         """
         self._gate.check_limits(texts)
         if not texts:
@@ -125,15 +133,41 @@ class Embedder:
         whole = self.encoder.dimension
         if dimensions is not None and dimensions > whole:
             raise InputError(f"dimensions must be a whole number from 1 to {whole}, not {dimensions}")
-        with self._batcher.expect(least_tokens(texts, self.encoder.max_length)):
-            tokens = await self._gate.beside(
-                sum(map(len, texts)), lambda: self.encoder.tokenize(texts, role=role, prompt_name=prompt_name)
-            )
-        self._gate.accept(tokens, self.encoder.max_length, truncate=truncate)
-        rows = await self._batcher.submit(tokens)
+        with self._admission.hold(self.price(texts)) as held:
+            found = await self.run(texts, prompt_name=prompt_name, truncate=truncate, held=held)
         if dimensions is not None and dimensions < whole:
-            rows = unit_rows(rows[:, :dimensions])
-        return Embedded(rows, int(tokens.lengths.sum()), tokens.truncated)
+            return Embedded(unit_rows(found.rows[:, :dimensions]), found.tokens, found.truncated)
+        return found
+
+    async def run(
+        self,
+        texts: Sequence[str],
+        *,
+        role: Literal["query", "document"] | None = None,
+        prompt_name: str | None = None,
+        truncate: bool | None = None,
+        held: Held | None = None,
+    ) -> Embedded:
+        """Embed texts that were let in, as part of ``held`` or of work that holds more than they cost.
+
+        Args:
+            texts: N of them, one at least.
+            role: chooses the model's prompt for queries or documents.
+            prompt_name: chooses another prompt.
+            truncate: as for :meth:`embed`.
+            held: is corrected to what the texts cost once they are tokenized.
+
+        Raises:
+            InputError: a text or an argument does not fit the model.
+        """
+        tokens = await self._gate.beside(
+            sum(map(len, texts)), lambda: self.encoder.tokenize(texts, role=role, prompt_name=prompt_name)
+        )
+        self._gate.accept(tokens, self.encoder.max_length, truncate=truncate)
+        count = int(tokens.lengths.sum())
+        if held is not None:
+            self._admission.correct(held, self._rate.seconds(count))
+        return Embedded(await self._batcher.submit(tokens), count, tokens.truncated)
 
     def close(self) -> None:
         """Let the thread end."""

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
+import math
+import time
 from collections.abc import Iterable
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from embedkit.errors import OverloadedError, TooLargeError
+from embedkit.errors import InputError, OverloadedError, TooLargeError
+from embedkit.serving.http.admission import CALLER, Caller
 from embedkit.serving.http.problems import explain, problem
 from embedkit.serving.http.settings import ServerSettings
 
@@ -65,20 +69,42 @@ class Guard:
             await self._pass(scope, receive, send)
 
     async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope["path"]
         try:
+            seconds = self._timeout_s(scope)
             self._require_place()
             body = await self._read(scope, receive)
             self._require_place()
-        except (OverloadedError, TooLargeError) as error:
-            await explain(error, scope["path"])(scope, receive, send)
+        except (InputError, OverloadedError) as error:
+            await explain(error, path)(scope, receive, send)
         except ClientGoneError:
             pass
         else:
             self._at_work += 1
             try:
-                await self._app(scope, _replay(body, receive), send)
+                CALLER.set(Caller(deadline=time.monotonic() + seconds))
+                async with asyncio.timeout(seconds):
+                    await self._app(scope, _replay(body, receive), send)
+            except TimeoutError:
+                message = (
+                    f"the work was not done within {seconds:g} s (X-Request-Timeout, or timeout_s of the server)"
+                )
+                await problem(path, 504, message)(scope, receive, send)
             finally:
                 self._at_work -= 1
+
+    def _timeout_s(self, scope: Scope) -> float:
+        """How long the work of a request may take: what it says, but not longer than the settings."""
+        given = Headers(scope=scope).get("x-request-timeout")
+        if given is None:
+            return self._settings.timeout_s
+        try:
+            seconds = float(given)
+        except ValueError:
+            seconds = math.nan
+        if not 0 < seconds < math.inf:
+            raise InputError(f"X-Request-Timeout: expected seconds above 0, got {given!r:.40}")
+        return min(seconds, self._settings.timeout_s)
 
     def _require_place(self) -> None:
         if self._at_work >= self._settings.concurrent_requests:

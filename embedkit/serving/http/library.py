@@ -3,24 +3,35 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
+
+import numpy as np
 
 from embedkit.errors import InputError
+from embedkit.protocols import FloatArray
 from embedkit.runtime.threads import available_threads
+from embedkit.serving.http.admission import Admission, Rate
+from embedkit.serving.http.background import background_threads
+from embedkit.serving.http.embedding import Embedder
 from embedkit.serving.http.plane import to_plane
+from embedkit.serving.http.ranking import CrossRanker
+from embedkit.serving.retrieval.cascade import CANDIDATES, Encode, Score, Steps
 from embedkit.serving.retrieval.collection import Collection
 from embedkit.serving.retrieval.documents import Document
 from embedkit.serving.retrieval.hits import Hits
 from embedkit.serving.retrieval.manifest import Manifest
-from embedkit.serving.retrieval.rerank import Reranker
 
 __all__ = ["Library"]
 
 Result = TypeVar("Result")
 
+# Until the first search or write says how many: documents a second, characters of an upsert, ids of a deletion.
+_GUESSES_PER_S: Final = {"filter": 5e6, "dense": 5e6, "lexical": 5e6, "upsert": 1e5, "delete": 1e4}
+_CHARACTERS = 400
 _MAP_POINTS = 4000
 _MAP_CHARACTERS = 200
 
@@ -28,17 +39,37 @@ _MAP_CHARACTERS = 200
 class Library:
     """A collection that many requests search; what other processes write is seen within ``refresh_s`` seconds.
 
+    Only what needs no model runs in threads of the library. Queries and candidates go through the batchers of the
+    server's models, in turn with all other texts.
+
+    Args:
+        collection: what is searched.
+        embedder: the model that made it.
+        ranker: the re-ranker, if the server has one.
+        admission: lets work in.
+        refresh_s: longest until the writes of other processes are seen.
+
     Attributes:
         collection: as given.
     """
 
-    def __init__(self, collection: Collection, reranker: Reranker | None, refresh_s: float) -> None:
-        self.collection, self._reranker, self._refresh_s = collection, reranker, refresh_s
-        self._readers = ThreadPoolExecutor(available_threads(), thread_name_prefix="search")
-        self._writer = ThreadPoolExecutor(1, thread_name_prefix="write")
-        self._cartographer = ThreadPoolExecutor(1, thread_name_prefix="map")
+    def __init__(
+        self,
+        collection: Collection,
+        embedder: Embedder,
+        ranker: CrossRanker | None,
+        admission: Admission,
+        refresh_s: float,
+    ) -> None:
+        self.collection, self._embedder, self._ranker = collection, embedder, ranker
+        self._admission, self._refresh_s = admission, refresh_s
+        self._readers = background_threads(available_threads(), "search")
+        self._writer = background_threads(1, "write")
+        self._cartographer = background_threads(1, "map")
         self._refreshed = time.monotonic()
         self._drawn: tuple[Manifest, dict[str, Any]] | None = None
+        self._rates = {stage: Rate(guess) for stage, guess in _GUESSES_PER_S.items()}
+        self._characters = _CHARACTERS  # of a candidate, on average
 
     async def search(
         self,
@@ -65,31 +96,55 @@ class Library:
         Raises:
             InputError: an argument makes no sense, the collection has no words, or there is no re-ranker.
             CollectionError: a file is damaged.
+            OverloadedError: too much work is waiting.
         """
-        if rerank and self._reranker is None:
+        if rerank and self._ranker is None:
             raise InputError("rerank: this server has no re-ranker; an operator can give it one with --reranker")
+        stages = {"filter": bool(conditions), "dense": True, "lexical": bool(hybrid)}
+        units = {
+            stage: len(self.collection) * (effort if stage == "dense" else 1) for stage in stages if stages[stage]
+        }
+        price = self._embedder.price([query]) + sum(self._rates[stage].seconds(n) for stage, n in units.items())
+        if rerank and self._ranker is not None:
+            price += self._ranker.price(query, [self._characters] * (candidates or max(k, CANDIDATES)))
 
-        def work() -> Hits:
+        def begin() -> Steps:
             self._refresh()
-            reranker = self._reranker if rerank else None
-            return self.collection.search(
-                query,
-                k,
-                filter=conditions,
-                hybrid=hybrid,
-                rerank=reranker,
-                candidates=candidates,
-                effort=effort,
+            return self.collection.search_steps(
+                query, k, filter=conditions, hybrid=hybrid, rerank=rerank, candidates=candidates, effort=effort
             )
 
-        return await _beside(self._readers, work)
+        with self._admission.hold(price):
+            hits = await self._run(await _beside(self._readers, begin))
+        for stage, count in units.items():
+            self._rates[stage].learn(count, hits.latency_ms[stage] / 1000)
+        return hits
+
+    async def _run(self, steps: Steps) -> Hits:
+        """Run a search whose models are the server's."""
+        result: Any = None
+        while True:
+            step = await _beside(self._readers, functools.partial(_advance, steps, result))
+            if isinstance(step, Encode):
+                result = (await self._embedder.run(step.queries, role="query")).rows
+            elif isinstance(step, Score):
+                result = [await self._score(*each) for each in zip(step.queries, step.texts, strict=True)]
+            else:
+                return step[0]
+
+    async def _score(self, query: str, texts: Sequence[str]) -> FloatArray:
+        assert self._ranker is not None
+        if not texts:
+            return np.empty(0, np.float32)
+        self._characters = sum(map(len, texts)) // len(texts)
+        return (await self._ranker.run(query, texts)).scores
 
     def card(self) -> dict[str, Any]:
         """What the collection holds."""
         manifest = self.collection.manifest
         return {
             "model": manifest.model,
-            "reranker": None if self._reranker is None else self._reranker.name,
+            "reranker": None if self._ranker is None else self._ranker.manifest.name,
             "documents": len(self.collection),
             "lexical": manifest.lexical,
         }
@@ -130,8 +185,14 @@ class Library:
         Raises:
             DataError: a document is malformed or empty, or an id is given twice.
             CollectionError: another process is writing there.
+            OverloadedError: too much work is waiting.
         """
-        done = await _beside(self._writer, lambda: self.collection.upsert(records, show_progress_bar=False))
+        texts = [text for record in records if isinstance(text := record.get("text"), str)]
+        characters = sum(map(len, texts))
+        with self._admission.hold(self._rates["upsert"].seconds(characters)):
+            began = time.monotonic()
+            done = await _beside(self._writer, lambda: self.collection.upsert(records, show_progress_bar=False))
+            self._rates["upsert"].learn(characters, time.monotonic() - began)
         return done.added, done.replaced
 
     async def delete(self, ids: Sequence[str]) -> int:
@@ -139,8 +200,13 @@ class Library:
 
         Raises:
             CollectionError: another process is writing there.
+            OverloadedError: too much work is waiting.
         """
-        return await _beside(self._writer, lambda: self.collection.delete(ids))
+        with self._admission.hold(self._rates["delete"].seconds(len(ids))):
+            began = time.monotonic()
+            deleted = await _beside(self._writer, lambda: self.collection.delete(ids))
+            self._rates["delete"].learn(len(ids), time.monotonic() - began)
+        return deleted
 
     def close(self) -> None:
         """Let the threads end."""
@@ -152,6 +218,15 @@ class Library:
         if now - self._refreshed >= self._refresh_s:
             self._refreshed = now
             self.collection.refresh()
+
+
+def _advance(steps: Steps, result: Any) -> Encode | Score | list[Hits]:
+    """The next step of a search, or what it has found: StopIteration cannot pass through a future."""
+    try:
+        return steps.send(result)
+    except StopIteration as done:
+        found: list[Hits] = done.value
+        return found
 
 
 async def _beside(threads: ThreadPoolExecutor, work: Callable[[], Result]) -> Result:

@@ -43,6 +43,12 @@ class Metrics:
     def _histogram(self, name: str, about: str, buckets: tuple[float, ...]) -> Histogram:
         return Histogram(name, about, ["model"], buckets=buckets, registry=self._registry)
 
+    def watch_admission(self, held_s: Callable[[], float]) -> None:
+        """Report the admitted work whenever the metrics are read."""
+        Gauge(
+            "embedkit_admitted_work_seconds", "Work that was let in and is not done", registry=self._registry
+        ).set_function(held_s)
+
     def watch_queue(self, model: str, waiting: Callable[[], int]) -> None:
         """Tell how much waits for a model whenever somebody asks."""
         self._queue.labels(model).set_function(waiting)

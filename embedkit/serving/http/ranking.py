@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -13,11 +13,12 @@ from embedkit.errors import InputError
 from embedkit.protocols import FloatArray
 from embedkit.runtime.cross_encoder import CrossEncoder
 from embedkit.runtime.manifest import Manifest
-from embedkit.runtime.tokenization import Tokens
-from embedkit.serving.http.batcher import Batcher
-from embedkit.serving.http.embedding import Embedder, Gate, least_tokens
+from embedkit.serving.http.admission import Admission, Held, Rate
+from embedkit.serving.http.embedding import Embedder, Gate, MakeBatcher, least_pair_tokens
 
 __all__ = ["CosineRanker", "CrossRanker", "Ranked", "Ranker"]
+
+_TOKENS_PER_S = 20_000.0  # until the first batches say how many they are
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,24 +48,26 @@ class Ranker(Protocol):
         Raises:
             InputError: a text or an argument does not fit the model.
             TooLargeError: the request is too large.
-            OverloadedError: too much waits already.
+            OverloadedError: too much work is waiting.
         """
 
 
 class CosineRanker:
     """Scores by the cosine of embeddings, where there is no better model."""
 
-    def __init__(self, embedder: Embedder) -> None:
-        self._embedder = embedder
+    def __init__(self, embedder: Embedder, gate: Gate, admission: Admission) -> None:
+        self._embedder, self._gate, self._admission = embedder, gate, admission
         self.manifest = embedder.encoder.manifest
 
     async def rank(self, query: str, texts: Sequence[str], *, truncate: bool | None = None) -> Ranked:
         """As :class:`Ranker`; scores are in -1...1."""
         check_texts(texts)
-        one, many = await asyncio.gather(
-            self._embedder.embed([query], role="query", truncate=truncate),
-            self._embedder.embed(texts, role="document", truncate=truncate),
-        )
+        self._gate.check_limits([query, *texts])
+        with self._admission.hold(self._embedder.price([query, *texts])):
+            one, many = await asyncio.gather(
+                self._embedder.run([query], role="query", truncate=truncate),
+                self._embedder.run(texts, role="document", truncate=truncate),
+            )
         scores = many.rows @ one.rows[0]
         return Ranked(scores, one.tokens + many.tokens, one.truncated + many.truncated)
 
@@ -72,27 +75,41 @@ class CosineRanker:
 class CrossRanker:
     """Scores by a cross-encoder, whose batches are its own."""
 
-    def __init__(
-        self,
-        model: CrossEncoder,
-        gate: Gate,
-        make_batcher: Callable[[str, Callable[[Tokens], FloatArray]], Batcher],
-    ) -> None:
-        self._model, self._gate = model, gate
-        self._batcher = make_batcher(model.name, model.predict_tokens)
+    def __init__(self, model: CrossEncoder, gate: Gate, admission: Admission, make_batcher: MakeBatcher) -> None:
+        self._model, self._gate, self._admission = model, gate, admission
+        self._rate = Rate(_TOKENS_PER_S)
+        self._batcher = make_batcher(model.name, model.predict_tokens, self._rate)
         self.manifest = model.manifest
+
+    def price(self, query: str, characters: Iterable[int]) -> float:
+        """About how many seconds it takes to score texts of so many characters each, without reading them."""
+        return self._rate.seconds(
+            sum(least_pair_tokens(len(query) + each, self._model.max_length) for each in characters)
+        )
 
     async def rank(self, query: str, texts: Sequence[str], *, truncate: bool | None = None) -> Ranked:
         """As :class:`Ranker`; scores are in 0...1."""
         check_texts(texts)
         self._gate.check_limits([query, *texts])
+        with self._admission.hold(self.price(query, map(len, texts))) as held:
+            return await self.run(query, texts, truncate=truncate, held=held)
+
+    async def run(
+        self, query: str, texts: Sequence[str], *, truncate: bool | None = None, held: Held | None = None
+    ) -> Ranked:
+        """Score texts that were let in, as part of ``held`` or of work that holds more than they cost.
+
+        Raises:
+            InputError: a text does not fit the model.
+        """
         pairs = [(query, text) for text in texts]
         characters = len(texts) * len(query) + sum(map(len, texts))
-        with self._batcher.expect(least_tokens(texts, self._model.max_length)):
-            tokens = await self._gate.beside(characters, lambda: self._model.tokenize(pairs))
+        tokens = await self._gate.beside(characters, lambda: self._model.tokenize(pairs))
         self._gate.accept(tokens, self._model.max_length, truncate=truncate)
-        scores = await self._batcher.submit(tokens)
-        return Ranked(scores, sum(map(len, tokens.ids)), tokens.truncated)
+        count = int(tokens.lengths.sum())
+        if held is not None:
+            self._admission.correct(held, self._rate.seconds(count))
+        return Ranked(await self._batcher.submit(tokens), count, tokens.truncated)
 
     def close(self) -> None:
         """Let the thread end."""

@@ -66,7 +66,7 @@ class Server(uvicorn.Server):
         """Begin to drain; a second signal stops at once."""
         self._captured_signals.append(sig)
         self.force_exit = self.should_exit
-        self.should_exit = self._service.draining = True
+        self.should_exit = self._service.draining = self._connections.draining = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:  # noqa: ARG002 - uvicorn's
         """Listen, and report where."""

@@ -11,7 +11,8 @@ from embedkit.runtime.cross_encoder import CrossEncoder
 from embedkit.runtime.encoder import Encoder
 from embedkit.runtime.engine import Verification
 from embedkit.runtime.tokenization import Tokens
-from embedkit.serving.http.batcher import Batcher
+from embedkit.serving.http.admission import Admission, Rate
+from embedkit.serving.http.batcher import Batcher, BatchReport
 from embedkit.serving.http.embedding import Embedder, Gate
 from embedkit.serving.http.library import Library
 from embedkit.serving.http.metrics import Metrics
@@ -20,6 +21,8 @@ from embedkit.serving.http.settings import ServerSettings
 from embedkit.serving.retrieval.collection import Collection
 
 __all__ = ["Service"]
+
+_TOKENS_TO_LEARN_FROM = 256  # the time of a smaller batch is not that of its tokens
 
 
 class Service:
@@ -31,6 +34,7 @@ class Service:
         settings: limits and permissions.
         metrics: counts what happens.
         gate: what texts have to pass.
+        admission: what work has to pass.
         embedder: embeds texts of many requests together.
         ranker: ranks texts: the cross-encoder if there is one, else the encoder.
         library: the collection, if there is one.
@@ -47,11 +51,17 @@ class Service:
     ) -> None:
         self.encoder, self.reranker, self.settings = encoder, reranker, settings
         self.metrics = Metrics()
-        self.gate = Gate(settings, self.metrics)
-        self.embedder = Embedder(encoder, self.gate, self._make_batcher)
-        self._cross = None if reranker is None else CrossRanker(reranker, self.gate, self._make_batcher)
-        self.ranker: Ranker = self._cross or CosineRanker(self.embedder)
-        self.library = None if collection is None else Library(collection, reranker, settings.refresh_s)
+        self.gate = gate = Gate(settings, self.metrics)
+        self.admission = admission = Admission(settings.queue_s)
+        self.metrics.watch_admission(lambda: admission.held_s)
+        self.embedder = Embedder(encoder, gate, admission, self._make_batcher)
+        self._cross = None if reranker is None else CrossRanker(reranker, gate, admission, self._make_batcher)
+        self.ranker: Ranker = self._cross or CosineRanker(self.embedder, gate, admission)
+        self.library = (
+            None
+            if collection is None
+            else Library(collection, self.embedder, self._cross, admission, settings.refresh_s)
+        )
         self.draining = False
 
     @classmethod
@@ -106,13 +116,16 @@ class Service:
             if part is not None:
                 part.close()
 
-    def _make_batcher(self, model: str, run: Callable[[Tokens], FloatArray]) -> Batcher:
+    def _make_batcher(self, model: str, run: Callable[[Tokens], FloatArray], rate: Rate) -> Batcher:
+        tell = self.metrics.batch_reporter(model)
+
+        def report(batch: BatchReport) -> None:
+            tell(batch)
+            if batch.tokens >= _TOKENS_TO_LEARN_FROM:
+                rate.learn(batch.tokens, batch.seconds)
+
         batcher = Batcher(
-            run,
-            batch_tokens=self.settings.batch_tokens,
-            max_wait_ms=self.settings.max_wait_ms,
-            queue_tokens=self.settings.queue_tokens,
-            report=self.metrics.batch_reporter(model),
+            run, batch_tokens=self.settings.batch_tokens, max_wait_ms=self.settings.max_wait_ms, report=report
         )
         self.metrics.watch_queue(model, lambda: batcher.waiting_tokens)
         return batcher

@@ -41,7 +41,10 @@ class ServerSettings:
     max_wait_ms: float = setting(
         2.0, "longest that a text waits for others to join it, when others are about", minimum=0
     )
-    queue_tokens: int = setting(131_072, "tokens that may wait; beyond, requests get 429", minimum=1)
+    queue_s: float = setting(5.0, "seconds of work that may wait; beyond, requests get 429", above=0)
+    timeout_s: float = setting(
+        60.0, "time limit for the work of a request, unless it brings a shorter one; beyond, 504", above=0
+    )
     concurrent_requests: int = setting(256, "requests at work at a time; beyond, 429", minimum=1)
     max_items: int = setting(2048, "texts of one request", minimum=1)
     max_characters: int = setting(1_000_000, "characters of one request, all texts together", minimum=1)

@@ -3,24 +3,44 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from embedkit.errors import InputError
 from embedkit.protocols import FloatArray, TextEncoder
 from embedkit.serving.retrieval.embedding import embed_queries
-from embedkit.serving.retrieval.exact_index import Ranking
+from embedkit.serving.retrieval.exact_index import Ranking, RowNumbers
 from embedkit.serving.retrieval.filters import Condition
 from embedkit.serving.retrieval.fusion import Fusion
 from embedkit.serving.retrieval.hits import Hit, Hits
 from embedkit.serving.retrieval.rerank import Reranker, rerank_scores
 from embedkit.serving.retrieval.snapshot import Snapshot
 
-__all__ = ["Cascade", "search_embeddings"]
+__all__ = ["CANDIDATES", "Cascade", "Encode", "Score", "Steps", "search_embeddings"]
 
-_CANDIDATES = 50
+CANDIDATES = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Encode:
+    """A step that needs the encoder: answered with the queries' embeddings, ``(Q, D) float32, unit rows``."""
+
+    queries: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """A step that needs the re-ranker: answered with an array of scores for each query's texts, in their order."""
+
+    queries: Sequence[str]
+    texts: Sequence[Sequence[str]]
+
+
+Steps = Generator[Encode | Score, Any, list[Hits]]
+"""A search that hands out what needs a model and is sent the results; it returns the hits of each query."""
 
 
 class Trail:
@@ -72,9 +92,32 @@ class Cascade:
                 the collection was built without words.
             CollectionError: a file is damaged.
         """
-        wanted = self._wanted(k)
+        steps = self.steps(snapshot, queries, k, conditions, rerank=self.reranker is not None)
+        wanted: Encode | Score = next(steps)
+        while True:
+            try:
+                wanted = steps.send(self._run(wanted, encoder))
+            except StopIteration as done:
+                found: list[Hits] = done.value
+                return found
+
+    def steps(
+        self,
+        snapshot: Snapshot,
+        queries: Sequence[str],
+        k: int,
+        conditions: Sequence[Condition] = (),
+        *,
+        rerank: bool = False,
+    ) -> Steps:
+        """The same search for a caller that runs the models: :class:`Encode`, then, to re-rank, :class:`Score`.
+
+        Raises:
+            InputError, CollectionError: as :meth:`search`.
+        """
+        wanted = self._wanted(k, rerank=rerank)
         clock = Clock()
-        embeddings = embed_queries(queries, encoder)
+        embeddings = yield Encode(queries)
         clock.lap("encode")
         selection = snapshot.select(conditions)
         trails = [Trail() for _ in queries]
@@ -90,19 +133,27 @@ class Cascade:
                 trail.enter("lexical", lexical)
                 trail.enter("fused", self.fusion.fuse(dense, lexical))
             clock.lap("lexical")
-        if self.reranker:
-            _rerank(trails, snapshot, queries, self.reranker, wanted)
+        if rerank:
+            rows = [trail.ranking.rows[:wanted] for trail in trails]
+            texts = [[snapshot.read(int(row)).text for row in chosen] for chosen in rows]
+            _reorder(trails, rows, (yield Score(queries, texts)))
             clock.lap("rerank")
         return _hits(trails, snapshot, k, clock)
 
-    def _wanted(self, k: int) -> int:
+    def _run(self, step: Encode | Score, encoder: TextEncoder) -> Any:
+        if isinstance(step, Encode):
+            return embed_queries(step.queries, encoder)
+        assert self.reranker is not None
+        return rerank_scores(self.reranker, step.queries, step.texts)
+
+    def _wanted(self, k: int, *, rerank: bool) -> int:
         if k < 1:
             raise InputError(f"expected k of at least 1, got {k}")
         if self.candidates is not None and self.candidates < k:
             raise InputError(f"expected at least as many candidates as results, {k}, got {self.candidates}")
-        if self.fusion is None and self.reranker is None:
+        if self.fusion is None and not rerank:
             return k
-        return self.candidates or max(k, _CANDIDATES)
+        return self.candidates or max(k, CANDIDATES)
 
 
 class Clock:
@@ -139,14 +190,10 @@ def search_embeddings(
     return _hits(trails, snapshot, k, clock)
 
 
-def _rerank(
-    trails: Sequence[Trail], snapshot: Snapshot, queries: Sequence[str], reranker: Reranker, wanted: int
-) -> None:
-    rows = [trail.ranking.rows[:wanted] for trail in trails]
-    texts = [[snapshot.read(int(row)).text for row in chosen] for chosen in rows]
-    for trail, chosen, scores in zip(trails, rows, rerank_scores(reranker, queries, texts), strict=True):
-        order = np.argsort(-scores, kind="stable")  # equal ones stay in the order of the stage before
-        trail.enter("rerank", Ranking(scores[order], chosen[order]))
+def _reorder(trails: Sequence[Trail], rows: Sequence[RowNumbers], scores: Sequence[FloatArray]) -> None:
+    for trail, chosen, given in zip(trails, rows, scores, strict=True):
+        order = np.argsort(-given, kind="stable")  # equal ones stay in the order of the stage before
+        trail.enter("rerank", Ranking(given[order], chosen[order]))
 
 
 def _hits(trails: Sequence[Trail], snapshot: Snapshot, k: int, clock: Clock) -> list[Hits]:

@@ -13,7 +13,7 @@ from typing import overload
 from embedkit.errors import InputError
 from embedkit.protocols import FloatArray, TextEncoder
 from embedkit.serving.retrieval import writer
-from embedkit.serving.retrieval.cascade import Cascade, search_embeddings
+from embedkit.serving.retrieval.cascade import Cascade, Steps, search_embeddings
 from embedkit.serving.retrieval.documents import Document, DocumentSource, read_documents
 from embedkit.serving.retrieval.embedding import embed_queries
 from embedkit.serving.retrieval.filters import Filter, parse_filter
@@ -340,6 +340,38 @@ class Collection:
             conditions=parse_filter(filter or {}),
         )
         return found[0] if isinstance(query, str) else found
+
+    def search_steps(
+        self,
+        query: str,
+        k: int = 10,
+        *,
+        filter: Filter | None = None,
+        hybrid: bool | str | Fusion | None = None,
+        rerank: bool = False,
+        candidates: int | None = None,
+        effort: float = 1.0,
+    ) -> Steps:
+        """A search for one query whose caller runs the models, so that other work can share their batches.
+
+        Args:
+            query: a text.
+            k: results wanted.
+            filter: as for :meth:`search`.
+            hybrid: as for :meth:`search`.
+            rerank: whether a re-ranker has the last word.
+            candidates: as for :meth:`search`.
+            effort: as for :meth:`search`.
+
+        Returns:
+            a generator, which yields what the models have to do, is sent the results, and returns a list of one
+            :class:`Hits` (see :mod:`embedkit.serving.retrieval.cascade`).
+
+        Raises:
+            InputError: the filter is malformed; further errors come out of the generator, as from :meth:`search`.
+        """
+        cascade = Cascade(fusion=fusion_of(hybrid), candidates=candidates, effort=effort)
+        return cascade.steps(self._snapshot, [query], k, parse_filter(filter or {}), rerank=rerank)
 
     def encode_queries(self, queries: Sequence[str]) -> FloatArray:
         """Embed queries with the collection's encoder, with ``encode_query`` if it has that.

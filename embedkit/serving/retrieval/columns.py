@@ -54,6 +54,12 @@ class Column:
         places[[numbers[key] for key in keys]] = np.arange(len(keys))
         return cls(count, keys, np.array(rows, dtype=np.int64), places[np.array(codes, dtype=np.int64)])
 
+    @classmethod
+    def empty(cls, count: int) -> Self:
+        """A field that none of ``count`` rows has."""
+        nothing = np.empty(0, dtype=np.int64)
+        return cls(count, [], nothing, nothing)
+
     @property
     def samples(self) -> dict[str, Scalar]:
         """The kinds of value that occur, each with its smallest."""

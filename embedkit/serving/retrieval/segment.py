@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from embedkit.serving.retrieval.manifest import VECTORS, Manifest, SegmentEntry,
 __all__ = ["Segment", "read_alive", "words_module", "write_segment", "write_tombstones"]
 
 _ABSENT: list[Any] = []  # no entry; null would be one
+_MOST_COLUMNS = 32
 
 
 class Segment:
@@ -62,8 +64,9 @@ class Segment:
         self.index = kind.load(folder / kind.FILE, self.embeddings) if kind.FILE else kind.build(self.embeddings)
         self.lexical = LexicalIndex(folder, entry.words, entry.count) if entry.words else None
         self.scan = index_class("exact" if entry.index == "exact" else "flat").build(self.embeddings)
-        self._columns: dict[str, Column] = {}
-        self._one_reader = threading.Lock()
+        self._columns: OrderedDict[str, Column] = OrderedDict()
+        self._fields: frozenset[str] | None = None
+        self._one_at_a_time = threading.Lock()
 
     def __len__(self) -> int:
         """The number of rows, deleted ones included."""
@@ -72,14 +75,36 @@ class Segment:
     def column(self, field: str) -> Column:
         """A field of the documents' metadata; the first time, all of them are read, which takes a while.
 
+        The columns of the fields that were asked for last are kept. A field that no document has costs nothing
+        once any metadata was read.
+
         Raises:
             CollectionError: a file is damaged.
         """
-        with self._one_reader:
-            if field not in self._columns:
-                values = (metadata.get(field, _ABSENT) for metadata in self.documents.metadata())
-                self._columns[field] = Column.of(values)
-            return self._columns[field]
+        if self._fields is not None and field not in self._fields:
+            return Column.empty(len(self))
+        with self._one_at_a_time:
+            if field in self._columns:
+                self._columns.move_to_end(field)
+                return self._columns[field]
+        column = self._read_column(field)  # without the lock: others need not wait for it
+        with self._one_at_a_time:
+            self._columns[field] = column
+            if len(self._columns) > _MOST_COLUMNS:
+                self._columns.popitem(last=False)
+        return column
+
+    def _read_column(self, field: str) -> Column:
+        fields: set[str] = set()
+
+        def values() -> Iterator[Any]:
+            for metadata in self.documents.metadata():
+                fields.update(metadata)
+                yield metadata.get(field, _ABSENT)
+
+        column = Column.of(values())
+        self._fields = frozenset(fields)
+        return column
 
 
 def write_segment(

@@ -225,14 +225,13 @@ class Snapshot:
 
     def sample(self, most: int) -> tuple[list[Document], FloatArray]:
         """At most so many documents, evenly spread, and their embeddings: see :meth:`Collection.sample`."""
-        wanted = np.unique(np.linspace(0, len(self) - 1, min(most, len(self))).round().astype(np.int64))
-        chosen, start = [np.empty((0, self.manifest.dimension), np.float32)], 0
-        for block in self.embeddings():
-            here = wanted[(wanted >= start) & (wanted < start + len(block))]
-            chosen.append(np.array(block[here - start]))
-            start += len(block)
-        kept = set(wanted.tolist())
-        return [item for number, item in enumerate(self.documents()) if number in kept], np.concatenate(chosen)
+        alive = np.concatenate([part.start + _rows(part) for part in self._parts])
+        chosen = alive[np.unique(np.linspace(0, len(alive) - 1, min(most, len(alive))).round().astype(np.int64))]
+        found = [np.empty((0, self.manifest.dimension), np.float32)]
+        for part in self._parts:
+            here = chosen[(chosen >= part.start) & (chosen < part.start + len(part.segment))] - part.start
+            found.append(np.array(part.segment.embeddings[here]))
+        return [self.read(int(row)) for row in chosen], np.concatenate(found)
 
     def without(self, rows: Iterable[int]) -> dict[int, RowNumbers]:
         """What has to be marked deleted in which segments if ``rows`` go.

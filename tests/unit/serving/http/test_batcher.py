@@ -11,7 +11,7 @@ import time
 import numpy as np
 import pytest
 
-from embedkit.errors import ModelError, OverloadedError
+from embedkit.errors import ModelError
 from embedkit.runtime.tokenization import Tokens
 from embedkit.serving.http.batcher import Batcher
 
@@ -45,7 +45,7 @@ def make(network):
     made = []
 
     def make(**settings):
-        batcher = Batcher(network.run, **{"batch_tokens": 100, "max_wait_ms": 0, "queue_tokens": 1000, **settings})
+        batcher = Batcher(network.run, **{"batch_tokens": 100, "max_wait_ms": 0, **settings})
         made.append(batcher)
         return batcher
 
@@ -88,7 +88,7 @@ def test_batches_give_way_to_the_event_loop_with_all_threads_that_they_start():
         return np.zeros((len(tokens.ids), 1), dtype=np.float32)
 
     async def main():
-        batcher = Batcher(run, batch_tokens=100, max_wait_ms=0, queue_tokens=1000)
+        batcher = Batcher(run, batch_tokens=100, max_wait_ms=0)
         await batcher.submit(tokens(1))
         batcher.close()
 
@@ -164,46 +164,6 @@ def test_a_long_request_takes_turns_with_short_ones(make, network):
     assert all(sum(map(len, batch)) <= 42 for batch in network.batches)
 
 
-def test_too_much_is_refused_and_says_when_to_come_back(make, network):
-    async def run():
-        batcher = make(queue_tokens=10)
-        first = await busy(network, batcher)
-        waiting = asyncio.ensure_future(batcher.submit(tokens(1, 2, 3)))
-        await asyncio.sleep(0)
-        with pytest.raises(OverloadedError) as caught:
-            await batcher.submit(tokens(4))
-        network.gate.set()
-        await asyncio.gather(first, waiting)
-        await batcher.submit(tokens(5, 6, 7, 8))  # larger than the queue, but nobody is before it
-        return caught.value
-
-    assert asyncio.run(run()).retry_after_s >= 1
-
-
-def test_what_is_expected_keeps_others_out_until_it_has_come_or_gone(make, network):
-    async def run():
-        batcher = make(queue_tokens=10)
-        with batcher.expect(6):
-            with pytest.raises(OverloadedError, match="6 tokens are waiting, and 5 more"), batcher.expect(5):
-                pass
-            with batcher.expect(4):
-                pass
-        with batcher.expect(10):
-            pass
-        return await batcher.submit(tokens(1))
-
-    assert asyncio.run(run()).tolist() == [[1]]
-
-
-def test_what_was_expected_is_not_refused_for_what_is_expected_behind_it(make, network):
-    async def run():
-        batcher = make(queue_tokens=10)
-        with batcher.expect(10):
-            return await batcher.submit(tokens(1))
-
-    assert asyncio.run(run()).tolist() == [[1]]
-
-
 def test_who_has_gone_costs_nothing(make, network):
     async def run():
         batcher = make()
@@ -241,7 +201,6 @@ def test_pairs_keep_their_types(make):
             lambda joined: (seen.append(joined), np.zeros(len(joined.ids), np.float32))[1],
             batch_tokens=100,
             max_wait_ms=0,
-            queue_tokens=100,
         )
         scores = await batcher.submit(Tokens([[1, 2]], [], [[0, 1]]))
         batcher.close()

@@ -102,7 +102,7 @@ class SlowEncoder(Encoder):
         return super().encode_tokens(tokens)
 
 
-@pytest.mark.parametrize("settings", [{"concurrent_requests": 4}, {"queue_tokens": 20, "batch_tokens": 8}])
+@pytest.mark.parametrize("settings", [{"concurrent_requests": 4}, {"queue_s": 0.0003, "batch_tokens": 8}])
 def test_overload_is_a_429_that_says_when_to_come_back(serve, toy_bundle, settings):
     encoder = SlowEncoder.load(toy_bundle)
     encoder.gate.clear()

@@ -70,9 +70,9 @@ def test_without_a_reranker_a_wish_for_it_is_refused(reading):
 
 
 def test_the_effort_reaches_the_search(reading, collection, monkeypatch):
-    efforts, search = [], collection.search
+    efforts, search = [], collection.search_steps
     monkeypatch.setattr(
-        collection, "search", lambda *given, **more: efforts.append(more) or search(*given, **more)
+        collection, "search_steps", lambda *given, **more: efforts.append(more) or search(*given, **more)
     )
     assert reading.post("/v1/search", json={"query": "a", "effort": 2}).status_code == 200
     assert [one["effort"] for one in efforts] == [2.0]

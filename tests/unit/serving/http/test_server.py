@@ -57,7 +57,7 @@ def start():
 
 
 def test_requests_at_work_are_answered_before_it_ends(start, toy_bundle):
-    server = start(toy_bundle, "--set", "batch_tokens=12", "--set", "queue_tokens=10000000")
+    server = start(toy_bundle, "--set", "batch_tokens=12", "--set", "queue_s=1000")
     texts = ["one two three four five six seven eight nine ten"] * 1500
     begun = threading.Barrier(5)
 

@@ -1,0 +1,169 @@
+"""Admission: work is let in by its cost, refused before it costs anything, and counted until it is done."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+
+from embedkit import Collection, CrossEncoder, Encoder
+from embedkit.errors import OverloadedError
+from embedkit.serving.http.admission import CALLER, Admission, Caller, Rate
+
+
+def test_work_is_refused_where_it_does_not_fit_and_says_when_to_come_back():
+    admission = Admission(4.0)
+    with admission.hold(1.0), admission.hold(1.0), admission.hold(0.5):
+        with pytest.raises(OverloadedError, match=r"2\.50 s of work are waiting") as caught, admission.hold(0.8):
+            pass
+        assert caught.value.retry_after_s == 3
+        with admission.hold(0.7):
+            assert admission.held_s == pytest.approx(3.2)
+    assert admission.held_s == 0
+
+
+def test_costly_work_leaves_room_for_cheap_work():
+    admission = Admission(4.0)
+    with contextlib.ExitStack() as stack:
+        costly = 0
+        with contextlib.suppress(OverloadedError):
+            for costly in range(100):  # noqa: B007 - how many were let in
+                stack.enter_context(admission.hold(60.0))
+        assert costly == 3  # several, however busy it is
+        for _ in range(90):
+            stack.enter_context(admission.hold(0.01))
+        assert admission.held_s == pytest.approx(3 * 60 + 0.9)
+
+
+def test_an_estimate_can_be_corrected():
+    admission = Admission(10.0)
+    with admission.hold(1.0) as held:
+        admission.correct(held, 3.0)
+        assert admission.held_s == pytest.approx(3.0)
+    assert admission.held_s == 0
+
+
+def test_a_key_holds_no_more_than_its_share():
+    admission = Admission(10.0)
+    token = CALLER.set(Caller("batch jobs", share=0.3))
+    try:
+        with admission.hold(2.0):
+            with pytest.raises(OverloadedError, match="batch jobs"), admission.hold(1.0):
+                pass
+            CALLER.set(Caller("search"))
+            with admission.hold(2.0), admission.hold(2.0):
+                pass
+    finally:
+        CALLER.reset(token)
+
+
+def test_work_that_would_be_done_too_late_is_refused_at_once():
+    admission = Admission(10.0)
+    with admission.hold(2.0):
+        token = CALLER.set(Caller(deadline=time.monotonic() + 1))
+        try:
+            with pytest.raises(OverloadedError, match="timeout"), admission.hold(0.1):
+                pass
+        finally:
+            CALLER.reset(token)
+
+
+def test_a_rate_is_learned():
+    rate = Rate(10.0)
+    assert rate.seconds(100) == 10
+    rate.learn(100, 1.0)
+    assert rate.seconds(100) == 1
+    for _ in range(50):
+        rate.learn(100, 2.0)
+    assert rate.seconds(100) == pytest.approx(2, rel=0.01)
+
+
+class SlowCross(CrossEncoder):
+    """Waits at a gate."""
+
+    gate = threading.Event()
+
+    def predict_tokens(self, tokens):
+        assert self.gate.wait(20)
+        return super().predict_tokens(tokens)
+
+
+@pytest.fixture
+def collection(toy_encoder, tmp_path):
+    documents = [(str(n), f"a dog and {n} cats") for n in range(200)]
+    return Collection.build(documents, encoder=toy_encoder, path=tmp_path / "idx", show_progress_bar=False)
+
+
+def test_searches_share_the_queue_and_costly_ones_keep_no_thread(serve, collection, toy_cross_bundle):
+    reranker = SlowCross.load(toy_cross_bundle, threads=1)
+    reranker.gate.clear()
+    with serve(collection=collection, reranker=reranker, queue_s=0.05) as url, ThreadPoolExecutor(30) as pool:
+
+        def ask(_):
+            costly = {"query": "a dog", "rerank": True, "candidates": 200}
+            return httpx.post(f"{url}/v1/search", json=costly, timeout=30)
+
+        pending = [pool.submit(ask, number) for number in range(30)]
+        deadline = time.monotonic() + 10
+        while sum(one.done() for one in pending) < 20 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        plain = httpx.post(f"{url}/v1/search", json={"query": "a dog"}, timeout=5)
+        reranker.gate.set()
+        answers = [one.result() for one in pending]
+    assert plain.status_code == 200  # while all that was let in waits for the re-ranker
+    refused = [answer for answer in answers if answer.status_code == 429]
+    assert len(refused) >= 20
+    assert len(refused) < 30
+    assert all(int(answer.headers["retry-after"]) >= 1 for answer in refused)
+
+
+class SlowEncoder(Encoder):
+    """Waits at a gate, and counts."""
+
+    gate = threading.Event()
+    ran = 0
+
+    def encode_tokens(self, tokens):
+        assert self.gate.wait(20)
+        type(self).ran += len(tokens.ids)
+        return super().encode_tokens(tokens)
+
+
+def test_work_past_its_deadline_is_dropped(serve, toy_bundle):
+    encoder = SlowEncoder.load(toy_bundle)
+    encoder.gate.clear()
+    SlowEncoder.ran = 0
+    with serve(encoder=encoder) as url, ThreadPoolExecutor(2) as pool:
+        first = pool.submit(httpx.post, f"{url}/embed", json={"inputs": "one"}, timeout=20)
+        time.sleep(0.2)
+        late = httpx.post(f"{url}/embed", json={"inputs": ["two"] * 50}, headers={"x-request-timeout": "0.3"})
+        encoder.gate.set()
+        assert first.result().status_code == 200
+        httpx.post(f"{url}/embed", json={"inputs": "three"})
+    assert late.status_code == 504
+    assert "X-Request-Timeout" in late.json()["error"]
+    assert SlowEncoder.ran == 2  # the fifty texts never were
+
+
+@pytest.mark.parametrize("value", ["soon", "0", "-1", "nan", "inf"])
+def test_a_timeout_that_is_none_is_refused_by_name(client, value):
+    done = client.post("/embed", json={"inputs": "a"}, headers={"x-request-timeout": value})
+    assert done.status_code == 400
+    assert done.json()["error"].startswith("X-Request-Timeout: ")
+
+
+def test_the_servers_own_time_limit_holds_too(serve, toy_bundle):
+    encoder = SlowEncoder.load(toy_bundle)
+    encoder.gate.clear()
+    with serve(encoder=encoder, timeout_s=0.2) as url:
+        headers = {"x-request-timeout": "60"}
+        assert httpx.post(f"{url}/embed", json={"inputs": "one"}, headers=headers).status_code == 504
+        encoder.gate.set()
+
+
+def test_admitted_work_is_a_metric(client):
+    assert "embedkit_admitted_work_seconds 0.0" in client.get("/metrics").text
