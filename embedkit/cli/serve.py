@@ -71,6 +71,9 @@ def _log_as_json() -> None:
     """From here on, whoever reads the log is a program; uvicorn's warnings go the same way."""
     from embedkit.serving.http.json_log import JsonFormatter
 
+    # What no line holds need not be found out for each, see "Optimization" in Python's logging HOWTO.
+    logging._srcfile = None  # noqa: SLF001 - documented there
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     theirs = logging.getLogger("uvicorn")
     theirs.propagate = False
     for handler in logger.handlers:

@@ -5,16 +5,17 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncIterator, Iterable
 
-from fastapi import FastAPI, Request, Response
+from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
 
 from embedkit import __version__
 from embedkit.errors import EmbedkitError
+from embedkit.serving.http.express import Express
 from embedkit.serving.http.guard import Guard
 from embedkit.serving.http.observer import Observer
-from embedkit.serving.http.problems import explain, problem
+from embedkit.serving.http.problems import explain, explain_http, explain_validation, problem
 from embedkit.serving.http.routes import embeddings, operations, page, rerank, search, tei
 from embedkit.serving.http.service import Service
 
@@ -28,7 +29,8 @@ def create_app(service: Service, keys: Iterable[str] = ()) -> ASGIApp:
         service: what it does.
         keys: API keys, any of which will do; none means that no key is wanted.
     """
-    return Observer(Guard(create_routes(service), service.settings, keys), service.metrics)
+    routes = Express(create_routes(service), _routers(service), service)
+    return Observer(Guard(routes, service.settings, keys), service.metrics)
 
 
 def create_routes(service: Service) -> FastAPI:
@@ -44,16 +46,21 @@ def create_routes(service: Service) -> FastAPI:
         lifespan=_lifespan,
     )
     app.state.service = service
-    app.include_router(page.router)
-    for routes in (embeddings, rerank, tei, search, operations):
-        app.include_router(routes.router)
-    if service.library is not None and service.settings.allow_writes:
-        app.include_router(search.writing_router)
+    for router in _routers(service):
+        app.include_router(router)
     app.add_exception_handler(EmbedkitError, _explain_ours)
     app.add_exception_handler(RequestValidationError, _explain_validation)
     app.add_exception_handler(HTTPException, _explain_http)
     app.add_exception_handler(Exception, _explain_nothing)  # it is raised again, to the observer
     return app
+
+
+def _routers(service: Service) -> list[APIRouter]:
+    """The routers of what a service can do."""
+    routers = [module.router for module in (page, embeddings, rerank, tei, search, operations)]
+    if service.library is not None and service.settings.allow_writes:
+        routers.append(search.writing_router)
+    return routers
 
 
 @contextlib.asynccontextmanager
@@ -71,16 +78,13 @@ async def _explain_ours(request: Request, error: Exception) -> Response:
 async def _explain_validation(request: Request, error: Exception) -> Response:
     if not isinstance(error, RequestValidationError):
         raise error
-    first = error.errors()[0]
-    place = ".".join(str(part) for part in first["loc"] if part != "body")
-    message = str(first["msg"]).removeprefix("Value error, ")
-    return problem(request.url.path, 400, f"{place}: {message}" if place else message, param=place or None)
+    return explain_validation(error.errors(), request.url.path)
 
 
 async def _explain_http(request: Request, error: Exception) -> Response:
     if not isinstance(error, HTTPException):
         raise error
-    return problem(request.url.path, error.status_code, str(error.detail), headers=dict(error.headers or {}))
+    return explain_http(error, request.url.path)
 
 
 async def _explain_nothing(request: Request, _: Exception) -> Response:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar
@@ -23,6 +24,7 @@ Result = TypeVar("Result")
 MakeBatcher = Callable[[str, Callable[[Tokens], FloatArray], Rate], Batcher]
 """Makes the batcher of a model from its name, what runs it, and the rate to keep."""
 
+_SAMPLE, _SAMPLES = "How long does it take to embed a sentence of a dozen words?", 32
 _TOKENS_PER_S = 100_000.0  # until the first batches say how many they are
 
 _CHARACTERS_OF_A_TOKEN = 8  # few languages have so many: a text has as many tokens as this says, or more
@@ -101,6 +103,14 @@ class Embedder:
         self.encoder, self._gate, self._admission = encoder, gate, admission
         self._rate = Rate(_TOKENS_PER_S)
         self._batcher = make_batcher(encoder.name, encoder.encode_tokens, self._rate)
+
+    def warm_up(self) -> None:
+        """Run some texts to learn how long they take; call this before the server listens."""
+        tokens = self.encoder.tokenize([_SAMPLE] * _SAMPLES)
+        for _ in range(2):  # the first time something may be allocated
+            began = time.perf_counter()
+            self.encoder.encode_tokens(tokens)
+            self._rate.learn(int(tokens.lengths.sum()), time.perf_counter() - began)
 
     def price(self, texts: Sequence[str]) -> float:
         """About how many seconds embedding these texts will take, from their lengths alone."""

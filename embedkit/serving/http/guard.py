@@ -7,9 +7,8 @@ import hashlib
 import hmac
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
-from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from embedkit.errors import InputError, OverloadedError, TooLargeError
@@ -18,6 +17,8 @@ from embedkit.serving.http.problems import explain, problem
 from embedkit.serving.http.settings import ServerSettings
 
 __all__ = ["Guard"]
+
+RawHeaders = Mapping[bytes, bytes]
 
 # Asked for by address, by whoever runs the process; tells nothing that a web page elsewhere could use.
 _PROBES = frozenset({"/health", "/health/live", "/health/ready"})
@@ -46,7 +47,7 @@ class Guard:
     def __init__(self, app: ASGIApp, settings: ServerSettings, keys: Iterable[str] = ()) -> None:
         self._app, self._settings = app, settings
         self._hosts = settings.allowed_hosts
-        self._keys = [_digest(key) for key in keys]
+        self._keys = [_digest(key.encode()) for key in keys]
         self._at_work = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -54,7 +55,7 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers, path = Headers(scope=scope), scope["path"]
+        headers, path = dict(scope["headers"]), scope["path"]
         is_open = path in _OPEN_PATHS or path.startswith(_OPEN_FOLDER)
         if self._hosts is not None and path not in _PROBES and _host_name(headers) not in self._hosts:
             message = "Host: this server does not go by that name; an operator can add it to hosts"
@@ -66,14 +67,14 @@ class Guard:
             headers_back = {"www-authenticate": "Bearer"}
             await problem(path, 401, message, headers=headers_back)(scope, receive, send)
         else:
-            await self._pass(scope, receive, send)
+            await self._pass(scope, headers, receive, send)
 
-    async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _pass(self, scope: Scope, headers: RawHeaders, receive: Receive, send: Send) -> None:
         path = scope["path"]
         try:
-            seconds = self._timeout_s(scope)
+            seconds = self._timeout_s(headers)
             self._require_place()
-            body = await self._read(scope, receive)
+            body = await self._read(headers, receive)
             self._require_place()
         except (InputError, OverloadedError) as error:
             await explain(error, path)(scope, receive, send)
@@ -93,9 +94,9 @@ class Guard:
             finally:
                 self._at_work -= 1
 
-    def _timeout_s(self, scope: Scope) -> float:
+    def _timeout_s(self, headers: RawHeaders) -> float:
         """How long the work of a request may take: what it says, but not longer than the settings."""
-        given = Headers(scope=scope).get("x-request-timeout")
+        given = headers.get(b"x-request-timeout")
         if given is None:
             return self._settings.timeout_s
         try:
@@ -103,19 +104,21 @@ class Guard:
         except ValueError:
             seconds = math.nan
         if not 0 < seconds < math.inf:
-            raise InputError(f"X-Request-Timeout: expected seconds above 0, got {given!r:.40}")
+            raise InputError(f"X-Request-Timeout: expected seconds above 0, got {_shown(given)}")
         return min(seconds, self._settings.timeout_s)
 
     def _require_place(self) -> None:
         if self._at_work >= self._settings.concurrent_requests:
             raise OverloadedError(f"{self._at_work} requests are at work already; try again later")
 
-    async def _read(self, scope: Scope, receive: Receive) -> bytes:
+    async def _read(self, headers: RawHeaders, receive: Receive) -> bytes:
         """The whole body, if it is not too large."""
         most = self._settings.max_body_bytes
-        declared = Headers(scope=scope).get("content-length", "")
-        if declared.isdecimal() and int(declared[:20]) > most:
-            raise TooLargeError(f"the request has {declared[:20]} bytes; at most {most} are allowed")
+        declared = headers.get(b"content-length", b"")[:20]
+        if declared.isdigit() and int(declared) > most:
+            raise TooLargeError(
+                f"Content-Length: the request has {int(declared)} bytes; at most {most} are allowed"
+            )
         chunks, size, more = [], 0, True
         while more:
             message = await receive()
@@ -128,22 +131,26 @@ class Guard:
             more = message.get("more_body", False)
         return b"".join(chunks)
 
-    def _knows(self, headers: Headers) -> bool:
+    def _knows(self, headers: RawHeaders) -> bool:
         """Whether a request has one of the keys; how long this takes tells nothing about them."""
         if not self._keys:
             return True
-        scheme, _, given = headers.get("authorization", "").partition(" ")
-        digest = _digest(given.strip() if scheme.lower() == "bearer" else "")
+        scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
+        digest = _digest(given.strip() if scheme.lower() == b"bearer" else b"")
         return sum(hmac.compare_digest(digest, key) for key in self._keys) > 0  # not any: all are compared
 
 
-def _digest(key: str) -> bytes:
-    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()
 
 
-def _host_name(headers: Headers) -> str:
+def _shown(value: bytes) -> str:
+    return repr(value[:40].decode("latin-1"))
+
+
+def _host_name(headers: RawHeaders) -> str:
     """The host that was asked for, without its port."""
-    host = headers.get("host", "").lower()
+    host = headers.get(b"host", b"").decode("latin-1").lower()
     name, colon, port = host.rpartition(":")
     return name if colon and port.isdecimal() else host
 

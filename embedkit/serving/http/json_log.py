@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from typing import Any
+
+import orjson
 
 __all__ = ["JsonFormatter"]
 
@@ -24,4 +25,4 @@ class JsonFormatter(logging.Formatter):
         }
         if record.exc_info:
             line["trace"] = self.formatException(record.exc_info)
-        return json.dumps(line, ensure_ascii=False, default=str)
+        return orjson.dumps(line, default=str).decode()

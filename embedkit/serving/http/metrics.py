@@ -29,6 +29,7 @@ class Metrics:
             buckets=_SECONDS,
             registry=registry,
         )
+        self._of_route: dict[tuple[str, int], tuple[Counter, Histogram]] = {}  # looking labels up takes longer
         self._at_work = Gauge("embedkit_requests_at_work", "Requests not answered yet", registry=registry)
         self._tokens = Counter(
             "embedkit_tokens", "Tokens run, special ones included", ["model"], registry=registry
@@ -55,8 +56,12 @@ class Metrics:
 
     def count_request(self, route: str, status: int, seconds: float) -> None:
         """One request was answered."""
-        self._requests.labels(route, str(status)).inc()
-        self._seconds.labels(route).observe(seconds)
+        children = self._of_route.get((route, status))
+        if children is None:
+            children = self._requests.labels(route, str(status)), self._seconds.labels(route)
+            self._of_route[route, status] = children
+        children[0].inc()
+        children[1].observe(seconds)
 
     def begin_request(self) -> None:
         """One request has come."""

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import logging
+import random
 import re
-import secrets
 import time
 import traceback
 from typing import Any
 
-from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from embedkit.serving.http.metrics import Metrics
@@ -20,7 +19,7 @@ __all__ = ["NOTES", "Observer"]
 logger = logging.getLogger(__name__)
 
 NOTES = "embedkit.notes"  # where routes leave in the scope what the log shall tell: numbers, never texts
-_REQUEST_ID = re.compile(r"[\w.-]{1,64}", flags=re.ASCII)
+_REQUEST_ID = re.compile(rb"[\w.-]{1,64}", flags=re.ASCII)
 _UNANSWERED = 499  # as nginx counts clients that have gone
 _QUIET = ("/health", "/metrics")
 
@@ -42,29 +41,29 @@ class Observer:
             await self._app(scope, receive, send)
             return
         began, status = time.perf_counter(), _UNANSWERED
-        given = Headers(scope=scope).get("x-request-id", "")
-        request_id = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
+        given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
+        request_id = given if _REQUEST_ID.fullmatch(given) else b"%016x" % random.getrandbits(64)
         scope[NOTES] = {}
 
         async def observed_send(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message)["x-request-id"] = request_id
+                message["headers"] = [*message["headers"], (b"x-request-id", request_id)]
             await send(message)
 
         self._metrics.begin_request()
         try:
             await self._app(scope, receive, observed_send)
         except Exception as error:  # noqa: BLE001 - a client gets an answer whatever happens
-            _log_bug(error, request_id)
+            _log_bug(error, request_id.decode())
             if status == _UNANSWERED:
                 await problem(scope["path"], 500, "something went wrong here; the server's log says where")(
                     scope, receive, observed_send
                 )
         finally:
             self._metrics.end_request()
-            self._tell(scope, status, time.perf_counter() - began, request_id)
+            self._tell(scope, status, time.perf_counter() - began, request_id.decode())
 
     def _tell(self, scope: Scope, status: int, seconds: float, request_id: str) -> None:
         route = getattr(scope.get("route"), "path", "other")

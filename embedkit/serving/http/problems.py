@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
 import orjson
+from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from embedkit.errors import (
@@ -19,7 +21,7 @@ from embedkit.errors import (
     TooLargeError,
 )
 
-__all__ = ["HTTP_STATUSES", "explain", "problem"]
+__all__ = ["HTTP_STATUSES", "explain", "explain_http", "explain_validation", "problem"]
 
 # The first row that fits decides; what is not there is a bug of ours, 500, and tells the client nothing.
 HTTP_STATUSES: tuple[tuple[type[EmbedkitError], int], ...] = (
@@ -49,6 +51,19 @@ def explain(error: EmbedkitError, path: str) -> Response:
     status = next(status for kind, status in HTTP_STATUSES if isinstance(error, kind))
     headers = {"retry-after": str(error.retry_after_s)} if isinstance(error, OverloadedError) else {}
     return problem(path, status, str(error), headers=headers)
+
+
+def explain_validation(errors: Sequence[Mapping[str, Any]], path: str) -> Response:
+    """The answer to a request that does not fit its schema, by pydantic's first error."""
+    first = errors[0]
+    place = ".".join(str(part) for part in first["loc"] if part != "body")
+    message = str(first["msg"]).removeprefix("Value error, ")
+    return problem(path, 400, f"{place}: {message}" if place else message, param=place or None)
+
+
+def explain_http(error: HTTPException, path: str) -> Response:
+    """The answer to a request that a route refuses by its status."""
+    return problem(path, error.status_code, str(error.detail), headers=dict(error.headers or {}))
 
 
 def problem(

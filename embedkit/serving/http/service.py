@@ -78,7 +78,9 @@ class Service:
         for loaded in (encoder, reranker):
             if loaded is not None and loaded.has_golden:
                 check_verification(loaded.name, loaded.verify())
-        return cls(encoder, settings, reranker=reranker, collection=collection)
+        service = cls(encoder, settings, reranker=reranker, collection=collection)
+        service.embedder.warm_up()
+        return service
 
     def cards(self) -> list[dict[str, Any]]:
         """What ``/v1/models`` tells."""
