@@ -31,7 +31,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--host", help="address to listen on; default: 127.0.0.1, this machine alone")
     parser.add_argument("--port", type=int, help="port to listen on, 0 for any; default: 8080")
     parser.add_argument("--threads", type=int, help="threads to keep busy; default: all that this process may use")
-    parser.add_argument("--api-key-file", metavar="FILE", help="keys that clients may use, one a line")
+    parser.add_argument("--api-key-file", metavar="FILE", help="API keys, with scopes in TOML or one a line")
     parser.add_argument("--tls-certificate", metavar="PEM", help="certificate chain, for HTTPS without a proxy")
     parser.add_argument("--tls-key", metavar="PEM", help="its private key")
     parser.add_argument("--config", metavar="TOML", help="settings; flags and --set are laid over them")
@@ -42,16 +42,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Load, check, and serve until told to end; the log goes to stderr, a JSON object a line."""
+    from embedkit.serving.http.keys import KeyRing
     from embedkit.serving.http.server import Server
     from embedkit.serving.http.service import Service
-    from embedkit.serving.http.settings import read_keys
 
     settings = _settings(arguments)
-    keys = read_keys(settings)
+    keys = KeyRing.load(settings)
     service = Service.load(arguments.model, settings)
     _log_as_json()
     if not settings.is_local and not keys:
-        logger.warning("anybody who reaches %s may use this server: it has no API key", settings.host)
+        logger.warning("anybody who reaches %s may use this server, as it has no API key", settings.host)
     Server(service, keys).run_until_told()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
 
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -14,6 +14,7 @@ from embedkit import __version__
 from embedkit.errors import EmbedkitError
 from embedkit.serving.http.express import Express
 from embedkit.serving.http.guard import Guard
+from embedkit.serving.http.keys import KeyRing
 from embedkit.serving.http.observer import Observer
 from embedkit.serving.http.problems import explain, explain_http, explain_validation, problem
 from embedkit.serving.http.routes import embeddings, operations, page, rerank, search, tei
@@ -22,12 +23,12 @@ from embedkit.serving.http.service import Service
 __all__ = ["create_app", "create_routes"]
 
 
-def create_app(service: Service, keys: Iterable[str] = ()) -> ASGIApp:
+def create_app(service: Service, keys: KeyRing) -> ASGIApp:
     """A service as an ASGI application, observed and guarded.
 
     Args:
         service: what it does.
-        keys: API keys, any of which will do; none means that no key is wanted.
+        keys: API keys; none means that no key is needed.
     """
     routes = Express(create_routes(service), _routers(service), service)
     return Observer(Guard(routes, service.settings, keys), service.metrics)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import hmac
 import math
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from dataclasses import replace
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from embedkit.errors import InputError, OverloadedError, TooLargeError
 from embedkit.serving.http.admission import CALLER, Caller
+from embedkit.serving.http.keys import KeyRing
+from embedkit.serving.http.observer import NOTES
 from embedkit.serving.http.problems import explain, problem
 from embedkit.serving.http.settings import ServerSettings
 
@@ -25,6 +26,7 @@ _PROBES = frozenset({"/health", "/health/live", "/health/ready"})
 # What anybody may see: whether the server is there, and the page, which asks for the key itself.
 _OPEN_PATHS = _PROBES | {"/"}
 _OPEN_FOLDER = "/page/"
+_WRITING_PATHS = frozenset({"/v1/documents", "/v1/documents/delete"})
 
 
 class ClientGoneError(Exception):
@@ -32,7 +34,7 @@ class ClientGoneError(Exception):
 
 
 class Guard:
-    """Checks host, key, size and number at work, in this order, each before the next costs anything.
+    """Checks host, key and its scope, size and number at work, in this order, each before the next costs anything.
 
     A request takes one of the places of ``concurrent_requests`` once all of it has arrived; how long that may
     take, and how much may be on its way, is bounded by :class:`Connections`. What needs no key takes no place, and
@@ -41,13 +43,12 @@ class Guard:
     Args:
         app: what is guarded.
         settings: limits and allowed hosts.
-        keys: API keys, any of which will do; none means that no key is wanted.
+        keys: API keys; none means that no key is needed.
     """
 
-    def __init__(self, app: ASGIApp, settings: ServerSettings, keys: Iterable[str] = ()) -> None:
-        self._app, self._settings = app, settings
+    def __init__(self, app: ASGIApp, settings: ServerSettings, keys: KeyRing) -> None:
+        self._app, self._settings, self._keys = app, settings, keys
         self._hosts = settings.allowed_hosts
-        self._keys = [_digest(key.encode()) for key in keys]
         self._at_work = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -62,14 +63,24 @@ class Guard:
             await problem(path, 400, message)(scope, receive, send)
         elif is_open:
             await self._app(scope, _replay(b"", receive), send)
-        elif not self._knows(headers):
+        elif not self._keys:
+            await self._pass(scope, headers, Caller(), receive, send)
+        elif (key := self._keys.find(_bearer(headers))) is None:
             message = "Authorization: this server wants an API key, as in `Authorization: Bearer KEY`"
             headers_back = {"www-authenticate": "Bearer"}
             await problem(path, 401, message, headers=headers_back)(scope, receive, send)
+        elif (needed := _needed_scope(path)) not in key.scopes:
+            message = f"Authorization: this key does not have the scope {needed!r}"
+            await problem(path, 403, message)(scope, receive, send)
+        elif wait_s := key.wait_s():
+            message = f"this key may send {key.requests_per_s:g} requests a second; try again later"
+            await explain(OverloadedError(message, math.ceil(wait_s)), path)(scope, receive, send)
         else:
-            await self._pass(scope, headers, receive, send)
+            if key.name:
+                scope[NOTES]["key"] = key.name
+            await self._pass(scope, headers, Caller(key.name, key.share), receive, send)
 
-    async def _pass(self, scope: Scope, headers: RawHeaders, receive: Receive, send: Send) -> None:
+    async def _pass(self, scope: Scope, headers: RawHeaders, caller: Caller, receive: Receive, send: Send) -> None:
         path = scope["path"]
         try:
             seconds = self._timeout_s(headers)
@@ -83,7 +94,7 @@ class Guard:
         else:
             self._at_work += 1
             try:
-                CALLER.set(Caller(deadline=time.monotonic() + seconds))
+                CALLER.set(replace(caller, deadline=time.monotonic() + seconds))
                 async with asyncio.timeout(seconds):
                     await self._app(scope, _replay(body, receive), send)
             except TimeoutError:
@@ -131,17 +142,16 @@ class Guard:
             more = message.get("more_body", False)
         return b"".join(chunks)
 
-    def _knows(self, headers: RawHeaders) -> bool:
-        """Whether a request has one of the keys; how long this takes tells nothing about them."""
-        if not self._keys:
-            return True
-        scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
-        digest = _digest(given.strip() if scheme.lower() == b"bearer" else b"")
-        return sum(hmac.compare_digest(digest, key) for key in self._keys) > 0  # not any: all are compared
+
+def _bearer(headers: RawHeaders) -> bytes:
+    scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
+    return given.strip() if scheme.lower() == b"bearer" else b""
 
 
-def _digest(key: bytes) -> bytes:
-    return hashlib.sha256(key).digest()
+def _needed_scope(path: str) -> str:
+    if path == "/metrics":
+        return "metrics"
+    return "write" if path in _WRITING_PATHS else "read"
 
 
 def _shown(value: bytes) -> str:

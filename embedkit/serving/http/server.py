@@ -8,13 +8,13 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterable
 from types import FrameType
 
 import uvicorn
 
 from embedkit.serving.http.app import create_app
 from embedkit.serving.http.connections import Connections
+from embedkit.serving.http.keys import KeyRing
 from embedkit.serving.http.listener import Listener
 from embedkit.serving.http.service import Service
 
@@ -35,18 +35,18 @@ class Server(uvicorn.Server):
 
     Args:
         service: what is served.
-        keys: API keys, any of which will do.
+        keys: API keys; none means that no key is needed.
     """
 
-    def __init__(self, service: Service, keys: Iterable[str] = ()) -> None:
+    def __init__(self, service: Service, keys: KeyRing | None = None) -> None:
         settings = service.settings
-        self._service = service
+        self._service, self._keys = service, keys or KeyRing()
         self._connections = Connections(settings)
         self._listener: Listener | None = None
         self._sweeper: asyncio.Task[None] | None = None
         super().__init__(
             uvicorn.Config(
-                create_app(service, keys),
+                create_app(service, self._keys),
                 host=settings.host,
                 port=settings.port,
                 http=self._connections.protocol,  # type: ignore[arg-type]  # called, never inherited from
@@ -119,6 +119,7 @@ class Server(uvicorn.Server):
         while True:
             await asyncio.sleep(_SWEEP_S)
             self._connections.sweep()
+            self._keys.refresh()
 
     def _make_connection(self) -> asyncio.Protocol:
         return self._connections.protocol(

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import ipaddress
-import os
 from dataclasses import dataclass
-from pathlib import Path
 
 from embedkit.config import setting
 from embedkit.errors import ConfigError
 from embedkit.runtime.engine import OnOverflow
 
-__all__ = ["KEY_VARIABLE", "ServerSettings", "read_keys"]
+__all__ = ["KEY_VARIABLE", "ServerSettings"]
 
 KEY_VARIABLE = "EMBEDKIT_API_KEY"
-_LEAST_KEY_LENGTH = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +24,9 @@ class ServerSettings:
         (), "names that requests may call the server by; empty: this machine's on a loopback address, else any"
     )
     root_path: str = setting("", "path under which a proxy offers the server, e.g. /embeddings")
-    api_key_file: str | None = setting(None, f"file of API keys, one a line; or one key in {KEY_VARIABLE}")
+    api_key_file: str | None = setting(
+        None, f"API keys: a TOML file with scopes and shares, or one key a line; or one key in {KEY_VARIABLE}"
+    )
     tls_certificate: str | None = setting(None, "PEM file of the certificate chain, for HTTPS without a proxy")
     tls_key: str | None = setting(None, "PEM file of its private key")
     collection: str | None = setting(None, "folder of a collection to search in, made with the same model")
@@ -90,26 +89,3 @@ class ServerSettings:
         if self.hosts:
             return frozenset(name.lower() for name in self.hosts)
         return frozenset({"localhost", "127.0.0.1", "[::1]", self.host.lower()}) if self.is_local else None
-
-
-def read_keys(settings: ServerSettings) -> list[str]:
-    """API keys from the file or the environment; none means that everybody may ask.
-
-    Raises:
-        ConfigError: the file cannot be read or holds no key, or a key is too short to be one.
-    """
-    if settings.api_key_file is not None:
-        place = settings.api_key_file
-        try:
-            lines = Path(place).read_text(encoding="utf-8").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"api_key_file cannot be read: {error}") from error
-    else:
-        place, value = KEY_VARIABLE, os.environ.get(KEY_VARIABLE)
-        if value is None:
-            return []
-        lines = [value]
-    keys = [line.strip() for line in lines if line.strip()]
-    if not keys or min(map(len, keys)) < _LEAST_KEY_LENGTH:
-        raise ConfigError(f"{place} should hold API keys of {_LEAST_KEY_LENGTH} characters or more")
-    return keys

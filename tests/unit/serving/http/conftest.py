@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from embedkit import Encoder
+from embedkit.serving.http.keys import KeyRing
 from embedkit.serving.http.server import Server
 from embedkit.serving.http.service import Service
 from embedkit.serving.http.settings import ServerSettings
@@ -21,9 +22,9 @@ Serve = Callable[..., contextlib.AbstractContextManager[str]]
 
 
 @contextlib.contextmanager
-def serving(service: Service, keys: tuple[str, ...] = ()) -> Iterator[str]:
+def serving(service: Service, keys: Any = ()) -> Iterator[str]:
     """The URL of a server that runs meanwhile."""
-    server = Server(service, keys)
+    server = Server(service, keys if isinstance(keys, KeyRing) else KeyRing.of(*keys))
     thread = threading.Thread(target=server.run)
     thread.start()
     try:
@@ -50,7 +51,7 @@ def serve(toy_encoder: Encoder) -> Serve:
 
     def start(
         *,
-        keys: tuple[str, ...] = (),
+        keys: Any = (),
         encoder: Any = None,
         reranker: Any = None,
         collection: Any = None,

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import httpx
 import pytest
 
 from embedkit import Collection
 from embedkit.serving.http.app import _routers, create_routes
 from embedkit.serving.http.express import Express
+from embedkit.serving.http.guard import Guard
+from embedkit.serving.http.keys import KeyRing
+from embedkit.serving.http.observer import Observer
 from embedkit.serving.http.service import Service
 from embedkit.serving.http.settings import ServerSettings
 
@@ -47,15 +52,13 @@ def test_answers_are_those_of_the_framework(service, path, content):
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://here") as client:
             return await client.post(path, json=content)
 
-    import asyncio
-
-    from embedkit.serving.http.guard import Guard
-    from embedkit.serving.http.observer import Observer
-
     async def both():
         routes = create_routes(service)
         apps = [routes, Express(routes, _routers(service), service)]
-        return [await ask(Observer(Guard(app, ServerSettings(hosts=("here",))), service.metrics)) for app in apps]
+        return [
+            await ask(Observer(Guard(app, ServerSettings(hosts=("here",)), KeyRing()), service.metrics))
+            for app in apps
+        ]
 
     plain, quick = asyncio.run(both())
     assert (quick.status_code, quick.json()) == (plain.status_code, plain.json())

@@ -9,7 +9,7 @@ import pytest
 
 from embedkit.config import from_mapping
 from embedkit.errors import ConfigError
-from embedkit.serving.http.settings import KEY_VARIABLE, ServerSettings, read_keys
+from embedkit.serving.http.settings import ServerSettings
 
 
 @pytest.mark.parametrize(
@@ -48,33 +48,6 @@ def test_only_a_loopback_address_is_local(host, local):
 
 def test_a_server_is_local_unless_told_otherwise():
     assert ServerSettings().is_local
-
-
-def test_keys_come_from_a_file(tmp_path):
-    (tmp_path / "keys").write_text("first-key-1\n\n  second-key-2\n")
-    assert read_keys(ServerSettings(api_key_file=str(tmp_path / "keys"))) == ["first-key-1", "second-key-2"]
-
-
-def test_a_key_comes_from_the_environment(monkeypatch):
-    monkeypatch.setenv(KEY_VARIABLE, "the-only-key")
-    assert read_keys(ServerSettings()) == ["the-only-key"]
-    monkeypatch.delenv(KEY_VARIABLE)
-    assert read_keys(ServerSettings()) == []
-
-
-@pytest.mark.parametrize("content", ["", "\n", "short"])
-def test_an_empty_or_short_key_is_an_accident(tmp_path, monkeypatch, content):
-    (tmp_path / "keys").write_text(content)
-    with pytest.raises(ConfigError, match="8 characters"):
-        read_keys(ServerSettings(api_key_file=str(tmp_path / "keys")))
-    monkeypatch.setenv(KEY_VARIABLE, content)
-    with pytest.raises(ConfigError, match=KEY_VARIABLE):
-        read_keys(ServerSettings())
-
-
-def test_a_missing_key_file_is_named(tmp_path):
-    with pytest.raises(ConfigError, match="nowhere"):
-        read_keys(ServerSettings(api_key_file=str(tmp_path / "nowhere")))
 
 
 def test_every_setting_is_in_the_documentation():

@@ -1,0 +1,162 @@
+"""API keys: where they come from, what each may do, how much it may take, and how they change."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+
+import httpx
+import pytest
+
+from embedkit import Collection
+from embedkit.errors import ConfigError
+from embedkit.serving.http.keys import Key, KeyRing
+from embedkit.serving.http.settings import KEY_VARIABLE, ServerSettings
+
+FILE = f"""
+[keys.site]
+key = "the-key-of-the-site"
+share = 0.5
+
+[keys.loader]
+sha256 = "{hashlib.sha256(b"the-key-of-the-loader").hexdigest()}"
+scopes = ["read", "write"]
+
+[keys.prometheus]
+key = "the-key-of-prometheus"
+scopes = ["metrics"]
+"""
+
+
+def load(path):
+    return KeyRing.load(ServerSettings(api_key_file=str(path)))
+
+
+def bearer(key):
+    return {"authorization": f"Bearer {key}"}
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "keys.toml"
+    path.write_text(FILE)
+    return path
+
+
+def test_keys_come_one_a_line(tmp_path):
+    (tmp_path / "keys").write_text("first-key-1\n\n  second-key-2\n")
+    ring = load(tmp_path / "keys")
+    assert len(ring) == 2
+    assert ring.find(b"second-key-2").scopes == {"read", "write", "metrics"}
+    assert ring.find(b"second-key") is None
+
+
+def test_keys_come_from_a_table_with_scopes_and_shares(file):
+    ring = load(file)
+    site, loader = ring.find(b"the-key-of-the-site"), ring.find(b"the-key-of-the-loader")
+    assert (site.name, site.scopes, site.share) == ("site", {"read"}, 0.5)
+    assert (loader.name, loader.scopes, loader.share) == ("loader", {"read", "write"}, 1.0)
+
+
+def test_a_key_comes_from_the_environment(monkeypatch):
+    monkeypatch.setenv(KEY_VARIABLE, "the-only-key")
+    assert KeyRing.load(ServerSettings()).find(b"the-only-key")
+    monkeypatch.delenv(KEY_VARIABLE)
+    assert len(KeyRing.load(ServerSettings())) == 0
+
+
+@pytest.mark.parametrize("content", ["", "\n", "short"])
+def test_an_empty_or_short_key_is_an_accident(tmp_path, monkeypatch, content):
+    (tmp_path / "keys").write_text(content)
+    with pytest.raises(ConfigError, match="8 characters"):
+        load(tmp_path / "keys")
+    monkeypatch.setenv(KEY_VARIABLE, content)
+    with pytest.raises(ConfigError, match=KEY_VARIABLE):
+        KeyRing.load(ServerSettings())
+
+
+@pytest.mark.parametrize("name", ["nowhere", "nowhere.toml"])
+def test_a_missing_key_file_is_named(tmp_path, name):
+    with pytest.raises(ConfigError, match="nowhere"):
+        load(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("", "expected tables"),
+        ("keys = 3", "expected tables"),
+        ("[keys]\na = 3", "keys.a: expected a table"),
+        ("[keys.a]", "keys.a: give either key or sha256"),
+        ('[keys.a]\nkey = "long enough"\nsha256 = "00"', "give either"),
+        ('[keys.a]\nkey = "short"', "keys.a: key has 5 characters"),
+        ('[keys.a]\nsha256 = "ABC"', "hexadecimal"),
+        ('[keys.a]\nkey = "long enough"\nscopes = ["admin"]', "no 'admin'; there are metrics, read, write"),
+        ('[keys.a]\nkey = "long enough"\nshare = 2', "keys.a: share"),
+        ('[keys.a]\nkey = "long enough"\nshares = 1', "did you mean share"),
+        ('[keys.a]\nkey = "long enough"\n[keys.b]\nkey = "long enough"', "two names have the same key"),
+    ],
+)
+def test_what_is_wrong_in_the_table_is_named(tmp_path, content, words):
+    (tmp_path / "keys.toml").write_text(content)
+    with pytest.raises(ConfigError, match=words):
+        load(tmp_path / "keys.toml")
+
+
+def test_scopes_are_kept(serve, file, toy_encoder, tmp_path):
+    collection = Collection.build([("a", "a")], encoder=toy_encoder, path=tmp_path / "i", show_progress_bar=False)
+    document = {"documents": [{"id": "b", "text": "b"}]}
+    with serve(keys=load(file), collection=collection, allow_writes=True) as url:
+
+        def status(method, path, key, **content):
+            return httpx.request(method, f"{url}{path}", headers=bearer(key), **content).status_code
+
+        assert status("POST", "/embed", "the-key-of-the-site", json={"inputs": "a"}) == 200
+        assert status("POST", "/v1/documents", "the-key-of-the-site", json=document) == 403
+        assert status("POST", "/v1/documents/delete", "the-key-of-the-site", json={"ids": []}) == 403
+        assert status("POST", "/v1/documents", "the-key-of-the-loader", json=document) == 200
+        assert status("GET", "/metrics", "the-key-of-the-loader") == 403
+        assert status("GET", "/metrics", "the-key-of-prometheus") == 200
+        assert status("POST", "/embed", "the-key-of-prometheus", json={"inputs": "a"}) == 403
+        refused = httpx.get(f"{url}/metrics", headers=bearer("the-key-of-the-site"))
+        assert "scope 'metrics'" in refused.json()["error"]
+
+
+def test_a_key_has_a_rate(serve):
+    key = Key(hashlib.sha256(b"a-key-with-a-rate").digest(), requests_per_s=2)
+    with serve(keys=KeyRing([key])) as url, httpx.Client(headers=bearer("a-key-with-a-rate")) as client:
+        done = [client.get(f"{url}/info") for _ in range(6)]
+        assert [one.status_code for one in done].count(200) in {2, 3}
+        assert int(done[-1].headers["retry-after"]) == 1
+        time.sleep(0.6)
+        assert client.get(f"{url}/info").status_code == 200
+
+
+def test_keys_change_without_a_restart(serve, file, caplog):
+    with serve(keys=load(file)) as url:
+        assert httpx.get(f"{url}/info", headers=bearer("the-key-of-the-site")).status_code == 200
+        file.write_text('[keys.site]\nkey = "another-key-of-the-site"\n')
+        wait_for(lambda: httpx.get(f"{url}/info", headers=bearer("another-key-of-the-site")).status_code == 200)
+        assert httpx.get(f"{url}/info", headers=bearer("the-key-of-the-site")).status_code == 401
+        file.write_text("[keys.site]")
+        wait_for(lambda: any("keys stay as they were" in record.getMessage() for record in caplog.records))
+        assert httpx.get(f"{url}/info", headers=bearer("another-key-of-the-site")).status_code == 200
+        file.unlink()
+        time.sleep(1.3)
+        assert httpx.get(f"{url}/info", headers=bearer("another-key-of-the-site")).status_code == 200
+    assert "another-key" not in caplog.text
+
+
+def wait_for(condition):
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_every_key_is_compared(monkeypatch):
+    compared = []
+    monkeypatch.setattr("hmac.compare_digest", lambda a, b: compared.append(b) or a == b)
+    ring = KeyRing.of("key-number-1", "key-number-2", "key-number-3")
+    assert ring.find(b"key-number-1") is not None
+    assert len(compared) == 3
