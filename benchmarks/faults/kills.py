@@ -1,7 +1,7 @@
 """Kills a process that writes to a collection, at random moments, and looks at what is left.
 
-The process upserts, deletes, compacts and builds without end. All its writes keep a promise: of each group of
-documents there are all or none, and all have the same version. So a state that is not whole shows.
+The process upserts, merges, deletes, compacts and builds without end. All its writes keep a promise: of each group
+of documents there are all or none, and all have the same version. So a state that is not whole shows.
 
     python benchmarks/faults/kills.py --kills 50
 """
@@ -26,6 +26,7 @@ import numpy.typing as npt
 from embedkit.serving.retrieval import Collection
 
 GROUPS = {"a": 80, "b": 30, "c": 9, "d": 2}  # documents of each; unlike, so that segments stay apart
+ACTIONS = ["upsert", "merge", "delete", "compact", "build"]
 LONGEST_SECONDS = 0.3
 
 
@@ -60,12 +61,15 @@ def write_without_end(path: Path, index: str) -> None:
     chance = random.Random(time.time_ns())
     print("ready", flush=True)
     for version in range(1, 10**9):
-        action, group = chance.choice(["upsert", "upsert", "delete", "compact", "build"]), chance.choice("abcd")
+        action, group = chance.choice(ACTIONS), chance.choice("abcd")
         print(action, flush=True)
         if action == "upsert":
             collection.upsert(documents(group, version))
         elif action == "delete":
             collection.delete(ids(group))
+        elif action == "merge":
+            collection.upsert(documents(group, version), merge=False)
+            collection.merge()
         elif action == "compact":
             collection.compact()
         else:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import functools
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Final, TypeVar
 
 import numpy as np
 
-from embedkit.errors import InputError
+from embedkit.errors import EmbedkitError, InputError
 from embedkit.protocols import FloatArray
 from embedkit.runtime.threads import available_threads
 from embedkit.serving.http.admission import Admission, Rate
@@ -24,8 +24,11 @@ from embedkit.serving.retrieval.collection import Collection
 from embedkit.serving.retrieval.documents import Document
 from embedkit.serving.retrieval.hits import Hits
 from embedkit.serving.retrieval.manifest import Manifest
+from embedkit.serving.retrieval.writer import Upserted
 
 __all__ = ["Library"]
+
+logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
@@ -66,6 +69,9 @@ class Library:
         self._readers = background_threads(available_threads(), "search")
         self._writer = background_threads(1, "write")
         self._cartographer = background_threads(1, "map")
+        self._merger = background_threads(1, "merge")
+        self._merging: Future[None] | None = None
+        self._closed = False
         self._refreshed = time.monotonic()
         self._drawn: tuple[Manifest, dict[str, Any]] | None = None
         self._rates = {stage: Rate(guess) for stage, guess in _GUESSES_PER_S.items()}
@@ -124,7 +130,7 @@ class Library:
         """Run a search whose models are the server's."""
         result: Any = None
         while True:
-            step = await _beside(self._readers, functools.partial(_advance, steps, result))
+            step = await _beside(self._readers, _advance, steps, result)
             if isinstance(step, Encode):
                 result = (await self._embedder.run(step.queries, role="query")).rows
             elif isinstance(step, Score):
@@ -191,9 +197,22 @@ class Library:
         characters = sum(map(len, texts))
         with self._admission.hold(self._rates["upsert"].seconds(characters)):
             began = time.monotonic()
-            done = await _beside(self._writer, lambda: self.collection.upsert(records, show_progress_bar=False))
+            done = await _beside(self._writer, self._upsert, records)
             self._rates["upsert"].learn(characters, time.monotonic() - began)
+        if self._merging is None or self._merging.done():
+            self._merging = self._merger.submit(self._merge)
         return done.added, done.replaced
+
+    def _upsert(self, records: Sequence[Mapping[str, Any]]) -> Upserted:
+        return self.collection.upsert(records, merge=False, show_progress_bar=False)
+
+    def _merge(self) -> None:
+        """Merge what upserts have left; a merge that fails is tried again after the next upsert."""
+        try:
+            while not self._closed and self.collection.merge():
+                pass
+        except EmbedkitError as error:
+            logger.warning("segments were not merged: %s", error)
 
     async def delete(self, ids: Sequence[str]) -> int:
         """Delete documents: how many were there.
@@ -204,13 +223,14 @@ class Library:
         """
         with self._admission.hold(self._rates["delete"].seconds(len(ids))):
             began = time.monotonic()
-            deleted = await _beside(self._writer, lambda: self.collection.delete(ids))
+            deleted = await _beside(self._writer, self.collection.delete, ids)
             self._rates["delete"].learn(len(ids), time.monotonic() - began)
         return deleted
 
     def close(self) -> None:
         """Let the threads end."""
-        for threads in (self._readers, self._writer, self._cartographer):
+        self._closed = True
+        for threads in (self._readers, self._writer, self._cartographer, self._merger):
             threads.shutdown(wait=False)
 
     def _refresh(self) -> None:
@@ -229,5 +249,5 @@ def _advance(steps: Steps, result: Any) -> Encode | Score | list[Hits]:
         return found
 
 
-async def _beside(threads: ThreadPoolExecutor, work: Callable[[], Result]) -> Result:
-    return await asyncio.get_running_loop().run_in_executor(threads, work)
+async def _beside(threads: ThreadPoolExecutor, work: Callable[..., Result], *arguments: Any) -> Result:
+    return await asyncio.get_running_loop().run_in_executor(threads, work, *arguments)

@@ -18,7 +18,7 @@ from embedkit.serving.retrieval.documents import Document, DocumentSource, read_
 from embedkit.serving.retrieval.embedding import embed_queries
 from embedkit.serving.retrieval.filters import Filter, parse_filter
 from embedkit.serving.retrieval.fusion import Fusion, fusion_of
-from embedkit.serving.retrieval.generations import claim
+from embedkit.serving.retrieval.generations import claim, claim_merge
 from embedkit.serving.retrieval.hits import Hits
 from embedkit.serving.retrieval.index_kinds import AUTO, checked_kind
 from embedkit.serving.retrieval.manifest import Manifest
@@ -160,17 +160,20 @@ class Collection:
         *,
         text_column: str = "text",
         id_column: str | None = None,
+        merge: bool = True,
         show_progress_bar: bool | None = None,
     ) -> writer.Upserted:
         """Add documents; one whose id is there already takes the place of the old one, behind all others.
 
-        They come as a segment of their own; small segments are merged by and by, so an upsert costs what its
-        documents cost. Deleted and replaced ones take up space until they are merged or :meth:`compact` is called.
+        They come as a segment of their own. Small segments are merged in the same call, now and then, so on
+        average an upsert costs what its documents cost. Deleted and replaced ones take up space until they are
+        merged or :meth:`compact` is called.
 
         Args:
             documents: as for :meth:`build`, but with ids.
             text_column: where records have their text.
             id_column: where records have their id; by default ``"id"``.
+            merge: False leaves merging to :meth:`merge`, so that no upsert takes longer than its documents.
             show_progress_bar: None shows progress on a terminal only.
 
         Returns:
@@ -196,7 +199,7 @@ class Collection:
                 show_progress_bar=show_progress_bar,
             )
             self.refresh()
-            first = writer.tail(self.manifest.segments)
+            first = writer.tail(self.manifest.segments) if merge else None
             if first is not None:
                 writer.merge(
                     self.path, next(generations), self._snapshot, first, show_progress_bar=show_progress_bar
@@ -221,6 +224,30 @@ class Collection:
             if rows:
                 writer.remove(self.path, next(generations), self._snapshot, rows)
         return len(rows)
+
+    def merge(self) -> bool:
+        """Merge small segments that upserts have left, if there are any, while others read and write.
+
+        The new segment is written first. Only putting it in the place of the old ones keeps other writers out.
+
+        Returns:
+            whether segments were merged; if so, there may be more. A write that took the same segments away
+            meanwhile makes it False.
+
+        Raises:
+            CollectionError: somebody else is merging or writing there, or a file is damaged.
+            StorageError: the disk is full or the folder cannot be written.
+        """
+        before = self._snapshot
+        first = writer.tail(before.manifest.segments)
+        if first is None:
+            return False
+        with claim_merge(self.path) as files:
+            if not any(segment.remaining for segment in before.manifest.segments[first:]):
+                return False
+            entry = writer.write_merged(files, before, first, show_progress_bar=False)
+            with self._writing() as generations:
+                return writer.adopt(self.path, next(generations), files, entry, before, first, self._snapshot)
 
     def compact(
         self, *, index: str | None = None, lexical: bool | None = None, show_progress_bar: bool | None = None

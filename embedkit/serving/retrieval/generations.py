@@ -19,7 +19,9 @@ from embedkit.serving.retrieval.journal import UNFINISHED
 from embedkit.serving.retrieval.manifest import MANIFEST, Manifest
 from embedkit.write_lock import LOCK, write_lock
 
-__all__ = ["claim"]
+__all__ = ["claim", "claim_merge"]
+
+_MERGING = ".merging"
 
 _GENERATION = re.compile(r"generation-\d{6,9}")
 _UNFINISHED = re.compile(r"\.(generation-\d{6,9}|manifest\.json)\..+\.(part|old)")
@@ -54,6 +56,33 @@ def claim(folder: Path) -> Iterator[Iterator[str]]:
         if not existed:
             with contextlib.suppress(OSError):  # not empty: something was built
                 folder.rmdir()
+
+
+@contextlib.contextmanager
+def claim_merge(folder: Path) -> Iterator[Path]:
+    """Hold the right to merge beside other writes, and yield an empty folder for it, which goes at the end.
+
+    Raises:
+        CollectionError: somebody else is merging there.
+        StorageError: the folder cannot be written.
+    """
+    place = folder / _MERGING
+    with storage_errors(place):
+        place.mkdir(exist_ok=True)
+        with write_lock(place):
+            _clear(place)
+            try:
+                yield place
+            finally:
+                _clear(place)
+                with contextlib.suppress(OSError):
+                    place.rmdir()
+
+
+def _clear(place: Path) -> None:
+    for file in place.iterdir():
+        if file.name != LOCK:
+            file.unlink()
 
 
 def _sweep(folder: Path) -> int:

@@ -223,6 +223,11 @@ class Snapshot:
             for start in range(0, len(rows), _ROW_BLOCK):
                 yield part.segment.embeddings[rows[start : start + _ROW_BLOCK]]
 
+    def alive(self, first: int = 0) -> list[BoolArray]:
+        """For each segment from number ``first`` on, which of its rows are not deleted: ``(N,) bool``."""
+        parts = self._parts[first:]
+        return [np.ones(len(part.segment), np.bool_) if part.alive is None else part.alive for part in parts]
+
     def sample(self, most: int) -> tuple[list[Document], FloatArray]:
         """At most so many documents, evenly spread, and their embeddings: see :meth:`Collection.sample`."""
         alive = np.concatenate([part.start + _rows(part) for part in self._parts])

@@ -1,7 +1,8 @@
-"""The four ways to change a collection, each one atomic step from one manifest to the next.
+"""The ways to change a collection, each one atomic step from one manifest to the next.
 
 All of them write a new generation beside the old ones and then replace the manifest. They expect the lock to be
-held (see `generations`), and `snapshot` to be what the manifest on disk names.
+held (see `generations`), and `snapshot` to be what the manifest on disk names. A merge can also be written without
+the lock, by `write_merged`, and then adopted.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
+
+import numpy as np
 
 from embedkit import __version__
 from embedkit.atomic import atomic_folder
@@ -25,7 +28,7 @@ from embedkit.serving.retrieval.manifest import Manifest, SegmentEntry, Tombston
 from embedkit.serving.retrieval.segment import write_segment, write_tombstones
 from embedkit.serving.retrieval.snapshot import Snapshot
 
-__all__ = ["Upserted", "build", "merge", "remove", "tail", "upsert"]
+__all__ = ["Upserted", "adopt", "build", "merge", "remove", "tail", "upsert", "write_merged"]
 
 
 class Upserted(NamedTuple):
@@ -121,18 +124,73 @@ def merge(
         show_progress_bar: None shows progress on a terminal only.
     """
     manifest = manifest or snapshot.manifest
-    taken = snapshot.manifest.segments[first:]
     segments = list(snapshot.manifest.segments[:first])
-    count = sum(segment.remaining for segment in taken)
-    if count:
-        with (
-            Progress("compact", count, unit="documents", enabled=show_progress_bar) as progress,
-            atomic_folder(folder / generation) as files,
-        ):
-            store = write_documents(files, _counted(snapshot.documents(first), progress))
-            embeddings = snapshot.embeddings(first)
-            segments.append(write_segment(files, store, embeddings, manifest, show_progress_bar=show_progress_bar))
+    if any(segment.remaining for segment in snapshot.manifest.segments[first:]):
+        with atomic_folder(folder / generation) as files:
+            segments.append(write_merged(files, snapshot, first, manifest, show_progress_bar=show_progress_bar))
     _write(manifest, folder, generation, segments)
+
+
+def write_merged(
+    files: Path,
+    snapshot: Snapshot,
+    first: int,
+    manifest: Manifest | None = None,
+    *,
+    show_progress_bar: bool | None,
+) -> SegmentEntry:
+    """Write the one segment of :func:`merge` into a folder, without naming it anywhere; needs no lock."""
+    count = sum(segment.remaining for segment in snapshot.manifest.segments[first:])
+    with Progress("compact", count, unit="documents", enabled=show_progress_bar) as progress:
+        store = write_documents(files, _counted(snapshot.documents(first), progress))
+        return write_segment(
+            files,
+            store,
+            snapshot.embeddings(first),
+            manifest or snapshot.manifest,
+            show_progress_bar=show_progress_bar,
+        )
+
+
+def adopt(
+    folder: Path, generation: str, files: Path, entry: SegmentEntry, before: Snapshot, first: int, now: Snapshot
+) -> bool:
+    """Put a segment that :func:`write_merged` wrote in the place of those it was made of.
+
+    Args:
+        folder: the collection's folder.
+        generation: name of this write.
+        files: the folder with the segment's files, which are moved.
+        entry: what :func:`write_merged` returned.
+        before: the snapshot that it was made of.
+        first: the first segment that was taken.
+        now: what the manifest on disk names. Documents that were deleted meanwhile are deleted in the segment too.
+
+    Returns:
+        False if other writes have taken those segments away, or all their documents; nothing was changed then.
+    """
+    taken = before.manifest.segments[first:]
+    segments = now.manifest.segments
+    place = next((n for n in range(len(segments)) if _are_same(segments[n : n + len(taken)], taken)), None)
+    if place is None:
+        return False
+    still = [mask[old] for old, mask in zip(before.alive(first), now.alive(place), strict=False)]
+    gone = np.flatnonzero(~np.concatenate(still))
+    if len(gone) == entry.count:
+        return False
+    with atomic_folder(folder / generation) as target:
+        for name in entry.files:
+            (files / name).rename(target / name)
+        if len(gone):
+            path = target / Tombstones.file_name(generation)
+            entry = dataclasses.replace(entry, deleted=write_tombstones(path, gone, generation))
+    _write(now.manifest, folder, generation, [*segments[:place], entry, *segments[place + len(taken) :]])
+    return True
+
+
+def _are_same(some: Sequence[SegmentEntry], others: Sequence[SegmentEntry]) -> bool:
+    """Whether these are the same segments, whatever has been deleted in them."""
+    return [(one.generation, one.files) for one in some] == [(one.generation, one.files) for one in others]
 
 
 def _write(manifest: Manifest, folder: Path, generation: str, segments: Sequence[SegmentEntry]) -> None:

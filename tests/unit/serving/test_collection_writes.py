@@ -318,3 +318,89 @@ def test_impossible_tombstones_are_damage(collection, rows):
     collection.manifest.write(collection.path)
     with pytest.raises(CollectionError, match="rows that its segment does not have"):
         Collection.open(collection.path)
+
+
+# Merging beside other writes
+
+
+@pytest.fixture
+def in_pieces(collection):
+    """A collection with segments to merge."""
+    for number in range(3):
+        collection.upsert([(f"n{number}-{i}", f"number {number} {i}") for i in range(3)], merge=False)
+    assert len(collection.manifest.segments) == 4
+    return collection
+
+
+def test_a_merge_changes_nothing_but_the_segments(in_pieces, encoder):
+    before = all_hits(in_pieces)
+    while in_pieces.merge():
+        pass
+    assert len(in_pieces.manifest.segments) < 4
+    assert writer_module.tail(in_pieces.manifest.segments) is None
+    assert all_hits(in_pieces) == before
+    in_pieces.verify()
+    assert all_hits(Collection.open(in_pieces.path, encoder=encoder)) == before
+    assert [path.name for path in in_pieces.path.iterdir() if path.name.startswith(".")] == []
+
+
+def meanwhile(monkeypatch, write):
+    """Do something when the merged segment is written and not yet in place."""
+    merged = writer_module.write_merged
+
+    def write_merged(*given, **more):
+        entry = merged(*given, **more)
+        monkeypatch.setattr(writer_module, "write_merged", merged)
+        write()
+        return entry
+
+    monkeypatch.setattr(writer_module, "write_merged", write_merged)
+
+
+def test_writes_that_come_meanwhile_are_kept(in_pieces, encoder, monkeypatch):
+    def write():
+        in_pieces.upsert([("late", "a late one"), ("n0-1", "another text")], merge=False)
+        Collection.open(in_pieces.path, encoder=encoder).delete(["n2-2", "n1-0"])
+
+    meanwhile(monkeypatch, write)
+    assert in_pieces.merge()
+    in_pieces.verify()
+    for opened in (in_pieces, Collection.open(in_pieces.path, encoder=encoder)):
+        assert len(opened) == 5 + 9 + 1 - 2
+        assert opened.get("n0-1").text == "another text"
+        assert opened.get("late").text == "a late one"
+        assert opened.get("n2-2") is None
+        assert opened.get("n1-0") is None
+        assert sorted(hit.id for hit in opened.search("number", k=100)).count("n0-1") == 1
+        assert len(opened.search("number", k=100)) == len(opened)
+
+
+def test_a_merge_gives_way_to_a_write_that_took_its_segments(in_pieces, monkeypatch):
+    meanwhile(monkeypatch, in_pieces.compact)
+    before = all_hits(in_pieces)
+    assert not in_pieces.merge()
+    assert all_hits(in_pieces) == before
+    in_pieces.verify()
+
+
+def test_a_merge_of_documents_that_are_all_deleted_meanwhile_is_dropped(in_pieces, monkeypatch):
+    ids = [f"n{number}-{i}" for number in range(3) for i in range(3)]
+    meanwhile(monkeypatch, lambda: in_pieces.delete(ids))
+    assert not in_pieces.merge()
+    assert len(in_pieces) == 5
+    in_pieces.verify()
+
+
+def test_one_merges_at_a_time_and_leftovers_are_cleared(in_pieces, encoder, monkeypatch):
+    other = Collection.open(in_pieces.path, encoder=encoder)
+
+    def write():
+        with pytest.raises(CollectionError, match="somebody else"):
+            other.merge()
+
+    meanwhile(monkeypatch, write)
+    (in_pieces.path / ".merging").mkdir()
+    (in_pieces.path / ".merging" / "vectors.npy").write_bytes(b"of a merge that was killed")
+    assert in_pieces.merge()
+    in_pieces.verify()
+    assert not (in_pieces.path / ".merging").exists()
