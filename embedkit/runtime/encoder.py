@@ -336,6 +336,21 @@ class Encoder(Reloadable):
         """The second half of :meth:`encode`: ``(N, D) float32, unit rows`` for what :meth:`tokenize` gave."""
         return self._plan().packing.apply(self._engine.run(tokens))
 
+    def pack(
+        self, embeddings: FloatArray, precision: Precision, *, truncate_dim: int | None = None
+    ) -> npt.NDArray[Any]:
+        """Embeddings of this model as :meth:`encode` gives them with ``precision`` and ``truncate_dim``.
+
+        Args:
+            embeddings: ``(N, D) float32``, as :meth:`encode` gives them without either.
+            precision: as for :meth:`encode`.
+            truncate_dim: as for :meth:`encode`.
+
+        Raises:
+            InputError: this model cannot give that.
+        """
+        return self._plan(precision=precision, truncate_dim=truncate_dim).packing.apply(embeddings)
+
     def similarity(self, a: npt.ArrayLike, b: npt.ArrayLike) -> FloatArray:
         """Cosine of every embedding in ``a`` with every one in ``b``.
 

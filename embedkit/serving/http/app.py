@@ -17,7 +17,7 @@ from embedkit.serving.http.guard import Guard
 from embedkit.serving.http.keys import KeyRing
 from embedkit.serving.http.observer import Observer
 from embedkit.serving.http.problems import explain, explain_http, explain_validation, problem
-from embedkit.serving.http.routes import embeddings, operations, page, rerank, search, tei
+from embedkit.serving.http.routes import cohere, embeddings, operations, page, rerank, search, tei
 from embedkit.serving.http.service import Service
 
 __all__ = ["create_app", "create_routes"]
@@ -58,7 +58,7 @@ def create_routes(service: Service) -> FastAPI:
 
 def _routers(service: Service) -> list[APIRouter]:
     """The routers of what a service can do."""
-    routers = [module.router for module in (page, embeddings, rerank, tei, search, operations)]
+    routers = [module.router for module in (page, embeddings, cohere, rerank, tei, search, operations)]
     if service.library is not None and service.settings.allow_writes:
         routers.append(search.writing_router)
     return routers

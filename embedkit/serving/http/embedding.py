@@ -18,11 +18,13 @@ from embedkit.serving.http.batcher import Batcher
 from embedkit.serving.http.metrics import Metrics
 from embedkit.serving.http.settings import ServerSettings
 
-__all__ = ["Embedded", "Embedder", "Gate", "MakeBatcher", "least_pair_tokens", "least_tokens"]
+__all__ = ["Embedded", "Embedder", "Gate", "MakeBatcher", "Role", "least_pair_tokens", "least_tokens"]
 
 Result = TypeVar("Result")
 MakeBatcher = Callable[[str, Callable[[Tokens], FloatArray], Rate], Batcher]
 """Makes the batcher of a model from its name, what runs it, and the rate to keep."""
+
+Role = Literal["query", "document"]
 
 _SAMPLE, _SAMPLES = "How long does it take to embed a sentence of a dozen words?", 32
 _TOKENS_PER_S = 100_000.0  # until the first batches say how many they are
@@ -116,10 +118,21 @@ class Embedder:
         """About how many seconds embedding these texts will take, from their lengths alone."""
         return self._rate.seconds(least_tokens(texts, self.encoder.max_length))
 
+    def check_dimensions(self, dimensions: int | None, name: str = "dimensions") -> None:
+        """Refuse more dimensions than the model has.
+
+        Raises:
+            InputError: names the field of the request.
+        """
+        whole = self.encoder.dimension
+        if dimensions is not None and dimensions > whole:
+            raise InputError(f"{name} must be a whole number from 1 to {whole}, not {dimensions}")
+
     async def embed(
         self,
         texts: Sequence[str],
         *,
+        role: Role | None = None,
         prompt_name: str | None = None,
         dimensions: int | None = None,
         truncate: bool | None = None,
@@ -128,7 +141,8 @@ class Embedder:
 
         Args:
             texts: N of them, one at least.
-            prompt_name: chooses one of the model's prompts.
+            role: chooses the model's prompt for queries or documents.
+            prompt_name: chooses another prompt.
             dimensions: keep the first so many, scaled to length 1 again.
             truncate: whether texts that are too long are cut or refused; as the settings say if None.
 
@@ -140,12 +154,10 @@ class Embedder:
         self._gate.check_limits(texts)
         if not texts:
             raise InputError("expected at least one text, got an empty list")
-        whole = self.encoder.dimension
-        if dimensions is not None and dimensions > whole:
-            raise InputError(f"dimensions must be a whole number from 1 to {whole}, not {dimensions}")
+        self.check_dimensions(dimensions)
         with self._admission.hold(self.price(texts)) as held:
-            found = await self.run(texts, prompt_name=prompt_name, truncate=truncate, held=held)
-        if dimensions is not None and dimensions < whole:
+            found = await self.run(texts, role=role, prompt_name=prompt_name, truncate=truncate, held=held)
+        if dimensions is not None and dimensions < self.encoder.dimension:
             return Embedded(unit_rows(found.rows[:, :dimensions]), found.tokens, found.truncated)
         return found
 
@@ -153,7 +165,7 @@ class Embedder:
         self,
         texts: Sequence[str],
         *,
-        role: Literal["query", "document"] | None = None,
+        role: Role | None = None,
         prompt_name: str | None = None,
         truncate: bool | None = None,
         held: Held | None = None,

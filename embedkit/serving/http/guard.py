@@ -24,8 +24,8 @@ RawHeaders = Mapping[bytes, bytes]
 # Asked for by address, by whoever runs the process; tells nothing that a web page elsewhere could use.
 _PROBES = frozenset({"/health", "/health/live", "/health/ready"})
 # What anybody may see: whether the server is there, and the page, which asks for the key itself.
-_OPEN_PATHS = _PROBES | {"/"}
-_OPEN_FOLDER = "/page/"
+_READING = frozenset({"GET", "HEAD"})
+_PAGE_FOLDER = "/page/"
 _WRITING_PATHS = frozenset({"/v1/documents", "/v1/documents/delete"})
 
 
@@ -57,7 +57,8 @@ class Guard:
             await self._app(scope, receive, send)
             return
         headers, path = dict(scope["headers"]), scope["path"]
-        is_open = path in _OPEN_PATHS or path.startswith(_OPEN_FOLDER)
+        is_page = scope["method"] in _READING and (path == "/" or path.startswith(_PAGE_FOLDER))
+        is_open = is_page or path in _PROBES
         if self._hosts is not None and path not in _PROBES and _host_name(headers) not in self._hosts:
             message = "Host: this server does not go by that name; an operator can add it to hosts"
             await problem(path, 400, message)(scope, receive, send)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
 
 __all__ = [
+    "CohereEmbedAnswer",
+    "CohereEmbedRequest",
     "CollectionCard",
     "CollectionMap",
     "DeleteAnswer",
@@ -17,6 +19,7 @@ __all__ = [
     "EmbeddingsAnswer",
     "EmbeddingsRequest",
     "Health",
+    "InferRequest",
     "MapPoint",
     "ModelCard",
     "ModelList",
@@ -25,6 +28,9 @@ __all__ = [
     "RerankRequest",
     "SearchAnswer",
     "SearchRequest",
+    "SimilarityInputs",
+    "SimilarityParameters",
+    "SimilarityRequest",
     "TeiEmbedRequest",
     "TeiInfo",
     "TeiProblem",
@@ -78,18 +84,27 @@ def refuse_token_ids(value: Any) -> Any:
     return value
 
 
+def read_inputs(value: Any) -> Any:
+    """Take Jina's ``{"text": ...}`` for its text; say what is wrong with token ids."""
+    if isinstance(value, list) and all(
+        isinstance(one, dict) and isinstance(one.get("text"), str) for one in value
+    ):
+        return [one["text"] for one in value]
+    return refuse_token_ids(value)
+
+
 class EmbeddingsRequest(Schema):
-    """As OpenAI's, and ``prompt_name``."""
+    """As OpenAI's, and ``prompt_name``; as Jina's, whose texts may be objects."""
 
     input: Texts
     model: str | None = Field(None, description="name of the model; may be left out, as there is one")
-    encoding_format: Literal["float", "base64"] = Field(
+    encoding_format: Literal["float", "base64"] | None = Field(
         "float", description="numbers, or little-endian float32 in base64, which is smaller and quicker"
     )
     dimensions: int | None = Field(None, ge=1, description="keep the first so many, scaled to length 1 again")
     prompt_name: str | None = Field(None, description="one of the model's prompts, put before every text")
 
-    _texts = field_validator("input", mode="before")(refuse_token_ids)
+    _texts = field_validator("input", mode="before")(read_inputs)
 
 
 class Usage(Schema):
@@ -136,18 +151,88 @@ class ModelList(Schema):
     data: list[ModelCard]
 
 
+def check_direction(value: Any) -> Any:
+    """Refuse to cut texts at their beginning."""
+    if isinstance(value, str) and value.lower() == "left":
+        raise ValueError("texts are cut at their end here; expected right")
+    return value.lower() if isinstance(value, str) else value
+
+
+Direction = Annotated[
+    Literal["right"] | None,
+    BeforeValidator(check_direction),
+    Field(description="which end of a text that is too long is cut: right, in capitals or not"),
+]
+Truncate = Annotated[
+    bool | None, Field(description="cut texts that are too long, or refuse them; default: on_overflow")
+]
+
+
 class TeiEmbedRequest(Schema):
     """As text-embeddings-inference takes it."""
 
     inputs: Texts
-    normalize: bool = Field(True, description="false only where the model leaves it open")
-    truncate: bool | None = Field(
-        None, description="cut texts that are too long, or refuse them; default: on_overflow"
-    )
+    normalize: bool | None = Field(True, description="false only where the model leaves it open")
+    truncate: Truncate = None
+    truncation_direction: Direction = None
     prompt_name: str | None = Field(None, description="one of the model's prompts")
     dimensions: int | None = Field(None, ge=1)
 
     _texts = field_validator("inputs", mode="before")(refuse_token_ids)
+
+
+class SimilarityInputs(Schema):
+    """One text, and those to compare with it."""
+
+    source_sentence: str
+    sentences: list[str] = Field(min_length=1)
+
+
+class SimilarityParameters(Schema):
+    """How texts are embedded."""
+
+    truncate: Truncate = None
+    truncation_direction: Direction = None
+    prompt_name: str | None = Field(None, description="one of the model's prompts")
+
+
+class SimilarityRequest(Schema):
+    """As text-embeddings-inference takes it."""
+
+    inputs: SimilarityInputs
+    parameters: SimilarityParameters | None = None
+
+
+class InferRequest(TeiEmbedRequest):
+    """As ``huggingface_hub.InferenceClient`` sends it: texts to embed, or texts to compare."""
+
+    inputs: Texts | SimilarityInputs  # type: ignore[assignment]
+    parameters: SimilarityParameters | None = None
+
+
+class CohereEmbedRequest(Schema):
+    """As Cohere's; images are refused."""
+
+    texts: list[str] = Field(min_length=1)
+    model: str | None = Field(None, description="name of the model; may be left out, as there is one")
+    input_type: str | None = Field(
+        None, description="search_query and search_document choose the model's prompts; others choose none"
+    )
+    embedding_types: list[Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]] | None = None
+    output_dimension: int | None = Field(
+        None, ge=1, description="keep the first so many, scaled to length 1 again"
+    )
+    truncate: Literal["NONE", "END"] | None = Field(None, description="END cuts texts, NONE refuses long ones")
+
+
+class CohereEmbedAnswer(Schema):
+    """What Cohere's clients look for; without ``embedding_types``, version 1 has a list of rows."""
+
+    id: str
+    response_type: Literal["embeddings_by_type", "embeddings_floats"]
+    embeddings: dict[str, list[list[float]] | list[str]] | list[list[float]]
+    texts: list[str]
+    meta: dict[str, Any]
 
 
 class TeiModelType(Schema):

@@ -86,6 +86,18 @@ class Service:
         """What ``/v1/models`` tells."""
         return [_card(model) for model in (self.encoder, self.reranker) if model is not None]
 
+    def card(self, name: str) -> dict[str, Any]:
+        """What ``/v1/models/NAME`` tells.
+
+        Raises:
+            ModelNotFoundError: there is no such model.
+        """
+        for card in self.cards():
+            if card["id"] == name:
+                return card
+        self.check_model(name, self.encoder.name)
+        return _card(self.encoder)
+
     def check_model(self, name: str | None, model: str) -> None:
         """Refuse to answer for a model that is not here.
 

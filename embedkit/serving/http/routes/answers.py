@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import base64
 from typing import Annotated, Any
 
 import orjson
 from fastapi import Depends, Request
 from starlette.responses import Response
 
+from embedkit.protocols import FloatArray
 from embedkit.serving.http.observer import NOTES
 from embedkit.serving.http.schemas import Problem, TeiProblem
 from embedkit.serving.http.service import Service
 
-__all__ = ["PROBLEMS", "TEI_PROBLEMS", "Serving", "answer", "as_texts", "note"]
+__all__ = ["PROBLEMS", "TEI_PROBLEMS", "Serving", "answer", "as_texts", "note", "to_base64"]
 
 _PROBLEM = {"model": Problem, "description": "says what is wrong"}
 _TEI_PROBLEM = {"model": TeiProblem, "description": "says what is wrong"}
@@ -41,3 +43,8 @@ def note(request: Request, **numbers: float) -> None:
 def as_texts(given: str | list[str]) -> list[str]:
     """One text or several as a list."""
     return [given] if isinstance(given, str) else given
+
+
+def to_base64(rows: FloatArray) -> list[str]:
+    """Each row as little-endian float32 in base64."""
+    return [base64.b64encode(row.astype("<f4", copy=False).tobytes()).decode("ascii") for row in rows]

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import base64
 from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from embedkit.protocols import FloatArray
-from embedkit.serving.http.routes.answers import PROBLEMS, Serving, answer, as_texts, note
-from embedkit.serving.http.schemas import EmbeddingsAnswer, EmbeddingsRequest, ModelList
+from embedkit.serving.http.routes.answers import PROBLEMS, Serving, answer, as_texts, note, to_base64
+from embedkit.serving.http.schemas import EmbeddingsAnswer, EmbeddingsRequest, ModelCard, ModelList
 
 __all__ = ["router"]
 
@@ -28,7 +26,7 @@ async def embed(body: EmbeddingsRequest, request: Request, service: Serving) -> 
     usage = {"prompt_tokens": done.tokens, "total_tokens": done.tokens}
     data = [
         {"object": "embedding", "index": index, "embedding": row}
-        for index, row in enumerate(_encode(done.rows) if body.encoding_format == "base64" else done.rows)
+        for index, row in enumerate(to_base64(done.rows) if body.encoding_format == "base64" else done.rows)
     ]
     return answer({"object": "list", "data": data, "model": service.encoder.name, "usage": usage})
 
@@ -39,5 +37,7 @@ async def list_models(service: Serving) -> dict[str, Any]:
     return {"object": "list", "data": service.cards()}
 
 
-def _encode(rows: FloatArray) -> list[str]:
-    return [base64.b64encode(row.astype("<f4", copy=False).tobytes()).decode("ascii") for row in rows]
+@router.get("/models/{id:path}", response_model=ModelCard)
+async def describe_model(id: str, service: Serving) -> dict[str, Any]:  # noqa: A002 - the name that the path has
+    """One model of this server, by its name or an alias."""
+    return service.card(id)

@@ -1,4 +1,4 @@
-"""``/embed`` and ``/info``, for clients of text-embeddings-inference."""
+"""``/embed``, ``/similarity``, ``/`` and ``/info``, for clients of text-embeddings-inference."""
 
 from __future__ import annotations
 
@@ -10,7 +10,14 @@ from starlette.responses import Response
 from embedkit import __version__
 from embedkit.errors import InputError
 from embedkit.serving.http.routes.answers import TEI_PROBLEMS, Serving, answer, as_texts, note
-from embedkit.serving.http.schemas import TeiEmbedRequest, TeiInfo
+from embedkit.serving.http.schemas import (
+    InferRequest,
+    SimilarityInputs,
+    SimilarityParameters,
+    SimilarityRequest,
+    TeiEmbedRequest,
+    TeiInfo,
+)
 
 __all__ = ["router"]
 
@@ -20,13 +27,32 @@ router = APIRouter(tags=["text-embeddings-inference"], responses=TEI_PROBLEMS)
 @router.post("/embed", response_model=list[list[float]])
 async def embed(body: TeiEmbedRequest, request: Request, service: Serving) -> Response:
     """Embed one text or several: a list of embeddings."""
-    if not body.normalize:
-        raise InputError("normalize=false is not possible here: this server gives unit rows")
+    if body.normalize is False:
+        raise InputError("normalize: false is not possible here, as this server gives unit rows")
     done = await service.embedder.embed(
         as_texts(body.inputs), prompt_name=body.prompt_name, dimensions=body.dimensions, truncate=body.truncate
     )
     note(request, texts=len(done.rows), tokens=done.tokens, truncated=done.truncated)
     return answer(list(done.rows))
+
+
+@router.post("/similarity", response_model=list[float])
+async def compare(body: SimilarityRequest, request: Request, service: Serving) -> Response:
+    """The cosine of one text with each of several."""
+    given, how = body.inputs, body.parameters or SimilarityParameters(prompt_name=None)
+    done = await service.embedder.embed(
+        [given.source_sentence, *given.sentences], prompt_name=how.prompt_name, truncate=how.truncate
+    )
+    note(request, texts=len(done.rows), tokens=done.tokens, truncated=done.truncated)
+    return answer(done.rows[1:] @ done.rows[0])
+
+
+@router.post("/", response_model=list[list[float]] | list[float])
+async def infer(body: InferRequest, request: Request, service: Serving) -> Response:
+    """As ``/embed`` for texts, and as ``/similarity`` for ``{"source_sentence", "sentences"}``."""
+    if isinstance(body.inputs, SimilarityInputs):
+        return await compare(SimilarityRequest(inputs=body.inputs, parameters=body.parameters), request, service)
+    return await embed(body, request, service)
 
 
 @router.get("/info", response_model=TeiInfo)

@@ -16,7 +16,12 @@ CHECKS = [not_a_server_error, status_code_conformance, response_schema_conforman
 OPERATIONS = [
     ("POST", "/v1/embeddings"),
     ("GET", "/v1/models"),
+    ("GET", "/v1/models/{id}"),
+    ("POST", "/v1/embed"),
+    ("POST", "/v2/embed"),
+    ("POST", "/"),
     ("POST", "/embed"),
+    ("POST", "/similarity"),
     ("GET", "/info"),
     ("POST", "/v1/rerank"),
     ("POST", "/v2/rerank"),

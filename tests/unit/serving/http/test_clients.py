@@ -1,0 +1,114 @@
+"""Clients of other servers, in their own packages: what they send is answered, and what they get is right."""
+
+from __future__ import annotations
+
+import base64
+
+import cohere
+import httpx
+import numpy as np
+import pytest
+from huggingface_hub import InferenceClient, close_session
+from huggingface_hub.errors import HfHubHTTPError
+from openai import OpenAI
+
+TEXTS = ["a dog in the garden", "the sea", "snow on the mountain"]
+KEY = "a-key-of-some-length"
+
+
+@pytest.fixture(autouse=True)
+def no_session_left():
+    yield
+    close_session()  # of the hub's client, which all its objects share
+
+
+@pytest.fixture
+def connection():
+    with httpx.Client() as connection:
+        yield connection
+
+
+@pytest.fixture
+def expected(toy_encoder):
+    return toy_encoder.encode(TEXTS)
+
+
+def test_the_hubs_client_embeds(url, expected):
+    client = InferenceClient(model=url)
+    np.testing.assert_array_equal(client.feature_extraction(TEXTS), expected)
+    one = client.feature_extraction(TEXTS[0], normalize=True, truncate=True, truncation_direction="right")
+    np.testing.assert_allclose(one, expected[:1], atol=1e-6)
+
+
+@pytest.mark.parametrize("path", ["", "/similarity"])
+def test_the_hubs_client_compares(url, expected, path):
+    found = InferenceClient(model=f"{url}{path}").sentence_similarity(TEXTS[0], TEXTS[1:])
+    np.testing.assert_allclose(found, expected[1:] @ expected[0], atol=1e-6)
+
+
+def test_texts_are_not_cut_at_their_beginning(url):
+    with pytest.raises(HfHubHTTPError, match="truncation_direction: texts are cut at their end"):
+        InferenceClient(model=url).feature_extraction("a", truncate=True, truncation_direction="left")
+
+
+def test_the_root_needs_a_key_where_it_embeds_and_none_where_it_is_the_page(serve):
+    with serve(keys=(KEY,)) as url:
+        assert httpx.get(url).status_code == 200
+        assert httpx.post(url, json={"inputs": "a"}).status_code == 401
+        done = httpx.post(url, json={"inputs": "a"}, headers={"authorization": f"Bearer {KEY}"})
+        assert done.status_code == 200
+
+
+def test_coheres_client_of_version_2_embeds(url, expected, connection):
+    client = cohere.ClientV2(api_key="none", base_url=url, httpx_client=connection)
+    types = ["float", "base64", "binary", "ubinary"]
+    done = client.embed(model="toy", input_type="clustering", texts=TEXTS, embedding_types=types)
+    np.testing.assert_array_equal(np.float32(done.embeddings.float_), expected)
+    np.testing.assert_array_equal(np.uint8(done.embeddings.ubinary), np.packbits(expected > 0, axis=1))
+    np.testing.assert_array_equal(np.int16(done.embeddings.binary), np.int16(done.embeddings.ubinary) - 128)
+    rows = [np.frombuffer(base64.b64decode(row), "<f4") for row in done.model_dump()["embeddings"]["base64"]]
+    np.testing.assert_array_equal(rows, expected)
+    assert done.meta.billed_units.input_tokens > 0
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of cohere's own models
+def test_coheres_client_of_version_1_embeds(url, expected, connection):
+    client = cohere.Client(api_key="none", base_url=url, httpx_client=connection)
+    done = client.embed(model="toy", input_type="search_document", texts=TEXTS)
+    np.testing.assert_array_equal(np.float32(done.embeddings), expected)
+    done = client.embed(model="toy", input_type="search_document", texts=TEXTS, embedding_types=["float"])
+    np.testing.assert_array_equal(np.float32(done.embeddings.float_), expected)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"texts": []}, "texts"),
+        ({"texts": ["a"], "truncate": "START"}, "truncate"),
+        ({"texts": ["a"], "embedding_types": ["int4"]}, "embedding_types"),
+        ({"texts": ["a"], "embedding_types": ["int8"]}, "--calibration"),
+        ({"texts": ["a"], "output_dimension": 17}, "from 1 to 16"),
+    ],
+)
+def test_what_cohere_could_and_this_model_cannot_is_refused_by_name(client, given, words):
+    done = client.post("/v2/embed", json={"model": "toy", **given})
+    assert done.status_code == 400
+    assert words in done.json()["error"]["message"]
+
+
+def test_openais_client_looks_models_up(url):
+    with OpenAI(base_url=f"{url}/v1", api_key="none") as client:
+        assert client.models.retrieve("toy").id == "toy"
+        assert client.models.retrieve("text-embedding-3-small").id == "toy"
+    assert httpx.get(f"{url}/v1/models/another").status_code == 404
+
+
+def test_a_null_as_the_format_means_numbers(client, expected):
+    done = client.post("/v1/embeddings", json={"input": TEXTS, "encoding_format": None})
+    np.testing.assert_array_equal(np.float32([row["embedding"] for row in done.json()["data"]]), expected)
+
+
+def test_jinas_objects_are_texts(client, expected):
+    content = {"model": "toy", "input": [{"text": text} for text in TEXTS], "task": "retrieval.passage"}
+    done = client.post("/v1/embeddings", json=content)
+    np.testing.assert_array_equal(np.float32([row["embedding"] for row in done.json()["data"]]), expected)
