@@ -45,6 +45,8 @@ _FLAGS = {
     "data": "data",
     "cache": "cache",
 }
+_MEASURES = {"dev_spearman": "development Spearman", "held_out_cosine": "cosine x 100 on held-out text"}
+
 # Flags for a student's shape, and what their help says.
 _SHAPE = {
     "layers": "transformer layers, instead of the size's",
@@ -119,7 +121,7 @@ def run(arguments: argparse.Namespace) -> int | None:
             state = train(config, folder, Control(arguments.resume, should_stop))
         if processes.first():
             _report(folder)
-            _print(state, folder, as_json=arguments.json)
+            _print(state, folder, config.dev.measure, as_json=arguments.json)
     return None if state.finished else 130
 
 
@@ -227,13 +229,13 @@ def _report(folder: Path) -> None:
         logger.warning("no report: %s", error)
 
 
-def _print(state: TrainState, folder: Path, *, as_json: bool) -> None:
+def _print(state: TrainState, folder: Path, measure: str, *, as_json: bool) -> None:
     result = {
         "folder": str(folder),
         "finished": state.finished,
         "steps": state.step,
         "seconds": round(state.seconds, 1),
-        "dev_spearman": state.best_score,
+        measure: state.best_score,
         "best_step": state.best_step,
     }
     if as_json:
@@ -243,5 +245,5 @@ def _print(state: TrainState, folder: Path, *, as_json: bool) -> None:
     else:
         print(f"{folder}/model: {state.step:,} steps in {state.seconds:,.0f} s")
         if state.best_score is not None:
-            print(f"best development Spearman {100 * state.best_score:.2f} at step {state.best_step:,}")
+            print(f"best {_MEASURES[measure]} {100 * state.best_score:.2f} at step {state.best_step:,}")
         print(f"next: embedkit export {folder} -o {folder.name}.onnx --precision int8")

@@ -17,6 +17,7 @@ from embedkit.training.views import ViewsConfig
 
 __all__ = ["DevConfig", "RunConfig", "StudentConfig"]
 
+_STARTS = {"teacher": "its teacher's words", "layers": "its teacher's layers", "random": "random weights"}
 _SHAPE = ("layers", "hidden", "inner", "heads", "memory")
 
 
@@ -51,6 +52,14 @@ class StudentConfig:
         None, "without source: tokens that its network has room for, pairs say; default: max_length", minimum=3
     )
 
+    @property
+    def base(self) -> str:
+        """What the student starts from, for cards."""
+        if self.source is not None:
+            return self.source
+        shape = [f"{name} {value}" for name in _SHAPE if (value := getattr(self, name)) is not None]
+        return f"{', '.join(shape) or self.size}, started from {_STARTS[self.start]}"
+
     def __post_init__(self) -> None:
         shape = [name for name in _SHAPE if getattr(self, name) is not None]
         if self.source is not None and shape:
@@ -84,6 +93,11 @@ class DevConfig:
     patience: int | None = setting(
         None, "stop after this many epochs in a row without a better score; the authors' code has 7", minimum=1
     )
+
+    @property
+    def measure(self) -> str:
+        """What the score that chooses a step is: of the pairs, else the mean cosine on held-out text."""
+        return "dev_spearman" if self.pairs is not None else "held_out_cosine"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -218,7 +218,7 @@ def _card(config: RunConfig, name: str, materials: Materials, state: TrainState)
     return {
         "name": name,
         "method": config.method,
-        "base": config.student.source or f"{config.student.size}, started from {config.student.start}",
+        "base": config.student.base,
         "teacher": _teacher_card(materials.teachers),
         "corpus": [
             {"name": card.name, "rows": card.rows, "sha256": card.sha256, "licence": card.licence}
@@ -227,7 +227,7 @@ def _card(config: RunConfig, name: str, materials: Materials, state: TrainState)
         "dev": config.dev.pairs and config.resolve(config.dev.pairs),
         "dev_pairs": materials.dev and len(materials.dev),
         "metrics": {
-            "dev_spearman": state.best_score,
+            config.dev.measure: state.best_score,
             "best_step": state.best_step,
             "steps": state.step,
             "seconds": round(state.seconds, 1),

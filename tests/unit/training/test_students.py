@@ -154,3 +154,15 @@ def test_heads_that_do_not_divide_are_refused(teacher):
 def test_settings_that_would_change_nothing_are_refused(settings):
     with pytest.raises(ConfigError, match=r"source's|goes with start"):
         StudentConfig(**settings)
+
+
+@pytest.mark.parametrize(
+    ("student", "base"),
+    [
+        ({}, "tiny, started from its teacher's words"),
+        ({"start": "layers", "memory": 8}, "memory 8, started from its teacher's layers"),
+        ({"source": "org/bert"}, "org/bert"),
+    ],
+)
+def test_cards_say_what_it_starts_from(student, base):
+    assert StudentConfig(**student).base == base
