@@ -90,7 +90,9 @@ def load_vectors(
     """
     if config.aligned:
         return AlignedVectors(config, corpus)
-    return CachedVectors(load_encoder(config), corpus, cache, config.dtype, show_progress=show_progress)
+    vectors = CachedVectors(load_encoder(config), corpus, cache, config.dtype, show_progress=show_progress)
+    vectors.name = config.name or vectors.name
+    return vectors
 
 
 class CachedVectors:

@@ -207,6 +207,10 @@ class TestLoadEncoder:
         assert (vectors.name, vectors.fingerprint) == ("toy", encoder.fingerprint)
         assert np.allclose(read_all(vectors, corpus), encoder.encode(["a good dog", "the cat"]), atol=1e-6)
 
+    def test_cards_call_it_what_the_configuration_says(self, toy_bundle, make_corpus, cache):
+        corpus, config = make_corpus(["one"]), TeacherConfig(source=str(toy_bundle), name="the teacher")
+        assert load_vectors(config, corpus, cache, show_progress=False).name == "the teacher"
+
     def test_a_folder_with_what_the_config_says(self, make_encoder, tmp_path):
         model = make_encoder()
         model.save(tmp_path / "teacher")
