@@ -141,7 +141,7 @@ def test_options_reach_the_encoder(
     ("options", "words"),
     [
         (["--text-column", "body"], "texts.txt:1: there is no column 'body'; there are text"),
-        (["--precision", "float32", "--truncate-dim", "99"], "truncate_dim must be"),
+        (["--precision", "float32", "--truncate-dim", "99"], "--truncate-dim must be"),
         (["--prompt-name", "nope"], "has no prompt 'nope'"),
         (["--provider", "NoneSuch"], "NoneSuch is not among"),
         (["--threads", "0"], "threads must be"),

@@ -58,11 +58,13 @@ def test_few_queries_keep_one_processor_busy():
     """BLAS would wake all of its threads for each product, which is slow on a busy machine."""
     rows = np.random.default_rng(0).standard_normal((5000, 384), dtype=np.float32)
     index = ExactIndex(rows / np.linalg.norm(rows, axis=1, keepdims=True))
-    own, total = time.thread_time(), time.process_time()
-    for _ in range(200):
-        index.search(rows[:1], 10)
-    own, total = time.thread_time() - own, time.process_time() - total
-    assert total < 1.2 * own
+    shares = []
+    for _ in range(5):  # threads that other tests left may work meanwhile, but not each time
+        own, total = time.thread_time(), time.process_time()
+        for _ in range(100):
+            index.search(rows[:1], 10)
+        shares.append((time.process_time() - total) / (time.thread_time() - own))
+    assert min(shares) < 1.2
 
 
 @pytest.mark.parametrize("count", [1, 8, 9])

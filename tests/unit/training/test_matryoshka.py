@@ -188,7 +188,7 @@ class TestRuns:
         ).finished
         assert ("matryoshka" in (tmp_path / "run" / "metrics.jsonl").read_text()) == nested
 
-    @pytest.mark.parametrize(("method", "rotate"), [("sct", True), ("mse", False)])
+    @pytest.mark.parametrize(("method", "rotate"), [("simcse", True), ("mse", False)])
     def test_a_table_that_changes_nothing_is_refused(self, mapping, tmp_path, method, rotate):
         mapping |= {"method": method, "settings": {}, "teacher": {"source": "start"}}
         mapping["matryoshka"] = {"dimensions": [4], "rotate": rotate, "weight": 0}

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from embedkit.modeling.cross_encoder import PairEncoder
-from embedkit.training import loop
+from embedkit.training import batches, loop
 from embedkit.training.batches import BatchSource, chunk_view
 from embedkit.training.loop import LoopConfig, train
 from embedkit.training.method import pooled
@@ -31,8 +31,10 @@ def encoder(make_encoder):
 
 
 @pytest.fixture
-def backward(encoder):
+def backward(encoder, monkeypatch):
     """Leave the gradients of several chunks, in which words repeat."""
+
+    monkeypatch.setattr(batches, "_CHUNK_TOKENS", 8)
 
     def backward():
         encoder.zero_grad()
