@@ -13,6 +13,8 @@ from embedkit.extras import require
 __all__ = ["bundled_names", "find_model"]
 
 _BUNDLED = Path(__file__).parent.parent / "bundled"
+# Models of embedkit's own that would make the package too large.
+_ELSEWHERE = {"mini": "models/mini.onnx in embedkit's repository, made by recipes/mini.toml"}
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
@@ -41,6 +43,10 @@ def find_model(source: str | os.PathLike[str], *, file: str | None = None) -> Pa
         raise ModelNotFoundError(f"there is no file or folder {source}; {_bundled_sentence(path.stem)}")
     if source in bundled_names():
         return _BUNDLED / f"{source}.onnx"
+    if source in _ELSEWHERE:
+        raise ModelNotFoundError(
+            f"{source!r} does not come with the package; it is {_ELSEWHERE[source]}: load it by its path"
+        )
     if _HUB_ID.fullmatch(source):
         return _download(source, file)
     raise ModelNotFoundError(f"no model is called {source!r}; {_bundled_sentence(source)}")

@@ -92,6 +92,11 @@ def test_what_is_nothing_at_all_is_told_the_bundled_names(source: str) -> None:
         find_model(source)
 
 
+def test_a_model_that_does_not_come_with_the_package_says_where_it_is() -> None:
+    with pytest.raises(ModelNotFoundError, match=r"'mini' does not come .* it is models/mini\.onnx"):
+        find_model("mini")
+
+
 def test_a_near_name_is_proposed() -> None:
     with pytest.raises(ModelNotFoundError, match="did you mean 'tiny-sct'"):
         find_model("tiny-stc")
