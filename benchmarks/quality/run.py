@@ -57,13 +57,13 @@ def main() -> None:
     parser.add_argument("--teacher", required=True, help="folder or hub id of the teacher, the first row")
     arguments = parser.parse_args()
     tasks = [load_task(name, data=arguments.data) for name in TASKS]
-    results = {}
+    rows = {}
     for source in (arguments.teacher, *arguments.models):
         label, model = _load(source)
-        results[label] = to_json([evaluate(model, task) for task in tasks])
-        print(f"{label}: {_figures(results[label])}")
-    (HERE / "results.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    table = _table({label: _figures(report) for label, report in results.items()})
+        rows[label] = _figures(to_json([evaluate(model, task) for task in tasks]))
+        print(f"{label}: {rows[label]}")
+    (HERE / "results.json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    table = _table(rows)
     (HERE / "results.md").write_text(table, encoding="utf-8")
     print(table)
 
