@@ -12,6 +12,7 @@ from transformers import BertConfig, BertModel
 from embedkit.errors import ModelError
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.memory import WordMemory
+from embedkit.modeling.seeding import seeded
 from embedkit.modeling.sizes import Size
 from embedkit.modeling.torch_encoder import TorchEncoder
 from embedkit.modeling.vocabulary import real_words
@@ -68,8 +69,7 @@ def random(
         max_position_embeddings=positions or max_length,
         pad_token_id=tokenizer.pad_id,
     )
-    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
-        torch.manual_seed(seed)
+    with seeded(seed):
         backbone = BertModel(config, add_pooling_layer=False)
     return SentenceEncoder(backbone, tokenizer.with_max_length(max_length), pooling=pooling)
 

@@ -83,6 +83,11 @@ class Distillation(Method):
         """As many views as the distillation has, two when joint."""
         return config.add_views(cls.batch_spec)
 
+    @property
+    def awaits_start(self) -> bool:
+        """Whether there is a new linear head that :meth:`start_head` should fit."""
+        return self.head_is_new and self.config.head == "linear"
+
     @torch.no_grad()
     def start_head(self, views: Iterable[View], vectors: Tensor) -> None:
         """Start a new linear head where ridge regression on some texts leaves it.
@@ -92,7 +97,7 @@ class Distillation(Method):
             vectors: the teacher's, ``(N, T) float32``.
         """
         head = self.encoder.head
-        if head is None or head.activation != "linear" or not self.head_is_new:
+        if head is None or not self.awaits_start:
             return
         was_training = self.training
         self.eval()

@@ -162,7 +162,7 @@ def train_stage(
     """
     method = _build(METHODS[method_name].method, encoder, settings, config.seed, materials.teachers)
     batches = stage_batches(method_name, settings, optim, config, materials, encoder)
-    if isinstance(method, Distillation):
+    if isinstance(method, Distillation) and method.awaits_start:
         _start_head(method, materials)
     evaluate = _evaluation(encoder, materials)
     return run_stage(nested(method, config), batches, optim, config, folder, control, evaluate)
