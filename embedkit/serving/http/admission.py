@@ -115,10 +115,10 @@ class Admission:
     def correct(self, held: Held, seconds: float) -> None:
         """Replace the estimate of work that was let in."""
         charge = self._charge(seconds)
-        self._held_s = max(0.0, self._held_s + seconds - held.seconds)
-        self._charged_s = max(0.0, self._charged_s + charge - held.charge)
         name = CALLER.get().name
-        self._charged_by_name[name] = max(0.0, self._charged_by_name[name] + charge - held.charge)
+        self._held_s = _sum(self._held_s, seconds - held.seconds)
+        self._charged_s = _sum(self._charged_s, charge - held.charge)
+        self._charged_by_name[name] = _sum(self._charged_by_name[name], charge - held.charge)
         held.seconds, held.charge = seconds, charge
 
     def _charge(self, seconds: float) -> float:
@@ -142,6 +142,11 @@ class Admission:
                 f"{self._held_s:.2f} s of work are waiting, more than this request's timeout; try again later",
                 _whole_seconds(self._held_s),
             )
+
+
+def _sum(held: float, more: float) -> float:
+    """To the nanosecond, so that what came and went leaves 0."""
+    return max(0.0, round(held + more, 9))
 
 
 def _whole_seconds(seconds: float) -> int:

@@ -167,3 +167,12 @@ def test_the_servers_own_time_limit_holds_too(serve, toy_bundle):
 
 def test_admitted_work_is_a_metric(client):
     assert "embedkit_admitted_work_seconds 0.0" in client.get("/metrics").text
+
+
+def test_nothing_is_left_of_work_that_is_done():
+    admission = Admission(100.0)
+    with contextlib.ExitStack() as work:
+        for seconds in (0.1, 0.2, 0.3, 1e-17):
+            held = work.enter_context(admission.hold(seconds))
+            admission.correct(held, seconds / 3)
+    assert admission.held_s == 0
