@@ -45,6 +45,7 @@ class SourceConfig:
     text_column: str | None = setting(None, "column of the text in .csv, .jsonl, .parquet and hub sets")
     view_columns: tuple[str, ...] = setting((), "columns of two views of the same sentence (back-translations)")
     limit: int | None = setting(None, "read at most this many rows", minimum=1)
+    repeat: int = setting(1, "times that an epoch goes over the rows", minimum=1)
     min_words: int = setting(1, "rows with fewer words in a view are dropped", minimum=1)
     max_words: int | None = setting(None, "rows with more words in a view are dropped", minimum=1)
 
@@ -62,7 +63,10 @@ class SourceConfig:
 
 @dataclasses.dataclass(frozen=True)
 class CorpusCard:
-    """What became of one source; ``sha256`` is taken over the hashes of the rows kept, in order."""
+    """What became of one source; ``sha256`` is taken over the hashes of the rows kept, in order.
+
+    An epoch goes over its rows ``repeat`` times.
+    """
 
     name: str
     licence: str
@@ -71,6 +75,7 @@ class CorpusCard:
     empty: int
     duplicates: int
     sha256: str
+    repeat: int = 1
 
 
 class Corpus:
@@ -232,6 +237,7 @@ def _card(
         empty=read - written,
         duplicates=written - len(mine),
         sha256=hashlib.sha256(hashes[mine].tobytes()).hexdigest(),
+        repeat=source.repeat,
     )
 
 

@@ -21,7 +21,7 @@ Rows = npt.NDArray[np.int64]
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-    """Rows of a corpus to train on, and rows of each source that are kept apart."""
+    """Rows to train on, as often as an epoch sees them, and rows of each source that are kept apart."""
 
     train: Rows
     held_out: Mapping[str, Rows]
@@ -34,8 +34,9 @@ class Split:
             corpus: sources of one name count as one.
             count: None keeps none.
         """
+        repeats = np.repeat([card.repeat for card in corpus.cards], [card.rows for card in corpus.cards])
         if count is None:
-            return cls(np.arange(len(corpus)), {})
+            return cls(np.repeat(np.arange(len(corpus)), repeats), {})
         ends = np.cumsum([card.rows for card in corpus.cards])
         drawn: dict[str, list[Rows]] = {}
         for number, (card, end) in enumerate(zip(corpus.cards, ends, strict=True)):
@@ -46,7 +47,7 @@ class Split:
         kept = np.ones(len(corpus), dtype=bool)
         for rows in held_out.values():
             kept[rows] = False
-        return cls(np.flatnonzero(kept), held_out)
+        return cls(np.repeat(np.flatnonzero(kept), repeats[kept]), held_out)
 
 
 class HeldOut:

@@ -221,7 +221,13 @@ def _card(config: RunConfig, name: str, materials: Materials, state: TrainState)
         "base": config.student.base,
         "teacher": _teacher_card(materials.teachers),
         "corpus": [
-            {"name": card.name, "rows": card.rows, "sha256": card.sha256, "licence": card.licence}
+            {
+                "name": card.name,
+                "rows": card.rows,
+                "sha256": card.sha256,
+                "licence": card.licence,
+                **({"repeat": card.repeat} if card.repeat > 1 else {}),
+            }
             for card in materials.corpus.cards
         ],
         "dev": config.dev.pairs and config.resolve(config.dev.pairs),

@@ -18,10 +18,10 @@ from embedkit.training.optim import OptimConfig, build_optimizer
 class Parts:
     """A module with a parameter of each kind, its optimizer and scaler."""
 
-    def __init__(self, seed, width=3, size=4):
+    def __init__(self, seed, width=3, size=4, algorithm="adamw"):
         torch.manual_seed(seed)
         self.module = nn.Sequential(nn.Linear(width, 2), VectorQueue(size, 2, seed=seed))
-        self.optimizer = build_optimizer(self.module, OptimConfig())
+        self.optimizer = build_optimizer(self.module, OptimConfig(algorithm=algorithm))
         self.scaler = torch.amp.GradScaler("cpu", enabled=True, init_scale=2.0**seed)
         self.state = TrainState(step=seed, best_score=seed / 7, best_step=1, stale_epochs=2, seconds=1.5)
 
@@ -43,15 +43,20 @@ class Parts:
 
 @pytest.fixture
 def saved(tmp_path):
-    parts = Parts(5)
+    return save_parts(tmp_path)
+
+
+def save_parts(folder, algorithm="adamw"):
+    parts = Parts(5, algorithm=algorithm)
     parts.step()
-    parts.save(tmp_path / "last.safetensors")
-    return parts, tmp_path / "last.safetensors"
+    parts.save(folder / "last.safetensors")
+    return parts, folder / "last.safetensors"
 
 
-def test_everything_comes_back_and_goes_on_alike(saved):
-    parts, path = saved
-    other = Parts(6)
+@pytest.mark.parametrize("algorithm", ["adamw", "muon"])
+def test_everything_comes_back_and_goes_on_alike(tmp_path, algorithm):
+    parts, path = save_parts(tmp_path, algorithm)
+    other = Parts(6, algorithm=algorithm)
     other.step()
     state = other.load(path)
     assert state == parts.state

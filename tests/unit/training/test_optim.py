@@ -10,7 +10,7 @@ from torch import nn
 
 from embedkit.config import from_mapping
 from embedkit.errors import ConfigError
-from embedkit.training.optim import AdamW, OptimConfig, build_optimizer, schedule
+from embedkit.training.optim import AdamW, Muon, OptimConfig, build_optimizer, schedule
 
 
 def network():
@@ -114,3 +114,41 @@ def test_schedule_ends_at_zero(kind):
 def test_the_table_is_checked(mapping):
     with pytest.raises(ConfigError):
         from_mapping(OptimConfig, mapping)
+
+
+class TestMuon:
+    def test_matrices_move_by_it_tables_and_vectors_by_adamw(self):
+        module = nn.ModuleDict({"words": nn.Embedding(5, 4), "layer": nn.Linear(4, 3), "norm": nn.LayerNorm(3)})
+        words_vectors, vectors, matrices = build_optimizer(module, OptimConfig(algorithm="muon")).param_groups
+        assert [id(p) for p in words_vectors["params"]] == [id(module["words"].weight)]
+        assert {id(p) for p in vectors["params"]} == {
+            id(p) for p in (module["layer"].bias, module["norm"].weight, module["norm"].bias)
+        }
+        assert vectors["weight_decay"] == 0
+        assert [id(p) for p in matrices["params"]] == [id(module["layer"].weight)]
+        assert matrices["orthogonal"]
+
+    @pytest.mark.parametrize("shape", [(6, 6), (16, 6), (6, 16)])
+    @pytest.mark.parametrize("amp", ["off", "bf16"])
+    def test_a_step_is_about_orthogonal_and_as_large_as_adamws(self, shape, amp):
+        torch.manual_seed(0)
+        weight = nn.Parameter(torch.zeros(shape))
+        weight.grad = torch.randn(shape) * torch.logspace(-1, 1, shape[1])
+        config = OptimConfig(lr=0.1, weight_decay=0, amp=amp)
+        Muon([{"params": [weight], "orthogonal": True}], config).step()
+        singular = torch.linalg.svdvals(weight.detach()) / (0.1 * 0.2 * math.sqrt(max(shape)))
+        assert singular.min() > 0.5
+        assert singular.max() < 1.3
+        assert weight.detach().square().mean().sqrt().item() == pytest.approx(0.1 * 0.2, rel=0.3)
+
+    def test_weights_decay(self):
+        weight = nn.Parameter(torch.ones(2, 2))
+        weight.grad = torch.zeros(2, 2)
+        Muon([{"params": [weight], "orthogonal": True}], OptimConfig(lr=0.5, weight_decay=0.1)).step()
+        assert torch.allclose(weight, torch.full((2, 2), 0.95))
+
+    def test_it_goes_downhill(self):
+        module = network()
+        before = run(module, build_optimizer(module, OptimConfig(lr=0.0, algorithm="muon")), steps=1)
+        after = run(module, build_optimizer(module, OptimConfig(lr=1e-2, algorithm="muon")), steps=50)
+        assert after.square().sum() < before.square().sum()
