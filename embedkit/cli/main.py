@@ -37,6 +37,7 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "train": Command("embedkit.cli.train", extra="train"),
+    "adapt": Command("embedkit.cli.adapt", extra="train"),
     "methods": Command("embedkit.cli.methods"),
     "report": Command("embedkit.cli.report", extra="train"),
     "rewrite": Command("embedkit.cli.rewrite", extra="train"),

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import functools
 import json
 import logging
-import signal
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from embedkit.cli.stopping import stop_flag
 
 if TYPE_CHECKING:
     from embedkit.training.checkpoint import TrainState
@@ -117,7 +116,7 @@ def run(arguments: argparse.Namespace) -> int | None:
     with processes.group(config.device):
         if not processes.first():
             logging.getLogger("embedkit").setLevel(logging.ERROR)  # the first one says it all
-        with _stop_flag(insist=processes.count() == 1) as should_stop:
+        with stop_flag(insist=processes.count() == 1) as should_stop:
             state = train(config, folder, Control(arguments.resume, should_stop))
         if processes.first():
             _report(folder)
@@ -168,38 +167,6 @@ def _sources(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     if given and not arguments.corpus:
         raise ConfigError("--text-column and --view-columns describe what --corpus names; give it too")
     return [{"path": path, **given} for path in arguments.corpus or ()]
-
-
-@contextlib.contextmanager
-def _stop_flag(*, insist: bool = True) -> Iterator[Callable[[], bool]]:
-    """Let the first Ctrl-C or SIGTERM end training after the step it is at; the next one ends it at once.
-
-    Without ``insist`` the next ones count for nothing: torchrun sends each process a SIGTERM of its own behind the
-    Ctrl-C that they all have seen, and kills what is still there after half a minute.
-
-    Before the first step, while text is read and the teacher encodes it, the first ends it at once: the
-    loop has not begun to look, and what is in the teacher's cache is kept.
-    """
-    asked = training = False
-
-    def ask(*_: object) -> None:
-        nonlocal asked
-        if (asked and insist) or not training:
-            raise KeyboardInterrupt
-        asked = True
-
-    def should_stop() -> bool:
-        nonlocal training
-        training = True
-        return asked
-
-    signals = (signal.SIGINT, signal.SIGTERM)
-    before = [signal.signal(number, ask) for number in signals]
-    try:
-        yield should_stop
-    finally:
-        for number, handler in zip(signals, before, strict=True):
-            signal.signal(number, handler)
 
 
 def _tell_plan(config: RunConfig) -> None:

@@ -40,6 +40,13 @@ class Product:
             return "fp32"
         return "int8" if self.step is None else "int8-static"
 
+    def matrix(self) -> FloatArray:
+        """What inputs are multiplied by, as ``(I, O) float32``."""
+        matrix: FloatArray = self.weight.astype(np.float32)
+        if self.scales is not None:
+            matrix *= self.scales
+        return matrix if self.factors is None else self.factors[:, None] * matrix
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Norm:
@@ -71,6 +78,17 @@ class WordTable:
     def width(self) -> int:
         """H, the width of a row."""
         return int(self.values.shape[1]) * (2 if self.values.dtype == np.uint8 else 1)
+
+    def rows(self) -> FloatArray:
+        """What the rows mean: ``(V, H) float32``."""
+        values = self.values
+        if values.dtype == np.uint8:
+            values = np.concatenate([values & 15, values >> 4], axis=1).astype(np.float32) - 8
+        rows: FloatArray = values.astype(np.float32)
+        if self.scales is None:
+            return rows
+        scales = self.scales.astype(np.float32).reshape(self.size, -1, 1)
+        return (rows.reshape(self.size, scales.shape[1], -1) * scales).reshape(rows.shape)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

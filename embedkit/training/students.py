@@ -10,6 +10,7 @@ import numpy as np
 from torch import nn
 
 from embedkit.errors import ConfigError
+from embedkit.modeling.bundles import from_bundle
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.initialisation import from_pretrained, from_teacher, random, remember_words
 from embedkit.modeling.sizes import SIZES, Size
@@ -37,14 +38,19 @@ def build_student(config: RunConfig) -> SentenceEncoder:
     """
     student = config.student
     if student.source is not None:
-        encoder = from_pretrained(
-            config.resolve(student.source), max_length=student.max_length, pooling=student.pooling
-        )
+        encoder = _started(config.resolve(student.source), student)
     else:
         encoder = _new(config, _vocabulary_source(config))
     if student.dropout is not None:
         _set_dropout(encoder, student.dropout)
     return encoder
+
+
+def _started(source: str, student: StudentConfig) -> SentenceEncoder:
+    """A pre-trained model, or the encoder of a bundle, which keeps its pooling and its longest text."""
+    if source.endswith(".onnx"):
+        return from_bundle(source)
+    return from_pretrained(source, max_length=student.max_length, pooling=student.pooling)
 
 
 def _new(config: RunConfig, source: str) -> SentenceEncoder:

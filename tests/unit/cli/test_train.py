@@ -290,9 +290,9 @@ class TestTraining:
 
 class TestStopFlag:
     def test_a_second_signal_ends_at_once(self):
-        from embedkit.cli.train import _stop_flag
+        from embedkit.cli.stopping import stop_flag
 
-        with _stop_flag() as should_stop:
+        with stop_flag() as should_stop:
             assert not should_stop()
             signal.raise_signal(signal.SIGTERM)
             assert should_stop()
@@ -300,24 +300,24 @@ class TestStopFlag:
                 signal.raise_signal(signal.SIGINT)
 
     def test_under_torchrun_a_second_signal_is_part_of_the_first(self):
-        from embedkit.cli.train import _stop_flag
+        from embedkit.cli.stopping import stop_flag
 
-        with _stop_flag(insist=False) as should_stop:
+        with stop_flag(insist=False) as should_stop:
             assert not should_stop()
             signal.raise_signal(signal.SIGINT)
             signal.raise_signal(signal.SIGTERM)
             assert should_stop()
 
     def test_before_the_first_step_one_is_enough(self):
-        from embedkit.cli.train import _stop_flag
+        from embedkit.cli.stopping import stop_flag
 
-        with _stop_flag(), pytest.raises(KeyboardInterrupt):
+        with stop_flag(), pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
 
     def test_handlers_are_put_back(self):
-        from embedkit.cli.train import _stop_flag
+        from embedkit.cli.stopping import stop_flag
 
         before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-        with _stop_flag():
+        with stop_flag():
             pass
         assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before

@@ -1,0 +1,93 @@
+"""`embedkit adapt`: from a bundle and somebody's own text to a bundle for that text."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from embedkit.cli.stopping import stop_flag
+
+if TYPE_CHECKING:
+    from embedkit.adaptation import Adaptation
+
+__all__ = ["EXAMPLES", "HELP", "configure", "run"]
+
+HELP = "train an encoder on, on your own text, and compare it with where it started"
+EXAMPLES = """
+embedkit adapt tiny --corpus tickets.txt -o tickets.onnx
+embedkit adapt tiny.onnx --corpus docs.jsonl --text-column body --teacher MiniLM/ --steps 2000 -o docs.onnx
+"""
+
+# Flag -> where its value goes in the configuration.
+_FLAGS = {"steps": "optim.steps", "lr": "optim.lr", "seed": "seed", "cache": "cache"}
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument("model", help="a bundle, or the name of one that comes with embedkit")
+    parser.add_argument("-o", "--output", required=True, type=Path, metavar="FILE", help="the bundle to write")
+    parser.add_argument(
+        "--corpus", action="append", required=True, metavar="FILE", help="text like that to come; may be repeated"
+    )
+    parser.add_argument("--text-column", help="column of the text in .csv, .jsonl, .parquet and hub sets")
+    parser.add_argument(
+        "--teacher",
+        metavar="MODEL",
+        help="folder, hub id, bundle, or .npy/.parquet of vectors aligned by row; default: the teacher that the "
+        "bundle names, from the hub",
+    )
+    parser.add_argument("--steps", type=int, help="steps of 128 texts; default: 1000")
+    parser.add_argument("--lr", type=float, help="highest learning rate; default: 3e-4")
+    parser.add_argument("--seed", type=int)
+    parser.add_argument("--cache", help="folder of the prepared corpus and the teacher's vectors")
+    parser.add_argument("--run", metavar="FOLDER", help="the run folder; default: runs/OUTPUT")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="any setting of a run")
+    parser.add_argument("--resume", action="store_true", help="go on with an interrupted run")
+
+
+def run(arguments: argparse.Namespace) -> int | None:
+    """Adapt, and show the distance from the teacher before and after."""
+    from embedkit.adaptation import adapt, adaptation_config
+    from embedkit.training.recipes.stage import Control
+
+    config = adaptation_config(arguments.model, _changes(arguments))
+    folder = Path(arguments.run or Path("runs") / arguments.output.stem)
+    with stop_flag() as should_stop:
+        found = adapt(config, folder, arguments.output, Control(arguments.resume, should_stop))
+    if found is None:
+        print("stopped; go on with the same command and --resume")
+        return 130
+    if arguments.json:
+        print(json.dumps(dataclasses.asdict(found), default=str))
+    else:
+        print("\n".join(_lines(found)))
+    return None
+
+
+def _changes(arguments: argparse.Namespace) -> dict[str, Any]:
+    from embedkit.config import apply_overrides, lay_over
+
+    column = {} if arguments.text_column is None else {"text_column": arguments.text_column}
+    changes: dict[str, Any] = {
+        "name": arguments.output.stem,
+        "corpus": [{"path": path, **column} for path in arguments.corpus],
+    }
+    if arguments.teacher is not None:
+        changes["teacher"] = {"source": arguments.teacher}
+    for flag, key in _FLAGS.items():
+        if getattr(arguments, flag) is not None:
+            changes = lay_over(changes, key, getattr(arguments, flag))
+    return apply_overrides(changes, arguments.set)
+
+
+def _lines(found: Adaptation) -> Iterator[str]:
+    report = found.report
+    form = f"{report.manifest.precision}, {report.size_bytes / 1e6:.2f} MB"
+    yield f"{report.path}: {form}, after {found.steps:,} steps in {found.seconds:,.0f} s"
+    yield "cosine with the teacher on texts that were kept apart:"
+    for name, before in found.before.items():
+        yield f"  {name:<32} {before:.4f} -> {found.after[name]:.4f}"

@@ -1,0 +1,136 @@
+"""A bundle back as a network that can be trained, out of the weights that its graph holds."""
+
+from __future__ import annotations
+
+import math
+import os
+
+import numpy as np
+import torch
+from transformers import BertConfig, BertModel
+
+from embedkit.errors import ModelError
+from embedkit.modeling.encoder import DenseHead, SentenceEncoder
+from embedkit.modeling.memory import WordMemory
+from embedkit.protocols import FloatArray
+from embedkit.runtime.bert_graph import read_bert
+from embedkit.runtime.bert_weights import BertGraph, Layer, Norm, Product
+from embedkit.runtime.bundle import read_bundle
+from embedkit.runtime.tokenization import Tokenizer
+
+__all__ = ["from_bundle"]
+
+_ACTIVATION = {"erf": "gelu", "tanh": "gelu_new"}
+
+
+def from_bundle(path: str | os.PathLike[str]) -> SentenceEncoder:
+    """The encoder of a bundle, its rounded weights as float32.
+
+    Exported again as it was, it embeds as the bundle does, up to the rounding of weights that were rounded before.
+
+    Raises:
+        ModelNotFoundError, BundleError: there is no such bundle, or it is damaged.
+        ModelError: it holds a cross-encoder, or a graph other than embedkit's own BERT in float32 or int8.
+    """
+    bundle = read_bundle(path)
+    manifest = bundle.manifest
+    if manifest.kind != "encoder":
+        raise ModelError(f"{path} holds a {manifest.kind}; training starts from an encoder")
+    graph = read_bert(bundle.model)
+    if graph is None:
+        raise ModelError(
+            f"training cannot start from {path}: its graph is not embedkit's own BERT in float32 or int8; give "
+            "the model folder that it was made from"
+        )
+    tokenizer = Tokenizer(bundle.tokenizer_json, manifest.max_length)
+    encoder = SentenceEncoder(
+        _backbone(graph, tokenizer),
+        tokenizer,
+        pooling=graph.pooling,
+        head=_head(graph),
+        memory=_memory(graph),
+        name=manifest.name,
+        prompts=dict(manifest.prompts),
+    )
+    encoder.default_prompt = manifest.default_prompt or None
+    return encoder.eval()
+
+
+def _backbone(graph: BertGraph, tokenizer: Tokenizer) -> BertModel:
+    config = BertConfig(
+        vocab_size=graph.words.size,
+        hidden_size=graph.hidden,
+        num_hidden_layers=len(graph.layers),
+        num_attention_heads=graph.heads,
+        intermediate_size=len(graph.layers[0].wide.bias),
+        hidden_act=_ACTIVATION[graph.gelu],
+        max_position_embeddings=len(graph.positions),
+        type_vocab_size=1,
+        layer_norm_eps=graph.epsilon,
+        pad_token_id=tokenizer.pad_id,
+    )
+    backbone = BertModel(config, add_pooling_layer=False)
+    weights = {name: torch.tensor(values) for name, values in _weights(graph).items()}
+    backbone.load_state_dict(weights)
+    return backbone
+
+
+def _weights(graph: BertGraph) -> dict[str, FloatArray]:
+    """By the names that transformers has for them."""
+    weights = {
+        "embeddings.word_embeddings.weight": graph.words.rows(),
+        "embeddings.position_embeddings.weight": graph.positions,
+        # The one type of a text is in the positions.
+        "embeddings.token_type_embeddings.weight": np.zeros((1, graph.hidden), dtype=np.float32),
+        **_norm("embeddings.LayerNorm", graph.norm),
+    }
+    for index, layer in enumerate(graph.layers):
+        weights |= _layer(f"encoder.layer.{index}", layer, graph.hidden // graph.heads)
+    return weights
+
+
+def _layer(name: str, layer: Layer, width: int) -> dict[str, FloatArray]:
+    attention = f"{name}.attention"
+    return {
+        **_queries_keys_values(f"{attention}.self", layer.projection, width),
+        **_product(f"{attention}.output.dense", layer.context),
+        **_norm(f"{attention}.output.LayerNorm", layer.context_norm),
+        **_product(f"{name}.intermediate.dense", layer.wide),
+        **_product(f"{name}.output.dense", layer.narrow),
+        **_norm(f"{name}.output.LayerNorm", layer.norm),
+    }
+
+
+def _queries_keys_values(name: str, projection: Product, width: int) -> dict[str, FloatArray]:
+    """Undo what the exporter folds together: three products, and the scale of the queries."""
+    weights, biases = np.split(projection.matrix().T, 3), np.split(projection.bias, 3)
+    scales = np.float32(math.sqrt(width)), np.float32(1), np.float32(1)
+    found: dict[str, FloatArray] = {}
+    for part, scale, weight, bias in zip(("query", "key", "value"), scales, weights, biases, strict=True):
+        found |= {f"{name}.{part}.weight": scale * weight, f"{name}.{part}.bias": scale * bias}
+    return found
+
+
+def _product(name: str, product: Product) -> dict[str, FloatArray]:
+    return {f"{name}.weight": product.matrix().T, f"{name}.bias": product.bias}
+
+
+def _norm(name: str, norm: Norm) -> dict[str, FloatArray]:
+    return {f"{name}.weight": norm.weight, f"{name}.bias": norm.bias}
+
+
+def _head(graph: BertGraph) -> DenseHead | None:
+    if graph.head is None:
+        return None
+    head = DenseHead(graph.pooled_width, graph.dimension, graph.activation)
+    weights = _product("linear", graph.head)
+    head.load_state_dict({name: torch.tensor(values) for name, values in weights.items()})
+    return head
+
+
+def _memory(graph: BertGraph) -> WordMemory | None:
+    if graph.memory is None:
+        return None
+    memory = WordMemory(graph.memory.size, graph.memory.width)
+    memory.load_state_dict({"rows.weight": torch.tensor(graph.memory.rows())})
+    return memory

@@ -1,0 +1,98 @@
+"""A bundle back as a network: what it embeds is what the bundle embeds."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from transformers import BertConfig, BertModel
+
+from embedkit.errors import ModelError
+from embedkit.export.pipeline import export
+from embedkit.modeling.bundles import from_bundle
+from embedkit.modeling.encoder import SentenceEncoder
+from embedkit.modeling.memory import WordMemory
+from embedkit.modeling.torch_encoder import TorchEncoder
+from embedkit.runtime.encoder import Encoder
+
+
+@pytest.fixture
+def make_student(tokenizer):
+    def make(*, pooling="mean", head=("linear", 48), memory=16, act="gelu"):
+        config = BertConfig(
+            vocab_size=tokenizer.vocabulary_size,
+            hidden_size=32,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            intermediate_size=40,
+            max_position_embeddings=16,
+            hidden_act=act,
+            initializer_range=0.15,
+        )
+        with torch.random.fork_rng():
+            torch.manual_seed(3)
+            student = SentenceEncoder(
+                BertModel(config, add_pooling_layer=False),
+                tokenizer,
+                pooling=pooling,
+                name="student",
+                prompts={"query": "find: "},
+            )
+            if memory is not None:
+                student.memory = WordMemory(tokenizer.vocabulary_size, memory)
+                torch.nn.init.normal_(student.memory.rows.weight, std=0.3)
+            if head is not None:
+                student.set_head(head[1], head[0])
+        student.default_prompt = "query"
+        return student.eval()
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("precision", "words", "apart"),
+    [("fp32", "float32", 1e-5), ("fp32", "int4", 2e-2), ("int8", "int8", 2e-2), ("int8", "int4", 3e-2)],
+)
+def test_it_embeds_as_the_bundle_does(make_student, texts, tmp_path, precision, words, apart):
+    export(make_student(), tmp_path / "a.onnx", precision=precision, word_table=words)
+    found = TorchEncoder(from_bundle(tmp_path / "a.onnx")).encode(texts)
+    assert np.abs(found - Encoder.load(tmp_path / "a.onnx").encode(texts, prompt="")).max() < apart
+
+
+def test_static_scales_are_undone(make_student, texts, tmp_path):
+    export(make_student(), tmp_path / "a.onnx", precision="int8-static", calibration=texts)
+    found = TorchEncoder(from_bundle(tmp_path / "a.onnx")).encode(texts)
+    assert np.abs(found - Encoder.load(tmp_path / "a.onnx").encode(texts, prompt="")).max() < 3e-2
+
+
+@pytest.mark.parametrize(
+    "parts", [{"pooling": "cls"}, {"head": ("tanh", 48)}, {"head": None, "memory": None}, {"act": "gelu_new"}]
+)
+def test_all_its_parts_come_back(make_student, texts, tmp_path, parts):
+    student = make_student(**parts)
+    export(student, tmp_path / "a.onnx", precision="fp32")
+    found = from_bundle(tmp_path / "a.onnx")
+    assert np.abs(TorchEncoder(found).encode(texts) - TorchEncoder(student).encode(texts)).max() < 1e-5
+    assert (found.name, found.prompts, found.default_prompt) == ("student", {"query": "find: "}, "query")
+    assert found.max_length == student.max_length
+
+
+def test_it_can_be_exported_and_saved_again(make_student, texts, tmp_path):
+    export(make_student(), tmp_path / "a.onnx", precision="fp32")
+    again = from_bundle(tmp_path / "a.onnx")
+    export(again, tmp_path / "b.onnx", precision="fp32")
+    again.save(tmp_path / "folder")
+    first = Encoder.load(tmp_path / "a.onnx").encode(texts)
+    assert np.abs(Encoder.load(tmp_path / "b.onnx").encode(texts) - first).max() < 1e-5
+    saved = TorchEncoder(SentenceEncoder.load(tmp_path / "folder")).encode(texts)
+    assert np.abs(saved - Encoder.load(tmp_path / "a.onnx").encode(texts, prompt="")).max() < 1e-5
+
+
+def test_another_graph_is_refused(toy_bundle):
+    with pytest.raises(ModelError, match="not embedkit's own BERT"):
+        from_bundle(toy_bundle)
+
+
+def test_a_cross_encoder_is_refused(toy_cross_bundle):
+    with pytest.raises(ModelError, match="holds a cross-encoder"):
+        from_bundle(toy_cross_bundle)

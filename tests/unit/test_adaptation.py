@@ -1,0 +1,114 @@
+"""Adapting: from a bundle to a bundle that is nearer to its teacher on the user's own text."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from embedkit.adaptation import adapt, adaptation_config
+from embedkit.cli.main import main
+from embedkit.errors import ConfigError, GateError
+from embedkit.export.card import Card
+from embedkit.export.pipeline import export
+from embedkit.modeling.initialisation import random
+from embedkit.modeling.sizes import Size
+from embedkit.runtime.encoder import Encoder
+from embedkit.runtime.tokenization import Tokenizer
+from embedkit.training.recipes.stage import Control
+
+WORDS = ["cat", "dog", "train", "city", "mother", "sister", "sea", "summer", "water", "day", "good", "blue"]
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    drawn = np.random.default_rng(0).choice(WORDS, (400, 6))
+    path = tmp_path / "own.txt"
+    path.write_text("\n".join({" ".join(row) for row in drawn}))
+    return path
+
+
+@pytest.fixture
+def student(toy_tokenizer_json, tmp_path):
+    encoder = random(Tokenizer(toy_tokenizer_json, 12), Size(1, 32, 2), max_length=12, seed=1)
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        encoder.set_head(16, "linear")
+    card = Card(name="student", teacher={"name": "toy-teacher"}, licence="MIT")
+    path = tmp_path / "student.onnx"
+    export(encoder.eval(), path, precision="int8", word_table="int4", target="cpu-vnni", card=card)
+    return path
+
+
+@pytest.fixture
+def changes(corpus, toy_bundle, tmp_path):
+    return {
+        "corpus": [{"path": str(corpus)}],
+        "teacher": {"source": str(toy_bundle)},
+        "cache": str(tmp_path / "cache"),
+        "optim": {"steps": 30, "batch_size": 32, "lr": 1e-2},
+        "dev": {"held_out": 30, "every": 10},
+        "settings": {"queue_size": 64},
+    }
+
+
+def test_the_new_bundle_is_nearer_and_of_the_same_form(student, changes, tmp_path):
+    found = adapt(adaptation_config(student, changes), tmp_path / "run", tmp_path / "new.onnx")
+
+    assert found.after["own"] > found.before["own"]
+    old, new = Encoder.load(student), Encoder.load(tmp_path / "new.onnx")
+    assert new.verify()["passed"]
+    assert new.fingerprint == found.report.fingerprint != old.fingerprint
+    for name in ("precision", "target", "dimension", "max_length", "licence"):
+        assert getattr(new.manifest, name) == getattr(old.manifest, name)
+    assert new.manifest.precision == "int8 with int4 words"
+    assert new.manifest.base == "student.onnx"
+
+
+def test_it_can_be_interrupted_and_goes_on(student, changes, tmp_path):
+    config = adaptation_config(student, changes)
+    steps = iter([False] * 10 + [True])
+    assert adapt(config, tmp_path / "run", tmp_path / "new.onnx", Control(should_stop=lambda: next(steps))) is None
+    assert not (tmp_path / "new.onnx").exists()
+    found = adapt(config, tmp_path / "run", tmp_path / "new.onnx", Control(resume=True))
+    assert found.steps == 30
+
+
+def test_what_is_no_better_is_not_written(student, changes, tmp_path):
+    changes["optim"] |= {"lr": 1e-9}
+    (tmp_path / "new.onnx").write_bytes(b"precious")
+    with pytest.raises(GateError, match="nothing was written: on text kept apart"):
+        adapt(adaptation_config(student, changes), tmp_path / "run", tmp_path / "new.onnx")
+    assert (tmp_path / "new.onnx").read_bytes() == b"precious"
+
+
+def test_the_teacher_is_the_one_that_the_bundle_names(student, changes):
+    del changes["teacher"]
+    teacher = adaptation_config(student, changes).teacher
+    assert (teacher.source, teacher.name) == ("sentence-transformers/toy-teacher", "toy-teacher")
+
+
+def test_a_bundle_that_names_no_teacher_needs_one(toy_bundle, changes):
+    del changes["teacher"]
+    with pytest.raises(ConfigError, match="does not say who taught it; name the teacher with --teacher"):
+        adaptation_config(toy_bundle, changes)
+
+
+def test_from_the_command_line(student, corpus, toy_bundle, tmp_path, capsys):
+    arguments = [
+        *("adapt", str(student), "--corpus", str(corpus), "--teacher", str(toy_bundle)),
+        *("-o", str(tmp_path / "new.onnx"), "--run", str(tmp_path / "run"), "--cache", str(tmp_path / "cache")),
+        *("--steps", "30", "--lr", "1e-2", "--set", "optim.batch_size=32", "--set", "dev.held_out=30"),
+        *("--set", "settings.queue_size=64"),
+    ]
+    assert main(arguments) == 0
+    shown = capsys.readouterr().out
+    assert "new.onnx: int8 with int4 words" in shown
+    assert "after 30 steps" in shown
+    assert "  own " in shown
+
+    assert main([*arguments, "--run", str(tmp_path / "again"), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["after"]["own"] > found["before"]["own"]
