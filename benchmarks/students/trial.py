@@ -1,0 +1,127 @@
+"""A trial: a student trained in a process of its own, the processor time that it took, and what it is worth.
+
+A trial that was interrupted goes on from its last checkpoint.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+from embedkit.config import lay_over, load_toml, merge
+from embedkit.evaluation.catalogue import load_task
+from embedkit.evaluation.tasks import evaluate
+from embedkit.modeling.encoder import SentenceEncoder
+from embedkit.modeling.torch_encoder import TorchEncoder
+from embedkit.training.recipes.run import resolve, run
+from embedkit.training.recipes.stage import Control
+
+__all__ = ["DEV", "TESTS", "Trial"]
+
+DEV = {
+    "STS-B dev": "sts/STSBenchmark/sts-dev.csv",
+    "TrecQA dev": "rerank/trecqa-dev.jsonl",
+    "SemEval CQA dev": "rerank/semeval2016-cqa-dev.jsonl",
+}
+"""Development sets: they may choose."""
+TESTS = ("sts", "semeval2016-cqa-train2", "trecqa-test", "scirepeval-search")
+"""Test sets: they choose nothing."""
+_CALIBRATION_STEPS = 40
+_WARM_STEPS = 10
+
+
+@dataclasses.dataclass(frozen=True)
+class Trial:
+    """A run of recipes laid over each other, with some settings changed.
+
+    Attributes:
+        recipes: files.
+        changes: setting, such as ``optim.lr``, to its value.
+        data: folder of text and evaluation sets.
+        folder: of the run.
+    """
+
+    recipes: Sequence[Path]
+    changes: Mapping[str, Any]
+    data: Path
+    folder: Path
+
+    def perform(self, *, tests: bool = False) -> dict[str, Any]:
+        """Train, and score on the development sets, and on the test sets if asked to."""
+        return dict(_in_process(_perform, self, TESTS if tests else ()))
+
+    def step_seconds(self) -> float:
+        """Processor seconds of a step: the median of the first ones, but for the very first."""
+        return float(_in_process(_calibrate, self))
+
+    @property
+    def mapping(self) -> dict[str, Any]:
+        """What the recipes and the changes say together."""
+        mapping: dict[str, Any] = {}
+        for recipe in self.recipes:
+            mapping = merge(mapping, load_toml(recipe))
+        for path, value in {**self.changes, "data": str(self.data)}.items():
+            mapping = lay_over(mapping, path, value)
+        return mapping
+
+
+class _Clock:
+    """Processor time at the end of each step; asks to stop after some steps."""
+
+    def __init__(self, most: int | None = None) -> None:
+        self.marks: list[float] = []
+        self._most = most
+
+    def __call__(self) -> bool:
+        self.marks.append(time.process_time())
+        return self._most is not None and len(self.marks) >= self._most
+
+    @property
+    def step_seconds(self) -> float:
+        marks = self.marks[min(_WARM_STEPS, len(self.marks) - 2) :]
+        return statistics.median(after - before for before, after in itertools.pairwise(marks))
+
+
+def _in_process(work: Any, *arguments: Any) -> Any:
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(work, *arguments).result()
+
+
+def _calibrate(trial: Trial) -> float:
+    clock = _Clock(_CALIBRATION_STEPS)
+    run(resolve(trial.mapping), trial.folder, Control(should_stop=clock))
+    return clock.step_seconds
+
+
+def _perform(trial: Trial, names: Sequence[str]) -> dict[str, Any]:
+    clock = _Clock()
+    state = run(resolve(trial.mapping), trial.folder, Control(should_stop=clock, resume=trial.folder.exists()))
+    model = TorchEncoder(SentenceEncoder.load(trial.folder / "model"))
+    figures: dict[str, Any] = {
+        "steps": state.step,
+        "step_ms": 1000 * clock.step_seconds,
+        **_held_out(trial.folder),
+        **{name: _score(model, str(trial.data / path)) for name, path in DEV.items()},
+    }
+    return figures | {name: _score(model, name, trial.data) for name in names}
+
+
+def _held_out(folder: Path) -> dict[str, float]:
+    """Cosine with the teacher's vectors on text kept out of training, x 100, where the run measured it."""
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    measured = [record["dev"] for record in records if any(key.startswith("held_out/") for key in record)]
+    return {"held-out cosine": 100 * measured[-1]} if measured else {}
+
+
+def _score(model: TorchEncoder, name: str, data: Path | None = None) -> float:
+    results = evaluate(model, load_task(name, data=data)).results
+    chosen = next((result for result in results if result.name == name), results[0])
+    return 100 * (chosen.value or 0.0)
