@@ -9,8 +9,8 @@ that equal a text of the files in --exclude, or share a run of ten words with on
 you evaluate on.
 
 The bundled models saw recipes/english.toml, part of which is not on the hub in this form: documentation,
-glossaries and dialogues are missing here, and Wikipedia, arXiv and Stack Exchange are other samples. Models made from this
-text are like the bundled ones, not the same.
+glossaries and dialogues are missing here, and Wikipedia, arXiv and Stack Exchange are other samples. Models made
+from this text are like the bundled ones, not the same.
 """
 
 from __future__ import annotations
