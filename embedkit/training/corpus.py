@@ -24,6 +24,7 @@ from embedkit.errors import ConfigError, DataError
 from embedkit.extras import require
 from embedkit.progress import Progress
 from embedkit.records import Record, read_records
+from embedkit.training.contrasts import contrasts
 
 __all__ = ["Corpus", "CorpusCard", "SourceConfig", "normalise"]
 
@@ -46,6 +47,9 @@ class SourceConfig:
     view_columns: tuple[str, ...] = setting((), "columns of two views of the same sentence (back-translations)")
     limit: int | None = setting(None, "read at most this many rows", minimum=1)
     repeat: int = setting(1, "times that an epoch goes over the rows", minimum=1)
+    contrasts: bool = setting(
+        False, "add what differs from a short row by a negation, exchanged roles, an opposite or being asked"
+    )
     min_words: int = setting(1, "rows with fewer words in a view are dropped", minimum=1)
     max_words: int | None = setting(None, "rows with more words in a view are dropped", minimum=1)
 
@@ -54,6 +58,8 @@ class SourceConfig:
             raise ConfigError(f"view_columns names two columns, not {len(self.view_columns)}")
         if self.view_columns and self.text_column:
             raise ConfigError("text_column and view_columns exclude each other")
+        if self.view_columns and self.contrasts:
+            raise ConfigError("contrasts are made of one text a row; view_columns name two")
 
     @property
     def label(self) -> str:
@@ -86,7 +92,8 @@ class Corpus:
     Attributes:
         views: texts a row, 1 or 2.
         cards: one :class:`CorpusCard` a source.
-        source_rows: (N,) int64, each row's position among all rows read, for vectors aligned by row.
+        source_rows: (N,) int64, each row's position among all rows read, which contrasts share with the row
+            that they were made from.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -168,7 +175,7 @@ class _Table:
     """Rows on their way to disk: text appended to a file, everything else eight bytes a value."""
 
     def __init__(self, file: BinaryIO) -> None:
-        self.read = 0
+        self.read = self.empty = 0
         self.views = 0
         self.hashes, self.spans, self.source_rows = array("Q"), array("q"), array("q")
         self._file, self._position = file, 0
@@ -176,11 +183,17 @@ class _Table:
     def __len__(self) -> int:
         return len(self.hashes)
 
-    def add(self, row: tuple[str, ...] | None) -> None:
-        """Append a row's texts one behind the other; spans get each start and the last end."""
+    def add(self, row: tuple[str, ...] | None, variants: Sequence[str] = ()) -> None:
+        """Append a row, and what was made of it."""
         self.read += 1
         if row is None:
+            self.empty += 1
             return
+        for each in (row, *((variant,) for variant in variants)):
+            self._append(each)
+
+    def _append(self, row: tuple[str, ...]) -> None:
+        """Texts one behind the other; spans get each start and the last end."""
         if len(row) != (self.views or len(row)):
             raise DataError(f"a source gives {len(row)} views a row, the one before it {self.views}")
         self.views = len(row)
@@ -194,7 +207,7 @@ class _Table:
 
 def _write(sources: Sequence[SourceConfig], folder: Path, *, show_progress: bool | None) -> None:
     """Stream every source into text.bin, then index the first of equal rows."""
-    marks = [(0, 0)]
+    marks = [(0, 0, 0)]
     with (
         (folder / "text.bin").open("wb") as file,
         Progress("read corpus", unit="rows", enabled=show_progress) as progress,
@@ -202,9 +215,9 @@ def _write(sources: Sequence[SourceConfig], folder: Path, *, show_progress: bool
         table = _Table(file)
         for source in sources:
             for row in _rows(source):
-                table.add(row)
+                table.add(row, contrasts(row[0]) if source.contrasts and row else ())
                 progress.advance()
-            marks.append((table.read, len(table)))
+            marks.append((table.read, table.empty, len(table)))
     if not len(table):
         raise DataError(f"no text in {', '.join(source.path for source in sources)}")
     hashes = np.frombuffer(table.hashes, dtype=np.uint64)
@@ -221,20 +234,20 @@ def _write(sources: Sequence[SourceConfig], folder: Path, *, show_progress: bool
 
 def _card(
     source: SourceConfig,
-    before: tuple[int, int],
-    after: tuple[int, int],
+    before: tuple[int, int, int],
+    after: tuple[int, int, int],
     hashes: npt.NDArray[np.uint64],
     keep: npt.NDArray[np.int64],
 ) -> CorpusCard:
-    """Count one source between two marks (rows read, rows written)."""
-    read, written = after[0] - before[0], after[1] - before[1]
-    mine = keep[(keep >= before[1]) & (keep < after[1])]
+    """Count one source between two marks (rows read, empty ones among them, rows written)."""
+    read, empty, written = (end - start for start, end in zip(before, after, strict=True))
+    mine = keep[(keep >= before[2]) & (keep < after[2])]
     return CorpusCard(
         name=source.label,
         licence=source.licence,
         rows=len(mine),
         read=read,
-        empty=read - written,
+        empty=empty,
         duplicates=written - len(mine),
         sha256=hashlib.sha256(hashes[mine].tobytes()).hexdigest(),
         repeat=source.repeat,

@@ -46,7 +46,7 @@ class Split:
         held_out = {name: np.concatenate(rows) for name, rows in drawn.items() if sum(map(len, rows))}
         kept = np.ones(len(corpus), dtype=bool)
         for rows in held_out.values():
-            kept[rows] = False
+            kept[np.isin(corpus.source_rows, corpus.source_rows[rows])] = False  # nor contrasts of them
         return cls(np.repeat(np.flatnonzero(kept), repeats[kept]), held_out)
 
 

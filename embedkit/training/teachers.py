@@ -166,6 +166,8 @@ class AlignedVectors:
     def __init__(self, config: TeacherConfig, corpus: Corpus) -> None:
         if not config.name:
             raise DataError(f"{config.source}: vectors need a declared name (teacher.name)")
+        if len(np.unique(corpus.source_rows)) < len(corpus):
+            raise DataError(f"{config.source} has no vectors for contrasts: leave them out of the corpus")
         self.name = config.name
         self._vectors = _load_aligned(config)
         self._rows = corpus.source_rows

@@ -1,0 +1,128 @@
+"""Contrasts: texts that share nearly all words with a text and say something else.
+
+What a bag of words cannot tell apart: who does what to whom, whether something is so or not, a question and its
+answer. Pairs of such texts are rare in a corpus, and a student that has not seen them takes one for the other. The
+teacher says how far apart they are.
+
+Rules on closed word classes, without a parser: not every contrast is good English, which the teacher does not
+mind.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+
+__all__ = ["contrasts"]
+
+
+def _words(listed: str) -> frozenset[str]:
+    return frozenset(listed.split())
+
+
+_LONGEST = 30  # words; longer texts are hardly changed by a word
+_AUXILIARIES = _words("is are was were am has have had do does did can could will would should must may might")
+_DETERMINERS = _words("a an the some one two three his her its their my your our this that")
+_INDEFINITE = _words("a an some one")
+_OPPOSITES = {
+    first: second
+    for one, other in (
+        *(("before", "after"), ("more", "less"), ("with", "without"), ("up", "down"), ("left", "right")),
+        *(("above", "below"), ("inside", "outside"), ("always", "never"), ("most", "few")),
+        *(("first", "last"), ("everyone", "nobody"), ("everything", "nothing"), ("increase", "decrease")),
+        *(("increases", "decreases"), ("increased", "decreased"), ("high", "low"), ("higher", "lower")),
+        *(("buy", "sell"), ("open", "close"), ("start", "stop"), ("man", "woman"), ("old", "young")),
+        *(("cause", "prevent"), ("causes", "prevents"), ("enable", "disable"), ("accept", "refuse")),
+    )
+    for first, second in ((one, other), (other, one))
+}
+_QUESTIONS = _words("how what who whom whose where when why which")
+_NOT = re.compile(r"\bnot |n['\u2019]t\b")
+_NONE = re.compile(r"\b([Tt]here (?:is|was)) no\b")
+_FROM_TO = re.compile(r"\bfrom (\w+) to (\w+)")
+_SPLIT = re.compile(r"(?<=[.!?])\s")
+_BREAKS = ".,;:!?"
+
+
+def contrasts(text: str) -> list[str]:
+    """Variants of a short text: negated, roles exchanged, a word replaced by its opposite, turned into a question.
+
+    Args:
+        text: normalised; of several sentences, or of more than 30 words, there are none.
+
+    Returns:
+        none to four texts, all different from it and from each other.
+    """
+    words = text.split()
+    if not 3 <= len(words) <= _LONGEST or _SPLIT.search(text):
+        return []
+    made = (make(text, words) for make in _WAYS)
+    return list(dict.fromkeys(variant for variant in made if variant is not None and variant != text))
+
+
+def _negate(text: str, words: Sequence[str]) -> str | None:
+    """Without its not or no, or with one behind the first auxiliary of a statement."""
+    if _NOT.search(text):
+        return _NOT.sub("", text, count=1)
+    if _NONE.search(text):
+        return _NONE.sub(r"\1 a", text, count=1)
+    place = _auxiliary(words)
+    if not place or words[0].lower() in _QUESTIONS:
+        return None
+    before, after = words[: place + 1], words[place + 1 :]
+    if before[0].lower() == "there" and after[0].lower() in _INDEFINITE:
+        return " ".join([*before, "no", *after[1:]])
+    return " ".join([*before, "not", *after])
+
+
+def _exchange(text: str, words: Sequence[str]) -> str | None:
+    """The ends of a way exchanged, or what the first two determiners stand before: a cat chases a dog."""
+    if _FROM_TO.search(text):
+        return _FROM_TO.sub(r"from \2 to \1", text, count=1)
+    places = [
+        index + 1
+        for index, word in enumerate(words[:-1])
+        if word.lower() in _DETERMINERS and words[index + 1].lower() not in _DETERMINERS
+    ]
+    if len(places) < 2:
+        return None
+    changed, (first, second) = list(words), places[:2]
+    one, other = _bare(words[first]), _bare(words[second])
+    changed[first] = words[first].replace(one, other, 1)
+    changed[second] = words[second].replace(other, one, 1)
+    return " ".join(changed)
+
+
+def _oppose(_: str, words: Sequence[str]) -> str | None:
+    """The first word that has an opposite, replaced by it."""
+    for index, word in enumerate(words):
+        opposite = _OPPOSITES.get(_bare(word).lower())
+        if opposite is not None:
+            said = opposite.capitalize() if word[0].isupper() else opposite
+            return " ".join([*words[:index], word.replace(_bare(word), said, 1), *words[index + 1 :]])
+    return None
+
+
+def _ask(text: str, words: Sequence[str]) -> str | None:
+    """A statement as a question: the auxiliary in front."""
+    place = _auxiliary(words)
+    if place is None or not 0 < place <= 3 or text.endswith("?"):
+        return None
+    first = words[0].lower()
+    if first in _QUESTIONS:
+        return None
+    subject = [first if first in _DETERMINERS or first == "there" else words[0], *words[1:place]]
+    asked = " ".join([words[place].capitalize(), *subject, *words[place + 1 :]])
+    return asked.rstrip(_BREAKS) + "?"
+
+
+_WAYS: tuple[Callable[[str, Sequence[str]], str | None], ...] = (_negate, _exchange, _oppose, _ask)
+
+
+def _auxiliary(words: Sequence[str]) -> int | None:
+    """Place of the first auxiliary that something follows."""
+    return next((index for index, word in enumerate(words[:-1]) if word.lower() in _AUXILIARIES), None)
+
+
+def _bare(word: str) -> str:
+    return word.strip("\"'“”()" + _BREAKS) or word
