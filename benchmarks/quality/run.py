@@ -1,10 +1,11 @@
 """Quality of encoders beside their teacher: similarity, re-ranking, retrieval, intents and pairs.
 
-    python benchmarks/quality/run.py --data DIR --teacher MODEL tiny-sct tiny mini teacher.onnx
+    python benchmarks/quality/run.py --data DIR --teacher MODEL tiny-sct tiny models/mini.onnx --static FOLDER
 
 Reads the test sets in DIR (docs/evaluation.md describes their layout) and writes results.json and results.md
 beside this file. Models are bundles, names of bundles, or model folders, which torch runs. Nothing is chosen here:
-the models were selected on the development data that their cards name.
+the models were selected on the development data that their cards name. With --static there is a row for the static
+model that the package model2vec, which has to be installed, distils from a folder of the teacher.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import json
 import math
 from pathlib import Path
 from typing import Any
+
+from static_model import StaticModel
 
 from embedkit import Encoder
 from embedkit.evaluation.catalogue import load_task
@@ -55,11 +58,15 @@ def main() -> None:
     parser.add_argument("models", nargs="+", metavar="MODEL", help="bundle, name of a bundle, or model folder")
     parser.add_argument("--data", type=Path, required=True, help="folder of the test sets")
     parser.add_argument("--teacher", required=True, help="folder or hub id of the teacher, the first row")
+    parser.add_argument("--static", metavar="FOLDER", help="of the teacher, for a static model by model2vec")
     arguments = parser.parse_args()
     tasks = [load_task(name, data=arguments.data) for name in TASKS]
     rows = {}
-    for source in (arguments.teacher, *arguments.models):
-        label, model = _load(source)
+    models = [_load(source) for source in (arguments.teacher, *arguments.models)]
+    if arguments.static:
+        static = StaticModel.distil(arguments.static)
+        models.append((static.name, static))
+    for label, model in models:
         rows[label] = _figures(to_json([evaluate(model, task) for task in tasks]))
         print(f"{label}: {rows[label]}")
     (HERE / "results.json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")

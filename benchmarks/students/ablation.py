@@ -10,6 +10,7 @@ ablation.md beside this file.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import logging
 import os
@@ -24,6 +25,11 @@ from embedkit.progress import Progress
 HERE = Path(__file__).parent
 RECIPES = HERE.parents[1] / "recipes"
 COLUMNS = ("held-out cosine", *DEV, "step_ms")
+CONTRASTS = [
+    {"path": "train/nlvr2-captions.txt.xz", "name": "nlvr2-contrasts", "contrasts": True, "repeat": 2},
+    {"path": "train/common-voice.txt.xz", "name": "common-voice-contrasts", "contrasts": True},
+    {"path": "train/wikipedia.txt.xz", "name": "wikipedia-contrasts", "contrasts": True, "limit": 20000},
+]
 ROWS: dict[str, dict[str, Any]] = {
     "recipes/tiny.toml": {},
     "AdamW instead of Muon": {"optim.algorithm": "adamw"},
@@ -45,6 +51,7 @@ ROWS: dict[str, dict[str, Any]] = {
     "layers 5 and 6": {"student.teacher_layers": [5, 6]},
     "started from the teacher's words": {"student.start": "teacher", "student.teacher_layers": []},
     "every source once": {"repeat": 1},
+    "contrasts": {"more": CONTRASTS},
     "queue of 16,384": {"settings.queue_size": 16384},
     "batches of 64": {"optim.batch_size": 64},
 }
@@ -83,7 +90,7 @@ def main() -> None:
 
 def _trial(arguments: argparse.Namespace, name: str) -> Trial:
     changes = dict(ROWS[name])
-    repeat = changes.pop("repeat", None)
+    more, repeat = changes.pop("more", []), changes.pop("repeat", None)
     trial = Trial(
         [RECIPES / "english.toml", RECIPES / "tiny.toml"],
         {
@@ -97,10 +104,10 @@ def _trial(arguments: argparse.Namespace, name: str) -> Trial:
         arguments.data,
         arguments.runs / "".join(letter if letter.isalnum() else "-" for letter in name),
     )
-    if repeat is None:
-        return trial
-    sources = [{**source, "repeat": repeat} for source in trial.mapping["corpus"]]
-    return Trial(trial.recipes, {**trial.changes, "corpus": sources}, trial.data, trial.folder)
+    sources = [*trial.mapping["corpus"], *more]
+    if repeat is not None:
+        sources = [{**source, "repeat": repeat} for source in sources]
+    return dataclasses.replace(trial, changes={**trial.changes, "corpus": sources})
 
 
 def _table(report: dict[str, Any]) -> str:

@@ -28,6 +28,7 @@ __all__ = ["DEV", "TESTS", "Trial"]
 
 DEV = {
     "STS-B dev": "sts/STSBenchmark/sts-dev.csv",
+    "SICK trial": "sts/SICK/SICK_trial.txt",
     "TrecQA dev": "rerank/trecqa-dev.jsonl",
     "SemEval CQA dev": "rerank/semeval2016-cqa-dev.jsonl",
 }

@@ -1,0 +1,151 @@
+"""The frontier: quality against time for a text, and against bytes.
+
+    python benchmarks/frontier/run.py --teacher TEACHER.onnx --static FOLDER tiny-sct tiny models/mini.onnx
+
+Takes the quality from benchmarks/quality/results.json, which has to be of the same models, and measures time here:
+one thread, a call of 64 texts, titles of about 10 words and passages of about 100, models in turn, medians. The
+static model is the one that the package model2vec distils from a folder of the teacher. Writes results.json,
+results.md and frontier.svg beside this file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib import pyplot as plt
+
+from embedkit import Encoder
+from embedkit.evaluation.machine import describe_machine
+from embedkit.protocols import TextEncoder
+from embedkit.runtime.location import find_model
+
+HERE = Path(__file__).parent
+QUALITY = HERE.parent / "quality"
+sys.path.insert(0, str(QUALITY))
+
+from static_model import StaticModel  # noqa: E402 - it stands beside the benchmark whose rows these are
+
+PANELS = {
+    "STS mean": "STS, mean of 6 (Spearman x 100)",
+    "re-ranking mean": "re-ranking, mean of 3 (MAP x 100)",
+    "SciFact nDCG@10": "retrieval: SciFact (nDCG@10 x 100)",
+}
+BATCH = 64
+TITLE = "how to keep bees from leaving a new hive in early spring"
+SENTENCE = "A colony of bees keeps its hive at the same temperature all year, which costs it most of its honey. "
+TEXTS = {"titles": TITLE, "passages": (SENTENCE * 5).strip()}
+
+
+def main() -> None:
+    """Time every model, and draw."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="+", metavar="MODEL", help="bundles, or names of bundles")
+    parser.add_argument("--teacher", required=True, help="bundle of the teacher")
+    parser.add_argument("--static", metavar="FOLDER", help="of the teacher, for a static model by model2vec")
+    parser.add_argument("--rounds", type=int, default=30, help="calls of each model on each kind of text")
+    arguments = parser.parse_args()
+    quality = json.loads((QUALITY / "results.json").read_text(encoding="utf-8"))
+    models: dict[str, TextEncoder] = {}
+    sizes: dict[str, int] = {}
+    for source in (*arguments.models, arguments.teacher):
+        encoder = Encoder.load(source, threads=1)
+        label = f"{encoder.name}, {encoder.manifest.precision}"
+        models[label], sizes[label] = encoder, find_model(source).stat().st_size
+    if arguments.static:
+        static = StaticModel.distil(arguments.static)
+        models[static.name], sizes[static.name] = static, static.size_bytes
+    if missing := [label for label in models if label not in quality]:
+        parser.error(f"{QUALITY / 'results.json'} has no row for {'; '.join(missing)}: run that benchmark first")
+    times = measure(models, arguments.rounds)
+    rows = {
+        label: {"bytes": sizes[label], **times[label], **{name: quality[label][name] for name in PANELS}}
+        for label in models
+    }
+    report = {
+        "machine": describe_machine(),
+        "threads": 1,
+        "batch": BATCH,
+        "rounds": arguments.rounds,
+        "rows": rows,
+    }
+    (HERE / "results.json").write_text(json.dumps(report, indent=1, default=str) + "\n", encoding="utf-8")
+    (HERE / "results.md").write_text(table(report), encoding="utf-8")
+    draw(rows, HERE / "frontier.svg")
+
+
+def measure(models: Mapping[str, TextEncoder], rounds: int) -> dict[str, dict[str, float]]:
+    """Model -> kind of text -> median microseconds a text."""
+    turns: dict[str, dict[str, list[float]]] = {label: {kind: [] for kind in TEXTS} for label in models}
+    batches = {kind: [f"{text} {number}" for number in range(BATCH)] for kind, text in TEXTS.items()}
+    for turn in range(rounds + 2):
+        for kind, batch in batches.items():
+            for label, model in models.items():
+                began = time.perf_counter()
+                model.encode(batch)
+                if turn > 1:  # the first ones are warm-up
+                    turns[label][kind].append(1e6 * (time.perf_counter() - began) / BATCH)
+    return {label: {kind: statistics.median(of) for kind, of in kinds.items()} for label, kinds in turns.items()}
+
+
+def table(report: Mapping[str, Any]) -> str:
+    """All figures."""
+    machine = report["machine"]
+    lines = [
+        f"One thread, {report['batch']} texts a call, median of {report['rounds']} calls in turn,",
+        f"{machine['processor']}. Microseconds are those of one text.",
+        "",
+        "| | MB | µs a title | µs a passage | " + " | ".join(PANELS) + " |",
+        "|---|---:|---:|---:|" + "---:|" * len(PANELS),
+    ]
+    for label, row in report["rows"].items():
+        cells = [f"{row['bytes'] / 1e6:.2f}", f"{row['titles']:.0f}", f"{row['passages']:.0f}"]
+        cells += [f"{row[name]:.2f}" for name in PANELS]
+        lines.append(f"| {label} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def draw(rows: Mapping[str, Mapping[str, float]], path: Path) -> None:
+    """A panel for each measure: above against time, below against bytes."""
+    mpl.rcParams.update({"svg.hashsalt": "embedkit", "svg.fonttype": "none", "font.size": 8})
+    figure, panels = plt.subplots(
+        2, len(PANELS), figsize=(11, 6), layout="constrained", sharex="row", sharey="col"
+    )
+    for column, (name, title) in enumerate(PANELS.items()):
+        panel(panels[0, column], rows, "titles", 1.0, name)
+        panel(panels[1, column], rows, "bytes", 1e-6, name)
+        panels[0, column].set_title(title)
+        panels[0, column].set_xlabel("µs a title, one thread")
+        panels[1, column].set_xlabel("MB")
+    figure.savefig(path, metadata={"Date": None})
+
+
+def panel(axes: Any, rows: Mapping[str, Mapping[str, float]], x: str, scale: float, y: str) -> None:
+    """The points, named; those that no other beats in both are joined."""
+    points = {label: (row[x] * scale, row[y]) for label, row in rows.items()}
+    best = sorted(point for point in points.values() if not _beaten(point, points.values()))
+    axes.plot(*zip(*best, strict=True), color="#0b6e99", linewidth=0.8, alpha=0.5)
+    for label, (across, up) in points.items():
+        static = label.startswith("model2vec")
+        axes.plot(across, up, "s" if static else "o", color="#d9730d" if static else "#0b6e99")
+        short = "model2vec" if static else label.partition(",")[0]
+        axes.annotate(short, (across, up), xytext=(4, -9), textcoords="offset points")
+    axes.set_xscale("log")
+    axes.margins(x=0.25, y=0.15)
+    axes.grid(alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _beaten(point: tuple[float, float], points: Sequence[tuple[float, float]] | Any) -> bool:
+    return any(x <= point[0] and y >= point[1] and (x, y) != point for x, y in points)
+
+
+if __name__ == "__main__":
+    main()
