@@ -4,8 +4,9 @@
 
 Reads the test sets in DIR (docs/evaluation.md describes their layout) and writes results.json and results.md
 beside this file. Models are bundles, names of bundles, or model folders, which torch runs. Nothing is chosen here:
-the models were selected on the development data that their cards name. With --static there is a row for the static
-model that the package model2vec, which has to be installed, distils from a folder of the teacher.
+the models were selected on the development data that their cards name. With --static there is a row for the
+static model that the package model2vec, which has to be installed, distils from a folder of the teacher. What was
+measured before is not measured again.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,15 +63,21 @@ def main() -> None:
     parser.add_argument("--static", metavar="FOLDER", help="of the teacher, for a static model by model2vec")
     arguments = parser.parse_args()
     tasks = [load_task(name, data=arguments.data) for name in TASKS]
-    rows = {}
     models = [_load(source) for source in (arguments.teacher, *arguments.models)]
     if arguments.static:
         static = StaticModel.distil(arguments.static)
         models.append((static.name, static))
+    saved = HERE / "results.json"
+    known = json.loads(saved.read_text(encoding="utf-8")) if saved.exists() else {}
+    rows = {}
     for label, model in models:
-        rows[label] = _figures(to_json([evaluate(model, task) for task in tasks]))
+        rows[label] = known.get(label, {})
+        if rows[label].get("fingerprint") != model.fingerprint:
+            figures = _figures(to_json([evaluate(model, task) for task in tasks]))
+            rows[label] = {"fingerprint": model.fingerprint, **figures}
+            saved.write_text(json.dumps(known | rows, indent=1) + "\n", encoding="utf-8")
         print(f"{label}: {rows[label]}")
-    (HERE / "results.json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    saved.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
     table = _table(rows)
     (HERE / "results.md").write_text(table, encoding="utf-8")
     print(table)
@@ -102,7 +110,7 @@ def _figures(report: dict[str, Any]) -> dict[str, float]:
     return {column: 100 * value for column, value in columns.items()}
 
 
-def _table(rows: dict[str, dict[str, float]]) -> str:
+def _table(rows: dict[str, dict[str, Any]]) -> str:
     """All figures, then those of the goals as shares of the first row, the teacher."""
     teacher = next(iter(rows.values()))
     goals = ("STS mean", "re-ranking mean", *OTHERS)
@@ -110,15 +118,12 @@ def _table(rows: dict[str, dict[str, float]]) -> str:
         label: {column: 100 * figures[column] / teacher[column] for column in goals}
         for label, figures in rows.items()
     }
-    return (
-        "\n".join([*_lines(rows, list(teacher)), "", "Share of the teacher's figure, in percent:", ""])
-        + "\n"
-        + "\n".join(_lines(shares, list(goals)))
-        + "\n"
-    )
+    columns = [name for name in teacher if name != "fingerprint"]
+    lines = [*_lines(rows, columns), "", "Share of the teacher's figure, in percent:", "", *_lines(shares, goals)]
+    return "\n".join(lines) + "\n"
 
 
-def _lines(rows: dict[str, dict[str, float]], columns: list[str]) -> list[str]:
+def _lines(rows: dict[str, dict[str, Any]], columns: Sequence[str]) -> list[str]:
     lines = ["| | " + " | ".join(columns) + " |", "|---|" + "---:|" * len(columns)]
     cells = {label: " | ".join(f"{row[column]:.2f}" for column in columns) for label, row in rows.items()}
     return lines + [f"| {label} | {row} |" for label, row in cells.items()]
