@@ -23,7 +23,7 @@ from embedkit import __version__
 from embedkit.errors import EmbedkitError, MissingExtraError
 from embedkit.extras import DISTRIBUTION
 
-__all__ = ["COMMANDS", "EXIT_CODES", "Command", "main"]
+__all__ = ["COMMANDS", "EXIT_CODES", "Command", "command_parser", "main"]
 
 logger = logging.getLogger("embedkit")
 
@@ -97,6 +97,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.parse_args(arguments.rest, arguments)
     with _messages(verbose=arguments.verbose, quiet=arguments.quiet):
         return _run(module, command, arguments, _flags(parser))
+
+
+def command_parser(name: str) -> argparse.ArgumentParser:
+    """Build the parser of one of `COMMANDS`, for documentation."""
+    return _command_parser(name, _load(COMMANDS[name]))
 
 
 def _run(module: CommandModule, command: Command, arguments: argparse.Namespace, flags: Mapping[str, str]) -> int:

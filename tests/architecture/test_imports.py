@@ -26,8 +26,8 @@ RUN_GRAPHS = [PACKAGE / "runtime" / name for name in ("encoder.py", "cross_encod
 
 # One violation for each contract in pyproject.toml: (file, line put into it, name of the contract).
 VIOLATIONS = [
-    ("runtime/packing.py", "import embedkit.evaluation", "Rooms import downwards only"),
-    ("cellar/__init__.py", '"""A room without a floor."""', "Rooms import downwards only"),
+    ("runtime/packing.py", "import embedkit.evaluation", "Subpackages import downwards only"),
+    ("cellar/__init__.py", '"""A subpackage without a layer."""', "Subpackages import downwards only"),
     ("training/losses/__init__.py", "import embedkit.training.loop", "Inside training"),
     ("evaluation/sts.py", "import torch", "runtime and evaluation need"),
     ("serving/retrieval/collection.py", "import torch", "serving reaches no training framework"),

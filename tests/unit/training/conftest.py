@@ -1,4 +1,4 @@
-"""Toys of the training room: tiny encoders, corpora of a few lines, teachers that count."""
+"""Test doubles for training: tiny encoders, corpora of a few lines, teachers that count calls."""
 
 from __future__ import annotations
 

@@ -1,0 +1,101 @@
+"""Code in README and docs runs, commands in them parse, and links between them resolve.
+
+Each block of Python runs by itself. ``<!-- continues in: NAME -->`` in the line above makes blocks of one document
+share their variables; ``<!-- not run: REASON -->`` exempts a block. Commands are parsed and not run, because most of
+them need a trained model or a data set.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from embedkit.cli.main import COMMANDS, command_parser
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+WRITTEN = [*ROOT.glob("*.md"), *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"(?ms)(?:<!-- (?P<mark>[^>]*) -->\n)?^```(?P<language>\w*)\n(?P<text>.*?)^```$")
+MARK = re.compile(r"(?P<kind>not run|continues in): (?P<what>.+)")
+HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+LINK = re.compile(r"\]\((?!https?://)([^)#]*)(?:#([^)]*))?\)")
+
+INSECTS = [
+    {"id": "doc-17", "text": "Bees dance.", "lang": "en", "year": 2021, "tag": ["bees"]},
+    {"id": "doc-23", "text": "Ants follow a scent.", "lang": "en", "year": 2019, "tag": ["ants"]},
+    {"id": "doc-5", "text": "Bees navigate by the sun.", "lang": "en", "year": 2022, "tag": ["bees", "sun"]},
+]
+
+
+class Block(NamedTuple):
+    """Blocks of code that share their variables."""
+
+    name: str
+    text: str
+    reason: str | None
+
+
+def blocks(path: Path, language: str) -> Iterator[tuple[str | None, str]]:
+    for found in BLOCK.finditer(path.read_text(encoding="utf-8")):
+        if found["language"] == language:
+            yield found["mark"], found["text"]
+
+
+def python_blocks() -> Iterator[Block]:
+    for path in DOCUMENTS:
+        shared: dict[str, str] = {}
+        for number, (mark, text) in enumerate(blocks(path, "python"), start=1):
+            marked = MARK.fullmatch(mark or "")
+            if marked and marked["kind"] == "continues in":
+                shared[marked["what"]] = shared.get(marked["what"], "") + text
+            else:
+                yield Block(f"{path.name}-{number}", text, marked["what"] if marked else None)
+        for name, text in shared.items():
+            yield Block(f"{path.name}-{name}", text, None)
+
+
+def commands() -> Iterator[tuple[str, list[str]]]:
+    for path in DOCUMENTS:
+        for _, text in blocks(path, ""):
+            for line in text.replace("\\\n", " ").splitlines():
+                if line.startswith("embedkit "):
+                    yield f"{path.name}: {line.strip()}", shlex.split(re.sub(r"\s#\s.*", "", line))[1:]
+
+
+@pytest.mark.parametrize("block", [pytest.param(block, id=block.name) for block in python_blocks()])
+def test_code_runs(block, tmp_path, monkeypatch):
+    compile(block.text, block.name, "exec")
+    if block.reason is not None:
+        pytest.skip(f"documented as not run: {block.reason}")
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(ROOT / "embedkit" / "bundled" / "tiny-sct.onnx", tmp_path)
+    lines = [json.dumps(document) for document in INSECTS]
+    (tmp_path / "docs.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    exec(compile(block.text, block.name, "exec"), {"__name__": "__main__"})
+
+
+@pytest.mark.parametrize("words", [pytest.param(words, id=name) for name, words in commands()])
+def test_commands_parse(words):
+    assert words[0] in COMMANDS
+    command_parser(words[0]).parse_args(words[1:])
+
+
+def anchors(path: Path) -> set[str]:
+    found = HEADING.findall(BLOCK.sub("", path.read_text(encoding="utf-8")))
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in found}
+
+
+@pytest.mark.parametrize("path", WRITTEN, ids=lambda path: path.name)
+def test_links_resolve(path):
+    for target, anchor in LINK.findall(path.read_text(encoding="utf-8")):
+        place = (path.parent / target).resolve() if target else path
+        assert place.exists(), target
+        if anchor:
+            assert anchor in anchors(place), f"{target}#{anchor}"
