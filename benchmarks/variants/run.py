@@ -58,13 +58,13 @@ def to_table(variants: Sequence[Variant], target: str) -> str:
         "multiples of fp32. Company: how far a value moves when its text is in a batch with others. Bold: no",
         "other variant is as small, as fast and as faithful.",
         "",
-        "| variant | MB | speed | one text, ms | retention | smallest cosine on random words | company |",
+        "| variant | MB | speed | one text, ms | retention | smallest cosine on random words | invariance |",
         "|---|---:|---:|---:|---:|---:|---:|",
     ]
     lines += [
         f"| {f'**{each.name}**' if each.on_frontier else each.name} | {(each.size_bytes or 0) / 1e6:.2f} "
         f"| {each.speed:.2f} | {each.one_text_ms:.2f} | {each.score:.4f} | {each.smallest_cosine:.4f} "
-        f"| {each.company:.1e} |"
+        f"| {each.invariance:.1e} |"
         for each in variants
         if not each.missed
     ]

@@ -1,3 +1,3 @@
-"""The command line: one file per command, and `main` which finds them."""
+"""The command line: one module per command, and `main`, which dispatches to them."""
 
 __all__: list[str] = []

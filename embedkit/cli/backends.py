@@ -1,4 +1,4 @@
-"""What runs a model that a command line names: ONNX Runtime or torch."""
+"""Choice of the runtime for a model named on the command line: ONNX Runtime or torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["choose_backend", "is_cross_encoder", "load_model", "locate"]
 
 
 def locate(source: str) -> str:
-    """The model folder of a run folder; else the path or name as it is."""
+    """Return the model folder of a run folder; any other path or name unchanged."""
     path = Path(source).expanduser()
     if (path / "model" / "config.json").is_file():
         return str(path / "model")
@@ -20,7 +20,7 @@ def locate(source: str) -> str:
 
 
 def choose_backend(location: str) -> str:
-    """``"onnx"`` for files, bundled names and folders with an ONNX file; ``"torch"`` otherwise."""
+    """Return ``"onnx"`` for files, bundled names and folders with an ONNX file, otherwise ``"torch"``."""
     path = Path(location)
     if path.is_dir():
         return "onnx" if any(path.glob("*.onnx")) or any(path.glob("onnx/*.onnx")) else "torch"
@@ -35,7 +35,7 @@ def load_model(source: str, backend: str = "auto") -> TextEncoder | PairScorer:
         backend: ``"onnx"``, ``"torch"``, or ``"auto"`` for :func:`choose_backend`.
 
     Raises:
-        ModelNotFoundError, BundleError, ModelError: there is none, or it cannot be used.
+        ModelNotFoundError, BundleError, ModelError: the model does not exist or cannot be used.
     """
     location, pairs = locate(source), is_cross_encoder(source, backend)
     if _backend(location, backend) == "onnx":
@@ -54,10 +54,10 @@ def load_model(source: str, backend: str = "auto") -> TextEncoder | PairScorer:
 
 
 def is_cross_encoder(source: str, backend: str = "auto") -> bool:
-    """Whether :func:`load_model` would give a cross-encoder; reads no weights of a folder.
+    """Whether :func:`load_model` would return a cross-encoder, without reading the weights of a folder.
 
     Raises:
-        ModelNotFoundError, BundleError, ModelError: there is none, or it cannot be read.
+        ModelNotFoundError, BundleError, ModelError: the model does not exist or cannot be read.
     """
     location = locate(source)
     if _backend(location, backend) == "torch":

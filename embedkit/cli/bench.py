@@ -1,4 +1,4 @@
-"""`embedkit bench`: how fast models are side by side, and what they take."""
+"""`embedkit bench`: speed and resource use of several models, side by side."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         metavar="MODEL",
         help="a bundle, a bundled name, a run folder, a model folder, a hub id, or a folder with model.onnx and "
-        "tokenizer.json; the first one is what the others are compared with",
+        "tokenizer.json; the others are compared with the first one",
     )
     parser.add_argument(
         "--architecture",
@@ -46,35 +46,37 @@ def configure(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="NAME",
         help="bert-tiny, bert-mini, bert-small, minilm-l6, bert-base or bert-large with random weights, in fp32 "
-        "and in int8: for timing only; may be given several times",
+        "and in int8, for timing only; may be repeated",
     )
     parser.add_argument(
         "--threads",
         type=_numbers,
         metavar="N[,N]",
-        help="of each model; several are timed one after the other; default: 2, or 1 where there is 1",
+        help="threads per model; several values are timed in sequence; default: 2, or 1 on a single processor",
     )
-    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="turns of each model; default: 5")
-    parser.add_argument("--seconds", type=float, default=0.4, metavar="S", help="of a turn; default: 0.4")
+    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="measurements per model; default: 5")
+    parser.add_argument(
+        "--seconds", type=float, default=0.4, metavar="S", help="seconds per measurement; default: 0.4"
+    )
     parser.add_argument(
         "--batches",
         type=_numbers,
         default=(1, 8, 32, 128),
         metavar="N,N",
-        help="texts of a call; default: 1,8,32,128",
+        help="texts per call; default: 1,8,32,128",
     )
     parser.add_argument(
         "--texts",
         type=Path,
         metavar="FILE",
-        help="texts of your own (.txt, or a column `text`); default: made-up English of 8, 24 and 72 words",
+        help="your own texts (.txt, or a column `text`); default: synthetic English of 8, 24 and 72 words",
     )
 
     parser.add_argument(
         "--report",
         type=Path,
         metavar="FILE",
-        help="write a page with charts, .html, and the same as .md and .json beside it",
+        help="write a page with charts (.html), and the same content as .md and .json beside it",
     )
     parser.add_argument(
         "--quality",
@@ -82,7 +84,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="FILE",
-        help="for the report: what `embedkit evaluate --json` wrote of these models; may be given several times",
+        help="for the report: output of `embedkit evaluate --json` for these models; may be repeated",
     )
     parser.add_argument(
         "--task",
@@ -90,18 +92,18 @@ def configure(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="TASK",
-        help="for the report: evaluate models on it, see `embedkit evaluate --help`; may be given several times",
+        help="for the report: evaluate the models on this task, see `embedkit evaluate --help`; may be repeated",
     )
-    parser.add_argument("--data", type=Path, metavar="DIR", help="folder with the sets that --task names")
+    parser.add_argument("--data", type=Path, metavar="DIR", help="folder with the data sets of --task")
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Time all models, and print what was found."""
+    """Time all models, and print the results."""
     from embedkit.errors import InputError
     from embedkit.evaluation.speed.report import to_text
 
     if not arguments.models and not arguments.architectures:
-        raise InputError("there is nothing to time; name a model or an --architecture")
+        raise InputError("no model to time; name a model or an --architecture")
     plans = _plans(arguments)
     sources = list(dict.fromkeys(arguments.models))
     evaluations = _evaluations(arguments, sources)
@@ -121,7 +123,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _measure(candidates: list[Candidate], plans: list[Plan], *, progress: bool | None) -> list[SpeedReport]:
-    """A report for each plan; whoever interrupts one does not want the next."""
+    """Yield a report for each plan; an interrupt in one plan also skips the rest."""
     from embedkit.evaluation.speed.rounds import measure
 
     reports: list[SpeedReport] = []
@@ -141,7 +143,7 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 def _evaluations(arguments: argparse.Namespace, sources: Iterable[str]) -> list[dict[str, Any]]:
-    """The quality that the report shows: what files say, and what is found out now; before anything is timed."""
+    """Collect the quality figures for the report from files and from evaluations, before anything is timed."""
     from embedkit.errors import InputError
     from embedkit.evaluation.catalogue import load_task
     from embedkit.evaluation.tasks import evaluate
@@ -149,7 +151,7 @@ def _evaluations(arguments: argparse.Namespace, sources: Iterable[str]) -> list[
     if arguments.report is not None:
         _check_report(arguments.report)
     elif arguments.quality or arguments.tasks:
-        raise InputError("--quality and --task are for a report; say where it goes with --report")
+        raise InputError("--quality and --task need --report")
     tasks = [load_task(name, data=arguments.data) for name in dict.fromkeys(arguments.tasks)]
     found = [evaluation for path in arguments.quality for evaluation in _read_evaluations(path)]
     for source in sources if tasks else ():
@@ -159,7 +161,7 @@ def _evaluations(arguments: argparse.Namespace, sources: Iterable[str]) -> list[
 
 
 def _check_report(path: Path) -> None:
-    """Refuse what cannot be written before the work and not after."""
+    """Reject an output that cannot be written before any work starts."""
     from embedkit.extras import require
 
     require("matplotlib", extra="bench")
@@ -184,7 +186,7 @@ def _candidate(source: str) -> Candidate:
 
 
 def _untrained(names: Iterable[str], folder: Path) -> Iterator[Candidate]:
-    """Write architectures with random weights, in both precisions."""
+    """Export architectures with random weights, in both precisions."""
     if not names:  # what follows needs torch
         return
     from embedkit.benchmarking.untrained import bert_tokenizer, write_untrained
@@ -193,7 +195,7 @@ def _untrained(names: Iterable[str], folder: Path) -> Iterator[Candidate]:
     from embedkit.modeling.sizes import ARCHITECTURES
 
     if unknown := [name for name in names if name not in ARCHITECTURES]:
-        raise InputError(f"there is no architecture {unknown[0]!r}; there are {', '.join(ARCHITECTURES)}")
+        raise InputError(f"unknown architecture {unknown[0]!r}; expected one of {', '.join(ARCHITECTURES)}")
     tokenizer = bert_tokenizer()
     for name in names:
         for precision in ("fp32", "int8"):
@@ -204,7 +206,7 @@ def _untrained(names: Iterable[str], folder: Path) -> Iterator[Candidate]:
 
 
 def _plans(arguments: argparse.Namespace) -> list[Plan]:
-    """One for each number of threads."""
+    """Return one plan for each number of threads."""
     from embedkit.cli.texts import read_texts
     from embedkit.evaluation.speed.plan import Plan, built_in_texts
     from embedkit.runtime.threads import available_threads

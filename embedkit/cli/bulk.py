@@ -1,4 +1,4 @@
-"""Encoding from Parquet into a folder of shards, as `embedkit encode` does it."""
+"""The part of `embedkit encode` that encodes Parquet into a folder of shards."""
 
 from __future__ import annotations
 
@@ -25,37 +25,35 @@ logger = logging.getLogger("embedkit")
 
 
 def configure_bulk(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments that only a folder of shards has a use for."""
-    group = parser.add_argument_group("from Parquet into a folder, which can be interrupted and gone on with")
+    """Add the arguments that apply only to a folder of shards."""
+    group = parser.add_argument_group("from Parquet into a folder; an interrupted run can be resumed")
     group.add_argument(
         "--engine",
         choices=("local", "ray"),
-        help="who works: this machine or a Ray cluster, with as many --processes as have room (default: local)",
+        help="run on this machine or on a Ray cluster, with as many --processes as fit (default: local)",
     )
     group.add_argument(
         "--keep",
         dest="columns",
         action="append",
         metavar="NAME",
-        help="keep this column; may be given several times (default: all, the texts too)",
+        help="keep this column; may be repeated (default: all columns, including the texts)",
     )
-    group.add_argument(
-        "--rows-per-shard", type=int, metavar="N", help="rows that become one output file (default: 32768)"
-    )
-    group.add_argument("--check", action="store_true", help="tell what is left and what it costs, and do nothing")
+    group.add_argument("--rows-per-shard", type=int, metavar="N", help="rows per output file (default: 32768)")
+    group.add_argument("--check", action="store_true", help="print the remaining work and its cost, and exit")
 
 
 def is_bulk(arguments: argparse.Namespace) -> bool:
-    """Whether the output is a folder: one that exists, or a name without an ending."""
+    """Whether the output is a folder: an existing one, or a name without an extension."""
     output: Path = arguments.output
     return output.is_dir() or not output.suffix
 
 
 def refuse_bulk_arguments(arguments: argparse.Namespace) -> None:
-    """Refuse what only a folder has a use for.
+    """Reject options that apply only to an output folder.
 
     Raises:
-        InputError: one of these is given.
+        InputError: one of them is given.
     """
     from embedkit.errors import InputError
 
@@ -65,17 +63,17 @@ def refuse_bulk_arguments(arguments: argparse.Namespace) -> None:
 
 
 def run_bulk(arguments: argparse.Namespace) -> None:
-    """Tell the cost, and make the shards that are missing.
+    """Log the cost, and compute the missing shards.
 
     Raises:
-        InputError: the input is a file of another form.
+        InputError: the input is not Parquet.
     """
     from embedkit.errors import InputError
     from embedkit.serving.bulk import BulkEncoding
 
     if arguments.input.is_file() and arguments.input.suffix != ".parquet":
         raise InputError(
-            f"a folder is written from Parquet: for {arguments.input} give an output that ends in .npy, .parquet "
+            f"an output folder needs Parquet input; for {arguments.input} use an output ending in .npy, .parquet "
             "or .jsonl"
         )
     chosen = {} if arguments.rows_per_shard is None else {"rows_per_shard": arguments.rows_per_shard}
@@ -109,10 +107,10 @@ def _tell_cost(encoding: BulkEncoding) -> None:
     cost = encoding.cost()
     done = len(encoding.shards) - cost.shards
     logger.info(
-        "%s texts to embed in %s shards%s: %s MB of embeddings, about %s s of one worker like this process",
+        "%s texts to embed in %s shards%s: %s MB of embeddings, about %s s for one worker like this process",
         f"{cost.rows:,}",
         f"{cost.shards:,}",
-        f" ({done:,} are there)" if done else "",
+        f" ({done:,} done)" if done else "",
         f"{cost.bytes / 1e6:,.0f}",
         f"{cost.rows * cost.seconds_per_row:,.0f}",
     )

@@ -1,4 +1,4 @@
-"""The model of a collection, found again."""
+"""Locating the model of a collection."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ __all__ = ["Remembered", "load_collection_model"]
 
 
 class Remembered(Protocol):
-    """What a collection remembers of its model."""
+    """The part of a collection's manifest that describes its model."""
 
     @property
     def model(self) -> str:
-        """What people call it."""
+        """Name of the model."""
 
     @property
     def source(self) -> str | None:
-        """Where it was."""
+        """Path at build time."""
 
 
 def load_collection_model(model: str | None, manifest: Remembered) -> Encoder:
-    """Load the model asked for, or the one that the collection remembers: where it was, else by its name.
+    """Load the requested model, or the one recorded by the collection: by its path, else by its name.
 
     Raises:
-        ModelNotFoundError: it is in none of these places.
+        ModelNotFoundError: the model is at none of these places.
     """
     from embedkit.errors import ModelNotFoundError
     from embedkit.runtime.encoder import Encoder
@@ -40,5 +40,5 @@ def load_collection_model(model: str | None, manifest: Remembered) -> Encoder:
             continue
     raise ModelNotFoundError(
         f"the collection was built with {manifest.model}, which is no longer at {manifest.source}; "
-        "say where it is with -m MODEL"
+        "pass its new location with -m MODEL"
     )

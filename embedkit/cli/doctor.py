@@ -1,4 +1,4 @@
-"""`embedkit doctor`: what this machine and this installation can do, and what is wrong with them."""
+"""`embedkit doctor`: capabilities and problems of this machine and installation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from embedkit.extras import DISTRIBUTION
 
 __all__ = ["EXAMPLES", "HELP", "configure", "run"]
 
-HELP = "what this installation can do on this machine; checks the bundled models"
+HELP = "check the installation, the machine's features and the bundled models"
 EXAMPLES = """
 embedkit doctor
 embedkit doctor --json > doctor.json
@@ -29,11 +29,11 @@ Report = dict[str, Any]
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Add no arguments: there is nothing to choose."""
+    """Add no arguments."""
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the report; 1 if there are problems, which a missing extra is not."""
+    """Print the report; return 1 if there are problems. A missing extra is not a problem."""
     report = _examine()
     print(json.dumps(report, indent=2) if arguments.json else _to_text(report))
     return 1 if report["problems"] else 0
@@ -150,8 +150,8 @@ def _check_bundled(problems: list[str]) -> dict[str, Report]:
         checks[name] = dict(check)
         if not check["passed"]:
             problems.append(
-                f"the bundled model {name} gives other embeddings on this machine than where it was made: "
-                f"they differ by {check['difference']:.1e}, at most {check['tolerance']:.1e} is allowed"
+                f"the embeddings of the bundled model {name} differ on this machine: "
+                f"by {check['difference']:.1e}, where at most {check['tolerance']:.1e} is allowed"
             )
     return checks
 
@@ -167,7 +167,7 @@ def _to_text(report: Report) -> str:
         ("faiss", ", ".join(f"{name} {version}" for name, version in report["faiss"].items()) or "not installed"),
         ("threads", f"{threads['usable']} of {threads['processors']} processors"),
         ("kernels", _kernels_line(report["kernels"])),
-        ("cpu", "unknown" if features is None else " ".join(features) or "none of the int8 features"),
+        ("cpu", "unknown" if features is None else " ".join(features) or "no int8 features"),
         *[("extra", line) for line in _extra_lines(report["extras"])],
         *[("bundled", f"{name} {_check_line(check)}") for name, check in report["bundled"].items()],
         *[("problem", problem) for problem in report["problems"]],
@@ -178,13 +178,13 @@ def _to_text(report: Report) -> str:
 def _kernels_line(kernels: dict[str, bool]) -> str:
     found = [name for name, there in kernels.items() if there]
     missing = [name for name, there in kernels.items() if not there]
-    without = f"{', '.join(missing)} not compiled: slower without"
+    without = f"{', '.join(missing)} not compiled, encoding is slower"
     return "; ".join([*([", ".join(found)] if found else []), *([without] if missing else [])])
 
 
 def _extra_lines(extras: dict[str, list[str]] | None) -> list[str]:
     if extras is None:
-        return ["unknown: embedkit is run from a folder, not installed"]
+        return ["unknown: embedkit runs from a folder and is not installed"]
     command = f'pip install "{DISTRIBUTION}[{{}}]" (for {{}})'
     return [
         f"{extra}: {command.format(extra, ', '.join(missing)) if missing else 'complete'}"
@@ -193,4 +193,4 @@ def _extra_lines(extras: dict[str, list[str]] | None) -> list[str]:
 
 
 def _check_line(check: Report) -> str:
-    return f"differs by {check['difference']:.1e} from where it was made, {check['tolerance']:.1e} is allowed"
+    return f"differs by {check['difference']:.1e} from the reference, {check['tolerance']:.1e} is allowed"

@@ -1,4 +1,4 @@
-"""`embedkit encode`: a file of texts in, a file of embeddings out, in bounded memory; or folders of Parquet."""
+"""`embedkit encode`: from a file of texts to a file of embeddings in bounded memory, or from Parquet to shards."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     # Some texts and their embeddings, (n, D).
     Piece = tuple[list[str], npt.NDArray[Any]]
-    # Writes all pieces, of which an empty array shows width and type, to a path.
+    # Writes all chunks to a path; an empty array gives their width and dtype.
     Writer = Callable[[Path, Iterable[Piece], npt.NDArray[Any]], None]
 
 __all__ = ["EXAMPLES", "HELP", "configure", "run"]
@@ -58,40 +58,45 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--text-column", default="text", metavar="NAME", help="column or key of the texts (default: %(default)s)"
     )
-    parser.add_argument("--prompt-name", metavar="NAME", help="put this prompt of the model before every text")
+    parser.add_argument("--prompt-name", metavar="NAME", help="prepend this prompt of the model to every text")
     parser.add_argument("--truncate-dim", type=int, metavar="D", help="keep the first D dimensions")
     parser.add_argument(
         "--precision",
         choices=("float32", "int8", "uint8", "binary", "ubinary"),
         default="float32",
-        help="int8 and uint8: a byte a dimension, from a bundle exported with --calibration; binary and ubinary: "
-        "one bit a dimension, in int8 or uint8 (default: %(default)s)",
+        help="int8, uint8: one byte per dimension, from a bundle exported with --calibration; binary, ubinary: "
+        "one bit per dimension, packed into int8 or uint8 (default: %(default)s)",
     )
     parser.add_argument(
         "--on-overflow",
         choices=("truncate", "error"),
         default="truncate",
-        help="what to do with texts longer than the model takes (default: %(default)s)",
+        help="handling of texts longer than the model's maximum (default: %(default)s)",
     )
-    parser.add_argument("--threads", type=int, metavar="N", help="default: as many as this process may use")
+    parser.add_argument(
+        "--threads",
+        type=int,
+        metavar="N",
+        help="compute threads; default: all processors available to the process",
+    )
     parser.add_argument(
         "--processes",
         type=int,
         metavar="N",
-        help="encode with so many processes, which share the processors or have --threads each",
+        help="number of processes; they divide the processors, or use --threads each",
     )
     parser.add_argument(
         "--provider",
         dest="providers",
         action="append",
         metavar="NAME",
-        help="ONNX Runtime execution provider, e.g. CUDAExecutionProvider; may be given several times",
+        help="ONNX Runtime execution provider, e.g. CUDAExecutionProvider; may be repeated",
     )
     configure_bulk(parser)
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Embed every text, then put the output in place whole."""
+    """Embed every text, and write the output atomically."""
     from embedkit.atomic import atomic_file
     from embedkit.cli.bulk import is_bulk, refuse_bulk_arguments, run_bulk
     from embedkit.cli.texts import read_texts
@@ -120,7 +125,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 class _Counted:
-    """Pieces, and how many rows went by."""
+    """An iterator of chunks that counts rows."""
 
     def __init__(self, pieces: Iterable[Piece]) -> None:
         self._pieces = pieces
@@ -133,14 +138,14 @@ class _Counted:
 
 
 def _share(encoder: Encoder, arguments: argparse.Namespace) -> AbstractContextManager[Encoder | EncoderPool]:
-    """What encodes: this process, or several others."""
+    """Return the encoder itself, or a pool of processes."""
     if arguments.processes is None:
         return contextlib.nullcontext(encoder)
     return encoder.pool(arguments.processes, threads=arguments.threads)
 
 
 def _embed(encoder: Encoder | EncoderPool, texts: Iterable[str], options: dict[str, Any]) -> Iterator[Piece]:
-    """Embeddings with their texts, of which only those of the chunks under way are kept."""
+    """Yield embeddings with their texts; only the texts of current chunks are kept."""
     waiting: list[str] = []
 
     def remembered() -> Iterator[str]:
@@ -154,7 +159,7 @@ def _embed(encoder: Encoder | EncoderPool, texts: Iterable[str], options: dict[s
 
 
 def _choose_writer(path: Path) -> Writer:
-    """Refuse an unknown form, or one that lacks its package, before the work and not after."""
+    """Reject an unknown format, or one whose package is missing, before any work starts."""
     from embedkit.errors import InputError
     from embedkit.extras import require
 
@@ -167,7 +172,7 @@ def _choose_writer(path: Path) -> Writer:
 
 
 def _write_npy(path: Path, pieces: Iterable[Piece], form: npt.NDArray[Any]) -> None:
-    """Write the header again when the number of rows is known: NumPy leaves room for it to grow."""
+    """Rewrite the header once the number of rows is known; NumPy pads it so that it can grow."""
     width, rows_written = form.shape[1], 0
     with path.open("wb") as file:
         _write_header(file, 0, width, form.dtype)
@@ -186,7 +191,7 @@ def _write_header(file: BinaryIO, rows: int, width: int, dtype: np.dtype[Any]) -
 
 
 def _write_jsonl(path: Path, pieces: Iterable[Piece], form: npt.NDArray[Any]) -> None:
-    """One ``{"text": ..., "embedding": [...]}`` a line, each number as short as it can be told."""
+    """Write one ``{"text": ..., "embedding": [...]}`` per line, numbers in their shortest exact form."""
     number = float if form.dtype.kind == "f" else int
     with path.open("w", encoding="utf-8") as file:
         for texts, rows in pieces:
@@ -196,7 +201,7 @@ def _write_jsonl(path: Path, pieces: Iterable[Piece], form: npt.NDArray[Any]) ->
 
 
 def _write_parquet(path: Path, pieces: Iterable[Piece], form: npt.NDArray[Any]) -> None:
-    """Columns ``text`` and ``embedding``, a list of fixed size."""
+    """Write the columns ``text`` and ``embedding``, a fixed-size list."""
     import pyarrow as pa
     from pyarrow import parquet
 

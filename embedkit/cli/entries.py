@@ -1,4 +1,4 @@
-"""What `embedkit report` compares: runs, bundles and model folders, read into entries."""
+"""Reading runs, bundles and model folders into the entries that `embedkit report` compares."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ def is_run(source: str) -> bool:
 
 
 def read_entry(source: str, *, page: Path, identify: bool) -> Entry:
-    """What is to be told of a run folder, a bundle, a bundled name or a model folder.
+    """Read the entry of a run folder, a bundle, a bundled name or a model folder.
 
     Args:
-        source: as the command line names it.
-        page: where the comparison will stand; addresses are relative to its folder.
-        identify: whether the fingerprint is wanted, for which models on torch have to be loaded.
+        source: path or name as given on the command line.
+        page: path of the comparison page; links are relative to its folder.
+        identify: whether to compute the fingerprint, which requires loading torch models.
 
     Raises:
-        ModelNotFoundError, BundleError, ModelError: there is nothing to read.
+        ModelNotFoundError, BundleError, ModelError: the source does not exist or cannot be read.
     """
     folder = Path(source).expanduser()
     if is_run(source):
@@ -123,7 +123,7 @@ def _development(metrics: Mapping[str, Any]) -> float | None:
 
 
 def _development_set(card: Card | Manifest) -> str:
-    """The file's name, and how many of its pairs were drawn where that was limited."""
+    """Return the file's name, with the number of sampled pairs if it was limited."""
     dev = card.config.get("dev", {})
     name = PurePath(str(dev.get("pairs") or card.metrics.get("dev") or "")).stem
     return f"{name}, {dev['limit']} pairs" if name and dev.get("limit") else name

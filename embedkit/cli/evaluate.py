@@ -1,4 +1,4 @@
-"""`embedkit evaluate`: figures of one or several models on published or one's own sets."""
+"""`embedkit evaluate`: scores of one or several models on published or custom sets."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ __all__ = ["EXAMPLES", "HELP", "configure", "run"]
 
 logger = logging.getLogger(__name__)
 
-HELP = "figures of one or several models: similarity, re-ranking, retrieval, pairs, transfer"
+HELP = "evaluate models on similarity, re-ranking, retrieval, pairs and transfer"
 EXAMPLES = """
 embedkit evaluate tiny-sct.onnx --task sts --task stsb-dev --data data/
 embedkit evaluate runs/tiny all-mini.onnx --task askubuntu --task mine.jsonl --data data/ -o report.md
 """
 
 _TASK_HELP = (
-    "a name that --list shows, or a file, folder or hub id of one's own: scored or labelled pairs, triplets, "
-    "re-ranking or retrieval, told apart by their columns; may be given several times"
+    "a name shown by --list, or a file, folder or hub id with your own data: scored or labelled pairs, triplets, "
+    "re-ranking or retrieval, recognised by their columns; may be repeated"
 )
 
 
 class _List(argparse.Action):
-    """Shows the named tasks and ends, whatever else was given."""
+    """Prints the named tasks and exits, whatever else is given."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         from embedkit.evaluation.catalogue import TASKS
@@ -58,30 +58,30 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--task", dest="tasks", action="append", required=True, metavar="TASK", help=_TASK_HELP)
     parser.add_argument(
-        "--list", action=_List, nargs=0, help="show the named tasks, their sizes and pinned revisions, and exit"
+        "--list", action=_List, nargs=0, help="list the named tasks, their sizes and pinned revisions, and exit"
     )
     parser.add_argument(
         "--data",
         type=Path,
         metavar="DIR",
-        help="folder with the named sets in their published layout; without it they are loaded from the hub",
+        help="folder with the data sets in their published layout; default: load them from the hub",
     )
     parser.add_argument(
         "--convention",
         choices=("useb", "mteb"),
-        help="how re-ranking is scored; both, where the data allow it, if not given",
+        help="scoring convention for re-ranking; default: all that the data support",
     )
     parser.add_argument(
         "--text",
         choices=("raw", "senteval"),
         default="raw",
-        help="of STS sets: as they are, or tokenized and lower-cased as SentEval does it; default: raw",
+        help="texts of STS sets: unchanged, or tokenized and lower-cased as in SentEval; default: raw",
     )
     parser.add_argument(
         "--backend",
         choices=("auto", "onnx", "torch"),
         default="auto",
-        help="what runs the models; auto takes torch for folders without an ONNX file and for hub ids",
+        help="runtime of the models; auto selects torch for folders without an ONNX file and for hub ids",
     )
     parser.add_argument(
         "--significance",
@@ -89,12 +89,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         type=int,
         const=1000,
         metavar="SAMPLES",
-        help="add 95%% intervals and paired tests against the first model, by the bootstrap (1000 samples)",
+        help="add 95%% intervals and paired bootstrap tests against the first model (1000 samples)",
     )
     parser.add_argument(
         "--seeds",
         action="store_true",
-        help="add mean and deviation over models whose names differ in their last number only",
+        help="add mean and standard deviation over models whose names differ only in their last number",
     )
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="also write a report: .json or .md")
 
@@ -121,7 +121,7 @@ def run(arguments: argparse.Namespace) -> None:
                 found[source].append(evaluate(model, task, progress=False if arguments.quiet else None))
     except (Exception, KeyboardInterrupt):
         if any(found.values()):
-            logger.warning("stopped early; these figures were finished")
+            logger.warning("stopped early; these results are complete")
             _show(arguments, found, None)
         raise
     _show(arguments, found, _compare(found, arguments.significance, seeds=arguments.seeds))
@@ -130,7 +130,7 @@ def run(arguments: argparse.Namespace) -> None:
 def _show(
     arguments: argparse.Namespace, found: Mapping[str, list[Evaluation]], comparison: Comparison | None
 ) -> None:
-    """Write the report if one was asked for, and print the figures."""
+    """Write the report if requested, and print the scores."""
     from embedkit.evaluation.report import to_json, to_text
 
     evaluations = [each for several in found.values() for each in several]
@@ -143,7 +143,7 @@ def _show(
 
 
 def _check_kinds(sources: list[str], backend: str, tasks: list[Task]) -> None:
-    """Refuse cross-encoders on tasks that need embeddings, before the first model is evaluated."""
+    """Reject cross-encoders for tasks that need embeddings, before the first model is evaluated."""
     from embedkit.errors import InputError
 
     wanting = [task.name for task in tasks if task.needs_embeddings]
@@ -153,12 +153,12 @@ def _check_kinds(sources: list[str], backend: str, tasks: list[Task]) -> None:
         if is_cross_encoder(source, backend):
             raise InputError(
                 f"{source} is a cross-encoder: it scores pairs and has no embeddings, which {', '.join(wanting)} "
-                "needs; leave it out, or evaluate it on similarity, pairs, triplets and re-ranking alone"
+                "needs; leave it out, or evaluate it on similarity, pairs, triplets and re-ranking only"
             )
 
 
 def _compare(found: dict[str, list[Evaluation]], samples: int | None, *, seeds: bool) -> Comparison | None:
-    """What was asked for beside the figures themselves; None if nothing was."""
+    """Return the requested statistics; None if there are none."""
     from embedkit.evaluation.comparison import Comparison, certainties, seed_group, spreads
 
     if samples is None and not seeds:
@@ -182,7 +182,7 @@ def _check_samples(samples: int | None) -> None:
 
 
 def _check_report(path: Path | None) -> None:
-    """Refuse an unknown form before hours of work, not after."""
+    """Reject an unknown format before any work starts."""
     from embedkit.errors import InputError
 
     if path is not None and path.suffix not in (".json", ".md"):
@@ -196,7 +196,7 @@ def _check_seeds(models: list[str]) -> None:
     sources = dict.fromkeys(models)
     if len({seed_group(source) for source in sources}) == len(sources):
         raise InputError(
-            "--seeds: expected models whose names differ in their last number only (runs/seed-1 runs/seed-2), "
+            "--seeds: expected models whose names differ only in their last number (runs/seed-1 runs/seed-2), "
             f"got {', '.join(sources)}"
         )
 

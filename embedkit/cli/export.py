@@ -1,4 +1,4 @@
-"""`embedkit export`: a trained encoder or cross-encoder becomes one verified `.onnx` file."""
+"""`embedkit export`: from a trained encoder or cross-encoder to one verified `.onnx` file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["EXAMPLES", "HELP", "configure", "run"]
 
-HELP = "write a verified .onnx bundle, or a folder for other libraries, of a run or of a model"
+HELP = "export a run or a model as a verified .onnx bundle, or as a folder for other libraries"
 EXAMPLES = """
 embedkit export runs/tiny -o tiny-sct.onnx --precision int8 --dev data/stsbenchmark/sts-dev.csv
 embedkit export runs/tiny -o tiny-st --format sentence-transformers
@@ -31,72 +31,72 @@ def configure(parser: argparse.ArgumentParser) -> None:
         required=True,
         type=Path,
         metavar="FILE",
-        help="the bundle to write; a folder with --all and with --format sentence-transformers",
+        help="the bundle to write; a folder with --all or --format sentence-transformers",
     )
     parser.add_argument(
         "--all",
         action="store_true",
-        help="write every variant for the target into a folder, time them side by side and tell which are worth "
-        "having; --calibration adds int8-static and gives the texts to time, --vocabulary adds a pruned one",
+        help="write every variant for the target into a folder, time them side by side and mark the best ones; "
+        "--calibration adds int8-static and provides the texts to time, --vocabulary adds a pruned variant",
     )
     parser.add_argument(
         "--format",
         choices=("bundle", "sentence-transformers"),
         default="bundle",
-        help="sentence-transformers writes a folder that it and fastembed load, with graphs in float32 and in the "
-        "precision asked for; a bundle will do as its source; default: bundle",
+        help="sentence-transformers writes a folder for it and fastembed, with graphs in float32 and the "
+        "requested precision; its source can be a bundle; default: bundle",
     )
     parser.add_argument(
         "--precision",
         choices=("fp32", "fp16", "int8", "int8-static"),
-        help="of the products; with int8-static no embedding depends on its batch; fp16 is for GPUs; default: "
-        "int8, with --target gpu fp16",
+        help="of matrix products; int8-static makes embeddings batch-invariant; fp16 is for GPUs; default: "
+        "int8, or fp16 with --target gpu",
     )
     parser.add_argument(
         "--target",
         choices=("cpu-avx2", "cpu-vnni", "arm64", "gpu"),
         default="cpu-avx2",
-        help="processor that it is for: cpu-avx2 (7-bit weights) is right on every CPU, cpu-vnni and arm64 use "
+        help="target processor: cpu-avx2 (7-bit weights) is correct on every CPU, cpu-vnni and arm64 use "
         "8 bits; default: cpu-avx2",
     )
     parser.add_argument(
         "--word-table",
         choices=("float32", "int8", "int4"),
-        help="how words are stored: 4, 1 or half a byte a value; default: int8, with fp32 float32",
+        help="format of the word table: 4, 1 or half a byte per value; default: int8, or float32 with fp32",
     )
     parser.add_argument(
         "--dev",
         metavar="PAIRS",
-        help="file or hub id of scored pairs; the bundle must rank them as the model does",
+        help="file or hub id of scored pairs; the bundle must rank them like the model",
     )
     parser.add_argument(
         "--vocabulary",
         type=Path,
         metavar="TEXTS",
-        help="file of texts (.txt, or a column `text`); word pieces that they do not need are left out",
+        help="file of texts (.txt, or a column `text`); word pieces that they do not need are removed",
     )
     parser.add_argument(
         "--vocabulary-size",
         type=int,
         metavar="N",
-        help="with --vocabulary: keep at most N pieces, the ones that are used most",
+        help="with --vocabulary: keep only the N most frequent pieces",
     )
     parser.add_argument(
         "--calibration",
         type=Path,
         metavar="TEXTS",
-        help="file of texts like those to come (.txt, or a column `text`), a few thousand: the ranges of their "
-        "embeddings go into the bundle, which then gives int8 and uint8; --precision int8-static needs it",
+        help="file of a few thousand representative texts (.txt, or a column `text`): the ranges of their "
+        "embeddings are stored in the bundle for int8 and uint8 output; required by --precision int8-static",
     )
     parser.add_argument(
-        "--max-length", type=int, metavar="N", help="tokens of the longest text; default: as the model says"
+        "--max-length", type=int, metavar="N", help="maximum length in tokens; default: the model's own"
     )
-    parser.add_argument("--name", help="what the bundle is called; default: the run's or the model's name")
-    parser.add_argument("--licence", default="", metavar="SPDX", help="of the weights, e.g. Apache-2.0")
+    parser.add_argument("--name", help="name of the bundle; default: the run's or the model's name")
+    parser.add_argument("--licence", default="", metavar="SPDX", help="licence of the weights, e.g. Apache-2.0")
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Export, and show what the gates measured."""
+    """Export, and print the results of the gates."""
     if arguments.all:
         _run_all(arguments)
         return
@@ -151,7 +151,7 @@ def _run_all(arguments: argparse.Namespace) -> None:
 
 
 def _frontier_lines(variants: Sequence[Variant], chosen: Variant | None) -> Iterator[str]:
-    labels = ("MB", "speed", "texts/s", "1 text ms", "parity", "score", "company")
+    labels = ("MB", "speed", "texts/s", "1 text ms", "parity", "score", "invariance")
     yield f"  {'variant':<26}" + "".join(f"{label:>11}" for label in labels)
     for each in variants:
         mark = "*" if each.on_frontier else " "
@@ -165,14 +165,14 @@ def _frontier_lines(variants: Sequence[Variant], chosen: Variant | None) -> Iter
             f"{each.one_text_ms:.3f}",
             f"{each.largest_difference:.1e}",
             f"{each.score:.5f}",
-            f"{each.company:.1e}",
+            f"{each.invariance:.1e}",
         )
         yield f"{mark} {each.name:<26}" + "".join(f"{figure:>11}" for figure in figures)
-    yield "* no other variant is as small, as fast and as faithful; parity and company: largest change of a value"
+    yield "* not beaten in size, speed and fidelity; parity and invariance: largest change of a value"
     yield (
         f"chosen: {chosen.path}, the fastest that keeps its score"
         if chosen
-        else "chosen: none, as none keeps its score"
+        else "chosen: none, because no variant keeps its score"
     )
 
 

@@ -1,4 +1,4 @@
-"""`embedkit index`: build collections of documents, change them, and check them."""
+"""`embedkit index`: build, change and verify collections of documents."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from embedkit.cli.milvus import MilvusAddress, build_milvus, milvus_facts, only_
 
 __all__ = ["EXAMPLES", "HELP", "configure", "run"]
 
-HELP = "build a collection of documents to search in, change or verify one"
+HELP = "build, change or verify a collection of documents"
 EXAMPLES = """
 embedkit index build docs.jsonl -m tiny-sct.onnx -o idx/ --text-column body
 embedkit index build docs.parquet -m tiny-sct -o idx/ --kind hnsw --lexical
@@ -32,27 +32,27 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="build|add|delete|compact|verify")
     _configure_build(actions)
-    add = actions.add_parser("add", help="add documents, or replace those of the same ids", allow_abbrev=False)
+    add = actions.add_parser("add", help="add documents, and replace those with the same ids", allow_abbrev=False)
     _configure_documents(add)
     _configure_collection(add)
-    add.add_argument("-m", "--model", help="the model that made the collection, where it is no longer found")
+    add.add_argument("-m", "--model", help="the model that built the collection, if it has moved")
     delete = actions.add_parser("delete", help="delete documents by their ids", allow_abbrev=False)
     _configure_collection(delete)
-    delete.add_argument("ids", nargs="+", metavar="ID", help="ids of documents; unknown ones are passed over")
+    delete.add_argument("ids", nargs="+", metavar="ID", help="ids of documents; unknown ids are ignored")
     compact = actions.add_parser(
-        "compact", help="give back the space of deleted documents, and index all anew", allow_abbrev=False
+        "compact", help="reclaim the space of deleted documents, and rebuild the index", allow_abbrev=False
     )
     _configure_collection(compact)
     compact.add_argument("--kind", help=f"another kind of index: auto, {_KINDS}")
     compact.add_argument(
-        "--lexical", action=argparse.BooleanOptionalAction, help="index words too from now on, or no more"
+        "--lexical", action=argparse.BooleanOptionalAction, help="add or remove the keyword index"
     )
     verify = actions.add_parser("verify", help="compare every file with its checksum", allow_abbrev=False)
     _configure_collection(verify)
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Do what was asked, and tell what the collection holds."""
+    """Run the action, and print a summary of the collection."""
     done, collection, changes = _ACTIONS[arguments.action](arguments)
     address = arguments.output if arguments.action == "build" else arguments.collection
     on_milvus = isinstance(address, MilvusAddress)
@@ -69,7 +69,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _configure_build(actions: Any) -> None:
-    build = actions.add_parser("build", help="embed documents and write them as a collection", allow_abbrev=False)
+    build = actions.add_parser("build", help="embed documents and build a collection", allow_abbrev=False)
     _configure_documents(build)
     build.add_argument("-m", "--model", required=True, help="a bundle, a bundled name, a model folder or a hub id")
     build.add_argument(
@@ -78,14 +78,14 @@ def _configure_build(actions: Any) -> None:
         required=True,
         type=place,
         metavar="IDX",
-        help="its folder, a collection there is replaced; or milvus:URI#NAME, which must be new",
+        help="output folder, where an existing collection is replaced; or a new milvus:URI#NAME",
     )
     build.add_argument(
         "--kind",
         default="auto",
-        help=f"{_KINDS}; default: auto, which chooses by size and tells; on Milvus in its words: FLAT, HNSW...",
+        help=f"{_KINDS}; default: auto, which chooses by size; on Milvus, the name of its index: FLAT, HNSW...",
     )
-    build.add_argument("--lexical", action="store_true", help="index words too, for search --hybrid")
+    build.add_argument("--lexical", action="store_true", help="add a keyword index, for search --hybrid")
 
 
 def _configure_documents(parser: argparse.ArgumentParser) -> None:
@@ -94,7 +94,7 @@ def _configure_documents(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--id-column",
         metavar="NAME",
-        help="default: id if the first record has it, else the row number is the id (add wants ids)",
+        help="default: id if the first record has it, otherwise the row number (add requires ids)",
     )
 
 

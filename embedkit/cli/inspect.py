@@ -1,4 +1,4 @@
-"""`embedkit inspect`: what a bundle is, where it comes from, and what it weighs."""
+"""`embedkit inspect`: contents, origin and size of a bundle."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = ["EXAMPLES", "HELP", "configure", "run"]
 
-HELP = "manifest, card, gates and size of a bundle; --verify proves it on this machine"
+HELP = "show manifest, card, gates and size of a bundle; --verify checks it on this machine"
 EXAMPLES = """
 embedkit inspect tiny-sct.onnx
 embedkit inspect tiny-sct --verify --json
@@ -31,12 +31,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--verify",
         action="store_true",
-        help="run the golden texts or pairs here and compare; exit code 1 if they differ",
+        help="run the golden texts or pairs on this machine and compare; exit code 1 if they differ",
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print what the bundle says; 1 if it was to be verified and gave other values."""
+    """Print the bundle's metadata; return 1 if verification was requested and failed."""
     from embedkit.runtime.bundle import read_bundle
     from embedkit.runtime.cross_encoder import CrossEncoder
     from embedkit.runtime.encoder import Encoder
@@ -100,7 +100,7 @@ def _sentence(manifest: Mapping[str, Any]) -> str:
 
 
 def _field(name: str, value: Any) -> Iterator[str]:
-    """One field of the manifest; what is empty is left out."""
+    """Print one field of the manifest unless it is empty."""
     label = name.replace("_", " ")
     if isinstance(value, Mapping):
         for key, inner in value.items():
@@ -112,7 +112,7 @@ def _field(name: str, value: Any) -> Iterator[str]:
 
 
 def _entry(entry: Mapping[str, Any]) -> str:
-    """A part of the corpus: its name, and what else is known of it but checksums."""
+    """Format one source of the corpus: its name and metadata without checksums."""
     rest = (f"{key} {inner}" for key, inner in entry.items() if key not in ("name", "sha256"))
     return ", ".join([str(entry.get("name", "")), *rest])
 
@@ -147,7 +147,7 @@ def _size_lines(report: dict[str, Any]) -> Iterator[str]:
 
 
 def _leaves(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    """Nested values as ``a.b`` and ``a[0].b``, each with its value; what is empty is left out."""
+    """Flatten nested values to ``a.b`` and ``a[0].b``, without empty ones."""
     for key, value in values.items():
         if isinstance(value, Mapping):
             yield from _leaves(value, f"{above}{key}.")

@@ -1,7 +1,7 @@
-"""The command `embedkit`: finds the command asked for, runs it, and turns errors into exit codes.
+"""The command `embedkit`: dispatches to a command and maps errors to exit codes.
 
-Only the module of that command is imported, and the heavy imports of a command stand inside its
-``run``; so ``--help`` is quick and a missing extra concerns only the commands that need it.
+Only the module of the requested command is imported, and heavy packages are imported inside its ``run``. Help is
+therefore fast, and a missing extra affects only the commands that need it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ logger = logging.getLogger("embedkit")
 
 
 class Command(NamedTuple):
-    """Where a command lives, and the extra that brings what it imports."""
+    """The module of a command, and the extra that provides its dependencies."""
 
     module: str
     extra: str | None = None
@@ -52,13 +52,13 @@ COMMANDS = {
     "doctor": Command("embedkit.cli.doctor"),
 }
 
-# A parameter as messages of Python name it: ``text_column``, or ``precision=`` before a space. No part of a path.
+# A parameter in an error message: ``text_column``, or ``precision=`` before a space, but not part of a path.
 _PARAMETER = re.compile(r"(?<![\w./\\'\"\]-])(?P<name>[a-z]+(?:_[a-z]+)+|[a-z]+(?== ))(?:=(?= ))?(?![\w./\\(-])")
 
-# The first row that fits decides. 0 is success, 2 (wrong usage) comes from argparse; what fits no
-# row is a bug of ours and shows its trace.
+# The first matching row decides. 0 is success, 2 (wrong usage) comes from argparse. Anything else is a bug and
+# shows its traceback.
 EXIT_CODES: tuple[tuple[type[BaseException], int], ...] = (
-    (BrokenPipeError, 0),  # the reader, `head` say, has seen enough
+    (BrokenPipeError, 0),  # the reader, for example `head`, has exited
     (EmbedkitError, 1),
     (OSError, 1),
     (KeyboardInterrupt, 130),
@@ -66,7 +66,7 @@ EXIT_CODES: tuple[tuple[type[BaseException], int], ...] = (
 
 
 class CommandModule(Protocol):
-    """What every `cli/<command>.py` offers."""
+    """Interface of every `cli/<command>.py`."""
 
     HELP: str
     EXAMPLES: str
@@ -75,7 +75,7 @@ class CommandModule(Protocol):
         """Add the command's arguments."""
 
     def run(self, arguments: argparse.Namespace, /) -> int | None:
-        """Do it; None means success."""
+        """Run the command; None means success."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -88,7 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = _top_parser()
     parser.parse_args(argv, arguments)
     if arguments.command is None:
-        parser.error(f"a command is missing; the commands are {', '.join(COMMANDS)}")
+        parser.error(f"missing command; expected one of {', '.join(COMMANDS)}")
     command = COMMANDS.get(arguments.command)
     if command is None:
         parser.error(_unknown_command(arguments.command))
@@ -118,9 +118,9 @@ def _run(module: CommandModule, command: Command, arguments: argparse.Namespace,
 
 
 def _report(error: BaseException, flags: Mapping[str, str]) -> None:
-    """Print an error in one line on stderr; a closed pipe is nobody's error."""
+    """Print an error in one line on stderr; a closed pipe is not an error."""
     if isinstance(error, BrokenPipeError):
-        # The interpreter flushes stdout once more when it ends, into nowhere this time.
+        # The interpreter flushes stdout again at exit; discard that output.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     elif isinstance(error, KeyboardInterrupt):
         print("interrupted", file=sys.stderr)
@@ -129,7 +129,7 @@ def _report(error: BaseException, flags: Mapping[str, str]) -> None:
 
 
 def _in_flags(message: str, flags: Mapping[str, str]) -> str:
-    """Name the parameters of a call, such as ``text_column`` and ``precision=``, as the command's flags."""
+    """Replace parameter names such as ``text_column`` and ``precision=`` with the command's flags."""
     return _PARAMETER.sub(lambda found: flags.get(found["name"], found[0]), message)
 
 
@@ -139,7 +139,7 @@ def _load(command: Command) -> CommandModule:
 
 @contextlib.contextmanager
 def _missing_packages_named(command: Command) -> Iterator[None]:
-    """Turn the failed import of a package that is not ours into the pip command that brings it."""
+    """Turn the failed import of a third-party package into the pip command that installs it."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -152,8 +152,8 @@ def _missing_packages_named(command: Command) -> Iterator[None]:
 
 def _unknown_command(name: str) -> str:
     near = difflib.get_close_matches(name, COMMANDS, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"the commands are {', '.join(COMMANDS)}"
-    return f"there is no command {name!r}; {hint}"
+    hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(COMMANDS)}"
+    return f"unknown command {name!r}; {hint}"
 
 
 # Parsers
@@ -175,7 +175,7 @@ def _top_parser() -> argparse.ArgumentParser:
 
 
 class _TopParser(argparse.ArgumentParser):
-    """Collects the commands' one-line descriptions only when somebody asks for help."""
+    """Loads the one-line descriptions of commands only when help is requested."""
 
     def format_help(self) -> str:
         lines = [f"  {name:<10} {_load(command).HELP}" for name, command in COMMANDS.items()]
@@ -196,7 +196,7 @@ def _command_parser(name: str, module: CommandModule) -> argparse.ArgumentParser
 
 
 def _add_examples(name: str, parser: argparse.ArgumentParser, examples: str) -> None:
-    """Show a command's examples at the end of its help, and those of each sub-command at the end of its own."""
+    """Add examples to the end of the help of a command and of each sub-command."""
     parser.epilog = f"examples:\n{_indented(examples)}"
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     for word, sub_parser in _sub_parsers(parser):
@@ -216,7 +216,7 @@ def _sub_parsers(parser: argparse.ArgumentParser) -> Iterator[tuple[str, argpars
 
 
 def _flags(parser: argparse.ArgumentParser) -> dict[str, str]:
-    """Parameter -> the flag that sets it, sub-commands included."""
+    """Map each parameter to its flag, including those of sub-commands."""
     flags = {action.dest: action.option_strings[-1] for action in parser._actions if action.option_strings}  # noqa: SLF001
     for _, sub_parser in _sub_parsers(parser):
         flags |= _flags(sub_parser)
@@ -224,16 +224,16 @@ def _flags(parser: argparse.ArgumentParser) -> dict[str, str]:
 
 
 def _add_common_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that every command has, also to the parsers of its sub-commands.
+    """Add the options shared by all commands, also to the parsers of sub-commands.
 
-    They leave no default behind, so that each may stand before or after the command's name.
+    They set no defaults, so each can be given before or after the command's name.
     """
     group = parser.add_argument_group("common options")
     absent = argparse.SUPPRESS
     group.add_argument("--json", action="store_true", default=absent, help="print the result as JSON")
-    group.add_argument("--debug", action="store_true", default=absent, help="show the trace of an error")
-    group.add_argument("-v", "--verbose", action="store_true", default=absent, help="tell everything")
-    group.add_argument("-q", "--quiet", action="store_true", default=absent, help="tell only errors")
+    group.add_argument("--debug", action="store_true", default=absent, help="show the traceback of an error")
+    group.add_argument("-v", "--verbose", action="store_true", default=absent, help="show all messages")
+    group.add_argument("-q", "--quiet", action="store_true", default=absent, help="show only errors")
     for _, sub_parser in _sub_parsers(parser):
         _add_common_options(sub_parser)
 
@@ -259,7 +259,7 @@ def _messages(*, verbose: bool, quiet: bool) -> Iterator[None]:
 
 
 class _MessageFormatter(logging.Formatter):
-    """Plain lines, with the level in front where it matters."""
+    """Plain lines, prefixed with the level for warnings and errors."""
 
     def format(self, record: logging.LogRecord) -> str:
         text = super().format(record)

@@ -1,4 +1,4 @@
-"""Collections on Milvus, as `embedkit index` and `embedkit search` name and open them."""
+"""Opening Milvus collections for `embedkit index` and `embedkit search`."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class MilvusAddress:
     """`milvus:URI#NAME`.
 
     Attributes:
-        uri: of a server, or a path that ends in .db.
-        name: of the collection there.
+        uri: URI of a server, or a path that ends in .db.
+        name: name of the collection.
     """
 
     uri: str
@@ -46,7 +46,7 @@ class MilvusAddress:
 
 
 def place(text: str) -> Path | MilvusAddress:
-    """A collection as the command line names it: a folder, or milvus:URI#NAME, where NAME may be left out."""
+    """Parse the location of a collection: a folder, or milvus:URI#NAME, where NAME is optional."""
     if not text.startswith(_SCHEME):
         return Path(text)
     uri, _, name = text.removeprefix(_SCHEME).partition("#")
@@ -58,7 +58,7 @@ def place(text: str) -> Path | MilvusAddress:
 
 
 def build_milvus(arguments: argparse.Namespace) -> MilvusCollection:
-    """Send documents to a new collection."""
+    """Build a new collection."""
     from embedkit.runtime.encoder import Encoder
     from embedkit.serving.milvus import MilvusCollection
 
@@ -79,7 +79,7 @@ def build_milvus(arguments: argparse.Namespace) -> MilvusCollection:
 
 
 def open_milvus(address: MilvusAddress, model: str | None = None, *, encoding: bool = True) -> MilvusCollection:
-    """Open a collection, with its model if texts are to be encoded."""
+    """Open a collection, with its model if texts need to be encoded."""
     from embedkit.serving.milvus import MilvusCollection
 
     _quiet()
@@ -92,7 +92,7 @@ def open_milvus(address: MilvusAddress, model: str | None = None, *, encoding: b
 
 
 def milvus_facts(address: MilvusAddress, collection: MilvusCollection) -> dict[str, Any]:
-    """What `embedkit index` tells of a collection."""
+    """Summarise a collection for `embedkit index`."""
     about = collection.about
     return {
         "path": str(address),
@@ -105,10 +105,10 @@ def milvus_facts(address: MilvusAddress, collection: MilvusCollection) -> dict[s
 
 
 def only_in_a_folder(what: str) -> InputError:
-    """The error for what collections on Milvus cannot do."""
+    """Return the error for operations that Milvus collections do not support."""
     from embedkit.errors import InputError
 
-    return InputError(f"{what} is for collections in folders, not for those on Milvus")
+    return InputError(f"{what} is available for folder collections only, not on Milvus")
 
 
 def _token() -> str:
@@ -116,5 +116,5 @@ def _token() -> str:
 
 
 def _quiet() -> None:
-    """Let the client not write the trace of an error that is told in one line."""
+    """Keep the client from logging the traceback of an error that is reported in one line."""
     logging.getLogger("pymilvus").setLevel(logging.CRITICAL)

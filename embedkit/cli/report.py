@@ -1,4 +1,4 @@
-"""`embedkit report`: a run's curves on one page, and models of all kinds side by side on another."""
+"""`embedkit report`: a page with the curves of each run, and a page that compares runs and models."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from embedkit.cli.entries import is_run, read_entry
 
 __all__ = ["EXAMPLES", "HELP", "configure", "run"]
 
-HELP = "draw the curves of training runs, and compare runs, bundles and models"
+HELP = "plot training runs, and compare runs, bundles and models"
 EXAMPLES = """
 embedkit report runs/tiny
 embedkit report runs/* bundles/*.onnx --quality evaluation.json --speed speed.json -o comparison.html
@@ -23,15 +23,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "sources",
         nargs="+",
         metavar="RUN_OR_MODEL",
-        help="a run folder, finished or not: report.html is written into it; or a bundle, a bundled name or a "
-        "model folder: it is compared with the others",
+        help="a run folder, finished or not, which gets a report.html; or a bundle, a bundled name or a "
+        "model folder to compare",
     )
     parser.add_argument(
         "-o",
         "--output",
         type=Path,
         metavar="FILE",
-        help="the page that compares all; default: comparison.html, if there is more than one run to show",
+        help="the comparison page; default: comparison.html, if there is more than one entry",
     )
     parser.add_argument(
         "--quality",
@@ -39,7 +39,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="FILE",
-        help="what `embedkit evaluate --json` wrote of them; may be given several times",
+        help="output of `embedkit evaluate --json`; may be repeated",
     )
     parser.add_argument(
         "--speed",
@@ -47,12 +47,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="FILE",
-        help="what `embedkit bench --json` or its --report wrote of them; may be given several times",
+        help="output of `embedkit bench --json` or of its --report; may be repeated",
     )
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Write the page of each run, and one of all; tell where they are."""
+    """Write the page of each run and the comparison page, and print their paths."""
     from embedkit.training.run_report import write_report
 
     sources = list(dict.fromkeys(arguments.sources))
@@ -65,7 +65,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _compare(sources: list[str], arguments: argparse.Namespace) -> str:
-    """Read everything, then write; nothing is drawn of runs before it is known that all can be read."""
+    """Read everything, then write: no page is drawn unless all sources can be read."""
     from embedkit.reporting.comparison_page import write_comparison
     from embedkit.reporting.entries import distinct
     from embedkit.reporting.quality import read_evaluations

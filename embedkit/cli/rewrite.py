@@ -1,4 +1,4 @@
-"""`embedkit rewrite`: a file of texts becomes a corpus of two views a row."""
+"""`embedkit rewrite`: from a file of texts to a corpus with two views per row."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = ["EXAMPLES", "HELP", "configure", "run"]
 
-HELP = "write each text in other words, for training on pairs of views"
+HELP = "paraphrase texts, for training on pairs of views"
 EXAMPLES = """
 embedkit rewrite texts.txt -o pairs.tsv --masked-lm FacebookAI/roberta-base
 embedkit rewrite texts.txt -o pairs.tsv --translate models/en-de models/de-en --translate models/en-fr models/fr-en
@@ -31,7 +31,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         type=Path,
         required=True,
         metavar="FILE",
-        help="the pairs, a .tsv: `embedkit train` reads it",
+        help="the pairs, a .tsv for `embedkit train`",
     )
     ways = parser.add_mutually_exclusive_group(required=True)
     ways.add_argument("--masked-lm", metavar="MODEL", help="refill masked word pieces: a model folder or a hub id")
@@ -40,22 +40,26 @@ def configure(parser: argparse.ArgumentParser) -> None:
         nargs=2,
         action="append",
         metavar=("THERE", "BACK"),
-        help="translate there and back; given twice, each view comes through a language of its own",
+        help="back-translate; given twice, each view goes through a different language",
     )
     ways.add_argument(
-        "--synonyms", metavar="FOLDER", help="replace words by synonyms: the folder of WordNet's data.noun"
+        "--synonyms", metavar="FOLDER", help="replace words by synonyms: the folder with WordNet's data.noun"
     )
     parser.add_argument(
         "--share",
         type=float,
         metavar="S",
-        help="of word pieces that are masked (default: 0.2), or of words that are replaced (default: one word)",
+        help="share of masked word pieces (default: 0.2) or of replaced words (default: one word)",
     )
-    parser.add_argument("--beams", type=int, default=4, metavar="N", help="of translation (default: %(default)s)")
     parser.add_argument(
-        "--max-length", type=int, default=128, metavar="L", help="in tokens (default: %(default)s)"
+        "--beams", type=int, default=4, metavar="N", help="beams of the translation (default: %(default)s)"
     )
-    parser.add_argument("--seed", type=int, default=0, help="of the places and synonyms (default: %(default)s)")
+    parser.add_argument(
+        "--max-length", type=int, default=128, metavar="L", help="maximum length in tokens (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, help="seed for positions and synonyms (default: %(default)s)"
+    )
     parser.add_argument("--device", default="cpu", help="a torch device (default: %(default)s)")
     parser.add_argument("--text-column", metavar="NAME", help="column or key of the texts")
     parser.add_argument("--limit", type=int, metavar="N", help="read at most this many rows")
@@ -64,12 +68,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         type=Path,
         default=Path(".embedkit-cache"),
         metavar="DIR",
-        help="what was rewritten before is taken from here (default: %(default)s)",
+        help="cache of rewritten texts (default: %(default)s)",
     )
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Rewrite every text once, and tell what became of them."""
+    """Rewrite every text once, and print statistics."""
     from embedkit.errors import InputError
     from embedkit.training.corpus import Corpus, SourceConfig
     from embedkit.training.rewriting import write_pairs

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["EXAMPLES", "HELP", "configure", "run"]
 
-HELP = "find the documents of a collection nearest in meaning to a query"
+HELP = "search a collection for the documents nearest in meaning to a query"
 EXAMPLES = """
 embedkit search idx/ "how do bees find their way home?" -k 5
 embedkit search idx/ "refund after 30 days" --hybrid --rerank reranker.onnx --filter '{"lang": "en"}'
@@ -27,41 +27,44 @@ embedkit search idx/ "refund after 30 days" --hybrid --rerank reranker.onnx --fi
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument(
-        "collection", type=place, metavar="IDX", help="folder that `embedkit index build` made, or milvus:URI#NAME"
+        "collection",
+        type=place,
+        metavar="IDX",
+        help="folder created by `embedkit index build`, or milvus:URI#NAME",
     )
     parser.add_argument("query", help="text to search for")
-    parser.add_argument("-k", type=int, default=10, help="results wanted; default: 10")
+    parser.add_argument("-k", type=int, default=10, help="number of results; default: 10")
     parser.add_argument(
         "--filter",
         type=_json_object,
         metavar="JSON",
-        help="""what has to hold for the metadata, for instance {"lang": "en", "year": {"gte": 2020}}""",
+        help="""condition on the metadata, for instance {"lang": "en", "year": {"gte": 2020}}""",
     )
     parser.add_argument(
         "--hybrid",
         nargs="?",
         const="rrf",
         metavar="METHOD",
-        help="search by words too, and fuse by rrf (default) or weighted; the collection needs --lexical",
+        help="add keyword search, fused by rrf (default) or weighted; the collection needs --lexical",
     )
     parser.add_argument(
-        "--rerank", metavar="MODEL", help="a cross-encoder or another encoder that has the last word"
+        "--rerank", metavar="MODEL", help="a cross-encoder, or another encoder, for the final order"
     )
     parser.add_argument(
-        "--candidates", type=int, metavar="N", help="documents that a stage hands on to the next; default: 50"
+        "--candidates", type=int, metavar="N", help="documents passed from each stage to the next; default: 50"
     )
     parser.add_argument(
         "--effort",
         type=float,
         default=1.0,
         metavar="X",
-        help="how hard an approximate index looks: 2 finds more and takes longer; default: 1",
+        help="search breadth of an approximate index: 2 finds more and takes longer; default: 1",
     )
-    parser.add_argument("-m", "--model", help="the model that made the collection, where it is no longer found")
+    parser.add_argument("-m", "--model", help="the model that built the collection, if it has moved")
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Search, and tell results on stdout and times on stderr."""
+    """Search; results go to stdout, times to stderr."""
     on_milvus = isinstance(arguments.collection, MilvusAddress)
     hits = _search_milvus(arguments) if on_milvus else _search_folder(arguments)
     if arguments.json:
@@ -116,9 +119,9 @@ def _json_object(text: str) -> dict[str, Any]:
 
 
 def _table(hits: list[Hit], width: int | None) -> list[str]:
-    """One line for each hit: rank, score, id, text.
+    """Format one line per hit: rank, score, id, text.
 
-    On a terminal lines are cut to its ``width`` in columns, and metadata stand on a line of their own.
+    On a terminal, lines are cut to ``width`` columns, and metadata follow on a separate line.
     """
     ids = [_one_line(hit.id) for hit in hits]
     id_width, rank_width = max(map(_columns, ids), default=0), len(str(len(hits)))
@@ -139,12 +142,12 @@ def _field(item: tuple[str, Any]) -> str:
 
 
 def _one_line(text: str) -> str:
-    """Line breaks become spaces, and so does what would steer the terminal."""
+    """Replace line breaks and control characters with spaces."""
     return " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
 
 
 def _columns(text: str) -> int:
-    """Columns that a text takes on a terminal: two for wide letters, none for combining marks."""
+    """Return the width of a text on a terminal: two columns for wide letters, none for combining marks."""
     return sum(_letter_columns(letter) for letter in text)
 
 

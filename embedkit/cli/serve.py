@@ -1,4 +1,4 @@
-"""`embedkit serve`: models and a collection over HTTP."""
+"""`embedkit serve`: serve models and a collection over HTTP."""
 
 from __future__ import annotations
 
@@ -26,22 +26,26 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("model", help="a bundle, a bundled name, a model folder or a hub id")
     parser.add_argument("--collection", metavar="IDX", help="folder of a collection to search in")
-    parser.add_argument("--allow-writes", action="store_true", help="let clients change the collection")
+    parser.add_argument("--allow-writes", action="store_true", help="allow clients to change the collection")
     parser.add_argument("--reranker", metavar="MODEL", help="cross-encoder that ranks texts")
-    parser.add_argument("--host", help="address to listen on; default: 127.0.0.1, this machine alone")
-    parser.add_argument("--port", type=int, help="port to listen on, 0 for any; default: 8080")
-    parser.add_argument("--threads", type=int, help="threads to keep busy; default: all that this process may use")
-    parser.add_argument("--api-key-file", metavar="FILE", help="API keys, with scopes in TOML or one a line")
+    parser.add_argument("--host", help="address to listen on; default: 127.0.0.1, this machine only")
+    parser.add_argument("--port", type=int, help="port to listen on, 0 for any free one; default: 8080")
+    parser.add_argument(
+        "--threads", type=int, help="compute threads; default: all processors available to the process"
+    )
+    parser.add_argument(
+        "--api-key-file", metavar="FILE", help="API keys: a TOML file with scopes, or one key per line"
+    )
     parser.add_argument("--tls-certificate", metavar="PEM", help="certificate chain, for HTTPS without a proxy")
-    parser.add_argument("--tls-key", metavar="PEM", help="its private key")
-    parser.add_argument("--config", metavar="TOML", help="settings; flags and --set are laid over them")
+    parser.add_argument("--tls-key", metavar="PEM", help="private key of the certificate")
+    parser.add_argument("--config", metavar="TOML", help="TOML file of settings; flags and --set override it")
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="any setting of the server"
     )
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Load, check, and serve until told to end; the log goes to stderr, a JSON object a line."""
+    """Load, check, and serve until signalled to stop; the log goes to stderr, one JSON object per line."""
     from embedkit.serving.http.keys import KeyRing
     from embedkit.serving.http.server import Server
     from embedkit.serving.http.service import Service
@@ -51,7 +55,7 @@ def run(arguments: argparse.Namespace) -> None:
     service = Service.load(arguments.model, settings)
     _log_as_json()
     if not settings.is_local and not keys:
-        logger.warning("anybody who reaches %s may use this server, as it has no API key", settings.host)
+        logger.warning("the server at %s has no API key: anyone who can reach it can use it", settings.host)
     Server(service, keys).run_until_told()
 
 
@@ -68,10 +72,10 @@ def _settings(arguments: argparse.Namespace) -> ServerSettings:
 
 
 def _log_as_json() -> None:
-    """From here on, whoever reads the log is a program; uvicorn's warnings go the same way."""
+    """Switch the log to JSON, including uvicorn's warnings."""
     from embedkit.serving.http.json_log import JsonFormatter
 
-    # What no line holds need not be found out for each, see "Optimization" in Python's logging HOWTO.
+    # Skip collecting fields that no line contains, see "Optimization" in Python's logging HOWTO.
     logging._srcfile = None  # noqa: SLF001 - documented there
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     theirs = logging.getLogger("uvicorn")

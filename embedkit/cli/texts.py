@@ -1,4 +1,4 @@
-"""The texts that a command was given a file of."""
+"""Reading the texts of an input file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def read_texts(path: Path, column: str) -> Iterator[str]:
     """
     for line, record in read_records(path):
         if column not in record:
-            raise DataError(f"{path}:{line}: there is no column {column!r}; there are {', '.join(record)}")
+            raise DataError(f"{path}:{line}: no column {column!r}; the columns are {', '.join(record)}")
         text = record[column]
         if not isinstance(text, str):
             raise DataError(f"{path}:{line}: {column!r} should be a text, not {type(text).__name__}")

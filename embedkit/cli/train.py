@@ -1,4 +1,4 @@
-"""`embedkit train`: from text, and a teacher if there is one, to a run folder."""
+"""`embedkit train`: from text and optional teachers to a run folder."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ embedkit train --method sct --size tiny --corpus texts.txt --teacher all-MiniLM-
 embedkit train recipe.toml --set optim.lr=3e-4 -o runs/tiny --resume
 """
 
-# Flag -> where its value goes in the configuration.
+# Flag -> path of its setting in the configuration.
 _FLAGS = {
     "method": "method",
     "name": "name",
@@ -46,11 +46,11 @@ _FLAGS = {
 }
 _MEASURES = {"dev_spearman": "development Spearman", "held_out_cosine": "cosine x 100 on held-out text"}
 
-# Flags for a student's shape, and what their help says.
+# Flags for a student's shape, with their help.
 _SHAPE = {
-    "layers": "transformer layers, instead of the size's",
-    "hidden": "width of a token's state, instead of the size's",
-    "inner": "width inside the feed-forward blocks; default: 4 x hidden",
+    "layers": "number of transformer layers, overriding the size",
+    "hidden": "hidden width, overriding the size",
+    "inner": "width of the feed-forward blocks; default: 4 x hidden",
     "memory": "width of a word memory beside the transformer; default: none",
 }
 
@@ -58,7 +58,7 @@ _SHAPE = {
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument(
-        "recipe", nargs="*", help="TOML recipes, later ones laid over earlier ones; flags and --set go on top"
+        "recipe", nargs="*", help="TOML recipes; later ones override earlier ones, and flags and --set override all"
     )
     parser.add_argument("-o", "--output", help="the run folder; default: runs/NAME")
     parser.add_argument(
@@ -66,39 +66,39 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="see `embedkit methods`; sct with --teacher is sct-distillation, and with --student as well it is "
         "sct-two-stage: self-supervision, then distillation",
     )
-    parser.add_argument("--size", help="tiny, mini or small; with --student, whose published settings to use")
-    parser.add_argument("--corpus", action="append", metavar="FILE", help="text; may be repeated")
+    parser.add_argument("--size", help="tiny, mini or small; with --student, selects the published settings to use")
+    parser.add_argument("--corpus", action="append", metavar="FILE", help="text file; may be repeated")
     parser.add_argument("--text-column", help="column of the text in .csv, .jsonl, .parquet and hub sets")
-    parser.add_argument("--view-columns", nargs=2, metavar="COLUMN", help="columns of two views of a sentence")
+    parser.add_argument("--view-columns", nargs=2, metavar="COLUMN", help="two columns with views of the same sentence")
     parser.add_argument(
         "--teacher",
         action="append",
         metavar="MODEL",
         help="folder, hub id, bundle, or .npy/.parquet of vectors aligned by row; may be repeated for methods "
-        "that learn from several",
+        "with several teachers",
     )
-    parser.add_argument("--teacher-name", action="append", metavar="NAME", help="what cards call each --teacher")
+    parser.add_argument("--teacher-name", action="append", metavar="NAME", help="name of each --teacher on model cards")
     parser.add_argument("--student", help="pre-trained model to start from, folder or hub id")
     parser.add_argument(
-        "--start", help="teacher (its words), layers (of the teacher) or random: where weights come from"
+        "--start", help="initialisation: teacher (its words), layers (of the teacher) or random"
     )
     for flag, what in _SHAPE.items():
         parser.add_argument(f"--{flag}", type=int, help=what)
-    parser.add_argument("--tokenizer", help="model whose tokenizer the student shares; default: the teacher")
-    parser.add_argument("--dev", help="scored sentence pairs that choose the best step (STS-B dev, say)")
+    parser.add_argument("--tokenizer", help="model that provides the student's tokenizer; default: the teacher")
+    parser.add_argument("--dev", help="scored sentence pairs for checkpoint selection, for example STS-B dev")
     parser.add_argument("--epochs", type=int, help="passes over the corpus")
-    parser.add_argument("--steps", type=int, help="steps, instead of epochs")
+    parser.add_argument("--steps", type=int, help="number of steps, instead of epochs")
     parser.add_argument("--seed", type=int)
-    parser.add_argument("--name", help="what the encoder is called")
-    parser.add_argument("--data", help="folder that relative paths of the recipe start from")
+    parser.add_argument("--name", help="name of the encoder")
+    parser.add_argument("--data", help="base folder for relative paths in the recipe")
     parser.add_argument("--cache", help="folder of prepared corpora and teacher vectors")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="any setting")
-    parser.add_argument("--check", action="store_true", help="check and print the configuration, train nothing")
-    parser.add_argument("--resume", action="store_true", help="go on with an interrupted run")
+    parser.add_argument("--check", action="store_true", help="check and print the configuration without training")
+    parser.add_argument("--resume", action="store_true", help="resume an interrupted run")
 
 
 def run(arguments: argparse.Namespace) -> int | None:
-    """Train, or check what would be trained."""
+    """Train, or check the configuration."""
     import tomli_w
 
     from embedkit.config import to_mapping
@@ -139,7 +139,7 @@ def _config(arguments: argparse.Namespace) -> RunConfig:
 
 
 def _with_teachers(mapping: dict[str, Any], arguments: argparse.Namespace) -> dict[str, Any]:
-    """Lay --teacher and --teacher-name over the recipe: the source of its one teacher, or all of them anew."""
+    """Override the recipe's teacher, or its list of teachers, with --teacher and --teacher-name."""
     from embedkit.config import lay_over
     from embedkit.errors import ConfigError
 
@@ -165,25 +165,25 @@ def _sources(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     columns = {"text_column": arguments.text_column, "view_columns": arguments.view_columns}
     given = {key: value for key, value in columns.items() if value is not None}
     if given and not arguments.corpus:
-        raise ConfigError("--text-column and --view-columns describe what --corpus names; give it too")
+        raise ConfigError("--text-column and --view-columns need --corpus")
     return [{"path": path, **given} for path in arguments.corpus or ()]
 
 
 def _tell_plan(config: RunConfig) -> None:
-    """How long the run would be; on stderr, because stdout is a recipe."""
+    """Print the length of the run on stderr; stdout is a recipe."""
     from embedkit.training.recipes import RECIPES
     from embedkit.training.recipes.plan import plan
 
     found = plan(config)
     if found is None:
-        logger.info("steps and evaluations are known once the corpus has been prepared, which a run does first")
+        logger.info("the numbers of steps and evaluations are known once a run has prepared the corpus")
         return
-    each = "; each stage that goes by [optim]" if config.method in RECIPES else ""
+    each = "; for each stage that uses [optim]" if config.method in RECIPES else ""
     logger.info("planned%s: %s steps, %s evaluations", each, f"{found.steps:,}", f"{found.evaluations:,}")
 
 
 def _report(folder: Path) -> None:
-    """Draw the run's curves, if they can be drawn: what was trained does not hang on it."""
+    """Draw the run's curves; a failure does not affect the trained model."""
     from embedkit.errors import EmbedkitError
 
     try:
@@ -191,7 +191,7 @@ def _report(folder: Path) -> None:
 
         logger.info("curves: %s", write_report(folder))
     except ModuleNotFoundError as error:
-        logger.info("no report: %s is not installed; `embedkit report %s` says what brings it", error.name, folder)
+        logger.info("no report: %s is not installed; `embedkit report %s` prints the command that installs it", error.name, folder)
     except EmbedkitError as error:
         logger.warning("no report: %s", error)
 
@@ -208,7 +208,7 @@ def _print(state: TrainState, folder: Path, measure: str, *, as_json: bool) -> N
     if as_json:
         print(json.dumps(result))
     elif not state.finished:
-        print(f"stopped after step {state.step}; go on with the same command and --resume")
+        print(f"stopped after step {state.step}; resume with the same command and --resume")
     else:
         print(f"{folder}/model: {state.step:,} steps in {state.seconds:,.0f} s")
         if state.best_score is not None:

@@ -58,7 +58,7 @@ class Variant:
         largest_difference: of a value from the torch model's, on random words.
         smallest_cosine: likewise; None of a cross-encoder.
         score: share of the torch model's score on the pairs given, else rank correlation with it on probe texts.
-        company: how far a value moves when its text is in a batch with others.
+        invariance: largest change of a value when its text is in a batch with others.
         on_frontier: whether no other variant is better in size, speed or score and not worse in the others.
     """
 
@@ -72,7 +72,7 @@ class Variant:
     largest_difference: float | None = None
     smallest_cosine: float | None = None
     score: float | None = None
-    company: float | None = None
+    invariance: float | None = None
     on_frontier: bool = False
 
 
@@ -229,7 +229,7 @@ def _describe(title: str, report: ExportReport | GateError, timings: Mapping[str
         largest_difference=gates["parity"]["largest_difference"],
         smallest_cosine=gates["parity"].get("smallest_cosine"),
         score=ranking.get("retention", ranking.get("spearman")),
-        company=gates["batch_invariance"]["largest_difference"],
+        invariance=gates["batch_invariance"]["largest_difference"],
     )
 
 

@@ -1,4 +1,4 @@
-"""Gates that encoders and cross-encoders share: ranking, company in a batch, size."""
+"""Gates shared by encoders and cross-encoders: ranking, batch invariance, size."""
 
 from __future__ import annotations
 

@@ -262,7 +262,7 @@ def _measure(
 def _allowed(thresholds: Mapping[str, Limits], precision: str, words: str) -> Limits:
     """What the gates of a precision demand; a rounded word table strays from torch as far as int8 does."""
     limits = thresholds[precision]
-    return limits if words == "float32" else dataclasses.replace(thresholds["int8"], company=limits.company)
+    return limits if words == "float32" else dataclasses.replace(thresholds["int8"], invariance=limits.invariance)
 
 
 def _check_forms(

@@ -64,26 +64,26 @@ class PairThresholds:
 
     Attributes:
         difference: largest absolute difference of a score from the torch model's.
-        company: largest absolute difference of a pair's score alone from its score among others.
+        invariance: largest absolute difference between the score of a pair alone and in a batch.
         retention: smallest share of the torch model's Spearman on scored pairs.
         agreement: smallest Spearman between the two models' scores.
         graph_bytes: largest size of the graph.
     """
 
     difference: float
-    company: float | None
+    invariance: float | None
     retention: float
     agreement: float
     graph_bytes: int | None = None
 
 
 PAIR_THRESHOLDS = {
-    "fp32": PairThresholds(difference=1e-5, company=1e-5, retention=0.999, agreement=0.999),
+    "fp32": PairThresholds(difference=1e-5, invariance=1e-5, retention=0.999, agreement=0.999),
     # On a CPU, which makes float32 of it between two operators; a GPU rounds more often.
-    "fp16": PairThresholds(difference=5e-3, company=5e-3, retention=0.999, agreement=0.999),
+    "fp16": PairThresholds(difference=5e-3, invariance=5e-3, retention=0.999, agreement=0.999),
     # The grid holds random words, on whose scores near the middle the sigmoid is steepest.
-    "int8": PairThresholds(difference=0.2, company=None, retention=0.99, agreement=0.98),
-    "int8-static": PairThresholds(difference=0.2, company=2e-3, retention=0.99, agreement=0.98),
+    "int8": PairThresholds(difference=0.2, invariance=None, retention=0.99, agreement=0.98),
+    "int8-static": PairThresholds(difference=0.2, invariance=2e-3, retention=0.99, agreement=0.98),
 }
 
 
@@ -150,12 +150,12 @@ def verify_pairs(
         ModelError: ONNX Runtime refuses the graph.
     """
     measure = _Measure(model, original or model, thresholds, dev)
-    parity, ranking, company = measure.gates(GraphCrossEncoder(content, model.tokenizer), thresholds.company)
+    parity, ranking, invariance = measure.gates(GraphCrossEncoder(content, model.tokenizer), thresholds.invariance)
     return [
         parity,
         check_operators(model, content, quantized=quantized, for_gpu=for_gpu),
         ranking,
-        company,
+        invariance,
         check_size(content, thresholds.graph_bytes),
         *_check_native(measure, content, model.tokenizer),
     ]
@@ -165,7 +165,7 @@ def _check_native(measure: _Measure, content: bytes, tokenizer: PairTokenizer) -
     graph = NativeGraph.find(content, pairs=True)
     if graph is None:
         return []
-    return [check_native(measure.gates(NativeCrossEncoder(graph, tokenizer), company=0.0))]
+    return [check_native(measure.gates(NativeCrossEncoder(graph, tokenizer), invariance=0.0))]
 
 
 @dataclass(frozen=True)
@@ -177,9 +177,9 @@ class _Measure:
     thresholds: PairThresholds
     dev: ScoredPairs | None
 
-    def gates(self, candidate: GraphCrossEncoder, company: float | None) -> tuple[Gate, Gate, Gate]:
+    def gates(self, candidate: GraphCrossEncoder, invariance: float | None) -> tuple[Gate, Gate, Gate]:
         """Parity, retention or agreement, and batch invariance."""
-        return self._parity(candidate), self._ranking(candidate), _check_company(candidate, company)
+        return self._parity(candidate), self._ranking(candidate), _check_invariance(candidate, invariance)
 
     @cached_property
     def _grid(self) -> list[tuple[Tokens, FloatArray]]:
@@ -252,7 +252,7 @@ def _fill(empty: Tokens, words: list[int], generator: np.random.Generator) -> tu
     return filled, [*types[:1], *types[:1] * len(first), *types[1:-1], *types[-1:] * len(second), *types[-1:]]
 
 
-def _check_company(candidate: GraphCrossEncoder, limit: float | None) -> Gate:
+def _check_invariance(candidate: GraphCrossEncoder, limit: float | None) -> Gate:
     tokens = candidate.tokenizer.tokenize(PROBE_PAIRS[: len(PROBE_TEXTS)])
     rows = range(len(tokens.ids))
     alone = np.concatenate([candidate.predict_batch(tokens, [row]) for row in rows])

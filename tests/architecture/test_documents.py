@@ -1,8 +1,8 @@
 """Code in README and docs runs, commands in them parse, and links between them resolve.
 
-Each block of Python runs by itself. ``<!-- continues in: NAME -->`` in the line above makes blocks of one document
-share their variables; ``<!-- not run: REASON -->`` exempts a block. Commands are parsed and not run, because most of
-them need a trained model or a data set.
+Each block of Python runs by itself. ``<!-- continues in: NAME -->`` in the line above makes blocks of a document
+share their variables; ``<!-- not run: REASON -->`` exempts a block. Commands are parsed and not run, because most
+need a trained model or a data set.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Our own kernel gives what ONNX Runtime gives, for all that it runs, and the same bits in any company."""
+"""embedkit's kernel agrees with ONNX Runtime on every graph it runs, with the same bits in any batch."""
 
 from __future__ import annotations
 

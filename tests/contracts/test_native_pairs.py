@@ -1,4 +1,4 @@
-"""Our own kernel scores pairs as ONNX Runtime does, and with the same bits in any company."""
+"""embedkit's kernel scores pairs like ONNX Runtime, with the same bits in any batch."""
 
 from __future__ import annotations
 

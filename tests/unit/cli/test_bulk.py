@@ -45,7 +45,7 @@ def test_cost_is_told_first_and_what_was_done_last(
     (tmp_path / "out" / "shard-000003.parquet").unlink()
     assert main(command) == 0
     captured = capsys.readouterr()
-    assert captured.err.startswith("6 texts to embed in 1 shards (3 are there)")
+    assert captured.err.startswith("6 texts to embed in 1 shards (3 done)")
     assert "30 rows in 4 shards with toy, 6 of them now" in captured.out
 
 
@@ -77,7 +77,7 @@ def test_a_folder_is_made_from_parquet_only(
 ) -> None:
     (tmp_path / "in.txt").write_text("a dog\n")
     assert main(["encode", "-m", str(toy_bundle), str(tmp_path / "in.txt"), "-o", str(tmp_path / "out")]) == 1
-    assert "in.txt give an output that ends in .npy, .parquet or .jsonl" in capsys.readouterr().err
+    assert "in.txt use an output ending in .npy, .parquet or .jsonl" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 

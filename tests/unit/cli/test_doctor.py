@@ -119,15 +119,15 @@ def test_a_bundled_model_that_computes_something_else_is_a_problem(bundled, toy_
     monkeypatch.setattr("embedkit.runtime.encoder.Encoder.verify", lambda _self: finding)
     code, found = report(capsys)
     assert code == 1
-    assert "they differ by 5.0e-01, at most 1.0e-04 is allowed" in found["problems"][0]
+    assert "differ on this machine: by 5.0e-01, where at most 1.0e-04 is allowed" in found["problems"][0]
 
 
 @pytest.mark.parametrize(
     ("kernels", "line"),
     [
         ({"one": True, "two": True}, "one, two"),
-        ({"one": True, "two": False}, "one; two not compiled: slower without"),
-        ({"one": False}, "one not compiled: slower without"),
+        ({"one": True, "two": False}, "one; two not compiled, encoding is slower"),
+        ({"one": False}, "one not compiled, encoding is slower"),
     ],
 )
 def test_kernels_that_are_not_there_are_told(bundled, monkeypatch, capsys, kernels, line):

@@ -140,7 +140,7 @@ def test_options_reach_the_encoder(
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--text-column", "body"], "texts.txt:1: there is no column 'body'; there are text"),
+        (["--text-column", "body"], "texts.txt:1: no column 'body'; the columns are text"),
         (["--precision", "float32", "--truncate-dim", "99"], "--truncate-dim must be"),
         (["--prompt-name", "nope"], "has no prompt 'nope'"),
         (["--provider", "NoneSuch"], "NoneSuch is not among"),

@@ -101,7 +101,7 @@ def test_figures_that_were_finished_are_kept_when_a_later_model_fails(
     assert main([*command, "--significance"]) == code
     captured = capsys.readouterr()
     assert captured.out.splitlines()[0].split() == ["set", "measure", "rows", "toy"]
-    assert "stopped early; these figures were finished" in captured.err
+    assert "stopped early; these results are complete" in captured.err
     assert len(json.loads((tmp_path / "report.json").read_text())["evaluations"]) == 1
 
 
@@ -140,7 +140,7 @@ def test_seeds_of_one_recipe_are_summed_up(write_toy_bundle, pairs, tmp_path, ca
     assert main(["evaluate", *seeds, "--task", str(pairs), "--seeds"]) == 0
     assert "Over seeds: mean, standard deviation and range" in capsys.readouterr().out
     assert main(["evaluate", seeds[0], "--task", str(pairs), "--seeds"]) == 1
-    assert "names differ in their last number only" in capsys.readouterr().err
+    assert "names differ only in their last number" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("name", "start"), [("report.md", "# Evaluation"), ("report.json", "{")])

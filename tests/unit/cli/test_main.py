@@ -154,7 +154,7 @@ class TestUsage:
     def test_a_strange_word_gets_the_list(self, capsys):
         with pytest.raises(SystemExit):
             main(["xyzzy"])
-        assert f"the commands are {', '.join(COMMANDS)}" in capsys.readouterr().err
+        assert f"expected one of {', '.join(COMMANDS)}" in capsys.readouterr().err
 
     def test_version(self, capsys):
         with pytest.raises(SystemExit) as exit_:

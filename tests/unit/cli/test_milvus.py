@@ -47,14 +47,14 @@ def test_what_a_folder_alone_can_do_is_one_line(
     for command, words in [
         (
             ["index", "build", str(documents), "-m", str(toy_bundle), "-o", address, "--lexical"],
-            "--lexical is for",
+            "--lexical is available for",
         ),
-        (["index", "compact", address], "index compact is for collections in folders"),
-        (["index", "verify", address], "index verify is for collections in folders"),
-        (["search", address, "a dog", "--hybrid"], "--hybrid is for collections in folders"),
-        (["search", address, "a dog", "--rerank", "x"], "--rerank is for"),
-        (["search", address, "a dog", "--candidates", "9"], "--candidates is for"),
-        (["search", address, "a dog", "--effort", "2"], "--effort is for"),
+        (["index", "compact", address], "index compact is available for folder collections"),
+        (["index", "verify", address], "index verify is available for folder collections"),
+        (["search", address, "a dog", "--hybrid"], "--hybrid is available for folder collections"),
+        (["search", address, "a dog", "--rerank", "x"], "--rerank is available for"),
+        (["search", address, "a dog", "--candidates", "9"], "--candidates is available for"),
+        (["search", address, "a dog", "--effort", "2"], "--effort is available for"),
     ]:
         assert main(command) == 1
         assert words in capsys.readouterr().err

@@ -144,7 +144,7 @@ class TestConfiguration:
         flags = ["--method", "simcse", "--corpus", corpus, "--cache", str(cache), "--dev", "dev.tsv"]
         flags += ["--epochs", "4", "--set", "optim.batch_size=6", "--set", "dev.every=5"]
         assert main(["train", "--check", *flags]) == 0
-        assert "known once the corpus has been prepared" in capsys.readouterr().err
+        assert "known once a run has prepared the corpus" in capsys.readouterr().err
         assert not cache.exists()
         Corpus.prepare([SourceConfig(path=corpus)], cache, show_progress=False)
         assert main(["train", "--check", *flags]) == 0
@@ -170,7 +170,7 @@ class TestConfiguration:
             ([*BARE, *(["--teacher-name", "x"] * 2)], "--teacher-name is given 2 times, --teacher 0 times"),
             ([*BARE, *(["--teacher", "x"] * 3), *(["--teacher-name", "y"] * 2)], "--teacher is given 3 times"),
             (["--method", "mse", "--corpus", "a", "--teacher", "x", "--teacher", "y"], "one teacher, not from 2"),
-            (["--method", "sct", "--text-column", "t"], "--text-column and --view-columns describe"),
+            (["--method", "sct", "--text-column", "t"], "--text-column and --view-columns need --corpus"),
             (["gone.toml"], "there is no file gone.toml"),
         ],
         ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -234,7 +234,7 @@ class TestTraining:
     def test_a_run_does_not_hang_on_matplotlib(self, command, capsys, tmp_path):
         run = tmp_path / "runs" / "small"
         assert main([*command, "--steps", "2"]) == 0
-        assert f"no report: matplotlib is not installed; `embedkit report {run}` says" in capsys.readouterr().err
+        assert f"no report: matplotlib is not installed; `embedkit report {run}` prints" in capsys.readouterr().err
         assert (run / "run.json").exists()
         assert not (run / "report.html").exists()
 
@@ -273,7 +273,7 @@ class TestTraining:
             started.send_signal(signal.SIGINT)
             out, err = started.communicate()
         assert started.returncode == 130, err
-        stopped = re.fullmatch(r"stopped after step (\d+); go on with the same command and --resume\n", out)
+        stopped = re.fullmatch(r"stopped after step (\d+); resume with the same command and --resume\n", out)
         assert 10 <= int(stopped[1]) < 200
         assert "Traceback" not in err
         assert "not finished" in (run / "report.html").read_text(encoding="utf-8")
