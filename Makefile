@@ -1,4 +1,4 @@
-# make demo | test | test-release | check | clean: each sets up what it needs in .venv first.
+# make demo | test | test-release | check | docs | clean: each sets up what it needs in .venv first.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-release check clean
+.PHONY: demo test test-release check docs clean
 
 demo: $(READY)
 	$(BIN)/python examples/demo/demo.py
@@ -27,8 +27,12 @@ check: $(READY)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+docs: $(READY)
+	$(PIP) install --editable '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 clean:
-	rm -rf $(VENV) build dist runs/demo *.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) build dist site runs/demo *.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 	rm -f embedkit/kernels/*.so embedkit/kernels/*.pyd
 	find . -name __pycache__ -prune -exec rm -rf {} +
 

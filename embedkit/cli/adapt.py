@@ -1,4 +1,4 @@
-"""`embedkit adapt`: from a bundle and somebody's own text to a bundle for that text."""
+"""`embedkit adapt`: adapt a bundle to custom text."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ if TYPE_CHECKING:
 
 __all__ = ["EXAMPLES", "HELP", "configure", "run"]
 
-HELP = "train an encoder on, on your own text, and compare it with where it started"
+HELP = "adapt a bundled or exported encoder to your own text, and compare it with the original"
 EXAMPLES = """
 embedkit adapt tiny --corpus tickets.txt -o tickets.onnx
 embedkit adapt tiny.onnx --corpus docs.jsonl --text-column body --teacher MiniLM/ --steps 2000 -o docs.onnx
 """
 
-# Flag -> where its value goes in the configuration.
+# Flag -> path of its setting in the configuration.
 _FLAGS = {"steps": "optim.steps", "lr": "optim.lr", "seed": "seed", "cache": "cache"}
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("model", help="a bundle, or the name of one that comes with embedkit")
+    parser.add_argument("model", help="a bundle or a bundled name")
     parser.add_argument("-o", "--output", required=True, type=Path, metavar="FILE", help="the bundle to write")
     parser.add_argument(
-        "--corpus", action="append", required=True, metavar="FILE", help="text like that to come; may be repeated"
+        "--corpus", action="append", required=True, metavar="FILE", help="representative text; may be repeated"
     )
     parser.add_argument("--text-column", help="column of the text in .csv, .jsonl, .parquet and hub sets")
     parser.add_argument(
@@ -41,16 +41,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "bundle names, from the hub",
     )
     parser.add_argument("--steps", type=int, help="steps of 128 texts; default: 1000")
-    parser.add_argument("--lr", type=float, help="highest learning rate; default: 3e-4")
+    parser.add_argument("--lr", type=float, help="peak learning rate; default: 3e-4")
     parser.add_argument("--seed", type=int)
     parser.add_argument("--cache", help="folder of the prepared corpus and the teacher's vectors")
     parser.add_argument("--run", metavar="FOLDER", help="the run folder; default: runs/OUTPUT")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="any setting of a run")
-    parser.add_argument("--resume", action="store_true", help="go on with an interrupted run")
+    parser.add_argument("--resume", action="store_true", help="resume an interrupted run")
 
 
 def run(arguments: argparse.Namespace) -> int | None:
-    """Adapt, and show the distance from the teacher before and after."""
+    """Adapt the encoder, and print its similarity to the teacher before and after."""
     from embedkit.adaptation import adapt, adaptation_config
     from embedkit.training.recipes.stage import Control
 
@@ -59,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int | None:
     with stop_flag() as should_stop:
         found = adapt(config, folder, arguments.output, Control(arguments.resume, should_stop))
     if found is None:
-        print("stopped; go on with the same command and --resume")
+        print("stopped; resume with the same command and --resume")
         return 130
     if arguments.json:
         print(json.dumps(dataclasses.asdict(found), default=str))
@@ -88,6 +88,6 @@ def _lines(found: Adaptation) -> Iterator[str]:
     report = found.report
     form = f"{report.manifest.precision}, {report.size_bytes / 1e6:.2f} MB"
     yield f"{report.path}: {form}, after {found.steps:,} steps in {found.seconds:,.0f} s"
-    yield "cosine with the teacher on texts that were kept apart:"
+    yield "cosine with the teacher on held-out texts:"
     for name, before in found.before.items():
         yield f"  {name:<32} {before:.4f} -> {found.after[name]:.4f}"

@@ -1,4 +1,4 @@
-"""Ctrl-C during training: the first one ends it after the step it is at."""
+"""Signal handling during training: the first Ctrl-C ends it after the current step."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ __all__ = ["stop_flag"]
 
 @contextlib.contextmanager
 def stop_flag(*, insist: bool = True) -> Iterator[Callable[[], bool]]:
-    """Let the first Ctrl-C or SIGTERM end training after the step it is at; the next one ends it at once.
+    """End training after the current step on the first Ctrl-C or SIGTERM, and immediately on the next one.
 
-    Without ``insist`` the next ones count for nothing: torchrun sends each process a SIGTERM of its own behind the
-    Ctrl-C that they all have seen, and kills what is still there after half a minute.
+    Without ``insist``, further signals are ignored: torchrun sends each process a SIGTERM after the Ctrl-C that
+    all of them have received, and kills the remaining processes after half a minute.
 
-    Before the first step, while text is read and the teacher encodes it, the first ends it at once: the
-    loop has not begun to look, and what is in the teacher's cache is kept.
+    Before the first step, while text is read and the teacher encodes it, the first signal ends training
+    immediately, and the teacher's cache is kept.
     """
     asked = training = False
 

