@@ -1,4 +1,4 @@
-"""Files that appear under their name whole or not at all."""
+"""Atomic writes of files and folders."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["atomic_file", "atomic_folder", "storage_errors"]
 
 @contextlib.contextmanager
 def storage_errors(path: Path) -> Iterator[None]:
-    """Turn the operating system's refusals while writing ``path`` into :class:`StorageError`."""
+    """Turn OSErrors while writing ``path`` into :class:`StorageError`."""
     try:
         yield
     except EmbedkitError:
@@ -31,16 +31,16 @@ def storage_errors(path: Path) -> Iterator[None]:
 def atomic_file(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Yield a temporary path beside ``path``; on success flush it to disk and rename it into place.
 
-    On any exception, an interrupt included, the temporary file is removed and what stood under
-    ``path`` before stays as it was.
+    On any exception, including an interrupt, the temporary file is removed and a previous file at ``path`` is left
+    unchanged.
 
     Raises:
-        StorageError: the disk is full, the folder cannot be written, or ``path`` is no ordinary file.
+        StorageError: the disk is full, the folder cannot be written, or ``path`` is not a regular file.
     """
     target = Path(path)
     with storage_errors(target):
-        if target.exists() and not target.is_file():  # renaming over /dev/null would remove it
-            raise StorageError(errno.EEXIST, f"cannot write {target}: it is not an ordinary file")
+        if target.exists() and not target.is_file():  # renaming over /dev/null would replace the device
+            raise StorageError(errno.EEXIST, f"cannot write {target}: it is not a regular file")
         temporary = _name_beside(target)
         os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
     try:
@@ -55,10 +55,10 @@ def atomic_file(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def atomic_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Yield a temporary folder beside ``path``; on success it takes the place of ``path``.
+    """Yield a temporary folder beside ``path``; on success it replaces ``path``.
 
-    A folder that stood there is moved aside first and removed last. So there is never a mixture of the
-    two; a kill in the instant between the moves leaves the old one under its hidden name.
+    A previous folder is moved aside first and removed last, so the two are never mixed. A kill between the two
+    renames leaves the old folder under its hidden name.
 
     Raises:
         StorageError: the disk is full, the folder cannot be written, or ``path`` is a file.
@@ -87,13 +87,13 @@ def atomic_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def _name_beside(target: Path) -> Path:
-    """A hidden name in the same folder, which is made if need be; nothing stands under it."""
+    """Return an unused hidden name in the same folder, which is created if necessary."""
     target.parent.mkdir(parents=True, exist_ok=True)
     return target.parent / f".{target.name[:40]}.{secrets.token_hex(6)}.part"
 
 
 def _flush(path: Path) -> None:
-    """Have the disk hold what was written; Windows does so for folders by itself and cannot be asked."""
+    """Flush a file or folder to disk; Windows has no such call for folders and does not need it."""
     if path.is_dir() and os.name == "nt":
         return
     descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)

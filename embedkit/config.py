@@ -1,8 +1,7 @@
-"""Strict configuration: frozen dataclasses on one side, TOML on the other, nothing guessed in between.
+"""Strict conversion between TOML and frozen dataclasses.
 
-A config class is a frozen, keyword-only dataclass whose fields are made by :func:`setting`. What
-is in the file must fit the class exactly; everything that does not is reported in one
-:class:`~embedkit.errors.ConfigError`.
+A config class is a frozen, keyword-only dataclass whose fields are declared with :func:`setting`. The file must
+match the class exactly; all mismatches are reported in one :class:`~embedkit.errors.ConfigError`.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _MISSING: Any = dataclasses.MISSING
 
 
 class _Problem(ValueError):
-    """One value does not fit its field; collected into a ConfigError."""
+    """A value that does not match its field; collected into a ConfigError."""
 
 
 def setting(
@@ -44,7 +43,7 @@ def setting(
     """Declare a field of a config class.
 
     Args:
-        default: the value used when the file says nothing; left out, the field is required.
+        default: the value if the file does not set it; without a default, the field is required.
         doc: one sentence with the unit, and the paper's value where there is one.
         minimum: smallest value allowed.
         maximum: largest value allowed.
@@ -62,7 +61,7 @@ def load_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Read a TOML file.
 
     Raises:
-        ConfigError: the file is missing, unreadable or not TOML; says the line.
+        ConfigError: the file is missing, unreadable or not TOML; names the line.
     """
     try:
         return tomllib.loads(Path(path).read_text(encoding="utf-8"))
@@ -77,8 +76,8 @@ def from_mapping(cls: type[Config], mapping: Mapping[str, Any], *, source: str =
 
     Args:
         cls: a config class.
-        mapping: what the TOML file held.
-        source: where the mapping came from, for the message.
+        mapping: contents of the TOML file.
+        source: origin of the mapping, for the message.
 
     Raises:
         ConfigError: unknown keys ("did you mean"), wrong types, values out of range, missing keys; all at once.
@@ -91,7 +90,7 @@ def from_mapping(cls: type[Config], mapping: Mapping[str, Any], *, source: str =
 
 
 def to_mapping(config: Any) -> dict[str, Any]:
-    """The TOML-ready form of a config: nested dictionaries, tuples as lists, ``None`` left out."""
+    """Convert a config to nested dictionaries for TOML: tuples become lists, ``None`` is omitted."""
     plain: dict[str, Any] = {}
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
@@ -101,10 +100,10 @@ def to_mapping(config: Any) -> dict[str, Any]:
 
 
 def apply_overrides(mapping: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
-    """Lay ``key.sub=value`` overrides over a mapping; values are TOML, bare words are strings.
+    """Apply ``key.sub=value`` overrides to a mapping; values are TOML, bare words are strings.
 
     Raises:
-        ConfigError: an override has no ``=``, or goes through a value that is not a table.
+        ConfigError: an override has no ``=``, or its path leads through a value that is not a table.
     """
     result = dict(mapping)
     for override in overrides:
@@ -116,7 +115,7 @@ def apply_overrides(mapping: Mapping[str, Any], overrides: Iterable[str]) -> dic
 
 
 def merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """``over`` laid over ``under``, table by table; lists are replaced whole."""
+    """Merge ``over`` into ``under``, table by table; lists are replaced as a whole."""
     merged = dict(under)
     for key, value in over.items():
         below = merged.get(key)
@@ -126,10 +125,10 @@ def merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def lay_over(mapping: Mapping[str, Any], path: str, value: Any) -> dict[str, Any]:
-    """A copy of ``mapping`` with the value at ``path``, e.g. ``"optim.lr"``, replaced or added.
+    """Return a copy of ``mapping`` with the value at ``path``, e.g. ``"optim.lr"``, set.
 
     Raises:
-        ConfigError: the path goes through a value that is not a table.
+        ConfigError: the path leads through a value that is not a table.
     """
     key, dot, rest = path.partition(".")
     if not dot:
@@ -210,7 +209,7 @@ def _convert(value: Any, hint: Any, path: str, problems: list[str]) -> Any:
 
 
 def _convert_union(value: Any, arguments: tuple[Any, ...], path: str, problems: list[str]) -> Any:
-    """``X | None`` and ``X | Y``: the first member that fits."""
+    """Match ``X | None`` and ``X | Y``: use the first member that fits."""
     if value is None and type(None) in arguments:
         return None
     failures = []
@@ -235,7 +234,7 @@ def _convert_scalar(value: Any, hint: Any, path: str) -> Any:
 
 
 def _finite(value: float, path: str) -> float:
-    """TOML has nan and inf; nan would pass every comparison with a bound."""
+    """Reject nan and inf, which TOML allows; nan would pass every comparison with a limit."""
     try:
         number = float(value)
     except OverflowError:

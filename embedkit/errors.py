@@ -1,30 +1,30 @@
-"""Every error that embedkit raises on purpose.
+"""The exceptions that embedkit raises.
 
-Each one is an :class:`EmbedkitError` and also the builtin that a caller who has never heard of
-embedkit would catch::
+Each one derives from :class:`EmbedkitError` and from the builtin exception that callers unfamiliar with embedkit
+would catch::
 
     EmbedkitError (Exception)
     ├── ConfigError (ValueError)              a recipe, a flag or a setting is wrong; lists all problems at once
     ├── InputError (ValueError)               texts or arguments given to a function are wrong
     │   ├── TextOverflowError                 a text is longer than the model and ``on_overflow="error"``
-    │   └── TooLargeError                     a request has more items, characters or bytes than a server takes
+    │   └── TooLargeError                     a request exceeds the server's limit on items, characters or bytes
     ├── DataError (ValueError)                a corpus or an evaluation set is missing, empty or malformed
-    ├── ModelNotFoundError (FileNotFoundError)  nothing can be loaded under this path, name or hub id
-    ├── ModelError (ValueError)               a model folder is there but cannot be used; says why
+    ├── ModelNotFoundError (FileNotFoundError)  no model exists under this path, name or hub id
+    ├── ModelError (ValueError)               a model folder exists but cannot be used
     ├── BundleError (ValueError)              a file is not a bundle
-    │   ├── BundleIntegrityError              the bundle is truncated or was changed after it was written
+    │   ├── BundleIntegrityError              the bundle is truncated or was modified after it was written
     │   └── BundleVersionError                the bundle was written by a newer embedkit
     ├── FingerprintError (ValueError)         stored vectors belong to another model
-    ├── CacheError (ValueError)               a cache of vectors or texts is damaged or in use
-    ├── CheckpointError (ValueError)          a checkpoint is missing, damaged or of another run
-    ├── CollectionError (ValueError)          a collection is missing, damaged or of another form, or refused
-    ├── TrainingError (RuntimeError)          training cannot go on (a loss that is not finite, say)
+    ├── CacheError (ValueError)               a cache of vectors or texts is damaged or locked by another writer
+    ├── CheckpointError (ValueError)          a checkpoint is missing, damaged or from another run
+    ├── CollectionError (ValueError)          a collection is missing, damaged, locked or of another format
+    ├── TrainingError (RuntimeError)          training cannot continue (for example, the loss is not finite)
     ├── ExportError (RuntimeError)            a model cannot be exported
-    │   └── GateError                         the exported file missed a gate; carries the figures
-    ├── OverloadedError (RuntimeError)        a server has too much to do; says when to come back
-    ├── WorkerError (RuntimeError)            an engine of many workers gave up (a machine was lost, say)
-    ├── ProviderError (RuntimeError)          the wanted execution provider is not there
-    ├── MissingExtraError (ImportError)       an optional package is not installed; says which command installs it
+    │   └── GateError                         the exported file failed a gate; carries the measurements
+    ├── OverloadedError (RuntimeError)        a server is overloaded; carries the time to retry after
+    ├── WorkerError (RuntimeError)            a distributed engine failed (for example, a machine was lost)
+    ├── ProviderError (RuntimeError)          the requested execution provider is not available
+    ├── MissingExtraError (ImportError)       an optional package is missing; names the command that installs it
     └── StorageError (OSError)                a file cannot be written: disk full, no permission
 """
 
@@ -60,7 +60,7 @@ __all__ = [
 
 
 class EmbedkitError(Exception):
-    """The root: ``except EmbedkitError`` catches everything that embedkit raises on purpose."""
+    """Base class: ``except EmbedkitError`` catches every exception that embedkit raises deliberately."""
 
 
 class ConfigError(EmbedkitError, ValueError):
@@ -84,7 +84,7 @@ class TextOverflowError(InputError):
 
 
 class TooLargeError(InputError):
-    """A request has more items, characters or bytes than a server takes."""
+    """A request exceeds the server's limit on items, characters or bytes."""
 
 
 class DataError(EmbedkitError, ValueError):
@@ -92,11 +92,11 @@ class DataError(EmbedkitError, ValueError):
 
 
 class ModelNotFoundError(EmbedkitError, FileNotFoundError):
-    """Nothing can be loaded under this path, bundled name or hub id."""
+    """No model exists under this path, bundled name or hub id."""
 
 
 class ModelError(EmbedkitError, ValueError):
-    """A model is there but embedkit cannot use it."""
+    """A model exists but embedkit cannot use it."""
 
 
 class BundleError(EmbedkitError, ValueError):
@@ -104,11 +104,11 @@ class BundleError(EmbedkitError, ValueError):
 
 
 class BundleIntegrityError(BundleError):
-    """A bundle is truncated, or was changed after it was written."""
+    """A bundle is truncated, or was modified after it was written."""
 
 
 class BundleVersionError(BundleError):
-    """A bundle was written in a format that this embedkit does not know yet."""
+    """A bundle has a format newer than this version of embedkit."""
 
 
 class FingerprintError(EmbedkitError, ValueError):
@@ -116,7 +116,7 @@ class FingerprintError(EmbedkitError, ValueError):
 
 
 class CacheError(EmbedkitError, ValueError):
-    """A cache of vectors or texts is damaged, or somebody else is writing to it."""
+    """A cache of vectors or texts is damaged, or locked by another writer."""
 
 
 class CheckpointError(EmbedkitError, ValueError):
@@ -124,11 +124,11 @@ class CheckpointError(EmbedkitError, ValueError):
 
 
 class CollectionError(EmbedkitError, ValueError):
-    """A collection is missing, damaged or of another form, or the server that keeps it refuses."""
+    """A collection is missing, damaged, locked or of another format, or its server rejects the request."""
 
 
 class TrainingError(EmbedkitError, RuntimeError):
-    """Training cannot go on."""
+    """Training cannot continue."""
 
 
 class ExportError(EmbedkitError, RuntimeError):
@@ -136,10 +136,10 @@ class ExportError(EmbedkitError, RuntimeError):
 
 
 class GateError(ExportError):
-    """An exported file missed at least one gate, so it was not kept.
+    """An exported file failed at least one gate and was discarded.
 
     Attributes:
-        figures: gate name -> measured figures, thresholds and verdict.
+        figures: gate name -> measurements, thresholds and verdict.
     """
 
     def __init__(self, message: str, figures: Mapping[str, object]) -> None:
@@ -151,10 +151,10 @@ class GateError(ExportError):
 
 
 class OverloadedError(EmbedkitError, RuntimeError):
-    """A server has more to do than it may keep waiting.
+    """A server has reached the limit of queued work.
 
     Attributes:
-        retry_after_s: seconds after which it is worth to come back.
+        retry_after_s: seconds after which to retry.
     """
 
     def __init__(self, message: str, retry_after_s: int = 1) -> None:
@@ -163,11 +163,11 @@ class OverloadedError(EmbedkitError, RuntimeError):
 
 
 class WorkerError(EmbedkitError, RuntimeError):
-    """An engine of many workers gave up for a reason of its own."""
+    """A distributed engine failed."""
 
 
 class ProviderError(EmbedkitError, RuntimeError):
-    """The wanted ONNX Runtime execution provider is not installed or did not start."""
+    """The requested execution provider is not installed or failed to start."""
 
 
 class MissingExtraError(EmbedkitError, ImportError):
@@ -175,4 +175,4 @@ class MissingExtraError(EmbedkitError, ImportError):
 
 
 class StorageError(EmbedkitError, OSError):
-    """A file cannot be written: the disk is full, or the folder is not ours."""
+    """A file cannot be written: the disk is full, or permission is denied."""

@@ -1,4 +1,4 @@
-"""Optional packages: found when they are needed, missed in one sentence."""
+"""Import of optional packages on first use, with a one-sentence error if one is missing."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from embedkit.errors import MissingExtraError
 __all__ = ["DISTRIBUTION", "require"]
 
 DISTRIBUTION = "embedkit-onnx"
-"""Name of this package on PyPI, where ``embedkit`` is another project's."""
+"""Name of this package on PyPI, where ``embedkit`` belongs to another project."""
 
 
 def require(module: str, *, extra: str) -> ModuleType:
-    """Import an optional package, or say which command installs it.
+    """Import an optional package, or raise an error with the command that installs it.
 
     Args:
         module: dotted name of the module, e.g. ``"faiss"``.
-        extra: the extra of embedkit that brings it, e.g. ``"serve"``.
+        extra: the extra of embedkit that installs it, e.g. ``"serve"``.
 
     Raises:
-        MissingExtraError: the module, or something that it imports, is not installed.
+        MissingExtraError: the module, or one of its dependencies, is not installed.
     """
     try:
         return importlib.import_module(module)

@@ -20,17 +20,17 @@ _BAR_WIDTH = 24
 
 
 class Progress:
-    """Counts units of work and tells how far they are.
+    """Counts units of work and displays progress.
 
-    On a terminal it draws one line on stderr; elsewhere it logs a line every ten seconds at INFO to
+    On a terminal it draws a line on stderr; elsewhere it logs a line every ten seconds at INFO to
     the logger ``embedkit``. Use it as a context manager.
 
     Args:
-        label: what is being done, e.g. ``"encode"``.
-        total: units in all, or None when that is not known.
+        label: the activity, e.g. ``"encode"``.
+        total: total number of units, or None if unknown.
         unit: plural name of a unit, e.g. ``"texts"``.
-        enabled: False is silent; None draws only what takes longer than two seconds; True draws at once.
-        stream: where to draw, stderr if None.
+        enabled: False disables output; None draws only after two seconds; True draws immediately.
+        stream: output stream, stderr if None.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Progress:
             self._stream.flush()
 
     def advance(self, count: int = 1, note: str = "") -> None:
-        """Count ``count`` more units; ``note`` is shown behind the figures, a loss say."""
+        """Count ``count`` more units; ``note``, for example a loss, is shown after the figures."""
         self.done += count
         self.note = note or self.note
         if not self._enabled:
@@ -84,7 +84,7 @@ class Progress:
 
     def _draw(self) -> None:
         self._drawn = True
-        columns = shutil.get_terminal_size().columns  # a line that wraps could not be drawn over
+        columns = shutil.get_terminal_size().columns  # a wrapped line could not be overwritten
         self._stream.write("\r\x1b[K" + self._text(bar=True)[: columns - 1])
         self._stream.flush()
 

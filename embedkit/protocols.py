@@ -1,4 +1,4 @@
-"""The shapes that rooms of the house agree on. Structural: nothing needs to inherit from them."""
+"""Protocols shared by the subpackages. They are structural: implementations need not inherit from them."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ FloatArray = npt.NDArray[np.float32]
 
 @runtime_checkable
 class TextEncoder(Protocol):
-    """Anything that turns texts into unit rows: a bundle, a torch model, a teacher."""
+    """Anything that encodes texts as unit vectors: a bundle, a torch model, a teacher."""
 
     @property
     def name(self) -> str:
-        """What people call the model."""
+        """Name of the model."""
 
     @property
     def fingerprint(self) -> str:
-        """Hex SHA-256 of everything that decides the embeddings: weights, tokenizer, pooling, length."""
+        """Hex SHA-256 of everything that determines the embeddings: weights, tokenizer, pooling, length."""
 
     @property
     def dimension(self) -> int:
-        """D, the width of an embedding."""
+        """D, the number of dimensions of an embedding."""
 
     @property
     def max_length(self) -> int:
-        """The longest text in tokens, special tokens included; longer texts are truncated."""
+        """Maximum length of a text in tokens, including special tokens; longer texts are truncated."""
 
     def encode(self, texts: Sequence[str], /) -> FloatArray:
         """Embed texts: ``(N, D) float32, unit rows``, in the order given."""
@@ -43,33 +43,33 @@ class PairScorer(Protocol):
 
     @property
     def name(self) -> str:
-        """What people call the model."""
+        """Name of the model."""
 
     @property
     def fingerprint(self) -> str:
-        """Hex SHA-256 of everything that decides the scores: weights, tokenizer, length."""
+        """Hex SHA-256 of everything that determines the scores: weights, tokenizer, length."""
 
     @property
     def max_length(self) -> int:
-        """The longest pair in tokens, special tokens included; longer pairs are truncated."""
+        """Maximum length of a pair in tokens, including special tokens; longer pairs are truncated."""
 
     def predict(self, pairs: Sequence[tuple[str, str]], /) -> FloatArray:
-        """Score pairs: ``(N,) float32``, in the order given; higher is more alike, or a better answer."""
+        """Score pairs: ``(N,) float32``, in the order given; higher means more similar or more relevant."""
 
 
 @runtime_checkable
 class VectorIndex(Protocol):
-    """Nearest neighbours by inner product over rows that keep the position they were added at."""
+    """Nearest-neighbour search by inner product; rows are identified by their position."""
 
     def __len__(self) -> int:
-        """The number of rows held."""
+        """The number of rows."""
 
     def search(self, queries: FloatArray, k: int, /) -> tuple[FloatArray, npt.NDArray[np.int64]]:
-        """The best ``k`` rows for each query.
+        """Return the best ``k`` rows for each query.
 
         Args:
             queries: ``(Q, D) float32, unit rows``.
-            k: results wanted, at least 1.
+            k: number of results, at least 1.
 
         Returns:
             scores ``(Q, min(k, N)) float32`` in descending order and rows ``(Q, min(k, N)) int64``.

@@ -1,4 +1,4 @@
-"""Rows of text files, tables and JSON lines, one at a time, whatever the form on disk."""
+"""Streaming rows from text files, tables and JSON lines, in any supported format."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ def read_records(path: Path) -> Iterator[tuple[int, Record]]:
 
     A ``.txt`` row is ``{"text": line}``; a ``.tsv`` row ``{"text1": ..., "text2": ...}`` by position;
     ``.csv`` rows are named by the header, ``.jsonl`` rows are the objects, ``.parquet`` rows the columns.
-    Lines end at LF or CRLF only (the cells of a ``.csv`` may hold line breaks). Blank lines are rows of
-    ``.txt`` and ``.tsv``, and passed over elsewhere.
+    Only LF and CRLF end a line (cells of a ``.csv`` may contain line breaks). Blank lines are rows in ``.txt`` and
+    ``.tsv``, and ignored elsewhere.
 
     Args:
         path: a file in one of :data:`FORMS`.
 
     Yields:
-        the number of the row's line in the file (of the row, in Parquet), counted from 1, and the row.
+        line number of the row (row number in Parquet), starting at 1, and the row.
 
     Raises:
-        DataError: no such file, another form, or a malformed row (says file and line).
+        DataError: the file does not exist, has an unknown format, or a malformed row (names file and line).
         MissingExtraError: a Parquet file without pyarrow.
     """
     form = _form(path)
@@ -50,7 +50,9 @@ def read_records(path: Path) -> Iterator[tuple[int, Record]]:
         try:
             yield from _READERS[form](path, file)
         except UnicodeDecodeError as error:
-            raise DataError(f"{path} is not UTF-8 text ({error.reason}); convert it with iconv, say") from error
+            raise DataError(
+                f"{path} is not UTF-8 text ({error.reason}); convert it, for example with iconv"
+            ) from error
         except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
             raise DataError(f"{path} cannot be read to its end: {error}") from error
 
@@ -77,7 +79,7 @@ def _open_text(path: Path, newline: str) -> Iterator[TextIO]:
 
 
 def _lines(file: TextIO) -> Iterator[tuple[int, str]]:
-    """Lines ended by LF or CRLF only: a lone CR, U+2028 and friends are part of the text."""
+    """Yield lines ended by LF or CRLF only: a lone CR, U+2028 and similar characters are part of the text."""
     for number, line in enumerate(file, 1):
         yield number, line.removesuffix("\n").removesuffix("\r")
 

@@ -1,4 +1,4 @@
-"""The right to write to a folder: one holder at a time; the system takes it back from a process that is killed."""
+"""Exclusive write locks on folders; the system releases the lock of a killed process."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ if sys.platform != "win32":
 
 __all__ = ["LOCK", "write_lock"]
 
-LOCK = ".lock"  # a file where folders cannot be locked, on Windows and on NFS, say; nothing elsewhere
+LOCK = ".lock"  # a lock file where folders cannot be locked, for example on Windows and NFS
 
 
 @contextlib.contextmanager
 def write_lock(
     folder: Path, *, refusal: type[EmbedkitError] = CollectionError, needed: bool = False
 ) -> Iterator[None]:
-    """Keep other writers out of ``folder`` meanwhile.
+    """Hold the write lock of ``folder``.
 
     Args:
-        folder: that is written to; it is there.
-        refusal: the error to raise.
-        needed: whether to refuse a folder on a file system that has no locks, and not to go on without one.
+        folder: an existing folder.
+        refusal: class of the error to raise.
+        needed: whether to raise an error on a file system without locks, instead of continuing without one.
 
     Raises:
-        EmbedkitError: a ``refusal``: somebody else is writing there, or a lock is needed and cannot be had.
+        EmbedkitError: a ``refusal``: another writer holds the lock, or a needed lock is not available.
         StorageError: the folder cannot be opened.
     """
     with contextlib.ExitStack() as held:
@@ -41,22 +41,20 @@ def write_lock(
                 locked = _lock_file(folder, held) if sys.platform == "win32" else _lock_folder(folder, held)
             except BlockingIOError:
                 raise refusal(
-                    f"somebody else is writing to {folder}; wait until that is done, or write from one place"
+                    f"another process is writing to {folder}; wait until it has finished, or write from one place"
                 ) from None
         if needed and not locked:
-            raise refusal(
-                f"the file system of {folder} has no locks to keep other writers out; choose another one"
-            )
+            raise refusal(f"the file system of {folder} has no locks to exclude other writers; choose another one")
         yield
 
 
 def _lock_folder(folder: Path, held: contextlib.ExitStack) -> bool:
-    """Lock the folder itself, else a file in it: NFS for one locks only what is open for writing."""
+    """Lock the folder itself, or else a file in it: NFS, for example, locks only files open for writing."""
     return _flock(folder, os.O_RDONLY, held) or _flock(folder / LOCK, os.O_RDWR | os.O_CREAT, held)
 
 
 def _flock(path: Path, flags: int, held: contextlib.ExitStack) -> bool:
-    """Whether the file system could lock what is opened."""
+    """Whether the file system could lock the file."""
     descriptor = os.open(path, flags, 0o666)
     held.callback(os.close, descriptor)
     try:

@@ -1,4 +1,4 @@
-"""Checks of what callers give, shared by the modules that take it."""
+"""Validation of arguments, shared by several modules."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ __all__ = ["check_count", "check_iterable"]
 
 
 def check_count(value: int | None, name: str) -> int | None:
-    """Let None and whole numbers from 1 up pass.
+    """Accept None and whole numbers from 1 up.
 
     Raises:
-        InputError: it is something else.
+        InputError: the value is something else.
     """
     if value is not None and (type(value) is not int or value < 1):
         raise InputError(f"{name} must be a whole number from 1 up, not {value!r}")
@@ -21,10 +21,11 @@ def check_count(value: int | None, name: str) -> int | None:
 
 
 def check_iterable(texts: object) -> Iterable[str]:
-    """Let iterables of texts pass; the items are checked when they are tokenized.
+    """Accept iterables of texts; the items are validated when they are tokenized.
 
     Raises:
-        InputError: it is something else: bytes, or a mapping or a table, which iterate over their keys or columns.
+        InputError: the argument is something else: bytes, or a mapping or table, which iterate over keys or
+            columns.
     """
     if isinstance(texts, Mapping):
         raise InputError(f"expected a text or an iterable of texts, got {type(texts).__name__}; give its values()")

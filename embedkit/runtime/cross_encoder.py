@@ -39,15 +39,14 @@ class RankedDocument(TypedDict):
 
 
 class CrossEncoder(Reloadable):
-    """A cross-encoder, on ONNX Runtime or embedkit's own kernel. Use :meth:`load`; safe to share among threads.
+    """A cross-encoder on ONNX Runtime or embedkit's own kernel. Create it with :meth:`load`; it is thread-safe.
 
-    Both texts of a pair go through the network together, so nothing can be computed beforehand: it is
-    for re-ranking a few dozen documents that an encoder found, and for scoring pairs. A score is the
-    sigmoid of the network's one logit, and so in (0, 1), whatever activation a model asks for elsewhere.
+    Both texts of a pair pass through the network together, so nothing can be precomputed: use it to re-rank a few
+    dozen documents found by an encoder, and to score pairs. A score is the sigmoid of the network's single logit,
+    and so in (0, 1), whatever activation the model specifies elsewhere.
 
-    A pair of more than ``max_length`` tokens is cut, its longer text first. This is never silent: each
-    call counts such pairs and logs one warning to the logger ``embedkit``. Who wants an error says
-    ``on_overflow="error"``.
+    Pairs of more than ``max_length`` tokens are truncated, the longer text first. Each call counts them and logs
+    one warning to the logger ``embedkit``. Pass ``on_overflow="error"`` to get an exception.
     """
 
     def __init__(
@@ -92,25 +91,25 @@ class CrossEncoder(Reloadable):
         """Load a bundle, or a folder written by sentence-transformers that holds an ONNX graph.
 
         Args:
-            source: a path, which is tried first and never goes to the network; the name of a bundle
-                that came with embedkit; or a hub id ``org/name``.
+            source: a path, which takes precedence and never uses the network; the name of a bundled model;
+                or a hub id ``org/name``.
             file: the graph in a sentence-transformers folder, ``onnx/model.onnx`` if None.
-            threads: threads to keep busy; as many as this process may use (affinity and container quota)
-                if None. On a CPU each works on batches of its own, unless there is only one or the graph is
-                large (64 MB without the table of words); else all work on one.
+            threads: number of compute threads; if None, all processors available to the process (affinity and
+                container quota). On a CPU each thread runs its own batches, unless there is only one thread or
+                the graph is large (64 MB without the word table); then all threads share a batch.
             providers: ONNX Runtime execution providers in order of preference, or
                 ``["EmbedkitExecutionProvider"]``, which runs cross-encoders of the BERT family that embedkit
-                exported, on processors with AVX-512 and VNNI. One that is not there is an error. If None, that one
-                where it is the quickest (int8 up to BERT-Base, fp32 up to BERT-Mini), else ONNX Runtime's
-                for the CPU.
-            max_tokens_per_batch: bound of a batch's pairs times its longest in tokens; if None, 16,384, but on
-                a CPU 1024, and there 128 to 256 where threads have batches of their own.
+                exported, on processors with AVX-512 and VNNI. An unavailable provider is an error. If None,
+                embedkit's own where it is the fastest (int8 up to BERT-Base, fp32 up to BERT-Mini), otherwise
+                ONNX Runtime's CPU provider.
+            max_tokens_per_batch: maximum number of pairs in a batch times the longest of them in tokens; if None,
+                16,384, but 1024 on a CPU, and 128 to 256 there if threads run their own batches.
 
         Raises:
-            ModelNotFoundError: there is nothing under that path, name or id.
-            BundleError: the file is damaged, newer than this embedkit, or no bundle.
-            ModelError: the model cannot be used, or is an encoder.
-            ProviderError: a provider is not there or did not start.
+            ModelNotFoundError: no model exists under the path, name or id.
+            BundleError: the file is damaged, not a bundle, or of a newer format.
+            ModelError: the model cannot be used, or is not a cross-encoder.
+            ProviderError: a provider is not available or failed to start.
         """
         path, model = load_model(source, file=file, marker="config.json", read_folder=read_cross_encoder_folder)
         try:
@@ -128,32 +127,32 @@ class CrossEncoder(Reloadable):
 
     @property
     def manifest(self) -> Manifest:
-        """What the model is and where it comes from."""
+        """Description and origin of the model."""
         return self._manifest
 
     @property
     def name(self) -> str:
-        """What people call the model."""
+        """Name of the model."""
         return self._manifest.name
 
     @property
     def fingerprint(self) -> str:
-        """Hex SHA-256 of everything that decides the scores."""
+        """Hex SHA-256 of everything that determines the scores."""
         return self._fingerprint
 
     @property
     def max_length(self) -> int:
-        """The longest pair in tokens, special tokens included."""
+        """Maximum length of a pair in tokens, including special tokens."""
         return self._manifest.max_length
 
     @property
     def provider(self) -> str:
-        """What runs the graph: embedkit's own kernel or the first of ONNX Runtime's providers at work."""
+        """Name of the execution provider: embedkit's own kernel, or the first active one of ONNX Runtime."""
         return self._provider
 
     @property
     def has_golden(self) -> bool:
-        """Whether :meth:`verify` has something to compare with, as it has for a bundle."""
+        """Whether the model has golden pairs for :meth:`verify`, as bundles do."""
         return self._golden is not None
 
     def __repr__(self) -> str:
@@ -172,16 +171,15 @@ class CrossEncoder(Reloadable):
         Args:
             pairs: any iterable of pairs, each a tuple or list of two texts; their order matters. An empty
                 text is allowed.
-            batch_size: largest number of pairs in a batch; only the token budget counts if None.
-            show_progress_bar: None shows one on a terminal when it takes long.
-            on_overflow: what to do with a pair longer than ``max_length``: ``"truncate"`` cuts it,
-                ``"error"`` refuses.
+            batch_size: maximum number of pairs in a batch; if None, only the number of tokens is limited.
+            show_progress_bar: None shows a progress bar on a terminal for calls of more than two seconds.
+            on_overflow: handling of pairs longer than ``max_length``: ``"truncate"`` or ``"error"``.
 
         Returns:
-            ``(N,) float32`` in (0, 1), in the order given.
+            ``(N,) float32`` in (0, 1), in the order of the pairs.
 
         Raises:
-            InputError: an item is no pair of texts (names its position), or an argument makes no sense.
+            InputError: an item is not a pair of texts (names its position), or an argument is invalid.
             TextOverflowError: a pair is too long and ``on_overflow="error"``.
         """
         plan = Plan.choose(batch_size=batch_size, on_overflow=on_overflow, show_progress_bar=show_progress_bar)
@@ -192,11 +190,11 @@ class CrossEncoder(Reloadable):
         return np.concatenate(chunks) if chunks else np.empty(0, dtype=np.float32)
 
     def tokenize(self, pairs: Sequence[tuple[str, str]]) -> Tokens:
-        """The first half of :meth:`predict`, for who wants to know what scoring will cost.
+        """Tokenize pairs, the first half of :meth:`predict`, for example to estimate the cost of scoring.
 
         Returns:
-            token ids and token types, cut to ``max_length``; ``overflowing`` tells which pairs were cut, as
-            nothing is logged here.
+            Token ids and token types, truncated to ``max_length``; ``overflowing`` marks the truncated pairs,
+            which are not logged.
 
         Raises:
             InputError: as :meth:`predict`.
@@ -204,7 +202,7 @@ class CrossEncoder(Reloadable):
         return self._tokenizer.tokenize(pairs)
 
     def predict_tokens(self, tokens: Tokens) -> FloatArray:
-        """The second half of :meth:`predict`: ``(N,) float32`` for what :meth:`tokenize` gave."""
+        """Score the result of :meth:`tokenize`: ``(N,) float32``."""
         return self._engine.run(tokens)
 
     def rank(
@@ -218,22 +216,22 @@ class CrossEncoder(Reloadable):
         show_progress_bar: bool | None = None,
         on_overflow: OnOverflow = "truncate",
     ) -> list[RankedDocument]:
-        """Order documents by how well they go with a query, best first.
+        """Order documents by their score with a query, best first.
 
         Args:
             query: the first text of every pair.
-            documents: the second ones.
-            top_k: documents wanted, all if None.
-            return_documents: whether the texts are in the result.
+            documents: the second texts.
+            top_k: number of documents to return, all if None.
+            return_documents: whether to include the texts in the result.
             batch_size: as in :meth:`predict`.
             show_progress_bar: as in :meth:`predict`.
             on_overflow: as in :meth:`predict`.
 
         Returns:
-            ``{"corpus_id": ..., "score": ..., "text": ...}`` for each; equal scores keep the order given.
+            ``{"corpus_id": ..., "score": ..., "text": ...}`` for each document; ties keep the original order.
 
         Raises:
-            InputError: the query or a document is no text, or an argument makes no sense.
+            InputError: the query or a document is not a text, or an argument is invalid.
             TextOverflowError: as :meth:`predict`.
         """
         check_count(top_k, "top_k")
@@ -254,10 +252,10 @@ class CrossEncoder(Reloadable):
         return ranked
 
     def verify(self) -> Verification:
-        """Score the golden pairs of the bundle and compare with what they were when it was written.
+        """Score the golden pairs of the bundle and compare with the scores stored at export.
 
         Raises:
-            ModelError: the model is no bundle, so it has none.
+            ModelError: the model is not a bundle and has no golden pairs.
         """
         if self._golden is None:
             raise ModelError(f"{self.name} is no bundle and has no golden pairs to verify")
@@ -268,7 +266,7 @@ class CrossEncoder(Reloadable):
     def _open_session(
         self, model: Bundle | FolderModel, threads: int | None, providers: Sequence[str] | None
     ) -> PaddedGraph:
-        # ONNX Runtime is half of a cold start, and what the kernel runs can do without.
+        # Importing ONNX Runtime takes half of a cold start, and the kernel does not need it.
         from embedkit.runtime.padded_graph import PaddedGraph
         from embedkit.runtime.session import Session
 
@@ -282,12 +280,12 @@ class CrossEncoder(Reloadable):
 
 
 def _keep(scores: FloatArray, _: TokenBatch) -> FloatArray:
-    """A bundle's graph leaves nothing to be done."""
+    """Return the scores of a bundle's graph unchanged."""
     return scores
 
 
 def _activate(logits: FloatArray, _: TokenBatch) -> FloatArray:
-    """A folder's graph stops at logits."""
+    """Apply the sigmoid to the logits of a folder's graph."""
     if logits.ndim != 2 or logits.shape[1] != 1:
         raise ModelError(f"the graph gave logits {logits.shape}, expected (B, 1)")
     # Through tanh, which does not overflow where the exponential would.

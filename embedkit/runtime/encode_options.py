@@ -1,4 +1,4 @@
-"""The keywords of encoding, and which prompt they mean."""
+"""The keyword arguments of encoding, and the choice of prompts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PROMPTS: dict[Role, Sequence[str]] = {"query": ("query",), "document": ("docume
 
 
 class EncodeOptions(TypedDict, total=False):
-    """Keywords of :meth:`~embedkit.runtime.encoder.Encoder.encode`."""
+    """Keyword arguments of :meth:`~embedkit.runtime.encoder.Encoder.encode`."""
 
     batch_size: int | None
     normalize_embeddings: bool
@@ -29,7 +29,7 @@ class EncodeOptions(TypedDict, total=False):
 
 
 def with_prompt(options: EncodeOptions, role: Role, prompts: Container[str]) -> EncodeOptions:
-    """Name the prompt for queries or documents, if there is one among ``prompts`` and the caller chose none."""
+    """Select the prompt for queries or documents, if ``prompts`` has one and the caller chose none."""
     if options.get("prompt") is not None or options.get("prompt_name") is not None:
         return options
     found = next((name for name in _PROMPTS[role] if name in prompts), None)

@@ -1,4 +1,4 @@
-"""The encoder: texts in, unit rows out."""
+"""The sentence encoder: from texts to unit vectors."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _FOLDER_OUTPUTS = ("sentence_embedding", "last_hidden_state", "token_embeddings"
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """The checked wishes of one call."""
+    """The validated options of one call."""
 
     prompt: str
     packing: Packing
@@ -46,13 +46,12 @@ class _Plan:
 
 
 class Encoder(Reloadable):
-    """A sentence encoder on ONNX Runtime. Use :meth:`load`; safe to share between threads.
+    """A sentence encoder on ONNX Runtime or embedkit's own kernel. Create it with :meth:`load`; it is thread-safe.
 
-    A text longer than ``max_length`` tokens is cut. This is never silent: each call counts such texts
-    and logs one warning to the logger ``embedkit``, which Python shows on stderr unless logging is set
-    up otherwise. A log line and no :mod:`warnings` warning, because those are shown once for a place
-    and not once for a call, and because long texts must not fail a program that turns warnings into
-    errors. Who wants an error says ``on_overflow="error"``.
+    Texts longer than ``max_length`` tokens are truncated. Each call counts them and logs one warning to the logger
+    ``embedkit``, which Python prints to stderr unless logging is configured. It is a log message and not a
+    :mod:`warnings` warning, because those appear once per code location and not once per call, and because long
+    texts must not fail a program that turns warnings into errors. ``on_overflow="error"`` raises instead.
     """
 
     def __init__(
@@ -102,24 +101,24 @@ class Encoder(Reloadable):
         """Load a bundle, or a folder written by sentence-transformers that holds an ONNX graph.
 
         Args:
-            source: a path, which is tried first and never goes to the network; the name of a bundle
-                that came with embedkit; or a hub id ``org/name``.
+            source: a path, which takes precedence and never uses the network; the name of a bundled model;
+                or a hub id ``org/name``.
             file: the graph in a sentence-transformers folder, ``onnx/model.onnx`` if None.
-            threads: threads to keep busy; as many as this process may use (affinity and container quota)
-                if None. On a CPU each works on batches of its own, unless there is only one or the graph is
-                large (64 MB without the table of words); else all work on one.
+            threads: number of compute threads; if None, all processors available to the process (affinity and
+                container quota). On a CPU each thread runs its own batches, unless there is only one thread or
+                the graph is large (64 MB without the word table); then all threads share a batch.
             providers: ONNX Runtime execution providers in order of preference, or
                 ``["EmbedkitExecutionProvider"]``, which runs BERT encoders that embedkit exported, on processors
-                with AVX-512 and VNNI. One that is not there is an error. If None, that one where it is the
-                quickest (int8 up to BERT-Base, fp32 up to BERT-Mini), else ONNX Runtime's for the CPU.
-            max_tokens_per_batch: bound of a batch's tokens, padding included; if None, 16,384, but on a CPU 1024,
-                and there at most 256 where threads have batches of their own.
+                with AVX-512 and VNNI. An unavailable provider is an error. If None, embedkit's own where it is the
+                fastest (int8 up to BERT-Base, fp32 up to BERT-Mini), otherwise ONNX Runtime's CPU provider.
+            max_tokens_per_batch: maximum number of tokens in a batch, including padding; if None, 16,384, but 1024
+                on a CPU, and at most 256 there if threads run their own batches.
 
         Raises:
-            ModelNotFoundError: there is nothing under that path, name or id.
-            BundleError: the file is damaged, newer than this embedkit, or no bundle.
+            ModelNotFoundError: no model exists under the path, name or id.
+            BundleError: the file is damaged, not a bundle, or of a newer format.
             ModelError: the model cannot be used.
-            ProviderError: a provider is not there or did not start.
+            ProviderError: a provider is not available or failed to start.
         """
         path, model = load_model(source, file=file, marker="modules.json", read_folder=read_folder)
         try:
@@ -137,37 +136,37 @@ class Encoder(Reloadable):
 
     @property
     def manifest(self) -> Manifest:
-        """What the model is and where it comes from."""
+        """Description and origin of the model."""
         return self._manifest
 
     @property
     def name(self) -> str:
-        """What people call the model."""
+        """Name of the model."""
         return self._manifest.name
 
     @property
     def fingerprint(self) -> str:
-        """Hex SHA-256 of everything that decides the embeddings."""
+        """Hex SHA-256 of everything that determines the embeddings."""
         return self._fingerprint
 
     @property
     def dimension(self) -> int:
-        """D, the width of an embedding."""
+        """D, the number of dimensions of an embedding."""
         return self._manifest.dimension
 
     @property
     def max_length(self) -> int:
-        """The longest text in tokens, special tokens included."""
+        """Maximum length of a text in tokens, including special tokens."""
         return self._manifest.max_length
 
     @property
     def provider(self) -> str:
-        """What runs the graph: embedkit's own kernel or the first of ONNX Runtime's providers at work."""
+        """Name of the execution provider: embedkit's own kernel, or the first active one of ONNX Runtime."""
         return self._provider
 
     @property
     def has_golden(self) -> bool:
-        """Whether :meth:`verify` has something to compare with, as it has for a bundle."""
+        """Whether the model has golden vectors for :meth:`verify`, as bundles do."""
         return self._golden is not None
 
     def __repr__(self) -> str:
@@ -186,30 +185,30 @@ class Encoder(Reloadable):
         show_progress_bar: bool | None = None,
         on_overflow: OnOverflow = "truncate",
     ) -> npt.NDArray[Any]:
-        """Embed texts.
+        """Encode texts.
 
         Args:
-            texts: one text, or any iterable of them. An empty text is allowed; its embedding is that of
+            texts: one text, or any iterable of texts. An empty text is allowed; its embedding is that of
                 the special tokens alone.
-            batch_size: largest number of texts in a batch; only the token budget counts if None.
-            normalize_embeddings: whether rows have length 1; False only where the graph leaves it open.
-            prompt_name: name of one of the model's prompts, put before every text.
-            prompt: a prompt of your own instead.
-            truncate_dim: keep only the first so many dimensions, scaled to length 1 again.
-            precision: ``"float32"``; ``"uint8"`` or ``"int8"`` for a byte a dimension, by the ranges that a
-                bundle exported with calibration texts holds, so that equal embeddings become equal bytes;
-                ``"ubinary"`` or ``"binary"`` for one bit a dimension, in uint8 or int8. Bytes and bits of
-                truncated rows are those of the whole row.
-            show_progress_bar: None shows one on a terminal when it takes long.
-            on_overflow: what to do with a text longer than ``max_length``: ``"truncate"`` cuts it,
-                ``"error"`` refuses.
+            batch_size: maximum number of texts in a batch; if None, only the number of tokens is limited.
+            normalize_embeddings: whether rows have unit length; False is possible only if the graph does not
+                normalise.
+            prompt_name: name of one of the model's prompts, prepended to every text.
+            prompt: text of a prompt, instead of a name.
+            truncate_dim: number of leading dimensions to keep; rows are normalised again.
+            precision: ``"float32"``; ``"uint8"`` or ``"int8"`` for one byte per dimension, by the ranges in a
+                bundle that was exported with calibration texts, so equal embeddings become equal bytes;
+                ``"ubinary"`` or ``"binary"`` for one bit per dimension, packed into uint8 or int8. Truncated
+                rows have the same bytes and bits as the beginning of the full row.
+            show_progress_bar: None shows a progress bar on a terminal for calls of more than two seconds.
+            on_overflow: handling of texts longer than ``max_length``: ``"truncate"`` or ``"error"``.
 
         Returns:
-            ``(N, D) float32, unit rows`` in the order given, ``(D,)`` for one text; binary precisions give
-            ``(N, ceil(D / 8))``.
+            ``(N, D) float32, unit rows`` in the order of the texts, or ``(D,)`` for one text. Binary precisions
+            give ``(N, ceil(D / 8))``.
 
         Raises:
-            InputError: an item is no text (names its position), or an argument does not fit the model.
+            InputError: an item is not a text (names its position), or an argument is invalid for the model.
             TextOverflowError: a text is too long and ``on_overflow="error"``.
         """
         plan = self._plan(
@@ -228,7 +227,7 @@ class Encoder(Reloadable):
         listed = list(check_iterable(texts))
         parts = self._stream(listed, plan, total=len(listed))
         part: npt.NDArray[Any] | None = next(parts, None)
-        if part is not None and len(part) == len(listed):  # mostly all come at once, and need not be copied
+        if part is not None and len(part) == len(listed):  # usually a single chunk, which need not be copied
             parts.close()
             return part
         embeddings = np.empty((len(listed), plan.packing.width), dtype=plan.packing.dtype)
@@ -240,18 +239,18 @@ class Encoder(Reloadable):
         return embeddings
 
     def encode_batches(self, texts: Iterable[str], **options: Unpack[EncodeOptions]) -> Iterator[npt.NDArray[Any]]:
-        """Embed a stream of texts of any length in bounded memory.
+        """Encode a stream of texts in bounded memory.
 
         Args:
-            texts: any iterable of texts, read a chunk at a time: 4096 texts or about 4 million characters.
-            options: the keywords of :meth:`encode`.
+            texts: any iterable of texts, read in chunks of 4096 texts or about 4 million characters.
+            options: the keyword arguments of :meth:`encode`.
 
         Returns:
-            An iterator over arrays ``(n, D) float32, unit rows``, one for each chunk; one after the
-            other they are what :meth:`encode` gives.
+            An iterator over arrays ``(n, D) float32, unit rows``, one per chunk; their concatenation equals
+            the result of :meth:`encode`.
 
         Raises:
-            InputError: as :meth:`encode`; for an argument at once, for a text when its chunk is reached.
+            InputError: as :meth:`encode`; immediately for an argument, and with its chunk for a text.
             TextOverflowError: as :meth:`encode`, when its chunk is reached.
         """
         if isinstance(texts, str):
@@ -261,15 +260,15 @@ class Encoder(Reloadable):
     def encode_part(
         self, texts: Sequence[str], first: int, **options: Unpack[EncodeOptions]
     ) -> tuple[npt.NDArray[Any], int]:
-        """A part of a larger call, for who shares one out: what :meth:`encode_batches` takes at a time, or less.
+        """Encode at most one chunk of :meth:`encode_batches`, for callers that distribute chunks.
 
         Args:
             texts: at least one text.
-            first: position of the first of them in the whole, for messages.
+            first: position of the first text in the whole call, for messages.
             options: the keywords of :meth:`encode`.
 
         Returns:
-            The rows, and how many texts were cut, as nothing is logged here.
+            The rows, and the number of truncated texts, which is not logged.
 
         Raises:
             InputError, TextOverflowError: as :meth:`encode`.
@@ -279,31 +278,31 @@ class Encoder(Reloadable):
         return plan.packing.apply(rows), truncated
 
     def pool(self, processes: int | None = None, *, threads: int | None = None) -> EncoderPool:
-        """Processes that encode as this encoder does, to the bit, on more processors than threads keep busy.
+        """Start processes that encode with identical results, for machines with many processors.
 
-        Use it with ``with``, in any script; what calls it need not stand under ``if __name__ == "__main__"``::
+        Use it in a ``with`` statement. The script needs no ``if __name__ == "__main__"`` guard::
 
             with encoder.pool(processes=8) as pool:
                 embeddings = pool.encode(texts)
 
         Args:
-            processes: how many; as many as this process may use processors if None.
-            threads: of each of them; if None they share the processors that this process may use.
+            processes: number of processes; if None, the number of processors available to this process.
+            threads: threads per process; if None, the available processors are divided among the processes.
 
         Raises:
-            InputError: a number makes no sense, or the encoder was not made by :meth:`load`.
-            ModelError: the model's file has changed since, or a process did not start.
+            InputError: a number is invalid, or the encoder was not created by :meth:`load`.
+            ModelError: the model's file has changed since it was loaded, or a process failed to start.
         """
         if self._origin is None:
             raise InputError("a pool loads the model again, so it takes an encoder made by Encoder.load")
         return EncoderPool(self, self._origin, processes, threads)
 
     def encode_query(self, texts: str | Iterable[str], **options: Unpack[EncodeOptions]) -> npt.NDArray[Any]:
-        """:meth:`encode` with the model's prompt for queries, if it has one and none is asked for."""
+        """:meth:`encode` with the model's prompt for queries, if it has one and none is given."""
         return self.encode(texts, **with_prompt(options, "query", self._manifest.prompts))
 
     def encode_document(self, texts: str | Iterable[str], **options: Unpack[EncodeOptions]) -> npt.NDArray[Any]:
-        """:meth:`encode` with the model's prompt for documents, if it has one and none is asked for."""
+        """:meth:`encode` with the model's prompt for documents, if it has one and none is given."""
         return self.encode(texts, **with_prompt(options, "document", self._manifest.prompts))
 
     def tokenize(
@@ -313,16 +312,16 @@ class Encoder(Reloadable):
         role: Role | None = None,
         prompt_name: str | None = None,
     ) -> Tokens:
-        """The first half of :meth:`encode`, for who wants to know what encoding will cost.
+        """Tokenize texts, the first half of :meth:`encode`, for example to estimate the cost of encoding.
 
         Args:
             texts: N texts.
-            role: whether they are queries or documents, for models with prompts for these.
-            prompt_name: name of one of the model's prompts, instead.
+            role: whether the texts are queries or documents, for models with prompts for them.
+            prompt_name: name of one of the model's prompts, overriding ``role``.
 
         Returns:
-            token ids, special tokens included, cut to ``max_length``; ``overflowing`` tells which texts were cut,
-            as nothing is logged here.
+            Token ids, including special tokens, truncated to ``max_length``; ``overflowing`` marks the truncated
+            texts, which are not logged.
 
         Raises:
             InputError: as :meth:`encode`.
@@ -333,36 +332,36 @@ class Encoder(Reloadable):
         return self._tokenizer.tokenize(texts, prompt=self._choose_prompt(options["prompt_name"], None))
 
     def encode_tokens(self, tokens: Tokens) -> FloatArray:
-        """The second half of :meth:`encode`: ``(N, D) float32, unit rows`` for what :meth:`tokenize` gave."""
+        """Encode the result of :meth:`tokenize`: ``(N, D) float32, unit rows``."""
         return self._plan().packing.apply(self._engine.run(tokens))
 
     def pack(
         self, embeddings: FloatArray, precision: Precision, *, truncate_dim: int | None = None
     ) -> npt.NDArray[Any]:
-        """Embeddings of this model as :meth:`encode` gives them with ``precision`` and ``truncate_dim``.
+        """Convert embeddings of this model as :meth:`encode` does for ``precision`` and ``truncate_dim``.
 
         Args:
-            embeddings: ``(N, D) float32``, as :meth:`encode` gives them without either.
+            embeddings: ``(N, D) float32``, full results of :meth:`encode`.
             precision: as for :meth:`encode`.
             truncate_dim: as for :meth:`encode`.
 
         Raises:
-            InputError: this model cannot give that.
+            InputError: the model does not support the precision or dimension.
         """
         return self._plan(precision=precision, truncate_dim=truncate_dim).packing.apply(embeddings)
 
     def similarity(self, a: npt.ArrayLike, b: npt.ArrayLike) -> FloatArray:
-        """Cosine of every embedding in ``a`` with every one in ``b``.
+        """Compute the cosine of every embedding in ``a`` with every one in ``b``.
 
         Args:
             a: ``(N, D)`` or ``(D,)`` floats.
             b: ``(M, D)`` or ``(D,)`` floats.
 
         Returns:
-            ``(N, M) float32``; a row of zeros has the cosine 0 with everything.
+            ``(N, M) float32``; the cosine with a row of zeros is 0.
 
         Raises:
-            InputError: these are not embeddings of the same width.
+            InputError: the arguments are not embeddings of the same width.
         """
         rows, columns = _as_rows(a, "a"), _as_rows(b, "b")
         if rows.shape[1] != columns.shape[1]:
@@ -370,10 +369,10 @@ class Encoder(Reloadable):
         return unit_rows(rows) @ unit_rows(columns).T
 
     def verify(self) -> Verification:
-        """Encode the golden texts of the bundle and compare with what they were when it was written.
+        """Encode the golden texts of the bundle and compare with the embeddings stored at export.
 
         Raises:
-            ModelError: the model is no bundle, so it has none.
+            ModelError: the model is not a bundle and has no golden texts.
         """
         if self._golden is None:
             raise ModelError(f"{self.name} is no bundle and has no golden texts to verify")
@@ -383,7 +382,7 @@ class Encoder(Reloadable):
     def _open_session(
         self, model: Bundle | FolderModel, threads: int | None, providers: Sequence[str] | None
     ) -> PaddedGraph:
-        # ONNX Runtime is half of a cold start, and what the kernel runs can do without.
+        # Importing ONNX Runtime takes half of a cold start, and the kernel does not need it.
         from embedkit.runtime.padded_graph import PaddedGraph
         from embedkit.runtime.session import Session
 
@@ -404,7 +403,7 @@ class Encoder(Reloadable):
         show_progress_bar: bool | None = None,
         on_overflow: OnOverflow = "truncate",
     ) -> _Plan:
-        """Check the keywords of :meth:`encode`."""
+        """Validate the keyword arguments of :meth:`encode`."""
         engine = Plan.choose(batch_size=batch_size, on_overflow=on_overflow, show_progress_bar=show_progress_bar)
         packing = Packing.choose(
             self.dimension,
@@ -429,7 +428,7 @@ class Encoder(Reloadable):
         return self._manifest.prompts[prompt_name]
 
     def _stream(self, texts: Iterable[str], plan: _Plan, total: int | None = None) -> Generator[npt.NDArray[Any]]:
-        """Embed and pack chunk by chunk."""
+        """Encode and pack chunk by chunk."""
         tokenize = self._tokenize_with(plan.prompt)
         with contextlib.closing(self._engine.stream(texts, tokenize, plan.engine, total)) as stream:
             for rows in stream:
@@ -441,7 +440,7 @@ class Encoder(Reloadable):
         )
 
     def _finish(self, rows: FloatArray, batch: TokenBatch) -> FloatArray:
-        """What a folder's graph leaves to be done."""
+        """Apply the steps that a folder's graph does not include."""
         if rows.ndim == 3:
             rows = pool(rows, batch, self._manifest.pooling)
         return unit_rows(rows) if self._normalize_here else rows
@@ -450,7 +449,7 @@ class Encoder(Reloadable):
 def _make_tokenizer(model: Bundle | FolderModel) -> Tokenizer:
     try:
         return Tokenizer(model.tokenizer_json, model.manifest.max_length)
-    except InputError as error:  # its length, which nobody gave here
+    except InputError as error:  # its length, which is not an argument here
         raise ModelError(str(error)) from error
 
 

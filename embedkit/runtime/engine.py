@@ -1,4 +1,4 @@
-"""What encoders and cross-encoders share: a session fed with token batches, and overflow that is told."""
+"""The engine shared by encoders and cross-encoders: runs token batches and reports truncation."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _POSITIONS_NAMED = 5
 
 
 class Verification(TypedDict):
-    """What the golden texts of a bundle gave on this machine.
+    """Result of running the golden texts of a bundle on this machine.
 
     ``texts`` golden texts (pairs, of a cross-encoder) were run; their tokens were the same if
     ``same_tokens``; the largest absolute ``difference`` of any value may be ``tolerance``; ``passed`` if
@@ -51,7 +51,7 @@ class Verification(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The checked wishes of one call, as far as the engine heeds them."""
+    """The validated options of one call that concern the engine."""
 
     batch_size: int | None = None
     refuse_overflow: bool = False
@@ -59,10 +59,10 @@ class Plan:
 
     @classmethod
     def choose(cls, *, batch_size: int | None, on_overflow: OnOverflow, show_progress_bar: bool | None) -> Plan:
-        """Check a caller's wishes.
+        """Validate the options of a caller.
 
         Raises:
-            InputError: one of them makes no sense.
+            InputError: an option is invalid.
         """
         if on_overflow not in get_args(OnOverflow):
             raise InputError(f'on_overflow must be "truncate" or "error", not {on_overflow!r}')
@@ -70,10 +70,10 @@ class Plan:
 
 
 class Graph(Protocol[_Batch]):
-    """What turns tokens into results, a batch at a time: a ``PaddedGraph`` or a ``NativeGraph``.
+    """A graph that turns batches of tokens into results: a ``PaddedGraph`` or a ``NativeGraph``.
 
     Attributes:
-        lanes: threads that may call :meth:`fill` side by side, each with a lane of its own.
+        lanes: number of threads that may call :meth:`fill` concurrently, each with its own lane.
     """
 
     lanes: int
@@ -81,28 +81,29 @@ class Graph(Protocol[_Batch]):
     def batches(
         self, lengths: npt.NDArray[np.int64], *, most_tokens: int | None, most_items: int | None
     ) -> Sequence[_Batch]:
-        """The items of each batch."""
+        """Return the items of each batch."""
 
     def golden_batches(self, lengths: npt.NDArray[np.int64], *, most_tokens: int | None) -> Sequence[_Batch]:
-        """The same for golden items."""
+        """Return the items of each batch of golden items."""
 
     def fill(self, rows: FloatArray, items: _Batch, tokens: Tokens, lane: int | None = None) -> None:
-        """Put the results of one batch into ``rows[items]``, ``(B, *shape) float32``."""
+        """Write the results of one batch to ``rows[items]``, ``(B, *shape) float32``."""
 
 
 class Engine:
-    """Runs a graph over any number of texts or pairs. Safe to share between threads.
+    """Runs a graph on any number of texts or pairs; thread-safe.
 
     Args:
-        graph: what is run.
+        graph: the graph to run.
         shape: of one item's result, ``(D,)`` or ``()``.
-        max_length: the tokens that an item is cut to, for messages.
-        unit: what the items are called, ``"texts"`` or ``"pairs"``.
-        label: what the progress is called.
-        max_tokens_per_batch: bound of a batch's items times its longest in tokens; chosen by device if None.
+        max_length: maximum tokens of an item, for messages.
+        unit: name of the items, ``"texts"`` or ``"pairs"``.
+        label: label of the progress bar.
+        max_tokens_per_batch: maximum number of items in a batch times its longest in tokens; chosen by device
+            if None.
 
     Raises:
-        InputError: ``max_tokens_per_batch`` is no count.
+        InputError: ``max_tokens_per_batch`` is not a positive integer.
     """
 
     def __init__(
@@ -126,20 +127,20 @@ class Engine:
         plan: Plan,
         total: int | None = None,
     ) -> Generator[FloatArray]:
-        """Run chunk by chunk; whatever ends the stream, truncation is told in one log line.
+        """Run chunk by chunk; truncation is logged in one line, however the stream ends.
 
         Args:
             items: texts or pairs.
             tokenize: turns a list of items, and the position of its first, into tokens.
-            plan: what the caller wished.
-            total: the number of items, where it is known.
+            plan: options of the call.
+            total: number of items, if known.
 
         Yields:
             ``(n, *shape) float32`` for each chunk.
 
         Raises:
             InputError: an item cannot be tokenized; names its position.
-            TextOverflowError: an item is too long and the plan refuses that.
+            TextOverflowError: an item is too long and the plan forbids truncation.
         """
         done = truncated = 0
         progress = Progress(self._label, total, unit=self._unit, enabled=plan.show_progress)
@@ -161,7 +162,7 @@ class Engine:
         plan: Plan,
         progress: Progress | None = None,
     ) -> tuple[FloatArray, int]:
-        """Run what :meth:`stream` takes at a time: ``(n, *shape) float32``, and how many items were cut.
+        """Run one chunk of :meth:`stream`: ``(n, *shape) float32``, and the number of truncated items.
 
         Raises:
             InputError, TextOverflowError: as :meth:`stream`.
@@ -172,7 +173,7 @@ class Engine:
         return self.run(tokens, plan.batch_size, progress), tokens.truncated
 
     def single(self, item: Any, tokenize: Callable[[list[Any], int], Tokens], plan: Plan) -> FloatArray:
-        """Run one item as :meth:`stream` would, without what only many need: ``(1, *shape) float32``.
+        """Run one item as :meth:`stream` does, without the overhead of streams: ``(1, *shape) float32``.
 
         Raises:
             InputError, TextOverflowError: as :meth:`stream`.
@@ -191,7 +192,7 @@ class Engine:
     def verify(
         self, found: Tokens, golden: Tokens, values: npt.NDArray[np.float32], tolerance: float
     ) -> Verification:
-        """Compare tokens with golden ones, and what the graph makes of those with golden values."""
+        """Compare tokens with golden tokens, and the graph's results for these with golden values."""
         same = found.ids == golden.ids and found.type_ids == golden.type_ids
         rows = self._run_all(golden, self._graph.golden_batches(golden.lengths, most_tokens=self._max_tokens))
         difference = float(np.abs(rows - values).max())
@@ -204,7 +205,7 @@ class Engine:
         )
 
     def _run_all(self, tokens: Tokens, batches: Sequence[Any], progress: Progress | None = None) -> FloatArray:
-        """The rows of all batches, in the order of the tokens; side by side where the session has lanes."""
+        """Return the rows of all batches in the order of the tokens; lanes run batches concurrently."""
         rows = np.empty((len(tokens.ids), *self._shape), dtype=np.float32)
         pending = deque(batches)
         telling = Lock()
@@ -217,13 +218,13 @@ class Engine:
                         with telling:
                             progress.advance(len(rows[items]))
             finally:
-                pending.clear()  # whatever ends one lane ends all
+                pending.clear()  # an exception in one lane stops all
 
         lanes = min(self._graph.lanes, len(batches))
         if lanes < 2:
             work(None)
             return rows
-        # A pool for each call: kept ones would be dead in a forked process, and threads start in microseconds.
+        # One pool per call: a persistent one would be dead in a forked process, and threads start in microseconds.
         with ThreadPoolExecutor(lanes - 1) as pool:
             others = [pool.submit(work, lane) for lane in range(1, lanes)]
             work(0)
@@ -241,18 +242,18 @@ class Engine:
 
 
 def _take(pending: deque[_Item]) -> Iterator[_Item]:
-    """What is pending, from the first to the last, while others take from it too."""
-    with contextlib.suppress(IndexError):  # another was quicker to take the last
+    """Yield pending items in order, while other threads take items as well."""
+    with contextlib.suppress(IndexError):  # another thread took the last item
         while True:
             yield pending.popleft()
 
 
 def read_parts(items: Iterable[Any]) -> Iterator[list[Any]]:
-    """What an engine takes at a time: 4096 items or about 4 million characters."""
+    """Yield chunks of 4096 items or about 4 million characters."""
     return read_chunks(items, most_items=_CHUNK_ITEMS, most_characters=_CHUNK_CHARACTERS)
 
 
 def tell_truncated(truncated: int, done: int, *, unit: str, max_length: int) -> None:
-    """One log line, if items were cut."""
+    """Log one line if items were truncated."""
     if truncated:
         logger.warning("%d of %d %s were cut to %d tokens", truncated, done, unit, max_length)

@@ -1,4 +1,4 @@
-"""What stands under a name: a bundle, or a folder in the form of another library."""
+"""Loading of models: a bundle, or a folder of another library."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LOADERS = {"encoder": "Encoder.load", "cross-encoder": "CrossEncoder.load"}
 
 
 class Origin(NamedTuple):
-    """Where a model was loaded from, for others to load it again.
+    """Source of a model, from which other processes can load it again.
 
     Attributes:
         source: path of the file or folder.
@@ -32,9 +32,9 @@ class Origin(NamedTuple):
 
 
 class Reloadable(ABC):
-    """A model that never changes: a copy is the model itself, and a pickle is where it was loaded from.
+    """An immutable model: a copy is the model itself, and a pickle stores its source.
 
-    Unpickling loads the model again and raises a :class:`ModelError` if another one stands there by then.
+    Unpickling loads the model again and raises a :class:`ModelError` if it has changed.
     """
 
     _origin: Origin | None = None
@@ -42,7 +42,7 @@ class Reloadable(ABC):
     @property
     @abstractmethod
     def fingerprint(self) -> str:
-        """Hex SHA-256 of everything that decides what it computes."""
+        """Hex SHA-256 of everything that determines the results."""
 
     def __copy__(self) -> Self:
         return self
@@ -70,15 +70,15 @@ def load_model(
 
     Args:
         source: see :func:`~embedkit.runtime.location.find_model`.
-        file: the graph wanted in a folder.
-        marker: name of the file by which a folder of another library is known.
-        read_folder: reads such a folder; called with it and ``file``.
+        file: the graph to use in a folder.
+        marker: name of the file that identifies a folder of another library.
+        read_folder: function that reads such a folder; called with the folder and ``file``.
 
     Returns:
-        Where it stands, for messages, and the model.
+        Its location, for messages, and the model.
 
     Raises:
-        ModelNotFoundError, BundleError, ModelError, InputError: it cannot be found or read.
+        ModelNotFoundError, BundleError, ModelError, InputError: the model cannot be found or read.
     """
     path = find_model(source, file=file)
     if not path.is_dir():
@@ -88,7 +88,7 @@ def load_model(
     if (path / marker).exists():
         folder = read_folder(path, file=file)
         if Path(source).expanduser() != path:
-            # Downloaded: the hub id says more than the folder of the cache.
+            # Downloaded: the hub id is more informative than the folder of the cache.
             folder = replace(folder, manifest=replace(folder.manifest, name=str(source)))
         return path, folder
     bundles = sorted(path.glob("*.onnx")) if file is None else [path / file]
@@ -99,10 +99,10 @@ def load_model(
 
 
 def check_kind(manifest: Manifest, wanted: str) -> None:
-    """Refuse a model of another kind.
+    """Reject a model of another kind.
 
     Raises:
-        ModelError: says which class loads it.
+        ModelError: the kind differs; names the class that loads it.
     """
     if manifest.kind != wanted:
         raise ModelError(f"{manifest.name} is a model of kind {manifest.kind!r}; use {_LOADERS[manifest.kind]}")

@@ -1,4 +1,4 @@
-"""Where a model is: a path, the name of a bundle that came with embedkit, or a hub id; in that order."""
+"""Locating models: by path, by the name of a bundled model, or by hub id, in that order."""
 
 from __future__ import annotations
 
@@ -13,28 +13,27 @@ from embedkit.extras import require
 __all__ = ["bundled_names", "find_model"]
 
 _BUNDLED = Path(__file__).parent.parent / "bundled"
-# Models of embedkit's own that would make the package too large.
+# embedkit's own models that are too large for the package.
 _ELSEWHERE = {"mini": "models/mini.onnx in embedkit's repository, made by recipes/mini.toml"}
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
 def bundled_names() -> list[str]:
-    """Names of the bundles that came with embedkit."""
+    """Return the names of the bundled models."""
     return sorted(path.stem for path in _BUNDLED.glob("*.onnx"))
 
 
 def find_model(source: str | os.PathLike[str], *, file: str | None = None) -> Path:
-    """The file or folder of a model.
+    """Find the file or folder of a model.
 
-    A path that exists wins. What looks like a path and does not exist, and anything but a string,
-    never goes to the network.
+    An existing path takes precedence. A source that looks like a path, or is not a string, never uses the network.
 
     Args:
         source: a path, a bundled name, or a hub id ``org/name``.
         file: the ONNX file wanted of a hub repository, ``onnx/model.onnx`` if None.
 
     Raises:
-        ModelNotFoundError: there is none; lists the bundled names.
+        ModelNotFoundError: no model was found; lists the bundled names.
     """
     path = Path(source).expanduser()
     if source != "" and _exists(path):
@@ -78,13 +77,13 @@ def _bundled_sentence(wanted: str) -> str:
 
 
 def _download(hub_id: str, file: str | None) -> Path:
-    """Fetch the descriptions and one graph, not the dozen forms that many repositories hold."""
+    """Download the configuration files and one graph, not the dozen variants that many repositories contain."""
     hub = require("huggingface_hub", extra="train")
     name = hub_id.partition("/")[2]
     graphs = [file] if file else ["onnx/model.onnx", "model.onnx", f"{name}.onnx"]
     try:
         return Path(hub.snapshot_download(hub_id, allow_patterns=["*.json", *graphs]))
-    except (OSError, ValueError) as error:  # the hub's own errors are kinds of these two
+    except (OSError, ValueError) as error:  # the hub's own errors derive from these two
         reason = str(error).strip().partition("\n")[0]
         raise ModelNotFoundError(
             f"there is no {hub_id!r} here and the hub gave none: {reason}; {_bundled_sentence(name)}"

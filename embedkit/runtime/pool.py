@@ -1,4 +1,4 @@
-"""Several processes that encode as one would: for machines with more processors than threads can keep busy."""
+"""Multiprocess encoding with the results of a single process, for machines with many processors."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 __all__ = ["EncoderPool"]
 
-# Not multiprocessing, which would import the caller's script again, nor `-m`, which would look into the current
-# folder first: embedkit is found wherever the caller found it.
+# multiprocessing would import the caller's script again, and `-m` would search the current folder first. This
+# finds embedkit where the caller found it.
 _START = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
     "from embedkit.runtime.pool_worker import main; main()"
@@ -43,26 +43,26 @@ _PARTS_PER_PROCESS = 2
 
 
 class EncoderPool:
-    """Encodes with several processes; made by :meth:`~embedkit.runtime.encoder.Encoder.pool`, used with ``with``.
+    """Encodes with several processes; a context manager, from :meth:`~embedkit.runtime.encoder.Encoder.pool`.
 
-    Each process holds the model and embeds parts of 4096 texts (or about 4 million characters), the parts that one
-    process would take one after the other; so the embeddings are the same to the bit. It pays from some ten
-    thousand texts on. The processes end with the ``with`` block, with this process however it ends, and at once if
-    an error or Ctrl-C ends the block.
+    Each process loads the model and encodes chunks of 4096 texts (or about 4 million characters), as a single
+    process would in sequence, so the embeddings are identical to the bit. A pool pays off from about ten thousand
+    texts. The processes exit with the ``with`` block, immediately if an error or Ctrl-C ends it, and
+    when this process ends for any reason.
 
     Args:
-        encoder: whose model is to be held; checks the keywords.
-        origin: where the processes load it from.
-        processes: how many; as many as this process may use processors if None.
-        threads: of each of them; if None they share the processors that this process may use.
+        encoder: the encoder to replicate; validates the keyword arguments.
+        origin: path from which the processes load the model.
+        processes: number of processes; if None, the number of processors available to this process.
+        threads: threads per process; if None, the available processors are divided among the processes.
 
     Attributes:
-        processes: how many there are.
-        threads: of each.
+        processes: number of processes.
+        threads: threads per process.
 
     Raises:
-        InputError: a number makes no sense.
-        ModelError: the model under ``origin`` is another one by now, or a process did not start.
+        InputError: a number is invalid.
+        ModelError: the model at ``origin`` has changed, or a process failed to start.
     """
 
     def __init__(
@@ -94,26 +94,26 @@ class EncoderPool:
 
     @property
     def name(self) -> str:
-        """What people call the model."""
+        """Name of the model."""
         return self._encoder.name
 
     @property
     def fingerprint(self) -> str:
-        """Hex SHA-256 of everything that decides the embeddings."""
+        """Hex SHA-256 of everything that determines the embeddings."""
         return self._encoder.fingerprint
 
     @property
     def dimension(self) -> int:
-        """D, the width of an embedding."""
+        """D, the number of dimensions of an embedding."""
         return self._encoder.dimension
 
     @property
     def max_length(self) -> int:
-        """The longest text in tokens, special tokens included."""
+        """Maximum length of a text in tokens, including special tokens."""
         return self._encoder.max_length
 
     def close(self) -> None:
-        """End the processes, when they have done what they are at; ``with`` does it too."""
+        """Stop the processes after their current chunk; called at the end of a ``with`` block."""
         self._end(at_once=False)
 
     def encode(self, texts: str | Iterable[str], **options: Unpack[EncodeOptions]) -> npt.NDArray[Any]:
@@ -121,10 +121,10 @@ class EncoderPool:
 
         Raises:
             InputError, TextOverflowError: as there.
-            ModelError: a process came to an end.
+            ModelError: a process has exited.
         """
         if isinstance(texts, str):
-            return self._encoder.encode(texts, **options)  # not worth the way
+            return self._encoder.encode(texts, **options)  # too small to distribute
         form = self._encoder.encode([], **options)
         listed = list(check_iterable(texts))
         embeddings = np.empty((len(listed), form.shape[1]), dtype=form.dtype)
@@ -137,29 +137,29 @@ class EncoderPool:
     def encode_batches(self, texts: Iterable[str], **options: Unpack[EncodeOptions]) -> Iterator[npt.NDArray[Any]]:
         """:meth:`Encoder.encode_batches <embedkit.runtime.encoder.Encoder.encode_batches>` with several processes.
 
-        Two parts for each process are read ahead, so memory stays bounded.
+        Two chunks per process are read ahead, so memory is bounded.
 
         Raises:
             InputError, TextOverflowError: as there.
-            ModelError: a process came to an end.
+            ModelError: a process has exited.
         """
         if isinstance(texts, str):
             raise InputError("encode_batches takes an iterable of texts; use encode for one text")
-        self._encoder.encode([], **options)  # a wrong keyword is told at once
+        self._encoder.encode([], **options)  # report an invalid keyword immediately
         return self._stream(check_iterable(texts), options)
 
     def encode_query(self, texts: str | Iterable[str], **options: Unpack[EncodeOptions]) -> npt.NDArray[Any]:
-        """:meth:`encode` with the model's prompt for queries, if it has one and none is asked for."""
+        """:meth:`encode` with the model's prompt for queries, if it has one and none is given."""
         return self.encode(texts, **with_prompt(options, "query", self._encoder.manifest.prompts))
 
     def encode_document(self, texts: str | Iterable[str], **options: Unpack[EncodeOptions]) -> npt.NDArray[Any]:
-        """:meth:`encode` with the model's prompt for documents, if it has one and none is asked for."""
+        """:meth:`encode` with the model's prompt for documents, if it has one and none is given."""
         return self.encode(texts, **with_prompt(options, "document", self._encoder.manifest.prompts))
 
     def _stream(
         self, texts: Iterable[str], options: EncodeOptions, total: int | None = None
     ) -> Iterator[npt.NDArray[Any]]:
-        """Rows of each part, in order; at most so many parts are under way."""
+        """Yield the rows of each chunk in order; the number of pending chunks is limited."""
         waiting: deque[Future[_Part]] = deque()
         done = truncated = 0
         progress = Progress("encode", total, unit="texts", enabled=options.get("show_progress_bar"))
@@ -206,14 +206,14 @@ class EncoderPool:
 
 
 class _Part(NamedTuple):
-    """Rows of one part, and how many of its texts were cut."""
+    """Rows of one chunk, and the number of truncated texts."""
 
     rows: npt.NDArray[Any]
     truncated: int
 
 
 class _Worker:
-    """A process of :mod:`~embedkit.runtime.pool_worker`, as the one that asks it sees it."""
+    """Client side of a process of :mod:`~embedkit.runtime.pool_worker`."""
 
     def __init__(self, origin: Origin, threads: int) -> None:
         self._process = subprocess.Popen(  # noqa: S603 - ourselves
@@ -221,12 +221,12 @@ class _Worker:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, "RAYON_NUM_THREADS": str(threads)},
-            start_new_session=True,  # Ctrl-C is for us; we end them
+            start_new_session=True,  # the parent handles Ctrl-C and stops the workers
         )
         self._send({"source": origin.source, "options": {**origin.options, "threads": threads}})
 
     def wait_for(self, fingerprint: str) -> None:
-        """Until the model is loaded; it must be the one with this fingerprint."""
+        """Wait until the worker has loaded the model, which must have this fingerprint."""
         found, _ = self._receive()
         if found["fingerprint"] != fingerprint:
             raise ModelError("the model's file has changed since it was loaded; load it again")
@@ -236,17 +236,17 @@ class _Worker:
         self._send({"texts": _as_plain(texts, first), "first": first, "options": options})
         found, content = self._receive()
         rows = np.frombuffer(content, dtype=found["dtype"]).reshape(found["shape"])
-        return _Part(rows.copy(), found["truncated"])  # which the caller may write to
+        return _Part(rows.copy(), found["truncated"])  # writable for the caller
 
     def dismiss(self, *, at_once: bool) -> None:
-        """Let it end."""
+        """Ask the worker to stop."""
         if at_once:
             self._process.kill()
         with contextlib.suppress(OSError):
             self._pipe("stdin").close()
 
     def close(self) -> None:
-        """See it end."""
+        """Wait for the worker to exit."""
         try:
             self._process.wait(_PATIENCE_SECONDS)
         except subprocess.TimeoutExpired:
@@ -255,7 +255,7 @@ class _Worker:
         self._pipe("stdout").close()
 
     def _send(self, header: Mapping[str, Any]) -> None:
-        # Whether it has ended, and why, is told by what can be read.
+        # Reading shows whether the worker has exited, and why.
         with contextlib.suppress(BrokenPipeError):
             write_frame(self._pipe("stdin"), header)
 

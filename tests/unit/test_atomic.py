@@ -77,7 +77,7 @@ def test_a_folder_that_is_a_file_is_a_storage_error(tmp_path: Path, write: Calla
 
 @pytest.mark.skipif(os.name == "nt", reason="no such devices on Windows")
 def test_a_device_is_not_replaced() -> None:
-    with pytest.raises(StorageError, match="not an ordinary file"), atomic_file("/dev/null"):
+    with pytest.raises(StorageError, match="not a regular file"), atomic_file("/dev/null"):
         pass
     assert stat.S_ISCHR(Path("/dev/null").stat().st_mode)
 
@@ -85,7 +85,7 @@ def test_a_device_is_not_replaced() -> None:
 def test_a_file_does_not_replace_a_folder_nor_a_folder_a_file(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").touch()
-    with pytest.raises(StorageError, match="not an ordinary file"), atomic_file(tmp_path / "folder"):
+    with pytest.raises(StorageError, match="not a regular file"), atomic_file(tmp_path / "folder"):
         pass
     with pytest.raises(StorageError, match="not a folder"), atomic_folder(tmp_path / "file"):
         pass

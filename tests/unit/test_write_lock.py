@@ -34,14 +34,14 @@ def way(request, monkeypatch):
 
 
 def test_a_second_holder_is_refused_until_the_first_is_done(way, tmp_path):
-    with write_lock(tmp_path), pytest.raises(CollectionError, match="somebody else is writing"):
+    with write_lock(tmp_path), pytest.raises(CollectionError, match="another process is writing"):
         write_lock(tmp_path).__enter__()
     with write_lock(tmp_path):
         pass
 
 
 def test_the_error_is_the_callers_choice(way, tmp_path):
-    with write_lock(tmp_path, refusal=CacheError, needed=True), pytest.raises(CacheError, match="somebody else"):
+    with write_lock(tmp_path, refusal=CacheError, needed=True), pytest.raises(CacheError, match="another process"):
         write_lock(tmp_path, refusal=CacheError).__enter__()
 
 
@@ -69,7 +69,7 @@ def lockable(monkeypatch):
 
 def test_where_folders_cannot_be_locked_a_file_is(lockable, tmp_path):
     lockable(stat.S_ISREG)
-    with write_lock(tmp_path, needed=True), pytest.raises(CollectionError, match="somebody else is writing"):
+    with write_lock(tmp_path, needed=True), pytest.raises(CollectionError, match="another process is writing"):
         write_lock(tmp_path).__enter__()
     with write_lock(tmp_path):
         assert (tmp_path / module.LOCK).exists()

@@ -260,7 +260,7 @@ def test_two_runs_at_once_are_refused(toy_bundle: Path, pages: Path, tmp_path: P
     refused = []
 
     def second(*_: object) -> int:
-        with pytest.raises(CollectionError, match="somebody else is writing"):
+        with pytest.raises(CollectionError, match="another process is writing"):
             encoding.run()
         refused.append(1)
         return 0

@@ -364,7 +364,7 @@ def test_two_builds_at_once(tmp_path, encoder):
 
     def texts():
         yield "outer"
-        with pytest.raises(CollectionError, match="somebody else is writing"):
+        with pytest.raises(CollectionError, match="another process is writing"):
             Collection.build(["inner"], encoder=encoder, path=tmp_path / "idx")
 
     assert len(Collection.build(texts(), encoder=encoder, path=tmp_path / "idx")) == 1

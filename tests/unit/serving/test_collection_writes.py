@@ -243,7 +243,7 @@ def test_a_second_writer_is_told(collection, encoder):
 
     def documents():
         for write in (lambda: other.upsert([("a", "b")]), lambda: other.delete("tea"), other.compact):
-            with pytest.raises(CollectionError, match=r"somebody else is writing to .*idx; wait"):
+            with pytest.raises(CollectionError, match=r"another process is writing to .*idx; wait"):
                 write()
         yield "outer", "outer"
 

@@ -70,7 +70,7 @@ def test_what_a_stage_has_made_is_kept(folder, made):
 
 def test_only_one_process_trains_in_a_folder(folder):
     with folder.claimed():
-        with pytest.raises(ConfigError, match="somebody else is writing to"), folder.claimed():
+        with pytest.raises(ConfigError, match="another process is writing to"), folder.claimed():
             pass
         folder.start(CONFIG, ENVIRONMENT, resume=False)
     with folder.claimed():

@@ -147,7 +147,7 @@ def test_a_damaged_card_is_told(open_cache, content):
 class TestConcurrency:
     def test_a_second_writer_is_refused(self, open_cache):
         first, second = open_cache(), open_cache()
-        with first.writing(), pytest.raises(CacheError, match="somebody else is writing"), second.writing():
+        with first.writing(), pytest.raises(CacheError, match="another process is writing"), second.writing():
             pass
         with second.writing():
             pass
