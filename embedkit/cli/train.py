@@ -58,7 +58,9 @@ _SHAPE = {
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument(
-        "recipe", nargs="*", help="TOML recipes; later ones override earlier ones, and flags and --set override all"
+        "recipe",
+        nargs="*",
+        help="TOML recipes; later ones override earlier ones, and flags and --set override all",
     )
     parser.add_argument("-o", "--output", help="the run folder; default: runs/NAME")
     parser.add_argument(
@@ -66,10 +68,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="see `embedkit methods`; sct with --teacher is sct-distillation, and with --student as well it is "
         "sct-two-stage: self-supervision, then distillation",
     )
-    parser.add_argument("--size", help="tiny, mini or small; with --student, selects the published settings to use")
+    parser.add_argument(
+        "--size", help="tiny, mini or small; with --student, selects the published settings to use"
+    )
     parser.add_argument("--corpus", action="append", metavar="FILE", help="text file; may be repeated")
     parser.add_argument("--text-column", help="column of the text in .csv, .jsonl, .parquet and hub sets")
-    parser.add_argument("--view-columns", nargs=2, metavar="COLUMN", help="two columns with views of the same sentence")
+    parser.add_argument(
+        "--view-columns", nargs=2, metavar="COLUMN", help="two columns with views of the same sentence"
+    )
     parser.add_argument(
         "--teacher",
         action="append",
@@ -77,11 +83,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="folder, hub id, bundle, or .npy/.parquet of vectors aligned by row; may be repeated for methods "
         "with several teachers",
     )
-    parser.add_argument("--teacher-name", action="append", metavar="NAME", help="name of each --teacher on model cards")
-    parser.add_argument("--student", help="pre-trained model to start from, folder or hub id")
     parser.add_argument(
-        "--start", help="initialisation: teacher (its words), layers (of the teacher) or random"
+        "--teacher-name", action="append", metavar="NAME", help="name of each --teacher on model cards"
     )
+    parser.add_argument("--student", help="pre-trained model to start from, folder or hub id")
+    parser.add_argument("--start", help="initialisation: teacher (its words), layers (of the teacher) or random")
     for flag, what in _SHAPE.items():
         parser.add_argument(f"--{flag}", type=int, help=what)
     parser.add_argument("--tokenizer", help="model that provides the student's tokenizer; default: the teacher")
@@ -191,7 +197,11 @@ def _report(folder: Path) -> None:
 
         logger.info("curves: %s", write_report(folder))
     except ModuleNotFoundError as error:
-        logger.info("no report: %s is not installed; `embedkit report %s` prints the command that installs it", error.name, folder)
+        logger.info(
+            "no report: %s is not installed; `embedkit report %s` prints the command that installs it",
+            error.name,
+            folder,
+        )
     except EmbedkitError as error:
         logger.warning("no report: %s", error)
 
