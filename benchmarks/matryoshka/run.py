@@ -1,4 +1,4 @@
-"""What `[matryoshka]` does to embeddings that are cut, and to whole ones.
+"""Effect of `[matryoshka]` on truncated and on full embeddings.
 
     python benchmarks/matryoshka/run.py --data DIR --teacher FOLDER
 
@@ -32,10 +32,13 @@ SEEDS = (1, 2, 3)
 SETTINGS = {
     "sct-distillation": {"optim.lr": 1e-3, "settings.queue_size": 8192},
     "mse": {"optim.lr": 1e-3},
-    "simcse": {"optim.lr": 2e-4},
+}
+WAYS: dict[str, dict[str, Any]] = {
+    "without": {},
+    "rotated": {"matryoshka.dimensions": [192, 96, 48]},
 }
 SHARES = (2, 4, 8)
-"""Embeddings are cut to a half, a quarter and an eighth of their width."""
+"""Embeddings are truncated to a half, a quarter and an eighth of their width."""
 
 
 def main() -> None:
@@ -48,28 +51,16 @@ def main() -> None:
     arguments = parser.parse_args()
     rows: list[dict[str, Any]] = []
     for method in SETTINGS:
-        for label, changes in ways(method).items():
+        for label, changes in WAYS.items():
             runs = [train(arguments, method, {**changes, "seed": seed}) for seed in SEEDS]
             rows.append({"method": method, "way": label, "dev": runs})
             write(rows, arguments.steps)
-
-
-def ways(method: str) -> dict[str, dict[str, Any]]:
-    """Without the table, with the rotation alone where there is a teacher, and with all of it."""
-    teacher = method != "simcse"
-    width = 384 if teacher else 128
-    nested = {"matryoshka.dimensions": [width // share for share in SHARES]}
-    if not teacher:
-        return {"without": {}, "nested": nested}
-    return {"without": {}, "rotated": nested, "rotated and nested": {**nested, "matryoshka.weight": 1.0}}
 
 
 def train(arguments: argparse.Namespace, method: str, changes: dict[str, Any]) -> dict[str, float]:
     """One run: STS-B dev x 100 by all dimensions and by the first ones."""
     recipe = load_toml(RECIPE) | {"method": method, "settings": {}}
     recipe["teacher"]["source"] = arguments.teacher
-    if method == "simcse":
-        recipe["student"]["tokenizer"] = recipe.pop("teacher")["source"]
     places = {"data": arguments.data, "cache": arguments.cache, "optim.steps": arguments.steps, "dev.every": 100}
     changes = {**places, **SETTINGS[method], **changes}
     recipe = apply_overrides(recipe, [f"{key}={json.dumps(value)}" for key, value in changes.items()])

@@ -123,7 +123,9 @@ class RunConfig:
     teachers: tuple[TeacherConfig, ...] | None = setting(None, "instead of teacher, for methods that take several")
     optim: OptimConfig = setting(factory=OptimConfig)
     dev: DevConfig = setting(factory=DevConfig)
-    matryoshka: MatryoshkaConfig | None = setting(None, "for embeddings that can be cut, with any method")
+    matryoshka: MatryoshkaConfig | None = setting(
+        None, "for embeddings that can be truncated, with methods that imitate a teacher"
+    )
     settings: dict[str, Any] = setting(factory=dict, doc="the method's own settings")
 
     def __post_init__(self) -> None:

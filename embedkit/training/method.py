@@ -14,7 +14,6 @@ from torch.nn import functional
 from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.training import processes
-from embedkit.training.cutting import cut, encoded
 
 __all__ = [
     "Batch",
@@ -196,13 +195,12 @@ class Method(Learner):
 
 def pooled(encoder: SentenceEncoder, view: View) -> Tensor:
     """Pooled embeddings of a view before any head: ``(B, H)``, in batch order."""
-    rows = encoded(lambda: _rows(encoder.pooled, view))
-    return cut(rows) if encoder.head is None else rows
+    return _rows(encoder.pooled, view)
 
 
 def unit_embeddings(encoder: SentenceEncoder, states: Tensor) -> Tensor:
     """Pooled embeddings through the head, if there is one, and at unit length: ``(B, H) -> (B, D) float32``."""
-    rows = states if encoder.head is None else cut(encoder.head(states))
+    rows = states if encoder.head is None else encoder.head(states)
     return functional.normalize(rows.float(), dim=1)
 
 

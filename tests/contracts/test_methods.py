@@ -22,11 +22,9 @@ from embedkit.modeling.torch_encoder import TorchEncoder
 from embedkit.runtime.tokenization import Tokenizer
 from embedkit.training.batches import BatchSource
 from embedkit.training.corpus import Corpus, SourceConfig
-from embedkit.training.cutting import Replay
 from embedkit.training.loop import LoopConfig, train
 from embedkit.training.losses.cross_view import cross_view_loss
 from embedkit.training.losses.keys import Keys
-from embedkit.training.matryoshka import Matryoshka, MatryoshkaConfig
 from embedkit.training.method import Method, pooled
 from embedkit.training.methods import METHODS
 from embedkit.training.optim import OptimConfig
@@ -90,15 +88,10 @@ SWITCHES = [
     ("distillcse", {"shuffle": "none"}),
     ("distillcse", {"teacher_weights": [1, 2]}),
 ]
-# Any method can stand inside Matryoshka.
-NESTED = [
-    *((name, {"matryoshka": [8, 4]}) for name in METHODS),
-    ("mse", {"matryoshka": [12], "joint": True}),
-]
 # Those that can have SCT's loss beside their own.
 JOINT = [name for name, entry in METHODS.items() if issubclass(entry.config, JointConfig)]
 # Every method with its defaults, and every switch of those that have some.
-CASES = [*((name, {}) for name in METHODS if name != "sct"), *SWITCHES, *NESTED]
+CASES = [*((name, {}) for name in METHODS if name != "sct"), *SWITCHES]
 
 
 def shrink(config: type[Any]) -> dict[str, Any]:
@@ -162,7 +155,6 @@ def make(make_encoder, corpus) -> Callable[..., tuple[Method, BatchSource]]:
         name: str, settings: dict[str, Any] | None = None, *, batch_size: int = 6, few: bool = False
     ) -> tuple[Method, BatchSource]:
         entry, settings = METHODS[name], dict(settings or {})
-        nested = settings.pop("matryoshka", None)
         config = from_mapping(entry.config, merge(shrink(entry.config), settings))
         teachers = [Teacher()] if entry.batch_spec.teacher else []
         if entry.batch_spec.several_teachers and getattr(config, "objective", None) != "contrastive":
@@ -178,8 +170,6 @@ def make(make_encoder, corpus) -> Callable[..., tuple[Method, BatchSource]]:
             views=ViewsConfig(second="deletion", positives=FEW if few and entry.batch_spec.positives else ()),
             teachers=teachers,
         )
-        if nested is not None:
-            method = Matryoshka(method, MatryoshkaConfig(dimensions=nested, rotate=False))
         return method.train(), batches
 
     return make
@@ -223,22 +213,6 @@ class TestStep:
         assert output.loss.shape == ()
         assert output.loss.dtype == torch.float32
         assert not any(tensor.requires_grad for tensor in (*output.metrics.values(), *output.carry.values()))
-
-    def test_it_asks_for_embeddings_where_they_can_be_cut(self, make, name, settings):
-        method, batches = make(name, {key: value for key, value in settings.items() if key != "matryoshka"})
-        batch, replay, width = batches.batch(0), Replay(), 5
-        with replay.at(None):
-            whole = method(batch).loss
-        with replay.at(width):
-            cut = method(batch).loss
-        assert not torch.equal(cut, whole)
-        if method.encoder.head is None:  # the last layer's bias is in every embedding
-            behind = method.encoder.get_parameter("backbone.encoder.layer.1.output.LayerNorm.bias")
-        else:
-            behind = method.encoder.head.linear.bias
-        (gradient,) = torch.autograd.grad(cut, behind)
-        assert gradient[:width].abs().max() > 0
-        assert gradient[width:].abs().max() < 1e-6 * gradient[:width].abs().max()
 
     def test_the_same_seed_gives_the_same_method(self, make, name, settings):
         torch.manual_seed(1)

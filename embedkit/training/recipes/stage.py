@@ -26,7 +26,6 @@ from embedkit.training.corpus import Corpus
 from embedkit.training.distillation import Distillation
 from embedkit.training.held_out import HeldOut, Split
 from embedkit.training.loop import LoopConfig, Scores, train
-from embedkit.training.matryoshka import Matryoshka
 from embedkit.training.method import Learner, Method
 from embedkit.training.methods import METHODS
 from embedkit.training.optim import OptimConfig
@@ -39,7 +38,6 @@ __all__ = [
     "Control",
     "Materials",
     "check_stage",
-    "nested",
     "prepare",
     "run_stage",
     "stage_batches",
@@ -96,18 +94,20 @@ def prepare(
         for named in config.every_teacher if teacher else ():
             found = dataclasses.replace(named, source=config.resolve(named.source))
             vectors.append(load_vectors(found, corpus, Path(config.cache), show_progress=control.show_progress))
-    if config.matryoshka is not None and config.matryoshka.rotate:
-        # What imitates vectors has their first dimensions, which of a teacher mean nothing in particular.
+    if config.matryoshka is not None:
+        config.matryoshka.check(vectors[0].dimension)
         vectors = [RotatedVectors(one, len(corpus)) for one in vectors]
     return Materials(corpus, tuple(vectors), pairs, Split.of(corpus, config.dev.held_out))
 
 
 def _check_matryoshka(config: RunConfig, *, teacher: bool) -> None:
-    table = config.matryoshka
-    if table is not None and table.weight == 0 and not (table.rotate and teacher and config.every_teacher):
+    if config.matryoshka is None:
+        return
+    imitating = [name for name, entry in METHODS.items() if entry.method.imitates]
+    if not (teacher and config.every_teacher and config.method in {*imitating, "sct-two-stage"}):
         raise ConfigError(
-            "[matryoshka] would change nothing: without a teacher whose vectors it can turn it needs a "
-            "matryoshka.weight above 0"
+            "[matryoshka] rotates a teacher's vectors, which needs a teacher and a method that imitates them "
+            f"({', '.join(imitating)})"
         )
 
 
@@ -165,7 +165,7 @@ def train_stage(
     if isinstance(method, Distillation) and method.awaits_start:
         _start_head(method, materials)
     evaluate = _evaluation(encoder, materials)
-    return run_stage(nested(method, config), batches, optim, config, folder, control, evaluate)
+    return run_stage(method, batches, optim, config, folder, control, evaluate)
 
 
 def _start_head(method: Distillation, materials: Materials) -> None:
@@ -196,15 +196,6 @@ def _evaluation(encoder: SentenceEncoder, materials: Materials) -> Callable[[], 
         return {"dev": dev} | {f"held_out/{name}": distance for name, distance in distances.items()}
 
     return evaluate
-
-
-def nested(method: Method, config: RunConfig) -> Method:
-    """A method as the run trains it: inside :class:`Matryoshka` if the configuration has such a table.
-
-    Raises:
-        ConfigError: a dimension is not below the width of the method's embeddings.
-    """
-    return method if config.matryoshka is None else Matryoshka(method, config.matryoshka)
 
 
 def run_stage(

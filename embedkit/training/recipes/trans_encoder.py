@@ -44,7 +44,7 @@ from embedkit.training.corpus import Corpus
 from embedkit.training.methods.trans_encoder import CrossToEncoder, EncoderToCross
 from embedkit.training.optim import OptimConfig
 from embedkit.training.pair_batches import PairBatchSource
-from embedkit.training.recipes.stage import Control, Materials, nested, run_stage, to_device
+from embedkit.training.recipes.stage import Control, Materials, run_stage, to_device
 from embedkit.training.run_folder import RunFolder
 from embedkit.training.views import ViewsConfig
 
@@ -311,8 +311,7 @@ def _train_encoder(
         scores=labels,
     )
     evaluate = None if dev is None else lambda: {"dev": evaluate_pairs(TorchEncoder(encoder), dev)}
-    learner = nested(CrossToEncoder(encoder), config)
-    return run_stage(learner, batches, config.optim, config, folder, control, evaluate)
+    return run_stage(CrossToEncoder(encoder), batches, config.optim, config, folder, control, evaluate)
 
 
 def _start_cross(member: _Member, settings: TransEncoderConfig, config: RunConfig) -> PairEncoder:

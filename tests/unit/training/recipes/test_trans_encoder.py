@@ -295,9 +295,3 @@ def test_a_batch_without_labels_is_refused(make_encoder, make_corpus, sentences,
     batches = BatchSource(corpus, tokenizer, spec=BatchSpec(views=2), batch_size=2, seed=0, views=ViewsConfig())
     with pytest.raises(TrainingError, match="learns from labels"):
         CrossToEncoder(make_encoder())(batches.batch(0))
-
-
-def test_encoders_can_be_nested_and_cross_encoders_have_no_embeddings_to_cut(mapping, tmp_path):
-    go({**mapping(cycles=1), "matryoshka": {"dimensions": [8, 4], "weight": 0.1}}, tmp_path / "run")
-    logs = [path.read_text() for path in (tmp_path / "run").rglob("metrics.jsonl")]
-    assert sorted("matryoshka" in log for log in logs) == [False, True]
