@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-from pathlib import Path
 from typing import Any
 
 from embedkit.cli.milvus import MilvusAddress, build_milvus, milvus_facts, only_in_a_folder, open_milvus, place
@@ -15,6 +14,7 @@ HELP = "build a collection of documents to search in, change or verify one"
 EXAMPLES = """
 embedkit index build docs.jsonl -m tiny-sct.onnx -o idx/ --text-column body
 embedkit index build docs.parquet -m tiny-sct -o idx/ --kind hnsw --lexical
+embedkit index build docs.jsonl -m teacher.onnx --queries tiny -o idx/
 embedkit index add new.jsonl idx/
 embedkit index add pages.csv idx/ --text-column body --id-column url
 embedkit index delete idx/ doc-17 doc-42
@@ -62,9 +62,10 @@ def run(arguments: argparse.Namespace) -> None:
         return
     told = "".join(f", {count:,} {name}" for name, count in changes.items())
     size = f", {facts['bytes'] / 1e6:,.1f} MB" if "bytes" in facts else ""
+    queries = f", queries by {facts['queries']}" if facts.get("queries") else ""
     print(
         f"{done} {facts['path']}{told}: {facts['documents']:,} documents, {facts['dimension']} dimensions, "
-        f"index {facts['index']}, model {facts['model']}{size}"
+        f"index {facts['index']}, model {facts['model']}{queries}{size}"
     )
 
 
@@ -72,6 +73,9 @@ def _configure_build(actions: Any) -> None:
     build = actions.add_parser("build", help="embed documents and write them as a collection", allow_abbrev=False)
     _configure_documents(build)
     build.add_argument("-m", "--model", required=True, help="a bundle, a bundled name, a model folder or a hub id")
+    build.add_argument(
+        "--queries", metavar="MODEL", help="a smaller model for queries: a student of --model or of its teacher"
+    )
     build.add_argument(
         "-o",
         "--output",
@@ -103,23 +107,27 @@ def _configure_collection(parser: argparse.ArgumentParser) -> None:
 
 
 def _build(arguments: argparse.Namespace) -> tuple[str, Any, dict[str, int]]:
+    from embedkit.cli.collection_model import lasting_source
     from embedkit.runtime.encoder import Encoder
     from embedkit.serving.retrieval.collection import Collection
 
     if isinstance(arguments.output, MilvusAddress):
         if arguments.lexical:
             raise only_in_a_folder("--lexical")
+        if arguments.queries is not None:
+            raise only_in_a_folder("--queries")
         return "built", build_milvus(arguments), {}
-    model = Path(arguments.model).expanduser()
     collection = Collection.build(
         arguments.documents,
         encoder=Encoder.load(arguments.model),
+        queries=arguments.queries and Encoder.load(arguments.queries),
         path=arguments.output,
         index=arguments.kind,
         lexical=arguments.lexical,
         text_column=arguments.text_column,
         id_column=arguments.id_column,
-        source=str(model.resolve()) if model.exists() else arguments.model,
+        source=lasting_source(arguments.model),
+        queries_source=arguments.queries and lasting_source(arguments.queries),
         show_progress_bar=False if arguments.quiet else None,
     )
     return "built", collection, {}
@@ -187,5 +195,6 @@ def _facts(collection: Any) -> dict[str, Any]:
         "lexical": manifest.lexical,
         "model": manifest.model,
         "fingerprint": manifest.fingerprint,
+        "queries": manifest.queries and manifest.queries.model,
         "bytes": sum(seal.bytes for seal in manifest.files(collection.path).values()),
     }

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from embedkit.cli.collection_model import load_collection_model
+from embedkit.cli.collection_model import lasting_source, load_collection_model
 
 if TYPE_CHECKING:
     from embedkit.errors import InputError
@@ -63,7 +63,6 @@ def build_milvus(arguments: argparse.Namespace) -> MilvusCollection:
     from embedkit.serving.milvus import MilvusCollection
 
     _quiet()
-    model = Path(arguments.model).expanduser()
     return MilvusCollection.build(
         arguments.documents,
         encoder=Encoder.load(arguments.model),
@@ -73,7 +72,7 @@ def build_milvus(arguments: argparse.Namespace) -> MilvusCollection:
         index="AUTOINDEX" if arguments.kind == "auto" else arguments.kind,
         text_column=arguments.text_column,
         id_column=arguments.id_column,
-        source=str(model.resolve()) if model.exists() else arguments.model,
+        source=lasting_source(arguments.model),
         show_progress_bar=False if arguments.quiet else None,
     )
 

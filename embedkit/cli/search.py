@@ -57,7 +57,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="X",
         help="how hard an approximate index looks: 2 finds more and takes longer; default: 1",
     )
-    parser.add_argument("-m", "--model", help="the model that made the collection, where it is no longer found")
+    parser.add_argument(
+        "-m", "--model", help="the model that embeds queries, where it is no longer found, or a student of it"
+    )
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -81,8 +83,9 @@ def _search_folder(arguments: argparse.Namespace) -> Hits:
     from embedkit.serving.retrieval.collection import Collection
     from embedkit.serving.retrieval.manifest import Manifest
 
-    encoder = load_collection_model(arguments.model, Manifest.read(arguments.collection))
-    hits: Hits = Collection.open(arguments.collection, encoder=encoder).search(
+    manifest = Manifest.read(arguments.collection)
+    encoder = load_collection_model(arguments.model, manifest.queries or manifest)
+    hits: Hits = Collection.open(arguments.collection, queries=encoder).search(
         arguments.query,
         arguments.k,
         filter=arguments.filter,

@@ -22,6 +22,7 @@ from embedkit.serving.retrieval.generations import claim, claim_merge
 from embedkit.serving.retrieval.hits import Hits
 from embedkit.serving.retrieval.index_kinds import AUTO, checked_kind
 from embedkit.serving.retrieval.manifest import Manifest
+from embedkit.serving.retrieval.models import SAMPLE, Models, agreement, check_descent
 from embedkit.serving.retrieval.rerank import Reranker, checked_reranker
 from embedkit.serving.retrieval.segment import words_module
 from embedkit.serving.retrieval.snapshot import Snapshot
@@ -42,14 +43,16 @@ class Collection:
     Readers see the state before a write or the one after it, never one between. Threads that write through the
     same object wait for each other; any other second writer gets an error.
 
+    With ``queries=`` a second, smaller model of the same space embeds the queries, which makes them cheap.
+
     Attributes:
         path: the folder.
     """
 
-    def __init__(self, path: Path, snapshot: Snapshot, encoder: TextEncoder | None) -> None:
+    def __init__(self, path: Path, snapshot: Snapshot, models: Models) -> None:
         self.path = path
         self._snapshot = snapshot
-        self._encoder = encoder
+        self._models = models
         self._one_writer, self._one_refresh = threading.Lock(), threading.Lock()
 
     @classmethod
@@ -59,11 +62,13 @@ class Collection:
         *,
         encoder: TextEncoder,
         path: str | os.PathLike[str],
+        queries: TextEncoder | None = None,
         index: str = AUTO,
         lexical: bool = False,
         text_column: str = "text",
         id_column: str | None = None,
         source: str | None = None,
+        queries_source: str | None = None,
         show_progress_bar: bool | None = None,
     ) -> Collection:
         """Embed documents and write them as a collection.
@@ -77,6 +82,8 @@ class Collection:
                 texts, mappings or ``(id, text)`` pairs.
             encoder: embeds the documents, with ``encode_document`` if it has that.
             path: the collection's folder: new, empty, or a collection to replace.
+            queries: another encoder for queries, in the same space: a student of ``encoder``, or of the same
+                teacher. None embeds queries with ``encoder``.
             index: kind of index: ``"exact"``, ``"flat"``, ``"sq8"``, ``"binary"``, ``"hnsw"``, ``"ivf-pq"``, or
                 ``"auto"``, which chooses by size (see :func:`embedkit.serving.retrieval.index_kinds.kind_for`).
             lexical: index words too, for ``search(..., hybrid=True)``; needs bm25s.
@@ -84,10 +91,12 @@ class Collection:
             id_column: where records have their id; by default ``"id"`` if the first record has that, else the
                 row number from 0 is the id.
             source: where the encoder can be loaded from again, recorded for `embedkit search`.
+            queries_source: the same for ``queries``.
             show_progress_bar: None shows progress on a terminal only.
 
         Raises:
             DataError: a document is malformed or empty, an id is given twice, or there are no documents.
+            FingerprintError: ``queries`` and ``encoder`` were not made for each other.
             InputError: there is no such index, or an item of an iterable is no document.
             CollectionError: ``path`` holds something else, or somebody else is writing there.
             ModelError: the encoder does not give unit rows of its dimension.
@@ -95,6 +104,8 @@ class Collection:
             StorageError: the disk is full or the folder cannot be written.
         """
         _check_kinds(index, lexical=lexical)
+        if queries is not None:
+            check_descent(queries, encoder.name, encoder.fingerprint, encoder)
         folder = Path(path)
         records = read_documents(documents, text_column=text_column, id_column=id_column)
         with claim(folder) as generations:
@@ -103,15 +114,23 @@ class Collection:
                 next(generations),
                 records,
                 encoder=encoder,
+                queries=queries,
                 index=index,
                 lexical=lexical,
                 source=source,
+                queries_source=queries_source,
                 show_progress_bar=show_progress_bar,
             )
-        return cls.open(folder, encoder=encoder)
+        return cls.open(folder, encoder=encoder, queries=queries)
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str], *, encoder: TextEncoder | None = None) -> Collection:
+    def open(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        encoder: TextEncoder | None = None,
+        queries: TextEncoder | None = None,
+    ) -> Collection:
         """Open a collection that :meth:`build` made.
 
         The lengths of all files are compared with the manifest; the checksum too of a file that FAISS is going
@@ -119,15 +138,22 @@ class Collection:
 
         Args:
             path: the collection's folder.
-            encoder: the model that made it; without one, search only with :meth:`search_embeddings`.
+            encoder: the model that embedded its documents. It embeds queries too unless ``queries`` is given.
+            queries: the model that embeds queries: the one that the collection was built with, the documents'
+                own, or a student of it, which first embeds a sample of the documents if the collection does not
+                know it. Without either model, search only with :meth:`search_embeddings`.
 
         Raises:
             CollectionError: there is no collection, or a file of it is missing or damaged; says which.
-            FingerprintError: another model made it.
+            FingerprintError: another model embedded the documents, or ``queries`` was not made for them.
             MissingExtraError: its index needs FAISS, which is not installed.
         """
-        folder = Path(path)
-        return cls(folder, Snapshot.latest(folder, encoder), encoder)
+        folder, models = Path(path), Models(encoder, queries)
+        snapshot = Snapshot.latest(folder, models)
+        if queries is not None and len(snapshot) and not models.is_recorded(snapshot.manifest):
+            documents, embeddings = snapshot.sample(SAMPLE)
+            agreement(queries, [document.text for document in documents], embeddings, snapshot.manifest.model)
+        return cls(folder, snapshot, models)
 
     @property
     def manifest(self) -> Manifest:
@@ -187,7 +213,7 @@ class Collection:
             ModelError: the encoder does not give unit rows of its dimension.
             StorageError: the disk is full or the folder cannot be written.
         """
-        encoder = self._needed_encoder()
+        encoder = self._documents_encoder()
         records = read_documents(documents, text_column=text_column, id_column=id_column, number_rows=False)
         with self._writing() as generations:
             done = writer.upsert(
@@ -292,7 +318,7 @@ class Collection:
             before = self._snapshot
             if Manifest.read(self.path) == before.manifest:
                 return False
-            self._snapshot = Snapshot.latest(self.path, self._encoder, before)
+            self._snapshot = Snapshot.latest(self.path, self._models, before)
             return True
 
     @overload
@@ -363,7 +389,7 @@ class Collection:
             self._snapshot,
             [query] if isinstance(query, str) else query,
             k,
-            encoder=self._needed_encoder(),
+            encoder=self._queries_encoder(),
             conditions=parse_filter(filter or {}),
         )
         return found[0] if isinstance(query, str) else found
@@ -401,7 +427,7 @@ class Collection:
         return cascade.steps(self._snapshot, [query], k, parse_filter(filter or {}), rerank=rerank)
 
     def encode_queries(self, queries: Sequence[str]) -> FloatArray:
-        """Embed queries with the collection's encoder, with ``encode_query`` if it has that.
+        """Embed queries with the collection's model for queries, with ``encode_query`` if it has that.
 
         Returns:
             ``(Q, D) float32, unit rows``.
@@ -409,7 +435,7 @@ class Collection:
         Raises:
             InputError: a query is not a string, or the collection was opened without an encoder.
         """
-        return embed_queries(queries, self._needed_encoder())
+        return embed_queries(queries, self._queries_encoder())
 
     def search_embeddings(
         self, embeddings: FloatArray, k: int = 10, *, filter: Filter | None = None, effort: float = 1.0
@@ -452,10 +478,20 @@ class Collection:
         for path, seal in self.manifest.files(self.path).items():
             seal.check_content(path)
 
-    def _needed_encoder(self) -> TextEncoder:
-        if self._encoder is None:
+    def _documents_encoder(self) -> TextEncoder:
+        encoder, model = self._models.for_documents(self.manifest), self.manifest.model
+        if encoder is None:
+            raise InputError(
+                f"{self.path} was opened without an encoder for its documents; give "
+                f"Collection.open(..., encoder=...) the model that it was built with, {model}"
+            )
+        return encoder
+
+    def _queries_encoder(self) -> TextEncoder:
+        encoder = self._models.for_queries()
+        if encoder is None:
             raise InputError(f"{self.path} was opened without an encoder; give Collection.open(..., encoder=...)")
-        return self._encoder
+        return encoder
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[Iterator[str]]:

@@ -10,13 +10,14 @@ from typing import Self
 
 import numpy as np
 
-from embedkit.errors import CollectionError, FingerprintError, InputError
-from embedkit.protocols import FloatArray, TextEncoder
+from embedkit.errors import CollectionError, InputError
+from embedkit.protocols import FloatArray
 from embedkit.serving.retrieval.documents import Document
 from embedkit.serving.retrieval.exact_index import BoolArray, Ranking, RowNumbers, checked_queries
 from embedkit.serving.retrieval.filters import Condition
 from embedkit.serving.retrieval.lexical import query_terms, term_factors
 from embedkit.serving.retrieval.manifest import Manifest, SegmentEntry
+from embedkit.serving.retrieval.models import Models
 from embedkit.serving.retrieval.segment import Segment, read_alive
 
 __all__ = ["Selection", "Snapshot"]
@@ -59,12 +60,12 @@ class Snapshot:
         self._parts = parts
 
     @classmethod
-    def latest(cls, folder: Path, encoder: TextEncoder | None, previous: Snapshot | None = None) -> Self:
+    def latest(cls, folder: Path, models: Models, previous: Snapshot | None = None) -> Self:
         """Open what the manifest on disk names.
 
         Args:
             folder: the collection's folder.
-            encoder: the model that has to have made it, if there is one.
+            models: the models that have to belong to it.
             previous: a snapshot whose segments are taken over where they are still there.
 
         Raises:
@@ -74,7 +75,7 @@ class Snapshot:
         """
         manifest = Manifest.read(folder)
         while True:
-            _check_fingerprint(folder, manifest, encoder)
+            models.check(folder, manifest)
             try:
                 return cls.open(folder, manifest, previous)
             except CollectionError:
@@ -256,14 +257,6 @@ class Snapshot:
                 before = np.empty(0, np.int64) if part.alive is None else np.flatnonzero(~part.alive)
                 changed[number] = np.union1d(before, here)
         return changed
-
-
-def _check_fingerprint(folder: Path, manifest: Manifest, encoder: TextEncoder | None) -> None:
-    if encoder is not None and encoder.fingerprint != manifest.fingerprint:
-        raise FingerprintError(
-            f"{folder} was built with {manifest.model} (fingerprint {manifest.fingerprint[:12]}), not with "
-            f"{encoder.name} ({encoder.fingerprint[:12]}): open it with the one, or build it again with the other"
-        )
 
 
 def _rows(part: _Part) -> RowNumbers:

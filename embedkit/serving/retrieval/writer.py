@@ -21,10 +21,11 @@ from embedkit.progress import Progress
 from embedkit.protocols import TextEncoder
 from embedkit.serving.retrieval.document_store import DocumentStore, write_documents
 from embedkit.serving.retrieval.documents import Document
-from embedkit.serving.retrieval.embedding import embed_documents, prompts_of
+from embedkit.serving.retrieval.embedding import embed_documents, embed_texts, prompts_of
 from embedkit.serving.retrieval.exact_index import RowNumbers
 from embedkit.serving.retrieval.journal import EmbeddingJournal
 from embedkit.serving.retrieval.manifest import Manifest, SegmentEntry, Tombstones
+from embedkit.serving.retrieval.models import SAMPLE, agreement, query_model
 from embedkit.serving.retrieval.segment import write_segment, write_tombstones
 from embedkit.serving.retrieval.snapshot import Snapshot
 
@@ -49,9 +50,11 @@ def build(
     documents: Iterable[Document],
     *,
     encoder: TextEncoder,
+    queries: TextEncoder | None,
     index: str,
     lexical: bool,
     source: str | None,
+    queries_source: str | None,
     show_progress_bar: bool | None,
 ) -> None:
     """Write a collection of these documents, in the place of what may be there."""
@@ -69,6 +72,9 @@ def build(
     )
     with atomic_folder(folder / generation) as files:
         store = _read(files, documents, show_progress_bar=show_progress_bar)
+        if queries is not None:
+            found = _agreement(store, encoder, queries)
+            manifest = dataclasses.replace(manifest, queries=query_model(queries, queries_source, found))
         segment = _embed(folder, files, store, encoder, manifest, show_progress_bar=show_progress_bar)
     _write(manifest, folder, generation, [segment])
     EmbeddingJournal(folder, encoder).clear()
@@ -215,6 +221,13 @@ def tail(segments: Sequence[SegmentEntry]) -> int | None:
 def _read(files: Path, documents: Iterable[Document], *, show_progress_bar: bool | None) -> DocumentStore:
     with Progress("read", unit="documents", enabled=show_progress_bar) as progress:
         return write_documents(files, _counted(documents, progress))
+
+
+def _agreement(store: DocumentStore, encoder: TextEncoder, queries: TextEncoder) -> float:
+    """Compare the two models of a collection on some of its documents, before the others are embedded."""
+    rows = np.unique(np.linspace(0, len(store) - 1, min(SAMPLE, len(store))).astype(np.int64))
+    texts = [store.read(int(row)).text for row in rows]
+    return agreement(queries, texts, embed_texts(texts, encoder), encoder.name)
 
 
 def _embed(

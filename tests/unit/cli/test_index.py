@@ -103,3 +103,17 @@ def test_an_action_is_needed(capsys):
         main(["index"])
     assert caught.value.code == 2
     assert "build|add|delete|compact|verify" in capsys.readouterr().err
+
+
+def test_documents_and_queries_by_two_models(tmp_path, documents, toy_bundle, write_toy_bundle, capsys):
+    index = str(tmp_path / "idx")
+    teacher = {"name": "toy", "fingerprint": Encoder.load(toy_bundle).fingerprint}
+    student = write_toy_bundle(tmp_path / "student.onnx", name="student", teacher=teacher)
+    assert build(documents, toy_bundle, index, "--queries", str(student)) == 0
+    assert "model toy, queries by student" in capsys.readouterr().out
+    assert Collection.open(index).manifest.queries.source == str(student)
+    assert main(["search", index, "a good dog"]) == 0
+    assert main(["search", index, "a good dog", "-m", str(toy_bundle)]) == 0
+    stranger = write_toy_bundle(tmp_path / "stranger.onnx", name="stranger")
+    assert build(documents, toy_bundle, index, "--queries", str(stranger)) == 1
+    assert "stranger (fingerprint" in capsys.readouterr().err

@@ -66,8 +66,8 @@ def test_another_model_is_refused(index, tmp_path, write_toy_bundle, capsys):
     other = write_toy_bundle(tmp_path / "other.onnx", name="other")
     assert main(["search", index, "a good dog", "-m", str(other)]) == 1
     error = capsys.readouterr().err
-    assert "built with toy" in error
-    assert "not with other" in error
+    assert "other (fingerprint" in error
+    assert "not made for documents embedded by toy" in error
 
 
 def test_a_filter_is_json(index, bundle, tmp_path, capsys):
