@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from embedkit.cli.milvus import MilvusAddress, build_milvus, milvus_facts, only_in_a_folder, open_milvus, place
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from embedkit.runtime.encoder import Encoder
+    from embedkit.runtime.pool import EncoderPool
 
 __all__ = ["EXAMPLES", "HELP", "configure", "run"]
 
@@ -15,6 +22,7 @@ EXAMPLES = """
 embedkit index build docs.jsonl -m tiny-sct.onnx -o idx/ --text-column body
 embedkit index build docs.parquet -m tiny-sct -o idx/ --kind hnsw --lexical
 embedkit index build docs.jsonl -m teacher.onnx --queries tiny -o idx/
+embedkit index build pages-embedded/ -m tiny.onnx -o idx/
 embedkit index add new.jsonl idx/
 embedkit index add pages.csv idx/ --text-column body --id-column url
 embedkit index delete idx/ doc-17 doc-42
@@ -72,7 +80,11 @@ def run(arguments: argparse.Namespace) -> None:
 def _configure_build(actions: Any) -> None:
     build = actions.add_parser("build", help="embed documents and write them as a collection", allow_abbrev=False)
     _configure_documents(build)
-    build.add_argument("-m", "--model", required=True, help="a bundle, a bundled name, a model folder or a hub id")
+    build.add_argument(
+        "-m",
+        "--model",
+        help="a bundle, a bundled name, a model folder or a hub id; default: a bundled one that has embedded DOCS",
+    )
     build.add_argument(
         "--queries", metavar="MODEL", help="a smaller model for queries: a student of --model or of its teacher"
     )
@@ -93,7 +105,18 @@ def _configure_build(actions: Any) -> None:
 
 
 def _configure_documents(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("documents", metavar="DOCS", help="a .jsonl, .csv, .tsv, .txt or .parquet file")
+    parser.add_argument(
+        "documents",
+        metavar="DOCS",
+        help="a .jsonl, .csv, .tsv, .txt or .parquet file, or a folder: of Parquet, of shards of "
+        "`embedkit encode` or of another collection, which bring their embeddings",
+    )
+    parser.add_argument(
+        "--embeddings",
+        metavar="NAME|FILE.npy",
+        help="embeddings that exist: a column of DOCS, or a file aligned with their rows",
+    )
+    parser.add_argument("--processes", type=int, metavar="N", help="embed with so many processes")
     parser.add_argument("--text-column", default="text", metavar="NAME", help="default: text")
     parser.add_argument(
         "--id-column",
@@ -112,24 +135,24 @@ def _build(arguments: argparse.Namespace) -> tuple[str, Any, dict[str, int]]:
     from embedkit.serving.retrieval.collection import Collection
 
     if isinstance(arguments.output, MilvusAddress):
-        if arguments.lexical:
-            raise only_in_a_folder("--lexical")
-        if arguments.queries is not None:
-            raise only_in_a_folder("--queries")
+        _refuse_folder_flags(arguments)
         return "built", build_milvus(arguments), {}
-    collection = Collection.build(
-        arguments.documents,
-        encoder=Encoder.load(arguments.model),
-        queries=arguments.queries and Encoder.load(arguments.queries),
-        path=arguments.output,
-        index=arguments.kind,
-        lexical=arguments.lexical,
-        text_column=arguments.text_column,
-        id_column=arguments.id_column,
-        source=lasting_source(arguments.model),
-        queries_source=arguments.queries and lasting_source(arguments.queries),
-        show_progress_bar=False if arguments.quiet else None,
-    )
+    model = arguments.model or _maker_of(arguments.documents)
+    with _processes(Encoder.load(model), arguments.processes) as encoder:
+        collection = Collection.build(
+            arguments.documents,
+            encoder=encoder,
+            queries=arguments.queries and Encoder.load(arguments.queries),
+            embeddings=arguments.embeddings,
+            path=arguments.output,
+            index=arguments.kind,
+            lexical=arguments.lexical,
+            text_column=arguments.text_column,
+            id_column=arguments.id_column,
+            source=lasting_source(model),
+            queries_source=arguments.queries and lasting_source(arguments.queries),
+            show_progress_bar=False if arguments.quiet else None,
+        )
     return "built", collection, {}
 
 
@@ -139,17 +162,52 @@ def _add(arguments: argparse.Namespace) -> tuple[str, Any, dict[str, int]]:
     from embedkit.serving.retrieval.manifest import Manifest
 
     if isinstance(arguments.collection, MilvusAddress):
-        collection: Any = open_milvus(arguments.collection, arguments.model)
-    else:
-        encoder = load_collection_model(arguments.model, Manifest.read(arguments.collection))
+        _refuse_folder_flags(arguments)
+        on_milvus = open_milvus(arguments.collection, arguments.model)
+        done = on_milvus.upsert(
+            arguments.documents,
+            text_column=arguments.text_column,
+            id_column=arguments.id_column,
+            show_progress_bar=False if arguments.quiet else None,
+        )
+        return "changed", on_milvus, done._asdict()
+    loaded = load_collection_model(arguments.model, Manifest.read(arguments.collection))
+    with _processes(loaded, arguments.processes) as encoder:
         collection = Collection.open(arguments.collection, encoder=encoder)
-    done = collection.upsert(
-        arguments.documents,
-        text_column=arguments.text_column,
-        id_column=arguments.id_column,
-        show_progress_bar=False if arguments.quiet else None,
-    )
+        done = collection.upsert(
+            arguments.documents,
+            embeddings=arguments.embeddings,
+            text_column=arguments.text_column,
+            id_column=arguments.id_column,
+            show_progress_bar=False if arguments.quiet else None,
+        )
     return "changed", collection, done._asdict()
+
+
+def _refuse_folder_flags(arguments: argparse.Namespace) -> None:
+    for flag in ("lexical", "queries", "embeddings", "processes"):
+        if getattr(arguments, flag, None):
+            raise only_in_a_folder(f"--{flag}")
+
+
+def _processes(encoder: Encoder, processes: int | None) -> AbstractContextManager[Encoder | EncoderPool]:
+    """The encoder in so many processes; itself if none are asked for."""
+    return contextlib.nullcontext(encoder) if processes is None else encoder.pool(processes)
+
+
+def _maker_of(documents: str) -> str:
+    """Name of the model by which documents are embedded already.
+
+    Raises:
+        InputError: that is unknown, so it has to be given.
+    """
+    from embedkit.errors import InputError
+    from embedkit.serving.retrieval.collection import read_documents_and_embeddings
+
+    maker = read_documents_and_embeddings(documents).maker
+    if maker is None:
+        raise InputError(f"{documents} is not embedded yet; say by which model with -m MODEL")
+    return maker.model
 
 
 def _delete(arguments: argparse.Namespace) -> tuple[str, Any, dict[str, int]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import logging
 import shutil
 import sys
 import unicodedata
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from embedkit.serving.retrieval.hits import Hit, Hits
 
 __all__ = ["EXAMPLES", "HELP", "configure", "run"]
+
+logger = logging.getLogger("embedkit")
 
 HELP = "find the documents of a collection nearest in meaning to a query"
 EXAMPLES = """
@@ -68,11 +71,18 @@ def run(arguments: argparse.Namespace) -> None:
     hits = _search_milvus(arguments) if on_milvus else _search_folder(arguments)
     if arguments.json:
         ranked = [{"rank": rank, **dataclasses.asdict(hit)} for rank, hit in enumerate(hits, 1)]
-        result = {"query": arguments.query, "hits": ranked, "latency_ms": hits.latency_ms}
+        result = {
+            "query": arguments.query,
+            "hits": ranked,
+            "latency_ms": hits.latency_ms,
+            "warnings": hits.warnings,
+        }
         print(json.dumps(result, ensure_ascii=False))
     else:
         for line in _table(hits, shutil.get_terminal_size().columns if sys.stdout.isatty() else None):
             print(line)
+    for warning in hits.warnings:
+        logger.warning("%s", warning)
     if not arguments.quiet:
         print(", ".join(f"{stage} {ms:.1f} ms" for stage, ms in hits.latency_ms.items()), file=sys.stderr)
 

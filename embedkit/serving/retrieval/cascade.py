@@ -17,7 +17,7 @@ from embedkit.serving.retrieval.filters import Condition
 from embedkit.serving.retrieval.fusion import Fusion
 from embedkit.serving.retrieval.hits import Hit, Hits
 from embedkit.serving.retrieval.rerank import Reranker, rerank_scores
-from embedkit.serving.retrieval.snapshot import Snapshot
+from embedkit.serving.retrieval.snapshot import Selection, Snapshot
 
 __all__ = ["CANDIDATES", "Cascade", "Encode", "Score", "Steps", "search_embeddings"]
 
@@ -138,7 +138,7 @@ class Cascade:
             texts = [[snapshot.read(int(row)).text for row in chosen] for chosen in rows]
             _reorder(trails, rows, (yield Score(queries, texts)))
             clock.lap("rerank")
-        return _hits(trails, snapshot, k, clock)
+        return _hits(trails, snapshot, k, clock, selection)
 
     def _run(self, step: Encode | Score, encoder: TextEncoder) -> Any:
         if isinstance(step, Encode):
@@ -187,7 +187,7 @@ def search_embeddings(
         trails.append(Trail())
         trails[-1].enter("dense", Ranking(*found))
     clock.lap("dense")
-    return _hits(trails, snapshot, k, clock)
+    return _hits(trails, snapshot, k, clock, selection)
 
 
 def _reorder(trails: Sequence[Trail], rows: Sequence[RowNumbers], scores: Sequence[FloatArray]) -> None:
@@ -196,10 +196,14 @@ def _reorder(trails: Sequence[Trail], rows: Sequence[RowNumbers], scores: Sequen
         trail.enter("rerank", Ranking(given[order], chosen[order]))
 
 
-def _hits(trails: Sequence[Trail], snapshot: Snapshot, k: int, clock: Clock) -> list[Hits]:
+def _hits(trails: Sequence[Trail], snapshot: Snapshot, k: int, clock: Clock, selection: Selection) -> list[Hits]:
     found = []
     for trail in trails:
         rows = trail.ranking.rows[:k].tolist()
         found.append([Hit.of(snapshot.read(row), trail.scores(row)) for row in rows])
     clock.lap("read")
-    return [Hits(hits, clock.laps_ms) for hits in found]
+    reason = "no document meets the filter" if selection.filtered and len(snapshot) else "the collection is empty"
+    return [
+        Hits(hits, clock.laps_ms, [*selection.warnings, *([] if hits else [f"no hits: {reason}"])])
+        for hits in found
+    ]

@@ -14,20 +14,21 @@ from embedkit.errors import InputError
 from embedkit.protocols import FloatArray, TextEncoder
 from embedkit.serving.retrieval import writer
 from embedkit.serving.retrieval.cascade import Cascade, Steps, search_embeddings
-from embedkit.serving.retrieval.documents import Document, DocumentSource, read_documents
+from embedkit.serving.retrieval.documents import Document, DocumentSource
 from embedkit.serving.retrieval.embedding import embed_queries
 from embedkit.serving.retrieval.filters import Filter, parse_filter
 from embedkit.serving.retrieval.fusion import Fusion, fusion_of
 from embedkit.serving.retrieval.generations import claim, claim_merge
 from embedkit.serving.retrieval.hits import Hits
 from embedkit.serving.retrieval.index_kinds import AUTO, checked_kind
-from embedkit.serving.retrieval.manifest import Manifest
+from embedkit.serving.retrieval.manifest import MANIFEST, Manifest
 from embedkit.serving.retrieval.models import SAMPLE, Models, agreement, check_descent
 from embedkit.serving.retrieval.rerank import Reranker, checked_reranker
 from embedkit.serving.retrieval.segment import words_module
 from embedkit.serving.retrieval.snapshot import Snapshot
+from embedkit.serving.retrieval.sources import EmbeddingSource, Maker, Source, read_source
 
-__all__ = ["Collection"]
+__all__ = ["Collection", "read_documents_and_embeddings"]
 
 
 class Collection:
@@ -58,11 +59,12 @@ class Collection:
     @classmethod
     def build(
         cls,
-        documents: DocumentSource,
+        documents: DocumentSource | Collection,
         *,
         encoder: TextEncoder,
         path: str | os.PathLike[str],
         queries: TextEncoder | None = None,
+        embeddings: EmbeddingSource | None = None,
         index: str = AUTO,
         lexical: bool = False,
         text_column: str = "text",
@@ -78,12 +80,15 @@ class Collection:
         any error it stays as it was.
 
         Args:
-            documents: path of a ``.jsonl``, ``.csv``, ``.tsv``, ``.txt`` or ``.parquet`` file, or an iterable of
-                texts, mappings or ``(id, text)`` pairs.
+            documents: path of a ``.jsonl``, ``.csv``, ``.tsv``, ``.txt`` or ``.parquet`` file or of a folder of
+                Parquet, an iterable of texts, mappings or ``(id, text)`` pairs, or another collection. Embeddings
+                in shards of `embedkit encode` and in collections are taken over.
             encoder: embeds the documents, with ``encode_document`` if it has that.
             path: the collection's folder: new, empty, or a collection to replace.
             queries: another encoder for queries, in the same space: a student of ``encoder``, or of the same
                 teacher. None embeds queries with ``encoder``.
+            embeddings: of the documents, where they exist: ``(N, D)`` floats or a ``.npy`` file of them, aligned
+                by row, or the name of the documents' column. ``encoder`` embeds a sample again to check them.
             index: kind of index: ``"exact"``, ``"flat"``, ``"sq8"``, ``"binary"``, ``"hnsw"``, ``"ivf-pq"``, or
                 ``"auto"``, which chooses by size (see :func:`embedkit.serving.retrieval.index_kinds.kind_for`).
             lexical: index words too, for ``search(..., hybrid=True)``; needs bm25s.
@@ -96,7 +101,8 @@ class Collection:
 
         Raises:
             DataError: a document is malformed or empty, an id is given twice, or there are no documents.
-            FingerprintError: ``queries`` and ``encoder`` were not made for each other.
+            FingerprintError: ``queries`` and ``encoder`` were not made for each other, or the embeddings that
+                exist are another model's.
             InputError: there is no such index, or an item of an iterable is no document.
             CollectionError: ``path`` holds something else, or somebody else is writing there.
             ModelError: the encoder does not give unit rows of its dimension.
@@ -107,17 +113,18 @@ class Collection:
         if queries is not None:
             check_descent(queries, encoder.name, encoder.fingerprint, encoder)
         folder = Path(path)
-        records = read_documents(documents, text_column=text_column, id_column=id_column)
+        found = read_documents_and_embeddings(documents, embeddings, text_column=text_column, id_column=id_column)
+        found.check_maker(encoder)
         with claim(folder) as generations:
             writer.build(
                 folder,
                 next(generations),
-                records,
+                found,
                 encoder=encoder,
                 queries=queries,
                 index=index,
                 lexical=lexical,
-                source=source,
+                encoder_source=source,
                 queries_source=queries_source,
                 show_progress_bar=show_progress_bar,
             )
@@ -182,8 +189,9 @@ class Collection:
 
     def upsert(
         self,
-        documents: DocumentSource,
+        documents: DocumentSource | Collection,
         *,
+        embeddings: EmbeddingSource | None = None,
         text_column: str = "text",
         id_column: str | None = None,
         merge: bool = True,
@@ -197,6 +205,7 @@ class Collection:
 
         Args:
             documents: as for :meth:`build`, but with ids.
+            embeddings: as for :meth:`build`.
             text_column: where records have their text.
             id_column: where records have their id; by default ``"id"``.
             merge: False leaves merging to :meth:`merge`, so that no upsert takes longer than its documents.
@@ -208,19 +217,23 @@ class Collection:
         Raises:
             InputError: the collection was opened without an encoder, or an item of an iterable is no document.
             DataError: a document is malformed, empty or without an id, an id is given twice, or there are none.
-            FingerprintError: somebody has built the collection again with another model.
+            FingerprintError: somebody has built the collection again with another model, or the embeddings that
+                exist are another model's.
             CollectionError: somebody else is writing there, or a file is damaged.
             ModelError: the encoder does not give unit rows of its dimension.
             StorageError: the disk is full or the folder cannot be written.
         """
         encoder = self._documents_encoder()
-        records = read_documents(documents, text_column=text_column, id_column=id_column, number_rows=False)
+        found = read_documents_and_embeddings(
+            documents, embeddings, text_column=text_column, id_column=id_column, number_rows=False
+        )
+        found.check_maker(encoder)
         with self._writing() as generations:
             done = writer.upsert(
                 self.path,
                 next(generations),
                 self._snapshot,
-                records,
+                found,
                 encoder=encoder,
                 show_progress_bar=show_progress_bar,
             )
@@ -478,6 +491,12 @@ class Collection:
         for path, seal in self.manifest.files(self.path).items():
             seal.check_content(path)
 
+    def _source(self) -> Source:
+        """Its documents and embeddings, for another collection."""
+        snapshot = self._snapshot
+        maker = Maker(snapshot.manifest.model, snapshot.manifest.fingerprint)
+        return Source(snapshot.documents(), snapshot.embeddings, maker)
+
     def _documents_encoder(self) -> TextEncoder:
         encoder, model = self._models.for_documents(self.manifest), self.manifest.model
         if encoder is None:
@@ -502,6 +521,26 @@ class Collection:
                 self.refresh()
                 yield generations
                 self.refresh()
+
+
+def read_documents_and_embeddings(
+    documents: DocumentSource | Collection,
+    embeddings: EmbeddingSource | None = None,
+    *,
+    text_column: str = "text",
+    id_column: str | None = None,
+    number_rows: bool = True,
+) -> Source:
+    """Find documents and their embeddings, as :meth:`Collection.build` takes them."""
+    if isinstance(documents, (str, os.PathLike)) and (Path(documents) / MANIFEST).is_file():
+        documents = Collection.open(documents)
+    if isinstance(documents, Collection):
+        if embeddings is not None:
+            raise InputError("embeddings: a collection brings its own; leave them out")
+        return documents._source()  # noqa: SLF001 - its own class
+    return read_source(
+        documents, embeddings, text_column=text_column, id_column=id_column, number_rows=number_rows
+    )
 
 
 def _check_kinds(index: str, *, lexical: bool) -> None:

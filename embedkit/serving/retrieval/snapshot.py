@@ -14,7 +14,7 @@ from embedkit.errors import CollectionError, InputError
 from embedkit.protocols import FloatArray
 from embedkit.serving.retrieval.documents import Document
 from embedkit.serving.retrieval.exact_index import BoolArray, Ranking, RowNumbers, checked_queries
-from embedkit.serving.retrieval.filters import Condition
+from embedkit.serving.retrieval.filters import Condition, unknown_field
 from embedkit.serving.retrieval.lexical import query_terms, term_factors
 from embedkit.serving.retrieval.manifest import Manifest, SegmentEntry
 from embedkit.serving.retrieval.models import Models
@@ -41,10 +41,12 @@ class Selection:
     Attributes:
         masks: for each segment ``(N,) bool``, or None for all.
         filtered: whether conditions were asked for; searches are exact then.
+        warnings: sentences on conditions that are likely mistakes.
     """
 
     masks: Sequence[BoolArray | None]
     filtered: bool
+    warnings: tuple[str, ...] = ()
 
 
 class Snapshot:
@@ -142,12 +144,16 @@ class Snapshot:
             CollectionError: a file is damaged.
         """
         masks = [part.alive for part in self._parts]
+        warnings: dict[str, None] = {}
         for condition in conditions:
             columns = [part.segment.column(condition.field) for part in self._parts]
             condition.check_kinds({kind: value for column in columns for kind, value in column.samples.items()})
             found = [condition.rows(column) for column in columns]
             masks = [rows if mask is None else mask & rows for mask, rows in zip(masks, found, strict=True)]
-        return Selection(masks, filtered=bool(conditions))
+            known = frozenset().union(*(part.segment.fields for part in self._parts))
+            if self._parts and condition.field not in known:
+                warnings[unknown_field(condition.field, known)] = None
+        return Selection(masks, filtered=bool(conditions), warnings=tuple(warnings))
 
     def search(
         self, queries: FloatArray, k: int, selection: Selection | None = None, *, effort: float = 1.0

@@ -28,6 +28,7 @@ from embedkit.serving.retrieval.manifest import Manifest, SegmentEntry, Tombston
 from embedkit.serving.retrieval.models import SAMPLE, agreement, query_model
 from embedkit.serving.retrieval.segment import write_segment, write_tombstones
 from embedkit.serving.retrieval.snapshot import Snapshot
+from embedkit.serving.retrieval.sources import Source, checked_embeddings
 
 __all__ = ["Upserted", "adopt", "build", "merge", "remove", "tail", "upsert", "write_merged"]
 
@@ -47,20 +48,20 @@ class Upserted(NamedTuple):
 def build(
     folder: Path,
     generation: str,
-    documents: Iterable[Document],
+    source: Source,
     *,
     encoder: TextEncoder,
     queries: TextEncoder | None,
     index: str,
     lexical: bool,
-    source: str | None,
+    encoder_source: str | None,
     queries_source: str | None,
     show_progress_bar: bool | None,
 ) -> None:
     """Write a collection of these documents, in the place of what may be there."""
     manifest = Manifest(
         model=encoder.name,
-        source=source,
+        source=encoder_source,
         fingerprint=encoder.fingerprint,
         dimension=encoder.dimension,
         index=index,
@@ -71,11 +72,11 @@ def build(
         created_by=f"embedkit {__version__}",
     )
     with atomic_folder(folder / generation) as files:
-        store = _read(files, documents, show_progress_bar=show_progress_bar)
+        store = _read(files, source.documents, show_progress_bar=show_progress_bar)
         if queries is not None:
             found = _agreement(store, encoder, queries)
             manifest = dataclasses.replace(manifest, queries=query_model(queries, queries_source, found))
-        segment = _embed(folder, files, store, encoder, manifest, show_progress_bar=show_progress_bar)
+        segment = _embed(folder, files, store, source, encoder, manifest, show_progress_bar=show_progress_bar)
     _write(manifest, folder, generation, [segment])
     EmbeddingJournal(folder, encoder).clear()
 
@@ -84,7 +85,7 @@ def upsert(
     folder: Path,
     generation: str,
     snapshot: Snapshot,
-    documents: Iterable[Document],
+    source: Source,
     *,
     encoder: TextEncoder,
     show_progress_bar: bool | None,
@@ -92,8 +93,8 @@ def upsert(
     """Add documents; those of the same ids are deleted in the same step."""
     old = snapshot.manifest
     with atomic_folder(folder / generation) as files:
-        store = _read(files, documents, show_progress_bar=show_progress_bar)
-        segment = _embed(folder, files, store, encoder, old, show_progress_bar=show_progress_bar)
+        store = _read(files, source.documents, show_progress_bar=show_progress_bar)
+        segment = _embed(folder, files, store, source, encoder, old, show_progress_bar=show_progress_bar)
         found = (snapshot.find(store.read(row).id) for row in range(len(store)))
         replaced = [row for row in found if row is not None]
         segments = _bury(files, generation, old, snapshot.without(replaced))
@@ -234,16 +235,24 @@ def _embed(
     folder: Path,
     files: Path,
     store: DocumentStore,
+    source: Source,
     encoder: TextEncoder,
     manifest: Manifest,
     *,
     show_progress_bar: bool | None,
 ) -> SegmentEntry:
-    """Embed what an interrupted attempt has left over; after an error that would come again nothing is kept."""
+    """Take the embeddings that are there, or embed what an interrupted attempt has left over.
+
+    After an error that would come again nothing is kept.
+    """
     journal = EmbeddingJournal(folder, encoder)
     try:
         with Progress("encode", len(store), unit="documents", enabled=show_progress_bar) as progress:
-            embeddings = embed_documents(store, encoder, journal, progress)
+            embeddings = (
+                embed_documents(store, encoder, journal, progress)
+                if source.embeddings is None
+                else checked_embeddings(store, encoder, source.embeddings(), progress)
+            )
             return write_segment(files, store, embeddings, manifest, show_progress_bar=show_progress_bar)
     except (EmbedkitError, OSError):
         journal.clear()
