@@ -7,13 +7,12 @@ import contextlib
 import json
 from typing import TYPE_CHECKING, Any
 
-from embedkit.cli.milvus import MilvusAddress, build_milvus, milvus_facts, only_in_a_folder, open_milvus, place
-
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from embedkit.runtime.encoder import Encoder
     from embedkit.runtime.pool import EncoderPool
+    from embedkit.serving.retrieval.collection import Collection
 
 __all__ = ["EXAMPLES", "HELP", "configure", "run"]
 
@@ -62,9 +61,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> None:
     """Do what was asked, and tell what the collection holds."""
     done, collection, changes = _ACTIONS[arguments.action](arguments)
-    address = arguments.output if arguments.action == "build" else arguments.collection
-    on_milvus = isinstance(address, MilvusAddress)
-    facts = (milvus_facts(address, collection) if on_milvus else _facts(collection)) | changes
+    facts = _facts(collection) | changes
     if arguments.json:
         print(json.dumps(facts, ensure_ascii=False))
         return
@@ -92,7 +89,6 @@ def _configure_build(actions: Any) -> None:
         "-o",
         "--output",
         required=True,
-        type=place,
         metavar="IDX",
         help="its folder, a collection there is replaced; or milvus:URI#NAME, which must be new",
     )
@@ -126,17 +122,14 @@ def _configure_documents(parser: argparse.ArgumentParser) -> None:
 
 
 def _configure_collection(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("collection", type=place, metavar="IDX", help="a collection's folder, or milvus:URI#NAME")
+    parser.add_argument("collection", metavar="IDX", help="a collection's folder, or milvus:URI#NAME")
 
 
-def _build(arguments: argparse.Namespace) -> tuple[str, Any, dict[str, int]]:
+def _build(arguments: argparse.Namespace) -> tuple[str, Collection, dict[str, int]]:
     from embedkit.cli.collection_model import lasting_source
     from embedkit.runtime.encoder import Encoder
     from embedkit.serving.retrieval.collection import Collection
 
-    if isinstance(arguments.output, MilvusAddress):
-        _refuse_folder_flags(arguments)
-        return "built", build_milvus(arguments), {}
     model = arguments.model or _maker_of(arguments.documents)
     with _processes(Encoder.load(model), arguments.processes) as encoder:
         collection = Collection.build(
@@ -156,22 +149,11 @@ def _build(arguments: argparse.Namespace) -> tuple[str, Any, dict[str, int]]:
     return "built", collection, {}
 
 
-def _add(arguments: argparse.Namespace) -> tuple[str, Any, dict[str, int]]:
+def _add(arguments: argparse.Namespace) -> tuple[str, Collection, dict[str, int]]:
     from embedkit.cli.collection_model import load_collection_model
     from embedkit.serving.retrieval.collection import Collection
-    from embedkit.serving.retrieval.manifest import Manifest
 
-    if isinstance(arguments.collection, MilvusAddress):
-        _refuse_folder_flags(arguments)
-        on_milvus = open_milvus(arguments.collection, arguments.model)
-        done = on_milvus.upsert(
-            arguments.documents,
-            text_column=arguments.text_column,
-            id_column=arguments.id_column,
-            show_progress_bar=False if arguments.quiet else None,
-        )
-        return "changed", on_milvus, done._asdict()
-    loaded = load_collection_model(arguments.model, Manifest.read(arguments.collection))
+    loaded = load_collection_model(arguments.model, Collection.describe(arguments.collection))
     with _processes(loaded, arguments.processes) as encoder:
         collection = Collection.open(arguments.collection, encoder=encoder)
         done = collection.upsert(
@@ -182,12 +164,6 @@ def _add(arguments: argparse.Namespace) -> tuple[str, Any, dict[str, int]]:
             show_progress_bar=False if arguments.quiet else None,
         )
     return "changed", collection, done._asdict()
-
-
-def _refuse_folder_flags(arguments: argparse.Namespace) -> None:
-    for flag in ("lexical", "queries", "embeddings", "processes"):
-        if getattr(arguments, flag, None):
-            raise only_in_a_folder(f"--{flag}")
 
 
 def _processes(encoder: Encoder, processes: int | None) -> AbstractContextManager[Encoder | EncoderPool]:
@@ -210,15 +186,12 @@ def _maker_of(documents: str) -> str:
     return maker.model
 
 
-def _delete(arguments: argparse.Namespace) -> tuple[str, Any, dict[str, int]]:
-    if isinstance(arguments.collection, MilvusAddress):
-        collection = open_milvus(arguments.collection, encoding=False)
-    else:
-        collection = _open(arguments)
+def _delete(arguments: argparse.Namespace) -> tuple[str, Collection, dict[str, int]]:
+    collection = _open(arguments)
     return "changed", collection, {"deleted": collection.delete(arguments.ids)}
 
 
-def _compact(arguments: argparse.Namespace) -> tuple[str, Any, dict[str, int]]:
+def _compact(arguments: argparse.Namespace) -> tuple[str, Collection, dict[str, int]]:
     collection = _open(arguments)
     collection.compact(
         index=arguments.kind, lexical=arguments.lexical, show_progress_bar=False if arguments.quiet else None
@@ -226,33 +199,31 @@ def _compact(arguments: argparse.Namespace) -> tuple[str, Any, dict[str, int]]:
     return "compacted", collection, {}
 
 
-def _verify(arguments: argparse.Namespace) -> tuple[str, Any, dict[str, int]]:
+def _verify(arguments: argparse.Namespace) -> tuple[str, Collection, dict[str, int]]:
     collection = _open(arguments)
     collection.verify()
     return "verified", collection, {}
 
 
-def _open(arguments: argparse.Namespace) -> Any:
+def _open(arguments: argparse.Namespace) -> Collection:
     from embedkit.serving.retrieval.collection import Collection
 
-    if isinstance(arguments.collection, MilvusAddress):
-        raise only_in_a_folder(f"index {arguments.action}")
     return Collection.open(arguments.collection)
 
 
 _ACTIONS = {"build": _build, "add": _add, "delete": _delete, "compact": _compact, "verify": _verify}
 
 
-def _facts(collection: Any) -> dict[str, Any]:
-    manifest = collection.manifest
+def _facts(collection: Collection) -> dict[str, Any]:
+    about = collection.manifest
     return {
         "path": str(collection.path),
-        "documents": manifest.count,
-        "dimension": manifest.dimension,
-        "index": ", ".join(manifest.kinds) or manifest.index,
-        "lexical": manifest.lexical,
-        "model": manifest.model,
-        "fingerprint": manifest.fingerprint,
-        "queries": manifest.queries and manifest.queries.model,
-        "bytes": sum(seal.bytes for seal in manifest.files(collection.path).values()),
+        "documents": about.count,
+        "dimension": about.dimension,
+        "index": about.index,
+        "lexical": about.lexical,
+        "model": about.model,
+        "fingerprint": about.fingerprint,
+        "queries": about.queries and about.queries.model,
+        **collection.store.facts(),
     }

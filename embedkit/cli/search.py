@@ -11,8 +11,6 @@ import sys
 import unicodedata
 from typing import TYPE_CHECKING, Any
 
-from embedkit.cli.milvus import MilvusAddress, only_in_a_folder, open_milvus, place
-
 if TYPE_CHECKING:
     from embedkit.serving.retrieval.hits import Hit, Hits
 
@@ -30,7 +28,7 @@ embedkit search idx/ "refund after 30 days" --hybrid --rerank reranker.onnx --fi
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument(
-        "collection", type=place, metavar="IDX", help="folder that `embedkit index build` made, or milvus:URI#NAME"
+        "collection", metavar="IDX", help="folder that `embedkit index build` made, or milvus:URI#NAME"
     )
     parser.add_argument("query", help="text to search for")
     parser.add_argument("-k", type=int, default=10, help="results wanted; default: 10")
@@ -67,8 +65,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Search, and tell results on stdout and times on stderr."""
-    on_milvus = isinstance(arguments.collection, MilvusAddress)
-    hits = _search_milvus(arguments) if on_milvus else _search_folder(arguments)
+    hits = _search(arguments)
     if arguments.json:
         ranked = [{"rank": rank, **dataclasses.asdict(hit)} for rank, hit in enumerate(hits, 1)]
         result = {
@@ -87,14 +84,13 @@ def run(arguments: argparse.Namespace) -> None:
         print(", ".join(f"{stage} {ms:.1f} ms" for stage, ms in hits.latency_ms.items()), file=sys.stderr)
 
 
-def _search_folder(arguments: argparse.Namespace) -> Hits:
+def _search(arguments: argparse.Namespace) -> Hits:
     from embedkit.cli.backends import load_model
     from embedkit.cli.collection_model import load_collection_model
     from embedkit.serving.retrieval.collection import Collection
-    from embedkit.serving.retrieval.manifest import Manifest
 
-    manifest = Manifest.read(arguments.collection)
-    encoder = load_collection_model(arguments.model, manifest.queries or manifest)
+    about = Collection.describe(arguments.collection)
+    encoder = load_collection_model(arguments.model, about.queries or about)
     hits: Hits = Collection.open(arguments.collection, queries=encoder).search(
         arguments.query,
         arguments.k,
@@ -104,17 +100,6 @@ def _search_folder(arguments: argparse.Namespace) -> Hits:
         candidates=arguments.candidates,
         effort=arguments.effort,
     )
-    return hits
-
-
-def _search_milvus(arguments: argparse.Namespace) -> Hits:
-    for flag in ("hybrid", "rerank", "candidates"):
-        if getattr(arguments, flag) is not None:
-            raise only_in_a_folder(f"--{flag}")
-    if arguments.effort != 1:
-        raise only_in_a_folder("--effort")
-    collection = open_milvus(arguments.collection, arguments.model)
-    hits: Hits = collection.search(arguments.query, arguments.k, filter=arguments.filter)
     return hits
 
 

@@ -39,7 +39,7 @@ class PromptingEncoder(Protocol):
 
 
 def embed_documents(
-    store: DocumentStore, encoder: TextEncoder, journal: EmbeddingJournal, progress: Progress
+    store: DocumentStore, encoder: TextEncoder, journal: EmbeddingJournal | None, progress: Progress
 ) -> Iterator[FloatArray]:
     """Embed documents chunk by chunk, with ``encode_document`` if the encoder has that.
 
@@ -50,17 +50,18 @@ def embed_documents(
         ModelError: the encoder does not give unit rows of its dimension.
         StorageError: the disk is full or the folder cannot be written.
     """
-    is_long = len(store) > _CHUNK  # nothing is worth keeping of a single chunk
+    if len(store) <= _CHUNK:
+        journal = None  # nothing is worth keeping of a single chunk
     group = _CHUNK * _CHUNKS_PER_PROCESS * getattr(encoder, "processes", 0) or _CHUNK
     for first in range(0, len(store), group):
         rows = range(first, min(first + group, len(store)))
         chunks = [[store.read(row).text for row in rows[at : at + _CHUNK]] for at in range(0, len(rows), _CHUNK)]
-        kept = [journal.find(texts) if is_long else None for texts in chunks]
+        kept = [journal.find(texts) if journal else None for texts in chunks]
         missing = [texts for texts, embeddings in zip(chunks, kept, strict=True) if embeddings is None]
         made = iter(_split(embed_texts([text for texts in missing for text in texts], encoder), missing))
         for texts, found in zip(chunks, kept, strict=True):
             embeddings = next(made) if found is None else found
-            if found is None and is_long:
+            if found is None and journal:
                 journal.add(texts, embeddings)
             yield embeddings
             progress.advance(len(texts))

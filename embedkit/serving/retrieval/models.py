@@ -9,17 +9,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from embedkit.errors import FingerprintError
 from embedkit.protocols import FloatArray, TextEncoder
+from embedkit.serving.retrieval.document_store import DocumentStore
 from embedkit.serving.retrieval.embedding import embed_texts
-from embedkit.serving.retrieval.manifest import Manifest, QueryModel
+from embedkit.serving.retrieval.manifest import QueryModel
 
-__all__ = ["LEAST_AGREEMENT", "SAMPLE", "Models", "agreement", "check_descent", "query_model"]
+if TYPE_CHECKING:
+    from embedkit.serving.retrieval.store import About
+
+__all__ = [
+    "LEAST_AGREEMENT",
+    "SAMPLE",
+    "Models",
+    "agreement",
+    "agreement_on",
+    "check_descent",
+    "query_model",
+]
 
 SAMPLE: Final = 64
 """Texts that both models of a pair embed."""
@@ -40,40 +51,40 @@ class Models:
     encoder: TextEncoder | None = None
     queries: TextEncoder | None = None
 
-    def for_documents(self, manifest: Manifest) -> TextEncoder | None:
+    def for_documents(self, about: About) -> TextEncoder | None:
         """The model that embeds new documents, if it is among those given."""
         given = (each for each in (self.encoder, self.queries) if each is not None)
-        return next((each for each in given if each.fingerprint == manifest.fingerprint), None)
+        return next((each for each in given if each.fingerprint == about.fingerprint), None)
 
     def for_queries(self) -> TextEncoder | None:
         """The model that embeds queries; the documents' own model where no other was given."""
         return self.queries or self.encoder
 
-    def is_recorded(self, manifest: Manifest) -> bool:
-        """Whether the model of the queries is one that the manifest names, or none was given."""
-        known = {manifest.fingerprint, manifest.queries and manifest.queries.fingerprint}
+    def is_recorded(self, about: About) -> bool:
+        """Whether the model of the queries is one that the collection names, or none was given."""
+        known = {about.fingerprint, about.queries and about.queries.fingerprint}
         return self.queries is None or self.queries.fingerprint in known
 
-    def check(self, folder: Path, manifest: Manifest) -> None:
+    def check(self, place: str, about: About) -> None:
         """Refuse models that the collection was not built with or that do not descend from the same teacher.
 
         Raises:
             FingerprintError: names both models.
         """
-        made = manifest.fingerprint
+        made = about.fingerprint
         if self.encoder is not None and self.encoder.fingerprint != made:
-            is_for_queries = manifest.queries and manifest.queries.fingerprint == self.encoder.fingerprint
+            is_for_queries = about.queries and about.queries.fingerprint == self.encoder.fingerprint
             advice = (
                 "it embeds the queries: open the collection with queries= instead"
                 if is_for_queries
                 else "open it with the one, or build it again with the other"
             )
             raise FingerprintError(
-                f"{folder} was built with {manifest.model} (fingerprint {made[:12]}), not with "
+                f"{place} was built with {about.model} (fingerprint {made[:12]}), not with "
                 f"{self.encoder.name} ({self.encoder.fingerprint[:12]}): {advice}"
             )
-        if self.queries is not None and not self.is_recorded(manifest):
-            check_descent(self.queries, manifest.model, made, self.encoder)
+        if self.queries is not None and not self.is_recorded(about):
+            check_descent(self.queries, about.model, made, self.encoder)
 
 
 def check_descent(queries: TextEncoder, model: str, fingerprint: str, encoder: TextEncoder | None) -> None:
@@ -143,6 +154,13 @@ def agreement(queries: TextEncoder, texts: Sequence[str], embeddings: FloatArray
             "not its vectors"
         )
     return found
+
+
+def agreement_on(store: DocumentStore, encoder: TextEncoder, queries: TextEncoder) -> float:
+    """:func:`agreement` of the two models of a collection on some of its documents, before all are embedded."""
+    rows = np.unique(np.linspace(0, len(store) - 1, min(SAMPLE, len(store))).astype(np.int64))
+    texts = [store.read(int(row)).text for row in rows]
+    return agreement(queries, texts, embed_texts(texts, encoder), encoder.name)
 
 
 def query_model(queries: TextEncoder, source: str | None, found: float) -> QueryModel:

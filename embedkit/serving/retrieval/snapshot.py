@@ -77,7 +77,7 @@ class Snapshot:
         """
         manifest = Manifest.read(folder)
         while True:
-            models.check(folder, manifest)
+            models.check(str(folder), manifest)
             try:
                 return cls.open(folder, manifest, previous)
             except CollectionError:

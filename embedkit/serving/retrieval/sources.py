@@ -30,10 +30,11 @@ from embedkit.serving.retrieval.documents import (
     named_records,
     to_documents,
 )
-from embedkit.serving.retrieval.embedding import embed_texts, largest_deviation
+from embedkit.serving.retrieval.embedding import embed_documents, embed_texts, largest_deviation
+from embedkit.serving.retrieval.journal import EmbeddingJournal
 from embedkit.serving.retrieval.models import SAMPLE
 
-__all__ = ["EmbeddingSource", "Maker", "Source", "checked_embeddings", "read_source"]
+__all__ = ["EmbeddingSource", "Maker", "Source", "checked_embeddings", "embeddings_of", "read_source"]
 
 EmbeddingSource = str | os.PathLike[str] | npt.NDArray[Any]
 
@@ -123,6 +124,32 @@ def read_source(
         return Source(read(named_records(documents)))
     spool = _Spool(column)
     return Source(read(spool.strip(named_records(documents))), spool.chunks)
+
+
+def embeddings_of(
+    store: DocumentStore,
+    source: Source,
+    encoder: TextEncoder,
+    progress: Progress,
+    journal: EmbeddingJournal | None = None,
+) -> Iterator[FloatArray]:
+    """The embeddings of a source's documents, chunk by chunk: those that it brings, checked, or new ones.
+
+    Args:
+        store: the source's documents.
+        source: where they came from.
+        encoder: the model.
+        progress: counts documents.
+        journal: keeps new ones for the next attempt.
+
+    Raises:
+        DataError, FingerprintError: as :func:`checked_embeddings`.
+        ModelError: the encoder does not give unit rows of its dimension.
+        StorageError: the disk is full or the folder cannot be written.
+    """
+    if source.embeddings is None:
+        return embed_documents(store, encoder, journal, progress)
+    return checked_embeddings(store, encoder, source.embeddings(), progress)
 
 
 def checked_embeddings(

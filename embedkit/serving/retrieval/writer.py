@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -21,51 +20,29 @@ from embedkit.progress import Progress
 from embedkit.protocols import TextEncoder
 from embedkit.serving.retrieval.document_store import DocumentStore, write_documents
 from embedkit.serving.retrieval.documents import Document
-from embedkit.serving.retrieval.embedding import embed_documents, embed_texts, prompts_of
+from embedkit.serving.retrieval.embedding import prompts_of
 from embedkit.serving.retrieval.exact_index import RowNumbers
 from embedkit.serving.retrieval.journal import EmbeddingJournal
 from embedkit.serving.retrieval.manifest import Manifest, SegmentEntry, Tombstones
-from embedkit.serving.retrieval.models import SAMPLE, agreement, query_model
+from embedkit.serving.retrieval.models import agreement_on, query_model
 from embedkit.serving.retrieval.segment import write_segment, write_tombstones
 from embedkit.serving.retrieval.snapshot import Snapshot
-from embedkit.serving.retrieval.sources import Source, checked_embeddings
+from embedkit.serving.retrieval.sources import Source, embeddings_of
+from embedkit.serving.retrieval.store import Plan, Upserted
 
-__all__ = ["Upserted", "adopt", "build", "merge", "remove", "tail", "upsert", "write_merged"]
-
-
-class Upserted(NamedTuple):
-    """What an upsert did.
-
-    Attributes:
-        added: documents that are new.
-        replaced: documents that stand in the place of one with the same id.
-    """
-
-    added: int
-    replaced: int
+__all__ = ["adopt", "build", "merge", "remove", "tail", "upsert", "write_merged"]
 
 
-def build(
-    folder: Path,
-    generation: str,
-    source: Source,
-    *,
-    encoder: TextEncoder,
-    queries: TextEncoder | None,
-    index: str,
-    lexical: bool,
-    encoder_source: str | None,
-    queries_source: str | None,
-    show_progress_bar: bool | None,
-) -> None:
+def build(folder: Path, generation: str, source: Source, plan: Plan, *, show_progress_bar: bool | None) -> None:
     """Write a collection of these documents, in the place of what may be there."""
+    encoder, queries = plan.encoder, plan.queries
     manifest = Manifest(
         model=encoder.name,
-        source=encoder_source,
+        source=plan.source,
         fingerprint=encoder.fingerprint,
         dimension=encoder.dimension,
-        index=index,
-        lexical=lexical,
+        index=plan.index,
+        lexical=plan.lexical,
         generation=generation,
         segments=(),
         prompts=prompts_of(encoder),
@@ -74,8 +51,8 @@ def build(
     with atomic_folder(folder / generation) as files:
         store = _read(files, source.documents, show_progress_bar=show_progress_bar)
         if queries is not None:
-            found = _agreement(store, encoder, queries)
-            manifest = dataclasses.replace(manifest, queries=query_model(queries, queries_source, found))
+            found = query_model(queries, plan.queries_source, agreement_on(store, encoder, queries))
+            manifest = dataclasses.replace(manifest, queries=found)
         segment = _embed(folder, files, store, source, encoder, manifest, show_progress_bar=show_progress_bar)
     _write(manifest, folder, generation, [segment])
     EmbeddingJournal(folder, encoder).clear()
@@ -224,13 +201,6 @@ def _read(files: Path, documents: Iterable[Document], *, show_progress_bar: bool
         return write_documents(files, _counted(documents, progress))
 
 
-def _agreement(store: DocumentStore, encoder: TextEncoder, queries: TextEncoder) -> float:
-    """Compare the two models of a collection on some of its documents, before the others are embedded."""
-    rows = np.unique(np.linspace(0, len(store) - 1, min(SAMPLE, len(store))).astype(np.int64))
-    texts = [store.read(int(row)).text for row in rows]
-    return agreement(queries, texts, embed_texts(texts, encoder), encoder.name)
-
-
 def _embed(
     folder: Path,
     files: Path,
@@ -248,11 +218,7 @@ def _embed(
     journal = EmbeddingJournal(folder, encoder)
     try:
         with Progress("encode", len(store), unit="documents", enabled=show_progress_bar) as progress:
-            embeddings = (
-                embed_documents(store, encoder, journal, progress)
-                if source.embeddings is None
-                else checked_embeddings(store, encoder, source.embeddings(), progress)
-            )
+            embeddings = embeddings_of(store, source, encoder, progress, journal)
             return write_segment(files, store, embeddings, manifest, show_progress_bar=show_progress_bar)
     except (EmbedkitError, OSError):
         journal.clear()

@@ -187,10 +187,10 @@ def test_a_comparison_that_never_can_hold_is_told(library):
 
 def test_a_field_is_read_once_and_kept_through_writes(library, monkeypatch):
     library.search("bee", filter={"lang": "en"})
-    segment = library._snapshot.segment(library.manifest.segments[0])
+    segment = library.store.view().segment(library.manifest.segments[0])
     column = segment.column("lang")
     library.upsert([{"id": "new", "text": "bee bee", "lang": "en"}])
-    assert library._snapshot.segment(library.manifest.segments[0]).column("lang") is column
+    assert library.store.view().segment(library.manifest.segments[0]).column("lang") is column
     assert "new" in {hit.id for hit in library.search("bee", k=1000, filter={"lang": "en"})}
 
 
