@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
 import os
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -24,18 +22,23 @@ from embedkit.protocols import FloatArray, TextEncoder
 from embedkit.serving.milvus.filter_expression import field_expression, filter_expression
 from embedkit.serving.milvus.index import checked_queries
 from embedkit.serving.milvus.store import MOST_ID_BYTES, MOST_TEXT_BYTES, MilvusStore, Row
-from embedkit.serving.retrieval.document_store import DocumentStore, write_documents
+from embedkit.serving.retrieval.document_store import DocumentStore
 from embedkit.serving.retrieval.documents import Document
-from embedkit.serving.retrieval.embedding import largest_deviation
-from embedkit.serving.retrieval.exact_index import Ranking, RowNumbers
 from embedkit.serving.retrieval.filters import Condition, unknown_field
 from embedkit.serving.retrieval.index_kinds import AUTO
-from embedkit.serving.retrieval.manifest import QueryModel
-from embedkit.serving.retrieval.models import Models, agreement_on, query_model
+from embedkit.serving.retrieval.models import Models
+from embedkit.serving.retrieval.remote import (
+    RemoteAbout,
+    RemoteSelection,
+    RemoteView,
+    check_row,
+    checked_effort,
+    spool,
+)
 from embedkit.serving.retrieval.sources import Maker, Source, embeddings_of
 from embedkit.serving.retrieval.store import Plan, Upserted
 
-__all__ = ["TOKEN_VARIABLE", "MilvusAbout", "MilvusDocuments"]
+__all__ = ["TOKEN_VARIABLE", "MilvusDocuments"]
 
 TOKEN_VARIABLE: Final = "EMBEDKIT_MILVUS_TOKEN"  # noqa: S105 - where it stands, not what it is
 
@@ -46,34 +49,6 @@ _SCHEME = "milvus:"
 _SAMPLE = 100
 # What effort multiplies, by how the index's name begins: parameter, its value at effort 1, whether k is its least.
 _BREADTHS: Final = {"HNSW": ("ef", 96, True), "IVF": ("nprobe", 16, False), "DISKANN": ("search_list", 100, True)}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MilvusAbout:
-    """What Milvus keeps of a collection's models; see :class:`~embedkit.serving.retrieval.store.About`."""
-
-    model: str
-    source: str | None
-    fingerprint: str
-    dimension: int
-    index: str
-    lexical: bool = False
-    queries: QueryModel | None = None
-    count: int = 0
-
-    @classmethod
-    def of(cls, facts: Row, count: int) -> Self:
-        """Read what :meth:`facts` made; collections of earlier versions have no words and one model."""
-        known = {field.name for field in dataclasses.fields(cls)} & facts.keys()
-        queries = facts.get("queries")
-        told = {name: facts[name] for name in known}
-        return cls(**told | {"queries": queries and QueryModel(**queries), "count": count})
-
-    def facts(self) -> Row:
-        """All but the number of documents, for Milvus to keep."""
-        facts = dataclasses.asdict(self)
-        del facts["count"]
-        return {"kind": _KIND, **facts}
 
 
 class MilvusDocuments:
@@ -97,16 +72,8 @@ class MilvusDocuments:
         """
         uri, name = _parse(address)
         with tempfile.TemporaryDirectory() as folder:
-            documents = _spool(Path(folder), source, show_progress_bar=show_progress_bar)
-            about = MilvusAbout(
-                model=plan.encoder.name,
-                source=plan.source,
-                fingerprint=plan.encoder.fingerprint,
-                dimension=plan.encoder.dimension,
-                index="AUTOINDEX" if plan.index == AUTO else plan.index,
-                lexical=plan.lexical,
-                queries=_query_model(plan, documents),
-            )
+            documents = spool(Path(folder), source, check=_check, show_progress_bar=show_progress_bar)
+            about = RemoteAbout.planned(plan, documents, "AUTOINDEX" if plan.index == AUTO else plan.index)
             rows = MilvusStore.create(
                 uri,
                 name,
@@ -138,24 +105,24 @@ class MilvusDocuments:
         return opened
 
     @classmethod
-    def describe(cls, address: str) -> MilvusAbout:
+    def describe(cls, address: str) -> RemoteAbout:
         """What Milvus keeps of a collection."""
         opened = cls.open(address, Models())
         opened.close()
         return opened.about
 
     @property
-    def about(self) -> MilvusAbout:
+    def about(self) -> RemoteAbout:
         """What Milvus keeps, and the number of documents when it was last asked for."""
-        return MilvusAbout.of(self._rows.about, self._count)
+        return RemoteAbout.of(self._rows.about, self._count)
 
     def facts(self) -> dict[str, Any]:
         """Nothing else is known."""
         return {}
 
-    def view(self) -> MilvusView:
+    def view(self) -> RemoteView:
         """What a search sees: Milvus itself, at each stage as it is then."""
-        return MilvusView(self)
+        return RemoteView(self)
 
     def get(self, ids: Sequence[str], /) -> list[Document | None]:
         """The documents with these ids, None where there is none."""
@@ -172,7 +139,7 @@ class MilvusDocuments:
     ) -> Upserted:
         """Embed and send documents; one whose id is there already takes the place of the old one."""
         with tempfile.TemporaryDirectory() as folder:
-            documents = _spool(Path(folder), source, show_progress_bar=show_progress_bar)
+            documents = spool(Path(folder), source, check=_check, show_progress_bar=show_progress_bar)
             replaced = self._send(documents, source, encoder, show_progress_bar=show_progress_bar)
             return Upserted(len(documents) - replaced, replaced)
 
@@ -224,12 +191,7 @@ class MilvusDocuments:
         if bool(rows) != bool(self._rows.count()):
             raise CollectionError(f"{self._address} counts {self._rows.count():,} documents and gives {len(rows)}")
         for row in rows:
-            deviant, length = largest_deviation(np.array([row["embedding"]], dtype=np.float32))
-            if deviant is not None or not row["text"]:
-                raise CollectionError(
-                    f"{self._address}: document {row['id']!r} has an embedding of length {length:.6g} and "
-                    f"{len(row['text'])} characters; somebody else has written it"
-                )
+            check_row(self._address, _document(row), row["embedding"])
 
     def sample(self, most: int, /) -> tuple[list[Document], FloatArray]:
         """Documents that Milvus chooses, and their embeddings."""
@@ -255,8 +217,8 @@ class MilvusDocuments:
         """End the connection; a file of Milvus Lite can then be opened by others."""
         self._rows.close()
 
-    def unknown_fields(self, conditions: Sequence[Condition]) -> list[str]:
-        """Sentences on fields that no document has; fields that were seen once are not asked for again."""
+    def select(self, conditions: Sequence[Condition], /) -> RemoteSelection:
+        """The expression for conditions; fields that were seen once are not asked for again."""
         warnings = []
         for field in dict.fromkeys(condition.field for condition in conditions):
             if field not in self._seen_fields and self._count:
@@ -265,12 +227,11 @@ class MilvusDocuments:
                 else:
                     metadata = [row["metadata"] or {} for row in self._rows.some(_SAMPLE, ("metadata",))]
                     warnings.append(unknown_field(field, set(itertools.chain.from_iterable(metadata))))
-        return warnings
+        return RemoteSelection(filter_expression(conditions), bool(conditions), warnings)
 
     def search(self, queries: FloatArray, k: int, where: str, effort: float) -> list[list[tuple[float, Document]]]:
         """The documents nearest to each query, with their inner products."""
-        if not 0 < effort < float("inf"):
-            raise InputError(f"expected an effort above 0, where 1 is as usual and 2 twice as much, got {effort}")
+        effort = checked_effort(effort)
         queries = checked_queries(queries, k, self.about.dimension)
         if not len(queries):
             return []
@@ -278,7 +239,7 @@ class MilvusDocuments:
         found = self._rows.search(queries, k, where=where, fields=_FIELDS, parameters=parameters)
         return [[(score, _document(row)) for score, row in hits] for hits in found]
 
-    def search_words(self, query: str, k: int, where: str) -> list[tuple[float, Document]]:
+    def search_words(self, query: str, k: int, where: str, /) -> list[tuple[float, Document]]:
         """The documents that share words with a query, with Milvus's BM25."""
         if not self.about.lexical:
             raise InputError(
@@ -309,66 +270,6 @@ class MilvusDocuments:
         return replaced
 
 
-@dataclass(frozen=True, slots=True)
-class MilvusSelection:
-    """See :class:`~embedkit.serving.retrieval.store.Selected`; ``where`` is Milvus's expression."""
-
-    where: str
-    filtered: bool
-    warnings: Sequence[str]
-
-
-class MilvusView:
-    """See :class:`~embedkit.serving.retrieval.store.View`: numbers the documents that one search has come upon."""
-
-    def __init__(self, documents: MilvusDocuments) -> None:
-        self._store = documents
-        self._documents: list[Document] = []
-        self._numbers: dict[str, int] = {}
-
-    def __len__(self) -> int:
-        """The number of documents."""
-        return len(self._store)
-
-    def select(self, conditions: Sequence[Condition], /) -> MilvusSelection:
-        """The expression for conditions."""
-        where = filter_expression(conditions)
-        return MilvusSelection(where, bool(conditions), self._store.unknown_fields(conditions))
-
-    def search(
-        self, queries: FloatArray, k: int, selection: MilvusSelection | None = None, *, effort: float = 1.0
-    ) -> tuple[list[FloatArray], list[RowNumbers]]:
-        """For each query the scores of the nearest, and their rows."""
-        where = selection.where if selection else ""
-        found = [self._ranking(hits) for hits in self._store.search(queries, k, where, effort)]
-        return [ranking.scores for ranking in found], [ranking.rows for ranking in found]
-
-    def search_words(self, query: str, k: int, selection: MilvusSelection, /) -> Ranking:
-        """The best rows by Milvus's BM25."""
-        return self._ranking(self._store.search_words(query, k, selection.where))
-
-    def read(self, row: int, /) -> Document:
-        """The document at a row."""
-        return self._documents[row]
-
-    def _ranking(self, hits: Sequence[tuple[float, Document]]) -> Ranking:
-        scores = np.array([score for score, _ in hits], dtype=np.float32)
-        return Ranking(scores, np.array([self._number(document) for _, document in hits], dtype=np.int64))
-
-    def _number(self, document: Document) -> int:
-        row = self._numbers.setdefault(document.id, len(self._documents))
-        if row == len(self._documents):
-            self._documents.append(document)
-        return row
-
-
-def _query_model(plan: Plan, documents: DocumentStore) -> QueryModel | None:
-    if plan.queries is None:
-        return None
-    found = agreement_on(documents, plan.encoder, plan.queries)
-    return query_model(plan.queries, plan.queries_source, found)
-
-
 def _parse(address: str) -> tuple[str, str]:
     """URI and name of ``milvus:URI#NAME``.
 
@@ -395,28 +296,11 @@ def _breadth(index: str, k: int, effort: float) -> Row:
     return {}
 
 
-def _spool(folder: Path, source: Source, *, show_progress_bar: bool | None) -> DocumentStore:
-    """Read and check all documents before the first is embedded, on disk and in bounded memory."""
-    with Progress("read", unit="documents", enabled=show_progress_bar) as progress:
-
-        def documents() -> Iterator[Document]:
-            for document in source.documents:
-                yield _checked(document)
-                progress.advance()
-
-        return write_documents(folder, documents())
-
-
-def _checked(document: Document) -> Document:
+def _check(document: Document) -> None:
     for what, text, most in (("id", document.id, MOST_ID_BYTES), ("text", document.text, MOST_TEXT_BYTES)):
         size = len(text.encode())
         if size > most:
             raise DataError(f"the {what} of document {document.id:.40} has {size:,} bytes; Milvus takes {most:,}")
-    try:
-        json.dumps(document.metadata, allow_nan=False)
-    except (TypeError, ValueError) as error:
-        raise DataError(f"the metadata of document {document.id:.40} is not JSON: {error}") from error
-    return document
 
 
 def _row(document: Document, embedding: FloatArray) -> Row:

@@ -22,7 +22,10 @@ from embedkit.serving.retrieval.sources import Source
 
 __all__ = ["About", "Plan", "Selected", "Store", "Upserted", "View", "store_class"]
 
-STORES: Final = {"milvus": ("embedkit.serving.milvus.documents", "MilvusDocuments", "milvus")}
+STORES: Final = {
+    "milvus": ("embedkit.serving.milvus.documents", "MilvusDocuments", "milvus"),
+    "qdrant": ("embedkit.serving.qdrant", "QdrantDocuments", "qdrant"),
+}
 """Scheme of an address -> module, class and extra; an address without a scheme is a folder."""
 
 
