@@ -112,14 +112,15 @@ def read_source(
     def read(records: NamedRecords) -> Iterator[Document]:
         return to_documents(records, text_column=text_column, id_column=id_column, number_rows=number_rows)
 
-    column = _column(embeddings)
-    if embeddings is not None and column is None:
-        array = _array(embeddings)
-        return Source(read(named_records(documents)), lambda: _chunks(array))
+    column, shards = _column(embeddings), None
     if _is_parquet(documents):
         shards = require("embedkit.serving.retrieval.shards", extra="bulk").Shards.open(documents, column)
-        if shards is not None:
-            return Source(read(shards.records()), shards.embeddings if shards.column else None, shards.maker)
+    if embeddings is not None and column is None:
+        array = _array(embeddings)
+        records = named_records(documents) if shards is None else shards.records()
+        return Source(read(records), lambda: _chunks(array))
+    if shards is not None:
+        return Source(read(shards.records()), shards.embeddings if shards.column else None, shards.maker)
     if column is None:
         return Source(read(named_records(documents)))
     spool = _Spool(column)

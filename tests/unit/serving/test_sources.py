@@ -83,6 +83,11 @@ def test_shards(tmp_path, encoder, embedded):
     assert_same(built(write_shards(tmp_path / "s", encoder), encoder, tmp_path), embedded, encoder)
 
 
+def test_an_array_beside_a_folder_of_parquet(tmp_path, encoder, embedded):
+    shards = write_shards(tmp_path / "s", encoder)
+    assert_same(built(shards, encoder, tmp_path, embeddings=embedded), embedded, encoder)
+
+
 def test_one_shard(tmp_path, encoder, embedded):
     shards = write_shards(tmp_path / "s", encoder, per_file=1000)
     assert_same(built(shards / "shard-000000.parquet", encoder, tmp_path), embedded, encoder)
