@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from embedkit.runtime.encoder import Encoder
 
-__all__ = ["Remembered", "load_collection_model"]
+__all__ = ["Remembered", "lasting_source", "load_collection_model"]
 
 
 class Remembered(Protocol):
@@ -20,6 +21,12 @@ class Remembered(Protocol):
     @property
     def source(self) -> str | None:
         """Path at build time."""
+
+
+def lasting_source(model: str) -> str:
+    """Where a model can be found again from any working directory: an absolute path, or the name as it is."""
+    path = Path(model).expanduser()
+    return str(path.resolve()) if path.exists() else model
 
 
 def load_collection_model(model: str | None, manifest: Remembered) -> Encoder:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from embedkit.cli.milvus import MilvusAddress, build_milvus, milvus_facts, only_in_a_folder, open_milvus, place
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from embedkit.runtime.encoder import Encoder
+    from embedkit.runtime.pool import EncoderPool
+    from embedkit.serving.retrieval.collection import Collection
 
 __all__ = ["EXAMPLES", "HELP", "configure", "run"]
 
@@ -15,6 +20,8 @@ HELP = "build, change or verify a collection of documents"
 EXAMPLES = """
 embedkit index build docs.jsonl -m tiny-sct.onnx -o idx/ --text-column body
 embedkit index build docs.parquet -m tiny-sct -o idx/ --kind hnsw --lexical
+embedkit index build docs.jsonl -m teacher.onnx --queries tiny -o idx/
+embedkit index build pages-embedded/ -m tiny.onnx -o idx/
 embedkit index add new.jsonl idx/
 embedkit index add pages.csv idx/ --text-column body --id-column url
 embedkit index delete idx/ doc-17 doc-42
@@ -54,29 +61,34 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> None:
     """Run the action, and print a summary of the collection."""
     done, collection, changes = _ACTIONS[arguments.action](arguments)
-    address = arguments.output if arguments.action == "build" else arguments.collection
-    on_milvus = isinstance(address, MilvusAddress)
-    facts = (milvus_facts(address, collection) if on_milvus else _facts(collection)) | changes
+    facts = _facts(collection) | changes
     if arguments.json:
         print(json.dumps(facts, ensure_ascii=False))
         return
     told = "".join(f", {count:,} {name}" for name, count in changes.items())
     size = f", {facts['bytes'] / 1e6:,.1f} MB" if "bytes" in facts else ""
+    queries = f", queries by {facts['queries']}" if facts.get("queries") else ""
     print(
         f"{done} {facts['path']}{told}: {facts['documents']:,} documents, {facts['dimension']} dimensions, "
-        f"index {facts['index']}, model {facts['model']}{size}"
+        f"index {facts['index']}, model {facts['model']}{queries}{size}"
     )
 
 
 def _configure_build(actions: Any) -> None:
     build = actions.add_parser("build", help="embed documents and build a collection", allow_abbrev=False)
     _configure_documents(build)
-    build.add_argument("-m", "--model", required=True, help="a bundle, a bundled name, a model folder or a hub id")
+    build.add_argument(
+        "-m",
+        "--model",
+        help="a bundle, a bundled name, a model folder or a hub id; default: a bundled one that has embedded DOCS",
+    )
+    build.add_argument(
+        "--queries", metavar="MODEL", help="a smaller model for queries: a student of --model or of its teacher"
+    )
     build.add_argument(
         "-o",
         "--output",
         required=True,
-        type=place,
         metavar="IDX",
         help="output folder, where an existing collection is replaced; or a new milvus:URI#NAME",
     )
@@ -89,7 +101,18 @@ def _configure_build(actions: Any) -> None:
 
 
 def _configure_documents(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("documents", metavar="DOCS", help="a .jsonl, .csv, .tsv, .txt or .parquet file")
+    parser.add_argument(
+        "documents",
+        metavar="DOCS",
+        help="a .jsonl, .csv, .tsv, .txt or .parquet file, or a folder: of Parquet, of shards of "
+        "`embedkit encode` or of another collection, which bring their embeddings",
+    )
+    parser.add_argument(
+        "--embeddings",
+        metavar="NAME|FILE.npy",
+        help="embeddings that exist: a column of DOCS, or a file aligned with their rows",
+    )
+    parser.add_argument("--processes", type=int, metavar="N", help="embed with so many processes")
     parser.add_argument("--text-column", default="text", metavar="NAME", help="default: text")
     parser.add_argument(
         "--id-column",
@@ -99,60 +122,76 @@ def _configure_documents(parser: argparse.ArgumentParser) -> None:
 
 
 def _configure_collection(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("collection", type=place, metavar="IDX", help="a collection's folder, or milvus:URI#NAME")
+    parser.add_argument("collection", metavar="IDX", help="a collection's folder, or milvus:URI#NAME")
 
 
-def _build(arguments: argparse.Namespace) -> tuple[str, Any, dict[str, int]]:
+def _build(arguments: argparse.Namespace) -> tuple[str, Collection, dict[str, int]]:
+    from embedkit.cli.collection_model import lasting_source
     from embedkit.runtime.encoder import Encoder
     from embedkit.serving.retrieval.collection import Collection
 
-    if isinstance(arguments.output, MilvusAddress):
-        if arguments.lexical:
-            raise only_in_a_folder("--lexical")
-        return "built", build_milvus(arguments), {}
-    model = Path(arguments.model).expanduser()
-    collection = Collection.build(
-        arguments.documents,
-        encoder=Encoder.load(arguments.model),
-        path=arguments.output,
-        index=arguments.kind,
-        lexical=arguments.lexical,
-        text_column=arguments.text_column,
-        id_column=arguments.id_column,
-        source=str(model.resolve()) if model.exists() else arguments.model,
-        show_progress_bar=False if arguments.quiet else None,
-    )
+    model = arguments.model or _maker_of(arguments.documents)
+    with _processes(Encoder.load(model), arguments.processes) as encoder:
+        collection = Collection.build(
+            arguments.documents,
+            encoder=encoder,
+            queries=arguments.queries and Encoder.load(arguments.queries),
+            embeddings=arguments.embeddings,
+            path=arguments.output,
+            index=arguments.kind,
+            lexical=arguments.lexical,
+            text_column=arguments.text_column,
+            id_column=arguments.id_column,
+            source=lasting_source(model),
+            queries_source=arguments.queries and lasting_source(arguments.queries),
+            show_progress_bar=False if arguments.quiet else None,
+        )
     return "built", collection, {}
 
 
-def _add(arguments: argparse.Namespace) -> tuple[str, Any, dict[str, int]]:
+def _add(arguments: argparse.Namespace) -> tuple[str, Collection, dict[str, int]]:
     from embedkit.cli.collection_model import load_collection_model
     from embedkit.serving.retrieval.collection import Collection
-    from embedkit.serving.retrieval.manifest import Manifest
 
-    if isinstance(arguments.collection, MilvusAddress):
-        collection: Any = open_milvus(arguments.collection, arguments.model)
-    else:
-        encoder = load_collection_model(arguments.model, Manifest.read(arguments.collection))
+    loaded = load_collection_model(arguments.model, Collection.describe(arguments.collection))
+    with _processes(loaded, arguments.processes) as encoder:
         collection = Collection.open(arguments.collection, encoder=encoder)
-    done = collection.upsert(
-        arguments.documents,
-        text_column=arguments.text_column,
-        id_column=arguments.id_column,
-        show_progress_bar=False if arguments.quiet else None,
-    )
+        done = collection.upsert(
+            arguments.documents,
+            embeddings=arguments.embeddings,
+            text_column=arguments.text_column,
+            id_column=arguments.id_column,
+            show_progress_bar=False if arguments.quiet else None,
+        )
     return "changed", collection, done._asdict()
 
 
-def _delete(arguments: argparse.Namespace) -> tuple[str, Any, dict[str, int]]:
-    if isinstance(arguments.collection, MilvusAddress):
-        collection = open_milvus(arguments.collection, encoding=False)
-    else:
-        collection = _open(arguments)
+def _processes(encoder: Encoder, processes: int | None) -> AbstractContextManager[Encoder | EncoderPool]:
+    """The encoder in so many processes; itself if none are asked for."""
+    return contextlib.nullcontext(encoder) if processes is None else encoder.pool(processes)
+
+
+def _maker_of(documents: str) -> str:
+    """Name of the model by which documents are embedded already.
+
+    Raises:
+        InputError: that is unknown, so it has to be given.
+    """
+    from embedkit.errors import InputError
+    from embedkit.serving.retrieval.collection import read_documents_and_embeddings
+
+    maker = read_documents_and_embeddings(documents).maker
+    if maker is None:
+        raise InputError(f"{documents} is not embedded yet; say by which model with -m MODEL")
+    return maker.model
+
+
+def _delete(arguments: argparse.Namespace) -> tuple[str, Collection, dict[str, int]]:
+    collection = _open(arguments)
     return "changed", collection, {"deleted": collection.delete(arguments.ids)}
 
 
-def _compact(arguments: argparse.Namespace) -> tuple[str, Any, dict[str, int]]:
+def _compact(arguments: argparse.Namespace) -> tuple[str, Collection, dict[str, int]]:
     collection = _open(arguments)
     collection.compact(
         index=arguments.kind, lexical=arguments.lexical, show_progress_bar=False if arguments.quiet else None
@@ -160,32 +199,31 @@ def _compact(arguments: argparse.Namespace) -> tuple[str, Any, dict[str, int]]:
     return "compacted", collection, {}
 
 
-def _verify(arguments: argparse.Namespace) -> tuple[str, Any, dict[str, int]]:
+def _verify(arguments: argparse.Namespace) -> tuple[str, Collection, dict[str, int]]:
     collection = _open(arguments)
     collection.verify()
     return "verified", collection, {}
 
 
-def _open(arguments: argparse.Namespace) -> Any:
+def _open(arguments: argparse.Namespace) -> Collection:
     from embedkit.serving.retrieval.collection import Collection
 
-    if isinstance(arguments.collection, MilvusAddress):
-        raise only_in_a_folder(f"index {arguments.action}")
     return Collection.open(arguments.collection)
 
 
 _ACTIONS = {"build": _build, "add": _add, "delete": _delete, "compact": _compact, "verify": _verify}
 
 
-def _facts(collection: Any) -> dict[str, Any]:
-    manifest = collection.manifest
+def _facts(collection: Collection) -> dict[str, Any]:
+    about = collection.manifest
     return {
         "path": str(collection.path),
-        "documents": manifest.count,
-        "dimension": manifest.dimension,
-        "index": ", ".join(manifest.kinds) or manifest.index,
-        "lexical": manifest.lexical,
-        "model": manifest.model,
-        "fingerprint": manifest.fingerprint,
-        "bytes": sum(seal.bytes for seal in manifest.files(collection.path).values()),
+        "documents": about.count,
+        "dimension": about.dimension,
+        "index": about.index,
+        "lexical": about.lexical,
+        "model": about.model,
+        "fingerprint": about.fingerprint,
+        "queries": about.queries and about.queries.model,
+        **collection.store.facts(),
     }

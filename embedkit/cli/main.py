@@ -244,6 +244,7 @@ def _add_common_options(parser: argparse.ArgumentParser) -> None:
 @contextlib.contextmanager
 def _messages(*, verbose: bool, quiet: bool) -> Iterator[None]:
     """Send embedkit's log and Python's warnings to stderr while a command runs."""
+    logging.getLogger("pymilvus").setLevel(logging.CRITICAL)  # its errors become ours, in one line
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_MessageFormatter())
     level = logger.level

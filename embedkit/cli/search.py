@@ -5,17 +5,18 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import logging
 import shutil
 import sys
 import unicodedata
 from typing import TYPE_CHECKING, Any
 
-from embedkit.cli.milvus import MilvusAddress, only_in_a_folder, open_milvus, place
-
 if TYPE_CHECKING:
     from embedkit.serving.retrieval.hits import Hit, Hits
 
 __all__ = ["EXAMPLES", "HELP", "configure", "run"]
+
+logger = logging.getLogger("embedkit")
 
 HELP = "search a collection for the documents nearest in meaning to a query"
 EXAMPLES = """
@@ -27,10 +28,7 @@ embedkit search idx/ "refund after 30 days" --hybrid --rerank reranker.onnx --fi
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument(
-        "collection",
-        type=place,
-        metavar="IDX",
-        help="folder created by `embedkit index build`, or milvus:URI#NAME",
+        "collection", metavar="IDX", help="folder created by `embedkit index build`, or milvus:URI#NAME"
     )
     parser.add_argument("query", help="text to search for")
     parser.add_argument("-k", type=int, default=10, help="number of results; default: 10")
@@ -60,32 +58,40 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="X",
         help="search breadth of an approximate index: 2 finds more and takes longer; default: 1",
     )
-    parser.add_argument("-m", "--model", help="the model that built the collection, if it has moved")
+    parser.add_argument(
+        "-m", "--model", help="the model that embeds queries, where it is no longer found, or a student of it"
+    )
 
 
 def run(arguments: argparse.Namespace) -> None:
     """Search; results go to stdout, times to stderr."""
-    on_milvus = isinstance(arguments.collection, MilvusAddress)
-    hits = _search_milvus(arguments) if on_milvus else _search_folder(arguments)
+    hits = _search(arguments)
     if arguments.json:
         ranked = [{"rank": rank, **dataclasses.asdict(hit)} for rank, hit in enumerate(hits, 1)]
-        result = {"query": arguments.query, "hits": ranked, "latency_ms": hits.latency_ms}
+        result = {
+            "query": arguments.query,
+            "hits": ranked,
+            "latency_ms": hits.latency_ms,
+            "warnings": hits.warnings,
+        }
         print(json.dumps(result, ensure_ascii=False))
     else:
         for line in _table(hits, shutil.get_terminal_size().columns if sys.stdout.isatty() else None):
             print(line)
+    for warning in hits.warnings:
+        logger.warning("%s", warning)
     if not arguments.quiet:
         print(", ".join(f"{stage} {ms:.1f} ms" for stage, ms in hits.latency_ms.items()), file=sys.stderr)
 
 
-def _search_folder(arguments: argparse.Namespace) -> Hits:
+def _search(arguments: argparse.Namespace) -> Hits:
     from embedkit.cli.backends import load_model
     from embedkit.cli.collection_model import load_collection_model
     from embedkit.serving.retrieval.collection import Collection
-    from embedkit.serving.retrieval.manifest import Manifest
 
-    encoder = load_collection_model(arguments.model, Manifest.read(arguments.collection))
-    hits: Hits = Collection.open(arguments.collection, encoder=encoder).search(
+    about = Collection.describe(arguments.collection)
+    encoder = load_collection_model(arguments.model, about.queries or about)
+    hits: Hits = Collection.open(arguments.collection, queries=encoder).search(
         arguments.query,
         arguments.k,
         filter=arguments.filter,
@@ -94,17 +100,6 @@ def _search_folder(arguments: argparse.Namespace) -> Hits:
         candidates=arguments.candidates,
         effort=arguments.effort,
     )
-    return hits
-
-
-def _search_milvus(arguments: argparse.Namespace) -> Hits:
-    for flag in ("hybrid", "rerank", "candidates"):
-        if getattr(arguments, flag) is not None:
-            raise only_in_a_folder(f"--{flag}")
-    if arguments.effort != 1:
-        raise only_in_a_folder("--effort")
-    collection = open_milvus(arguments.collection, arguments.model)
-    hits: Hits = collection.search(arguments.query, arguments.k, filter=arguments.filter)
     return hits
 
 

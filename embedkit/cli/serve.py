@@ -25,7 +25,7 @@ _FLAGS = ("collection", "reranker", "host", "port", "threads", "api_key_file", "
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("model", help="a bundle, a bundled name, a model folder or a hub id")
-    parser.add_argument("--collection", metavar="IDX", help="folder of a collection to search in")
+    parser.add_argument("--collection", metavar="IDX", help="folder of a collection, or milvus:URI#NAME")
     parser.add_argument("--allow-writes", action="store_true", help="allow clients to change the collection")
     parser.add_argument("--reranker", metavar="MODEL", help="cross-encoder that ranks texts")
     parser.add_argument("--host", help="address to listen on; default: 127.0.0.1, this machine only")

@@ -29,6 +29,7 @@ from embedkit.runtime.threads import available_threads
 
 if TYPE_CHECKING:
     from embedkit.runtime.encoder import Encoder
+    from embedkit.runtime.manifest import Manifest
 
 __all__ = ["EncoderPool"]
 
@@ -111,6 +112,11 @@ class EncoderPool:
     def max_length(self) -> int:
         """Maximum length of a text in tokens, including special tokens."""
         return self._encoder.max_length
+
+    @property
+    def manifest(self) -> Manifest:
+        """What the model says of itself."""
+        return self._encoder.manifest
 
     def close(self) -> None:
         """Stop the processes after their current chunk; called at the end of a ``with`` block."""

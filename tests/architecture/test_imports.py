@@ -40,6 +40,7 @@ VIOLATIONS = [
     ("cli/search.py", "import bm25s", "bm25s is met in one module"),
     ("cli/encode.py", "import ray", "Ray is met in one module"),
     ("cli/search.py", "import pymilvus", "pymilvus is met in one module"),
+    ("cli/search.py", "import qdrant_client", "qdrant_client is met in one module"),
 ]
 
 
@@ -129,6 +130,8 @@ assert -1.0 <= evaluate_pairs(Encoder.load({str(toy_bundle)!r}), pairs) <= 1.0
 
 @pytest.mark.parametrize("module", MODULES)
 def test_every_module_can_be_imported(module):
+    if module == "embedkit.serving.qdrant":
+        pytest.importorskip("qdrant_client")
     importlib.import_module(module)
 
 

@@ -57,6 +57,8 @@ def test_every_module_has_a_docstring(tree):
 
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
 def test_public_names_are_listed_sorted_and_there(path):
+    if path == PACKAGE / "serving" / "qdrant.py":
+        pytest.importorskip("qdrant_client")
     module = importlib.import_module(module_of(path))
     names = module.__all__
     assert len(names) == len(set(names))

@@ -23,8 +23,7 @@ from embedkit.serving.retrieval.cascade import CANDIDATES, Encode, Score, Steps
 from embedkit.serving.retrieval.collection import Collection
 from embedkit.serving.retrieval.documents import Document
 from embedkit.serving.retrieval.hits import Hits
-from embedkit.serving.retrieval.manifest import Manifest
-from embedkit.serving.retrieval.writer import Upserted
+from embedkit.serving.retrieval.store import About, Upserted
 
 __all__ = ["Library"]
 
@@ -73,7 +72,7 @@ class Library:
         self._merging: Future[None] | None = None
         self._closed = False
         self._refreshed = time.monotonic()
-        self._drawn: tuple[Manifest, dict[str, Any]] | None = None
+        self._drawn: tuple[About, dict[str, Any]] | None = None
         self._rates = {stage: Rate(guess) for stage, guess in _GUESSES_PER_S.items()}
         self._characters = _CHARACTERS  # of a candidate, on average
 

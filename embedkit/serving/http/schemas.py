@@ -362,6 +362,7 @@ class SearchAnswer(Schema):
 
     hits: list[SearchHit]
     latency_ms: dict[str, float]
+    warnings: list[str] = Field(description="likely mistakes: fields that no document has, why there are no hits")
 
 
 class CollectionCard(Schema):

@@ -74,7 +74,7 @@ class Service:
         """
         encoder = Encoder.load(model, threads=settings.threads)
         reranker = CrossEncoder.load(settings.reranker, threads=settings.threads) if settings.reranker else None
-        collection = Collection.open(settings.collection, encoder=encoder) if settings.collection else None
+        collection = Collection.open(settings.collection, queries=encoder) if settings.collection else None
         for loaded in (encoder, reranker):
             if loaded is not None and loaded.has_golden:
                 check_verification(loaded.name, loaded.verify())

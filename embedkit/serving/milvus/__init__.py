@@ -1,6 +1,6 @@
-"""Collections and indexes on a Milvus server, or in a file of Milvus Lite: what has outgrown one machine.
+"""Collections and indexes on a Milvus server, or in a file of Milvus Lite: for more than one machine holds.
 
-Needs ``pip install "embedkit-onnx[milvus]"``.
+Needs ``pip install "embedkit-onnx[milvus]"``. A collection is opened as ``Collection.open("milvus:URI#NAME")``.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from embedkit.extras import require
 
 require("pymilvus", extra="milvus")
 
-from embedkit.serving.milvus.collection import MilvusCollection  # noqa: E402 - after the sentence for who lacks it
-from embedkit.serving.milvus.index import MilvusIndex  # noqa: E402
+from embedkit.serving.milvus.index import MilvusIndex  # noqa: E402 - after the sentence for who lacks it
 
-__all__ = ["MilvusCollection", "MilvusIndex"]
+__all__ = ["MilvusIndex"]

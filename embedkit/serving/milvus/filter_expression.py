@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from embedkit.errors import InputError
-from embedkit.serving.retrieval.filters import Filter, parse_filter
+from embedkit.serving.retrieval.filters import Condition
 
-__all__ = ["filter_expression"]
+__all__ = ["field_expression", "filter_expression"]
 
 
-def filter_expression(conditions: Filter) -> str:
-    """The expression that holds for what a filter holds for.
+def filter_expression(conditions: Sequence[Condition]) -> str:
+    """The expression that holds for what all conditions hold for.
 
     It reads the JSON field ``metadata``. Milvus takes a null there for nothing, compares no items of a list by
     their order, and does not know which kinds of value a field has: to compare with another finds nothing.
 
     Raises:
-        InputError: the filter is malformed, or looks for null.
+        InputError: a condition looks for null.
     """
-    parts = [_EXPRESSIONS[each.operator](_place(each.field), each.value) for each in parse_filter(conditions)]
+    parts = [_EXPRESSIONS[each.operator](_place(each.field), each.value) for each in conditions]
     return " and ".join(f"({part})" for part in parts)
+
+
+def field_expression(field: str) -> str:
+    """The expression that holds for documents that have a field."""
+    return _exists(_place(field), wanted=True)
 
 
 def _place(field: str) -> str:

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self
 
-from pymilvus import DataType, MilvusClient
+from pymilvus import DataType, Function, FunctionType, MilvusClient
 from pymilvus.exceptions import MilvusException
 
 from embedkit.errors import CollectionError
@@ -21,6 +21,7 @@ MOST_RESULTS = 16_384  # of one search, by Milvus
 
 _ABOUT = "embedkit"
 _ROWS_PER_REQUEST = 500  # with the longest texts still below the 64 MB of a message
+_ROWS_PER_READ = 1000
 _METRIC = "IP"
 _CONSISTENCY = "Session"  # a client sees its own writes at once
 
@@ -44,7 +45,16 @@ class MilvusStore:
 
     @classmethod
     def create(
-        cls, uri: str, name: str, *, token: str, key: type[str | int], dimension: int, index: str, about: Row
+        cls,
+        uri: str,
+        name: str,
+        *,
+        token: str,
+        key: type[str | int],
+        dimension: int,
+        index: str,
+        about: Row,
+        words: bool = False,
     ) -> Self:
         """Make a collection that is not there yet.
 
@@ -56,6 +66,7 @@ class MilvusStore:
             dimension: D, the width of an embedding.
             index: kind of index, in Milvus's words.
             about: facts to keep, values of JSON; ``kind`` says what it holds.
+            words: whether Milvus indexes the words of texts too, for BM25.
 
         Raises:
             CollectionError: it is there already, or Milvus refuses; says why.
@@ -69,9 +80,11 @@ class MilvusStore:
             told = json.dumps(about, ensure_ascii=False)
             parameters = client.prepare_index_params()
             parameters.add_index("embedding", index_type=index, metric_type=_METRIC, params={})
+            if words:
+                parameters.add_index("words", index_type="SPARSE_INVERTED_INDEX", metric_type="BM25")
             client.create_collection(
                 name,
-                schema=_schema(key, dimension, told),
+                schema=_schema(key, dimension, told, words=words),
                 index_params=parameters,
                 properties={_ABOUT: told},
                 consistency_level=_CONSISTENCY,
@@ -125,7 +138,13 @@ class MilvusStore:
                 self._client.delete(self.name, ids=list(keys[start : start + _ROWS_PER_REQUEST]))
 
     def search(
-        self, embeddings: FloatArray, k: int, *, where: str = "", fields: Sequence[str] = ()
+        self,
+        embeddings: FloatArray,
+        k: int,
+        *,
+        where: str = "",
+        fields: Sequence[str] = (),
+        parameters: Row | None = None,
     ) -> list[list[tuple[float, Row]]]:
         """The rows nearest to each embedding.
 
@@ -134,15 +153,83 @@ class MilvusStore:
             k: results wanted for each, at most :data:`MOST_RESULTS`.
             where: an expression of Milvus that has to hold.
             fields: what is wanted of a row besides its key.
+            parameters: of the index, in Milvus's words.
 
         Returns:
             for each embedding at most ``k`` pairs of inner product and row, best first.
         """
         with _refusals_told(self.uri):
             found = self._client.search(
-                self.name, data=list(embeddings), limit=k, filter=where, output_fields=["id", *fields]
+                self.name,
+                data=list(embeddings),
+                anns_field="embedding",
+                limit=k,
+                filter=where,
+                output_fields=["id", *fields],
+                search_params={"metric_type": _METRIC, "params": parameters or {}},
             )
         return [[(float(hit["distance"]), dict(hit["entity"])) for hit in hits] for hits in found]
+
+    def search_words(
+        self, query: str, k: int, *, where: str = "", fields: Sequence[str] = ()
+    ) -> list[tuple[float, Row]]:
+        """The rows that share words with a query, by Milvus's BM25.
+
+        Args:
+            query: a text.
+            k: results wanted, at most :data:`MOST_RESULTS`.
+            where: an expression of Milvus that has to hold.
+            fields: what is wanted of a row besides its key.
+
+        Returns:
+            at most ``k`` pairs of score and row, best first.
+        """
+        with _refusals_told(self.uri):
+            found = self._client.search(
+                self.name,
+                data=[query],
+                anns_field="words",
+                limit=k,
+                filter=where,
+                output_fields=["id", *fields],
+                search_params={"metric_type": "BM25"},
+            )
+        return [(abs(float(hit["distance"])), dict(hit["entity"])) for hit in found[0]]  # Lite's are negative
+
+    def some(self, count: int, fields: Sequence[str], *, where: str = "") -> list[Row]:
+        """At most so many rows, in no particular order."""
+        with _refusals_told(self.uri):
+            return [
+                dict(row)
+                for row in self._client.query(self.name, filter=where, limit=count, output_fields=["id", *fields])
+            ]
+
+    def all(self, fields: Sequence[str]) -> Iterator[list[Row]]:
+        """All rows, some at a time, in an order that stays the same while nobody writes."""
+        with _refusals_told(self.uri):
+            rows = self._client.query_iterator(self.name, batch_size=_ROWS_PER_READ, output_fields=["id", *fields])
+            try:
+                while some := rows.next():
+                    yield [dict(row) for row in some]
+            finally:
+                rows.close()
+
+    def reindex(self, index: str, about: Row) -> None:
+        """Index embeddings in another way from now on; nobody can search meanwhile."""
+        parameters = self._client.prepare_index_params()
+        parameters.add_index("embedding", index_type=index, metric_type=_METRIC, params={})
+        with _refusals_told(self.uri):
+            self._client.release_collection(self.name)
+            self._client.drop_index(self.name, "embedding")
+            self._client.create_index(self.name, parameters)
+            self._client.load_collection(self.name)
+            self._client.alter_collection_properties(self.name, {_ABOUT: json.dumps(about, ensure_ascii=False)})
+        self.about = about
+
+    def compact(self) -> None:
+        """Ask Milvus to give back the space of deleted rows, which it does by itself."""
+        with _refusals_told(self.uri):
+            self._client.compact(self.name)
 
     def drop(self) -> None:
         """Delete the collection, with all that is in it."""
@@ -159,16 +246,20 @@ def _connect(uri: str, token: str) -> MilvusClient:
         return MilvusClient(uri, token=token)
 
 
-def _schema(key: type[str | int], dimension: int, description: str) -> Any:
+def _schema(key: type[str | int], dimension: int, description: str, *, words: bool) -> Any:
     """Fields of a collection; not every Milvus keeps the properties, nor every one the description."""
     schema = MilvusClient.create_schema(auto_id=False, enable_dynamic_field=False, description=description)
     if key is int:
         schema.add_field("id", DataType.INT64, is_primary=True)
     else:
         schema.add_field("id", DataType.VARCHAR, is_primary=True, max_length=MOST_ID_BYTES)
-        schema.add_field("text", DataType.VARCHAR, max_length=MOST_TEXT_BYTES)
+        schema.add_field("text", DataType.VARCHAR, max_length=MOST_TEXT_BYTES, enable_analyzer=words)
         schema.add_field("metadata", DataType.JSON, nullable=True)
     schema.add_field("embedding", DataType.FLOAT_VECTOR, dim=dimension)
+    if words:
+        schema.add_field("words", DataType.SPARSE_FLOAT_VECTOR)
+        bm25 = {"input_field_names": ["text"], "output_field_names": ["words"]}
+        schema.add_function(Function(name="words", function_type=FunctionType.BM25, **bm25))
     return schema
 
 

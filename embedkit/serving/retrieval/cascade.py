@@ -17,7 +17,7 @@ from embedkit.serving.retrieval.filters import Condition
 from embedkit.serving.retrieval.fusion import Fusion
 from embedkit.serving.retrieval.hits import Hit, Hits
 from embedkit.serving.retrieval.rerank import Reranker, rerank_scores
-from embedkit.serving.retrieval.snapshot import Snapshot
+from embedkit.serving.retrieval.store import Selected, View
 
 __all__ = ["CANDIDATES", "Cascade", "Encode", "Score", "Steps", "search_embeddings"]
 
@@ -78,7 +78,7 @@ class Cascade:
 
     def search(
         self,
-        snapshot: Snapshot,
+        view: View,
         queries: Sequence[str],
         k: int,
         *,
@@ -92,7 +92,7 @@ class Cascade:
                 the collection was built without words.
             CollectionError: a file is damaged.
         """
-        steps = self.steps(snapshot, queries, k, conditions, rerank=self.reranker is not None)
+        steps = self.steps(view, queries, k, conditions, rerank=self.reranker is not None)
         wanted: Encode | Score = next(steps)
         while True:
             try:
@@ -103,7 +103,7 @@ class Cascade:
 
     def steps(
         self,
-        snapshot: Snapshot,
+        view: View,
         queries: Sequence[str],
         k: int,
         conditions: Sequence[Condition] = (),
@@ -119,26 +119,26 @@ class Cascade:
         clock = Clock()
         embeddings = yield Encode(queries)
         clock.lap("encode")
-        selection = snapshot.select(conditions)
+        selection = view.select(conditions)
         trails = [Trail() for _ in queries]
         if conditions:
             clock.lap("filter")
-        nearest = snapshot.search(embeddings, wanted, selection, effort=self.effort)
-        for trail, *found in zip(trails, *nearest, strict=True):
-            trail.enter("dense", Ranking(*found))
+        all_scores, all_rows = view.search(embeddings, wanted, selection, effort=self.effort)
+        for trail, scores, found in zip(trails, all_scores, all_rows, strict=True):
+            trail.enter("dense", Ranking(scores, found))
         clock.lap("dense")
         if self.fusion:
             for trail, query in zip(trails, queries, strict=True):
-                dense, lexical = trail.ranking, snapshot.search_words(query, wanted, selection)
+                dense, lexical = trail.ranking, view.search_words(query, wanted, selection)
                 trail.enter("lexical", lexical)
                 trail.enter("fused", self.fusion.fuse(dense, lexical))
             clock.lap("lexical")
         if rerank:
             rows = [trail.ranking.rows[:wanted] for trail in trails]
-            texts = [[snapshot.read(int(row)).text for row in chosen] for chosen in rows]
+            texts = [[view.read(int(row)).text for row in chosen] for chosen in rows]
             _reorder(trails, rows, (yield Score(queries, texts)))
             clock.lap("rerank")
-        return _hits(trails, snapshot, k, clock)
+        return _hits(trails, view, k, clock, selection)
 
     def _run(self, step: Encode | Score, encoder: TextEncoder) -> Any:
         if isinstance(step, Encode):
@@ -171,7 +171,7 @@ class Clock:
 
 
 def search_embeddings(
-    snapshot: Snapshot, embeddings: FloatArray, k: int, conditions: Sequence[Condition], *, effort: float = 1.0
+    view: View, embeddings: FloatArray, k: int, conditions: Sequence[Condition], *, effort: float = 1.0
 ) -> list[Hits]:
     """Find the documents nearest to embeddings: the stage "dense" alone.
 
@@ -182,12 +182,12 @@ def search_embeddings(
     """
     clock = Clock()
     trails = []
-    selection = snapshot.select(conditions)
-    for found in zip(*snapshot.search(embeddings, k, selection, effort=effort), strict=True):
+    selection = view.select(conditions)
+    for scores, rows in zip(*view.search(embeddings, k, selection, effort=effort), strict=True):
         trails.append(Trail())
-        trails[-1].enter("dense", Ranking(*found))
+        trails[-1].enter("dense", Ranking(scores, rows))
     clock.lap("dense")
-    return _hits(trails, snapshot, k, clock)
+    return _hits(trails, view, k, clock, selection)
 
 
 def _reorder(trails: Sequence[Trail], rows: Sequence[RowNumbers], scores: Sequence[FloatArray]) -> None:
@@ -196,10 +196,17 @@ def _reorder(trails: Sequence[Trail], rows: Sequence[RowNumbers], scores: Sequen
         trail.enter("rerank", Ranking(given[order], chosen[order]))
 
 
-def _hits(trails: Sequence[Trail], snapshot: Snapshot, k: int, clock: Clock) -> list[Hits]:
+def _hits(trails: Sequence[Trail], view: View, k: int, clock: Clock, selection: Selected) -> list[Hits]:
     found = []
     for trail in trails:
         rows = trail.ranking.rows[:k].tolist()
-        found.append([Hit.of(snapshot.read(row), trail.scores(row)) for row in rows])
+        found.append([Hit.of(view.read(row), trail.scores(row)) for row in rows])
     clock.lap("read")
-    return [Hits(hits, clock.laps_ms) for hits in found]
+    return [Hits(hits, clock.laps_ms, _warnings(selection, view, any_hits=bool(hits))) for hits in found]
+
+
+def _warnings(selection: Selected, view: View, *, any_hits: bool) -> list[str]:
+    if any_hits:
+        return list(selection.warnings)
+    reason = "no document meets the filter" if selection.filtered and len(view) else "the collection is empty"
+    return [*selection.warnings, f"no hits: {reason}"]

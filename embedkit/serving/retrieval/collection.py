@@ -1,36 +1,32 @@
-"""A collection: documents and their embeddings in a folder, searched by meaning."""
+"""A collection: documents and their embeddings, searched by meaning, wherever they are kept."""
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 import os
-import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import overload
 
 from embedkit.errors import InputError
 from embedkit.protocols import FloatArray, TextEncoder
-from embedkit.serving.retrieval import writer
 from embedkit.serving.retrieval.cascade import Cascade, Steps, search_embeddings
-from embedkit.serving.retrieval.documents import Document, DocumentSource, read_documents
+from embedkit.serving.retrieval.documents import Document, DocumentSource
 from embedkit.serving.retrieval.embedding import embed_queries
 from embedkit.serving.retrieval.filters import Filter, parse_filter
 from embedkit.serving.retrieval.fusion import Fusion, fusion_of
-from embedkit.serving.retrieval.generations import claim, claim_merge
 from embedkit.serving.retrieval.hits import Hits
-from embedkit.serving.retrieval.index_kinds import AUTO, checked_kind
-from embedkit.serving.retrieval.manifest import Manifest
+from embedkit.serving.retrieval.index_kinds import AUTO
+from embedkit.serving.retrieval.manifest import MANIFEST
+from embedkit.serving.retrieval.models import SAMPLE, Models, agreement, check_descent
 from embedkit.serving.retrieval.rerank import Reranker, checked_reranker
-from embedkit.serving.retrieval.segment import words_module
-from embedkit.serving.retrieval.snapshot import Snapshot
+from embedkit.serving.retrieval.sources import EmbeddingSource, Source, read_source
+from embedkit.serving.retrieval.store import About, Plan, Store, Upserted, store_class
 
-__all__ = ["Collection"]
+__all__ = ["Collection", "read_documents_and_embeddings"]
 
 
 class Collection:
-    """Documents in a folder, found by the meaning of their texts; safe to share between threads.
+    """Documents found by the meaning of their texts; safe to share between threads.
 
     Made by :meth:`build` and :meth:`open`::
 
@@ -39,31 +35,36 @@ class Collection:
         hits = collection.search("how do bees find home?", k=5)
         collection.upsert([("doc-17", "Bees dance.")])
 
-    Readers see the state before a write or the one after it, never one between. Threads that write through the
-    same object wait for each other; any other second writer gets an error.
+    ``path`` is a folder, or ``"milvus:URI#NAME"`` for a collection on Milvus. In a folder readers see the state
+    before a write or the one after it, never one between; threads that write through the same object wait for
+    each other, and any other second writer gets an error.
+
+    With ``queries=`` a second, smaller model of the same space embeds the queries, which makes them cheap.
 
     Attributes:
-        path: the folder.
+        path: where it is kept: the folder's path, or the address.
+        store: what keeps it.
     """
 
-    def __init__(self, path: Path, snapshot: Snapshot, encoder: TextEncoder | None) -> None:
-        self.path = path
-        self._snapshot = snapshot
-        self._encoder = encoder
-        self._one_writer, self._one_refresh = threading.Lock(), threading.Lock()
+    def __init__(self, path: Path | str, store: Store, models: Models) -> None:
+        self.path, self.store = path, store
+        self._models = models
 
     @classmethod
     def build(
         cls,
-        documents: DocumentSource,
+        documents: DocumentSource | Collection,
         *,
         encoder: TextEncoder,
         path: str | os.PathLike[str],
+        queries: TextEncoder | None = None,
+        embeddings: EmbeddingSource | None = None,
         index: str = AUTO,
         lexical: bool = False,
         text_column: str = "text",
         id_column: str | None = None,
         source: str | None = None,
+        queries_source: str | None = None,
         show_progress_bar: bool | None = None,
     ) -> Collection:
         """Embed documents and write them as a collection.
@@ -73,10 +74,15 @@ class Collection:
         any error it stays as it was.
 
         Args:
-            documents: path of a ``.jsonl``, ``.csv``, ``.tsv``, ``.txt`` or ``.parquet`` file, or an iterable of
-                texts, mappings or ``(id, text)`` pairs.
+            documents: path of a ``.jsonl``, ``.csv``, ``.tsv``, ``.txt`` or ``.parquet`` file or of a folder of
+                Parquet, an iterable of texts, mappings or ``(id, text)`` pairs, or another collection. Embeddings
+                in shards of `embedkit encode` and in collections are taken over.
             encoder: embeds the documents, with ``encode_document`` if it has that.
             path: the collection's folder: new, empty, or a collection to replace.
+            queries: another encoder for queries, in the same space: a student of ``encoder``, or of the same
+                teacher. None embeds queries with ``encoder``.
+            embeddings: of the documents, where they exist: ``(N, D)`` floats or a ``.npy`` file of them, aligned
+                by row, or the name of the documents' column. ``encoder`` embeds a sample again to check them.
             index: kind of index: ``"exact"``, ``"flat"``, ``"sq8"``, ``"binary"``, ``"hnsw"``, ``"ivf-pq"``, or
                 ``"auto"``, which chooses by size (see :func:`embedkit.serving.retrieval.index_kinds.kind_for`).
             lexical: index words too, for ``search(..., hybrid=True)``; needs bm25s.
@@ -84,34 +90,42 @@ class Collection:
             id_column: where records have their id; by default ``"id"`` if the first record has that, else the
                 row number from 0 is the id.
             source: where the encoder can be loaded from again, recorded for `embedkit search`.
+            queries_source: the same for ``queries``.
             show_progress_bar: None shows progress on a terminal only.
 
         Raises:
             DataError: a document is malformed or empty, an id is given twice, or there are no documents.
+            FingerprintError: ``queries`` and ``encoder`` were not made for each other, or the embeddings that
+                exist are another model's.
             InputError: there is no such index, or an item of an iterable is no document.
             CollectionError: ``path`` holds something else, or somebody else is writing there.
             ModelError: the encoder does not give unit rows of its dimension.
             MissingExtraError: the index needs FAISS, or ``lexical`` bm25s, which is not installed.
             StorageError: the disk is full or the folder cannot be written.
         """
-        _check_kinds(index, lexical=lexical)
-        folder = Path(path)
-        records = read_documents(documents, text_column=text_column, id_column=id_column)
-        with claim(folder) as generations:
-            writer.build(
-                folder,
-                next(generations),
-                records,
-                encoder=encoder,
-                index=index,
-                lexical=lexical,
-                source=source,
-                show_progress_bar=show_progress_bar,
-            )
-        return cls.open(folder, encoder=encoder)
+        if queries is not None:
+            check_descent(queries, encoder.name, encoder.fingerprint, encoder)
+        found = read_documents_and_embeddings(documents, embeddings, text_column=text_column, id_column=id_column)
+        found.check_maker(encoder)
+        plan = Plan(
+            encoder=encoder,
+            queries=queries,
+            index=index,
+            lexical=lexical,
+            source=source,
+            queries_source=queries_source,
+        )
+        store = store_class(path).build(os.fspath(path), found, plan, show_progress_bar=show_progress_bar)
+        return cls(_place(path), store, Models(encoder, queries))
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str], *, encoder: TextEncoder | None = None) -> Collection:
+    def open(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        encoder: TextEncoder | None = None,
+        queries: TextEncoder | None = None,
+    ) -> Collection:
         """Open a collection that :meth:`build` made.
 
         The lengths of all files are compared with the manifest; the checksum too of a file that FAISS is going
@@ -119,24 +133,40 @@ class Collection:
 
         Args:
             path: the collection's folder.
-            encoder: the model that made it; without one, search only with :meth:`search_embeddings`.
+            encoder: the model that embedded its documents. It embeds queries too unless ``queries`` is given.
+            queries: the model that embeds queries: the one that the collection was built with, the documents'
+                own, or a student of it, which first embeds a sample of the documents if the collection does not
+                know it. Without either model, search only with :meth:`search_embeddings`.
 
         Raises:
             CollectionError: there is no collection, or a file of it is missing or damaged; says which.
-            FingerprintError: another model made it.
+            FingerprintError: another model embedded the documents, or ``queries`` was not made for them.
             MissingExtraError: its index needs FAISS, which is not installed.
         """
-        folder = Path(path)
-        return cls(folder, Snapshot.latest(folder, encoder), encoder)
+        models = Models(encoder, queries)
+        store = store_class(path).open(os.fspath(path), models)
+        if queries is not None and store.about.count and not models.is_recorded(store.about):
+            documents, embeddings = store.sample(SAMPLE)
+            agreement(queries, [document.text for document in documents], embeddings, store.about.model)
+        return cls(_place(path), store, models)
+
+    @classmethod
+    def describe(cls, path: str | os.PathLike[str]) -> About:
+        """What a collection holds and which models belong to it, without opening it.
+
+        Raises:
+            CollectionError: there is no collection.
+        """
+        return store_class(path).describe(os.fspath(path))
 
     @property
-    def manifest(self) -> Manifest:
-        """What the collection holds and which model made it."""
-        return self._snapshot.manifest
+    def manifest(self) -> About:
+        """What the collection holds and which models belong to it."""
+        return self.store.about
 
     def __len__(self) -> int:
         """The number of documents."""
-        return len(self._snapshot)
+        return self.store.about.count
 
     @overload
     def get(self, ids: str, /) -> Document | None: ...  # type: ignore[overload-overlap]
@@ -149,20 +179,20 @@ class Collection:
             InputError: an id is not a string.
             CollectionError: a file is damaged.
         """
-        snapshot = self._snapshot
-        if isinstance(ids, str):
-            return _get(snapshot, ids)
-        return [_get(snapshot, id_) for id_ in _checked_ids(ids)]
+        wanted = _checked_ids([ids] if isinstance(ids, str) else ids)
+        found = self.store.get(wanted)
+        return found[0] if isinstance(ids, str) else found
 
     def upsert(
         self,
-        documents: DocumentSource,
+        documents: DocumentSource | Collection,
         *,
+        embeddings: EmbeddingSource | None = None,
         text_column: str = "text",
         id_column: str | None = None,
         merge: bool = True,
         show_progress_bar: bool | None = None,
-    ) -> writer.Upserted:
+    ) -> Upserted:
         """Add documents; one whose id is there already takes the place of the old one, behind all others.
 
         They come as a segment of their own. Small segments are merged in the same call, now and then, so on
@@ -171,6 +201,7 @@ class Collection:
 
         Args:
             documents: as for :meth:`build`, but with ids.
+            embeddings: as for :meth:`build`.
             text_column: where records have their text.
             id_column: where records have their id; by default ``"id"``.
             merge: False leaves merging to :meth:`merge`, so that no upsert takes longer than its documents.
@@ -182,29 +213,18 @@ class Collection:
         Raises:
             InputError: the collection was opened without an encoder, or an item of an iterable is no document.
             DataError: a document is malformed, empty or without an id, an id is given twice, or there are none.
-            FingerprintError: somebody has built the collection again with another model.
+            FingerprintError: somebody has built the collection again with another model, or the embeddings that
+                exist are another model's.
             CollectionError: somebody else is writing there, or a file is damaged.
             ModelError: the encoder does not give unit rows of its dimension.
             StorageError: the disk is full or the folder cannot be written.
         """
-        encoder = self._needed_encoder()
-        records = read_documents(documents, text_column=text_column, id_column=id_column, number_rows=False)
-        with self._writing() as generations:
-            done = writer.upsert(
-                self.path,
-                next(generations),
-                self._snapshot,
-                records,
-                encoder=encoder,
-                show_progress_bar=show_progress_bar,
-            )
-            self.refresh()
-            first = writer.tail(self.manifest.segments) if merge else None
-            if first is not None:
-                writer.merge(
-                    self.path, next(generations), self._snapshot, first, show_progress_bar=show_progress_bar
-                )
-        return done
+        encoder = self._documents_encoder()
+        found = read_documents_and_embeddings(
+            documents, embeddings, text_column=text_column, id_column=id_column, number_rows=False
+        )
+        found.check_maker(encoder)
+        return self.store.upsert(found, encoder, merge=merge, show_progress_bar=show_progress_bar)
 
     def delete(self, ids: str | Iterable[str]) -> int:
         """Delete documents by their ids; ids that are not there are passed over.
@@ -218,12 +238,7 @@ class Collection:
             StorageError: the disk is full or the folder cannot be written.
         """
         wanted = _checked_ids([ids] if isinstance(ids, str) else ids)
-        with self._writing() as generations:
-            found = (self._snapshot.find(id_) for id_ in wanted)
-            rows = {row for row in found if row is not None}
-            if rows:
-                writer.remove(self.path, next(generations), self._snapshot, rows)
-        return len(rows)
+        return self.store.delete(wanted)
 
     def merge(self) -> bool:
         """Merge small segments that upserts have left, if there are any, while others read and write.
@@ -238,16 +253,7 @@ class Collection:
             CollectionError: somebody else is merging or writing there, or a file is damaged.
             StorageError: the disk is full or the folder cannot be written.
         """
-        before = self._snapshot
-        first = writer.tail(before.manifest.segments)
-        if first is None:
-            return False
-        with claim_merge(self.path) as files:
-            if not any(segment.remaining for segment in before.manifest.segments[first:]):
-                return False
-            entry = writer.write_merged(files, before, first, show_progress_bar=False)
-            with self._writing() as generations:
-                return writer.adopt(self.path, next(generations), files, entry, before, first, self._snapshot)
+        return self.store.merge()
 
     def compact(
         self, *, index: str | None = None, lexical: bool | None = None, show_progress_bar: bool | None = None
@@ -267,16 +273,7 @@ class Collection:
             MissingExtraError: what is asked for needs a package that is not installed.
             StorageError: the disk is full or the folder cannot be written.
         """
-        with self._writing() as generations:
-            old = self.manifest
-            new = dataclasses.replace(
-                old, index=index or old.index, lexical=old.lexical if lexical is None else lexical
-            )
-            _check_kinds(new.index, lexical=new.lexical)
-            if new != old or len(old.segments) > 1 or any(segment.deleted for segment in old.segments):
-                writer.merge(
-                    self.path, next(generations), self._snapshot, 0, new, show_progress_bar=show_progress_bar
-                )
+        self.store.compact(index=index, lexical=lexical, show_progress_bar=show_progress_bar)
 
     def refresh(self) -> bool:
         """See what other processes have written since the collection was opened.
@@ -288,12 +285,7 @@ class Collection:
             CollectionError: a file is missing or damaged.
             FingerprintError: somebody has built the collection again with another model.
         """
-        with self._one_refresh:  # or a slow one would put its older snapshot in the place of a newer
-            before = self._snapshot
-            if Manifest.read(self.path) == before.manifest:
-                return False
-            self._snapshot = Snapshot.latest(self.path, self._encoder, before)
-            return True
+        return self.store.refresh()
 
     @overload
     def search(  # type: ignore[overload-overlap]
@@ -360,10 +352,10 @@ class Collection:
             fusion=fusion_of(hybrid), reranker=checked_reranker(rerank), candidates=candidates, effort=effort
         )
         found = cascade.search(
-            self._snapshot,
+            self.store.view(),
             [query] if isinstance(query, str) else query,
             k,
-            encoder=self._needed_encoder(),
+            encoder=self._queries_encoder(),
             conditions=parse_filter(filter or {}),
         )
         return found[0] if isinstance(query, str) else found
@@ -398,10 +390,10 @@ class Collection:
             InputError: the filter is malformed; further errors come out of the generator, as from :meth:`search`.
         """
         cascade = Cascade(fusion=fusion_of(hybrid), candidates=candidates, effort=effort)
-        return cascade.steps(self._snapshot, [query], k, parse_filter(filter or {}), rerank=rerank)
+        return cascade.steps(self.store.view(), [query], k, parse_filter(filter or {}), rerank=rerank)
 
     def encode_queries(self, queries: Sequence[str]) -> FloatArray:
-        """Embed queries with the collection's encoder, with ``encode_query`` if it has that.
+        """Embed queries with the collection's model for queries, with ``encode_query`` if it has that.
 
         Returns:
             ``(Q, D) float32, unit rows``.
@@ -409,7 +401,7 @@ class Collection:
         Raises:
             InputError: a query is not a string, or the collection was opened without an encoder.
         """
-        return embed_queries(queries, self._needed_encoder())
+        return embed_queries(queries, self._queries_encoder())
 
     def search_embeddings(
         self, embeddings: FloatArray, k: int = 10, *, filter: Filter | None = None, effort: float = 1.0
@@ -427,7 +419,7 @@ class Collection:
                 is wrong.
             CollectionError: a file is damaged.
         """
-        return search_embeddings(self._snapshot, embeddings, k, parse_filter(filter or {}), effort=effort)
+        return search_embeddings(self.store.view(), embeddings, k, parse_filter(filter or {}), effort=effort)
 
     def sample(self, most: int) -> tuple[list[Document], FloatArray]:
         """Documents and their embeddings, evenly spread over the collection.
@@ -441,7 +433,7 @@ class Collection:
         Raises:
             CollectionError: a file is damaged.
         """
-        return self._snapshot.sample(most)
+        return self.store.sample(most)
 
     def verify(self) -> None:
         """Read every file of the collection and compare its checksum with the manifest.
@@ -449,34 +441,56 @@ class Collection:
         Raises:
             CollectionError: a file is missing or was changed; says which.
         """
-        for path, seal in self.manifest.files(self.path).items():
-            seal.check_content(path)
+        self.store.verify()
 
-    def _needed_encoder(self) -> TextEncoder:
-        if self._encoder is None:
+    def close(self) -> None:
+        """Let go of connections; a collection in a folder has none."""
+        self.store.close()
+
+    def _documents_encoder(self) -> TextEncoder:
+        encoder, model = self._models.for_documents(self.manifest), self.manifest.model
+        if encoder is None:
+            raise InputError(
+                f"{self.path} was opened without an encoder for its documents; give "
+                f"Collection.open(..., encoder=...) the model that it was built with, {model}"
+            )
+        return encoder
+
+    def _queries_encoder(self) -> TextEncoder:
+        encoder = self._models.for_queries()
+        if encoder is None:
             raise InputError(f"{self.path} was opened without an encoder; give Collection.open(..., encoder=...)")
-        return self._encoder
-
-    @contextlib.contextmanager
-    def _writing(self) -> Iterator[Iterator[str]]:
-        """Be the only writer, on top of what others have written before."""
-        with self._one_writer:
-            Manifest.read(self.path)  # before the lock makes a folder where there is none
-            with claim(self.path) as generations:
-                self.refresh()
-                yield generations
-                self.refresh()
+        return encoder
 
 
-def _check_kinds(index: str, *, lexical: bool) -> None:
-    checked_kind(index)
-    if lexical:
-        words_module()
+def read_documents_and_embeddings(
+    documents: DocumentSource | Collection,
+    embeddings: EmbeddingSource | None = None,
+    *,
+    text_column: str = "text",
+    id_column: str | None = None,
+    number_rows: bool = True,
+) -> Source:
+    """Find documents and their embeddings, as :meth:`Collection.build` takes them."""
+    if isinstance(documents, (str, os.PathLike)) and _is_collection(documents):
+        documents = Collection.open(documents)
+    if isinstance(documents, Collection):
+        if embeddings is not None:
+            raise InputError("embeddings: a collection brings its own; leave them out")
+        return documents.store.source()
+    return read_source(
+        documents, embeddings, text_column=text_column, id_column=id_column, number_rows=number_rows
+    )
 
 
-def _get(snapshot: Snapshot, id_: str) -> Document | None:
-    row = snapshot.find(id_)
-    return None if row is None else snapshot.read(row)
+def _is_collection(path: str | os.PathLike[str]) -> bool:
+    """Whether a path names a collection to take documents from; a store has nothing else at its addresses."""
+    return isinstance(_place(path), str) or (Path(path) / MANIFEST).is_file()
+
+
+def _place(path: str | os.PathLike[str]) -> Path | str:
+    is_folder = store_class(path) is store_class("")
+    return Path(path) if is_folder else os.fspath(path)
 
 
 def _checked_ids(ids: Iterable[str]) -> list[str]:

@@ -11,7 +11,17 @@ from typing import Any
 from embedkit.errors import DataError, InputError
 from embedkit.records import read_records
 
-__all__ = ["Document", "DocumentSource", "read_documents"]
+__all__ = [
+    "Document",
+    "DocumentSource",
+    "NamedRecords",
+    "named_records",
+    "read_documents",
+    "to_documents",
+]
+
+NamedRecords = Iterator[tuple[str, Mapping[str, Any]]]
+"""Records, each with the place to name when something is wrong with it."""
 
 DocumentSource = str | os.PathLike[str] | Iterable[str | Mapping[str, Any] | tuple[str, str]]
 
@@ -34,21 +44,27 @@ class Document:
 def read_documents(
     source: DocumentSource, *, text_column: str = "text", id_column: str | None = None, number_rows: bool = True
 ) -> Iterator[Document]:
-    """Yield the documents of a file or an iterable, streaming.
+    """Yield the documents of a file or an iterable, streaming: :func:`named_records` as :func:`to_documents`."""
+    records = named_records(source)
+    return to_documents(records, text_column=text_column, id_column=id_column, number_rows=number_rows)
+
+
+def to_documents(
+    records: NamedRecords, *, text_column: str = "text", id_column: str | None = None, number_rows: bool = True
+) -> Iterator[Document]:
+    """Yield the documents that records hold, streaming.
 
     Args:
-        source: path of a ``.jsonl``, ``.csv``, ``.tsv``, ``.txt`` or ``.parquet`` file (see
-            :func:`embedkit.records.read_records`), or texts, mappings or ``(id, text)`` pairs.
+        records: what :func:`named_records` yields.
         text_column: where records have their text.
         id_column: where records have their id, a string or an integer. By default ``"id"`` if the first
             record has that, else the row number from 0 is the id.
         number_rows: False refuses documents without ids instead of numbering them.
 
     Raises:
-        DataError: a file is missing or malformed, a column is missing, a text is empty, there are no ids.
-        InputError: an item of an iterable is none of the three forms.
+        DataError: a column is missing, a text is empty, there are no ids.
     """
-    for row, (place, record) in enumerate(_records(source)):
+    for row, (place, record) in enumerate(records):
         if row == 0 and id_column is None and "id" in record:
             id_column = "id"
         if id_column is None and not number_rows:
@@ -56,8 +72,17 @@ def read_documents(
         yield _document(record, place, row, text_column, id_column)
 
 
-def _records(source: DocumentSource) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Every record with the place to name when something is wrong with it."""
+def named_records(source: DocumentSource) -> NamedRecords:
+    """Yield the records of a file or an iterable, streaming.
+
+    Args:
+        source: path of a ``.jsonl``, ``.csv``, ``.tsv``, ``.txt`` or ``.parquet`` file (see
+            :func:`embedkit.records.read_records`), or texts, mappings or ``(id, text)`` pairs.
+
+    Raises:
+        DataError: a file is missing or malformed.
+        InputError: an item of an iterable is none of the three forms.
+    """
     if isinstance(source, (str, os.PathLike)):
         path = Path(source)
         yield from ((f"{path}:{line}", record) for line, record in read_records(path))

@@ -13,9 +13,17 @@ from embedkit.protocols import FloatArray, TextEncoder
 from embedkit.serving.retrieval.document_store import DocumentStore
 from embedkit.serving.retrieval.journal import EmbeddingJournal
 
-__all__ = ["PromptingEncoder", "embed_documents", "embed_queries", "embed_texts", "prompts_of"]
+__all__ = [
+    "PromptingEncoder",
+    "embed_documents",
+    "embed_queries",
+    "embed_texts",
+    "largest_deviation",
+    "prompts_of",
+]
 
 _CHUNK = 4096
+_CHUNKS_PER_PROCESS = 2
 _LENGTH_TOLERANCE = 1e-3
 
 
@@ -31,26 +39,37 @@ class PromptingEncoder(Protocol):
 
 
 def embed_documents(
-    store: DocumentStore, encoder: TextEncoder, journal: EmbeddingJournal, progress: Progress
+    store: DocumentStore, encoder: TextEncoder, journal: EmbeddingJournal | None, progress: Progress
 ) -> Iterator[FloatArray]:
     """Embed documents chunk by chunk, with ``encode_document`` if the encoder has that.
 
-    What an earlier attempt has left in the journal is not embedded again.
+    What an earlier attempt has left in the journal is not embedded again. An encoder of several processes gets as
+    many chunks in a call as keep them busy.
 
     Raises:
         ModelError: the encoder does not give unit rows of its dimension.
         StorageError: the disk is full or the folder cannot be written.
     """
-    is_long = len(store) > _CHUNK  # nothing is worth keeping of a single chunk
-    for start in range(0, len(store), _CHUNK):
-        texts = [store.read(row).text for row in range(start, min(start + _CHUNK, len(store)))]
-        embeddings = journal.find(texts) if is_long else None
-        if embeddings is None:
-            embeddings = embed_texts(texts, encoder)
-            if is_long:
+    if len(store) <= _CHUNK:
+        journal = None  # nothing is worth keeping of a single chunk
+    group = _CHUNK * _CHUNKS_PER_PROCESS * getattr(encoder, "processes", 0) or _CHUNK
+    for first in range(0, len(store), group):
+        rows = range(first, min(first + group, len(store)))
+        chunks = [[store.read(row).text for row in rows[at : at + _CHUNK]] for at in range(0, len(rows), _CHUNK)]
+        kept = [journal.find(texts) if journal else None for texts in chunks]
+        missing = [texts for texts, embeddings in zip(chunks, kept, strict=True) if embeddings is None]
+        made = iter(_split(embed_texts([text for texts in missing for text in texts], encoder), missing))
+        for texts, found in zip(chunks, kept, strict=True):
+            embeddings = next(made) if found is None else found
+            if found is None and journal:
                 journal.add(texts, embeddings)
-        yield embeddings
-        progress.advance(len(texts))
+            yield embeddings
+            progress.advance(len(texts))
+
+
+def _split(embeddings: FloatArray, chunks: Sequence[Sequence[str]]) -> list[FloatArray]:
+    ends = np.cumsum([len(texts) for texts in chunks], dtype=np.int64)
+    return np.split(embeddings, ends[:-1])
 
 
 def embed_texts(texts: Sequence[str], encoder: TextEncoder) -> FloatArray:
@@ -99,8 +118,18 @@ def prompts_of(encoder: TextEncoder) -> dict[str, str]:
 def _checked(embeddings: FloatArray, shape: tuple[int, int], model: str) -> FloatArray:
     if embeddings.shape != shape:
         raise ModelError(f"expected embeddings of shape {shape} from {model}, got {embeddings.shape}")
-    lengths = np.linalg.norm(embeddings, axis=1)
-    worst = lengths[np.abs(lengths - 1).argmax()]  # NaN counts as the largest
-    if not abs(worst - 1) < _LENGTH_TOLERANCE:
-        raise ModelError(f"expected unit rows from {model}, got a row of length {worst:.6g}")
+    row, length = largest_deviation(embeddings)
+    if row is not None:
+        raise ModelError(f"expected unit rows from {model}, got a row of length {length:.6g}")
     return embeddings
+
+
+def largest_deviation(embeddings: FloatArray) -> tuple[int | None, float]:
+    """The row of ``(N, D)``, N at least 1, that is furthest from unit length, and its length.
+
+    Returns:
+        None in place of the row if its length will do.
+    """
+    lengths = np.linalg.norm(embeddings, axis=1)
+    row = int(np.abs(lengths - 1).argmax())  # NaN counts as the largest
+    return (None if abs(lengths[row] - 1) < _LENGTH_TOLERANCE else row), float(lengths[row])

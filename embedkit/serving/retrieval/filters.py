@@ -9,8 +9,9 @@ All conditions have to hold. A list in the metadata holds what one of its items 
 
 from __future__ import annotations
 
+import difflib
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -18,7 +19,7 @@ from embedkit.errors import InputError
 from embedkit.serving.retrieval.columns import Column, Scalar, is_scalar, kind_of
 from embedkit.serving.retrieval.exact_index import BoolArray
 
-__all__ = ["Condition", "Filter", "parse_filter"]
+__all__ = ["Condition", "Filter", "parse_filter", "unknown_field"]
 
 Filter = Mapping[str, Any]
 
@@ -67,6 +68,13 @@ class _Operator:
     expected: str
     accepts: Callable[[Any], bool]
     rows: Callable[[Column, Any], BoolArray]
+
+
+def unknown_field(field: str, known: Iterable[str]) -> str:
+    """A sentence on a field that no document has, with the one that may be meant."""
+    near = difflib.get_close_matches(field, sorted(known), n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"the fields are {', '.join(sorted(known)) or 'none'}"
+    return f"filter: no document has the field {field!r}; {hint}"
 
 
 def parse_filter(conditions: Filter) -> list[Condition]:

@@ -42,8 +42,11 @@ class Hits(list[Hit]):
 
     Attributes:
         latency_ms: milliseconds spent on each stage, for all queries that were searched for together.
+        warnings: sentences on what is likely a mistake: a filter on a field that no document has, or why there are
+            no hits.
     """
 
-    def __init__(self, hits: Iterable[Hit], latency_ms: Mapping[str, float]) -> None:
+    def __init__(self, hits: Iterable[Hit], latency_ms: Mapping[str, float], warnings: Iterable[str] = ()) -> None:
         super().__init__(hits)
         self.latency_ms = dict(latency_ms)
+        self.warnings = list(warnings)

@@ -27,7 +27,7 @@ from embedkit.serving.retrieval.file_seal import FileSeal
 from embedkit.serving.retrieval.index_kinds import AUTO, INDEX_KINDS
 from embedkit.serving.retrieval.lexical import WordCounts
 
-__all__ = ["FORMAT", "MANIFEST", "VECTORS", "Manifest", "SegmentEntry", "Tombstones"]
+__all__ = ["FORMAT", "MANIFEST", "VECTORS", "Manifest", "QueryModel", "SegmentEntry", "Tombstones"]
 
 FORMAT: Final = 2
 MANIFEST: Final = "manifest.json"
@@ -90,6 +90,23 @@ class SegmentEntry:
 
 
 @dataclass(frozen=True, kw_only=True)
+class QueryModel:
+    """The model that embeds queries, where it is another one than that of the documents.
+
+    Attributes:
+        model: name of the encoder.
+        source: where it can be loaded from again; None if unknown.
+        fingerprint: its fingerprint, hex SHA-256.
+        agreement: mean cosine of the embeddings of a document by both models, on a sample.
+    """
+
+    model: str
+    source: str | None
+    fingerprint: str
+    agreement: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Manifest:
     """What a collection is.
 
@@ -104,6 +121,7 @@ class Manifest:
         segments: the documents, in their order.
         prompts: the encoder's prompts by name, as far as it tells them.
         created_by: program and version.
+        queries: the model of the queries; None, and not in the file, if it is that of the documents.
     """
 
     model: str
@@ -116,6 +134,7 @@ class Manifest:
     segments: tuple[SegmentEntry, ...]
     prompts: dict[str, str]
     created_by: str
+    queries: QueryModel | None = None
 
     @property
     def count(self) -> int:
@@ -169,6 +188,8 @@ class Manifest:
             StorageError: the file cannot be written.
         """
         fields = {_KEY: FORMAT, **dataclasses.asdict(self)}
+        if self.queries is None:
+            del fields["queries"]
         fields["checksum"] = _checksum(fields)
         with atomic_file(folder / MANIFEST) as temporary:
             temporary.write_text(json.dumps(fields, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
@@ -193,8 +214,11 @@ class Manifest:
         for name, is_valid in _CHECKS.items():
             if name not in fields or not is_valid(fields[name]):
                 raise CollectionError(f"{path} is damaged: no valid {name}")
-        segments = tuple(map(_segment, fields["segments"]))
-        return cls(**{name: fields[name] for name in _CHECKS} | {"segments": segments})
+        segments, queries = tuple(map(_segment, fields["segments"])), fields.get("queries")
+        if queries is not None and not _holds(queries, _QUERIES_CHECKS):
+            raise CollectionError(f"{path} is damaged: no valid queries")
+        known = {name: fields[name] for name in _CHECKS}
+        return cls(**known | {"segments": segments, "queries": queries and QueryModel(**queries)})
 
 
 def _checksum(fields: dict[str, Any]) -> str:
@@ -283,6 +307,13 @@ _SEGMENT_CHECKS: Final = {
     "files": _is_files,
     "deleted": _is_tombstones,
     "words": lambda value: value is None or _holds(value, {"terms": _is_size, "postings": _is_size}),
+}
+
+_QUERIES_CHECKS: Final[dict[str, Callable[[Any], bool]]] = {
+    "model": _is_text,
+    "source": lambda value: value is None or _is_text(value),
+    "fingerprint": _is_text,
+    "agreement": lambda value: isinstance(value, float),
 }
 
 _CHECKS: Final[dict[str, Callable[[Any], bool]]] = {

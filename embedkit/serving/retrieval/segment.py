@@ -94,6 +94,11 @@ class Segment:
                 self._columns.popitem(last=False)
         return column
 
+    @property
+    def fields(self) -> frozenset[str]:
+        """The fields of the documents' metadata, as far as :meth:`column` has read them."""
+        return self._fields or frozenset()
+
     def _read_column(self, field: str) -> Column:
         fields: set[str] = set()
 

@@ -10,13 +10,14 @@ from typing import Self
 
 import numpy as np
 
-from embedkit.errors import CollectionError, FingerprintError, InputError
-from embedkit.protocols import FloatArray, TextEncoder
+from embedkit.errors import CollectionError, InputError
+from embedkit.protocols import FloatArray
 from embedkit.serving.retrieval.documents import Document
 from embedkit.serving.retrieval.exact_index import BoolArray, Ranking, RowNumbers, checked_queries
-from embedkit.serving.retrieval.filters import Condition
+from embedkit.serving.retrieval.filters import Condition, unknown_field
 from embedkit.serving.retrieval.lexical import query_terms, term_factors
 from embedkit.serving.retrieval.manifest import Manifest, SegmentEntry
+from embedkit.serving.retrieval.models import Models
 from embedkit.serving.retrieval.segment import Segment, read_alive
 
 __all__ = ["Selection", "Snapshot"]
@@ -40,10 +41,12 @@ class Selection:
     Attributes:
         masks: for each segment ``(N,) bool``, or None for all.
         filtered: whether conditions were asked for; searches are exact then.
+        warnings: sentences on conditions that are likely mistakes.
     """
 
     masks: Sequence[BoolArray | None]
     filtered: bool
+    warnings: tuple[str, ...] = ()
 
 
 class Snapshot:
@@ -59,12 +62,12 @@ class Snapshot:
         self._parts = parts
 
     @classmethod
-    def latest(cls, folder: Path, encoder: TextEncoder | None, previous: Snapshot | None = None) -> Self:
+    def latest(cls, folder: Path, models: Models, previous: Snapshot | None = None) -> Self:
         """Open what the manifest on disk names.
 
         Args:
             folder: the collection's folder.
-            encoder: the model that has to have made it, if there is one.
+            models: the models that have to belong to it.
             previous: a snapshot whose segments are taken over where they are still there.
 
         Raises:
@@ -74,7 +77,7 @@ class Snapshot:
         """
         manifest = Manifest.read(folder)
         while True:
-            _check_fingerprint(folder, manifest, encoder)
+            models.check(str(folder), manifest)
             try:
                 return cls.open(folder, manifest, previous)
             except CollectionError:
@@ -141,12 +144,16 @@ class Snapshot:
             CollectionError: a file is damaged.
         """
         masks = [part.alive for part in self._parts]
+        warnings: dict[str, None] = {}
         for condition in conditions:
             columns = [part.segment.column(condition.field) for part in self._parts]
             condition.check_kinds({kind: value for column in columns for kind, value in column.samples.items()})
             found = [condition.rows(column) for column in columns]
             masks = [rows if mask is None else mask & rows for mask, rows in zip(masks, found, strict=True)]
-        return Selection(masks, filtered=bool(conditions))
+            known = frozenset().union(*(part.segment.fields for part in self._parts))
+            if self._parts and condition.field not in known:
+                warnings[unknown_field(condition.field, known)] = None
+        return Selection(masks, filtered=bool(conditions), warnings=tuple(warnings))
 
     def search(
         self, queries: FloatArray, k: int, selection: Selection | None = None, *, effort: float = 1.0
@@ -256,14 +263,6 @@ class Snapshot:
                 before = np.empty(0, np.int64) if part.alive is None else np.flatnonzero(~part.alive)
                 changed[number] = np.union1d(before, here)
         return changed
-
-
-def _check_fingerprint(folder: Path, manifest: Manifest, encoder: TextEncoder | None) -> None:
-    if encoder is not None and encoder.fingerprint != manifest.fingerprint:
-        raise FingerprintError(
-            f"{folder} was built with {manifest.model} (fingerprint {manifest.fingerprint[:12]}), not with "
-            f"{encoder.name} ({encoder.fingerprint[:12]}): open it with the one, or build it again with the other"
-        )
 
 
 def _rows(part: _Part) -> RowNumbers:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -21,55 +20,40 @@ from embedkit.progress import Progress
 from embedkit.protocols import TextEncoder
 from embedkit.serving.retrieval.document_store import DocumentStore, write_documents
 from embedkit.serving.retrieval.documents import Document
-from embedkit.serving.retrieval.embedding import embed_documents, prompts_of
+from embedkit.serving.retrieval.embedding import prompts_of
 from embedkit.serving.retrieval.exact_index import RowNumbers
 from embedkit.serving.retrieval.journal import EmbeddingJournal
 from embedkit.serving.retrieval.manifest import Manifest, SegmentEntry, Tombstones
+from embedkit.serving.retrieval.models import agreement_on, query_model
 from embedkit.serving.retrieval.segment import write_segment, write_tombstones
 from embedkit.serving.retrieval.snapshot import Snapshot
+from embedkit.serving.retrieval.sources import Source, embeddings_of
+from embedkit.serving.retrieval.store import Plan, Upserted
 
-__all__ = ["Upserted", "adopt", "build", "merge", "remove", "tail", "upsert", "write_merged"]
-
-
-class Upserted(NamedTuple):
-    """What an upsert did.
-
-    Attributes:
-        added: documents that are new.
-        replaced: documents that stand in the place of one with the same id.
-    """
-
-    added: int
-    replaced: int
+__all__ = ["adopt", "build", "merge", "remove", "tail", "upsert", "write_merged"]
 
 
-def build(
-    folder: Path,
-    generation: str,
-    documents: Iterable[Document],
-    *,
-    encoder: TextEncoder,
-    index: str,
-    lexical: bool,
-    source: str | None,
-    show_progress_bar: bool | None,
-) -> None:
+def build(folder: Path, generation: str, source: Source, plan: Plan, *, show_progress_bar: bool | None) -> None:
     """Write a collection of these documents, in the place of what may be there."""
+    encoder, queries = plan.encoder, plan.queries
     manifest = Manifest(
         model=encoder.name,
-        source=source,
+        source=plan.source,
         fingerprint=encoder.fingerprint,
         dimension=encoder.dimension,
-        index=index,
-        lexical=lexical,
+        index=plan.index,
+        lexical=plan.lexical,
         generation=generation,
         segments=(),
         prompts=prompts_of(encoder),
         created_by=f"embedkit {__version__}",
     )
     with atomic_folder(folder / generation) as files:
-        store = _read(files, documents, show_progress_bar=show_progress_bar)
-        segment = _embed(folder, files, store, encoder, manifest, show_progress_bar=show_progress_bar)
+        store = _read(files, source.documents, show_progress_bar=show_progress_bar)
+        if queries is not None:
+            found = query_model(queries, plan.queries_source, agreement_on(store, encoder, queries))
+            manifest = dataclasses.replace(manifest, queries=found)
+        segment = _embed(folder, files, store, source, encoder, manifest, show_progress_bar=show_progress_bar)
     _write(manifest, folder, generation, [segment])
     EmbeddingJournal(folder, encoder).clear()
 
@@ -78,7 +62,7 @@ def upsert(
     folder: Path,
     generation: str,
     snapshot: Snapshot,
-    documents: Iterable[Document],
+    source: Source,
     *,
     encoder: TextEncoder,
     show_progress_bar: bool | None,
@@ -86,8 +70,8 @@ def upsert(
     """Add documents; those of the same ids are deleted in the same step."""
     old = snapshot.manifest
     with atomic_folder(folder / generation) as files:
-        store = _read(files, documents, show_progress_bar=show_progress_bar)
-        segment = _embed(folder, files, store, encoder, old, show_progress_bar=show_progress_bar)
+        store = _read(files, source.documents, show_progress_bar=show_progress_bar)
+        segment = _embed(folder, files, store, source, encoder, old, show_progress_bar=show_progress_bar)
         found = (snapshot.find(store.read(row).id) for row in range(len(store)))
         replaced = [row for row in found if row is not None]
         segments = _bury(files, generation, old, snapshot.without(replaced))
@@ -221,16 +205,20 @@ def _embed(
     folder: Path,
     files: Path,
     store: DocumentStore,
+    source: Source,
     encoder: TextEncoder,
     manifest: Manifest,
     *,
     show_progress_bar: bool | None,
 ) -> SegmentEntry:
-    """Embed what an interrupted attempt has left over; after an error that would come again nothing is kept."""
+    """Take the embeddings that are there, or embed what an interrupted attempt has left over.
+
+    After an error that would come again nothing is kept.
+    """
     journal = EmbeddingJournal(folder, encoder)
     try:
         with Progress("encode", len(store), unit="documents", enabled=show_progress_bar) as progress:
-            embeddings = embed_documents(store, encoder, journal, progress)
+            embeddings = embeddings_of(store, source, encoder, progress, journal)
             return write_segment(files, store, embeddings, manifest, show_progress_bar=show_progress_bar)
     except (EmbedkitError, OSError):
         journal.clear()

@@ -103,3 +103,49 @@ def test_an_action_is_needed(capsys):
         main(["index"])
     assert caught.value.code == 2
     assert "build|add|delete|compact|verify" in capsys.readouterr().err
+
+
+def test_documents_and_queries_by_two_models(tmp_path, documents, toy_bundle, write_toy_bundle, capsys):
+    index = str(tmp_path / "idx")
+    teacher = {"name": "toy", "fingerprint": Encoder.load(toy_bundle).fingerprint}
+    student = write_toy_bundle(tmp_path / "student.onnx", name="student", teacher=teacher)
+    assert build(documents, toy_bundle, index, "--queries", str(student)) == 0
+    assert "model toy, queries by student" in capsys.readouterr().out
+    assert Collection.open(index).manifest.queries.source == str(student)
+    assert main(["search", index, "a good dog"]) == 0
+    assert main(["search", index, "a good dog", "-m", str(toy_bundle)]) == 0
+    stranger = write_toy_bundle(tmp_path / "stranger.onnx", name="stranger")
+    assert build(documents, toy_bundle, index, "--queries", str(stranger)) == 1
+    assert "stranger (fingerprint" in capsys.readouterr().err
+
+
+def test_shards_of_encode_become_a_collection(tmp_path, toy_bundle, capsys):
+    pytest.importorskip("pyarrow")
+    texts = tmp_path / "texts.parquet"
+    write_parquet(texts)
+    shards, index = str(tmp_path / "shards"), str(tmp_path / "idx")
+    assert main(["encode", "-m", str(toy_bundle), str(texts), "-o", shards, "--text-column", "body"]) == 0
+    columns = ("--text-column", "body", "--id-column", "key")
+    assert main(["index", "build", shards, "-m", str(toy_bundle), "-o", index, *columns]) == 0
+    assert Collection.open(index).get("a").text == "a good dog"
+    assert main(["index", "build", shards, "-o", str(tmp_path / "other"), *columns]) == 1
+    assert "toy" in capsys.readouterr().err  # no bundled model has this name
+    assert main(["index", "add", shards, index, *columns, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["replaced"] == 2
+
+
+def test_the_model_is_needed_for_texts(tmp_path, documents, capsys):
+    assert main(["index", "build", str(documents), "-o", str(tmp_path / "idx")]) == 1
+    assert "not embedded yet; say by which model with -m" in capsys.readouterr().err
+
+
+def test_processes(tmp_path, documents, toy_bundle):
+    assert build(documents, toy_bundle, tmp_path / "idx", "--processes", "2") == 0
+    assert len(Collection.open(tmp_path / "idx")) == 2
+
+
+def write_parquet(path):
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    parquet.write_table(pa.Table.from_pylist(ROWS), path)

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from embedkit.cli.main import main
-from embedkit.cli.milvus import MilvusAddress, place
+from embedkit.runtime.encoder import Encoder
+from embedkit.serving.retrieval import Collection
 
 pytest.importorskip("pymilvus")
 pytest.importorskip("milvus_lite")
@@ -40,32 +41,25 @@ def test_from_documents_to_hits(
     assert "1 deleted: 2 documents" in capsys.readouterr().out
 
 
-def test_what_a_folder_alone_can_do_is_one_line(
-    toy_bundle: Path, documents: Path, capsys: pytest.CaptureFixture[str]
+def test_words_and_two_models(
+    toy_bundle: Path, write_toy_bundle, documents: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    address = "milvus:http://nobody:19530#docs"
-    for command, words in [
-        (
-            ["index", "build", str(documents), "-m", str(toy_bundle), "-o", address, "--lexical"],
-            "--lexical is available for",
-        ),
-        (["index", "compact", address], "index compact is available for folder collections"),
-        (["index", "verify", address], "index verify is available for folder collections"),
-        (["search", address, "a dog", "--hybrid"], "--hybrid is available for folder collections"),
-        (["search", address, "a dog", "--rerank", "x"], "--rerank is available for"),
-        (["search", address, "a dog", "--candidates", "9"], "--candidates is available for"),
-        (["search", address, "a dog", "--effort", "2"], "--effort is available for"),
-    ]:
-        assert main(command) == 1
-        assert words in capsys.readouterr().err
-
-
-def test_addresses_are_told_from_folders() -> None:
-    assert place("idx/") == Path("idx")
-    assert place("milvus:http://host:19530#docs") == MilvusAddress("http://host:19530", "docs")
-    assert place("milvus:some/where.db") == MilvusAddress("some/where.db", "embedkit")
-    with pytest.raises(Exception, match=r"expected milvus:http://HOST:PORT#NAME.*got milvus:host"):
-        place("milvus:host")
+    address = f"milvus:{tmp_path}/m.db#docs"
+    teacher = {"name": "toy", "fingerprint": Encoder.load(toy_bundle).fingerprint}
+    student = write_toy_bundle(tmp_path / "student.onnx", name="student", teacher=teacher)
+    build = ["index", "build", str(documents), "-m", str(toy_bundle), "-o", address, "--lexical"]
+    assert main([*build, "--queries", str(student)]) == 0
+    assert "model toy, queries by student" in capsys.readouterr().out
+    assert main(["search", address, "the sea", "--hybrid", "--rerank", str(toy_bundle), "--json"]) == 0
+    hits = json.loads(capsys.readouterr().out)["hits"]
+    assert hits[0]["id"] == "b"
+    assert set(hits[0]["scores"]) == {"dense", "lexical", "fused", "rerank"}
+    assert main(["search", address, "the sea", "--filter", '{"lnag": "de"}', "--json"]) == 0
+    assert "did you mean 'lang'?" in json.loads(capsys.readouterr().out)["warnings"][0]
+    assert main(["index", "verify", address]) == 0
+    assert main(["index", "compact", address]) == 0
+    assert main(["index", "build", address, "-m", str(toy_bundle), "-o", str(tmp_path / "idx")]) == 0
+    assert len(Collection.open(tmp_path / "idx")) == 2
 
 
 def test_the_token_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,8 +66,8 @@ def test_another_model_is_refused(index, tmp_path, write_toy_bundle, capsys):
     other = write_toy_bundle(tmp_path / "other.onnx", name="other")
     assert main(["search", index, "a good dog", "-m", str(other)]) == 1
     error = capsys.readouterr().err
-    assert "built with toy" in error
-    assert "not with other" in error
+    assert "other (fingerprint" in error
+    assert "not made for documents embedded by toy" in error
 
 
 def test_a_filter_is_json(index, bundle, tmp_path, capsys):
@@ -130,3 +130,16 @@ def test_a_terminal_shows_metadata_below_the_text():
     ]
     assert command._table(hits, 30)[1] == indent + "lang: en, year…"
     assert len(command._table(hits, None)) == 2
+
+
+def test_a_misspelt_field_is_told_in_one_line(bundle, tmp_path, capsys):
+    documents = [{"text": "a good dog", "year": 1999}, {"text": "snow", "year": 2024}]
+    index = str(tmp_path / "years")
+    Collection.build(documents, encoder=Encoder.load(bundle), path=index, source=str(bundle))
+    search = ["search", index, "a good dog", "--filter", '{"yaer": 1999}']
+    assert main(search) == 0
+    error = capsys.readouterr().err
+    assert "warning: filter: no document has the field 'yaer'; did you mean 'year'?\n" in error
+    assert "warning: no hits: no document meets the filter\n" in error
+    assert main([*search, "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["warnings"]) == 2

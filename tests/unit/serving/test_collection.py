@@ -23,7 +23,7 @@ from embedkit.errors import (
     StorageError,
 )
 from embedkit.serving.retrieval import Collection, Document, Hit, embedding, index_kinds
-from embedkit.serving.retrieval import collection as collection_module
+from embedkit.serving.retrieval import folder_store as collection_module
 
 
 def generation_of(collection):
@@ -116,7 +116,7 @@ def test_the_manifest_tells_what_was_built(tmp_path, encoder):
 
 
 def test_embeddings_are_mapped_and_not_copied(collection):
-    base = collection._snapshot.segment(collection.manifest.segments[0]).index._rows
+    base = collection.store.view().segment(collection.manifest.segments[0]).index._rows
     while not isinstance(base, np.memmap):
         base = base.base
         assert base is not None

@@ -75,7 +75,7 @@ def test_bad_documents_change_nothing(collection, documents, error, message):
     with pytest.raises(error, match=message):
         collection.upsert(documents)
     assert (all_hits(collection), generations(collection)) == before
-    assert all_hits(Collection.open(collection.path, encoder=collection._encoder)) == before[0]
+    assert all_hits(Collection.open(collection.path, encoder=collection._models.encoder)) == before[0]
 
 
 def test_writing_texts_needs_an_encoder_and_deleting_none(collection):

@@ -187,10 +187,10 @@ def test_a_comparison_that_never_can_hold_is_told(library):
 
 def test_a_field_is_read_once_and_kept_through_writes(library, monkeypatch):
     library.search("bee", filter={"lang": "en"})
-    segment = library._snapshot.segment(library.manifest.segments[0])
+    segment = library.store.view().segment(library.manifest.segments[0])
     column = segment.column("lang")
     library.upsert([{"id": "new", "text": "bee bee", "lang": "en"}])
-    assert library._snapshot.segment(library.manifest.segments[0]).column("lang") is column
+    assert library.store.view().segment(library.manifest.segments[0]).column("lang") is column
     assert "new" in {hit.id for hit in library.search("bee", k=1000, filter={"lang": "en"})}
 
 
@@ -209,3 +209,22 @@ def test_parquet_keeps_kinds(tmp_path, encoder):
     collection = Collection.build(tmp_path / "docs.parquet", encoder=encoder, path=tmp_path / "idx")
     assert [hit.text for hit in collection.search("bee", filter={"year": {"gte": 2000}, "tags": "x"})] == ["bee"]
     assert json.dumps(collection.search("bee")[0].metadata) == '{"year": 2020, "tags": ["x"]}'
+
+
+# Mistakes
+
+
+def test_a_field_that_no_document_has_is_told(library):
+    (warning,) = library.search("a", k=1, filter={"lnag": {"exists": False}}).warnings
+    assert warning == "filter: no document has the field 'lnag'; did you mean 'lang'?"
+    warnings = library.search("a", k=1, filter={"quite_different": 1}).warnings
+    assert "the fields are" in warnings[0]
+    assert warnings[1:] == ["no hits: no document meets the filter"]
+    assert library.search("a", k=1, filter={"lang": {"exists": True}}).warnings == []
+
+
+def test_an_empty_collection_says_so(tmp_path, encoder):
+    collection = Collection.build(["a"], encoder=encoder, path=tmp_path / "idx")
+    collection.delete("0")
+    assert collection.search("a").warnings == ["no hits: the collection is empty"]
+    assert collection.search("a", filter={"x": 1}).warnings == ["no hits: the collection is empty"]

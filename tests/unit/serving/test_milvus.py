@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import sys
 from pathlib import Path
@@ -16,14 +15,15 @@ from embedkit.extras import require
 from embedkit.protocols import VectorIndex
 from embedkit.serving.retrieval.documents import Document
 from embedkit.serving.retrieval.exact_index import ExactIndex
+from embedkit.serving.retrieval.filters import parse_filter
 
 pytest.importorskip("pymilvus")
 pytest.importorskip("milvus_lite")
 
 from pymilvus import DataType, MilvusClient
 
-from embedkit.serving.milvus import MilvusCollection, MilvusIndex
-from embedkit.serving.milvus.collection import About
+from embedkit.serving.milvus import MilvusIndex
+from embedkit.serving.milvus import documents as documents_module
 from embedkit.serving.milvus.filter_expression import filter_expression
 from embedkit.serving.milvus.store import MOST_RESULTS
 
@@ -48,8 +48,8 @@ def encoder(toy_bundle: Path) -> Encoder:
 
 @pytest.fixture
 def collection(uri: str, encoder: Encoder):
-    collection = MilvusCollection.build(
-        DOCUMENTS, encoder=encoder, uri=uri, name="docs", index="FLAT", source="here"
+    collection = Collection.build(
+        DOCUMENTS, encoder=encoder, path=f"milvus:{uri}#docs", index="FLAT", source="here"
     )
     yield collection
     collection.close()
@@ -66,17 +66,17 @@ def oracle(toy_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Collec
 def unchanged(toy_bundle: Path, tmp_path_factory: pytest.TempPathFactory):
     """A collection that no test changes."""
     uri = str(tmp_path_factory.mktemp("milvus") / "milvus.db")
-    collection = MilvusCollection.build(DOCUMENTS, encoder=Encoder.load(toy_bundle), uri=uri, name="docs")
+    collection = Collection.build(DOCUMENTS, encoder=Encoder.load(toy_bundle), path=f"milvus:{uri}#docs")
     yield collection
     collection.close()
 
 
-def test_what_is_found_is_what_a_collection_of_ours_finds(unchanged: MilvusCollection, oracle: Collection) -> None:
+def test_what_is_found_is_what_a_collection_of_ours_finds(unchanged: Collection, oracle: Collection) -> None:
     queries = ["a dog", "the sea at the end", "red"]
     for found, expected in zip(unchanged.search(queries, 4), oracle.search(queries, 4), strict=True):
         assert [(hit.id, hit.text) for hit in found] == [(hit.id, hit.text) for hit in expected]
         np.testing.assert_allclose([hit.score for hit in found], [hit.score for hit in expected], atol=1e-6)
-        assert list(found.latency_ms) == ["encode", "dense"]
+        assert list(found.latency_ms) == ["encode", "dense", "read"]
     assert unchanged.search("a dog", 50)[0] == unchanged.search("a dog", 1)[0]
     assert unchanged.search([], 3) == []
 
@@ -108,13 +108,13 @@ def test_what_is_found_is_what_a_collection_of_ours_finds(unchanged: MilvusColle
     ids=str,
 )
 def test_filters_choose_what_they_choose_in_a_collection_of_ours(
-    unchanged: MilvusCollection, oracle: Collection, conditions: dict
+    unchanged: Collection, oracle: Collection, conditions: dict
 ) -> None:
     found = {hit.id for hit in unchanged.search("the dog", 10, filter=conditions)}
     assert found == {hit.id for hit in oracle.search("the dog", 10, filter=conditions)}
 
 
-def test_what_milvus_cannot_tell_is_refused(unchanged: MilvusCollection) -> None:
+def test_what_milvus_cannot_tell_is_refused(unchanged: Collection) -> None:
     with pytest.raises(InputError, match="does not tell null from absent"):
         unchanged.search("a dog", filter={"lang": None})
     with pytest.raises(InputError, match="has no operator 'like'"):
@@ -128,34 +128,34 @@ def test_what_milvus_cannot_tell_is_refused(unchanged: MilvusCollection) -> None
 
 
 def test_filters_cannot_be_broken_out_of() -> None:
-    assert filter_expression({'x"] == 1 or id != "': '"'}) == (
+    assert filter_expression(parse_filter({'x"] == 1 or id != "': '"'})) == (
         '(metadata["x\\"] == 1 or id != \\""] == "\\"" or '
         'json_contains(metadata["x\\"] == 1 or id != \\""], "\\""))'
     )
 
 
-def test_documents_come_back_as_they_were(unchanged: MilvusCollection) -> None:
+def test_documents_come_back_as_they_were(unchanged: Collection) -> None:
     assert unchanged.get("d") == Document("d", "red apple", {"lang": None, "note": "x\"\\\n'北"})
     assert [found and found.id for found in unchanged.get(["e", "nobody", "a"])] == ["e", None, "a"]
     assert unchanged.get("nobody") is None
     assert len(unchanged) == 5
 
 
-def test_an_upsert_adds_and_replaces(collection: MilvusCollection, encoder: Encoder) -> None:
-    done = collection.upsert([("a", "a boat"), ("new", "green tea"), ("new", "black tea")])
+def test_an_upsert_adds_and_replaces(collection: Collection, encoder: Encoder) -> None:
+    done = collection.upsert([("a", "a boat"), ("new", "black tea")])
     assert done == (1, 1)
     assert len(collection) == 6
     assert collection.get("a") == Document("a", "a boat", None)
     assert collection.get("new").text == "black tea"
     assert collection.search("black tea", 1)[0].score == pytest.approx(1, abs=1e-6)
-    embedded = collection.upsert_embeddings([Document("f", "no such text")], encoder.encode(["green tea"]))
-    assert embedded == (1, 0)
+    documents, rows = [("f", "green tea")], encoder.encode(["green tea"])
+    assert collection.upsert(documents, embeddings=rows) == (1, 0)
     assert collection.search("green tea", 1)[0].id == "f"
-    with pytest.raises(InputError, match=r"expected embeddings of shape \(1, 16\), got \(2, 16\)"):
-        collection.upsert_embeddings([Document("g", "x")], encoder.encode(["a", "b"]))
+    with pytest.raises(DataError, match="expected 1 embeddings, one for each document, got at least 2"):
+        collection.upsert([("g", "x")], embeddings=encoder.encode(["a", "b"]))
 
 
-def test_a_deletion_tells_how_many_were_there(collection: MilvusCollection) -> None:
+def test_a_deletion_tells_how_many_were_there(collection: Collection) -> None:
     assert collection.delete(["a", "nobody", "b", "a"]) == 2
     assert collection.delete("a") == 0
     assert len(collection) == 3
@@ -164,9 +164,9 @@ def test_a_deletion_tells_how_many_were_there(collection: MilvusCollection) -> N
 
 def test_more_documents_than_a_request_takes(uri: str, encoder: Encoder, monkeypatch) -> None:
     monkeypatch.setattr("embedkit.serving.milvus.store._ROWS_PER_REQUEST", 7)
-    monkeypatch.setattr("embedkit.serving.milvus.collection._CHUNK", 25)
+    monkeypatch.setattr("embedkit.serving.retrieval.embedding._CHUNK", 25)
     texts = [f"dog {number}" for number in range(60)]
-    collection = MilvusCollection.build(texts, encoder=encoder, uri=uri, name="docs")
+    collection = Collection.build(texts, encoder=encoder, path=f"milvus:{uri}#docs")
     assert len(collection) == 60
     assert [found.text for found in collection.get([str(number) for number in range(60)])] == texts
     assert collection.delete(str(number) for number in range(50)) == 50
@@ -174,37 +174,37 @@ def test_more_documents_than_a_request_takes(uri: str, encoder: Encoder, monkeyp
 
 
 def test_a_collection_is_opened_again_by_its_own_model_only(
-    collection: MilvusCollection, uri: str, encoder: Encoder, write_toy_bundle, tmp_path: Path
+    collection: Collection, uri: str, encoder: Encoder, write_toy_bundle, tmp_path: Path
 ) -> None:
-    assert collection.about == About("toy", encoder.fingerprint, 16, "FLAT", "here")
+    about = collection.manifest
+    assert (about.model, about.fingerprint, about.source) == ("toy", encoder.fingerprint, "here")
+    assert (about.dimension, about.index, about.count) == (16, "FLAT", 5)
     collection.close()
-    again = MilvusCollection.open(uri=uri, name="docs", encoder=encoder)
+    again = Collection.open(f"milvus:{uri}#docs", encoder=encoder)
     assert again.search("red apple", 1)[0].id == "d"
     again.close()
     other = Encoder.load(write_toy_bundle(tmp_path / "other.onnx", name="other"))
     with pytest.raises(FingerprintError, match=r"was built with toy \(fingerprint .*not with other"):
-        MilvusCollection.open(uri=uri, name="docs", encoder=other)
-    without = MilvusCollection.open(uri=uri, name="docs")
+        Collection.open(f"milvus:{uri}#docs", encoder=other)
+    without = Collection.open(f"milvus:{uri}#docs")
     assert without.get("a").text == "a dog in the garden"
     with pytest.raises(InputError, match="opened without an encoder"):
         without.search("a dog")
     without.close()
 
 
-def test_the_description_speaks_where_properties_are_lost(
-    collection: MilvusCollection, uri: str, monkeypatch
-) -> None:
-    told = json.dumps({"kind": "documents", **dataclasses.asdict(collection.about)})
+def test_the_description_speaks_where_properties_are_lost(collection: Collection, uri: str, monkeypatch) -> None:
+    told = json.dumps(collection.manifest.facts())
     monkeypatch.setattr(MilvusClient, "describe_collection", lambda *_: {"properties": {}, "description": told})
-    assert MilvusCollection.open(uri=uri, name="docs").about == collection.about
+    assert Collection.open(f"milvus:{uri}#docs").manifest == collection.manifest
 
 
-def test_nothing_of_others_is_touched(collection: MilvusCollection, uri: str, encoder: Encoder) -> None:
+def test_nothing_of_others_is_touched(collection: Collection, uri: str, encoder: Encoder) -> None:
     with pytest.raises(CollectionError, match=r"there is a collection docs at .* already"):
-        MilvusCollection.build(["x"], encoder=encoder, uri=uri, name="docs")
+        Collection.build(["x"], encoder=encoder, path=f"milvus:{uri}#docs")
     assert len(collection) == 5
     with pytest.raises(CollectionError, match=r"there is no collection nope at .*; there are docs"):
-        MilvusCollection.open(uri=uri, name="nope")
+        Collection.open(f"milvus:{uri}#nope")
     with pytest.raises(CollectionError, match=r"docs at .* holds no rows that embedkit has put there"):
         MilvusIndex.open(uri=uri, name="docs")
     client = MilvusClient(uri)
@@ -213,14 +213,14 @@ def test_nothing_of_others_is_touched(collection: MilvusCollection, uri: str, en
     schema.add_field("v", DataType.FLOAT_VECTOR, dim=4)
     client.create_collection("theirs", schema=schema)
     with pytest.raises(CollectionError, match="holds no documents that embedkit has put there"):
-        MilvusCollection.open(uri=uri, name="theirs")
+        Collection.open(f"milvus:{uri}#theirs")
     client.close()
 
 
-def test_a_dropped_collection_is_gone(collection: MilvusCollection, uri: str) -> None:
-    collection.drop()
+def test_a_dropped_collection_is_gone(collection: Collection, uri: str) -> None:
+    collection.store.drop()
     with pytest.raises(CollectionError, match="there is no collection docs"):
-        MilvusCollection.open(uri=uri, name="docs")
+        Collection.open(f"milvus:{uri}#docs")
 
 
 @pytest.mark.parametrize(
@@ -235,7 +235,7 @@ def test_a_dropped_collection_is_gone(collection: MilvusCollection, uri: str) ->
     ],
     ids=["none", "empty", "id", "text", "set", "nan"],
 )
-def test_documents_that_cannot_be_are_named(unchanged: MilvusCollection, documents: list, words: str) -> None:
+def test_documents_that_cannot_be_are_named(unchanged: Collection, documents: list, words: str) -> None:
     with pytest.raises(DataError, match=words):
         unchanged.upsert(documents)
     assert len(unchanged) == 5
@@ -249,7 +249,7 @@ def test_a_server_that_does_not_answer_is_one_sentence(encoder: Encoder, monkeyp
 
     monkeypatch.setattr("embedkit.serving.milvus.store.MilvusClient", refuses)
     with pytest.raises(CollectionError, match="Milvus at http://nobody:19530: server unavailable"):
-        MilvusCollection.build(["x"], encoder=encoder, uri="http://nobody:19530")
+        Collection.build(["x"], encoder=encoder, path="milvus:http://nobody:19530")
 
 
 def test_pymilvus_is_asked_for_in_one_sentence(monkeypatch) -> None:
@@ -292,3 +292,40 @@ class TestIndex:
         assert index.search(self.rows(3), 5)[0].shape == (3, 0)
         index.add(self.rows(4))
         assert index.search(np.empty((0, 24), dtype=np.float32), 5)[1].shape == (0, 4)
+
+
+def test_collections_of_earlier_versions_are_read(
+    collection: Collection, uri: str, encoder: Encoder, monkeypatch
+) -> None:
+    """They have neither words nor a second model, and say nothing of either."""
+    facts = {
+        name: collection.manifest.facts()[name] for name in ("kind", "model", "fingerprint", "dimension", "index")
+    }
+    told = json.dumps({**facts, "source": None})
+    monkeypatch.setattr(MilvusClient, "describe_collection", lambda *_: {"properties": {"embedkit": told}})
+    collection.close()
+    again = Collection.open(f"milvus:{uri}#docs", encoder=encoder)
+    assert not again.manifest.lexical
+    assert again.search("red apple", 1)[0].id == "d"
+    with pytest.raises(InputError, match="hybrid: the collection was built without words"):
+        again.search("red apple", hybrid=True)
+    again.close()
+
+
+def test_words_are_indexed_from_the_start_or_never(unchanged: Collection) -> None:
+    with pytest.raises(InputError, match="Milvus indexes words from the start"):
+        unchanged.compact(lexical=True)
+
+
+@pytest.mark.parametrize(
+    ("index", "effort", "expected"),
+    [("HNSW", 2, {"ef": 192}), ("HNSW_SQ", 0.01, {"ef": 10}), ("IVF_PQ", 0.5, {"nprobe": 8}), ("FLAT", 2, {})],
+)
+def test_effort_widens_a_search(index: str, effort: float, expected: dict) -> None:
+    assert documents_module._breadth(index, 10, effort) == expected
+
+
+@pytest.mark.parametrize("address", ["milvus:host", "milvus:", "milvus:docs#x"])
+def test_addresses_are_checked(address: str) -> None:
+    with pytest.raises(InputError, match=r"expected milvus:http://HOST:PORT#NAME"):
+        Collection.open(address)

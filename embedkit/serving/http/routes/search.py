@@ -45,7 +45,8 @@ async def search(body: SearchRequest, request: Request, service: Serving) -> Res
         effort=body.effort,
     )
     note(request, hits=len(hits), **{f"{stage}_ms": round(ms, 2) for stage, ms in hits.latency_ms.items()})
-    return JSONResponse({"hits": [dataclasses.asdict(hit) for hit in hits], "latency_ms": hits.latency_ms})
+    found = [dataclasses.asdict(hit) for hit in hits]
+    return JSONResponse({"hits": found, "latency_ms": hits.latency_ms, "warnings": hits.warnings})
 
 
 @router.get("/collection", response_model=CollectionCard | None)

@@ -184,3 +184,30 @@ def test_readers_and_writers_do_not_disturb_each_other(writing, collection):
         assert set(written) == {200}
         assert set(seen) == {0}  # 3 and whole writes of 3 each: nobody sees half of one
     assert len(Collection.open(collection.path)) == 27
+
+
+def test_a_collection_on_milvus_is_served(serve, toy_encoder, toy_bundle, tmp_path):
+    pytest.importorskip("pymilvus")
+    pytest.importorskip("milvus_lite")
+    from embedkit.serving.http.service import Service
+    from embedkit.serving.http.settings import ServerSettings
+
+    from .conftest import serving
+
+    address = f"milvus:{tmp_path}/m.db#docs"
+    documents = [{**document, "big": 10} for document in DOCUMENTS]
+    Collection.build(documents, encoder=toy_encoder, path=address, lexical=True, show_progress_bar=False).close()
+    settings = ServerSettings(port=0, collection=address, allow_writes=True, refresh_s=0)
+    service = Service.load(str(toy_bundle), settings)
+    with serving(service) as url, httpx.Client(base_url=url) as client:
+        body = {"query": "a dog", "k": 2, "hybrid": True, "filter": {"year": {"lt": 2000}}}
+        assert [hit["id"] for hit in client.post("/v1/search", json=body).json()["hits"]] == ["dog", "sea/side"]
+        new = {"documents": [{"id": "new", "text": "a violin"}]}
+        assert client.post("/v1/documents", json=new).json() == {"added": 1, "replaced": 0}
+        assert client.get("/v1/documents/new").json()["text"] == "a violin"
+        assert client.get("/v1/collection").json()["documents"] == 4
+        assert len(client.get("/v1/collection/map").json()["points"]) == 4
+        assert client.post("/v1/documents/delete", json={"ids": ["new"]}).json() == {"deleted": 1}
+        warnings = client.post("/v1/search", json={**body, "filter": {"yaer": 1}}).json()["warnings"]
+        assert "did you mean 'year'?" in warnings[0]
+    service.library.collection.close()

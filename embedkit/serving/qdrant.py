@@ -1,0 +1,405 @@
+"""A collection on Qdrant, under ``qdrant:URL#NAME``, or in a folder of Qdrant's own, ``qdrant:FOLDER#NAME``.
+
+Qdrant finds and filters; words are sparse vectors of term counts that Qdrant weighs by their rarity. Needs
+``pip install "embedkit-onnx[qdrant]"``. The only file that imports qdrant_client.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import tempfile
+import uuid
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final, Self
+
+import numpy as np
+from qdrant_client import QdrantClient
+from qdrant_client import models as rest
+from qdrant_client.common.client_exceptions import QdrantException
+from qdrant_client.http.exceptions import ApiException
+
+from embedkit.errors import CollectionError, EmbedkitError, InputError
+from embedkit.progress import Progress
+from embedkit.protocols import FloatArray, TextEncoder
+from embedkit.serving.retrieval.document_store import DocumentStore
+from embedkit.serving.retrieval.documents import Document
+from embedkit.serving.retrieval.exact_index import checked_queries
+from embedkit.serving.retrieval.filters import Condition, unknown_field
+from embedkit.serving.retrieval.index_kinds import AUTO
+from embedkit.serving.retrieval.lexical import split_words
+from embedkit.serving.retrieval.models import Models
+from embedkit.serving.retrieval.remote import (
+    RemoteAbout,
+    RemoteSelection,
+    RemoteView,
+    check_row,
+    checked_effort,
+    spool,
+)
+from embedkit.serving.retrieval.sources import Maker, Source, embeddings_of
+from embedkit.serving.retrieval.store import Plan, Upserted
+from embedkit.serving.retrieval.text_hash import text_hash
+
+__all__ = ["KEY_VARIABLE", "QdrantDocuments"]
+
+KEY_VARIABLE: Final = "EMBEDKIT_QDRANT_KEY"
+
+_INDEX = "hnsw"
+_USUAL_EF = 128
+_NAME = "embedkit"
+_SCHEME = "qdrant:"
+_SAMPLE = 100
+_ROWS_PER_REQUEST = 500
+_IDS = uuid.UUID("5c3f4bd2-6c0a-4b6e-9d52-1f0e5d1f7c11")  # of points: Qdrant takes numbers and UUIDs only
+
+
+class QdrantDocuments:
+    """See :class:`~embedkit.serving.retrieval.store.Store`.
+
+    Other clients see points with the vectors ``embedding`` and ``words`` and the payload ``id``, ``text``,
+    ``metadata``.
+    """
+
+    def __init__(self, address: str, client: QdrantClient, name: str) -> None:
+        self._address, self._client, self._name = address, client, name
+        self._facts = client.get_collection(name).config.metadata or {}
+        self._seen_fields: set[str] = set()
+        self._count = 0
+        self.refresh()
+
+    @classmethod
+    def build(cls, address: str, source: Source, plan: Plan, *, show_progress_bar: bool | None) -> Self:
+        """Send documents to a new collection of Qdrant.
+
+        Raises:
+            InputError: an index is asked for that Qdrant does not have.
+            CollectionError: there is such a collection, or Qdrant refuses; says why.
+        """
+        if plan.index not in (AUTO, _INDEX):
+            raise InputError(f"there is no index {plan.index!r} on Qdrant; the kinds are {AUTO}, {_INDEX}")
+        with tempfile.TemporaryDirectory() as folder, _connection(address) as (client, name):
+            documents = spool(Path(folder), source, check=lambda _: None, show_progress_bar=show_progress_bar)
+            about = RemoteAbout.planned(plan, documents, _INDEX)
+            if client.collection_exists(name):
+                raise CollectionError(
+                    f"there is a collection at {address} already: add to it or choose another name"
+                )
+            words = {"words": rest.SparseVectorParams(modifier=rest.Modifier.IDF)}
+            client.create_collection(
+                name,
+                vectors_config={"embedding": rest.VectorParams(size=about.dimension, distance=rest.Distance.DOT)},
+                sparse_vectors_config=words if about.lexical else None,
+                metadata=about.facts(),
+            )
+            built = cls(address, client, name)
+            try:
+                built._send(documents, source, plan.encoder, show_progress_bar=show_progress_bar)
+            except EmbedkitError:
+                client.delete_collection(name)
+                raise
+        return built
+
+    @classmethod
+    def open(cls, address: str, models: Models) -> Self:
+        """Find a collection that :meth:`build` made."""
+        with _connection(address) as (client, name):
+            if not client.collection_exists(name):
+                raise CollectionError(f"there is no collection at {address}")
+            if (client.get_collection(name).config.metadata or {}).get("kind") != "documents":
+                raise CollectionError(
+                    f"the collection at {address} holds no documents that embedkit has put there"
+                )
+            opened = cls(address, client, name)
+            models.check(address, opened.about)
+        return opened
+
+    @classmethod
+    def describe(cls, address: str) -> RemoteAbout:
+        """What Qdrant keeps of a collection."""
+        opened = cls.open(address, Models())
+        opened.close()
+        return opened.about
+
+    @property
+    def about(self) -> RemoteAbout:
+        """What Qdrant keeps, and the number of documents when it was last asked for."""
+        return RemoteAbout.of(self._facts, self._count)
+
+    def __len__(self) -> int:
+        """The number of documents when it was last asked for."""
+        return self._count
+
+    def facts(self) -> dict[str, Any]:
+        """Nothing else is known."""
+        return {}
+
+    def view(self) -> RemoteView:
+        """What a search sees: Qdrant itself, at each stage as it is then."""
+        return RemoteView(self)
+
+    def get(self, ids: Sequence[str], /) -> list[Document | None]:
+        """The documents with these ids, None where there is none."""
+        found = {document.id: document for document in map(_document, self._points(ids, with_payload=True))}
+        return [found.get(id_) for id_ in ids]
+
+    def upsert(
+        self,
+        source: Source,
+        encoder: TextEncoder,
+        *,
+        merge: bool,  # noqa: ARG002 - Qdrant merges by itself
+        show_progress_bar: bool | None,
+    ) -> Upserted:
+        """Embed and send documents; one whose id is there already takes the place of the old one."""
+        with tempfile.TemporaryDirectory() as folder:
+            documents = spool(Path(folder), source, check=lambda _: None, show_progress_bar=show_progress_bar)
+            replaced = self._send(documents, source, encoder, show_progress_bar=show_progress_bar)
+            return Upserted(len(documents) - replaced, replaced)
+
+    def delete(self, ids: Sequence[str], /) -> int:
+        """Delete documents."""
+        found = [point.id for point in self._points(list(dict.fromkeys(ids)), with_payload=False)]
+        if found:
+            with self._asking():
+                self._client.delete(self._name, rest.PointIdsList(points=found))
+        self.refresh()
+        return len(found)
+
+    def merge(self) -> bool:
+        """Nothing to do: Qdrant merges by itself."""
+        return False
+
+    def compact(
+        self,
+        *,
+        index: str | None,
+        lexical: bool | None,
+        show_progress_bar: bool | None,  # noqa: ARG002 - there is nothing to wait for
+    ) -> None:
+        """Nothing to do: Qdrant compacts by itself.
+
+        Raises:
+            InputError: another index or words are asked for.
+        """
+        if lexical not in (None, self.about.lexical) or index not in (None, AUTO, _INDEX):
+            raise InputError(f"index and words are chosen when a collection is built; build {self._address} again")
+
+    def refresh(self) -> bool:
+        """Count the documents; all else is asked of Qdrant whenever it is needed."""
+        with self._asking():
+            before, self._count = self._count, self._client.count(self._name).count
+        return before != self._count
+
+    def verify(self) -> None:
+        """Compare up to 100 points with what a collection holds; Qdrant keeps checksums of its own."""
+        documents, embeddings = self.sample(_SAMPLE)
+        for document, embedding in zip(documents, embeddings, strict=True):
+            check_row(self._address, document, embedding.tolist())
+
+    def sample(self, most: int, /) -> tuple[list[Document], FloatArray]:
+        """Documents that Qdrant chooses, and their embeddings."""
+        points = list(itertools.islice(self._all(), most))
+        rows = np.array([point.vector["embedding"] for point in points], dtype=np.float32)
+        return [_document(point) for point in points], rows.reshape(len(points), self.about.dimension)
+
+    def source(self) -> Source:
+        """All documents and embeddings."""
+
+        def embeddings() -> Iterator[FloatArray]:
+            points = self._all()
+            while some := list(itertools.islice(points, _ROWS_PER_REQUEST)):
+                yield np.array([point.vector["embedding"] for point in some], dtype=np.float32)
+
+        return Source(map(_document, self._all()), embeddings, Maker(self.about.model, self.about.fingerprint))
+
+    def close(self) -> None:
+        """End the connection; a folder can then be opened by others."""
+        self._client.close()
+
+    def select(self, conditions: Sequence[Condition], /) -> RemoteSelection:
+        """The filter for conditions; fields that were seen once are not asked for again."""
+        warnings = []
+        for field in dict.fromkeys(condition.field for condition in conditions):
+            if field not in self._seen_fields and self._count:
+                has_field = rest.Filter(must_not=[_is_absent(field)])
+                with self._asking():
+                    count = self._client.count(self._name, count_filter=has_field).count
+                if count:
+                    self._seen_fields.add(field)
+                else:
+                    documents = self.sample(_SAMPLE)[0]
+                    known = itertools.chain.from_iterable(document.metadata or () for document in documents)
+                    warnings.append(unknown_field(field, set(known)))
+        where = rest.Filter(must=[_condition(each) for each in conditions]) if conditions else None
+        return RemoteSelection(where, bool(conditions), warnings)
+
+    def search(
+        self, queries: FloatArray, k: int, where: rest.Filter | None, effort: float, /
+    ) -> list[list[tuple[float, Document]]]:
+        """The documents nearest to each query, with their inner products."""
+        wide = rest.SearchParams(hnsw_ef=max(k, round(_USUAL_EF * checked_effort(effort))))
+        breadth = wide if "://" in self._address else None  # a folder's search is exact and takes no parameters
+        queries, _ = checked_queries(queries, k, (self._count, self.about.dimension))
+        return [self._found(row.tolist(), "embedding", k, where, breadth) for row in queries]
+
+    def search_words(self, query: str, k: int, where: rest.Filter | None, /) -> list[tuple[float, Document]]:
+        """The documents that share words with a query, rare ones first."""
+        if not self.about.lexical:
+            raise InputError("hybrid: the collection was built without words; build it again with lexical=True")
+        words = _words(query)
+        return self._found(words, "words", k, where, None) if words.indices else []
+
+    def _found(
+        self,
+        query: Any,
+        vector: str,
+        k: int,
+        where: rest.Filter | None,
+        breadth: rest.SearchParams | None,
+    ) -> list[tuple[float, Document]]:
+        with self._asking():
+            answer = self._client.query_points(
+                self._name, query=query, using=vector, limit=k, query_filter=where, search_params=breadth
+            )
+        return [(point.score, _document(point)) for point in answer.points]
+
+    def _send(
+        self, documents: DocumentStore, source: Source, encoder: TextEncoder, *, show_progress_bar: bool | None
+    ) -> int:
+        """Send documents with their embeddings, and say how many were there before."""
+        start = replaced = 0
+        lexical = self.about.lexical
+        with Progress("index", len(documents), unit="documents", enabled=show_progress_bar) as progress:
+            for embeddings in embeddings_of(documents, source, encoder, progress):
+                chunk = [documents.read(start + row) for row in range(len(embeddings))]
+                ids = [document.id for document in chunk]
+                replaced += len(self._points(ids, with_payload=False)) if self._count else 0
+                points = [
+                    _point(document, embedding, lexical=lexical)
+                    for document, embedding in zip(chunk, embeddings, strict=True)
+                ]
+                for first in range(0, len(points), _ROWS_PER_REQUEST):
+                    with self._asking():
+                        self._client.upsert(self._name, points[first : first + _ROWS_PER_REQUEST], wait=True)
+                start += len(chunk)
+        self.refresh()
+        return replaced
+
+    def _points(self, ids: Sequence[str], *, with_payload: bool) -> list[rest.Record]:
+        found = []
+        for first in range(0, len(ids), _ROWS_PER_REQUEST):
+            wanted = [_point_id(id_) for id_ in ids[first : first + _ROWS_PER_REQUEST]]
+            with self._asking():
+                found += self._client.retrieve(self._name, wanted, with_payload=with_payload)
+        return found
+
+    def _all(self) -> Iterator[rest.Record]:
+        """All points, with payload and embedding, in the order of their ids."""
+        offset: Any = None
+        while True:
+            with self._asking():
+                points, offset = self._client.scroll(
+                    self._name, limit=_ROWS_PER_REQUEST, offset=offset, with_vectors=["embedding"]
+                )
+            yield from points
+            if offset is None:
+                return
+
+    def _asking(self) -> contextlib.AbstractContextManager[None]:
+        return _refusals_told(self._address)
+
+
+@contextlib.contextmanager
+def _connection(address: str) -> Iterator[tuple[QdrantClient, str]]:
+    """A client and the collection's name; the connection ends if what is done with them fails."""
+    place, _, name = address.removeprefix(_SCHEME).partition("#")
+    if not place:
+        raise InputError(f"expected qdrant:http://HOST:PORT#NAME or qdrant:FOLDER#NAME, got {address}")
+    with _refusals_told(address):
+        if "://" in place:
+            client = QdrantClient(url=place, api_key=os.environ.get(KEY_VARIABLE))
+        else:
+            client = QdrantClient(path=place, force_disable_check_same_thread=True)
+        try:
+            yield client, name or _NAME
+        except BaseException:
+            client.close()
+            raise
+
+
+@contextlib.contextmanager
+def _refusals_told(address: str) -> Iterator[None]:
+    try:
+        yield
+    except EmbedkitError:
+        raise
+    except (ApiException, QdrantException, RuntimeError, OSError, ValueError) as error:
+        raise CollectionError(f"Qdrant at {address}: {error}") from error
+
+
+def _condition(condition: Condition) -> rest.Filter:
+    field, value = condition.field, condition.value
+    if condition.operator in ("eq", "in"):
+        return rest.Filter(should=_equal_to(field, value)) if value != [] else _nothing()
+    if condition.operator in ("ne", "not_in"):
+        return rest.Filter(must_not=_equal_to(field, value))
+    if condition.operator == "exists":
+        absent = [_is_absent(field)]
+        return rest.Filter(must_not=absent) if value else rest.Filter(must=absent)
+    if isinstance(value, str):
+        raise InputError(f"filter: {field!r}: Qdrant does not order texts; compare numbers")
+    bounds = rest.Range(**{condition.operator: value})
+    return rest.Filter(must=[rest.FieldCondition(key=_key(field), range=bounds)])
+
+
+def _equal_to(field: str, value: Any) -> list[Any]:
+    return [_equal(field, each) for each in (value if isinstance(value, list) else [value])]
+
+
+def _equal(field: str, value: Any) -> Any:
+    if value is None:
+        return rest.IsNullCondition(is_null=rest.PayloadField(key=_key(field)))
+    if isinstance(value, (str, bool)):
+        return rest.FieldCondition(key=_key(field), match=rest.MatchValue(value=value))
+    return rest.FieldCondition(key=_key(field), range=rest.Range(gte=value, lte=value))
+
+
+def _nothing() -> rest.Filter:
+    return rest.Filter(must=[rest.HasIdCondition(has_id=[])])
+
+
+def _is_absent(field: str) -> rest.IsEmptyCondition:
+    return rest.IsEmptyCondition(is_empty=rest.PayloadField(key=_key(field)))
+
+
+def _key(field: str) -> str:
+    if '"' in field:
+        raise InputError(f"filter: Qdrant cannot look for the field {field!r}, which has a quotation mark")
+    return f'metadata."{field}"'
+
+
+def _point(document: Document, embedding: FloatArray, *, lexical: bool) -> rest.PointStruct:
+    vectors: dict[str, Any] = {"embedding": embedding.tolist()}
+    if lexical:
+        vectors["words"] = _words(document.text)
+    payload = {"id": document.id, "text": document.text, "metadata": document.metadata or {}}
+    return rest.PointStruct(id=_point_id(document.id), vector=vectors, payload=payload)
+
+
+def _point_id(id_: str) -> str:
+    return str(uuid.uuid5(_IDS, id_))
+
+
+def _words(text: str) -> rest.SparseVector:
+    """How often each word occurs, by the lower 32 bits of its hash."""
+    counts = Counter(text_hash(word) & 0xFFFFFFFF for word in split_words(text))
+    return rest.SparseVector(indices=list(counts), values=[float(count) for count in counts.values()])
+
+
+def _document(point: Any) -> Document:
+    payload = point.payload
+    return Document(payload["id"], payload["text"], payload["metadata"] or None)

@@ -1,0 +1,168 @@
+"""The models of a collection: one embeds documents, and another one may embed queries in the same space.
+
+Two models can share a space if one was distilled from the other, or both from the same teacher: the manifest of a
+bundle has its teacher's name and fingerprint. But some methods teach a student its teacher's similarities and not
+its vectors, and a rotation changes all vectors and no similarity. So both models also embed a sample of documents.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from embedkit.errors import FingerprintError
+from embedkit.protocols import FloatArray, TextEncoder
+from embedkit.serving.retrieval.document_store import DocumentStore
+from embedkit.serving.retrieval.embedding import embed_texts
+from embedkit.serving.retrieval.manifest import QueryModel
+
+if TYPE_CHECKING:
+    from embedkit.serving.retrieval.store import About
+
+__all__ = [
+    "LEAST_AGREEMENT",
+    "SAMPLE",
+    "Models",
+    "agreement",
+    "agreement_on",
+    "check_descent",
+    "query_model",
+]
+
+SAMPLE: Final = 64
+"""Texts that both models of a pair embed."""
+
+LEAST_AGREEMENT: Final = 0.5
+"""Mean cosine of the two embeddings of a text; about 0 in spaces that have nothing to do with each other."""
+
+
+@dataclass(frozen=True, slots=True)
+class Models:
+    """The models that a collection was opened with.
+
+    Attributes:
+        encoder: the model of its documents, if it was given.
+        queries: the model of its queries, if it was given; may be that of the documents.
+    """
+
+    encoder: TextEncoder | None = None
+    queries: TextEncoder | None = None
+
+    def for_documents(self, about: About) -> TextEncoder | None:
+        """The model that embeds new documents, if it is among those given."""
+        given = (each for each in (self.encoder, self.queries) if each is not None)
+        return next((each for each in given if each.fingerprint == about.fingerprint), None)
+
+    def for_queries(self) -> TextEncoder | None:
+        """The model that embeds queries; the documents' own model where no other was given."""
+        return self.queries or self.encoder
+
+    def is_recorded(self, about: About) -> bool:
+        """Whether the model of the queries is one that the collection names, or none was given."""
+        known = {about.fingerprint, about.queries and about.queries.fingerprint}
+        return self.queries is None or self.queries.fingerprint in known
+
+    def check(self, place: str, about: About) -> None:
+        """Refuse models that the collection was not built with or that do not descend from the same teacher.
+
+        Raises:
+            FingerprintError: names both models.
+        """
+        made = about.fingerprint
+        if self.encoder is not None and self.encoder.fingerprint != made:
+            is_for_queries = about.queries and about.queries.fingerprint == self.encoder.fingerprint
+            advice = (
+                "it embeds the queries: open the collection with queries= instead"
+                if is_for_queries
+                else "open it with the one, or build it again with the other"
+            )
+            raise FingerprintError(
+                f"{place} was built with {about.model} (fingerprint {made[:12]}), not with "
+                f"{self.encoder.name} ({self.encoder.fingerprint[:12]}): {advice}"
+            )
+        if self.queries is not None and not self.is_recorded(about):
+            check_descent(self.queries, about.model, made, self.encoder)
+
+
+def check_descent(queries: TextEncoder, model: str, fingerprint: str, encoder: TextEncoder | None) -> None:
+    """Refuse a model of queries that has no teacher in common with that of the documents.
+
+    Models are known by their fingerprints. A teacher is known by its name too, as its fp32 and int8 forms have
+    different fingerprints and one space; :func:`agreement` tells whether the name is right.
+
+    Args:
+        queries: the model of the queries.
+        model: name of the documents' model.
+        fingerprint: of that model.
+        encoder: that model itself, if it is here; without it, only its students are known to belong to it.
+
+    Raises:
+        FingerprintError: names both models and what is known of the teacher.
+    """
+    teacher = _teacher(queries)
+    documents = {fingerprint, _short(model), *(_teacher(encoder) if encoder else ())}
+    if documents.isdisjoint({queries.fingerprint, *teacher}):
+        known = f"teacher {', '.join(each[:20] for each in teacher)}" if teacher else "no known teacher"
+        raise FingerprintError(
+            f"queries: {queries.name} (fingerprint {queries.fingerprint[:12]}, {known}) was not made for "
+            f"documents embedded by {model} ({fingerprint[:12]}); give the documents' model itself, its student, "
+            "or a student of the same teacher"
+        )
+
+
+def _teacher(encoder: TextEncoder) -> list[str]:
+    """Name and fingerprint of the model that an encoder was distilled from, as far as its manifest says."""
+    teacher = getattr(getattr(encoder, "manifest", None), "teacher", None)
+    found = [teacher.get(key) for key in ("name", "fingerprint")] if isinstance(teacher, Mapping) else []
+    return [_short(each) for each in found if isinstance(each, str) and each]
+
+
+def _short(name: str) -> str:
+    """A name without the organisation or folders in front of it."""
+    return name.rpartition("/")[2].lower()
+
+
+def agreement(queries: TextEncoder, texts: Sequence[str], embeddings: FloatArray, model: str) -> float:
+    """How near the query model's embeddings of some documents come to those of the documents' model.
+
+    Args:
+        queries: the model of the queries.
+        texts: N documents, at least one.
+        embeddings: of these documents by their own model, ``(N, D) float32, unit rows``.
+        model: name of that model.
+
+    Returns:
+        the mean cosine of the two embeddings of a document.
+
+    Raises:
+        FingerprintError: it is below :data:`LEAST_AGREEMENT`, or the widths differ.
+        ModelError: the encoder does not give unit rows of its dimension.
+    """
+    width = embeddings.shape[1]
+    if queries.dimension != width:
+        raise FingerprintError(
+            f"queries: {queries.name} gives {queries.dimension} dimensions, the documents' model {model} {width}"
+        )
+    found = float(np.einsum("nd,nd->n", embed_texts(texts, queries), embeddings).mean())
+    if not found >= LEAST_AGREEMENT:
+        raise FingerprintError(
+            f"queries: {queries.name} and {model} embed the same {len(texts)} documents with a mean cosine of "
+            f"{found:.2f}, where models of one space reach {LEAST_AGREEMENT}: they have a teacher in common, but "
+            "not its vectors"
+        )
+    return found
+
+
+def agreement_on(store: DocumentStore, encoder: TextEncoder, queries: TextEncoder) -> float:
+    """:func:`agreement` of the two models of a collection on some of its documents, before all are embedded."""
+    rows = np.unique(np.linspace(0, len(store) - 1, min(SAMPLE, len(store))).astype(np.int64))
+    texts = [store.read(int(row)).text for row in rows]
+    return agreement(queries, texts, embed_texts(texts, encoder), encoder.name)
+
+
+def query_model(queries: TextEncoder, source: str | None, found: float) -> QueryModel:
+    """What the manifest keeps of the model of the queries."""
+    return QueryModel(model=queries.name, source=source, fingerprint=queries.fingerprint, agreement=found)

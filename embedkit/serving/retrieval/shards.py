@@ -1,0 +1,153 @@
+"""Documents in Parquet with a column of embeddings, such as the shards of `embedkit encode`. Needs pyarrow."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final, Self
+
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as pads
+
+from embedkit.errors import DataError, FingerprintError, InputError
+from embedkit.serving.retrieval.sources import Maker
+
+__all__ = ["Shards"]
+
+_COLUMN: Final = "embedding"
+_METADATA: Final = b"embedkit"
+_JOB: Final = "_manifest.json"
+_BATCH_ROWS: Final = 4096
+
+
+class Shards:
+    """A folder of Parquet files, or one file.
+
+    Attributes:
+        column: the column that holds embeddings; None if there is none.
+        maker: the model that made them, if the files name one.
+    """
+
+    def __init__(self, path: Path, dataset: pads.Dataset, column: str | None, maker: Maker | None) -> None:
+        self._path, self._dataset = path, dataset
+        self.column, self.maker = column, maker
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str], column: str | None) -> Self | None:
+        """Look at the files.
+
+        Args:
+            path: a file, or a folder, of which all files count but those with a name that begins with a dot or
+                an underscore.
+            column: where embeddings are; None finds those of `embedkit encode`.
+
+        Returns:
+            None for a single file that holds no embeddings, which is read as any other table.
+
+        Raises:
+            DataError: there is no Parquet, the shards are unfinished, or there is no such column.
+            FingerprintError: the files hold embeddings of several models.
+            InputError: a column may hold embeddings and nothing says so.
+        """
+        folder = Path(path)
+        with _reading(folder):
+            files = sorted(folder.rglob("*.parquet")) if folder.is_dir() else [folder]
+            files = [file for file in files if not _is_hidden(file.relative_to(folder))]
+            if not files:
+                raise DataError(f"there are no .parquet files in {folder}")
+            dataset = pads.dataset([str(file) for file in files], format="parquet")
+            makers = {_maker(fragment.physical_schema) for fragment in dataset.get_fragments()}
+        if len(makers) > 1:
+            told = ", ".join(sorted(each.fingerprint[:12] if each else "unknown" for each in makers))
+            raise FingerprintError(f"{folder} holds embeddings of several models: {told}")
+        (maker,) = makers
+        has_embeddings = _COLUMN in dataset.schema.names
+        if column is None and has_embeddings and folder.is_dir() and maker is None:
+            raise InputError(
+                f"{folder} has a column {_COLUMN!r} and does not say by which model; give embeddings={_COLUMN!r} "
+                "to take it as the embeddings of the texts"
+            )
+        if column is not None and column not in dataset.schema.names:
+            raise DataError(f"{folder} has no column {column!r}; it has {', '.join(dataset.schema.names)}")
+        if column is None and maker is not None and has_embeddings:
+            column = _COLUMN
+        if column is None and not folder.is_dir():
+            return None
+        found = cls(folder, dataset, column, maker)
+        found._check_finished()
+        return found
+
+    def records(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        """All rows without their embeddings, each with the place to name when something is wrong with it."""
+        names = [name for name in self._dataset.schema.names if name != self.column]
+        row = 0
+        for batch in self._batches(names):
+            for record in batch.to_pylist():
+                row += 1
+                yield f"{self._path}: row {row}", record
+
+    def embeddings(self) -> Iterator[npt.NDArray[Any]]:
+        """The embeddings of all rows, ``(n, D)`` at a time.
+
+        Raises:
+            DataError: a row has none, or rows have different widths or no floats.
+        """
+        assert self.column is not None
+        for batch in self._batches([self.column]):
+            yield self._rows(batch.column(0))
+
+    def _rows(self, column: Any) -> npt.NDArray[Any]:
+        kind = column.type
+        is_list = pa.types.is_fixed_size_list(kind) or pa.types.is_list(kind) or pa.types.is_large_list(kind)
+        if not (is_list and pa.types.is_floating(kind.value_type)):
+            raise DataError(f"{self._path}: expected lists of floats as {self.column}, got {kind}")
+        widths = pc.unique(pc.list_value_length(column))
+        values = column.flatten()
+        if column.null_count or values.null_count or len(widths) != 1:
+            raise DataError(f"{self._path}: {self.column} is null in a row, or rows differ in their width")
+        rows: npt.NDArray[Any] = values.to_numpy(zero_copy_only=False)
+        return rows.reshape(len(column), widths[0].as_py())
+
+    def _batches(self, columns: list[str]) -> Iterator[pa.RecordBatch]:
+        with _reading(self._path):
+            for batch in self._dataset.to_batches(columns=columns, batch_size=_BATCH_ROWS):
+                if batch.num_rows:
+                    yield batch
+
+    def _check_finished(self) -> None:
+        """Refuse a bulk encoding that was interrupted; its folder says how many rows it is going to have."""
+        try:
+            job = json.loads((self._path / _JOB).read_text(encoding="utf-8"))
+            wanted = sum(each["rows"] for each in job["inputs"])
+        except (OSError, ValueError, TypeError, LookupError):
+            return
+        rows = self._dataset.count_rows()
+        if rows != wanted:
+            raise DataError(
+                f"{self._path} is unfinished: {rows:,} of {wanted:,} rows are embedded; run `embedkit encode` "
+                "again"
+            )
+
+
+def _maker(schema: pa.Schema) -> Maker | None:
+    with contextlib.suppress(ValueError, TypeError, LookupError):
+        found = json.loads((schema.metadata or {})[_METADATA])
+        return Maker(str(found["model"]), str(found["fingerprint"]))
+    return None
+
+
+def _is_hidden(path: Path) -> bool:
+    return any(part.startswith((".", "_")) for part in path.parts if part != ".")
+
+
+@contextlib.contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"{path} is not readable Parquet: {error}") from error

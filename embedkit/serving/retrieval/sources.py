@@ -1,0 +1,281 @@
+"""What a collection is built from: documents, and their embeddings where these exist already.
+
+Embeddings come beside the documents, as an array or ``.npy`` file aligned by row; in a column of the documents, in
+any form; in shards of `embedkit encode`; or in another collection. Shards and collections know their model.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import tempfile
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from embedkit.errors import DataError, FingerprintError, InputError
+from embedkit.extras import require
+from embedkit.progress import Progress
+from embedkit.protocols import FloatArray, TextEncoder
+from embedkit.serving.retrieval.document_store import DocumentStore
+from embedkit.serving.retrieval.documents import (
+    Document,
+    DocumentSource,
+    NamedRecords,
+    named_records,
+    to_documents,
+)
+from embedkit.serving.retrieval.embedding import embed_documents, embed_texts, largest_deviation
+from embedkit.serving.retrieval.journal import EmbeddingJournal
+from embedkit.serving.retrieval.models import SAMPLE
+
+__all__ = ["EmbeddingSource", "Maker", "Source", "checked_embeddings", "embeddings_of", "read_source"]
+
+EmbeddingSource = str | os.PathLike[str] | npt.NDArray[Any]
+
+LEAST_COSINE = 0.95
+"""Of a document's embedding with one made now; those of int8 models differ a little by processor and batch."""
+
+_CHUNK = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Maker:
+    """The model that made some embeddings.
+
+    Attributes:
+        model: name of the encoder.
+        fingerprint: hex SHA-256 of everything that decides the embeddings.
+    """
+
+    model: str
+    fingerprint: str
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Documents to be written, read once.
+
+    Attributes:
+        documents: yields them.
+        embeddings: gives theirs, chunk by chunk in the same order, once all documents are read; None if they have
+            none yet.
+        maker: the model that made the embeddings, if that is recorded beside them.
+    """
+
+    documents: Iterator[Document]
+    embeddings: Callable[[], Iterator[npt.NDArray[Any]]] | None = None
+    maker: Maker | None = None
+
+    def check_maker(self, encoder: TextEncoder) -> None:
+        """Refuse embeddings of another model.
+
+        Raises:
+            FingerprintError: names both models.
+        """
+        if self.maker is not None and self.maker.fingerprint != encoder.fingerprint:
+            raise FingerprintError(
+                f"the embeddings were made by {self.maker.model} (fingerprint {self.maker.fingerprint[:12]}), not "
+                f"by {encoder.name} ({encoder.fingerprint[:12]}): give that model, or embed the texts again"
+            )
+
+
+def read_source(
+    documents: DocumentSource,
+    embeddings: EmbeddingSource | None = None,
+    *,
+    text_column: str = "text",
+    id_column: str | None = None,
+    number_rows: bool = True,
+) -> Source:
+    """Find documents, and their embeddings where there are any.
+
+    Args:
+        documents: as for :func:`~embedkit.serving.retrieval.documents.named_records`, or a folder of Parquet.
+        embeddings: ``(N, D)`` floats or a ``.npy`` file of them, aligned with the documents by row, or the name of
+            the documents' column that holds them. None finds those of `embedkit encode` in Parquet.
+        text_column: where records have their text.
+        id_column: where records have their id.
+        number_rows: False refuses documents without ids instead of numbering them.
+
+    Raises:
+        InputError: ``embeddings`` is none of these.
+        DataError: a file is missing or is no array of floats.
+        MissingExtraError: Parquet without pyarrow.
+    """
+
+    def read(records: NamedRecords) -> Iterator[Document]:
+        return to_documents(records, text_column=text_column, id_column=id_column, number_rows=number_rows)
+
+    column, shards = _column(embeddings), None
+    if _is_parquet(documents):
+        shards = require("embedkit.serving.retrieval.shards", extra="bulk").Shards.open(documents, column)
+    if embeddings is not None and column is None:
+        array = _array(embeddings)
+        records = named_records(documents) if shards is None else shards.records()
+        return Source(read(records), lambda: _chunks(array))
+    if shards is not None:
+        return Source(read(shards.records()), shards.embeddings if shards.column else None, shards.maker)
+    if column is None:
+        return Source(read(named_records(documents)))
+    spool = _Spool(column)
+    return Source(read(spool.strip(named_records(documents))), spool.chunks)
+
+
+def embeddings_of(
+    store: DocumentStore,
+    source: Source,
+    encoder: TextEncoder,
+    progress: Progress,
+    journal: EmbeddingJournal | None = None,
+) -> Iterator[FloatArray]:
+    """The embeddings of a source's documents, chunk by chunk: those that it brings, checked, or new ones.
+
+    Args:
+        store: the source's documents.
+        source: where they came from.
+        encoder: the model.
+        progress: counts documents.
+        journal: keeps new ones for the next attempt.
+
+    Raises:
+        DataError, FingerprintError: as :func:`checked_embeddings`.
+        ModelError: the encoder does not give unit rows of its dimension.
+        StorageError: the disk is full or the folder cannot be written.
+    """
+    if source.embeddings is None:
+        return embed_documents(store, encoder, journal, progress)
+    return checked_embeddings(store, encoder, source.embeddings(), progress)
+
+
+def checked_embeddings(
+    store: DocumentStore, encoder: TextEncoder, chunks: Iterable[npt.NDArray[Any]], progress: Progress
+) -> Iterator[FloatArray]:
+    """Hand embeddings on, chunk by chunk, if they are those of the documents by this model.
+
+    Up to 64 documents, evenly spread, are embedded again and compared, so that rows out of step with the documents
+    and embeddings of another model are found.
+
+    Raises:
+        DataError: there are more or fewer embeddings than documents, they have another width or type, or are not
+            of unit length.
+        FingerprintError: a document's embedding is not what the model makes of its text; names it.
+    """
+    sample = np.unique(np.linspace(0, len(store) - 1, min(SAMPLE, len(store))).astype(np.int64))
+    start = 0
+    for chunk in chunks:
+        rows = _checked_rows(chunk, start, encoder)
+        end = start + len(rows)
+        if end > len(store):
+            raise DataError(f"expected {len(store):,} embeddings, one for each document, got at least {end:,}")
+        here = sample[(sample >= start) & (sample < end)]
+        if len(here):
+            _compare(store, here, rows[here - start], encoder)
+        yield rows
+        progress.advance(len(rows))
+        start = end
+    if start < len(store):
+        raise DataError(f"expected {len(store):,} embeddings, one for each document, got {start:,}")
+
+
+def _checked_rows(chunk: npt.NDArray[Any], start: int, encoder: TextEncoder) -> FloatArray:
+    if chunk.ndim != 2 or chunk.shape[1] != encoder.dimension:
+        raise DataError(
+            f"expected embeddings of {encoder.dimension} dimensions, as {encoder.name} gives them, "
+            f"got an array of shape {chunk.shape}"
+        )
+    rows = chunk.astype(np.float32)
+    row, length = largest_deviation(rows)
+    if row is not None:
+        raise DataError(f"embedding {start + row + 1} has length {length:.6g}; expected unit rows")
+    return rows
+
+
+def _compare(
+    store: DocumentStore, rows: npt.NDArray[np.int64], embeddings: FloatArray, encoder: TextEncoder
+) -> None:
+    documents = [store.read(int(row)) for row in rows]
+    cosines = np.einsum("nd,nd->n", embed_texts([each.text for each in documents], encoder), embeddings)
+    worst = int(cosines.argmin())
+    if not cosines[worst] >= LEAST_COSINE:
+        raise FingerprintError(
+            f"the embedding of document {rows[worst] + 1} (id {documents[worst].id!r}) has a cosine of "
+            f"{cosines[worst]:.3f} with what {encoder.name} makes of its text, and needs {LEAST_COSINE}: are "
+            "these embeddings of this model, with its prompt for documents, and in the order of the documents?"
+        )
+
+
+def _column(embeddings: EmbeddingSource | None) -> str | None:
+    """The name of a column; None for an array, a path, and nothing."""
+    is_name = isinstance(embeddings, str) and not embeddings.endswith(".npy")
+    return embeddings if is_name else None  # type: ignore[return-value]  # a name is a str
+
+
+def _array(embeddings: EmbeddingSource) -> npt.NDArray[Any]:
+    if isinstance(embeddings, np.ndarray):
+        found = embeddings
+    elif isinstance(embeddings, (str, os.PathLike)):
+        try:
+            found = np.load(embeddings, mmap_mode="r", allow_pickle=False)
+        except (OSError, ValueError) as error:
+            raise DataError(f"{embeddings} is not a readable .npy file: {error}") from error
+    else:
+        raise InputError(
+            f"embeddings: expected an array, a .npy file or a column's name, got {type(embeddings).__name__}"
+        )
+    if found.dtype.kind != "f":
+        raise DataError(f"expected embeddings as floats, got {found.dtype}; bytes and bits have lost too much")
+    return found
+
+
+def _chunks(array: npt.NDArray[Any]) -> Iterator[npt.NDArray[Any]]:
+    return (array[start : start + _CHUNK] for start in range(0, len(array), _CHUNK))
+
+
+def _is_parquet(documents: DocumentSource) -> bool:
+    if not isinstance(documents, (str, os.PathLike)):
+        return False
+    return Path(documents).is_dir() or (Path(documents).suffix == ".parquet" and Path(documents).is_file())
+
+
+class _Spool:
+    """Takes embeddings out of records that can be read only once, and keeps them in a temporary file.
+
+    Args:
+        column: where records have their embedding, a list of numbers.
+    """
+
+    def __init__(self, column: str) -> None:
+        self._column = column
+        self._width = 0
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the spool
+        weakref.finalize(self, self._file.close)
+
+    def strip(self, records: NamedRecords) -> NamedRecords:
+        """The records without their embeddings."""
+        for place, record in records:
+            if self._column not in record:
+                raise DataError(f"{place}: there is no column {self._column!r} with an embedding")
+            try:
+                row = np.asarray(record[self._column], dtype=np.float32)
+            except (TypeError, ValueError) as error:
+                raise DataError(f"{place}: expected a list of numbers as {self._column}") from error
+            self._width = self._width or row.size
+            if row.shape != (self._width,) or not row.size:
+                raise DataError(
+                    f"{place}: expected {self._width} numbers as {self._column}, got shape {row.shape}"
+                )
+            self._file.write(row.tobytes())
+            yield place, {name: value for name, value in record.items() if name != self._column}
+
+    def chunks(self) -> Iterator[npt.NDArray[Any]]:
+        """What was taken out, chunk by chunk."""
+        self._file.seek(0)
+        size = 4 * self._width * _CHUNK
+        for content in itertools.takewhile(bool, iter(lambda: self._file.read(size), None)):
+            yield np.frombuffer(content, dtype=np.float32).reshape(-1, self._width)

@@ -1,0 +1,253 @@
+"""What every store of collections has to keep: a folder, a file of Milvus Lite, a folder of Qdrant's client."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from embedkit import Collection, Encoder
+from embedkit.errors import CollectionError, DataError, FingerprintError, InputError
+from embedkit.serving.retrieval.cascade import Encode, Score
+from embedkit.serving.retrieval.documents import Document
+
+pytest.importorskip("bm25s")
+
+DOCUMENTS = [
+    {"id": "a", "text": "a dog in the garden", "lang": "en", "year": 2019, "tags": ["pet", "green"]},
+    {"id": "b", "text": "music and the sea", "lang": "de", "year": 2021.5},
+    {"id": "c", "text": "the end of the day", "lang": "en", "year": 2024},
+    {"id": "d", "text": "red apple"},
+    {"id": "e", "text": "the horse and the dog", "lang": "sw"},
+]
+HAS_MILVUS = all(importlib.util.find_spec(name) for name in ("pymilvus", "milvus_lite"))
+HAS_QDRANT = importlib.util.find_spec("qdrant_client") is not None
+ADDRESSES = {"folder": "{}/idx", "milvus": "milvus:{}/milvus.db#docs", "qdrant": "qdrant:{}/points#docs"}
+STORES = [
+    "folder",
+    pytest.param("milvus", marks=pytest.mark.skipif(not HAS_MILVUS, reason="needs pymilvus and milvus-lite")),
+    pytest.param("qdrant", marks=pytest.mark.skipif(not HAS_QDRANT, reason="needs qdrant-client")),
+]
+
+
+@pytest.fixture(scope="module")
+def encoder(toy_bundle: Path) -> Encoder:
+    return Encoder.load(toy_bundle)
+
+
+@pytest.fixture(params=STORES)
+def address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return ADDRESSES[request.param].format(tmp_path)
+
+
+@pytest.fixture
+def collection(address: str, encoder: Encoder) -> Iterator[Collection]:
+    built = Collection.build(DOCUMENTS, encoder=encoder, path=address, lexical=True, source="here")
+    yield built
+    built.close()
+
+
+def ids(hits: list) -> list[str]:
+    return [hit.id for hit in hits]
+
+
+def test_what_is_built_is_found_with_true_scores(collection: Collection, encoder: Encoder) -> None:
+    queries = ["a dog", "the sea at the end"]
+    for query, hits in zip(queries, collection.search(queries, 5), strict=True):
+        scores = encoder.encode([document["text"] for document in DOCUMENTS]) @ encoder.encode(query)
+        expected = sorted(zip(-scores, "abcde", strict=True))
+        assert ids(hits) == [id_ for _, id_ in expected]
+        np.testing.assert_allclose([hit.score for hit in hits], [-score for score, _ in expected], atol=1e-6)
+        assert list(hits.latency_ms) == ["encode", "dense", "read"]
+    assert collection.search([], 3) == []
+    assert ids(collection.search_embeddings(encoder.encode(["red apple"]), 1)[0]) == ["d"]
+    assert len(collection.search("a dog", 50)) == 5
+
+
+def test_documents_come_back_whole(collection: Collection) -> None:
+    metadata = {"lang": "en", "year": 2019, "tags": ["pet", "green"]}
+    assert collection.get("a") == Document("a", "a dog in the garden", metadata)
+    assert collection.get("d") == Document("d", "red apple", None)
+    assert [found and found.id for found in collection.get(["e", "nobody", "a"])] == ["e", None, "a"]
+
+
+def test_it_is_opened_again_by_its_own_model(
+    collection: Collection, address: str, encoder: Encoder, write_toy_bundle, tmp_path: Path
+) -> None:
+    collection.close()
+    about = Collection.describe(address)
+    assert (about.model, about.fingerprint, about.source) == ("toy", encoder.fingerprint, "here")
+    assert (about.dimension, about.lexical, about.count, about.queries) == (16, True, 5, None)
+    again = Collection.open(address, encoder=encoder)
+    assert ids(again.search("red apple", 1)) == ["d"]
+    again.close()
+    other = Encoder.load(write_toy_bundle(tmp_path / "other.onnx", name="other"))
+    with pytest.raises(FingerprintError, match="was built with toy"):
+        Collection.open(address, encoder=other)
+    with pytest.raises(InputError, match="without an encoder"):
+        Collection.open(address).search("a dog")
+
+
+def test_a_student_embeds_the_queries(address: str, encoder: Encoder, write_toy_bundle, tmp_path: Path) -> None:
+    teacher = {"name": "toy", "fingerprint": encoder.fingerprint}
+    student = Encoder.load(write_toy_bundle(tmp_path / "student.onnx", name="student", teacher=teacher))
+    stranger = Encoder.load(write_toy_bundle(tmp_path / "stranger.onnx", name="stranger"))
+    with pytest.raises(FingerprintError, match="not made for"):
+        Collection.build(DOCUMENTS, encoder=encoder, queries=stranger, path=address)
+    Collection.build(DOCUMENTS, encoder=encoder, queries=student, path=address).close()
+    opened = Collection.open(address, queries=student)
+    assert opened.manifest.queries.fingerprint == student.fingerprint
+    assert ids(opened.search("red apple", 1)) == ["d"]
+    opened.close()
+
+
+def test_an_upsert_adds_and_replaces(collection: Collection) -> None:
+    assert collection.upsert([("a", "a boat"), ("new", "black tea")]) == (1, 1)
+    assert len(collection) == 6
+    assert collection.get("a") == Document("a", "a boat", None)
+    assert ids(collection.search("black tea", 1)) == ["new"]
+
+
+def test_a_refused_write_changes_nothing(collection: Collection) -> None:
+    for documents, message in [
+        ([], "there are no documents"),
+        ([("x", "")], "the text is empty"),
+        ([("x", "dog"), ("x", "cat")], "have the same id 'x'"),
+        (["no id"], "need ids"),
+        ([{"id": "x", "text": "dog", "at": float("nan")}], "JSON"),
+    ]:
+        with pytest.raises(DataError, match=message):
+            collection.upsert(documents)
+    assert len(collection) == 5
+    assert collection.get("x") is None
+
+
+def test_a_deletion_says_how_many_were_there(collection: Collection) -> None:
+    assert collection.delete(["a", "nobody", "b", "a"]) == 2
+    assert collection.delete("a") == 0
+    assert len(collection) == 3
+    assert set(ids(collection.search("a dog", 10))) == {"c", "d", "e"}
+
+
+@pytest.mark.parametrize(
+    ("conditions", "expected"),
+    [
+        ({"lang": "en"}, "ac"),
+        ({"lang": {"ne": "en"}}, "bde"),
+        ({"lang": {"in": ["de", "sw"]}}, "be"),
+        ({"year": {"gte": 2019, "lt": 2024}}, "ab"),
+        ({"year": {"lte": 2021.5}, "lang": "de"}, "b"),
+        ({"tags": "pet"}, "a"),
+        ({"year": {"exists": False}}, "de"),
+        ({"lang": {"in": []}}, ""),
+    ],
+    ids=str,
+)
+def test_filters(collection: Collection, conditions: dict, expected: str) -> None:
+    assert sorted(ids(collection.search("the dog", 10, filter=conditions))) == list(expected)
+    assert sorted(ids(collection.search("the dog", 10, filter=conditions, hybrid=True))) == list(expected)
+
+
+def test_mistakes_are_told(collection: Collection) -> None:
+    warnings = collection.search("a dog", filter={"lnag": "en"}).warnings
+    assert warnings == [
+        "filter: no document has the field 'lnag'; did you mean 'lang'?",
+        "no hits: no document meets the filter",
+    ]
+    assert collection.search("a dog", filter={"lang": "en"}).warnings == []
+    for options, message in [
+        ({"k": 0}, "k"),
+        ({"effort": 0}, "effort above 0"),
+        ({"filter": {"lang": {"like": "e%"}}}, "has no operator 'like'"),
+        ({"candidates": 1}, "candidates"),
+        ({"hybrid": "both"}, "no fusion 'both'"),
+    ]:
+        with pytest.raises(InputError, match=message):
+            collection.search("a dog", **options)
+    with pytest.raises(InputError):
+        collection.search_embeddings(np.ones((1, 3), dtype=np.float32))
+
+
+def test_words_are_found_and_fused(collection: Collection) -> None:
+    hits = collection.search("horse", 5, hybrid=True)
+    assert hits[0].id == "e"
+    assert set(hits[0].scores) == {"dense", "lexical", "fused"}
+    assert [hit.id for hit in hits if "lexical" in hit.scores] == ["e"]
+    assert all(hit.scores["lexical"] > 0 for hit in hits if "lexical" in hit.scores)
+    assert collection.search("horse", 5, hybrid="weighted")[0].id == "e"
+    assert len(collection.search("nowhere to be found", 5, hybrid=True)) == 5
+
+
+def test_a_reranker_has_the_last_word(collection: Collection, encoder: Encoder) -> None:
+    class Shortest:
+        name, fingerprint, max_length = "shortest", "s", 100
+
+        def predict(self, pairs, /):
+            return np.array([-len(text) for _, text in pairs], dtype=np.float32)
+
+    hits = collection.search("a dog", 2, rerank=Shortest(), candidates=5)
+    assert ids(hits) == ["d", "b"]
+    assert hits[0].score == -len("red apple")
+
+
+def test_a_server_runs_the_models_of_a_search(collection: Collection, encoder: Encoder) -> None:
+    steps = collection.search_steps("a dog", 2, rerank=True, hybrid=True, filter={"lang": "en"})
+    wanted = next(steps)
+    assert isinstance(wanted, Encode)
+    wanted = steps.send(encoder.encode(["a dog"]))
+    assert isinstance(wanted, Score)
+    with pytest.raises(StopIteration) as done:
+        steps.send([np.arange(len(wanted.texts[0]), dtype=np.float32)])
+    assert sorted(ids(done.value.value[0])) == ["a", "c"]
+
+
+def test_another_collection_takes_documents_and_embeddings_over(
+    collection: Collection, address: str, encoder: Encoder, tmp_path: Path
+) -> None:
+    collection.delete("b")
+    copy = Collection.build(collection, encoder=encoder, path=tmp_path / "copy")
+    assert len(copy) == 4
+    assert copy.get("a") == collection.get("a")
+    assert ids(copy.search("the dog", 4)) == ids(collection.search("the dog", 4))
+
+
+def test_embeddings_that_exist_are_taken_and_checked(address: str, encoder: Encoder) -> None:
+    rows = encoder.encode([document["text"] for document in DOCUMENTS])
+    with pytest.raises(FingerprintError, match="in the order of the documents"):
+        Collection.build(DOCUMENTS, encoder=encoder, path=address, embeddings=rows[::-1])
+    built = Collection.build(DOCUMENTS, encoder=encoder, path=address, embeddings=rows)
+    assert ids(built.search("red apple", 1)) == ["d"]
+    built.close()
+
+
+def test_compacting_verifying_and_a_sample(collection: Collection) -> None:
+    collection.upsert([("f", "green tea")])
+    collection.delete("a")
+    before = ids(collection.search("the dog", 10))
+    while collection.merge():
+        pass
+    collection.compact()
+    collection.verify()
+    assert ids(collection.search("the dog", 10)) == before
+    documents, embeddings = collection.sample(3)
+    assert (len(documents), embeddings.shape) == (3, (3, 16))
+    np.testing.assert_allclose(np.linalg.norm(embeddings, axis=1), 1, atol=1e-5)
+
+
+def test_what_others_write_is_seen(collection: Collection, address: str, encoder: Encoder) -> None:
+    if address.startswith("qdrant:"):
+        pytest.skip("a folder of Qdrant's local mode is open once")
+    other = Collection.open(address, encoder=encoder)
+    other.upsert([("g", "a violin")])
+    collection.refresh()
+    assert len(collection) == 6
+    assert not collection.refresh()
+    other.close()
+
+
+def test_nothing_there_is_an_error(address: str) -> None:
+    with pytest.raises(CollectionError, match="there is no collection"):
+        Collection.open(address)

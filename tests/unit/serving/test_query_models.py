@@ -1,0 +1,161 @@
+"""Documents embedded by one model and queries by another one of the same space."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from embedkit.errors import CollectionError, FingerprintError, InputError
+from embedkit.serving.retrieval import Collection
+from embedkit.serving.retrieval.manifest import Manifest, QueryModel
+
+from .conftest import DOCUMENTS, WordEncoder
+from .test_manifest import MANIFEST, forge
+
+
+class Student(WordEncoder):
+    """Gives its teacher's vectors, with some noise or turned into another space."""
+
+    def __init__(self, teacher, name="student", noise=0.2, *, turned=False, teacher_fingerprint=None):
+        super().__init__(name, teacher.dimension)
+        self._teacher, self._noise, self._turned = teacher, noise, turned
+        fingerprint = teacher_fingerprint or teacher.fingerprint
+        self.manifest = SimpleNamespace(teacher={"name": teacher.name, "fingerprint": fingerprint}, prompts={})
+
+    def _row(self, text):
+        row = self._teacher._row(text)
+        row = row / np.linalg.norm(row) + self._noise * super()._row(text) / self.dimension
+        return np.roll(row, 1) * np.where(np.arange(self.dimension) % 2, 1, -1) if self._turned else row
+
+
+@pytest.fixture
+def student(encoder):
+    return Student(encoder)
+
+
+@pytest.fixture
+def pair(tmp_path, encoder, student):
+    return Collection.build(
+        DOCUMENTS, encoder=encoder, queries=student, path=tmp_path / "idx", queries_source="student.onnx"
+    )
+
+
+def test_documents_and_queries_have_their_own_models(pair, encoder, student):
+    pair.search("tea")
+    assert student.calls[-1] == ["tea"]
+    assert ["tea"] not in encoder.calls
+    assert [row for row in encoder.calls if "tea" in row]  # as a document
+
+
+def test_scores_are_those_of_the_two_models(pair, encoder, student):
+    found = {hit.id: hit.score for hit in pair.search("bees find home", k=5)}
+    query = student.encode(["bees find home"])[0]
+    for document in DOCUMENTS:
+        expected = query @ encoder.encode([document["text"]])[0]
+        assert found[document["id"]] == pytest.approx(expected, abs=1e-6)
+
+
+def test_the_manifest_knows_both(pair, encoder, student):
+    manifest = Manifest.read(pair.path)
+    assert (manifest.model, manifest.fingerprint) == (encoder.name, encoder.fingerprint)
+    queries = manifest.queries
+    assert (queries.model, queries.source, queries.fingerprint) == ("student", "student.onnx", student.fingerprint)
+    assert 0.5 < queries.agreement < 1
+
+
+def test_writes_keep_it(pair):
+    before = pair.manifest.queries
+    pair.upsert([("wasps", "wasps and bees")])
+    pair.delete("tea")
+    pair.compact()
+    assert pair.manifest.queries == before
+    assert pair.search("wasps and bees")[0].id == "wasps"
+
+
+def test_the_students_suffices_to_search_and_not_to_write(pair, student):
+    opened = Collection.open(pair.path, queries=student)
+    assert opened.search("tea")[0].id == "tea"
+    with pytest.raises(InputError, match=r"without an encoder for its documents.* words"):
+        opened.upsert([("x", "y")])
+
+
+def test_the_documents_model_searches_too(pair, encoder, student):
+    assert Collection.open(pair.path, encoder=encoder).search("tea")[0].score == pytest.approx(1)
+    opened = Collection.open(pair.path, queries=encoder)
+    opened.upsert([("x", "y")])
+    assert opened.search("y")[0].id == "x"
+    with pytest.raises(FingerprintError, match="open the collection with queries="):
+        Collection.open(pair.path, encoder=student)
+
+
+def test_a_student_searches_what_only_its_teacher_built(tmp_path, encoder, student):
+    Collection.build(DOCUMENTS, encoder=encoder, path=tmp_path / "idx")
+    assert Collection.open(tmp_path / "idx", queries=student).search("tea")[0].id == "tea"
+
+
+def test_students_of_one_teacher_belong_together(tmp_path, encoder, student):
+    larger = Student(encoder, "larger", noise=0.1)
+    built = Collection.build(DOCUMENTS, encoder=larger, queries=student, path=tmp_path / "idx")
+    assert built.search("tea")[0].id == "tea"
+    assert Collection.open(built.path, queries=student).search("tea")[0].id == "tea"
+
+
+@pytest.mark.parametrize("reason", ["no teacher", "another teacher"])
+def test_strangers_are_refused_before_anything_is_read(tmp_path, encoder, other_encoder, reason):
+    queries = other_encoder if reason == "no teacher" else Student(other_encoder)
+    with pytest.raises(FingerprintError, match="not made for documents embedded by words"):
+        Collection.build(tmp_path / "nothing.jsonl", encoder=encoder, queries=queries, path=tmp_path / "idx")
+    Collection.build(DOCUMENTS, encoder=encoder, path=tmp_path / "idx")
+    with pytest.raises(FingerprintError, match="not made for documents"):
+        Collection.open(tmp_path / "idx", queries=queries)
+
+
+def test_another_form_of_the_teacher_is_known_by_its_name(tmp_path, encoder):
+    """The fp32 and the int8 file of a teacher have different fingerprints."""
+    student = Student(encoder, teacher_fingerprint="0" * 64)
+    student.manifest.teacher["name"] = "some-organisation/Words"
+    assert Collection.build(DOCUMENTS, encoder=encoder, queries=student, path=tmp_path / "idx").search("tea")
+
+
+def test_a_student_of_another_space_is_refused_after_a_sample(tmp_path, encoder):
+    turned = Student(encoder, turned=True)
+    with pytest.raises(FingerprintError, match=r"the same 5 documents with a mean cosine of -?0\.\d\d"):
+        Collection.build(DOCUMENTS, encoder=encoder, queries=turned, path=tmp_path / "idx")
+    assert not (tmp_path / "idx").exists()
+    Collection.build(DOCUMENTS, encoder=encoder, path=tmp_path / "idx")
+    with pytest.raises(FingerprintError, match="in common, but not"):
+        Collection.open(tmp_path / "idx", queries=turned)
+
+
+def test_a_student_of_another_width_is_refused(tmp_path, encoder):
+    narrow = Student(encoder)
+    narrow.dimension = 8
+    with pytest.raises(FingerprintError, match="gives 8 dimensions"):
+        Collection.build(DOCUMENTS, encoder=encoder, queries=narrow, path=tmp_path / "idx")
+
+
+def test_a_collection_rebuilt_for_strangers_is_seen(pair, student, other_encoder):
+    opened = Collection.open(pair.path, queries=student)
+    Collection.build(DOCUMENTS, encoder=other_encoder, path=pair.path)
+    with pytest.raises(FingerprintError, match="other-words"):
+        opened.refresh()
+
+
+def test_manifests_keep_the_query_model(tmp_path):
+    queries = QueryModel(model="t", source=None, fingerprint="e", agreement=0.9)
+    told = dataclasses.replace(MANIFEST, queries=queries)
+    told.write(tmp_path)
+    assert Manifest.read(tmp_path) == told
+    MANIFEST.write(tmp_path)
+    assert "queries" not in json.loads((tmp_path / "manifest.json").read_text())
+
+
+@pytest.mark.parametrize("value", ["t", {}, {"model": "t", "source": 1, "fingerprint": "e", "agreement": 0.9}])
+def test_malformed_query_models_are_damage(tmp_path, value):
+    forge(tmp_path, queries=value)
+    with pytest.raises(CollectionError, match="no valid queries"):
+        Manifest.read(tmp_path)

@@ -1,0 +1,213 @@
+"""Collections of documents that are embedded already."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from embedkit.errors import DataError, FingerprintError, InputError
+from embedkit.serving.retrieval import Collection, embedding, sources
+
+from .conftest import DOCUMENTS
+
+TEXTS = [document["text"] for document in DOCUMENTS]
+ROWS = [{"id": str(n), "text": f"word{n} word{n % 7}", "n": n} for n in range(150)]
+
+
+@pytest.fixture
+def embedded(encoder):
+    rows = encoder.encode([row["text"] for row in ROWS])
+    encoder.calls.clear()
+    return rows
+
+
+def write_shards(folder, encoder, rows=ROWS, per_file=40, *, maker=True, value_type="float32"):
+    pa = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    folder.mkdir(parents=True, exist_ok=True)
+    about = (
+        {b"embedkit": json.dumps({"model": encoder.name, "fingerprint": encoder.fingerprint})} if maker else None
+    )
+    for number, start in enumerate(range(0, len(rows), per_file)):
+        part = rows[start : start + per_file]
+        vectors = encoder.encode([row["text"] for row in part]).astype(value_type)
+        table = pa.Table.from_pylist(part).append_column(
+            "embedding", pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), vectors.shape[1])
+        )
+        parquet.write_table(table.replace_schema_metadata(about), folder / f"shard-{number:06d}.parquet")
+    encoder.calls.clear()
+    return folder
+
+
+def built(documents, encoder, tmp_path, **options):
+    return Collection.build(documents, encoder=encoder, path=tmp_path / "idx", **options)
+
+
+def assert_same(collection, embedded, encoder):
+    """Only a sample went to the model, and the embeddings are those given, in the order of the documents."""
+    assert 0 < sum(map(len, encoder.calls)) <= 64
+    documents, found = collection.sample(1000)
+    assert [document.id for document in documents] == [row["id"] for row in ROWS]
+    assert documents[3].metadata == {"n": 3}
+    np.testing.assert_array_equal(found, embedded)
+
+
+def test_an_array_beside_the_documents(tmp_path, encoder, embedded):
+    assert_same(built(ROWS, encoder, tmp_path, embeddings=embedded), embedded, encoder)
+
+
+def test_a_npy_file_beside_the_documents(tmp_path, encoder, embedded, monkeypatch):
+    monkeypatch.setattr(sources, "_CHUNK", 32)
+    np.save(tmp_path / "e.npy", embedded)
+    assert_same(built(ROWS, encoder, tmp_path, embeddings=str(tmp_path / "e.npy")), embedded, encoder)
+
+
+def test_a_column_of_any_iterable(tmp_path, encoder, embedded, monkeypatch):
+    monkeypatch.setattr(sources, "_CHUNK", 32)
+    rows = ({**row, "vector": vector.tolist()} for row, vector in zip(ROWS, embedded, strict=True))
+    assert_same(built(rows, encoder, tmp_path, embeddings="vector"), embedded, encoder)
+
+
+def test_a_column_of_a_hub_data_set(tmp_path, encoder, embedded):
+    datasets = pytest.importorskip("datasets")
+    rows = [{**row, "embedding": vector.tolist()} for row, vector in zip(ROWS, embedded, strict=True)]
+    assert_same(
+        built(datasets.Dataset.from_list(rows), encoder, tmp_path, embeddings="embedding"), embedded, encoder
+    )
+
+
+def test_shards(tmp_path, encoder, embedded):
+    assert_same(built(write_shards(tmp_path / "s", encoder), encoder, tmp_path), embedded, encoder)
+
+
+def test_an_array_beside_a_folder_of_parquet(tmp_path, encoder, embedded):
+    shards = write_shards(tmp_path / "s", encoder)
+    assert_same(built(shards, encoder, tmp_path, embeddings=embedded), embedded, encoder)
+
+
+def test_one_shard(tmp_path, encoder, embedded):
+    shards = write_shards(tmp_path / "s", encoder, per_file=1000)
+    assert_same(built(shards / "shard-000000.parquet", encoder, tmp_path), embedded, encoder)
+
+
+def test_another_collection(tmp_path, encoder, embedded):
+    first = Collection.build(ROWS, encoder=encoder, path=tmp_path / "first")
+    first.upsert([("extra", "words")])
+    first.delete("extra")
+    encoder.calls.clear()
+    assert_same(built(first, encoder, tmp_path), embedded, encoder)
+    assert len(built(str(tmp_path / "first"), encoder, tmp_path)) == len(ROWS)
+
+
+def test_a_folder_of_parquet_without_embeddings_is_embedded(tmp_path, encoder):
+    pa = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    (tmp_path / "s" / "deep").mkdir(parents=True)
+    parquet.write_table(pa.Table.from_pylist(ROWS[:3]), tmp_path / "s" / "a.parquet")
+    parquet.write_table(pa.Table.from_pylist(ROWS[3:5]), tmp_path / "s" / "deep" / "b.parquet")
+    (tmp_path / "s" / "_manifest.parquet").write_text("passed over")
+    assert len(built(tmp_path / "s", encoder, tmp_path)) == 5
+    assert sum(map(len, encoder.calls)) == 5
+
+
+def test_upserts_take_them_too(tmp_path, encoder, embedded):
+    collection = Collection.build([("3", "old"), ("x", "y")], encoder=encoder, path=tmp_path / "idx")
+    encoder.calls.clear()
+    assert collection.upsert(ROWS, embeddings=embedded) == (149, 1)
+    assert sum(map(len, encoder.calls)) <= 64
+    assert collection.search("word5 word5", k=1)[0].id == "5"
+
+
+# Refusals: each before the collection changes
+
+
+def refused(tmp_path, error, message, documents, encoder, **options):
+    with pytest.raises(error, match=message):
+        built(documents, encoder, tmp_path, **options)
+    assert not (tmp_path / "idx").exists()
+
+
+def test_another_models_shards_are_refused_at_once(tmp_path, encoder, other_encoder):
+    shards = write_shards(tmp_path / "s", other_encoder)
+    refused(tmp_path, FingerprintError, "made by other-words .*not by words", shards, encoder)
+    assert not encoder.calls
+
+
+def test_another_models_embeddings_are_refused_after_a_sample(tmp_path, encoder, other_encoder):
+    rows = other_encoder.encode([row["text"] for row in ROWS])
+    refused(tmp_path, FingerprintError, r"document 1 \(id '0'\)|has a cosine", ROWS, encoder, embeddings=rows)
+
+
+def test_rows_out_of_step_are_refused(tmp_path, encoder, embedded):
+    refused(tmp_path, FingerprintError, "in the order of", ROWS, encoder, embeddings=np.roll(embedded, 1, axis=0))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda rows: rows[:-1], "expected 150 embeddings, one for each document, got 149"),
+        (lambda rows: np.concatenate([rows, rows]), "got at least 300"),
+        (lambda rows: rows[:, :8], "expected embeddings of 16 dimensions"),
+        (lambda rows: rows * 2, "has length 2; expected unit rows"),
+        (lambda rows: np.where(np.arange(150)[:, None] == 70, np.nan, rows), "embedding 71 has length nan"),
+        (lambda rows: (100 * rows).astype(np.int8), "as floats, got int8"),
+        (lambda rows: rows[0], "shape"),
+    ],
+)
+def test_arrays_of_another_form_are_refused(tmp_path, encoder, embedded, spoil, message):
+    refused(tmp_path, DataError, message, ROWS, encoder, embeddings=spoil(embedded))
+
+
+def test_a_foreign_column_wants_to_be_named(tmp_path, encoder, embedded):
+    shards = write_shards(tmp_path / "s", encoder, maker=False)
+    refused(tmp_path, InputError, "does not say by which model; give embeddings='embedding'", shards, encoder)
+    assert_same(built(shards, encoder, tmp_path, embeddings="embedding"), embedded, encoder)
+
+
+def test_unfinished_shards_are_refused(tmp_path, encoder):
+    shards = write_shards(tmp_path / "s", encoder)
+    (shards / "_manifest.json").write_text(json.dumps({"inputs": [{"rows": 100}, {"rows": 80}]}))
+    refused(tmp_path, DataError, "unfinished: 150 of 180 rows", shards, encoder)
+
+
+def test_shards_of_several_models_are_refused(tmp_path, encoder, other_encoder):
+    shards = write_shards(tmp_path / "s", encoder)
+    write_shards(shards / "more", other_encoder, rows=ROWS[:3])
+    refused(tmp_path, FingerprintError, "of several models", shards, encoder)
+
+
+@pytest.mark.parametrize(
+    ("documents", "embeddings", "error", "message"),
+    [
+        ([{"text": "a", "v": [1, "x"]}], "v", DataError, "expected a list of numbers as v"),
+        ([{"text": "a", "v": [1]}, {"text": "b", "v": [1, 2]}], "v", DataError, "document 2: expected 1 numbers"),
+        ([{"text": "a"}], "v", DataError, "document 1: there is no column 'v'"),
+        (["a"], 3, InputError, "got int"),
+        (["a"], "nothing.npy", DataError, "not a readable"),
+    ],
+)
+def test_embeddings_that_are_none(tmp_path, encoder, documents, embeddings, error, message):
+    refused(tmp_path, error, message, documents, encoder, embeddings=embeddings)
+
+
+def test_quantized_shards_are_refused(tmp_path, encoder):
+    pytest.importorskip("pyarrow")
+    shards = write_shards(tmp_path / "s", encoder, value_type="int8")
+    refused(tmp_path, DataError, "expected lists of floats as embedding", shards, encoder)
+
+
+# Several processes
+
+
+def test_an_encoder_of_several_processes_gets_several_chunks_at_once(tmp_path, encoder, monkeypatch):
+    monkeypatch.setattr(embedding, "_CHUNK", 10)
+    one = Collection.build(ROWS, encoder=encoder, path=tmp_path / "one")
+    encoder.calls.clear()
+    encoder.processes = 3
+    several = Collection.build(ROWS, encoder=encoder, path=tmp_path / "several")
+    assert [len(call) for call in encoder.calls] == [60, 60, 30]
+    np.testing.assert_array_equal(several.sample(1000)[1], one.sample(1000)[1])
