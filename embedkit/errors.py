@@ -18,6 +18,7 @@ embedkit would catch::
     ├── CacheError (ValueError)               a cache of vectors or texts is damaged or in use
     ├── CheckpointError (ValueError)          a checkpoint is missing, damaged or of another run
     ├── CollectionError (ValueError)          a collection is missing, damaged or of another form, or refused
+    │   └── CollectionBusyError               another process or thread is writing to it
     ├── TrainingError (RuntimeError)          training cannot go on (a loss that is not finite, say)
     ├── ExportError (RuntimeError)            a model cannot be exported
     │   └── GateError                         the exported file missed a gate; carries the figures
@@ -38,6 +39,7 @@ __all__ = [
     "BundleVersionError",
     "CacheError",
     "CheckpointError",
+    "CollectionBusyError",
     "CollectionError",
     "ConfigError",
     "DataError",
@@ -125,6 +127,10 @@ class CheckpointError(EmbedkitError, ValueError):
 
 class CollectionError(EmbedkitError, ValueError):
     """A collection is missing, damaged or of another form, or the server that keeps it refuses."""
+
+
+class CollectionBusyError(CollectionError):
+    """A collection is locked by another writer."""
 
 
 class TrainingError(EmbedkitError, RuntimeError):

@@ -16,6 +16,7 @@ logger = logging.getLogger("embedkit")
 HELP = "serve embeddings, re-ranking and search over HTTP"
 EXAMPLES = """
 embedkit serve tiny-sct.onnx --collection idx/ --port 8080
+embedkit serve tiny-sct.onnx mini.onnx --collection idx/
 embedkit serve tiny-sct.onnx --config server.toml --api-key-file keys.txt --set max_items=256
 """
 
@@ -24,7 +25,12 @@ _FLAGS = ("collection", "reranker", "host", "port", "threads", "api_key_file", "
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("model", help="a bundle, a bundled name, a model folder or a hub id")
+    parser.add_argument(
+        "models",
+        nargs="+",
+        metavar="MODEL",
+        help="a bundle, a bundled name, a model folder or a hub id; the first of several is the default",
+    )
     parser.add_argument("--collection", metavar="IDX", help="folder of a collection to search in")
     parser.add_argument("--allow-writes", action="store_true", help="let clients change the collection")
     parser.add_argument("--reranker", metavar="MODEL", help="cross-encoder that ranks texts")
@@ -48,7 +54,7 @@ def run(arguments: argparse.Namespace) -> None:
 
     settings = _settings(arguments)
     keys = KeyRing.load(settings)
-    service = Service.load(arguments.model, settings)
+    service = Service.load(arguments.models, settings)
     _log_as_json()
     if not settings.is_local and not keys:
         logger.warning("anybody who reaches %s may use this server, as it has no API key", settings.host)

@@ -59,7 +59,7 @@ def create_routes(service: Service) -> FastAPI:
 def _routers(service: Service) -> list[APIRouter]:
     """The routers of what a service can do."""
     routers = [module.router for module in (page, embeddings, cohere, rerank, tei, search, operations)]
-    if service.library is not None and service.settings.allow_writes:
+    if service.catalogue.library is not None and service.settings.allow_writes:
         routers.append(search.writing_router)
     return routers
 

@@ -10,6 +10,7 @@ from typing import Literal, TypeVar
 
 from embedkit.errors import InputError, TextOverflowError, TooLargeError
 from embedkit.protocols import FloatArray
+from embedkit.runtime.cross_encoder import CrossEncoder
 from embedkit.runtime.encoder import Encoder
 from embedkit.runtime.packing import unit_rows
 from embedkit.runtime.tokenization import Tokens
@@ -64,7 +65,7 @@ class Gate:
                 f"{characters} characters in one request; at most {self._settings.max_characters} are allowed"
             )
 
-    def accept(self, tokens: Tokens, max_length: int, *, truncate: bool | None = None) -> None:
+    def accept(self, tokens: Tokens, model: Encoder | CrossEncoder, *, truncate: bool | None = None) -> None:
         """Count texts that were cut, or refuse them.
 
         Raises:
@@ -73,10 +74,10 @@ class Gate:
         wanted = self._settings.on_overflow == "truncate" if truncate is None else truncate
         if tokens.overflowing and not wanted:
             raise TextOverflowError(
-                f"{tokens.truncated} of {len(tokens.ids)} texts are longer than {max_length} tokens, the first at "
-                f"position {tokens.overflowing[0]}; shorten them, or ask for them to be cut"
+                f"{tokens.truncated} of {len(tokens.ids)} texts are longer than {model.max_length} tokens, the "
+                f"first at position {tokens.overflowing[0]}; shorten them, or ask for them to be cut"
             )
-        self._metrics.count_truncated(tokens.truncated)
+        self._metrics.count_truncated(model.name, tokens.truncated)
 
     @staticmethod
     async def beside(characters: int, work: Callable[[], Result]) -> Result:
@@ -185,7 +186,7 @@ class Embedder:
         tokens = await self._gate.beside(
             sum(map(len, texts)), lambda: self.encoder.tokenize(texts, role=role, prompt_name=prompt_name)
         )
-        self._gate.accept(tokens, self.encoder.max_length, truncate=truncate)
+        self._gate.accept(tokens, self.encoder, truncate=truncate)
         count = int(tokens.lengths.sum())
         if held is not None:
             self._admission.correct(held, self._rate.seconds(count))

@@ -105,7 +105,7 @@ class CrossRanker:
         pairs = [(query, text) for text in texts]
         characters = len(texts) * len(query) + sum(map(len, texts))
         tokens = await self._gate.beside(characters, lambda: self._model.tokenize(pairs))
-        self._gate.accept(tokens, self._model.max_length, truncate=truncate)
+        self._gate.accept(tokens, self._model, truncate=truncate)
         count = int(tokens.lengths.sum())
         if held is not None:
             self._admission.correct(held, self._rate.seconds(count))

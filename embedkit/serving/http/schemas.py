@@ -42,6 +42,7 @@ __all__ = [
 ]
 
 Texts = Annotated[str | list[str], Field(description="one text, or several")]
+ModelName = Annotated[str | None, Field(description="name of the model; the default one if left out")]
 
 
 class Schema(BaseModel):
@@ -97,7 +98,7 @@ class EmbeddingsRequest(Schema):
     """As OpenAI's, and ``prompt_name``; as Jina's, whose texts may be objects."""
 
     input: Texts
-    model: str | None = Field(None, description="name of the model; may be left out, as there is one")
+    model: ModelName = None
     encoding_format: Literal["float", "base64"] | None = Field(
         "float", description="numbers, or little-endian float32 in base64, which is smaller and quicker"
     )
@@ -169,7 +170,7 @@ Truncate = Annotated[
 
 
 class TeiEmbedRequest(Schema):
-    """As text-embeddings-inference takes it."""
+    """As text-embeddings-inference takes it, and ``model``."""
 
     inputs: Texts
     normalize: bool | None = Field(True, description="false only where the model leaves it open")
@@ -177,6 +178,7 @@ class TeiEmbedRequest(Schema):
     truncation_direction: Direction = None
     prompt_name: str | None = Field(None, description="one of the model's prompts")
     dimensions: int | None = Field(None, ge=1)
+    model: ModelName = None
 
     _texts = field_validator("inputs", mode="before")(refuse_token_ids)
 
@@ -197,10 +199,11 @@ class SimilarityParameters(Schema):
 
 
 class SimilarityRequest(Schema):
-    """As text-embeddings-inference takes it."""
+    """As text-embeddings-inference takes it, and ``model``."""
 
     inputs: SimilarityInputs
     parameters: SimilarityParameters | None = None
+    model: ModelName = None
 
 
 class InferRequest(TeiEmbedRequest):
@@ -214,7 +217,7 @@ class CohereEmbedRequest(Schema):
     """As Cohere's; images are refused."""
 
     texts: list[str] = Field(min_length=1)
-    model: str | None = Field(None, description="name of the model; may be left out, as there is one")
+    model: ModelName = None
     input_type: str | None = Field(
         None, description="search_query and search_document choose the model's prompts; others choose none"
     )
@@ -273,7 +276,7 @@ class RerankRequest(Schema):
 
     query: str
     documents: list[str | RerankDocument]
-    model: str | None = Field(None, description="name of the model; may be left out, as there is one")
+    model: ModelName = None
     top_n: int | None = Field(None, ge=1, description="documents wanted; all if left out")
     return_documents: bool | None = Field(None, description="whether the texts are in the answer")
 
@@ -297,10 +300,11 @@ class RerankAnswer(Schema):
 
 
 class TeiRerankRequest(Schema):
-    """As text-embeddings-inference takes it."""
+    """As text-embeddings-inference takes it, and ``model``."""
 
     query: str
     texts: list[str]
+    model: ModelName = None
     raw_scores: bool = Field(False, description="true is refused")
     return_text: bool = False
     truncate: bool | None = Field(None, description="cut pairs that are too long, or refuse them")

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import signal
 import socket
 import sys
+import threading
 import time
 from types import FrameType
 
 import uvicorn
 
+from embedkit.errors import EmbedkitError
 from embedkit.serving.http.app import create_app
 from embedkit.serving.http.connections import Connections
 from embedkit.serving.http.keys import KeyRing
@@ -31,7 +34,8 @@ class Server(uvicorn.Server):
     """Serves until SIGINT or SIGTERM, then stops in an order that loses no request.
 
     Readiness answers 503, and every answer closes its connection; after ``drain_delay_s`` (SIGTERM only) no new
-    connections are taken; requests at work get ``drain_s`` to finish. A second signal stops at once.
+    connections are taken; requests at work get ``drain_s`` to finish. A second signal stops at once. SIGHUP loads
+    models and collection again.
 
     Args:
         service: what is served.
@@ -44,6 +48,7 @@ class Server(uvicorn.Server):
         self._connections = Connections(settings)
         self._listener: Listener | None = None
         self._sweeper: asyncio.Task[None] | None = None
+        self._reloading: asyncio.Task[None] | None = None
         super().__init__(
             uvicorn.Config(
                 create_app(service, self._keys),
@@ -87,8 +92,14 @@ class Server(uvicorn.Server):
             sys.exit(_FAILED_TO_START)
         self._listener.start()
         self._sweeper = asyncio.get_running_loop().create_task(self._sweep())
+        self._reload_on_hangup()
         self.started = True
-        logger.info("listening", extra={"fields": {"url": self.url, "model": self._service.encoder.name}})
+        logger.info(
+            "listening",
+            extra={
+                "fields": {"url": self.url, "models": [card["id"] for card in self._service.catalogue.cards()]}
+            },
+        )
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:  # noqa: ARG002 - uvicorn's
         """Drain, in the order that the class describes."""
@@ -120,6 +131,18 @@ class Server(uvicorn.Server):
             await asyncio.sleep(_SWEEP_S)
             self._connections.sweep()
             self._keys.refresh()
+
+    def _reload_on_hangup(self) -> None:
+        """SIGHUP reloads; signals belong to the main thread, and the server may run in another one."""
+        if sys.platform != "win32" and threading.current_thread() is threading.main_thread():
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._begin_reload)
+
+    def _begin_reload(self) -> None:
+        self._reloading = asyncio.get_running_loop().create_task(self._reload())
+
+    async def _reload(self) -> None:
+        with contextlib.suppress(EmbedkitError):  # the log has it
+            await self._service.reload()
 
     def _make_connection(self) -> asyncio.Protocol:
         return self._connections.protocol(

@@ -25,11 +25,11 @@ router = APIRouter(tags=["text-embeddings-inference"], responses=TEI_PROBLEMS)
 
 
 @router.post("/embed", response_model=list[list[float]])
-async def embed(body: TeiEmbedRequest, request: Request, service: Serving) -> Response:
+async def embed(body: TeiEmbedRequest, request: Request, catalogue: Serving) -> Response:
     """Embed one text or several: a list of embeddings."""
     if body.normalize is False:
         raise InputError("normalize: false is not possible here, as this server gives unit rows")
-    done = await service.embedder.embed(
+    done = await catalogue.embedder(body.model).embed(
         as_texts(body.inputs), prompt_name=body.prompt_name, dimensions=body.dimensions, truncate=body.truncate
     )
     note(request, texts=len(done.rows), tokens=done.tokens, truncated=done.truncated)
@@ -37,10 +37,10 @@ async def embed(body: TeiEmbedRequest, request: Request, service: Serving) -> Re
 
 
 @router.post("/similarity", response_model=list[float])
-async def compare(body: SimilarityRequest, request: Request, service: Serving) -> Response:
+async def compare(body: SimilarityRequest, request: Request, catalogue: Serving) -> Response:
     """The cosine of one text with each of several."""
     given, how = body.inputs, body.parameters or SimilarityParameters(prompt_name=None)
-    done = await service.embedder.embed(
+    done = await catalogue.embedder(body.model).embed(
         [given.source_sentence, *given.sentences], prompt_name=how.prompt_name, truncate=how.truncate
     )
     note(request, texts=len(done.rows), tokens=done.tokens, truncated=done.truncated)
@@ -48,20 +48,23 @@ async def compare(body: SimilarityRequest, request: Request, service: Serving) -
 
 
 @router.post("/", response_model=list[list[float]] | list[float])
-async def infer(body: InferRequest, request: Request, service: Serving) -> Response:
+async def infer(body: InferRequest, request: Request, catalogue: Serving) -> Response:
     """As ``/embed`` for texts, and as ``/similarity`` for ``{"source_sentence", "sentences"}``."""
     if isinstance(body.inputs, SimilarityInputs):
-        return await compare(SimilarityRequest(inputs=body.inputs, parameters=body.parameters), request, service)
-    return await embed(body, request, service)
+        return await compare(
+            SimilarityRequest(inputs=body.inputs, parameters=body.parameters, model=body.model), request, catalogue
+        )
+    return await embed(body, request, catalogue)
 
 
 @router.get("/info", response_model=TeiInfo)
-async def info(service: Serving) -> dict[str, Any]:
-    """The model and the limits."""
-    manifest, settings = service.encoder.manifest, service.settings
+async def info(catalogue: Serving, model: str | None = None) -> dict[str, Any]:
+    """A model, the default one unless another is named, and the limits."""
+    encoder, settings = catalogue.embedder(model).encoder, catalogue.settings
+    manifest = encoder.manifest
     return {
         "model_id": manifest.name,
-        "model_sha": service.encoder.fingerprint,
+        "model_sha": encoder.fingerprint,
         "model_dtype": manifest.precision,
         "model_type": {"embedding": {"pooling": manifest.pooling}},
         "max_concurrent_requests": settings.concurrent_requests,

@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from embedkit import Encoder
+from embedkit.serving.http.catalogue import Assets
 from embedkit.serving.http.keys import KeyRing
 from embedkit.serving.http.server import Server
 from embedkit.serving.http.service import Service
@@ -46,6 +47,12 @@ def toy_encoder(toy_bundle: Path) -> Encoder:
 
 
 @pytest.fixture(scope="session")
+def served() -> Serve:
+    """``with served(service, keys) as url``: a server of a service."""
+    return serving
+
+
+@pytest.fixture(scope="session")
 def serve(toy_encoder: Encoder) -> Serve:
     """``with serve(max_items=3) as url``: a server with these settings."""
 
@@ -53,12 +60,14 @@ def serve(toy_encoder: Encoder) -> Serve:
         *,
         keys: Any = (),
         encoder: Any = None,
+        more: Any = (),
         reranker: Any = None,
         collection: Any = None,
         **settings: Any,
     ) -> Any:
-        parts = {"reranker": reranker, "collection": collection}
-        return serving(Service(encoder or toy_encoder, ServerSettings(port=0, **settings), **parts), keys)
+        encoders = [encoder or toy_encoder, *more]
+        assets = Assets(encoders, reranker, collection)
+        return serving(Service(ServerSettings(port=0, **settings), lambda: assets), keys)
 
     return start
 

@@ -17,6 +17,7 @@ import pytest
 from embedkit import Encoder
 from embedkit.errors import OverloadedError
 from embedkit.runtime.bundle import read_bundle
+from embedkit.serving.http.catalogue import Assets
 from embedkit.serving.http.embedding import least_tokens
 from embedkit.serving.http.service import Service
 from embedkit.serving.http.settings import ServerSettings
@@ -199,7 +200,7 @@ def test_a_request_takes_no_thread_but_the_one_of_batches(serve):
 
 
 def test_texts_that_cannot_fit_are_refused_before_they_are_tokenized(toy_encoder, monkeypatch):
-    service = Service(toy_encoder, ServerSettings(queue_s=1e-9))
+    service = Service(ServerSettings(queue_s=1e-6), lambda: Assets([toy_encoder]))
     tokenized = []
     tokenize = toy_encoder.tokenize
     monkeypatch.setattr(
@@ -207,7 +208,7 @@ def test_texts_that_cannot_fit_are_refused_before_they_are_tokenized(toy_encoder
     )
 
     async def run():
-        asked = (service.embedder.embed(["bees"] * 300) for _ in range(10))
+        asked = (service.catalogue.embedder().embed(["bees"] * 300) for _ in range(10))
         return await asyncio.gather(*asked, return_exceptions=True)
 
     try:

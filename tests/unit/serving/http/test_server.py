@@ -140,6 +140,18 @@ def test_no_request_is_lost_when_it_stops(toy_bundle):
     assert set(answered) <= {200, 429}
 
 
+def test_a_hangup_reloads(start, write_toy_bundle, tmp_path):
+    path = write_toy_bundle(tmp_path / "model.onnx")
+    server = start(path)
+    write_toy_bundle(tmp_path / "new.onnx", max_length=5)
+    (tmp_path / "new.onnx").replace(path)
+    assert httpx.get(f"{server.url}/info").json()["max_input_length"] == 12
+    server.process.send_signal(signal.SIGHUP)
+    wait_for(lambda: httpx.get(f"{server.url}/info").json()["max_input_length"] == 5)
+    assert server.end() == 0
+    assert "reloaded" in {json.loads(line)["message"] for line in server.lines}
+
+
 def test_a_port_in_use_is_one_line_of_log(toy_bundle):
     server = Process(toy_bundle)
     port = server.url.rpartition(":")[2]
@@ -167,7 +179,7 @@ def test_every_line_of_its_log_is_json(start, toy_bundle):
     assert server.end() == 0
     lines = [json.loads(line) for line in server.lines]
     assert [line["message"] for line in lines] == ["listening", "request"]
-    assert lines[0]["model"] == "toy"
+    assert lines[0]["models"] == ["toy"]
     assert lines[1]["status"] == 401
 
 
