@@ -20,7 +20,17 @@ embedkit serve tiny-sct.onnx mini.onnx --collection idx/
 embedkit serve tiny-sct.onnx --config server.toml --api-key-file keys.txt --set max_items=256
 """
 
-_FLAGS = ("collection", "reranker", "host", "port", "threads", "api_key_file", "tls_certificate", "tls_key")
+_FLAGS = (
+    "collection",
+    "reranker",
+    "host",
+    "port",
+    "workers",
+    "threads",
+    "api_key_file",
+    "tls_certificate",
+    "tls_key",
+)
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -36,6 +46,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--reranker", metavar="MODEL", help="cross-encoder that ranks texts")
     parser.add_argument("--host", help="address to listen on; default: 127.0.0.1, this machine alone")
     parser.add_argument("--port", type=int, help="port to listen on, 0 for any; default: 8080")
+    parser.add_argument("--workers", type=int, help="processes that share the port; default: 1")
     parser.add_argument("--threads", type=int, help="threads to keep busy; default: all that this process may use")
     parser.add_argument("--api-key-file", metavar="FILE", help="API keys, with scopes in TOML or one a line")
     parser.add_argument("--tls-certificate", metavar="PEM", help="certificate chain, for HTTPS without a proxy")
@@ -46,19 +57,24 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(arguments: argparse.Namespace) -> None:
+def run(arguments: argparse.Namespace) -> int:
     """Load, check, and serve until told to end; the log goes to stderr, a JSON object a line."""
+    from embedkit.serving.http.json_log import log_as_json
     from embedkit.serving.http.keys import KeyRing
     from embedkit.serving.http.server import Server
     from embedkit.serving.http.service import Service
+    from embedkit.serving.http.workers import Workers
 
     settings = _settings(arguments)
     keys = KeyRing.load(settings)
-    service = Service.load(arguments.models, settings)
-    _log_as_json()
+    service = Service.load(arguments.models, settings) if settings.workers == 1 else None
+    log_as_json(logger)
     if not settings.is_local and not keys:
         logger.warning("anybody who reaches %s may use this server, as it has no API key", settings.host)
+    if service is None:
+        return Workers(arguments.models, settings, logger.level).run()
     Server(service, keys).run_until_told()
+    return 0
 
 
 def _settings(arguments: argparse.Namespace) -> ServerSettings:
@@ -71,17 +87,3 @@ def _settings(arguments: argparse.Namespace) -> ServerSettings:
         given["allow_writes"] = True
     mapping = apply_overrides({**mapping, **given}, arguments.set)
     return from_mapping(ServerSettings, mapping, source=arguments.config or "")
-
-
-def _log_as_json() -> None:
-    """From here on, whoever reads the log is a program; uvicorn's warnings go the same way."""
-    from embedkit.serving.http.json_log import JsonFormatter
-
-    # What no line holds need not be found out for each, see "Optimization" in Python's logging HOWTO.
-    logging._srcfile = None  # noqa: SLF001 - documented there
-    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
-    theirs = logging.getLogger("uvicorn")
-    theirs.propagate = False
-    for handler in logger.handlers:
-        handler.setFormatter(JsonFormatter())
-        theirs.addHandler(handler)

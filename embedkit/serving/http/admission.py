@@ -137,7 +137,8 @@ class Admission:
                 "share; try again later",
                 _whole_seconds(mine),
             )
-        if caller.deadline is not None and time.monotonic() + self._held_s > caller.deadline:
+        left = math.inf if caller.deadline is None else caller.deadline - time.monotonic()
+        if 0 < left < self._held_s:  # a deadline that has passed already is the guard's to answer
             raise OverloadedError(
                 f"{self._held_s:.2f} s of work are waiting, more than this request's timeout; try again later",
                 _whole_seconds(self._held_s),

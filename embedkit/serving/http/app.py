@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 from embedkit import __version__
@@ -31,7 +32,16 @@ def create_app(service: Service, keys: KeyRing) -> ASGIApp:
         keys: API keys; none means that no key is needed.
     """
     routes = Express(create_routes(service), _routers(service), service)
-    return Observer(Guard(routes, service.settings, keys), service.metrics)
+    guarded: ASGIApp = Guard(routes, service.settings, keys)
+    if service.settings.cors_origins:  # around the guard, as preflights bring no key
+        guarded = CORSMiddleware(
+            guarded,
+            allow_origins=service.settings.cors_origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["authorization", "content-type", "x-request-id", "x-request-timeout"],
+            expose_headers=["retry-after", "x-request-id"],
+        )
+    return Observer(guarded, service.metrics)
 
 
 def create_routes(service: Service) -> FastAPI:

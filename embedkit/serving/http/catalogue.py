@@ -131,6 +131,16 @@ class Catalogue:
             raise self._missing(name, list(self._cards))
         return CosineRanker(self.embedder(real), self.gate, self._admission)
 
+    def needed_cross(self) -> CrossRanker:
+        """The cross-encoder.
+
+        Raises:
+            InputError: the server has none.
+        """
+        if self.cross is None:
+            raise InputError("this server has no cross-encoder; an operator can give it one with --reranker")
+        return self.cross
+
     def needed_library(self) -> Library:
         """The collection.
 

@@ -55,15 +55,21 @@ class Gate:
         Raises:
             TooLargeError: says what is allowed.
         """
-        if len(texts) > self._settings.max_items:
-            raise TooLargeError(
-                f"{len(texts)} texts in one request; at most {self._settings.max_items} are allowed"
-            )
+        self.check_count(len(texts))
         characters = sum(map(len, texts))
         if characters > self._settings.max_characters:
             raise TooLargeError(
                 f"{characters} characters in one request; at most {self._settings.max_characters} are allowed"
             )
+
+    def check_count(self, texts: int) -> None:
+        """Refuse a request of too many texts.
+
+        Raises:
+            TooLargeError: says how many are allowed.
+        """
+        if texts > self._settings.max_items:
+            raise TooLargeError(f"{texts} texts in one request; at most {self._settings.max_items} are allowed")
 
     def accept(self, tokens: Tokens, model: Encoder | CrossEncoder, *, truncate: bool | None = None) -> None:
         """Count texts that were cut, or refuse them.
@@ -158,9 +164,35 @@ class Embedder:
         self.check_dimensions(dimensions)
         with self._admission.hold(self.price(texts)) as held:
             found = await self.run(texts, role=role, prompt_name=prompt_name, truncate=truncate, held=held)
-        if dimensions is not None and dimensions < self.encoder.dimension:
-            return Embedded(unit_rows(found.rows[:, :dimensions]), found.tokens, found.truncated)
-        return found
+        return self._cut(found, dimensions)
+
+    async def embed_ids(self, ids: Sequence[Sequence[int]], *, dimensions: int | None = None) -> Embedded:
+        """Embed texts that were tokenized elsewhere.
+
+        Args:
+            ids: token ids of N texts, one at least, special tokens included.
+            dimensions: as for :meth:`embed`.
+
+        Raises:
+            InputError: they do not fit the model.
+            TooLargeError: there are too many.
+            OverloadedError: too much work is waiting.
+        """
+        self._gate.check_count(len(ids))
+        if not ids:
+            raise InputError("expected at least one list of token ids, got none")
+        self.check_dimensions(dimensions)
+        tokens = self.encoder.check_token_ids(ids)
+        count = int(tokens.lengths.sum())
+        with self._admission.hold(self._rate.seconds(count)):
+            rows = await self._batcher.submit(tokens)
+        return self._cut(Embedded(rows, count, 0), dimensions)
+
+    def _cut(self, found: Embedded, dimensions: int | None) -> Embedded:
+        """The first dimensions, scaled to length 1 again."""
+        if dimensions is None or dimensions == self.encoder.dimension:
+            return found
+        return Embedded(unit_rows(found.rows[:, :dimensions]), found.tokens, found.truncated)
 
     async def run(
         self,

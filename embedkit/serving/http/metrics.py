@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 
 from embedkit.serving.http.batcher import BatchReport
+from embedkit.serving.http.metric_sums import Snapshot, snapshot, sum_up
 
 __all__ = ["Metrics"]
 
@@ -102,6 +103,10 @@ class Metrics:
 
         return report
 
-    def text(self) -> bytes:
-        """All of it in Prometheus' text format."""
-        return generate_latest(self._registry)
+    def snapshot(self) -> Snapshot:
+        """All of it, for another worker."""
+        return snapshot(self._registry)
+
+    def text(self, others: Sequence[Snapshot] = ()) -> bytes:
+        """All of it in Prometheus' text format, with what other workers have counted added."""
+        return sum_up([self.snapshot(), *others]) if others else generate_latest(self._registry)

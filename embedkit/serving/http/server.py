@@ -10,6 +10,8 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from types import FrameType
 
 import uvicorn
@@ -18,16 +20,31 @@ from embedkit.errors import EmbedkitError
 from embedkit.serving.http.app import create_app
 from embedkit.serving.http.connections import Connections
 from embedkit.serving.http.keys import KeyRing
-from embedkit.serving.http.listener import Listener
+from embedkit.serving.http.listener import Listener, bind, url_of
 from embedkit.serving.http.service import Service
 
-__all__ = ["Server"]
+__all__ = ["Parent", "Server"]
 
 logger = logging.getLogger(__name__)
 
 _SWEEP_S = 0.1
 _CANCEL_S = 1.0
 _FAILED_TO_START = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Parent:
+    """The process that started a worker.
+
+    Attributes:
+        listening: the socket that it has bound.
+        lifeline: a descriptor at whose end it is gone, and the worker drains as on SIGTERM.
+        confirm: reports to it that the worker serves.
+    """
+
+    listening: socket.socket
+    lifeline: int
+    confirm: Callable[[], None]
 
 
 class Server(uvicorn.Server):
@@ -40,13 +57,16 @@ class Server(uvicorn.Server):
     Args:
         service: what is served.
         keys: API keys; none means that no key is needed.
+        parent: the process that has bound the socket, if this is one of several workers.
     """
 
-    def __init__(self, service: Service, keys: KeyRing | None = None) -> None:
+    def __init__(self, service: Service, keys: KeyRing | None = None, parent: Parent | None = None) -> None:
         settings = service.settings
         self._service, self._keys = service, keys or KeyRing()
         self._connections = Connections(settings)
+        self._parent = parent
         self._listener: Listener | None = None
+        self._url = ""
         self._sweeper: asyncio.Task[None] | None = None
         self._reloading: asyncio.Task[None] | None = None
         super().__init__(
@@ -78,22 +98,29 @@ class Server(uvicorn.Server):
         await self.lifespan.startup()
         settings = self._service.settings
         try:
+            bound = self._parent.listening if self._parent else bind(settings.host, settings.port)
             self._listener = Listener(
-                settings.host,
-                settings.port,
+                bound,
                 self._make_connection,
                 tls=self.config.ssl,
                 handshake_timeout_s=settings.header_timeout_s,
                 most_handshakes=settings.max_connections // 2 + 1,
             )
+            self._listener.start()
         except OSError as error:
             logger.error("cannot listen on %s port %d: %s", settings.host, settings.port, error.strerror or error)  # noqa: TRY400
             await self.lifespan.shutdown()
             sys.exit(_FAILED_TO_START)
-        self._listener.start()
+        self._url = url_of(bound, tls=settings.tls_certificate is not None)
         self._sweeper = asyncio.get_running_loop().create_task(self._sweep())
         self._reload_on_hangup()
+        await self._service.answer_siblings()
         self.started = True
+        if self._parent is not None:
+            lifeline = self._parent.lifeline
+            asyncio.get_running_loop().add_reader(lifeline, self._end_with_parent, lifeline)
+            self._parent.confirm()
+            return
         logger.info(
             "listening",
             extra={
@@ -115,6 +142,7 @@ class Server(uvicorn.Server):
         for task in (unfinished := {self._sweeper, *self.server_state.tasks}):
             task.cancel()
         await asyncio.wait(unfinished, timeout=_CANCEL_S)
+        self._service.siblings.close()
         await self.lifespan.shutdown()
 
     async def _wait(self, seconds: float, *, finish: bool = False) -> None:
@@ -131,6 +159,10 @@ class Server(uvicorn.Server):
             await asyncio.sleep(_SWEEP_S)
             self._connections.sweep()
             self._keys.refresh()
+
+    def _end_with_parent(self, lifeline: int) -> None:
+        asyncio.get_running_loop().remove_reader(lifeline)
+        self.handle_exit(signal.SIGTERM, None)
 
     def _reload_on_hangup(self) -> None:
         """SIGHUP reloads; signals belong to the main thread, and the server may run in another one."""
@@ -152,10 +184,7 @@ class Server(uvicorn.Server):
     @property
     def url(self) -> str:
         """Where it listens, once it does."""
-        assert self._listener is not None
-        host, port = self._listener.address
-        scheme = "https" if self._service.settings.tls_certificate else "http"
-        return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+        return self._url
 
     def run_until_told(self) -> None:
         """Serve; SIGTERM ends as a success does, as it is how servers are stopped."""

@@ -8,11 +8,13 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Self
 
-from embedkit.errors import EmbedkitError
+from embedkit.errors import EmbedkitError, WorkerError
 from embedkit.serving.http.admission import Admission
 from embedkit.serving.http.catalogue import Assets, Catalogue
+from embedkit.serving.http.metric_sums import Snapshot
 from embedkit.serving.http.metrics import Metrics
 from embedkit.serving.http.settings import ServerSettings
+from embedkit.serving.http.siblings import Siblings
 
 __all__ = ["Service"]
 
@@ -25,19 +27,24 @@ class Service:
     Args:
         settings: limits and permissions.
         load: loads models and collection, now and for each reload.
+        siblings: other processes that serve on the same socket, if there are any.
 
     Attributes:
         settings: as given.
         metrics: counts what happens.
         admission: admits work.
         draining: whether the server is stopping.
+        siblings: as given.
 
     Raises:
         EmbedkitError: as ``load`` does.
     """
 
-    def __init__(self, settings: ServerSettings, load: Callable[[], Assets]) -> None:
+    def __init__(
+        self, settings: ServerSettings, load: Callable[[], Assets], *, siblings: Siblings | None = None
+    ) -> None:
         self.settings, self._load = settings, load
+        self.siblings = siblings or Siblings()
         self.metrics = Metrics()
         self.admission = admission = Admission(settings.queue_s)
         self.metrics.watch_admission(lambda: admission.held_s)
@@ -48,13 +55,13 @@ class Service:
         self.metrics.watch_queues(self._catalogue.queues)
 
     @classmethod
-    def load(cls, models: Sequence[str], settings: ServerSettings) -> Self:
+    def load(cls, models: Sequence[str], settings: ServerSettings, *, siblings: Siblings | None = None) -> Self:
         """Load and verify everything, and learn how long the models take.
 
         Raises:
             EmbedkitError: as :meth:`Assets.load`.
         """
-        service = cls(settings, lambda: Assets.load(models, settings))
+        service = cls(settings, lambda: Assets.load(models, settings), siblings=siblings)
         service.catalogue.warm_up()
         return service
 
@@ -100,6 +107,36 @@ class Service:
             models = {card["id"]: card["fingerprint"][:12] for card in fresh.cards()}
             logger.info("reloaded", extra={"fields": {"models": models}})
             self._close_if_unused(before)
+
+    async def reload_everywhere(self) -> None:
+        """Reload here, and then in all other workers.
+
+        Raises:
+            EmbedkitError: something cannot be loaded or verified, here or in another worker; what failed stays.
+        """
+        await self.reload()
+        problems = [problem for problem in await self.siblings.ask("reload") if problem]
+        if problems:
+            raise WorkerError(f"{len(problems)} workers could not reload: {problems[0]}")
+
+    async def metrics_text(self) -> bytes:
+        """The metrics of all workers added up, in Prometheus' text format."""
+        return self.metrics.text(await self.siblings.ask("metrics"))
+
+    async def answer_siblings(self) -> None:
+        """Answer other workers from now on."""
+
+        async def metrics() -> Snapshot:
+            return self.metrics.snapshot()
+
+        async def reload() -> str:
+            try:
+                await self.reload()
+            except EmbedkitError as error:
+                return str(error)
+            return ""
+
+        await self.siblings.answer({"metrics": metrics, "reload": reload})
 
     def close(self) -> None:
         """Let all threads end."""

@@ -39,11 +39,11 @@ async def health(service: Operating) -> Response:
 @router.post("/admin/reload", response_model=ModelList, responses=TEI_PROBLEMS)
 async def reload(service: Operating) -> dict[str, Any]:
     """Load models and collection again, and list the models; needs an API key with the scope ``admin``."""
-    await service.reload()
+    await service.reload_everywhere()
     return {"object": "list", "data": service.catalogue.cards()}
 
 
 @router.get("/metrics", response_class=PlainTextResponse)
 async def metrics(service: Operating) -> Response:
     """Counters for Prometheus."""
-    return Response(service.metrics.text(), media_type=CONTENT_TYPE_LATEST)
+    return Response(await service.metrics_text(), media_type=CONTENT_TYPE_LATEST)

@@ -1,8 +1,9 @@
-"""``/embed``, ``/similarity``, ``/`` and ``/info``, for clients of text-embeddings-inference."""
+"""Routes for clients of text-embeddings-inference, but for its ``/rerank``."""
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+from typing import Any, cast
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
@@ -17,9 +18,15 @@ from embedkit.serving.http.schemas import (
     SimilarityRequest,
     TeiEmbedRequest,
     TeiInfo,
+    TeiPrediction,
+    TeiPredictRequest,
+    TeiToken,
+    TeiTokenizeRequest,
 )
 
 __all__ = ["router"]
+
+_LABEL = "LABEL_0"  # what transformers calls the only label of a model that has no names for them
 
 router = APIRouter(tags=["text-embeddings-inference"], responses=TEI_PROBLEMS)
 
@@ -55,6 +62,32 @@ async def infer(body: InferRequest, request: Request, catalogue: Serving) -> Res
             SimilarityRequest(inputs=body.inputs, parameters=body.parameters, model=body.model), request, catalogue
         )
     return await embed(body, request, catalogue)
+
+
+@router.post("/tokenize", response_model=list[list[TeiToken]])
+async def tokenize(body: TeiTokenizeRequest, request: Request, catalogue: Serving) -> Response:
+    """The tokens of one text or several, none cut off, with the characters that they stand for."""
+    texts, encoder = as_texts(body.inputs), catalogue.embedder(body.model).encoder
+    catalogue.gate.check_limits(texts)
+    found = await asyncio.to_thread(
+        lambda: encoder.token_spans(texts, special_tokens=body.add_special_tokens, prompt_name=body.prompt_name)
+    )
+    note(request, texts=len(texts), tokens=sum(map(len, found)))
+    return answer([[one._asdict() for one in tokens] for tokens in found])
+
+
+@router.post("/predict", response_model=list[TeiPrediction] | list[list[TeiPrediction]])
+async def predict(body: TeiPredictRequest, request: Request, catalogue: Serving) -> Response:
+    """The scores that the cross-encoder gives a pair of texts, or each of several pairs."""
+    if body.raw_scores:
+        raise InputError("raw_scores=true is not possible here: the model's own last step is part of it")
+    several = isinstance(body.inputs[0], list)
+    pairs = cast(list[tuple[str, str]], body.inputs if several else [body.inputs])
+    pairs = [(first, second) for first, second in pairs]
+    ranked = await catalogue.needed_cross().predict(pairs, truncate=body.truncate)
+    note(request, texts=len(pairs), tokens=ranked.tokens, truncated=ranked.truncated)
+    found = [[{"score": score, "label": _LABEL}] for score in ranked.scores.tolist()]
+    return answer(found if several else found[0])
 
 
 @router.get("/info", response_model=TeiInfo)

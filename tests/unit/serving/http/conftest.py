@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -83,3 +88,39 @@ def url(serve: Serve) -> Iterator[str]:
 def client(url: str) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=url) as client:
         yield client
+
+
+class Process:
+    """`embedkit serve` in a process of its own."""
+
+    def __init__(self, *arguments, drain_delay_s=0, **environment):
+        command = [sys.executable, "-m", "embedkit", "serve", *map(str, arguments), "--port", "0"]
+        command += ["--set", f"drain_delay_s={drain_delay_s}"]
+        self.process = subprocess.Popen(
+            command, stderr=subprocess.PIPE, text=True, env={**os.environ, **environment, "OMP_NUM_THREADS": "1"}
+        )
+        self.lines = []
+        while '"listening"' not in (line := self.process.stderr.readline()):
+            assert line, self.lines
+            self.lines.append(line)
+        self.lines.append(line)
+        self.url = json.loads(line)["url"]
+
+    def end(self, sign=signal.SIGTERM):
+        self.process.send_signal(sign)
+        self.lines += self.process.communicate(timeout=120)[1].splitlines()
+        return self.process.returncode
+
+
+@pytest.fixture
+def start():
+    """Start servers, none of which outlives the test."""
+    with contextlib.ExitStack() as stack:
+
+        def start(*arguments, **environment):
+            server = Process(*arguments, **environment)
+            stack.callback(server.process.communicate)
+            stack.callback(server.process.kill)
+            return server
+
+        yield start

@@ -224,3 +224,35 @@ def test_texts_that_cannot_fit_are_refused_before_they_are_tokenized(toy_encoder
 def test_as_many_tokens_are_expected_as_there_are_at_least(toy_encoder, text):
     ids = toy_encoder.tokenize([text, text]).ids
     assert 0 < least_tokens([text, text], toy_encoder.max_length) <= sum(map(len, ids))
+
+
+@pytest.mark.parametrize("named", [lambda encoder: encoder.name, lambda encoder: encoder.fingerprint])
+def test_token_ids_of_this_model_are_embedded_where_the_client_says_so(client, toy_encoder, named):
+    texts = ["a dog in the garden", "the sea"]
+    ids = [list(row) for row in toy_encoder.tokenize(texts).ids]
+    content = {"tokenizer": named(toy_encoder), "input": ids}
+    done = client.post("/v1/embeddings", json=content).json()
+    np.testing.assert_array_equal(
+        np.float32([row["embedding"] for row in done["data"]]), toy_encoder.encode(texts)
+    )
+    assert done["usage"]["total_tokens"] == sum(map(len, ids))
+    one = client.post("/v1/embeddings", json={**content, "input": ids[0]}).json()
+    np.testing.assert_allclose(one["data"][0]["embedding"], done["data"][0]["embedding"], atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"input": [[1] * 13]}, "expected 1 to 12 token ids at position 0"),
+        ({"input": [[1], []]}, "at position 1"),
+        ({"input": [[1], [10**6]]}, "expected token ids from 0 to"),
+        ({"input": [-1]}, "expected token ids from 0 to"),
+        ({"input": ["a"]}, "expected token ids"),
+        ({"input": [1], "prompt_name": "query"}, "prompt_name"),
+        ({"input": [1], "tokenizer": "another"}, "there is no model 'another'"),
+    ],
+)
+def test_token_ids_that_do_not_fit_are_refused(client, given, words):
+    done = client.post("/v1/embeddings", json={"tokenizer": "toy", **given})
+    assert done.status_code in {400, 404}
+    assert words in done.json()["error"]["message"]

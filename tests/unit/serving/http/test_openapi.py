@@ -22,6 +22,8 @@ OPERATIONS = [
     ("POST", "/"),
     ("POST", "/embed"),
     ("POST", "/similarity"),
+    ("POST", "/tokenize"),
+    ("POST", "/predict"),
     ("GET", "/info"),
     ("POST", "/v1/rerank"),
     ("POST", "/v2/rerank"),
