@@ -363,7 +363,7 @@ class Encoder(Reloadable):
         for position, one in enumerate(ids):
             if not 0 < len(one) <= self.max_length:
                 raise InputError(
-                    f"expected 1 to {self.max_length} token ids at position {position}, not {len(one)}; none are cut"
+                    f"expected 1 to {self.max_length} ids at position {position}, not {len(one)}; none are cut"
                 )
             if min(one) < 0 or max(one) >= most:
                 raise InputError(f"expected token ids from 0 to {most - 1} at position {position}")

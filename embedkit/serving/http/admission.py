@@ -27,11 +27,13 @@ class Caller:
         name: of the API key; empty where none is needed.
         share: part of the admitted work that requests under this name may hold.
         deadline: time of the event loop's monotonic clock; None for none.
+        may_write: whether the key has the scope ``write``.
     """
 
     name: str = ""
     share: float = 1.0
     deadline: float | None = None
+    may_write: bool = True
 
 
 CALLER: ContextVar[Caller] = ContextVar("caller", default=Caller())  # noqa: B039 - it is frozen

@@ -9,10 +9,12 @@ from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
+from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from embedkit import __version__
 from embedkit.errors import EmbedkitError
+from embedkit.serving.http.agents import PATH, Agents
 from embedkit.serving.http.express import Express
 from embedkit.serving.http.guard import Guard
 from embedkit.serving.http.keys import KeyRing
@@ -24,14 +26,15 @@ from embedkit.serving.http.service import Service
 __all__ = ["create_app", "create_routes"]
 
 
-def create_app(service: Service, keys: KeyRing) -> ASGIApp:
+def create_app(service: Service, keys: KeyRing, agents: Agents | None = None) -> ASGIApp:
     """A service as an ASGI application, observed and guarded.
 
     Args:
         service: what it does.
         keys: API keys; none means that no key is needed.
+        agents: answers under ``/mcp``.
     """
-    routes = Express(create_routes(service), _routers(service), service)
+    routes = Express(create_routes(service, agents), _routers(service), service)
     guarded: ASGIApp = Guard(routes, service.settings, keys)
     if service.settings.cors_origins:  # around the guard, as preflights bring no key
         guarded = CORSMiddleware(
@@ -44,7 +47,7 @@ def create_app(service: Service, keys: KeyRing) -> ASGIApp:
     return Observer(guarded, service.metrics)
 
 
-def create_routes(service: Service) -> FastAPI:
+def create_routes(service: Service, agents: Agents | None = None) -> FastAPI:
     """The routes alone, with their OpenAPI document."""
     app = FastAPI(
         title="embedkit",
@@ -56,7 +59,9 @@ def create_routes(service: Service) -> FastAPI:
         root_path=service.settings.root_path,
         lifespan=_lifespan,
     )
-    app.state.service = service
+    app.state.service, app.state.agents = service, agents
+    if agents is not None:
+        app.router.routes.append(Route(PATH, agents, methods=["POST"]))
     for router in _routers(service):
         app.include_router(router)
     app.add_exception_handler(EmbedkitError, _explain_ours)
@@ -76,7 +81,9 @@ def _routers(service: Service) -> list[APIRouter]:
 
 @contextlib.asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
-    yield
+    agents: Agents | None = app.state.agents
+    async with agents.running() if agents else contextlib.nullcontext():
+        yield
     app.state.service.close()
 
 

@@ -85,7 +85,9 @@ class Guard:
         else:
             if key.name:
                 scope[NOTES]["key"] = key.name
-            await self._pass(scope, headers, Caller(key.name, key.share), receive, send)
+            await self._pass(
+                scope, headers, Caller(key.name, key.share, may_write="write" in key.scopes), receive, send
+            )
 
     async def _pass(self, scope: Scope, headers: RawHeaders, caller: Caller, receive: Receive, send: Send) -> None:
         path = scope["path"]

@@ -17,6 +17,7 @@ from types import FrameType
 import uvicorn
 
 from embedkit.errors import EmbedkitError
+from embedkit.serving.http.agents import Agents
 from embedkit.serving.http.app import create_app
 from embedkit.serving.http.connections import Connections
 from embedkit.serving.http.keys import KeyRing
@@ -58,9 +59,17 @@ class Server(uvicorn.Server):
         service: what is served.
         keys: API keys; none means that no key is needed.
         parent: the process that has bound the socket, if this is one of several workers.
+        agents: answers under ``/mcp``.
     """
 
-    def __init__(self, service: Service, keys: KeyRing | None = None, parent: Parent | None = None) -> None:
+    def __init__(
+        self,
+        service: Service,
+        keys: KeyRing | None = None,
+        parent: Parent | None = None,
+        *,
+        agents: Agents | None = None,
+    ) -> None:
         settings = service.settings
         self._service, self._keys = service, keys or KeyRing()
         self._connections = Connections(settings)
@@ -71,7 +80,7 @@ class Server(uvicorn.Server):
         self._reloading: asyncio.Task[None] | None = None
         super().__init__(
             uvicorn.Config(
-                create_app(service, self._keys),
+                create_app(service, self._keys, agents),
                 host=settings.host,
                 port=settings.port,
                 http=self._connections.protocol,  # type: ignore[arg-type]  # called, never inherited from

@@ -28,9 +28,9 @@ Serve = Callable[..., contextlib.AbstractContextManager[str]]
 
 
 @contextlib.contextmanager
-def serving(service: Service, keys: Any = ()) -> Iterator[str]:
+def serving(service: Service, keys: Any = (), **more: Any) -> Iterator[str]:
     """The URL of a server that runs meanwhile."""
-    server = Server(service, keys if isinstance(keys, KeyRing) else KeyRing.of(*keys))
+    server = Server(service, keys if isinstance(keys, KeyRing) else KeyRing.of(*keys), **more)
     thread = threading.Thread(target=server.run)
     thread.start()
     try:

@@ -243,7 +243,7 @@ def test_token_ids_of_this_model_are_embedded_where_the_client_says_so(client, t
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"input": [[1] * 13]}, "expected 1 to 12 token ids at position 0"),
+        ({"input": [[1] * 13]}, "expected 1 to 12 ids at position 0"),
         ({"input": [[1], []]}, "at position 1"),
         ({"input": [[1], [10**6]]}, "expected token ids from 0 to"),
         ({"input": [-1]}, "expected token ids from 0 to"),
