@@ -42,6 +42,7 @@ CLIENTS = 48
 OVERLOAD = 1.2
 SLACK_MB = 32.0
 SETTLE_S = 5.0
+IDLE_S = 15.0  # less than the server's keep_alive_s
 SPARE = 16  # threads and files: pools fill when they are needed, segments come and go
 LEAST_COSINE = 0.98  # int8 embeddings depend on their batch a little; those of other texts are far away
 DOCUMENTS, TEXTS = 500, 400
@@ -68,7 +69,7 @@ class Client:
         self.lost: list[str] = []
         self.there: dict[str, str] = {}
         self.gone: set[str] = set()
-        self.written = 0
+        self.written, self.used = 0, time.monotonic()
 
     def act(self) -> None:
         """One request."""
@@ -85,6 +86,9 @@ class Client:
 
     def ask(self, method: str, path: str, content: Any = None) -> tuple[int, Any]:
         """A request: its status and its answer."""
+        if time.monotonic() - self.used > IDLE_S:
+            self.connection.close()  # it connects again by itself; the server may have closed its end meanwhile
+        self.used = time.monotonic()
         body = None if content is None else json.dumps(content)
         self.connection.request(method, path, body, {"content-type": "application/json"})
         answer = self.connection.getresponse()

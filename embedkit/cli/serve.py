@@ -63,10 +63,13 @@ def run(arguments: argparse.Namespace) -> int:
     from embedkit.serving.http.keys import KeyRing
     from embedkit.serving.http.server import Server
     from embedkit.serving.http.service import Service
+    from embedkit.serving.http.tracing import TRACING
     from embedkit.serving.http.workers import Workers
 
     settings = _settings(arguments)
     keys = KeyRing.load(settings)
+    if settings.workers == 1:
+        TRACING.start()
     service = Service.load(arguments.models, settings) if settings.workers == 1 else None
     log_as_json(logger)
     if not settings.is_local and not keys:

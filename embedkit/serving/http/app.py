@@ -58,6 +58,8 @@ def create_routes(service: Service, agents: Agents | None = None) -> FastAPI:
         redirect_slashes=False,
         root_path=service.settings.root_path,
         lifespan=_lifespan,
+        # FastAPI's own holds paths and queries; versions before it had any pass this over
+        telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},
     )
     app.state.service, app.state.agents = service, agents
     if agents is not None:

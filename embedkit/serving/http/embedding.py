@@ -18,6 +18,7 @@ from embedkit.serving.http.admission import Admission, Held, Rate
 from embedkit.serving.http.batcher import Batcher
 from embedkit.serving.http.metrics import Metrics
 from embedkit.serving.http.settings import ServerSettings
+from embedkit.serving.http.tracing import span
 
 __all__ = ["Embedded", "Embedder", "Gate", "MakeBatcher", "Role", "least_pair_tokens", "least_tokens"]
 
@@ -215,14 +216,17 @@ class Embedder:
         Raises:
             InputError: a text or an argument does not fit the model.
         """
-        tokens = await self._gate.beside(
-            sum(map(len, texts)), lambda: self.encoder.tokenize(texts, role=role, prompt_name=prompt_name)
-        )
+        with span("tokenize", model=self.encoder.name, texts=len(texts)):
+            tokens = await self._gate.beside(
+                sum(map(len, texts)), lambda: self.encoder.tokenize(texts, role=role, prompt_name=prompt_name)
+            )
         self._gate.accept(tokens, self.encoder, truncate=truncate)
         count = int(tokens.lengths.sum())
         if held is not None:
             self._admission.correct(held, self._rate.seconds(count))
-        return Embedded(await self._batcher.submit(tokens), count, tokens.truncated)
+        with span("wait and embed", model=self.encoder.name, tokens=count):
+            rows = await self._batcher.submit(tokens)
+        return Embedded(rows, count, tokens.truncated)
 
     def close(self) -> None:
         """Let the thread end."""

@@ -19,6 +19,7 @@ from embedkit.serving.http.background import background_threads
 from embedkit.serving.http.embedding import Embedder
 from embedkit.serving.http.plane import to_plane
 from embedkit.serving.http.ranking import CrossRanker
+from embedkit.serving.http.tracing import span
 from embedkit.serving.retrieval.cascade import CANDIDATES, Encode, Score, Steps
 from embedkit.serving.retrieval.collection import Collection
 from embedkit.serving.retrieval.documents import Document
@@ -131,7 +132,8 @@ class Library:
         """Run a search whose models are the server's."""
         result: Any = None
         while True:
-            step = await _beside(self._readers, _advance, steps, result)
+            with span("search the index"):
+                step = await _beside(self._readers, _advance, steps, result)
             if isinstance(step, Encode):
                 result = (await self._embedder.run(step.queries, role="query")).rows
             elif isinstance(step, Score):

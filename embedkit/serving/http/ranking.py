@@ -15,6 +15,7 @@ from embedkit.runtime.cross_encoder import CrossEncoder
 from embedkit.runtime.manifest import Manifest
 from embedkit.serving.http.admission import Admission, Held, Rate
 from embedkit.serving.http.embedding import Embedder, Gate, MakeBatcher, least_pair_tokens
+from embedkit.serving.http.tracing import span
 
 __all__ = ["CosineRanker", "CrossRanker", "Ranked", "Ranker"]
 
@@ -123,7 +124,9 @@ class CrossRanker:
         count = int(tokens.lengths.sum())
         if held is not None:
             self._admission.correct(held, self._rate.seconds(count))
-        return Ranked(await self._batcher.submit(tokens), count, tokens.truncated)
+        with span("wait and score", model=self._model.name, tokens=count):
+            scores = await self._batcher.submit(tokens)
+        return Ranked(scores, count, tokens.truncated)
 
     def close(self) -> None:
         """Let the thread end."""

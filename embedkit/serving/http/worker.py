@@ -26,6 +26,7 @@ from embedkit.serving.http.server import Parent, Server
 from embedkit.serving.http.service import Service
 from embedkit.serving.http.settings import ServerSettings
 from embedkit.serving.http.siblings import Siblings
+from embedkit.serving.http.tracing import TRACING
 
 __all__ = ["GO", "READY", "SERVING", "Order", "main"]
 
@@ -68,6 +69,7 @@ def main() -> int:
     settings = from_mapping(ServerSettings, order.settings)
     siblings = Siblings(Path(order.folder), order.number)
     try:
+        TRACING.start()
         service, keys = Service.load(order.models, settings, siblings=siblings), KeyRing.load(settings)
     except EmbedkitError as error:
         logger.error("worker %d: %s", order.number, error)  # noqa: TRY400 - it is for operators

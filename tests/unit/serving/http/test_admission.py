@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -188,6 +189,15 @@ def test_the_servers_own_time_limit_holds_too(serve, toy_bundle):
 
 def test_admitted_work_is_a_metric(client):
     assert "embedkit_admitted_work_seconds 0.0" in client.get("/metrics").text
+
+
+def test_nothing_is_left_of_much_work_of_all_sizes():
+    admission, source = Admission(1000.0), random.Random(7)
+    for _ in range(2000):
+        with admission.hold(source.random() / 3) as first, admission.hold(source.random() / 7):
+            admission.correct(first, source.random() / 11)
+    assert admission.held_s == 0
+    assert admission._charged_s == 0
 
 
 def test_nothing_is_left_of_work_that_is_done():
