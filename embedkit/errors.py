@@ -18,6 +18,7 @@ would catch::
     ├── CacheError (ValueError)               a cache of vectors or texts is damaged or locked by another writer
     ├── CheckpointError (ValueError)          a checkpoint is missing, damaged or from another run
     ├── CollectionError (ValueError)          a collection is missing, damaged, locked or of another format
+    │   └── CollectionBusyError               another process or thread is writing to it
     ├── TrainingError (RuntimeError)          training cannot continue (for example, the loss is not finite)
     ├── ExportError (RuntimeError)            a model cannot be exported
     │   └── GateError                         the exported file failed a gate; carries the measurements
@@ -38,6 +39,7 @@ __all__ = [
     "BundleVersionError",
     "CacheError",
     "CheckpointError",
+    "CollectionBusyError",
     "CollectionError",
     "ConfigError",
     "DataError",
@@ -125,6 +127,10 @@ class CheckpointError(EmbedkitError, ValueError):
 
 class CollectionError(EmbedkitError, ValueError):
     """A collection is missing, damaged, locked or of another format, or its server rejects the request."""
+
+
+class CollectionBusyError(CollectionError):
+    """A collection is locked by another writer."""
 
 
 class TrainingError(EmbedkitError, RuntimeError):

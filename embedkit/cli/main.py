@@ -49,6 +49,7 @@ COMMANDS = {
     "index": Command("embedkit.cli.index", extra="serve"),
     "search": Command("embedkit.cli.search", extra="serve"),
     "serve": Command("embedkit.cli.serve", extra="serve"),
+    "mcp": Command("embedkit.cli.mcp", extra="mcp"),
     "doctor": Command("embedkit.cli.doctor"),
 }
 

@@ -16,22 +16,39 @@ logger = logging.getLogger("embedkit")
 HELP = "serve embeddings, re-ranking and search over HTTP"
 EXAMPLES = """
 embedkit serve tiny-sct.onnx --collection idx/ --port 8080
+embedkit serve tiny-sct.onnx mini.onnx --collection idx/
 embedkit serve tiny-sct.onnx --config server.toml --api-key-file keys.txt --set max_items=256
 """
 
-_FLAGS = ("collection", "reranker", "host", "port", "threads", "api_key_file", "tls_certificate", "tls_key")
+_FLAGS = (
+    "collection",
+    "reranker",
+    "host",
+    "port",
+    "workers",
+    "threads",
+    "api_key_file",
+    "tls_certificate",
+    "tls_key",
+)
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("model", help="a bundle, a bundled name, a model folder or a hub id")
+    parser.add_argument(
+        "models",
+        nargs="+",
+        metavar="MODEL",
+        help="a bundle, a bundled name, a model folder or a hub id; the first of several is the default",
+    )
     parser.add_argument("--collection", metavar="IDX", help="folder of a collection, or milvus:URI#NAME")
     parser.add_argument("--allow-writes", action="store_true", help="allow clients to change the collection")
     parser.add_argument("--reranker", metavar="MODEL", help="cross-encoder that ranks texts")
     parser.add_argument("--host", help="address to listen on; default: 127.0.0.1, this machine only")
     parser.add_argument("--port", type=int, help="port to listen on, 0 for any free one; default: 8080")
+    parser.add_argument("--workers", type=int, help="processes that share the port; default: 1")
     parser.add_argument(
-        "--threads", type=int, help="compute threads; default: all processors available to the process"
+        "--threads", type=int, help="compute threads of a worker; default: all processors available to the process"
     )
     parser.add_argument(
         "--api-key-file", metavar="FILE", help="API keys: a TOML file with scopes, or one key per line"
@@ -44,19 +61,27 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(arguments: argparse.Namespace) -> None:
+def run(arguments: argparse.Namespace) -> int:
     """Load, check, and serve until signalled to stop; the log goes to stderr, one JSON object per line."""
+    from embedkit.serving.http.json_log import log_as_json
     from embedkit.serving.http.keys import KeyRing
     from embedkit.serving.http.server import Server
     from embedkit.serving.http.service import Service
+    from embedkit.serving.http.tracing import TRACING
+    from embedkit.serving.http.workers import Workers
 
     settings = _settings(arguments)
     keys = KeyRing.load(settings)
-    service = Service.load(arguments.model, settings)
-    _log_as_json()
+    if settings.workers == 1:
+        TRACING.start()
+    service = Service.load(arguments.models, settings) if settings.workers == 1 else None
+    log_as_json(logger)
     if not settings.is_local and not keys:
         logger.warning("the server at %s has no API key: anyone who can reach it can use it", settings.host)
+    if service is None:
+        return Workers(arguments.models, settings, logger.level).run()
     Server(service, keys).run_until_told()
+    return 0
 
 
 def _settings(arguments: argparse.Namespace) -> ServerSettings:
@@ -69,17 +94,3 @@ def _settings(arguments: argparse.Namespace) -> ServerSettings:
         given["allow_writes"] = True
     mapping = apply_overrides({**mapping, **given}, arguments.set)
     return from_mapping(ServerSettings, mapping, source=arguments.config or "")
-
-
-def _log_as_json() -> None:
-    """Switch the log to JSON, including uvicorn's warnings."""
-    from embedkit.serving.http.json_log import JsonFormatter
-
-    # Skip collecting fields that no line contains, see "Optimization" in Python's logging HOWTO.
-    logging._srcfile = None  # noqa: SLF001 - documented there
-    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
-    theirs = logging.getLogger("uvicorn")
-    theirs.propagate = False
-    for handler in logger.handlers:
-        handler.setFormatter(JsonFormatter())
-        theirs.addHandler(handler)

@@ -25,6 +25,7 @@ from embedkit.runtime.pool import EncoderPool
 from embedkit.runtime.ranges import Ranges
 from embedkit.runtime.sentence_transformers import FolderModel, pool, read_folder
 from embedkit.runtime.threads import available_threads
+from embedkit.runtime.token_spans import TokenSpan, TokenSpans
 from embedkit.runtime.tokenization import TokenBatch, Tokenizer, Tokens
 
 if TYPE_CHECKING:
@@ -330,6 +331,42 @@ class Encoder(Reloadable):
         if role is not None:
             options = with_prompt(options, role, self._manifest.prompts)
         return self._tokenizer.tokenize(texts, prompt=self._choose_prompt(options["prompt_name"], None))
+
+    def token_spans(
+        self, texts: Sequence[str], *, special_tokens: bool = True, prompt_name: str | None = None
+    ) -> list[list[TokenSpan]]:
+        """The tokens of texts, none cut off, with the characters of the prompt and text that they stand for.
+
+        Args:
+            texts: N texts.
+            special_tokens: whether those that the tokenizer adds are among them.
+            prompt_name: name of one of the model's prompts, put before each text.
+
+        Raises:
+            InputError: the model has no such prompt.
+        """
+        prompt = self._choose_prompt(prompt_name, None)
+        spans = TokenSpans(self._tokenizer.json)
+        return spans.find([prompt + text for text in texts], special_tokens=special_tokens)
+
+    def check_token_ids(self, ids: Sequence[Sequence[int]]) -> Tokens:
+        """Token ids of this model made elsewhere, special tokens included, as :meth:`encode_tokens` takes them.
+
+        Args:
+            ids: N lists.
+
+        Raises:
+            InputError: a list is empty or longer than ``max_length``, or an id is not in the vocabulary.
+        """
+        most = self._tokenizer.vocabulary_size
+        for position, one in enumerate(ids):
+            if not 0 < len(one) <= self.max_length:
+                raise InputError(
+                    f"expected 1 to {self.max_length} ids at position {position}, not {len(one)}; none are cut"
+                )
+            if min(one) < 0 or max(one) >= most:
+                raise InputError(f"expected token ids from 0 to {most - 1} at position {position}")
+        return Tokens([list(one) for one in ids], [])
 
     def encode_tokens(self, tokens: Tokens) -> FloatArray:
         """Encode the result of :meth:`tokenize`: ``(N, D) float32, unit rows``."""

@@ -16,6 +16,7 @@ __all__ = ["CALLER", "Admission", "Caller", "Held", "Rate"]
 
 _LARGEST_PART = 4  # one request counts for this part of the queue at most
 _ROOM = 2  # a request has to find room for itself and another one like it
+_DIGITS = 9  # of seconds: admitted work is counted in whole nanoseconds
 _MEMORY = 0.2  # weight of the newest work in a rate
 
 
@@ -27,11 +28,13 @@ class Caller:
         name: of the API key; empty where none is needed.
         share: part of the admitted work that requests under this name may hold.
         deadline: time of the event loop's monotonic clock; None for none.
+        may_write: whether the key has the scope ``write``.
     """
 
     name: str = ""
     share: float = 1.0
     deadline: float | None = None
+    may_write: bool = True
 
 
 CALLER: ContextVar[Caller] = ContextVar("caller", default=Caller())  # noqa: B039 - it is frozen
@@ -114,7 +117,7 @@ class Admission:
 
     def correct(self, held: Held, seconds: float) -> None:
         """Replace the estimate of work that was let in."""
-        charge = self._charge(seconds)
+        seconds, charge = round(seconds, _DIGITS), round(self._charge(seconds), _DIGITS)
         name = CALLER.get().name
         self._held_s = _sum(self._held_s, seconds - held.seconds)
         self._charged_s = _sum(self._charged_s, charge - held.charge)
@@ -137,7 +140,8 @@ class Admission:
                 "share; try again later",
                 _whole_seconds(mine),
             )
-        if caller.deadline is not None and time.monotonic() + self._held_s > caller.deadline:
+        left = math.inf if caller.deadline is None else caller.deadline - time.monotonic()
+        if 0 < left < self._held_s:  # a deadline that has passed already is the guard's to answer
             raise OverloadedError(
                 f"{self._held_s:.2f} s of work are waiting, more than this request's timeout; try again later",
                 _whole_seconds(self._held_s),
@@ -145,8 +149,8 @@ class Admission:
 
 
 def _sum(held: float, more: float) -> float:
-    """To the nanosecond, so that what came and went leaves 0."""
-    return max(0.0, round(held + more, 9))
+    """To the nanosecond, as all that is added is, so that what came and went leaves 0."""
+    return max(0.0, round(held + more, _DIGITS))
 
 
 def _whole_seconds(seconds: float) -> int:

@@ -8,10 +8,13 @@ from collections.abc import AsyncIterator
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from embedkit import __version__
 from embedkit.errors import EmbedkitError
+from embedkit.serving.http.agents import PATH, Agents
 from embedkit.serving.http.express import Express
 from embedkit.serving.http.guard import Guard
 from embedkit.serving.http.keys import KeyRing
@@ -23,18 +26,28 @@ from embedkit.serving.http.service import Service
 __all__ = ["create_app", "create_routes"]
 
 
-def create_app(service: Service, keys: KeyRing) -> ASGIApp:
+def create_app(service: Service, keys: KeyRing, agents: Agents | None = None) -> ASGIApp:
     """A service as an ASGI application, observed and guarded.
 
     Args:
         service: what it does.
         keys: API keys; none means that no key is needed.
+        agents: answers under ``/mcp``.
     """
-    routes = Express(create_routes(service), _routers(service), service)
-    return Observer(Guard(routes, service.settings, keys), service.metrics)
+    routes = Express(create_routes(service, agents), _routers(service), service)
+    guarded: ASGIApp = Guard(routes, service.settings, keys)
+    if service.settings.cors_origins:  # around the guard, as preflights bring no key
+        guarded = CORSMiddleware(
+            guarded,
+            allow_origins=service.settings.cors_origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["authorization", "content-type", "x-request-id", "x-request-timeout"],
+            expose_headers=["retry-after", "x-request-id"],
+        )
+    return Observer(guarded, service.metrics)
 
 
-def create_routes(service: Service) -> FastAPI:
+def create_routes(service: Service, agents: Agents | None = None) -> FastAPI:
     """The routes alone, with their OpenAPI document."""
     app = FastAPI(
         title="embedkit",
@@ -45,8 +58,12 @@ def create_routes(service: Service) -> FastAPI:
         redirect_slashes=False,
         root_path=service.settings.root_path,
         lifespan=_lifespan,
+        # FastAPI's own holds paths and queries; versions before it had any pass this over
+        telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},
     )
-    app.state.service = service
+    app.state.service, app.state.agents = service, agents
+    if agents is not None:
+        app.router.routes.append(Route(PATH, agents, methods=["POST"]))
     for router in _routers(service):
         app.include_router(router)
     app.add_exception_handler(EmbedkitError, _explain_ours)
@@ -59,14 +76,16 @@ def create_routes(service: Service) -> FastAPI:
 def _routers(service: Service) -> list[APIRouter]:
     """The routers of what a service can do."""
     routers = [module.router for module in (page, embeddings, cohere, rerank, tei, search, operations)]
-    if service.library is not None and service.settings.allow_writes:
+    if service.catalogue.library is not None and service.settings.allow_writes:
         routers.append(search.writing_router)
     return routers
 
 
 @contextlib.asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
-    yield
+    agents: Agents | None = app.state.agents
+    async with agents.running() if agents else contextlib.nullcontext():
+        yield
     app.state.service.close()
 
 

@@ -10,6 +10,7 @@ from typing import Literal, TypeVar
 
 from embedkit.errors import InputError, TextOverflowError, TooLargeError
 from embedkit.protocols import FloatArray
+from embedkit.runtime.cross_encoder import CrossEncoder
 from embedkit.runtime.encoder import Encoder
 from embedkit.runtime.packing import unit_rows
 from embedkit.runtime.tokenization import Tokens
@@ -17,6 +18,7 @@ from embedkit.serving.http.admission import Admission, Held, Rate
 from embedkit.serving.http.batcher import Batcher
 from embedkit.serving.http.metrics import Metrics
 from embedkit.serving.http.settings import ServerSettings
+from embedkit.serving.http.tracing import span
 
 __all__ = ["Embedded", "Embedder", "Gate", "MakeBatcher", "Role", "least_pair_tokens", "least_tokens"]
 
@@ -54,17 +56,23 @@ class Gate:
         Raises:
             TooLargeError: says what is allowed.
         """
-        if len(texts) > self._settings.max_items:
-            raise TooLargeError(
-                f"{len(texts)} texts in one request; at most {self._settings.max_items} are allowed"
-            )
+        self.check_count(len(texts))
         characters = sum(map(len, texts))
         if characters > self._settings.max_characters:
             raise TooLargeError(
                 f"{characters} characters in one request; at most {self._settings.max_characters} are allowed"
             )
 
-    def accept(self, tokens: Tokens, max_length: int, *, truncate: bool | None = None) -> None:
+    def check_count(self, texts: int) -> None:
+        """Refuse a request of too many texts.
+
+        Raises:
+            TooLargeError: says how many are allowed.
+        """
+        if texts > self._settings.max_items:
+            raise TooLargeError(f"{texts} texts in one request; at most {self._settings.max_items} are allowed")
+
+    def accept(self, tokens: Tokens, model: Encoder | CrossEncoder, *, truncate: bool | None = None) -> None:
         """Count texts that were cut, or refuse them.
 
         Raises:
@@ -73,10 +81,10 @@ class Gate:
         wanted = self._settings.on_overflow == "truncate" if truncate is None else truncate
         if tokens.overflowing and not wanted:
             raise TextOverflowError(
-                f"{tokens.truncated} of {len(tokens.ids)} texts are longer than {max_length} tokens, the first at "
-                f"position {tokens.overflowing[0]}; shorten them, or ask for them to be cut"
+                f"{tokens.truncated} of {len(tokens.ids)} texts are longer than {model.max_length} tokens, the "
+                f"first at position {tokens.overflowing[0]}; shorten them, or ask for them to be cut"
             )
-        self._metrics.count_truncated(tokens.truncated)
+        self._metrics.count_truncated(model.name, tokens.truncated)
 
     @staticmethod
     async def beside(characters: int, work: Callable[[], Result]) -> Result:
@@ -157,9 +165,35 @@ class Embedder:
         self.check_dimensions(dimensions)
         with self._admission.hold(self.price(texts)) as held:
             found = await self.run(texts, role=role, prompt_name=prompt_name, truncate=truncate, held=held)
-        if dimensions is not None and dimensions < self.encoder.dimension:
-            return Embedded(unit_rows(found.rows[:, :dimensions]), found.tokens, found.truncated)
-        return found
+        return self._cut(found, dimensions)
+
+    async def embed_ids(self, ids: Sequence[Sequence[int]], *, dimensions: int | None = None) -> Embedded:
+        """Embed texts that were tokenized elsewhere.
+
+        Args:
+            ids: token ids of N texts, one at least, special tokens included.
+            dimensions: as for :meth:`embed`.
+
+        Raises:
+            InputError: they do not fit the model.
+            TooLargeError: there are too many.
+            OverloadedError: too much work is waiting.
+        """
+        self._gate.check_count(len(ids))
+        if not ids:
+            raise InputError("expected at least one list of token ids, got none")
+        self.check_dimensions(dimensions)
+        tokens = self.encoder.check_token_ids(ids)
+        count = int(tokens.lengths.sum())
+        with self._admission.hold(self._rate.seconds(count)):
+            rows = await self._batcher.submit(tokens)
+        return self._cut(Embedded(rows, count, 0), dimensions)
+
+    def _cut(self, found: Embedded, dimensions: int | None) -> Embedded:
+        """The first dimensions, scaled to length 1 again."""
+        if dimensions is None or dimensions == self.encoder.dimension:
+            return found
+        return Embedded(unit_rows(found.rows[:, :dimensions]), found.tokens, found.truncated)
 
     async def run(
         self,
@@ -182,14 +216,17 @@ class Embedder:
         Raises:
             InputError: a text or an argument does not fit the model.
         """
-        tokens = await self._gate.beside(
-            sum(map(len, texts)), lambda: self.encoder.tokenize(texts, role=role, prompt_name=prompt_name)
-        )
-        self._gate.accept(tokens, self.encoder.max_length, truncate=truncate)
+        with span("tokenize", model=self.encoder.name, texts=len(texts)):
+            tokens = await self._gate.beside(
+                sum(map(len, texts)), lambda: self.encoder.tokenize(texts, role=role, prompt_name=prompt_name)
+            )
+        self._gate.accept(tokens, self.encoder, truncate=truncate)
         count = int(tokens.lengths.sum())
         if held is not None:
             self._admission.correct(held, self._rate.seconds(count))
-        return Embedded(await self._batcher.submit(tokens), count, tokens.truncated)
+        with span("wait and embed", model=self.encoder.name, tokens=count):
+            rows = await self._batcher.submit(tokens)
+        return Embedded(rows, count, tokens.truncated)
 
     def close(self) -> None:
         """Let the thread end."""

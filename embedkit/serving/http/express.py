@@ -22,13 +22,14 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from embedkit.errors import EmbedkitError
+from embedkit.serving.http.catalogue import Catalogue
 from embedkit.serving.http.problems import explain, explain_http, explain_validation
 from embedkit.serving.http.service import Service
 
 __all__ = ["Express"]
 
 _JSON = b"application/json"
-_PARAMETERS = {"body", "request", "service"}
+_PARAMETERS = {"body", "request", "catalogue"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +48,8 @@ class Express:
 
     Args:
         app: answers the others.
-        routers: whose routes are taken, where they are functions of ``body``, ``request`` and ``service``.
-        service: given to those functions.
+        routers: whose routes are taken, where they are functions of ``body``, ``request`` and ``catalogue``.
+        service: leases its catalogue to those functions.
     """
 
     def __init__(self, app: ASGIApp, routers: Iterable[APIRouter], service: Service) -> None:
@@ -63,14 +64,16 @@ class Express:
             return
         scope["route"] = stop.route
         content = (await receive())["body"]
-        answer = await self._answer(stop, content, Request(scope, receive))
+        with self._service.lease() as catalogue:
+            answer = await self._answer(stop, content, Request(scope, receive), catalogue)
         await answer(scope, receive, send)
 
-    async def _answer(self, stop: _Stop, content: bytes, request: Request) -> Response:
+    @staticmethod
+    async def _answer(stop: _Stop, content: bytes, request: Request, catalogue: Catalogue) -> Response:
         path = request.scope["path"]
         try:
             body = stop.schema.model_validate_json(content)
-            return await stop.answer(body=body, request=request, service=self._service)
+            return await stop.answer(body=body, request=request, catalogue=catalogue)
         except ValidationError as error:
             return explain_validation(error.errors(include_url=False, include_input=False), path)
         except EmbedkitError as error:

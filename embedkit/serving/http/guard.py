@@ -26,6 +26,7 @@ _PROBES = frozenset({"/health", "/health/live", "/health/ready"})
 # What anybody may see: whether the server is there, and the page, which asks for the key itself.
 _READING = frozenset({"GET", "HEAD"})
 _PAGE_FOLDER = "/page/"
+_ADMIN_FOLDER = "/admin/"
 _WRITING_PATHS = frozenset({"/v1/documents", "/v1/documents/delete"})
 
 
@@ -64,6 +65,11 @@ class Guard:
             await problem(path, 400, message)(scope, receive, send)
         elif is_open:
             await self._app(scope, _replay(b"", receive), send)
+        elif not self._keys and _needed_scope(path) == "admin":
+            message = (
+                "Authorization: this route needs an API key with the scope 'admin', and this server has no keys"
+            )
+            await problem(path, 403, message)(scope, receive, send)
         elif not self._keys:
             await self._pass(scope, headers, Caller(), receive, send)
         elif (key := self._keys.find(_bearer(headers))) is None:
@@ -79,7 +85,9 @@ class Guard:
         else:
             if key.name:
                 scope[NOTES]["key"] = key.name
-            await self._pass(scope, headers, Caller(key.name, key.share), receive, send)
+            await self._pass(
+                scope, headers, Caller(key.name, key.share, may_write="write" in key.scopes), receive, send
+            )
 
     async def _pass(self, scope: Scope, headers: RawHeaders, caller: Caller, receive: Receive, send: Send) -> None:
         path = scope["path"]
@@ -152,6 +160,8 @@ def _bearer(headers: RawHeaders) -> bytes:
 def _needed_scope(path: str) -> str:
     if path == "/metrics":
         return "metrics"
+    if path.startswith(_ADMIN_FOLDER):
+        return "admin"
     return "write" if path in _WRITING_PATHS else "read"
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-__all__ = ["JsonFormatter"]
+__all__ = ["JsonFormatter", "log_as_json"]
 
 
 class JsonFormatter(logging.Formatter):
@@ -26,3 +26,15 @@ class JsonFormatter(logging.Formatter):
         if record.exc_info:
             line["trace"] = self.formatException(record.exc_info)
         return orjson.dumps(line, default=str).decode()
+
+
+def log_as_json(logger: logging.Logger) -> None:
+    """Let the handlers of a logger write JSON from here on, and uvicorn's warnings as well."""
+    # What no line holds need not be found out for each, see "Optimization" in Python's logging HOWTO.
+    logging._srcfile = None  # noqa: SLF001 - documented there
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
+    theirs = logging.getLogger("uvicorn")
+    theirs.propagate = False
+    for handler in logger.handlers:
+        handler.setFormatter(JsonFormatter())
+        theirs.addHandler(handler)

@@ -21,7 +21,7 @@ __all__ = ["SCOPES", "Key", "KeyRing"]
 
 logger = logging.getLogger(__name__)
 
-SCOPES: Final = frozenset({"read", "write", "metrics"})
+SCOPES: Final = frozenset({"read", "write", "metrics", "admin"})
 _LEAST_LENGTH = 8
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _LOOK_S = 1.0
@@ -33,7 +33,7 @@ class _Entry:
 
     key: str | None = setting(None, "the key itself")
     sha256: str | None = setting(None, "or its SHA-256 in hexadecimal, so that the file holds no secret")
-    scopes: tuple[str, ...] = setting(("read",), "what it may do: read, write, metrics")
+    scopes: tuple[str, ...] = setting(("read",), "what it may do: read, write, metrics, admin")
     share: float = setting(1.0, "part of queue_s that its requests may hold", above=0, maximum=1)
     requests_per_s: float | None = setting(None, "requests a second, over a few seconds", above=0)
 

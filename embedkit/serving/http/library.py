@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 
 import numpy as np
 
-from embedkit.errors import EmbedkitError, InputError
+from embedkit.errors import CollectionBusyError, EmbedkitError, InputError
 from embedkit.protocols import FloatArray
 from embedkit.runtime.threads import available_threads
 from embedkit.serving.http.admission import Admission, Rate
@@ -19,6 +19,7 @@ from embedkit.serving.http.background import background_threads
 from embedkit.serving.http.embedding import Embedder
 from embedkit.serving.http.plane import to_plane
 from embedkit.serving.http.ranking import CrossRanker
+from embedkit.serving.http.tracing import span
 from embedkit.serving.retrieval.cascade import CANDIDATES, Encode, Score, Steps
 from embedkit.serving.retrieval.collection import Collection
 from embedkit.serving.retrieval.documents import Document
@@ -36,6 +37,7 @@ _GUESSES_PER_S: Final = {"filter": 5e6, "dense": 5e6, "lexical": 5e6, "upsert": 
 _CHARACTERS = 400
 _MAP_POINTS = 4000
 _MAP_CHARACTERS = 200
+_PATIENCE_S, _RETRY_S = 10.0, 0.02  # of a write whose collection another process writes to
 
 
 class Library:
@@ -129,7 +131,8 @@ class Library:
         """Run a search whose models are the server's."""
         result: Any = None
         while True:
-            step = await _beside(self._readers, _advance, steps, result)
+            with span("search the index"):
+                step = await _beside(self._readers, _advance, steps, result)
             if isinstance(step, Encode):
                 result = (await self._embedder.run(step.queries, role="query")).rows
             elif isinstance(step, Score):
@@ -189,14 +192,14 @@ class Library:
 
         Raises:
             DataError: a document is malformed or empty, or an id is given twice.
-            CollectionError: another process is writing there.
+            CollectionBusyError: another process has been writing there for some seconds.
             OverloadedError: too much work is waiting.
         """
         texts = [text for record in records if isinstance(text := record.get("text"), str)]
         characters = sum(map(len, texts))
         with self._admission.hold(self._rates["upsert"].seconds(characters)):
             began = time.monotonic()
-            done = await _beside(self._writer, self._upsert, records)
+            done = await _beside(self._writer, _patiently, lambda: self._upsert(records))
             self._rates["upsert"].learn(characters, time.monotonic() - began)
         if self._merging is None or self._merging.done():
             self._merging = self._merger.submit(self._merge)
@@ -210,6 +213,8 @@ class Library:
         try:
             while not self._closed and self.collection.merge():
                 pass
+        except CollectionBusyError:
+            pass  # by another worker of this server, for one, which merges as well
         except EmbedkitError as error:
             logger.warning("segments were not merged: %s", error)
 
@@ -217,12 +222,12 @@ class Library:
         """Delete documents: how many were there.
 
         Raises:
-            CollectionError: another process is writing there.
+            CollectionBusyError: another process has been writing there for some seconds.
             OverloadedError: too much work is waiting.
         """
         with self._admission.hold(self._rates["delete"].seconds(len(ids))):
             began = time.monotonic()
-            deleted = await _beside(self._writer, self.collection.delete, ids)
+            deleted: int = await _beside(self._writer, _patiently, lambda: self.collection.delete(ids))
             self._rates["delete"].learn(len(ids), time.monotonic() - began)
         return deleted
 
@@ -246,6 +251,18 @@ def _advance(steps: Steps, result: Any) -> Encode | Score | list[Hits]:
     except StopIteration as done:
         found: list[Hits] = done.value
         return found
+
+
+def _patiently(write: Callable[[], Result]) -> Result:
+    """Write, and wait for another process that writes to the same collection, but not for ever."""
+    until = time.monotonic() + _PATIENCE_S
+    while True:
+        try:
+            return write()
+        except CollectionBusyError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(_RETRY_S)
 
 
 async def _beside(threads: ThreadPoolExecutor, work: Callable[..., Result], *arguments: Any) -> Result:

@@ -6,57 +6,78 @@ import asyncio
 import contextlib
 import socket
 import ssl
+import sys
 from collections.abc import Callable
 
-__all__ = ["Listener"]
+__all__ = ["BACKLOG", "Listener", "bind", "url_of"]
 
-_BACKLOG = 2048
+BACKLOG = 2048
 _OUT_OF_FILES_S = 0.1
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket that has an address and does not listen yet.
+
+    Args:
+        host: address or name to listen on.
+        port: 0 takes a free one.
+
+    Raises:
+        OSError: the address cannot be had.
+    """
+    bound = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        if sys.platform != "win32":  # where it would let two servers have one port
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if bound.family == socket.AF_INET6:
+            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        bound.bind((host, port))
+    except OSError:
+        bound.close()
+        raise
+    return bound
+
+
+def url_of(bound: socket.socket, *, tls: bool) -> str:
+    """Where a socket can be reached."""
+    host, port = bound.getsockname()[:2]
+    return f"{'https' if tls else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 class Listener:
     """A listening socket. The event loop's own servers close theirs with connections still in its backlog.
 
     Args:
-        host: address or name to listen on.
-        port: 0 takes a free one.
+        bound: the socket, which other processes may listen on too.
         make: makes a connection's protocol.
         tls: the context for HTTPS, or None.
         handshake_timeout_s: longest that a TLS handshake may take.
         most_handshakes: beyond, the oldest is given up.
-        shared: whether other processes listen on the same port.
-
-    Raises:
-        OSError: the address cannot be listened on.
     """
 
     def __init__(
         self,
-        host: str,
-        port: int,
+        bound: socket.socket,
         make: Callable[[], asyncio.Protocol],
         *,
         tls: ssl.SSLContext | None,
         handshake_timeout_s: float,
         most_handshakes: int,
-        shared: bool = False,
     ) -> None:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._socket = socket.create_server((host, port), family=family, backlog=_BACKLOG, reuse_port=shared)
+        self._socket = bound
         self._socket.setblocking(False)
         self._make, self._tls = make, tls
         self._handshake_timeout_s, self._most_handshakes = handshake_timeout_s, most_handshakes
         self._opening: dict[asyncio.Task[None], None] = {}
         self._task: asyncio.Task[None] | None = None
 
-    @property
-    def address(self) -> tuple[str, int]:
-        """Where it listens."""
-        host, port = self._socket.getsockname()[:2]
-        return host, port
-
     def start(self) -> None:
-        """Take connections from now on."""
+        """Listen, and take connections from now on.
+
+        Raises:
+            OSError: another socket listens on the same address.
+        """
+        self._socket.listen(BACKLOG)
         self._task = asyncio.get_running_loop().create_task(self._accept())
 
     async def stop(self) -> None:

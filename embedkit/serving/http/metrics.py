@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 
 from embedkit.serving.http.batcher import BatchReport
+from embedkit.serving.http.metric_sums import Snapshot, snapshot, sum_up
 
 __all__ = ["Metrics"]
 
@@ -34,12 +35,17 @@ class Metrics:
         self._tokens = Counter(
             "embedkit_tokens", "Tokens run, special ones included", ["model"], registry=registry
         )
-        self._truncated = Counter("embedkit_truncated_texts", "Texts cut to the model's length", registry=registry)
+        self._truncated = Counter(
+            "embedkit_truncated_texts", "Texts cut to the model's length", ["model"], registry=registry
+        )
         self._batch_texts = self._histogram("embedkit_batch_texts", "Texts of a batch", _COUNTS)
         self._batch_tokens = self._histogram("embedkit_batch_tokens", "Tokens of a batch", _TOKENS)
         self._batch_requests = self._histogram("embedkit_batch_requests", "Requests in a batch", _COUNTS)
         self._batch_seconds = self._histogram("embedkit_batch_seconds", "Time of a batch in the network", _SECONDS)
         self._queue = Gauge("embedkit_queue_tokens", "Tokens that wait for a batch", ["model"], registry=registry)
+        self._reloads = Counter(
+            "embedkit_reloads", "Reloads of models and collection", ["result"], registry=registry
+        )
 
     def _histogram(self, name: str, about: str, buckets: tuple[float, ...]) -> Histogram:
         return Histogram(name, about, ["model"], buckets=buckets, registry=self._registry)
@@ -50,9 +56,15 @@ class Metrics:
             "embedkit_admitted_work_seconds", "Work that was let in and is not done", registry=self._registry
         ).set_function(held_s)
 
-    def watch_queue(self, model: str, waiting: Callable[[], int]) -> None:
-        """Tell how much waits for a model whenever somebody asks."""
-        self._queue.labels(model).set_function(waiting)
+    def watch_queues(self, queues: Mapping[str, Callable[[], int]]) -> None:
+        """Report the tokens that wait for each model whenever the metrics are read; replaces earlier queues."""
+        self._queue.clear()
+        for model, waiting in queues.items():
+            self._queue.labels(model).set_function(waiting)
+
+    def count_reload(self, result: str) -> None:
+        """One reload was ``done``, or has ``failed``."""
+        self._reloads.labels(result).inc()
 
     def count_request(self, route: str, status: int, seconds: float) -> None:
         """One request was answered."""
@@ -71,10 +83,10 @@ class Metrics:
         """It has gone."""
         self._at_work.dec()
 
-    def count_truncated(self, texts: int) -> None:
-        """Some texts were cut."""
+    def count_truncated(self, model: str, texts: int) -> None:
+        """Some texts were cut to the length of a model."""
         if texts:
-            self._truncated.inc(texts)
+            self._truncated.labels(model).inc(texts)
 
     def batch_reporter(self, model: str) -> Callable[[BatchReport], None]:
         """What to call with every batch of a model."""
@@ -91,6 +103,10 @@ class Metrics:
 
         return report
 
-    def text(self) -> bytes:
-        """All of it in Prometheus' text format."""
-        return generate_latest(self._registry)
+    def snapshot(self) -> Snapshot:
+        """All of it, for another worker."""
+        return snapshot(self._registry)
+
+    def text(self, others: Sequence[Snapshot] = ()) -> bytes:
+        """All of it in Prometheus' text format, with what other workers have counted added."""
+        return sum_up([self.snapshot(), *others]) if others else generate_latest(self._registry)

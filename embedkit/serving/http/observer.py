@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from embedkit.serving.http.metrics import Metrics
 from embedkit.serving.http.problems import problem
+from embedkit.serving.http.tracing import TRACING
 
 __all__ = ["NOTES", "Observer"]
 
@@ -54,7 +55,10 @@ class Observer:
 
         self._metrics.begin_request()
         try:
-            await self._app(scope, receive, observed_send)
+            with TRACING.request(scope["method"], scope["headers"]) as found:
+                await self._app(scope, receive, observed_send)
+                if found is not None:
+                    TRACING.describe(found, scope["method"], _route(scope), status, scope[NOTES])
         except Exception as error:  # noqa: BLE001 - a client gets an answer whatever happens
             _log_bug(error, request_id.decode())
             if status == _UNANSWERED:
@@ -66,12 +70,17 @@ class Observer:
             self._tell(scope, status, time.perf_counter() - began, request_id.decode())
 
     def _tell(self, scope: Scope, status: int, seconds: float, request_id: str) -> None:
-        route = getattr(scope.get("route"), "path", "other")
+        route = _route(scope)
         self._metrics.count_request(route, status, seconds)
         level = logging.DEBUG if route.startswith(_QUIET) else logging.INFO
         if logger.isEnabledFor(level):
             fields = {"method": scope["method"], "route": route, "status": status, "ms": round(1000 * seconds, 2)}
             logger.log(level, "request", extra={"fields": {**fields, **scope[NOTES], "request_id": request_id}})
+
+
+def _route(scope: Scope) -> str:
+    """The route that answers, as the OpenAPI document writes it."""
+    return str(getattr(scope.get("route"), "path", "other"))
 
 
 def _log_bug(error: Exception, request_id: str) -> None:

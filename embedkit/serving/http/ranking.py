@@ -15,6 +15,7 @@ from embedkit.runtime.cross_encoder import CrossEncoder
 from embedkit.runtime.manifest import Manifest
 from embedkit.serving.http.admission import Admission, Held, Rate
 from embedkit.serving.http.embedding import Embedder, Gate, MakeBatcher, least_pair_tokens
+from embedkit.serving.http.tracing import span
 
 __all__ = ["CosineRanker", "CrossRanker", "Ranked", "Ranker"]
 
@@ -94,6 +95,18 @@ class CrossRanker:
         with self._admission.hold(self.price(query, map(len, texts))) as held:
             return await self.run(query, texts, truncate=truncate, held=held)
 
+    async def predict(self, pairs: Sequence[tuple[str, str]], *, truncate: bool | None = None) -> Ranked:
+        """Score pairs, whose first texts may differ; scores are in 0...1.
+
+        Raises:
+            InputError: a text does not fit the model.
+            TooLargeError: the request is too large.
+            OverloadedError: too much work is waiting.
+        """
+        self._gate.check_limits([first + second for first, second in pairs])
+        with self._admission.hold(self.price("", (len(first) + len(second) for first, second in pairs))) as held:
+            return await self._run(pairs, truncate=truncate, held=held)
+
     async def run(
         self, query: str, texts: Sequence[str], *, truncate: bool | None = None, held: Held | None = None
     ) -> Ranked:
@@ -102,14 +115,18 @@ class CrossRanker:
         Raises:
             InputError: a text does not fit the model.
         """
-        pairs = [(query, text) for text in texts]
-        characters = len(texts) * len(query) + sum(map(len, texts))
+        return await self._run([(query, text) for text in texts], truncate=truncate, held=held)
+
+    async def _run(self, pairs: Sequence[tuple[str, str]], *, truncate: bool | None, held: Held | None) -> Ranked:
+        characters = sum(len(first) + len(second) for first, second in pairs)
         tokens = await self._gate.beside(characters, lambda: self._model.tokenize(pairs))
-        self._gate.accept(tokens, self._model.max_length, truncate=truncate)
+        self._gate.accept(tokens, self._model, truncate=truncate)
         count = int(tokens.lengths.sum())
         if held is not None:
             self._admission.correct(held, self._rate.seconds(count))
-        return Ranked(await self._batcher.submit(tokens), count, tokens.truncated)
+        with span("wait and score", model=self._model.name, tokens=count):
+            scores = await self._batcher.submit(tokens)
+        return Ranked(scores, count, tokens.truncated)
 
     def close(self) -> None:
         """Let the thread end."""

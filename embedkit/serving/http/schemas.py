@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 
 __all__ = [
     "CohereEmbedAnswer",
@@ -33,15 +33,23 @@ __all__ = [
     "SimilarityRequest",
     "TeiEmbedRequest",
     "TeiInfo",
+    "TeiPredictRequest",
+    "TeiPrediction",
     "TeiProblem",
     "TeiRank",
     "TeiRerankRequest",
+    "TeiToken",
+    "TeiTokenizeRequest",
     "UpsertAnswer",
     "UpsertRequest",
     "Usage",
 ]
 
 Texts = Annotated[str | list[str], Field(description="one text, or several")]
+TokenIds = Annotated[
+    list[int] | list[list[int]], Field(description="token ids of a text or several, special tokens included")
+]
+ModelName = Annotated[str | None, Field(description="name of the model; the default one if left out")]
 
 
 class Schema(BaseModel):
@@ -72,20 +80,28 @@ class TeiProblem(Schema):
     error_type: str
 
 
-def refuse_token_ids(value: Any) -> Any:
-    """Say what is wrong with lists of numbers, which OpenAI's own server takes."""
+def has_token_ids(value: Any) -> bool:
+    """Whether an input is a list of numbers, or of such lists."""
     first = value[0] if isinstance(value, list) and value else value
     first = first[0] if isinstance(first, list) and first else first
-    if isinstance(first, int):
-        raise ValueError(  # noqa: TRY004 - pydantic reports this one
-            "expected texts, got token ids: ids of another tokenizer mean other words here; send texts "
-            "(LangChain's OpenAIEmbeddings sends them with check_embedding_ctx_length=False)"
+    return isinstance(first, int)
+
+
+def refuse_token_ids(value: Any) -> Any:
+    """Say what is wrong with lists of numbers, which OpenAI's own server takes."""
+    if has_token_ids(value):
+        raise ValueError(
+            "expected texts, got token ids: ids of another tokenizer mean other words here; send texts, or name "
+            "in `tokenizer` the model that the ids are of (LangChain's OpenAIEmbeddings sends texts with "
+            "check_embedding_ctx_length=False)"
         )
     return value
 
 
-def read_inputs(value: Any) -> Any:
-    """Take Jina's ``{"text": ...}`` for its text; say what is wrong with token ids."""
+def read_inputs(value: Any, information: ValidationInfo) -> Any:
+    """Take Jina's ``{"text": ...}`` for its text; refuse token ids of an unnamed tokenizer."""
+    if information.data.get("tokenizer") is not None:
+        return value
     if isinstance(value, list) and all(
         isinstance(one, dict) and isinstance(one.get("text"), str) for one in value
     ):
@@ -94,10 +110,13 @@ def read_inputs(value: Any) -> Any:
 
 
 class EmbeddingsRequest(Schema):
-    """As OpenAI's, and ``prompt_name``; as Jina's, whose texts may be objects."""
+    """As OpenAI's, and ``prompt_name`` and ``tokenizer``; as Jina's, whose texts may be objects."""
 
-    input: Texts
-    model: str | None = Field(None, description="name of the model; may be left out, as there is one")
+    tokenizer: str | None = Field(
+        None, description="name or fingerprint of the model whose token ids the input has; else it has texts"
+    )
+    input: Texts | TokenIds
+    model: ModelName = None
     encoding_format: Literal["float", "base64"] | None = Field(
         "float", description="numbers, or little-endian float32 in base64, which is smaller and quicker"
     )
@@ -169,7 +188,7 @@ Truncate = Annotated[
 
 
 class TeiEmbedRequest(Schema):
-    """As text-embeddings-inference takes it."""
+    """As text-embeddings-inference takes it, and ``model``."""
 
     inputs: Texts
     normalize: bool | None = Field(True, description="false only where the model leaves it open")
@@ -177,6 +196,7 @@ class TeiEmbedRequest(Schema):
     truncation_direction: Direction = None
     prompt_name: str | None = Field(None, description="one of the model's prompts")
     dimensions: int | None = Field(None, ge=1)
+    model: ModelName = None
 
     _texts = field_validator("inputs", mode="before")(refuse_token_ids)
 
@@ -197,10 +217,11 @@ class SimilarityParameters(Schema):
 
 
 class SimilarityRequest(Schema):
-    """As text-embeddings-inference takes it."""
+    """As text-embeddings-inference takes it, and ``model``."""
 
     inputs: SimilarityInputs
     parameters: SimilarityParameters | None = None
+    model: ModelName = None
 
 
 class InferRequest(TeiEmbedRequest):
@@ -214,7 +235,7 @@ class CohereEmbedRequest(Schema):
     """As Cohere's; images are refused."""
 
     texts: list[str] = Field(min_length=1)
-    model: str | None = Field(None, description="name of the model; may be left out, as there is one")
+    model: ModelName = None
     input_type: str | None = Field(
         None, description="search_query and search_document choose the model's prompts; others choose none"
     )
@@ -233,6 +254,51 @@ class CohereEmbedAnswer(Schema):
     embeddings: dict[str, list[list[float]] | list[str]] | list[list[float]]
     texts: list[str]
     meta: dict[str, Any]
+
+
+class TeiTokenizeRequest(Schema):
+    """As text-embeddings-inference takes it, and ``model``."""
+
+    inputs: Texts
+    add_special_tokens: bool = True
+    prompt_name: str | None = Field(None, description="one of the model's prompts")
+    model: ModelName = None
+
+    _texts = field_validator("inputs", mode="before")(refuse_token_ids)
+
+
+class TeiToken(Schema):
+    """A token, and the characters that it stands for; special ones stand for none."""
+
+    id: int
+    text: str
+    special: bool
+    start: int | None
+    stop: int | None
+
+
+class TeiPredictRequest(Schema):
+    """A pair of texts, or a list of pairs, as text-embeddings-inference takes them."""
+
+    inputs: list[str] | list[list[str]] = Field(description="two texts, or a list of two texts each")
+    raw_scores: bool = Field(False, description="true is refused")
+    truncate: Truncate = None
+
+    @field_validator("inputs")
+    @classmethod
+    def _pairs(cls, value: list[Any]) -> list[Any]:
+        pairs = value if value and isinstance(value[0], list) else [value]
+        wrong = next((pair for pair in pairs if len(pair) != 2), None)
+        if wrong is not None:
+            raise ValueError(f"expected a pair of texts, which the cross-encoder scores; got {len(wrong)} texts")
+        return value
+
+
+class TeiPrediction(Schema):
+    """The score of a pair, under the one label that a re-ranker has."""
+
+    score: float
+    label: str
 
 
 class TeiModelType(Schema):
@@ -273,7 +339,7 @@ class RerankRequest(Schema):
 
     query: str
     documents: list[str | RerankDocument]
-    model: str | None = Field(None, description="name of the model; may be left out, as there is one")
+    model: ModelName = None
     top_n: int | None = Field(None, ge=1, description="documents wanted; all if left out")
     return_documents: bool | None = Field(None, description="whether the texts are in the answer")
 
@@ -297,10 +363,11 @@ class RerankAnswer(Schema):
 
 
 class TeiRerankRequest(Schema):
-    """As text-embeddings-inference takes it."""
+    """As text-embeddings-inference takes it, and ``model``."""
 
     query: str
     texts: list[str]
+    model: ModelName = None
     raw_scores: bool = Field(False, description="true is refused")
     return_text: bool = False
     truncate: bool | None = Field(None, description="cut pairs that are too long, or refuse them")

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import signal
 import socket
 import sys
+import threading
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from types import FrameType
 
 import uvicorn
 
+from embedkit.errors import EmbedkitError
+from embedkit.serving.http.agents import Agents
 from embedkit.serving.http.app import create_app
 from embedkit.serving.http.connections import Connections
 from embedkit.serving.http.keys import KeyRing
-from embedkit.serving.http.listener import Listener
+from embedkit.serving.http.listener import Listener, bind, url_of
 from embedkit.serving.http.service import Service
 
-__all__ = ["Server"]
+__all__ = ["Parent", "Server"]
 
 logger = logging.getLogger(__name__)
 
@@ -27,26 +33,54 @@ _CANCEL_S = 1.0
 _FAILED_TO_START = 3
 
 
+@dataclass(frozen=True, slots=True)
+class Parent:
+    """The process that started a worker.
+
+    Attributes:
+        listening: the socket that it has bound.
+        lifeline: a descriptor at whose end it is gone, and the worker drains as on SIGTERM.
+        confirm: reports to it that the worker serves.
+    """
+
+    listening: socket.socket
+    lifeline: int
+    confirm: Callable[[], None]
+
+
 class Server(uvicorn.Server):
     """Serves until SIGINT or SIGTERM, then stops in an order that loses no request.
 
     Readiness answers 503, and every answer closes its connection; after ``drain_delay_s`` (SIGTERM only) no new
-    connections are taken; requests at work get ``drain_s`` to finish. A second signal stops at once.
+    connections are taken; requests at work get ``drain_s`` to finish. A second signal stops at once. SIGHUP loads
+    models and collection again.
 
     Args:
         service: what is served.
         keys: API keys; none means that no key is needed.
+        parent: the process that has bound the socket, if this is one of several workers.
+        agents: answers under ``/mcp``.
     """
 
-    def __init__(self, service: Service, keys: KeyRing | None = None) -> None:
+    def __init__(
+        self,
+        service: Service,
+        keys: KeyRing | None = None,
+        parent: Parent | None = None,
+        *,
+        agents: Agents | None = None,
+    ) -> None:
         settings = service.settings
         self._service, self._keys = service, keys or KeyRing()
         self._connections = Connections(settings)
+        self._parent = parent
         self._listener: Listener | None = None
+        self._url = ""
         self._sweeper: asyncio.Task[None] | None = None
+        self._reloading: asyncio.Task[None] | None = None
         super().__init__(
             uvicorn.Config(
-                create_app(service, self._keys),
+                create_app(service, self._keys, agents),
                 host=settings.host,
                 port=settings.port,
                 http=self._connections.protocol,  # type: ignore[arg-type]  # called, never inherited from
@@ -73,22 +107,35 @@ class Server(uvicorn.Server):
         await self.lifespan.startup()
         settings = self._service.settings
         try:
+            bound = self._parent.listening if self._parent else bind(settings.host, settings.port)
             self._listener = Listener(
-                settings.host,
-                settings.port,
+                bound,
                 self._make_connection,
                 tls=self.config.ssl,
                 handshake_timeout_s=settings.header_timeout_s,
                 most_handshakes=settings.max_connections // 2 + 1,
             )
+            self._listener.start()
         except OSError as error:
             logger.error("cannot listen on %s port %d: %s", settings.host, settings.port, error.strerror or error)  # noqa: TRY400
             await self.lifespan.shutdown()
             sys.exit(_FAILED_TO_START)
-        self._listener.start()
+        self._url = url_of(bound, tls=settings.tls_certificate is not None)
         self._sweeper = asyncio.get_running_loop().create_task(self._sweep())
+        self._reload_on_hangup()
+        await self._service.answer_siblings()
         self.started = True
-        logger.info("listening", extra={"fields": {"url": self.url, "model": self._service.encoder.name}})
+        if self._parent is not None:
+            lifeline = self._parent.lifeline
+            asyncio.get_running_loop().add_reader(lifeline, self._end_with_parent, lifeline)
+            self._parent.confirm()
+            return
+        logger.info(
+            "listening",
+            extra={
+                "fields": {"url": self.url, "models": [card["id"] for card in self._service.catalogue.cards()]}
+            },
+        )
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:  # noqa: ARG002 - uvicorn's
         """Drain, in the order that the class describes."""
@@ -104,6 +151,7 @@ class Server(uvicorn.Server):
         for task in (unfinished := {self._sweeper, *self.server_state.tasks}):
             task.cancel()
         await asyncio.wait(unfinished, timeout=_CANCEL_S)
+        self._service.siblings.close()
         await self.lifespan.shutdown()
 
     async def _wait(self, seconds: float, *, finish: bool = False) -> None:
@@ -121,6 +169,22 @@ class Server(uvicorn.Server):
             self._connections.sweep()
             self._keys.refresh()
 
+    def _end_with_parent(self, lifeline: int) -> None:
+        asyncio.get_running_loop().remove_reader(lifeline)
+        self.handle_exit(signal.SIGTERM, None)
+
+    def _reload_on_hangup(self) -> None:
+        """SIGHUP reloads; signals belong to the main thread, and the server may run in another one."""
+        if sys.platform != "win32" and threading.current_thread() is threading.main_thread():
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._begin_reload)
+
+    def _begin_reload(self) -> None:
+        self._reloading = asyncio.get_running_loop().create_task(self._reload())
+
+    async def _reload(self) -> None:
+        with contextlib.suppress(EmbedkitError):  # the log has it
+            await self._service.reload()
+
     def _make_connection(self) -> asyncio.Protocol:
         return self._connections.protocol(
             config=self.config, server_state=self.server_state, app_state=self.lifespan.state
@@ -129,10 +193,7 @@ class Server(uvicorn.Server):
     @property
     def url(self) -> str:
         """Where it listens, once it does."""
-        assert self._listener is not None
-        host, port = self._listener.address
-        scheme = "https" if self._service.settings.tls_certificate else "http"
-        return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+        return self._url
 
     def run_until_told(self) -> None:
         """Serve; SIGTERM ends as a success does, as it is how servers are stopped."""

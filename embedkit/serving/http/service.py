@@ -1,171 +1,155 @@
-"""What a server serves: its models and its collection."""
+"""The service: the catalogue that answers requests now, and what outlives its replacement by a reload."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Self
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from typing import Self
 
-from embedkit.errors import InputError, ModelError, ModelNotFoundError
-from embedkit.protocols import FloatArray
-from embedkit.runtime.cross_encoder import CrossEncoder
-from embedkit.runtime.encoder import Encoder
-from embedkit.runtime.engine import Verification
-from embedkit.runtime.tokenization import Tokens
-from embedkit.serving.http.admission import Admission, Rate
-from embedkit.serving.http.batcher import Batcher, BatchReport
-from embedkit.serving.http.embedding import Embedder, Gate
-from embedkit.serving.http.library import Library
+from embedkit.errors import EmbedkitError, WorkerError
+from embedkit.serving.http.admission import Admission
+from embedkit.serving.http.catalogue import Assets, Catalogue
+from embedkit.serving.http.metric_sums import Snapshot
 from embedkit.serving.http.metrics import Metrics
-from embedkit.serving.http.ranking import CosineRanker, CrossRanker, Ranker
 from embedkit.serving.http.settings import ServerSettings
-from embedkit.serving.retrieval.collection import Collection
+from embedkit.serving.http.siblings import Siblings
 
 __all__ = ["Service"]
 
-_TOKENS_TO_LEARN_FROM = 256  # the time of a smaller batch is not that of its tokens
+logger = logging.getLogger(__name__)
 
 
 class Service:
-    """The models and the collection of a server, and what it may do with them.
+    """Leases the current catalogue to requests, and replaces it on demand without losing one of them.
+
+    Args:
+        settings: limits and permissions.
+        load: loads models and collection, now and for each reload.
+        siblings: other processes that serve on the same socket, if there are any.
 
     Attributes:
-        encoder: the model that embeds.
-        reranker: the model that scores pairs, if there is one.
-        settings: limits and permissions.
+        settings: as given.
         metrics: counts what happens.
-        gate: what texts have to pass.
-        admission: what work has to pass.
-        embedder: embeds texts of many requests together.
-        ranker: ranks texts: the cross-encoder if there is one, else the encoder.
-        library: the collection, if there is one.
-        draining: whether the server was told to end.
+        admission: admits work.
+        draining: whether the server is stopping.
+        siblings: as given.
+
+    Raises:
+        EmbedkitError: as ``load`` does.
     """
 
     def __init__(
-        self,
-        encoder: Encoder,
-        settings: ServerSettings,
-        *,
-        reranker: CrossEncoder | None = None,
-        collection: Collection | None = None,
+        self, settings: ServerSettings, load: Callable[[], Assets], *, siblings: Siblings | None = None
     ) -> None:
-        self.encoder, self.reranker, self.settings = encoder, reranker, settings
+        self.settings, self._load = settings, load
+        self.siblings = siblings or Siblings()
         self.metrics = Metrics()
-        self.gate = gate = Gate(settings, self.metrics)
         self.admission = admission = Admission(settings.queue_s)
         self.metrics.watch_admission(lambda: admission.held_s)
-        self.embedder = Embedder(encoder, gate, admission, self._make_batcher)
-        self._cross = None if reranker is None else CrossRanker(reranker, gate, admission, self._make_batcher)
-        self.ranker: Ranker = self._cross or CosineRanker(self.embedder, gate, admission)
-        self.library = (
-            None
-            if collection is None
-            else Library(collection, self.embedder, self._cross, admission, settings.refresh_s)
-        )
         self.draining = False
+        self._one_reload = asyncio.Lock()
+        self._reloading: asyncio.Task[None] | None = None
+        self._catalogue = self._make()
+        self.metrics.watch_queues(self._catalogue.queues)
 
     @classmethod
-    def load(cls, model: str, settings: ServerSettings) -> Self:
-        """Load models and collection, and check them.
+    def load(cls, models: Sequence[str], settings: ServerSettings, *, siblings: Siblings | None = None) -> Self:
+        """Load and verify everything, and learn how long the models take.
 
         Raises:
-            ModelError: this machine computes something else than the one that made a bundle; says how far off.
-            EmbedkitError: something cannot be loaded.
+            EmbedkitError: as :meth:`Assets.load`.
         """
-        encoder = Encoder.load(model, threads=settings.threads)
-        reranker = CrossEncoder.load(settings.reranker, threads=settings.threads) if settings.reranker else None
-        collection = Collection.open(settings.collection, queries=encoder) if settings.collection else None
-        for loaded in (encoder, reranker):
-            if loaded is not None and loaded.has_golden:
-                check_verification(loaded.name, loaded.verify())
-        service = cls(encoder, settings, reranker=reranker, collection=collection)
-        service.embedder.warm_up()
+        service = cls(settings, lambda: Assets.load(models, settings), siblings=siblings)
+        service.catalogue.warm_up()
         return service
 
-    def cards(self) -> list[dict[str, Any]]:
-        """What ``/v1/models`` tells."""
-        return [_card(model) for model in (self.encoder, self.reranker) if model is not None]
+    @property
+    def catalogue(self) -> Catalogue:
+        """The current catalogue; a request uses the one that it leases."""
+        return self._catalogue
 
-    def card(self, name: str) -> dict[str, Any]:
-        """What ``/v1/models/NAME`` tells.
+    @contextlib.contextmanager
+    def lease(self) -> Iterator[Catalogue]:
+        """The current catalogue, which stays open for the length of the block even if a reload replaces it."""
+        catalogue = self._catalogue
+        catalogue.users += 1
+        try:
+            yield catalogue
+        finally:
+            catalogue.users -= 1
+            self._close_if_unused(catalogue)
 
-        Raises:
-            ModelNotFoundError: there is no such model.
-        """
-        for card in self.cards():
-            if card["id"] == name:
-                return card
-        self.check_model(name, self.encoder.name)
-        return _card(self.encoder)
+    async def reload(self) -> None:
+        """Load models and collection again, from where they were loaded; new requests get the new ones.
 
-    def check_model(self, name: str | None, model: str) -> None:
-        """Refuse to answer for a model that is not here.
-
-        Args:
-            name: what the client asks for, or None.
-            model: the one that would answer.
-
-        Raises:
-            ModelNotFoundError: says which one is.
-        """
-        if name is not None and name not in {model, *self.settings.aliases}:
-            raise ModelNotFoundError(
-                f"there is no model {name!r:.80} here; this server has {model!r} "
-                "(an operator can add names for it with aliases)"
-            )
-
-    def needed_library(self) -> Library:
-        """The collection.
+        They are loaded and verified beside the old ones, which answer meanwhile and finish what they have begun. A
+        reload that has begun goes on even if nobody waits for it any more.
 
         Raises:
-            InputError: the server has none.
+            EmbedkitError: something cannot be loaded or verified; the old ones stay.
         """
-        if self.library is None:
-            raise InputError("this server has no collection; an operator can give it one with --collection")
-        return self.library
+        self._reloading = asyncio.get_running_loop().create_task(self._reload())
+        await asyncio.shield(self._reloading)
+
+    async def _reload(self) -> None:
+        async with self._one_reload:
+            try:
+                fresh = await asyncio.to_thread(self._make_warm)
+            except EmbedkitError as error:
+                self.metrics.count_reload("failed")
+                logger.error("reload failed, and everything stays as it was: %s", error)  # noqa: TRY400
+                raise
+            before, self._catalogue = self._catalogue, fresh
+            self.metrics.watch_queues(fresh.queues)
+            self.metrics.count_reload("done")
+            models = {card["id"]: card["fingerprint"][:12] for card in fresh.cards()}
+            logger.info("reloaded", extra={"fields": {"models": models}})
+            self._close_if_unused(before)
+
+    async def reload_everywhere(self) -> None:
+        """Reload here, and then in all other workers.
+
+        Raises:
+            EmbedkitError: something cannot be loaded or verified, here or in another worker; what failed stays.
+        """
+        await self.reload()
+        problems = [problem for problem in await self.siblings.ask("reload") if problem]
+        if problems:
+            raise WorkerError(f"{len(problems)} workers could not reload: {problems[0]}")
+
+    async def metrics_text(self) -> bytes:
+        """The metrics of all workers added up, in Prometheus' text format."""
+        return self.metrics.text(await self.siblings.ask("metrics"))
+
+    async def answer_siblings(self) -> None:
+        """Answer other workers from now on."""
+
+        async def metrics() -> Snapshot:
+            return self.metrics.snapshot()
+
+        async def reload() -> str:
+            try:
+                await self.reload()
+            except EmbedkitError as error:
+                return str(error)
+            return ""
+
+        await self.siblings.answer({"metrics": metrics, "reload": reload})
 
     def close(self) -> None:
         """Let all threads end."""
-        for part in (self.embedder, self._cross, self.library):
-            if part is not None:
-                part.close()
+        self._catalogue.close()
 
-    def _make_batcher(self, model: str, run: Callable[[Tokens], FloatArray], rate: Rate) -> Batcher:
-        tell = self.metrics.batch_reporter(model)
+    def _make(self) -> Catalogue:
+        return Catalogue(self._load(), self.settings, self.metrics, self.admission)
 
-        def report(batch: BatchReport) -> None:
-            tell(batch)
-            if batch.tokens >= _TOKENS_TO_LEARN_FROM:
-                rate.learn(batch.tokens, batch.seconds)
+    def _make_warm(self) -> Catalogue:
+        catalogue = self._make()
+        catalogue.warm_up()
+        return catalogue
 
-        batcher = Batcher(
-            run, batch_tokens=self.settings.batch_tokens, max_wait_ms=self.settings.max_wait_ms, report=report
-        )
-        self.metrics.watch_queue(model, lambda: batcher.waiting_tokens)
-        return batcher
-
-
-def check_verification(name: str, found: Verification) -> None:
-    """Refuse a model that computes something else here.
-
-    Raises:
-        ModelError: says how far off it is.
-    """
-    if not found["passed"]:
-        raise ModelError(
-            f"{name} gives other results here than where it was made (off by {found['difference']:.2g}, allowed "
-            f"{found['tolerance']:.2g}); see `embedkit doctor`"
-        )
-
-
-def _card(model: Encoder | CrossEncoder) -> dict[str, Any]:
-    return {
-        "id": model.name,
-        "object": "model",
-        "created": 0,
-        "owned_by": "embedkit",
-        "kind": model.manifest.kind,
-        "dimension": model.manifest.dimension,
-        "max_length": model.max_length,
-        "fingerprint": model.fingerprint,
-    }
+    def _close_if_unused(self, catalogue: Catalogue) -> None:
+        if catalogue is not self._catalogue and not catalogue.users:
+            catalogue.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from dataclasses import dataclass
 
 from embedkit.config import setting
@@ -12,6 +13,7 @@ from embedkit.runtime.engine import OnOverflow
 __all__ = ["KEY_VARIABLE", "ServerSettings"]
 
 KEY_VARIABLE = "EMBEDKIT_API_KEY"
+_ORIGIN = re.compile(r"\*|https?://[^/\s*]+")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +25,9 @@ class ServerSettings:
     hosts: tuple[str, ...] = setting(
         (), "names that requests may call the server by; empty: this machine's on a loopback address, else any"
     )
+    cors_origins: tuple[str, ...] = setting(
+        (), "origins whose pages may call the server from a browser, e.g. https://app.example.com; * for any"
+    )
     root_path: str = setting("", "path under which a proxy offers the server, e.g. /embeddings")
     api_key_file: str | None = setting(
         None, f"API keys: a TOML file with scopes and shares, or one key a line; or one key in {KEY_VARIABLE}"
@@ -33,7 +38,8 @@ class ServerSettings:
     allow_writes: bool = setting(False, "whether clients may change the collection")
     refresh_s: float = setting(1.0, "longest until what others write to the collection is seen", minimum=0)
     reranker: str | None = setting(None, "cross-encoder that ranks texts; the model itself if left out")
-    aliases: tuple[str, ...] = setting((), "other names of the model that clients may ask for")
+    aliases: tuple[str, ...] = setting((), "other names of the default model, or NAME=MODEL for another one")
+    workers: int = setting(1, "processes that share the port, each with models of its own", minimum=1)
     threads: int | None = setting(None, "threads to keep busy; all this process may use if left out", minimum=1)
     on_overflow: OnOverflow = setting("truncate", "texts longer than the model: truncate (counted) or error")
     batch_tokens: int = setting(4096, "tokens after which no more texts join a batch", minimum=1)
@@ -68,6 +74,8 @@ class ServerSettings:
             problems.append("tls_certificate and tls_key belong together; give both or neither")
         if self.root_path and (not self.root_path.startswith("/") or self.root_path.endswith("/")):
             problems.append(f"root_path starts with a slash and does not end with one, unlike {self.root_path!r}")
+        if wrong := [origin for origin in self.cors_origins if not _ORIGIN.fullmatch(origin)]:
+            problems.append(f"cors_origins: expected https://HOST or http://HOST:PORT, or *, not {wrong[0]!r}")
         if problems:
             raise ConfigError(problems)
 

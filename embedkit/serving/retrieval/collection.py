@@ -160,6 +160,11 @@ class Collection:
         return store_class(path).describe(os.fspath(path))
 
     @property
+    def query_encoder(self) -> TextEncoder | None:
+        """The model that embeds queries, if the collection was opened with one."""
+        return self._models.for_queries()
+
+    @property
     def manifest(self) -> About:
         """What the collection holds and which models belong to it."""
         return self.store.about

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from embedkit.atomic import storage_errors
-from embedkit.errors import CollectionError
+from embedkit.errors import CollectionBusyError, CollectionError
 from embedkit.serving.retrieval.journal import UNFINISHED
 from embedkit.serving.retrieval.manifest import MANIFEST, Manifest
 from embedkit.write_lock import LOCK, write_lock
@@ -37,7 +37,8 @@ def claim(folder: Path) -> Iterator[Iterator[str]]:
     empty.
 
     Raises:
-        CollectionError: ``folder`` holds something else, or somebody else is writing there.
+        CollectionError: ``folder`` holds something else.
+        CollectionBusyError: another writer holds the lock.
         StorageError: the folder cannot be written.
     """
     if folder.exists() and not folder.is_dir():
@@ -46,7 +47,7 @@ def claim(folder: Path) -> Iterator[Iterator[str]]:
     with storage_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
     try:
-        with write_lock(folder):
+        with write_lock(folder, refusal=CollectionBusyError):
             last = _sweep(folder)
             try:
                 yield (f"generation-{number:06d}" for number in itertools.count(last + 1))
@@ -63,13 +64,13 @@ def claim_merge(folder: Path) -> Iterator[Path]:
     """Hold the right to merge beside other writes, and yield an empty folder for it, which goes at the end.
 
     Raises:
-        CollectionError: somebody else is merging there.
+        CollectionBusyError: somebody else is merging there.
         StorageError: the folder cannot be written.
     """
     place = folder / _MERGING
     with storage_errors(place):
         place.mkdir(exist_ok=True)
-        with write_lock(place):
+        with write_lock(place, refusal=CollectionBusyError):
             _clear(place)
             try:
                 yield place

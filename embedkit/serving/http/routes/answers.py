@@ -1,8 +1,9 @@
-"""What routes share: the service, JSON answers, and problems as the OpenAPI document tells them."""
+"""What routes share: the catalogue, JSON answers, and problems as the OpenAPI document tells them."""
 
 from __future__ import annotations
 
 import base64
+from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
 import orjson
@@ -10,11 +11,12 @@ from fastapi import Depends, Request
 from starlette.responses import Response
 
 from embedkit.protocols import FloatArray
+from embedkit.serving.http.catalogue import Catalogue
 from embedkit.serving.http.observer import NOTES
 from embedkit.serving.http.schemas import Problem, TeiProblem
 from embedkit.serving.http.service import Service
 
-__all__ = ["PROBLEMS", "TEI_PROBLEMS", "Serving", "answer", "as_texts", "note", "to_base64"]
+__all__ = ["PROBLEMS", "TEI_PROBLEMS", "Operating", "Serving", "answer", "as_texts", "note", "to_base64"]
 
 _PROBLEM = {"model": Problem, "description": "says what is wrong"}
 _TEI_PROBLEM = {"model": TeiProblem, "description": "says what is wrong"}
@@ -27,7 +29,17 @@ async def _service(request: Request) -> Service:  # async: FastAPI gives others 
     return service
 
 
-Serving = Annotated[Service, Depends(_service)]
+Operating = Annotated[Service, Depends(_service)]
+"""The service itself, for routes about it."""
+
+
+async def _catalogue(service: Operating) -> AsyncIterator[Catalogue]:
+    with service.lease() as catalogue:
+        yield catalogue
+
+
+Serving = Annotated[Catalogue, Depends(_catalogue)]
+"""The catalogue that answers the request."""
 
 
 def answer(content: Any) -> Response:

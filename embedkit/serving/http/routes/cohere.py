@@ -10,11 +10,11 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from embedkit.protocols import FloatArray
+from embedkit.runtime.encoder import Encoder
 from embedkit.runtime.packing import Precision
-from embedkit.serving.http.embedding import Embedded, Role
+from embedkit.serving.http.embedding import Embedded, Embedder, Role
 from embedkit.serving.http.routes.answers import PROBLEMS, Serving, answer, note, to_base64
 from embedkit.serving.http.schemas import CohereEmbedAnswer, CohereEmbedRequest
-from embedkit.serving.http.service import Service
 
 __all__ = ["router"]
 
@@ -32,27 +32,30 @@ _ROLES: Final[dict[str, Role]] = {"search_query": "query", "search_document": "d
 
 
 @router.post("/v2/embed", response_model=CohereEmbedAnswer)
-async def embed(body: CohereEmbedRequest, request: Request, service: Serving) -> Response:
+async def embed(body: CohereEmbedRequest, request: Request, catalogue: Serving) -> Response:
     """Embed texts: lists of rows by their type."""
-    done = await _embed(body, request, service)
-    return answer(_content(body, done, _by_type(body, body.embedding_types or ["float"], done.rows, service)))
+    embedder = catalogue.embedder(body.model)
+    done = await _embed(body, request, embedder)
+    return answer(
+        _content(body, done, _by_type(body, body.embedding_types or ["float"], done.rows, embedder.encoder))
+    )
 
 
 @router.post("/v1/embed", response_model=CohereEmbedAnswer)
-async def embed_as_before(body: CohereEmbedRequest, request: Request, service: Serving) -> Response:
+async def embed_as_before(body: CohereEmbedRequest, request: Request, catalogue: Serving) -> Response:
     """Embed texts: a list of rows, or lists by their type where types are asked for."""
-    done = await _embed(body, request, service)
-    found = _by_type(body, body.embedding_types or ["float"], done.rows, service)
+    embedder = catalogue.embedder(body.model)
+    done = await _embed(body, request, embedder)
+    found = _by_type(body, body.embedding_types or ["float"], done.rows, embedder.encoder)
     return answer(_content(body, done, found if body.embedding_types else found["float"]))
 
 
-async def _embed(body: CohereEmbedRequest, request: Request, service: Service) -> Embedded:
+async def _embed(body: CohereEmbedRequest, request: Request, embedder: Embedder) -> Embedded:
     """Whole rows: bytes and bits are made of these, also where fewer dimensions are wanted."""
-    service.check_model(body.model, service.encoder.name)
-    service.embedder.check_dimensions(body.output_dimension, "output_dimension")
+    embedder.check_dimensions(body.output_dimension, "output_dimension")
     role = _ROLES.get(body.input_type or "")
     truncate = None if body.truncate is None else body.truncate == "END"
-    done = await service.embedder.embed(body.texts, role=role, truncate=truncate)
+    done = await embedder.embed(body.texts, role=role, truncate=truncate)
     note(request, texts=len(done.rows), tokens=done.tokens, truncated=done.truncated)
     return done
 
@@ -69,10 +72,10 @@ def _content(body: CohereEmbedRequest, done: Embedded, embeddings: Any) -> dict[
 
 
 def _by_type(
-    body: CohereEmbedRequest, types: Sequence[str], rows: FloatArray, service: Service
+    body: CohereEmbedRequest, types: Sequence[str], rows: FloatArray, encoder: Encoder
 ) -> dict[str, list[Any]]:
     found: dict[str, list[Any]] = {}
     for kind in types:
-        packed = service.encoder.pack(rows, _PRECISIONS[kind], truncate_dim=body.output_dimension)
+        packed = encoder.pack(rows, _PRECISIONS[kind], truncate_dim=body.output_dimension)
         found[kind] = to_base64(packed) if kind == "base64" else list(packed)
     return found

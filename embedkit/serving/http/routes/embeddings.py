@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from embedkit.errors import InputError
+from embedkit.serving.http.catalogue import Catalogue
+from embedkit.serving.http.embedding import Embedder
 from embedkit.serving.http.routes.answers import PROBLEMS, Serving, answer, as_texts, note, to_base64
 from embedkit.serving.http.schemas import EmbeddingsAnswer, EmbeddingsRequest, ModelCard, ModelList
 
@@ -16,28 +19,45 @@ router = APIRouter(prefix="/v1", tags=["OpenAI"], responses=PROBLEMS)
 
 
 @router.post("/embeddings", response_model=EmbeddingsAnswer)
-async def embed(body: EmbeddingsRequest, request: Request, service: Serving) -> Response:
+async def embed(body: EmbeddingsRequest, request: Request, catalogue: Serving) -> Response:
     """Embed one text or several."""
-    service.check_model(body.model, service.encoder.name)
-    done = await service.embedder.embed(
-        as_texts(body.input), prompt_name=body.prompt_name, dimensions=body.dimensions
-    )
+    embedder = catalogue.embedder(body.model)
+    if body.tokenizer is None:
+        texts = as_texts(cast(str | list[str], body.input))
+        done = await embedder.embed(texts, prompt_name=body.prompt_name, dimensions=body.dimensions)
+    else:
+        done = await embedder.embed_ids(_token_ids(body, embedder, catalogue), dimensions=body.dimensions)
     note(request, texts=len(done.rows), tokens=done.tokens, truncated=done.truncated)
     usage = {"prompt_tokens": done.tokens, "total_tokens": done.tokens}
     data = [
         {"object": "embedding", "index": index, "embedding": row}
         for index, row in enumerate(to_base64(done.rows) if body.encoding_format == "base64" else done.rows)
     ]
-    return answer({"object": "list", "data": data, "model": service.encoder.name, "usage": usage})
+    return answer({"object": "list", "data": data, "model": embedder.encoder.name, "usage": usage})
+
+
+def _token_ids(body: EmbeddingsRequest, embedder: Embedder, catalogue: Catalogue) -> list[list[int]]:
+    """Token ids of a request, if they are of the model that is to embed them."""
+    encoder = embedder.encoder
+    if body.tokenizer != encoder.fingerprint and catalogue.embedder(body.tokenizer).encoder is not encoder:
+        raise InputError(
+            f"tokenizer: expected that of {encoder.name!r}, the model asked for, not {body.tokenizer!r:.80}"
+        )
+    if body.prompt_name is not None:
+        raise InputError("prompt_name: a prompt cannot be put before token ids; send texts")
+    given = body.input
+    if not isinstance(given, list) or any(isinstance(one, str) for one in given):
+        raise InputError("input: expected token ids, as tokenizer is given; leave it out for texts")
+    return cast(list[list[int]], given if given and isinstance(given[0], list) else [given])
 
 
 @router.get("/models", response_model=ModelList)
-async def list_models(service: Serving) -> dict[str, Any]:
+async def list_models(catalogue: Serving) -> dict[str, Any]:
     """The models of this server."""
-    return {"object": "list", "data": service.cards()}
+    return {"object": "list", "data": catalogue.cards()}
 
 
 @router.get("/models/{id:path}", response_model=ModelCard)
-async def describe_model(id: str, service: Serving) -> dict[str, Any]:  # noqa: A002 - the name that the path has
+async def describe_model(id: str, catalogue: Serving) -> dict[str, Any]:  # noqa: A002 - the name that the path has
     """One model of this server, by its name or an alias."""
-    return service.card(id)
+    return catalogue.card(id)

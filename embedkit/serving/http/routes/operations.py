@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from fastapi import APIRouter, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import JSONResponse, PlainTextResponse
 
-from embedkit.serving.http.routes.answers import Serving
-from embedkit.serving.http.schemas import Health
+from embedkit.serving.http.routes.answers import TEI_PROBLEMS, Operating
+from embedkit.serving.http.schemas import Health, ModelList
 
 __all__ = ["router"]
 
@@ -21,7 +23,7 @@ async def live() -> Response:
 
 
 @router.get("/health/ready", response_model=Health, responses={503: {"model": Health}})
-async def ready(service: Serving) -> Response:
+async def ready(service: Operating) -> Response:
     """Whether it takes requests; 503 once it was told to end."""
     if service.draining:
         return JSONResponse({"status": "draining"}, 503)
@@ -29,12 +31,19 @@ async def ready(service: Serving) -> Response:
 
 
 @router.get("/health", response_model=Health, responses={503: {"model": Health}})
-async def health(service: Serving) -> Response:
+async def health(service: Operating) -> Response:
     """As ``/health/ready``, under the name that text-embeddings-inference has for it."""
     return await ready(service)
 
 
+@router.post("/admin/reload", response_model=ModelList, responses=TEI_PROBLEMS)
+async def reload(service: Operating) -> dict[str, Any]:
+    """Load models and collection again, and list the models; needs an API key with the scope ``admin``."""
+    await service.reload_everywhere()
+    return {"object": "list", "data": service.catalogue.cards()}
+
+
 @router.get("/metrics", response_class=PlainTextResponse)
-async def metrics(service: Serving) -> Response:
+async def metrics(service: Operating) -> Response:
     """Counters for Prometheus."""
-    return Response(service.metrics.text(), media_type=CONTENT_TYPE_LATEST)
+    return Response(await service.metrics_text(), media_type=CONTENT_TYPE_LATEST)

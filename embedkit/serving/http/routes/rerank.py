@@ -20,11 +20,11 @@ router = APIRouter()
 
 @router.post("/v1/rerank", response_model=RerankAnswer, tags=["Cohere and Jina"], responses=PROBLEMS)
 @router.post("/v2/rerank", response_model=RerankAnswer, tags=["Cohere and Jina"], responses=PROBLEMS)
-async def rerank(body: RerankRequest, request: Request, service: Serving) -> Response:
+async def rerank(body: RerankRequest, request: Request, catalogue: Serving) -> Response:
     """Order documents by how well they answer a query, best first."""
-    service.check_model(body.model, service.ranker.manifest.name)
+    ranker = catalogue.ranker(body.model)
     texts = [document if isinstance(document, str) else document.text for document in body.documents]
-    ranked = await service.ranker.rank(body.query, texts)
+    ranked = await ranker.rank(body.query, texts)
     _note(request, ranked)
     results: list[dict[str, Any]] = [
         {"index": index, "relevance_score": float(ranked.scores[index])}
@@ -34,7 +34,7 @@ async def rerank(body: RerankRequest, request: Request, service: Serving) -> Res
     return answer(
         {
             "id": str(uuid.uuid4()),
-            "model": service.ranker.manifest.name,
+            "model": ranker.manifest.name,
             "results": results,
             "usage": {"prompt_tokens": ranked.tokens, "total_tokens": ranked.tokens},
             "meta": {"api_version": {"version": "2"}, "billed_units": {"search_units": 0}},
@@ -43,11 +43,11 @@ async def rerank(body: RerankRequest, request: Request, service: Serving) -> Res
 
 
 @router.post("/rerank", response_model=list[TeiRank], tags=["text-embeddings-inference"], responses=TEI_PROBLEMS)
-async def rerank_as_tei(body: TeiRerankRequest, request: Request, service: Serving) -> Response:
+async def rerank_as_tei(body: TeiRerankRequest, request: Request, catalogue: Serving) -> Response:
     """Order texts by how well they answer a query, best first."""
     if body.raw_scores:
         raise InputError("raw_scores=true is not possible here: the model's own last step is part of it")
-    ranked = await service.ranker.rank(body.query, body.texts, truncate=body.truncate)
+    ranked = await catalogue.ranker(body.model).rank(body.query, body.texts, truncate=body.truncate)
     _note(request, ranked)
     return answer(
         [

@@ -32,10 +32,10 @@ writing_router = APIRouter(prefix="/v1", tags=["collection"], responses=PROBLEMS
 
 
 @router.post("/search", response_model=SearchAnswer)
-async def search(body: SearchRequest, request: Request, service: Serving) -> Response:
+async def search(body: SearchRequest, request: Request, catalogue: Serving) -> Response:
     """Find the documents nearest in meaning to a query."""
-    service.gate.check_limits([body.query])
-    hits = await service.needed_library().search(
+    catalogue.gate.check_limits([body.query])
+    hits = await catalogue.needed_library().search(
         body.query,
         body.k,
         conditions=body.filter,
@@ -50,40 +50,40 @@ async def search(body: SearchRequest, request: Request, service: Serving) -> Res
 
 
 @router.get("/collection", response_model=CollectionCard | None)
-async def describe(service: Serving) -> dict[str, Any] | None:
+async def describe(catalogue: Serving) -> dict[str, Any] | None:
     """What the collection holds, and which stages a search in it can have; null if the server has none."""
-    return None if service.library is None else service.library.card()
+    return None if catalogue.library is None else catalogue.library.card()
 
 
 @router.get("/collection/map", response_model=CollectionMap)
-async def draw_map(service: Serving) -> Response:
+async def draw_map(catalogue: Serving) -> Response:
     """The documents in two dimensions, the principal axes of their embeddings."""
-    return JSONResponse(await service.needed_library().map())
+    return JSONResponse(await catalogue.needed_library().map())
 
 
 @router.get("/documents/{id:path}", response_model=DocumentBody)
-async def get_document(id: str, service: Serving) -> Response:  # noqa: A002 - the name that the path has
+async def get_document(id: str, catalogue: Serving) -> Response:  # noqa: A002 - the name that the path has
     """The document with this id."""
-    document = await service.needed_library().get(id)
+    document = await catalogue.needed_library().get(id)
     if document is None:
         raise HTTPException(404, "there is no document with this id")
     return JSONResponse(dataclasses.asdict(document))
 
 
 @writing_router.post("/documents", response_model=UpsertAnswer)
-async def upsert(body: UpsertRequest, request: Request, service: Serving) -> Response:
+async def upsert(body: UpsertRequest, request: Request, catalogue: Serving) -> Response:
     """Add documents; one whose id is there already takes the place of the old one. Kept when this answers."""
-    service.gate.check_limits([document.text for document in body.documents])
-    added, replaced = await service.needed_library().upsert([_record(document) for document in body.documents])
+    catalogue.gate.check_limits([document.text for document in body.documents])
+    added, replaced = await catalogue.needed_library().upsert([_record(document) for document in body.documents])
     note(request, added=added, replaced=replaced)
     return answer({"added": added, "replaced": replaced})
 
 
 @writing_router.post("/documents/delete", response_model=DeleteAnswer)
-async def delete(body: DeleteRequest, request: Request, service: Serving) -> Response:
+async def delete(body: DeleteRequest, request: Request, catalogue: Serving) -> Response:
     """Delete documents by their ids; ids that are not there are passed over."""
-    service.gate.check_limits(body.ids)
-    deleted = await service.needed_library().delete(body.ids)
+    catalogue.gate.check_limits(body.ids)
+    deleted = await catalogue.needed_library().delete(body.ids)
     note(request, deleted=deleted)
     return answer({"deleted": deleted})
 

@@ -1,8 +1,9 @@
-"""``/embed``, ``/similarity``, ``/`` and ``/info``, for clients of text-embeddings-inference."""
+"""Routes for clients of text-embeddings-inference, but for its ``/rerank``."""
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+from typing import Any, cast
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
@@ -17,19 +18,25 @@ from embedkit.serving.http.schemas import (
     SimilarityRequest,
     TeiEmbedRequest,
     TeiInfo,
+    TeiPrediction,
+    TeiPredictRequest,
+    TeiToken,
+    TeiTokenizeRequest,
 )
 
 __all__ = ["router"]
+
+_LABEL = "LABEL_0"  # what transformers calls the only label of a model that has no names for them
 
 router = APIRouter(tags=["text-embeddings-inference"], responses=TEI_PROBLEMS)
 
 
 @router.post("/embed", response_model=list[list[float]])
-async def embed(body: TeiEmbedRequest, request: Request, service: Serving) -> Response:
+async def embed(body: TeiEmbedRequest, request: Request, catalogue: Serving) -> Response:
     """Embed one text or several: a list of embeddings."""
     if body.normalize is False:
         raise InputError("normalize: false is not possible here, as this server gives unit rows")
-    done = await service.embedder.embed(
+    done = await catalogue.embedder(body.model).embed(
         as_texts(body.inputs), prompt_name=body.prompt_name, dimensions=body.dimensions, truncate=body.truncate
     )
     note(request, texts=len(done.rows), tokens=done.tokens, truncated=done.truncated)
@@ -37,10 +44,10 @@ async def embed(body: TeiEmbedRequest, request: Request, service: Serving) -> Re
 
 
 @router.post("/similarity", response_model=list[float])
-async def compare(body: SimilarityRequest, request: Request, service: Serving) -> Response:
+async def compare(body: SimilarityRequest, request: Request, catalogue: Serving) -> Response:
     """The cosine of one text with each of several."""
     given, how = body.inputs, body.parameters or SimilarityParameters(prompt_name=None)
-    done = await service.embedder.embed(
+    done = await catalogue.embedder(body.model).embed(
         [given.source_sentence, *given.sentences], prompt_name=how.prompt_name, truncate=how.truncate
     )
     note(request, texts=len(done.rows), tokens=done.tokens, truncated=done.truncated)
@@ -48,20 +55,49 @@ async def compare(body: SimilarityRequest, request: Request, service: Serving) -
 
 
 @router.post("/", response_model=list[list[float]] | list[float])
-async def infer(body: InferRequest, request: Request, service: Serving) -> Response:
+async def infer(body: InferRequest, request: Request, catalogue: Serving) -> Response:
     """As ``/embed`` for texts, and as ``/similarity`` for ``{"source_sentence", "sentences"}``."""
     if isinstance(body.inputs, SimilarityInputs):
-        return await compare(SimilarityRequest(inputs=body.inputs, parameters=body.parameters), request, service)
-    return await embed(body, request, service)
+        return await compare(
+            SimilarityRequest(inputs=body.inputs, parameters=body.parameters, model=body.model), request, catalogue
+        )
+    return await embed(body, request, catalogue)
+
+
+@router.post("/tokenize", response_model=list[list[TeiToken]])
+async def tokenize(body: TeiTokenizeRequest, request: Request, catalogue: Serving) -> Response:
+    """The tokens of one text or several, none cut off, with the characters that they stand for."""
+    texts, encoder = as_texts(body.inputs), catalogue.embedder(body.model).encoder
+    catalogue.gate.check_limits(texts)
+    found = await asyncio.to_thread(
+        lambda: encoder.token_spans(texts, special_tokens=body.add_special_tokens, prompt_name=body.prompt_name)
+    )
+    note(request, texts=len(texts), tokens=sum(map(len, found)))
+    return answer([[one._asdict() for one in tokens] for tokens in found])
+
+
+@router.post("/predict", response_model=list[TeiPrediction] | list[list[TeiPrediction]])
+async def predict(body: TeiPredictRequest, request: Request, catalogue: Serving) -> Response:
+    """The scores that the cross-encoder gives a pair of texts, or each of several pairs."""
+    if body.raw_scores:
+        raise InputError("raw_scores=true is not possible here: the model's own last step is part of it")
+    several = isinstance(body.inputs[0], list)
+    pairs = cast(list[tuple[str, str]], body.inputs if several else [body.inputs])
+    pairs = [(first, second) for first, second in pairs]
+    ranked = await catalogue.needed_cross().predict(pairs, truncate=body.truncate)
+    note(request, texts=len(pairs), tokens=ranked.tokens, truncated=ranked.truncated)
+    found = [[{"score": score, "label": _LABEL}] for score in ranked.scores.tolist()]
+    return answer(found if several else found[0])
 
 
 @router.get("/info", response_model=TeiInfo)
-async def info(service: Serving) -> dict[str, Any]:
-    """The model and the limits."""
-    manifest, settings = service.encoder.manifest, service.settings
+async def info(catalogue: Serving, model: str | None = None) -> dict[str, Any]:
+    """A model, the default one unless another is named, and the limits."""
+    encoder, settings = catalogue.embedder(model).encoder, catalogue.settings
+    manifest = encoder.manifest
     return {
         "model_id": manifest.name,
-        "model_sha": service.encoder.fingerprint,
+        "model_sha": encoder.fingerprint,
         "model_dtype": manifest.precision,
         "model_type": {"embedding": {"pooling": manifest.pooling}},
         "max_concurrent_requests": settings.concurrent_requests,

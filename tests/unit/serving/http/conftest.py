@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,6 +18,7 @@ import httpx
 import pytest
 
 from embedkit import Encoder
+from embedkit.serving.http.catalogue import Assets
 from embedkit.serving.http.keys import KeyRing
 from embedkit.serving.http.server import Server
 from embedkit.serving.http.service import Service
@@ -22,9 +28,9 @@ Serve = Callable[..., contextlib.AbstractContextManager[str]]
 
 
 @contextlib.contextmanager
-def serving(service: Service, keys: Any = ()) -> Iterator[str]:
+def serving(service: Service, keys: Any = (), **more: Any) -> Iterator[str]:
     """The URL of a server that runs meanwhile."""
-    server = Server(service, keys if isinstance(keys, KeyRing) else KeyRing.of(*keys))
+    server = Server(service, keys if isinstance(keys, KeyRing) else KeyRing.of(*keys), **more)
     thread = threading.Thread(target=server.run)
     thread.start()
     try:
@@ -46,6 +52,12 @@ def toy_encoder(toy_bundle: Path) -> Encoder:
 
 
 @pytest.fixture(scope="session")
+def served() -> Serve:
+    """``with served(service, keys) as url``: a server of a service."""
+    return serving
+
+
+@pytest.fixture(scope="session")
 def serve(toy_encoder: Encoder) -> Serve:
     """``with serve(max_items=3) as url``: a server with these settings."""
 
@@ -53,12 +65,14 @@ def serve(toy_encoder: Encoder) -> Serve:
         *,
         keys: Any = (),
         encoder: Any = None,
+        more: Any = (),
         reranker: Any = None,
         collection: Any = None,
         **settings: Any,
     ) -> Any:
-        parts = {"reranker": reranker, "collection": collection}
-        return serving(Service(encoder or toy_encoder, ServerSettings(port=0, **settings), **parts), keys)
+        encoders = [encoder or toy_encoder, *more]
+        assets = Assets(encoders, reranker, collection)
+        return serving(Service(ServerSettings(port=0, **settings), lambda: assets), keys)
 
     return start
 
@@ -74,3 +88,39 @@ def url(serve: Serve) -> Iterator[str]:
 def client(url: str) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=url) as client:
         yield client
+
+
+class Process:
+    """`embedkit serve` in a process of its own."""
+
+    def __init__(self, *arguments, drain_delay_s=0, **environment):
+        command = [sys.executable, "-m", "embedkit", "serve", *map(str, arguments), "--port", "0"]
+        command += ["--set", f"drain_delay_s={drain_delay_s}"]
+        self.process = subprocess.Popen(
+            command, stderr=subprocess.PIPE, text=True, env={**os.environ, **environment, "OMP_NUM_THREADS": "1"}
+        )
+        self.lines = []
+        while '"listening"' not in (line := self.process.stderr.readline()):
+            assert line, self.lines
+            self.lines.append(line)
+        self.lines.append(line)
+        self.url = json.loads(line)["url"]
+
+    def end(self, sign=signal.SIGTERM):
+        self.process.send_signal(sign)
+        self.lines += self.process.communicate(timeout=120)[1].splitlines()
+        return self.process.returncode
+
+
+@pytest.fixture
+def start():
+    """Start servers, none of which outlives the test."""
+    with contextlib.ExitStack() as stack:
+
+        def start(*arguments, **environment):
+            server = Process(*arguments, **environment)
+            stack.callback(server.process.communicate)
+            stack.callback(server.process.kill)
+            return server
+
+        yield start

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +14,7 @@ import pytest
 from embedkit import Collection, CrossEncoder, Encoder
 from embedkit.errors import OverloadedError
 from embedkit.serving.http.admission import CALLER, Admission, Caller, Rate
+from embedkit.serving.http.schemas import EmbeddingsRequest
 
 
 def test_work_is_refused_where_it_does_not_fit_and_says_when_to_come_back():
@@ -70,6 +72,26 @@ def test_work_that_would_be_done_too_late_is_refused_at_once():
                 pass
         finally:
             CALLER.reset(token)
+
+
+def test_a_deadline_that_has_passed_is_no_overload():
+    """On a busy machine time passes between arrival and admission; the guard then answers 504."""
+    admission = Admission(10.0)
+    token = CALLER.set(Caller(deadline=time.monotonic() - 1))
+    try:
+        with admission.hold(2.0), admission.hold(0.1):
+            pass
+    finally:
+        CALLER.reset(token)
+
+
+def test_a_request_that_is_late_before_it_is_admitted_gets_504(serve, monkeypatch):
+    accept = EmbeddingsRequest.model_validate_json
+    monkeypatch.setattr(
+        EmbeddingsRequest, "model_validate_json", lambda content: time.sleep(0.3) or accept(content)
+    )
+    with serve(timeout_s=0.2) as url:
+        assert httpx.post(f"{url}/v1/embeddings", json={"input": "one"}, timeout=30).status_code == 504
 
 
 def test_a_rate_is_learned():
@@ -161,12 +183,21 @@ def test_the_servers_own_time_limit_holds_too(serve, toy_bundle):
     encoder.gate.clear()
     with serve(encoder=encoder, timeout_s=0.2) as url:
         headers = {"x-request-timeout": "60"}
-        assert httpx.post(f"{url}/embed", json={"inputs": "one"}, headers=headers).status_code == 504
+        assert httpx.post(f"{url}/embed", json={"inputs": "one"}, headers=headers, timeout=30).status_code == 504
         encoder.gate.set()
 
 
 def test_admitted_work_is_a_metric(client):
     assert "embedkit_admitted_work_seconds 0.0" in client.get("/metrics").text
+
+
+def test_nothing_is_left_of_much_work_of_all_sizes():
+    admission, source = Admission(1000.0), random.Random(7)
+    for _ in range(2000):
+        with admission.hold(source.random() / 3) as first, admission.hold(source.random() / 7):
+            admission.correct(first, source.random() / 11)
+    assert admission.held_s == 0
+    assert admission._charged_s == 0
 
 
 def test_nothing_is_left_of_work_that_is_done():

@@ -17,6 +17,7 @@ import pytest
 from embedkit import Encoder
 from embedkit.errors import OverloadedError
 from embedkit.runtime.bundle import read_bundle
+from embedkit.serving.http.catalogue import Assets
 from embedkit.serving.http.embedding import least_tokens
 from embedkit.serving.http.service import Service
 from embedkit.serving.http.settings import ServerSettings
@@ -199,7 +200,7 @@ def test_a_request_takes_no_thread_but_the_one_of_batches(serve):
 
 
 def test_texts_that_cannot_fit_are_refused_before_they_are_tokenized(toy_encoder, monkeypatch):
-    service = Service(toy_encoder, ServerSettings(queue_s=1e-9))
+    service = Service(ServerSettings(queue_s=1e-6), lambda: Assets([toy_encoder]))
     tokenized = []
     tokenize = toy_encoder.tokenize
     monkeypatch.setattr(
@@ -207,7 +208,7 @@ def test_texts_that_cannot_fit_are_refused_before_they_are_tokenized(toy_encoder
     )
 
     async def run():
-        asked = (service.embedder.embed(["bees"] * 300) for _ in range(10))
+        asked = (service.catalogue.embedder().embed(["bees"] * 300) for _ in range(10))
         return await asyncio.gather(*asked, return_exceptions=True)
 
     try:
@@ -223,3 +224,35 @@ def test_texts_that_cannot_fit_are_refused_before_they_are_tokenized(toy_encoder
 def test_as_many_tokens_are_expected_as_there_are_at_least(toy_encoder, text):
     ids = toy_encoder.tokenize([text, text]).ids
     assert 0 < least_tokens([text, text], toy_encoder.max_length) <= sum(map(len, ids))
+
+
+@pytest.mark.parametrize("named", [lambda encoder: encoder.name, lambda encoder: encoder.fingerprint])
+def test_token_ids_of_this_model_are_embedded_where_the_client_says_so(client, toy_encoder, named):
+    texts = ["a dog in the garden", "the sea"]
+    ids = [list(row) for row in toy_encoder.tokenize(texts).ids]
+    content = {"tokenizer": named(toy_encoder), "input": ids}
+    done = client.post("/v1/embeddings", json=content).json()
+    np.testing.assert_array_equal(
+        np.float32([row["embedding"] for row in done["data"]]), toy_encoder.encode(texts)
+    )
+    assert done["usage"]["total_tokens"] == sum(map(len, ids))
+    one = client.post("/v1/embeddings", json={**content, "input": ids[0]}).json()
+    np.testing.assert_allclose(one["data"][0]["embedding"], done["data"][0]["embedding"], atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"input": [[1] * 13]}, "expected 1 to 12 ids at position 0"),
+        ({"input": [[1], []]}, "at position 1"),
+        ({"input": [[1], [10**6]]}, "expected token ids from 0 to"),
+        ({"input": [-1]}, "expected token ids from 0 to"),
+        ({"input": ["a"]}, "expected token ids"),
+        ({"input": [1], "prompt_name": "query"}, "prompt_name"),
+        ({"input": [1], "tokenizer": "another"}, "there is no model 'another'"),
+    ],
+)
+def test_token_ids_that_do_not_fit_are_refused(client, given, words):
+    done = client.post("/v1/embeddings", json={"tokenizer": "toy", **given})
+    assert done.status_code in {400, 404}
+    assert words in done.json()["error"]["message"]

@@ -47,7 +47,7 @@ def test_keys_come_one_a_line(tmp_path):
     (tmp_path / "keys").write_text("first-key-1\n\n  second-key-2\n")
     ring = load(tmp_path / "keys")
     assert len(ring) == 2
-    assert ring.find(b"second-key-2").scopes == {"read", "write", "metrics"}
+    assert ring.find(b"second-key-2").scopes == {"read", "write", "metrics", "admin"}
     assert ring.find(b"second-key") is None
 
 
@@ -91,7 +91,7 @@ def test_a_missing_key_file_is_named(tmp_path, name):
         ('[keys.a]\nkey = "long enough"\nsha256 = "00"', "give either"),
         ('[keys.a]\nkey = "short"', "keys.a: key has 5 characters"),
         ('[keys.a]\nsha256 = "ABC"', "hexadecimal"),
-        ('[keys.a]\nkey = "long enough"\nscopes = ["admin"]', "no 'admin'; there are metrics, read, write"),
+        ('[keys.a]\nkey = "long enough"\nscopes = ["root"]', "no 'root'; there are admin, metrics, read, write"),
         ('[keys.a]\nkey = "long enough"\nshare = 2', "keys.a: share"),
         ('[keys.a]\nkey = "long enough"\nshares = 1', "did you mean share"),
         ('[keys.a]\nkey = "long enough"\n[keys.b]\nkey = "long enough"', "two names have the same key"),

@@ -97,7 +97,7 @@ def test_metrics_count_requests_tokens_and_cut_texts(serve, toy_encoder):
         f'embedkit_tokens_total{{model="toy"}} {tokens}.0',
         'embedkit_batch_texts_sum{model="toy"} 2.0',
         'embedkit_queue_tokens{model="toy"} 0.0',
-        "embedkit_truncated_texts_total 1.0",
+        'embedkit_truncated_texts_total{model="toy"} 1.0',
         "embedkit_requests_at_work 1.0",
     ):
         assert line in metrics

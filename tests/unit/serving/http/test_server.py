@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import http.client
 import json
 import os
@@ -18,42 +17,6 @@ import httpx
 import pytest
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals")
-
-
-class Process:
-    """`embedkit serve` in a process of its own."""
-
-    def __init__(self, *arguments, drain_delay_s=0, **environment):
-        command = [sys.executable, "-m", "embedkit", "serve", *map(str, arguments), "--port", "0"]
-        command += ["--set", f"drain_delay_s={drain_delay_s}"]
-        self.process = subprocess.Popen(
-            command, stderr=subprocess.PIPE, text=True, env={**os.environ, **environment, "OMP_NUM_THREADS": "1"}
-        )
-        self.lines = []
-        while '"listening"' not in (line := self.process.stderr.readline()):
-            assert line, self.lines
-            self.lines.append(line)
-        self.lines.append(line)
-        self.url = json.loads(line)["url"]
-
-    def end(self, sign=signal.SIGTERM):
-        self.process.send_signal(sign)
-        self.lines += self.process.communicate(timeout=120)[1].splitlines()
-        return self.process.returncode
-
-
-@pytest.fixture
-def start():
-    """Start servers, none of which outlives the test."""
-    with contextlib.ExitStack() as stack:
-
-        def start(*arguments, **environment):
-            server = Process(*arguments, **environment)
-            stack.callback(server.process.communicate)
-            stack.callback(server.process.kill)
-            return server
-
-        yield start
 
 
 def test_requests_at_work_are_answered_before_it_ends(start, toy_bundle):
@@ -80,8 +43,8 @@ def test_requests_at_work_are_answered_before_it_ends(start, toy_bundle):
         httpx.get(f"{server.url}/health")
 
 
-def test_readiness_is_refused_before_connections_are(toy_bundle):
-    server = Process(toy_bundle, drain_delay_s=1.0)
+def test_readiness_is_refused_before_connections_are(start, toy_bundle):
+    server = start(toy_bundle, drain_delay_s=1.0)
     with httpx.Client(base_url=server.url) as client:
         assert client.get("/health/ready").status_code == 200
         server.process.send_signal(signal.SIGTERM)
@@ -97,8 +60,8 @@ def test_readiness_is_refused_before_connections_are(toy_bundle):
 
 
 @pytest.mark.parametrize("signals", [[signal.SIGINT], [signal.SIGTERM, signal.SIGTERM]])
-def test_an_interrupt_or_a_second_signal_waits_for_no_load_balancer(toy_bundle, signals):
-    server = Process(toy_bundle, drain_delay_s=15)
+def test_an_interrupt_or_a_second_signal_waits_for_no_load_balancer(start, toy_bundle, signals):
+    server = start(toy_bundle, drain_delay_s=15)
     began = time.monotonic()
     for sign in signals[:-1]:
         server.process.send_signal(sign)
@@ -107,8 +70,8 @@ def test_an_interrupt_or_a_second_signal_waits_for_no_load_balancer(toy_bundle, 
     assert time.monotonic() - began < 10
 
 
-def test_no_request_is_lost_when_it_stops(toy_bundle):
-    server = Process(toy_bundle, "--set", "batch_tokens=64")
+def test_no_request_is_lost_when_it_stops(start, toy_bundle):
+    server = start(toy_bundle, "--set", "batch_tokens=64")
     lost, answered = [], []
 
     def ask(number):
@@ -140,8 +103,20 @@ def test_no_request_is_lost_when_it_stops(toy_bundle):
     assert set(answered) <= {200, 429}
 
 
-def test_a_port_in_use_is_one_line_of_log(toy_bundle):
-    server = Process(toy_bundle)
+def test_a_hangup_reloads(start, write_toy_bundle, tmp_path):
+    path = write_toy_bundle(tmp_path / "model.onnx")
+    server = start(path)
+    write_toy_bundle(tmp_path / "new.onnx", max_length=5)
+    (tmp_path / "new.onnx").replace(path)
+    assert httpx.get(f"{server.url}/info").json()["max_input_length"] == 12
+    server.process.send_signal(signal.SIGHUP)
+    wait_for(lambda: httpx.get(f"{server.url}/info").json()["max_input_length"] == 5)
+    assert server.end() == 0
+    assert "reloaded" in {json.loads(line)["message"] for line in server.lines}
+
+
+def test_a_port_in_use_is_one_line_of_log(start, toy_bundle):
+    server = start(toy_bundle)
     port = server.url.rpartition(":")[2]
     command = [sys.executable, "-m", "embedkit", "serve", str(toy_bundle), "--port", port]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -167,7 +142,7 @@ def test_every_line_of_its_log_is_json(start, toy_bundle):
     assert server.end() == 0
     lines = [json.loads(line) for line in server.lines]
     assert [line["message"] for line in lines] == ["listening", "request"]
-    assert lines[0]["model"] == "toy"
+    assert lines[0]["models"] == ["toy"]
     assert lines[1]["status"] == 401
 
 

@@ -20,6 +20,7 @@ from embedkit.serving.http.settings import ServerSettings
         ({"tls_key": "key.pem"}, "belong together"),
         ({"root_path": "embeddings"}, "starts with a slash"),
         ({"root_path": "/embeddings/"}, "does not end with one"),
+        ({"cors_origins": ["app.example.com"]}, "cors_origins: expected https://HOST"),
         ({"on_overflow": "drop"}, "on_overflow is one of truncate, error"),
         ({"max_items": 0}, "at least 1"),
     ],

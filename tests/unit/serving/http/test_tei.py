@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import httpx
 import numpy as np
 import pytest
+
+from embedkit import CrossEncoder
 
 TEXTS = ["a dog in the garden", "", "the sea"]
 LONG = "word " * 40
@@ -42,3 +45,50 @@ def test_info_tells_of_the_model_and_the_limits(client, toy_encoder):
     assert info["model_sha"] == toy_encoder.fingerprint
     assert info["max_input_length"] == toy_encoder.max_length
     assert info["max_client_batch_size"] == 2048
+
+
+def test_tokens_come_with_their_characters(client, toy_encoder):
+    text = "A dog, sleeping"
+    (found,) = client.post("/tokenize", json={"inputs": text}).json()
+    assert [one["id"] for one in found] == list(toy_encoder.tokenize([text]).ids[0])
+    assert [one["text"] for one in found if not one["special"]] == ["A", "dog", ",", "sleep", "ing"]
+    assert all(text[one["start"] : one["stop"]] == one["text"] for one in found if not one["special"])
+    assert [(one["text"], one["start"]) for one in found if one["special"]] == [("[CLS]", None), ("[SEP]", None)]
+
+
+def test_tokens_are_not_cut_and_may_be_without_special_ones(client):
+    found = client.post("/tokenize", json={"inputs": ["a", LONG], "add_special_tokens": False}).json()
+    assert list(map(len, found)) == [1, 40]
+
+
+@pytest.fixture(scope="module")
+def cross(toy_cross_bundle):
+    return CrossEncoder.load(toy_cross_bundle, threads=1)
+
+
+def test_pairs_are_scored(serve, cross):
+    pairs = [["a dog", "a cat"], ["the sea", "snow"]]
+    expected = cross.predict([tuple(pair) for pair in pairs])
+    with serve(reranker=cross) as url:
+        one = httpx.post(f"{url}/predict", json={"inputs": pairs[0]}).json()
+        several = httpx.post(f"{url}/predict", json={"inputs": pairs}).json()
+    assert [row["label"] for row in one] == ["LABEL_0"]
+    np.testing.assert_allclose(one[0]["score"], expected[0], atol=1e-6)
+    np.testing.assert_allclose([rows[0]["score"] for rows in several], expected, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ({"inputs": ["a", "b", "c"]}, "expected a pair of texts"),
+        ({"inputs": []}, "got 0 texts"),
+        ({"inputs": [[], ["a", "b"]]}, "got 0 texts"),
+        ({"inputs": [["a"]]}, "expected a pair of texts"),
+        ({"inputs": ["a", "b"], "raw_scores": True}, "raw_scores"),
+        ({"inputs": ["a", "b"]}, "--reranker"),
+    ],
+)
+def test_what_no_cross_encoder_can_score_is_refused_by_name(client, content, words):
+    done = client.post("/predict", json=content)
+    assert done.status_code == 400
+    assert words in done.json()["error"]

@@ -1,0 +1,81 @@
+"""`embedkit mcp`: a collection as tools for agents."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from embedkit.serving.http.service import Service
+
+__all__ = ["EXAMPLES", "HELP", "configure", "run"]
+
+logger = logging.getLogger("embedkit")
+
+HELP = "give agents search, add and embed over a collection, by the Model Context Protocol"
+EXAMPLES = """
+embedkit mcp idx/
+embedkit mcp idx/ --allow-writes --http --port 8081 --api-key-file keys.toml
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument("collection", metavar="IDX", help="folder that `embedkit index build` made")
+    parser.add_argument("-m", "--model", help="the model that made the collection, where it is no longer found")
+    parser.add_argument("--allow-writes", action="store_true", help="let agents add documents")
+    parser.add_argument("--reranker", metavar="MODEL", help="cross-encoder that ranks texts")
+    parser.add_argument("--http", action="store_true", help="serve streamable HTTP at /mcp, in place of stdio")
+    parser.add_argument("--host", help="with --http: address to listen on; default: 127.0.0.1, this machine alone")
+    parser.add_argument("--port", type=int, help="with --http: port to listen on, 0 for any; default: 8080")
+    parser.add_argument("--api-key-file", metavar="FILE", help="with --http: API keys, as for `embedkit serve`")
+    parser.add_argument("--threads", type=int, help="threads to keep busy; default: all that this process may use")
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Load the collection and its model, and answer agents until told to end."""
+    from embedkit.serving.http.agents import Agents
+    from embedkit.serving.http.json_log import log_as_json
+    from embedkit.serving.http.keys import KeyRing
+    from embedkit.serving.http.server import Server
+
+    logging.getLogger().addHandler(logging.NullHandler())  # or the SDK would set up logging of its own
+    service = _load(arguments)
+    agents = Agents(service)
+    if not arguments.http:
+        try:
+            asyncio.run(agents.run_on_stdio())
+        finally:
+            service.close()
+        return
+    keys = KeyRing.load(service.settings)
+    log_as_json(logger)
+    if not service.settings.is_local and not keys:
+        logger.warning("anybody who reaches %s may use this server, as it has no API key", service.settings.host)
+    Server(service, keys, agents=agents).run_until_told()
+
+
+def _load(arguments: argparse.Namespace) -> Service:
+    from embedkit.cli.collection_model import load_collection_model
+    from embedkit.config import from_mapping
+    from embedkit.runtime.cross_encoder import CrossEncoder
+    from embedkit.serving.http.catalogue import Assets
+    from embedkit.serving.http.service import Service
+    from embedkit.serving.http.settings import ServerSettings
+    from embedkit.serving.retrieval.collection import Collection
+
+    flags = ("collection", "allow_writes", "reranker", "host", "port", "api_key_file", "threads")
+    given = {flag: getattr(arguments, flag) for flag in flags if getattr(arguments, flag) is not None}
+    settings = from_mapping(ServerSettings, given)
+
+    def load() -> Assets:
+        about = Collection.describe(arguments.collection)
+        encoder = load_collection_model(arguments.model, about.queries or about)
+        reranker = CrossEncoder.load(arguments.reranker, threads=arguments.threads) if arguments.reranker else None
+        return Assets([encoder], reranker, Collection.open(arguments.collection, queries=encoder))
+
+    service = Service(settings, load)
+    service.catalogue.warm_up()
+    return service

@@ -1,0 +1,130 @@
+"""Tools for agents, by the Model Context Protocol: search a collection, add to it, embed texts."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Iterator
+from typing import Annotated, Any
+
+from pydantic import BaseModel, Field
+from starlette.types import Receive, Scope, Send
+
+from embedkit import __version__
+from embedkit.errors import EmbedkitError, InputError
+from embedkit.extras import require
+from embedkit.serving.http.admission import CALLER
+from embedkit.serving.http.catalogue import Catalogue
+from embedkit.serving.http.service import Service
+
+__all__ = ["PATH", "Agents"]
+
+PATH = "/mcp"
+
+_INSTRUCTIONS = """Search a collection of documents by meaning. Ask in whole phrases, as the texts would put it; \
+filter by metadata where the user names a value."""
+
+
+class AgentDocument(BaseModel):
+    """A document to add."""
+
+    id: str = Field(min_length=1, description="a document with the same id is replaced")
+    text: str
+    metadata: dict[str, Any] = Field(default_factory=dict, description="values that searches can filter by")
+
+
+class Agents:
+    """An MCP server over a service that has a collection, by the official SDK.
+
+    Args:
+        service: answers; writes are a tool only where its settings allow them.
+
+    Raises:
+        MissingExtraError: the SDK is not installed.
+    """
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        sdk = require("mcp.server.mcpserver", extra="mcp")
+        security = require("mcp.server.transport_security", extra="mcp")
+        self._tool_error: type[Exception] = require("mcp.server.mcpserver.exceptions", extra="mcp").ToolError
+        self._server = sdk.MCPServer("embedkit", version=__version__, instructions=_INSTRUCTIONS)
+        self._server.add_tool(self.search)
+        self._server.add_tool(self.embed)
+        if service.settings.allow_writes:
+            self._server.add_tool(self.add)
+        self._server.streamable_http_app(  # makes the manager that `__call__` hands requests to
+            json_response=True,
+            stateless_http=True,  # so that any worker can answer any request
+            transport_security=security.TransportSecuritySettings(
+                enable_dns_rebinding_protection=False  # the guard checks the host's name
+            ),
+        )
+
+    async def search(
+        self,
+        query: Annotated[str, Field(description="what to look for, in words or as a question")],
+        k: Annotated[int, Field(ge=1, le=100, description="documents wanted")] = 5,
+        filter: Annotated[  # noqa: A002 - what an agent sees
+            dict[str, Any] | None,
+            Field(description='conditions on metadata, as in {"lang": "en", "year": {"gte": 2020}}'),
+        ] = None,
+        hybrid: Annotated[  # noqa: FBT002 - agents name their arguments
+            bool, Field(description="search by words too, where the collection indexes words")
+        ] = False,
+        rerank: Annotated[  # noqa: FBT002
+            bool, Field(description="let the re-ranker order the results, where there is one")
+        ] = False,
+    ) -> list[dict[str, Any]]:
+        """Find the documents of the collection nearest in meaning to a query, best first."""
+        with self._answering() as catalogue:
+            catalogue.gate.check_limits([query])
+            hits = await catalogue.needed_library().search(
+                query, k, conditions=filter, hybrid=hybrid, rerank=rerank
+            )
+        return [{"id": hit.id, "text": hit.text, "metadata": hit.metadata, "score": hit.score} for hit in hits]
+
+    async def embed(
+        self,
+        texts: Annotated[list[str], Field(min_length=1, description="texts to embed")],
+        model: Annotated[str | None, Field(description="name of the model; the default one if left out")] = None,
+    ) -> list[list[float]]:
+        """Embed texts: unit vectors, whose inner products are the texts' similarities."""
+        with self._answering() as catalogue:
+            done = await catalogue.embedder(model).embed(texts)
+        rows: list[list[float]] = done.rows.tolist()
+        return rows
+
+    async def add(
+        self, documents: Annotated[list[AgentDocument], Field(min_length=1, description="documents to add")]
+    ) -> dict[str, int]:
+        """Add documents to the collection: how many are new, and how many replaced others."""
+        with self._answering() as catalogue:
+            if not CALLER.get().may_write:
+                raise InputError("this API key does not have the scope 'write'")
+            catalogue.gate.check_limits([document.text for document in documents])
+            records = [{**document.metadata, "id": document.id, "text": document.text} for document in documents]
+            added, replaced = await catalogue.needed_library().upsert(records)
+        return {"added": added, "replaced": replaced}
+
+    @contextlib.contextmanager
+    def _answering(self) -> Iterator[Catalogue]:
+        """Lease the catalogue; agents read the message of an error of ours, and of no other."""
+        try:
+            with self._service.lease() as catalogue:
+                yield catalogue
+        except EmbedkitError as error:
+            raise self._tool_error(str(error)) from error
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request over streamable HTTP."""
+        await self._server.session_manager.handle_request(scope, receive, send)
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Answer requests over HTTP meanwhile."""
+        async with self._server.session_manager.run():
+            yield
+
+    async def run_on_stdio(self) -> None:
+        """Answer requests on standard input and output until the input ends."""
+        await self._server.run_stdio_async()

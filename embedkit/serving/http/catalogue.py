@@ -1,0 +1,270 @@
+"""What a server answers with: its models, found by their names, and its collection."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+from embedkit.errors import ConfigError, InputError, ModelError, ModelNotFoundError
+from embedkit.protocols import FloatArray
+from embedkit.runtime.cross_encoder import CrossEncoder
+from embedkit.runtime.encoder import Encoder
+from embedkit.runtime.engine import Verification
+from embedkit.runtime.tokenization import Tokens
+from embedkit.serving.http.admission import Admission, Rate
+from embedkit.serving.http.batcher import Batcher, BatchReport
+from embedkit.serving.http.embedding import Embedder, Gate
+from embedkit.serving.http.library import Library
+from embedkit.serving.http.metrics import Metrics
+from embedkit.serving.http.ranking import CosineRanker, CrossRanker, Ranker
+from embedkit.serving.http.settings import ServerSettings
+from embedkit.serving.retrieval.collection import Collection
+
+__all__ = ["Assets", "Catalogue"]
+
+_TOKENS_TO_LEARN_FROM = 256  # the time of a smaller batch is not that of its tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Assets:
+    """Models and a collection as they were loaded.
+
+    Attributes:
+        encoders: the models that embed; the first is the default.
+        reranker: the model that scores pairs, if there is one.
+        collection: opened with encoders among these, if there is one.
+    """
+
+    encoders: Sequence[Encoder]
+    reranker: CrossEncoder | None = None
+    collection: Collection | None = None
+
+    @classmethod
+    def load(cls, models: Sequence[str], settings: ServerSettings) -> Self:
+        """Load everything, and verify each model against the golden texts of its bundle.
+
+        Args:
+            models: paths, bundled names or hub ids of encoders; the first is the default.
+            settings: name the re-ranker and the collection.
+
+        Raises:
+            ModelError: a model computes different results on this machine; says how far off they are.
+            FingerprintError: none of the models fits the collection.
+            EmbedkitError: something cannot be loaded.
+        """
+        encoders = [Encoder.load(model, threads=settings.threads) for model in models]
+        reranker = CrossEncoder.load(settings.reranker, threads=settings.threads) if settings.reranker else None
+        collection = _open(settings.collection, encoders) if settings.collection else None
+        for loaded in (*encoders, reranker):
+            if loaded is not None and loaded.has_golden:
+                _check_verification(loaded.name, loaded.verify())
+        return cls(encoders, reranker, collection)
+
+
+class Catalogue:
+    """The models and the collection that answer requests. It never changes: a reload makes another one.
+
+    Args:
+        assets: what it answers with.
+        settings: limits and permissions.
+        metrics: counts what happens.
+        admission: admits work.
+
+    Attributes:
+        settings: as given.
+        gate: what texts have to pass.
+        library: the collection, if there is one.
+        users: requests that are being answered with it.
+
+    Raises:
+        ConfigError: two models have one name, or an alias is of no model.
+    """
+
+    def __init__(self, assets: Assets, settings: ServerSettings, metrics: Metrics, admission: Admission) -> None:
+        self.settings, self._metrics, self._admission = settings, metrics, admission
+        self.users = 0
+        self.gate = gate = Gate(settings, metrics)
+        self._queues: dict[str, Callable[[], int]] = {}
+        _check_names(assets)
+        self._embedders = {
+            encoder.name: Embedder(encoder, gate, admission, self._make_batcher) for encoder in assets.encoders
+        }
+        reranker = assets.reranker
+        self.cross = None if reranker is None else CrossRanker(reranker, gate, admission, self._make_batcher)
+        self._aliases = _aliases(settings.aliases, {model.name for model in _models(assets)})
+        self._cards = {model.name: _card(model) for model in _models(assets)}
+        collection = assets.collection
+        self.library = (
+            None
+            if collection is None
+            else Library(collection, self._searcher(collection), self.cross, admission, settings.refresh_s)
+        )
+
+    def embedder(self, name: str | None = None) -> Embedder:
+        """The model with this name or alias; the default one without a name.
+
+        Raises:
+            ModelNotFoundError: no encoder has this name; says which names there are.
+        """
+        real = self._real_name(name)
+        if real is None:
+            return next(iter(self._embedders.values()))
+        if real not in self._embedders:
+            raise self._missing(name, list(self._embedders))
+        return self._embedders[real]
+
+    def ranker(self, name: str | None = None) -> Ranker:
+        """What ranks under this name or alias: the cross-encoder, or an encoder by cosine.
+
+        Without a name, the cross-encoder if there is one, else the default encoder.
+
+        Raises:
+            ModelNotFoundError: no model has this name; says which names there are.
+        """
+        real = self._real_name(name)
+        if self.cross is not None and real in {None, self.cross.manifest.name}:
+            return self.cross
+        if real is not None and real not in self._embedders:
+            raise self._missing(name, list(self._cards))
+        return CosineRanker(self.embedder(real), self.gate, self._admission)
+
+    def needed_cross(self) -> CrossRanker:
+        """The cross-encoder.
+
+        Raises:
+            InputError: the server has none.
+        """
+        if self.cross is None:
+            raise InputError("this server has no cross-encoder; an operator can give it one with --reranker")
+        return self.cross
+
+    def needed_library(self) -> Library:
+        """The collection.
+
+        Raises:
+            InputError: the server has none.
+        """
+        if self.library is None:
+            raise InputError("this server has no collection; an operator can give it one with --collection")
+        return self.library
+
+    def cards(self) -> list[dict[str, Any]]:
+        """What ``/v1/models`` lists."""
+        return list(self._cards.values())
+
+    def card(self, name: str) -> dict[str, Any]:
+        """What ``/v1/models/NAME`` describes.
+
+        Raises:
+            ModelNotFoundError: there is no such model.
+        """
+        real = self._real_name(name)
+        if real is None:
+            return self._cards[self.embedder().encoder.name]
+        if real not in self._cards:
+            raise self._missing(name, list(self._cards))
+        return self._cards[real]
+
+    @property
+    def queues(self) -> Mapping[str, Callable[[], int]]:
+        """Model -> what counts the tokens that wait for one of its batches."""
+        return self._queues
+
+    def warm_up(self) -> None:
+        """Learn how long the models take; call this before requests come."""
+        for embedder in self._embedders.values():
+            embedder.warm_up()
+
+    def close(self) -> None:
+        """Let all threads end."""
+        for part in (*self._embedders.values(), self.cross, self.library):
+            if part is not None:
+                part.close()
+
+    def _real_name(self, name: str | None) -> str | None:
+        """An alias resolved; None for the default model of what is asked for."""
+        return self._aliases.get(name, name) if name is not None else None
+
+    def _searcher(self, collection: Collection) -> Embedder:
+        """The model that embeds the queries of the collection."""
+        encoder = collection.query_encoder
+        return next(one for one in self._embedders.values() if one.encoder is encoder)
+
+    def _missing(self, name: str | None, there: list[str]) -> ModelNotFoundError:
+        return ModelNotFoundError(
+            f"there is no model {name!r:.80} here; this server has {', '.join(map(repr, there))} "
+            "(an operator can add names with aliases)"
+        )
+
+    def _make_batcher(self, model: str, run: Callable[[Tokens], FloatArray], rate: Rate) -> Batcher:
+        count = self._metrics.batch_reporter(model)
+
+        def report(batch: BatchReport) -> None:
+            count(batch)
+            if batch.tokens >= _TOKENS_TO_LEARN_FROM:
+                rate.learn(batch.tokens, batch.seconds)
+
+        batcher = Batcher(
+            run, batch_tokens=self.settings.batch_tokens, max_wait_ms=self.settings.max_wait_ms, report=report
+        )
+        self._queues[model] = lambda: batcher.waiting_tokens
+        return batcher
+
+
+def _open(path: str, encoders: Sequence[Encoder]) -> Collection:
+    """Open a collection with the model that built it and the one that embeds its queries, as far as they are here.
+
+    Without either of them, the default model has to be a student of the one that built it.
+    """
+    about = Collection.describe(path)
+    here = {encoder.fingerprint: encoder for encoder in encoders}
+    builder = here.get(about.fingerprint)
+    queries = here.get(about.queries.fingerprint) if about.queries else None
+    if builder is None and queries is None:
+        queries = encoders[0]
+    return Collection.open(path, encoder=builder, queries=queries)
+
+
+def _models(assets: Assets) -> Iterator[Encoder | CrossEncoder]:
+    yield from assets.encoders
+    if assets.reranker is not None:
+        yield assets.reranker
+
+
+def _check_names(assets: Assets) -> None:
+    names = [model.name for model in _models(assets)]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ConfigError(f"two models are named {twice[0]!r}, so clients could not choose between them")
+
+
+def _aliases(given: Sequence[str], names: set[str]) -> dict[str, str | None]:
+    """Alias -> the name of a model, or None for the default model."""
+    found: dict[str, str | None] = {}
+    for alias in given:
+        name, equals, model = alias.partition("=")
+        if equals and model not in names:
+            raise ConfigError(f"aliases: {alias!r} is of no model here; there are {', '.join(sorted(names))}")
+        found[name] = model if equals else None
+    return found
+
+
+def _check_verification(name: str, found: Verification) -> None:
+    if not found["passed"]:
+        raise ModelError(
+            f"{name} gives other results here than where it was made (off by {found['difference']:.2g}, allowed "
+            f"{found['tolerance']:.2g}); see `embedkit doctor`"
+        )
+
+
+def _card(model: Encoder | CrossEncoder) -> dict[str, Any]:
+    return {
+        "id": model.name,
+        "object": "model",
+        "created": 0,
+        "owned_by": "embedkit",
+        "kind": model.manifest.kind,
+        "dimension": model.manifest.dimension,
+        "max_length": model.max_length,
+        "fingerprint": model.fingerprint,
+    }

@@ -1,0 +1,76 @@
+"""The other workers of a server, asked over sockets in a folder that is theirs alone."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+__all__ = ["Siblings"]
+
+Answers = Mapping[str, Callable[[], Awaitable[Any]]]
+
+_LARGEST_BYTES = 2**24
+
+
+class Siblings:
+    """Answers the questions of other workers, and asks them.
+
+    Args:
+        folder: holds a socket of each worker; None where there are no others.
+        own: number of this worker.
+    """
+
+    def __init__(self, folder: Path | None = None, own: int = 0) -> None:
+        self._folder, self._own = folder, f"worker-{own}"
+        self._server: asyncio.Server | None = None
+
+    async def answer(self, answers: Answers) -> None:
+        """Answer questions from now on.
+
+        Args:
+            answers: question -> what computes its answer, which can be written as JSON.
+        """
+        if self._folder is None:
+            return
+
+        async def respond(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            with contextlib.suppress(OSError, EOFError):
+                question = (await reader.readuntil()).decode().strip()
+                writer.write(orjson.dumps(await answers[question]()))
+                await writer.drain()
+            writer.close()
+
+        path = self._folder / self._own
+        path.unlink(missing_ok=True)  # of a worker in whose place this one started
+        self._server = await asyncio.start_unix_server(respond, path)
+
+    async def ask(self, question: str) -> list[Any]:
+        """The answers of all other workers that run."""
+        if self._folder is None:
+            return []
+        others = [path for path in sorted(self._folder.iterdir()) if path.name != self._own]
+        found = await asyncio.gather(*(_ask(path, question) for path in others))
+        return [answer for answer in found if answer is not None]
+
+    def close(self) -> None:
+        """Answer no more."""
+        if self._server is not None and self._folder is not None:
+            self._server.close()
+            (self._folder / self._own).unlink(missing_ok=True)
+
+
+async def _ask(path: Path, question: str) -> Any:
+    """What one worker answers; None if it has ended."""
+    try:
+        reader, writer = await asyncio.open_unix_connection(path, limit=_LARGEST_BYTES)
+        writer.write(f"{question}\n".encode())
+        content = await reader.read()
+        writer.close()
+    except OSError:
+        return None
+    return orjson.loads(content) if content else None

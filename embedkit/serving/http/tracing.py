@@ -1,0 +1,100 @@
+"""Traces by OpenTelemetry, where its packages are installed; spans hold numbers and names, never texts."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final
+
+from embedkit.errors import MissingExtraError
+from embedkit.extras import require
+
+__all__ = ["TRACING", "VARIABLES", "Tracing", "span"]
+
+VARIABLES = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+"""Of the environment; one of them, as OpenTelemetry defines them, says where spans are sent."""
+
+_SERVER_ERROR = 500
+_QUIET: Final = {"record_exception": False, "set_status_on_exception": False}  # messages may hold somebody's text
+
+
+class Tracing:
+    """Makes a span of each request, and of its parts, in the trace that its headers name.
+
+    Without OpenTelemetry's API, or where nobody has set up a provider of tracers, all of this does nothing.
+    """
+
+    def __init__(self) -> None:
+        try:
+            self._api: Any = require("opentelemetry.trace", extra="otel")
+            self._propagate: Any = require("opentelemetry.propagate", extra="otel")
+        except MissingExtraError:
+            self._api = None
+
+    def start(self) -> bool:
+        """Send spans to where the environment says, if it does; call this once, before the server starts.
+
+        Raises:
+            MissingExtraError: the environment says so, and the SDK or its exporter is not installed.
+        """
+        if not any(os.environ.get(name) for name in VARIABLES):
+            return False
+        sdk = require("opentelemetry.sdk.trace", extra="otel")
+        export = require("opentelemetry.sdk.trace.export", extra="otel")
+        resources = require("opentelemetry.sdk.resources", extra="otel")
+        otlp = require("opentelemetry.exporter.otlp.proto.http.trace_exporter", extra="otel")
+        name = os.environ.get("OTEL_SERVICE_NAME", "embedkit")
+        provider = sdk.TracerProvider(resource=resources.Resource.create({"service.name": name}))
+        provider.add_span_processor(export.BatchSpanProcessor(otlp.OTLPSpanExporter()))
+        self._api.set_tracer_provider(provider)
+        return True
+
+    @property
+    def is_on(self) -> bool:
+        """Whether spans go anywhere."""
+        return self._api is not None and type(self._api.get_tracer_provider()).__name__ != "ProxyTracerProvider"
+
+    @contextlib.contextmanager
+    def request(self, method: str, headers: Iterable[tuple[bytes, bytes]]) -> Iterator[Any]:
+        """The span of a request, or None.
+
+        Args:
+            method: of HTTP.
+            headers: one of which may name the trace that the request belongs to.
+        """
+        if not self.is_on:
+            yield None
+            return
+        tracer = self._api.get_tracer("embedkit")
+        context = self._propagate.extract(
+            {name.decode("latin-1"): value.decode("latin-1") for name, value in headers}
+        )
+        kind = self._api.SpanKind.SERVER
+        with tracer.start_as_current_span(method, context=context, kind=kind, **_QUIET) as found:
+            yield found
+
+    def describe(self, found: Any, method: str, route: str, status: int, notes: Mapping[str, Any]) -> None:
+        """Complete the span of a request that is answered."""
+        found.update_name(f"{method} {route}")
+        found.set_attribute("http.request.method", method)
+        found.set_attribute("http.route", route)
+        found.set_attribute("http.response.status_code", status)
+        for name, value in notes.items():
+            found.set_attribute(f"embedkit.{name}", value)
+        if status >= _SERVER_ERROR:
+            found.set_status(self._api.StatusCode.ERROR)
+
+    @contextlib.contextmanager
+    def part(self, name: str, **numbers: str | float) -> Iterator[None]:
+        """A span inside that of the request."""
+        if not self.is_on:
+            yield
+            return
+        attributes = {f"embedkit.{key}": value for key, value in numbers.items()}
+        with self._api.get_tracer("embedkit").start_as_current_span(name, attributes=attributes, **_QUIET):
+            yield
+
+
+TRACING = Tracing()
+span = TRACING.part

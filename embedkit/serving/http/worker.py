@@ -1,0 +1,91 @@
+"""One of several processes that serve on one socket: ``python -m embedkit.serving.http.worker``.
+
+It reads an :class:`Order` from its standard input, loads the models, writes ``ready``, and serves once it has read
+``go``, which it confirms by ``serving``; until then it ignores SIGHUP. When its input ends, the process that
+started it is gone, and it drains as on SIGTERM.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import signal
+import socket
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from embedkit.config import from_mapping
+from embedkit.errors import EmbedkitError
+from embedkit.serving.http.json_log import log_as_json
+from embedkit.serving.http.keys import KeyRing
+from embedkit.serving.http.server import Parent, Server
+from embedkit.serving.http.service import Service
+from embedkit.serving.http.settings import ServerSettings
+from embedkit.serving.http.siblings import Siblings
+from embedkit.serving.http.tracing import TRACING
+
+__all__ = ["GO", "READY", "SERVING", "Order", "main"]
+
+READY, GO, SERVING = b"ready\n", b"go\n", b"serving\n"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """What a worker has to do.
+
+    Attributes:
+        number: of the worker.
+        folder: for the sockets of all workers.
+        listening: descriptor of the socket to serve on.
+        models: paths, names or ids of models.
+        settings: of the server.
+        log_level: of Python's logging.
+    """
+
+    number: int
+    folder: str
+    listening: int
+    models: list[str]
+    settings: dict[str, Any]
+    log_level: int
+
+    def line(self) -> bytes:
+        """The order as one line."""
+        return orjson.dumps(dataclasses.asdict(self)) + b"\n"
+
+
+def main() -> int:
+    """Serve until told to end: the exit code."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    order = Order(**orjson.loads(sys.stdin.buffer.readline()))
+    logger = logging.getLogger("embedkit")
+    logger.addHandler(logging.StreamHandler())
+    logger.setLevel(order.log_level)
+    log_as_json(logger)
+    settings = from_mapping(ServerSettings, order.settings)
+    siblings = Siblings(Path(order.folder), order.number)
+    try:
+        TRACING.start()
+        service, keys = Service.load(order.models, settings, siblings=siblings), KeyRing.load(settings)
+    except EmbedkitError as error:
+        logger.error("worker %d: %s", order.number, error)  # noqa: TRY400 - it is for operators
+        return 1
+    _tell(READY)
+    if sys.stdin.buffer.readline() == GO:
+        listening = socket.socket(fileno=order.listening)
+        parent = Parent(listening, lifeline=sys.stdin.fileno(), confirm=lambda: _tell(SERVING))
+        Server(service, keys, parent).run_until_told()
+    return 0
+
+
+def _tell(word: bytes) -> None:
+    sys.stdout.buffer.write(word)
+    sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

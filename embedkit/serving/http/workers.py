@@ -1,0 +1,165 @@
+"""Several processes that serve on one socket, started, watched and stopped by one that serves nothing itself."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+import signal
+import socket
+import sys
+import tempfile
+import time
+from asyncio.subprocess import PIPE, Process
+from collections.abc import Sequence
+
+from embedkit.config import to_mapping
+from embedkit.errors import ConfigError, WorkerError
+from embedkit.runtime.threads import available_threads
+from embedkit.serving.http.listener import BACKLOG, bind, url_of
+from embedkit.serving.http.settings import ServerSettings
+from embedkit.serving.http.worker import GO, READY, SERVING, Order
+
+__all__ = ["Workers"]
+
+logger = logging.getLogger(__name__)
+
+_RESTART_S = 1.0
+
+
+class Workers:
+    """``settings.workers`` processes that share a socket; each loads the models for itself.
+
+    The socket listens once all are ready. A worker that ends unasked is replaced, while the others serve. SIGTERM
+    and SIGINT are handed on, so each drains as a single server does; SIGHUP as well, so each reloads.
+
+    Args:
+        models: paths, names or ids of models.
+        settings: of the server.
+        log_level: of Python's logging.
+
+    Raises:
+        ConfigError: this system has no way to share a socket.
+    """
+
+    def __init__(self, models: Sequence[str], settings: ServerSettings, log_level: int) -> None:
+        if sys.platform == "win32":
+            raise ConfigError("workers: expected 1 on Windows; start several servers behind a proxy")
+        threads = settings.threads or max(1, available_threads() // settings.workers)
+        self._settings = dataclasses.replace(settings, threads=threads)
+        self._models, self._log_level = list(models), log_level
+        self._running: dict[int, Process] = {}
+        self._listening: socket.socket | None = None
+        self._started: dict[Process, float] = {}
+        self._serving: set[Process] = set()
+        self._stopping, self._hung_up = False, 0.0
+
+    def run(self) -> int:
+        """Serve until told to end: the exit code.
+
+        Raises:
+            WorkerError: a worker could not start; its log says why.
+        """
+        return asyncio.run(self._run())
+
+    async def _run(self) -> int:
+        loop = asyncio.get_running_loop()
+        for sign in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            loop.add_signal_handler(sign, self._hand_on, sign)
+        with tempfile.TemporaryDirectory(prefix="embedkit-") as folder, contextlib.ExitStack() as stack:
+            try:
+                self._listening = listening = stack.enter_context(bind(self._settings.host, self._settings.port))
+            except OSError as error:
+                host, port = self._settings.host, self._settings.port
+                raise WorkerError(f"cannot listen on {host} port {port}: {error.strerror or error}") from None
+            try:
+                await self._start_all(folder, listening)
+                codes = await asyncio.gather(
+                    *(self._watch(number, folder, listening) for number in range(self._settings.workers))
+                )
+            finally:
+                self._kill()
+        return max(map(abs, codes))
+
+    async def _start_all(self, folder: str, listening: socket.socket) -> None:
+        """Start all workers; only when the last is ready, listen."""
+        numbers = range(self._settings.workers)
+        await asyncio.gather(*(self._start(number, folder, listening) for number in numbers))
+        if self._stopping:
+            return
+        listening.listen(BACKLOG)
+        await asyncio.gather(*map(self._let_serve, self._running.values()))
+        fields = {"url": url_of(listening, tls=self._settings.tls_certificate is not None)}
+        logger.info("listening", extra={"fields": {**fields, "workers": len(self._running)}})
+
+    async def _start(self, number: int, folder: str, listening: socket.socket) -> None:
+        """Start a worker, and wait until it is ready.
+
+        Raises:
+            WorkerError: it ended instead.
+        """
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "embedkit.serving.http.worker"),
+            stdin=PIPE,
+            stdout=PIPE,
+            pass_fds=[listening.fileno()],
+            start_new_session=True,  # Ctrl-C reaches this process alone, which hands it on
+        )
+        self._running[number] = process
+        self._started[process] = time.monotonic()
+        order = Order(
+            number=number,
+            folder=folder,
+            listening=listening.fileno(),
+            models=self._models,
+            settings=to_mapping(self._settings),
+            log_level=self._log_level,
+        )
+        _tell(process, order.line())
+        assert process.stdout is not None
+        if await process.stdout.readline() != READY and not self._stopping:
+            raise WorkerError(f"worker {number} did not start; its last lines in the log say why")
+
+    async def _watch(self, number: int, folder: str, listening: socket.socket) -> int:
+        """Keep a worker running until all are to stop: the exit code of the last one."""
+        while True:
+            process = self._running[number]
+            code = await process.wait()
+            if self._stopping:
+                return code if process in self._serving else 0  # a signal ends what is still loading
+            logger.error("worker %d ended with code %d; another one takes its place", number, code)
+            await asyncio.sleep(_RESTART_S)
+            with contextlib.suppress(WorkerError, OSError):  # it is tried again
+                await self._start(number, folder, listening)
+                await self._let_serve(self._running[number])
+
+    async def _let_serve(self, process: Process) -> None:
+        """Let a worker serve; it missed the hangups since it was started."""
+        _tell(process, GO)
+        assert process.stdout is not None
+        if await process.stdout.readline() == SERVING:
+            self._serving.add(process)
+            if self._hung_up > self._started[process]:
+                process.send_signal(signal.SIGHUP)
+
+    def _hand_on(self, sign: signal.Signals) -> None:
+        self._hung_up = time.monotonic() if sign == signal.SIGHUP else self._hung_up
+        if sign != signal.SIGHUP:
+            self._stopping = True
+            if self._listening is not None:
+                self._listening.close()  # so that the last worker to close it leaves no connection behind
+        for process in self._running.values():
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(sign)
+
+    def _kill(self) -> None:
+        for process in self._running.values():
+            if process.returncode is None:
+                process.kill()
+
+
+def _tell(process: Process, line: bytes) -> None:
+    assert process.stdin is not None
+    with contextlib.suppress(OSError):
+        process.stdin.write(line)

@@ -1,0 +1,150 @@
+"""`embedkit mcp`, asked by the client of the official SDK, over stdio and over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+
+import httpx
+import numpy as np
+import pytest
+
+from embedkit import Collection
+from embedkit.errors import MissingExtraError
+from embedkit.serving.http.keys import Key, KeyRing
+from embedkit.serving.http.keys import _digest as digest
+
+DOCUMENTS = [
+    {"id": "dog", "text": "a dog in the garden", "lang": "en"},
+    {"id": "sea", "text": "the sea and a boat", "lang": "fr"},
+]
+READER, WRITER = "the-key-of-a-reader", "the-key-of-a-writer"
+
+
+@pytest.fixture
+def place(toy_encoder, toy_bundle, tmp_path):
+    path = tmp_path / "idx"
+    Collection.build(DOCUMENTS, encoder=toy_encoder, path=path, source=str(toy_bundle), show_progress_bar=False)
+    return path
+
+
+def content_of(result):
+    """What a tool returned, as structured content."""
+    assert not result.is_error, result.content
+    found = result.structured_content
+    return found.get("result", found) if isinstance(found, dict) else found
+
+
+async def use_all_tools(client, expected):
+    tools = {tool.name for tool in (await client.list_tools()).tools}
+    assert tools == {"search", "embed", "add"}
+    hits = content_of(await client.call_tool("search", {"query": "a dog", "k": 1}))
+    assert [(hit["id"], hit["text"], hit["metadata"]) for hit in hits] == [
+        ("dog", "a dog in the garden", {"lang": "en"})
+    ]
+    french = content_of(await client.call_tool("search", {"query": "a dog", "filter": {"lang": "fr"}}))
+    assert [hit["id"] for hit in french] == ["sea"]
+    rows = content_of(await client.call_tool("embed", {"texts": ["the sea", "a dog"]}))
+    np.testing.assert_allclose(rows, expected, atol=1e-6)
+    new = {"documents": [{"id": "snow", "text": "snow on the mountain", "metadata": {"year": 1802}}]}
+    assert content_of(await client.call_tool("add", new)) == {"added": 1, "replaced": 0}
+    found = content_of(await client.call_tool("search", {"query": "snow on the mountain", "k": 1}))
+    assert found[0]["metadata"] == {"year": 1802}
+    wrong = await client.call_tool("search", {"query": "a", "filter": {"lang": {"nix": 1}}})
+    assert wrong.is_error
+    assert "nix" in wrong.content[0].text
+
+
+def test_agents_search_add_and_embed_over_stdio(place, toy_encoder):
+    mcp = pytest.importorskip("mcp")
+    arguments = ["-m", "embedkit", "mcp", str(place), "--allow-writes", "--threads", "1"]
+
+    async def run():
+        server = mcp.StdioServerParameters(command=sys.executable, args=arguments, env=dict(os.environ))
+        async with mcp.Client(server) as client:
+            await use_all_tools(client, toy_encoder.encode(["the sea", "a dog"]))
+
+    asyncio.run(run())
+    assert len(Collection.open(place)) == 3
+
+
+@pytest.fixture
+def agents_url(place, toy_encoder, served):
+    pytest.importorskip("mcp")
+    from embedkit.serving.http.agents import Agents
+    from embedkit.serving.http.catalogue import Assets
+    from embedkit.serving.http.service import Service
+    from embedkit.serving.http.settings import ServerSettings
+
+    collection = Collection.open(place, encoder=toy_encoder)
+    service = Service(
+        ServerSettings(port=0, allow_writes=True, refresh_s=0), lambda: Assets([toy_encoder], None, collection)
+    )
+    keys = KeyRing(
+        [
+            Key(digest(READER.encode()), "reader", frozenset({"read"})),
+            Key(digest(WRITER.encode()), "writer", frozenset({"read", "write"})),
+        ]
+    )
+    with served(service, keys, agents=Agents(service)) as url:
+        yield url
+
+
+def ask(url, key, work):
+    """Run ``work(client)`` with a client that sends the key."""
+    mcp = pytest.importorskip("mcp")
+    http = pytest.importorskip("httpx2")
+    from mcp.client.streamable_http import streamable_http_client
+
+    async def run():
+        async with (
+            http.AsyncClient(headers={"authorization": f"Bearer {key}"}, timeout=30) as connection,
+            mcp.Client(streamable_http_client(f"{url}/mcp", http_client=connection)) as client,
+        ):
+            return await work(client)
+
+    return asyncio.run(run())
+
+
+def test_agents_search_add_and_embed_over_http(agents_url, toy_encoder):
+    ask(agents_url, WRITER, lambda client: use_all_tools(client, toy_encoder.encode(["the sea", "a dog"])))
+
+
+def test_adding_needs_the_scope_write(agents_url):
+    new = {"documents": [{"id": "snow", "text": "snow"}]}
+    refused = ask(agents_url, READER, lambda client: client.call_tool("add", new))
+    assert refused.is_error
+    assert "'write'" in refused.content[0].text
+
+
+def test_agents_need_a_key_and_share_the_server_with_others(agents_url):
+    body = {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}
+    assert httpx.post(f"{agents_url}/mcp", json=body).status_code == 401
+    assert httpx.get(f"{agents_url}/health/ready").status_code == 200
+    headers = {"authorization": f"Bearer {READER}"}
+    assert httpx.get(f"{agents_url}/mcp", headers=headers).status_code == 405
+    done = httpx.post(f"{agents_url}/v1/search", json={"query": "a dog"}, headers=headers)
+    assert done.json()["hits"][0]["id"] == "dog"
+
+
+def test_without_permission_there_is_no_tool_to_write(place, toy_encoder):
+    mcp = pytest.importorskip("mcp")
+    arguments = ["-m", "embedkit", "mcp", str(place), "--threads", "1"]
+
+    async def run():
+        server = mcp.StdioServerParameters(command=sys.executable, args=arguments, env=dict(os.environ))
+        async with mcp.Client(server) as client:
+            return {tool.name for tool in (await client.list_tools()).tools}
+
+    assert asyncio.run(run()) == {"search", "embed"}
+
+
+def test_without_the_sdk_the_command_that_installs_it_is_named(monkeypatch, toy_encoder):
+    from embedkit.serving.http.agents import Agents
+
+    monkeypatch.setitem(sys.modules, "mcp", None)
+    monkeypatch.setitem(sys.modules, "mcp.server", None)
+    monkeypatch.setitem(sys.modules, "mcp.server.mcpserver", None)
+    with pytest.raises(MissingExtraError, match=r"embedkit-onnx\[mcp\]"):
+        Agents(None)

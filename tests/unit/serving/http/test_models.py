@@ -1,0 +1,133 @@
+"""Several models in one server: each request picks one by its name, and the collection the one that built it."""
+
+from __future__ import annotations
+
+import httpx
+import numpy as np
+import pytest
+
+from embedkit import Collection, CrossEncoder, Encoder
+from embedkit.errors import ConfigError, FingerprintError
+from embedkit.serving.http.catalogue import Assets
+from embedkit.serving.http.service import Service
+from embedkit.serving.http.settings import ServerSettings
+
+TEXTS = ["a dog in the garden", "the sea and a boat", "snow on the mountain in winter"]
+
+
+@pytest.fixture(scope="module")
+def short_bundle(write_toy_bundle, tmp_path_factory):
+    """Another model: it reads five tokens and no more."""
+    return write_toy_bundle(tmp_path_factory.mktemp("short") / "short.onnx", name="short", max_length=5)
+
+
+@pytest.fixture(scope="module")
+def short(short_bundle):
+    return Encoder.load(short_bundle, threads=1)
+
+
+@pytest.fixture(scope="module")
+def two(serve, short):
+    with serve(more=[short], aliases=("other", "small=short")) as url, httpx.Client(base_url=url) as client:
+        yield client
+
+
+@pytest.mark.parametrize(
+    ("path", "content", "rows"),
+    [
+        ("/v1/embeddings", {"input": TEXTS}, lambda done: [row["embedding"] for row in done["data"]]),
+        ("/v2/embed", {"texts": TEXTS}, lambda done: done["embeddings"]["float"]),
+        ("/embed", {"inputs": TEXTS}, lambda done: done),
+        ("/", {"inputs": TEXTS}, lambda done: done),
+    ],
+)
+@pytest.mark.parametrize(
+    ("name", "real"), [(None, "toy"), ("other", "toy"), ("short", "short"), ("small", "short")]
+)
+def test_the_model_asked_for_answers(two, toy_encoder, short, path, content, rows, name, real):
+    done = two.post(path, json={**content, "model": name}).json()
+    encoder = {"toy": toy_encoder, "short": short}[real]
+    np.testing.assert_array_equal(np.float32(rows(done)), encoder.encode(TEXTS))
+    if path == "/v1/embeddings":
+        assert done["model"] == real
+
+
+def test_models_of_one_server_disagree(toy_encoder, short):
+    assert not np.array_equal(toy_encoder.encode(TEXTS), short.encode(TEXTS))
+
+
+def test_similarity_and_ranks_are_of_the_model_asked_for(two, short):
+    query, *others = short.encode(TEXTS)
+    content = {"inputs": {"source_sentence": TEXTS[0], "sentences": TEXTS[1:]}, "model": "short"}
+    for path in ("/similarity", "/"):
+        np.testing.assert_allclose(two.post(path, json=content).json(), others @ query, atol=1e-6)
+    done = two.post("/v1/rerank", json={"model": "short", "query": TEXTS[0], "documents": TEXTS[1:]}).json()
+    assert done["model"] == "short"
+    scores = [row["relevance_score"] for row in sorted(done["results"], key=lambda row: row["index"])]
+    np.testing.assert_allclose(scores, others @ query, atol=1e-6)
+
+
+def test_all_models_are_listed_and_described(two, toy_encoder, short):
+    cards = two.get("/v1/models").json()["data"]
+    assert {card["id"]: card["fingerprint"] for card in cards} == {
+        "toy": toy_encoder.fingerprint,
+        "short": short.fingerprint,
+    }
+    assert two.get("/v1/models/small").json()["id"] == "short"
+    assert two.get("/v1/models/other").json()["id"] == "toy"
+    assert two.get("/info").json()["model_id"] == "toy"
+    assert two.get("/info", params={"model": "short"}).json()["max_input_length"] == 5
+
+
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/embed", "/v1/models/nix"])
+def test_an_unknown_model_is_refused_with_the_names_there_are(two, path):
+    content = {"input": "a", "inputs": "a", "model": "nix"}
+    done = two.get(path) if path.endswith("nix") else two.post(path, json=content)
+    assert done.status_code == 404
+    assert "'toy', 'short'" in done.text
+
+
+def test_metrics_are_by_model(serve, short):
+    with serve(more=[short]) as url, httpx.Client(base_url=url) as client:
+        client.post("/embed", json={"inputs": TEXTS, "model": "short"})
+        metrics = client.get("/metrics").text
+    tokens = sum(map(len, short.tokenize(TEXTS).ids))
+    assert f'embedkit_tokens_total{{model="short"}} {tokens}.0' in metrics
+    assert 'embedkit_tokens_total{model="toy"} 0.0' in metrics
+    assert 'embedkit_truncated_texts_total{model="short"} 3.0' in metrics
+    assert 'embedkit_queue_tokens{model="short"} 0.0' in metrics
+
+
+def test_the_reranker_ranks_unless_an_encoder_is_named(serve, short, toy_cross_bundle):
+    cross = CrossEncoder.load(toy_cross_bundle, threads=1)
+    content = {"query": TEXTS[0], "documents": TEXTS[1:]}
+    with serve(more=[short], reranker=cross) as url, httpx.Client(base_url=url) as client:
+        names = [
+            client.post("/v2/rerank", json={**content, **more}).json()["model"]
+            for more in ({}, {"model": "short"})
+        ]
+        refused = client.post("/v1/embeddings", json={"input": "a", "model": "toy-cross"})
+    assert names == ["toy-cross", "short"]
+    assert refused.status_code == 404  # it cannot embed
+
+
+def test_a_collection_is_searched_with_the_model_that_built_it(serve, short, short_bundle, toy_bundle, tmp_path):
+    built = Collection.build(TEXTS, encoder=short, path=tmp_path / "idx", show_progress_bar=False)
+    settings = ServerSettings(port=0, collection=str(tmp_path / "idx"), threads=1)
+    assets = Assets.load([str(toy_bundle), str(short_bundle)], settings)
+    with serve(more=[assets.encoders[1]], collection=assets.collection) as url:
+        done = httpx.post(f"{url}/v1/search", json={"query": "a dog"}).json()
+        assert httpx.get(f"{url}/v1/collection").json()["model"] == "short"
+    assert [hit["score"] for hit in done["hits"]] == [hit.score for hit in built.search("a dog")]
+    with pytest.raises(FingerprintError, match="none of the models of this server, toy"):
+        Assets.load([str(toy_bundle)], settings)
+
+
+def test_two_models_of_one_name_do_not_start(toy_encoder):
+    with pytest.raises(ConfigError, match="two models are named 'toy'"):
+        Service(ServerSettings(), lambda: Assets([toy_encoder, toy_encoder]))
+
+
+def test_an_alias_of_no_model_does_not_start(toy_encoder):
+    with pytest.raises(ConfigError, match="aliases: 'a=b' is of no model here"):
+        Service(ServerSettings(aliases=("a=b",)), lambda: Assets([toy_encoder]))

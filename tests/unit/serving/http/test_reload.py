@@ -1,0 +1,175 @@
+"""Reloads: the new models answer new requests, the old ones finish theirs, and none is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import numpy as np
+import pytest
+
+from embedkit import Collection, Encoder
+from embedkit.errors import EmbedkitError
+from embedkit.serving.http.catalogue import Assets
+from embedkit.serving.http.keys import Key, KeyRing
+from embedkit.serving.http.keys import _digest as digest
+from embedkit.serving.http.service import Service
+from embedkit.serving.http.settings import ServerSettings
+
+ADMIN, READER = "the-key-of-the-admin", "the-key-of-a-reader"
+TEXTS = ["a dog in the garden with a cat", "the sea and a boat under the moon"]
+
+
+@pytest.fixture
+def bundle(write_toy_bundle, tmp_path):
+    return write_toy_bundle(tmp_path / "model.onnx")
+
+
+@pytest.fixture
+def replace(write_toy_bundle, bundle, tmp_path):
+    """Put another model under the same path; gives its rows for the texts."""
+
+    def replace(length):
+        write_toy_bundle(tmp_path / "new.onnx", max_length=length)
+        (tmp_path / "new.onnx").replace(bundle)
+        return Encoder.load(bundle, threads=1).encode(TEXTS)
+
+    return replace
+
+
+@pytest.fixture
+def keys():
+    return KeyRing(
+        [Key(digest(ADMIN.encode()), "admin", frozenset({"admin"})), Key(digest(READER.encode()), "reader")]
+    )
+
+
+def bearer(key):
+    return {"authorization": f"Bearer {key}"}
+
+
+def start(serving, bundle, keys=(), **settings):
+    settings = ServerSettings(port=0, threads=1, **settings)
+    return serving(Service.load([str(bundle)], settings), keys)
+
+
+def test_new_requests_get_the_new_model(served, bundle, replace, keys):
+    with start(served, bundle, keys) as url, httpx.Client(base_url=url, headers=bearer(READER)) as client:
+        before = client.post("/embed", json={"inputs": TEXTS}).json()
+        expected = replace(5)
+        assert client.post("/embed", json={"inputs": TEXTS}).json() == before
+        done = client.post("/admin/reload", headers=bearer(ADMIN), timeout=30)
+        assert done.status_code == 200
+        after = client.post("/embed", json={"inputs": TEXTS}).json()
+        card = client.get("/v1/models/toy").json()
+        metrics = client.get("/metrics").text
+    assert done.json()["data"] == [card]
+    assert card["max_length"] == 5
+    assert before != after
+    np.testing.assert_array_equal(np.float32(after), expected)
+    assert 'embedkit_reloads_total{result="done"} 1.0' in metrics
+
+
+@pytest.mark.parametrize("key", [READER, None])
+def test_a_reload_needs_the_scope_admin(serve, key):
+    ring = KeyRing([Key(digest(READER.encode()), "reader", frozenset({"read", "write", "metrics"}))])
+    with serve(keys=ring if key else ()) as url:
+        done = httpx.post(f"{url}/admin/reload", headers=bearer(key) if key else {})
+    assert done.status_code == 403
+    assert "'admin'" in done.json()["error"]
+
+
+def test_a_reload_that_fails_changes_nothing(served, bundle, keys):
+    with start(served, bundle, keys) as url, httpx.Client(base_url=url, headers=bearer(READER)) as client:
+        before = client.post("/embed", json={"inputs": TEXTS}).json()
+        content = bundle.read_bytes()
+        bundle.write_bytes(content[:-100])
+        done = client.post("/admin/reload", headers=bearer(ADMIN), timeout=30)
+        assert done.status_code == 500
+        assert client.post("/embed", json={"inputs": TEXTS}).json() == before
+        assert client.get("/health/ready").status_code == 200
+        assert 'embedkit_reloads_total{result="failed"} 1.0' in client.get("/metrics").text
+
+
+def test_no_request_is_lost_or_mixed_by_reloads(served, bundle, replace, keys):
+    known = [Encoder.load(bundle, threads=1).encode(TEXTS)]
+    found, stop = [], threading.Event()
+
+    def ask(url):
+        with httpx.Client(base_url=url, headers=bearer(READER), timeout=30) as client:
+            while not stop.is_set():
+                done = client.post("/embed", json={"inputs": TEXTS})
+                found.append((done.status_code, done.json()))
+
+    with start(served, bundle, keys) as url, ThreadPoolExecutor(4) as pool:
+        pending = [pool.submit(ask, url) for _ in range(4)]
+        for length in (5, 7, 9):
+            known.append(replace(length))
+            assert httpx.post(f"{url}/admin/reload", headers=bearer(ADMIN), timeout=60).status_code == 200
+        time.sleep(0.1)
+        stop.set()
+        for one in pending:
+            one.result()
+    assert {status for status, _ in found} == {200}
+    seen = {
+        next(n for n, rows in enumerate(known) if np.array_equal(rows, np.float32(given))) for _, given in found
+    }
+    assert {0, 3} <= seen <= {0, 1, 2, 3}
+
+
+def test_what_has_begun_is_finished_by_the_model_that_began_it(bundle, replace):
+    service = Service.load([str(bundle)], ServerSettings(threads=1))
+    old = service.catalogue.embedder().encoder.encode(TEXTS)
+
+    async def run():
+        with service.lease() as catalogue:
+            replace(5)
+            await service.reload()
+            assert service.catalogue is not catalogue
+            done = await catalogue.embedder().embed(TEXTS)
+        with pytest.raises(RuntimeError, match="shutdown"):  # its threads have ended with its last request
+            await catalogue.embedder().embed(TEXTS)
+        return done.rows
+
+    try:
+        np.testing.assert_array_equal(asyncio.run(run()), old)
+    finally:
+        service.close()
+
+
+def test_a_collection_that_was_built_again_is_seen(toy_encoder, write_toy_bundle, tmp_path):
+    other = Encoder.load(write_toy_bundle(tmp_path / "other.onnx", name="other", max_length=6), threads=1)
+    place = tmp_path / "idx"
+    Collection.build(["a dog"], encoder=toy_encoder, path=place, show_progress_bar=False)
+
+    def load():
+        fingerprint = Collection.open(place).manifest.fingerprint
+        builder = next(one for one in (toy_encoder, other) if one.fingerprint == fingerprint)
+        return Assets([toy_encoder, other], None, Collection.open(place, encoder=builder))
+
+    service = Service(ServerSettings(), load)
+
+    async def run():
+        Collection.build(["the sea", "a boat"], encoder=other, path=place, show_progress_bar=False)
+        await service.reload()
+        return await service.catalogue.needed_library().search("the sea", 5), service.catalogue.library.card()
+
+    try:
+        hits, card = asyncio.run(run())
+    finally:
+        service.close()
+    assert [hit.text for hit in hits] == ["the sea", "a boat"]
+    assert card["model"] == "other"
+
+
+def test_errors_of_a_reload_reach_who_asked(bundle):
+    service = Service.load([str(bundle)], ServerSettings(threads=1))
+    bundle.write_bytes(b"nothing")
+    try:
+        with pytest.raises(EmbedkitError):
+            asyncio.run(service.reload())
+    finally:
+        service.close()
