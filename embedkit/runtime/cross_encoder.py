@@ -57,6 +57,7 @@ class CrossEncoder(Reloadable):
         threads: int | None = None,
         providers: Sequence[str] | None = None,
         max_tokens_per_batch: int | None = None,
+        instructions: str | None = None,
     ) -> None:
         check_kind(model.manifest, "cross-encoder")
         golden = model.golden if isinstance(model, Bundle) else None
@@ -67,9 +68,12 @@ class CrossEncoder(Reloadable):
             self._tokenizer = PairTokenizer(model.tokenizer_json, model.manifest.max_length)
         except InputError as error:  # its length, which nobody gave here
             raise ModelError(str(error)) from error
-        native = NativeGraph.choose(model.model, pairs=True, threads=threads, providers=providers)
+        native = NativeGraph.choose(
+            model.model, pairs=True, threads=threads, providers=providers, instructions=instructions
+        )
         graph = native or self._open_session(model, threads, providers)
-        self._provider = graph.provider
+        self._provider, self._numerics = graph.provider, graph.numerics
+        self._instructions = None if native is None else native.instructions
         self._engine = Engine(
             graph,
             shape=(),
@@ -88,6 +92,7 @@ class CrossEncoder(Reloadable):
         threads: int | None = None,
         providers: Sequence[str] | None = None,
         max_tokens_per_batch: int | None = None,
+        instructions: str | None = None,
     ) -> CrossEncoder:
         """Load a bundle, or a folder written by sentence-transformers that holds an ONNX graph.
 
@@ -100,21 +105,31 @@ class CrossEncoder(Reloadable):
                 large (64 MB without the table of words); else all work on one.
             providers: ONNX Runtime execution providers in order of preference, or
                 ``["EmbedkitExecutionProvider"]``, which runs cross-encoders of the BERT family that embedkit
-                exported, on processors with AVX-512 and VNNI. One that is not there is an error. If None, that one
+                exported. One that is not there is an error. If None, that one
                 where it is the quickest (int8 up to BERT-Base, fp32 up to BERT-Mini), else ONNX Runtime's
                 for the CPU.
             max_tokens_per_batch: bound of a batch's pairs times its longest in tokens; if None, 16,384, but on
                 a CPU 1024, and there 128 to 256 where threads have batches of their own.
+            instructions: the instruction set of embedkit's kernel: "amx", "avx512", "avx-vnni", "avx2",
+                "neon-i8mm", "neon-dotprod" or "portable". All give the same bits. If None, the one in the
+                environment variable ``EMBEDKIT_INSTRUCTIONS``, else the quickest of this processor. A named one
+                runs the kernel wherever it can run the model and no provider is named.
 
         Raises:
             ModelNotFoundError: there is nothing under that path, name or id.
             BundleError: the file is damaged, newer than this embedkit, or no bundle.
             ModelError: the model cannot be used, or is an encoder.
-            ProviderError: a provider is not there or did not start.
+            ProviderError: a provider is not there or did not start, or the instructions are not there.
         """
         path, model = load_model(source, file=file, marker="config.json", read_folder=read_cross_encoder_folder)
         try:
-            scorer = cls(model, threads=threads, providers=providers, max_tokens_per_batch=max_tokens_per_batch)
+            scorer = cls(
+                model,
+                threads=threads,
+                providers=providers,
+                max_tokens_per_batch=max_tokens_per_batch,
+                instructions=instructions,
+            )
         except ModelError as error:
             raise ModelError(f"{path}: {error}") from error
         options = {
@@ -122,6 +137,7 @@ class CrossEncoder(Reloadable):
             "threads": threads,
             "providers": providers,
             "max_tokens_per_batch": max_tokens_per_batch,
+            "instructions": instructions,
         }
         scorer._origin = Origin(str(path.resolve()), options)
         return scorer
@@ -150,6 +166,19 @@ class CrossEncoder(Reloadable):
     def provider(self) -> str:
         """What runs the graph: embedkit's own kernel or the first of ONNX Runtime's providers at work."""
         return self._provider
+
+    @property
+    def instructions(self) -> str | None:
+        """The instruction set of embedkit's kernel; None where ONNX Runtime runs the graph."""
+        return self._instructions
+
+    @property
+    def numerics(self) -> str:
+        """The arithmetic: models of the same fingerprint and numerics give the same bits on every processor.
+
+        ONNX Runtime makes no such promise; its name and version stand here all the same.
+        """
+        return self._numerics
 
     @property
     def has_golden(self) -> bool:

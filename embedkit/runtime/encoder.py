@@ -62,6 +62,7 @@ class Encoder(Reloadable):
         threads: int | None = None,
         providers: Sequence[str] | None = None,
         max_tokens_per_batch: int | None = None,
+        instructions: str | None = None,
     ) -> None:
         check_kind(model.manifest, "encoder")
         is_bundle = isinstance(model, Bundle)
@@ -75,11 +76,12 @@ class Encoder(Reloadable):
         self._ranges = Ranges.from_text(written, model.manifest.dimension) if written else None
         self._tokenizer = _make_tokenizer(model)
         self._threads = check_count(threads, "threads") or available_threads()
-        native = NativeGraph.choose(model.model, threads=threads, providers=providers)
+        native = NativeGraph.choose(model.model, threads=threads, providers=providers, instructions=instructions)
         graph = native or self._open_session(model, threads, providers)
         if graph.width not in (None, self.dimension):
             raise ModelError(f"the graph gives {graph.width} dimensions, not {self.dimension} as it declares")
-        self._provider = graph.provider
+        self._provider, self._numerics = graph.provider, graph.numerics
+        self._instructions = None if native is None else native.instructions
         self._engine = Engine(
             graph,
             shape=(self.dimension,),
@@ -98,6 +100,7 @@ class Encoder(Reloadable):
         threads: int | None = None,
         providers: Sequence[str] | None = None,
         max_tokens_per_batch: int | None = None,
+        instructions: str | None = None,
     ) -> Encoder:
         """Load a bundle, or a folder written by sentence-transformers that holds an ONNX graph.
 
@@ -109,21 +112,31 @@ class Encoder(Reloadable):
                 if None. On a CPU each works on batches of its own, unless there is only one or the graph is
                 large (64 MB without the table of words); else all work on one.
             providers: ONNX Runtime execution providers in order of preference, or
-                ``["EmbedkitExecutionProvider"]``, which runs BERT encoders that embedkit exported, on processors
-                with AVX-512 and VNNI. One that is not there is an error. If None, that one where it is the
-                quickest (int8 up to BERT-Base, fp32 up to BERT-Mini), else ONNX Runtime's for the CPU.
+                ``["EmbedkitExecutionProvider"]``, which runs BERT encoders that embedkit exported. One that is not
+                there is an error. If None, that one where it is the quickest (int8 up to BERT-Base, fp32 up to
+                BERT-Mini), else ONNX Runtime's for the CPU.
             max_tokens_per_batch: bound of a batch's tokens, padding included; if None, 16,384, but on a CPU 1024,
                 and there at most 256 where threads have batches of their own.
+            instructions: the instruction set of embedkit's kernel: "amx", "avx512", "avx-vnni", "avx2",
+                "neon-i8mm", "neon-dotprod" or "portable". All give the same bits. If None, the one in the
+                environment variable ``EMBEDKIT_INSTRUCTIONS``, else the quickest of this processor. A named one
+                runs the kernel wherever it can run the model and no provider is named.
 
         Raises:
             ModelNotFoundError: there is nothing under that path, name or id.
             BundleError: the file is damaged, newer than this embedkit, or no bundle.
             ModelError: the model cannot be used.
-            ProviderError: a provider is not there or did not start.
+            ProviderError: a provider is not there or did not start, or the instructions are not there.
         """
         path, model = load_model(source, file=file, marker="modules.json", read_folder=read_folder)
         try:
-            encoder = cls(model, threads=threads, providers=providers, max_tokens_per_batch=max_tokens_per_batch)
+            encoder = cls(
+                model,
+                threads=threads,
+                providers=providers,
+                max_tokens_per_batch=max_tokens_per_batch,
+                instructions=instructions,
+            )
         except ModelError as error:
             raise ModelError(f"{path}: {error}") from error
         options = {
@@ -131,6 +144,7 @@ class Encoder(Reloadable):
             "threads": threads,
             "providers": providers,
             "max_tokens_per_batch": max_tokens_per_batch,
+            "instructions": instructions,
         }
         encoder._origin = Origin(str(path.resolve()), options)
         return encoder
@@ -164,6 +178,19 @@ class Encoder(Reloadable):
     def provider(self) -> str:
         """What runs the graph: embedkit's own kernel or the first of ONNX Runtime's providers at work."""
         return self._provider
+
+    @property
+    def instructions(self) -> str | None:
+        """The instruction set of embedkit's kernel; None where ONNX Runtime runs the graph."""
+        return self._instructions
+
+    @property
+    def numerics(self) -> str:
+        """The arithmetic: models of the same fingerprint and numerics give the same bits on every processor.
+
+        ONNX Runtime makes no such promise; its name and version stand here all the same.
+        """
+        return self._numerics
 
     @property
     def has_golden(self) -> bool:
