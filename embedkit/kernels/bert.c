@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "layout.h"
 #include "processor.h"
 #include "targets.h"
 
@@ -93,24 +94,11 @@ typedef struct {
 
 /* ---- reading arguments ---- */
 
-/* Zeros that begin at a multiple of 64 bytes; where the memory itself begins stands before them. */
-static void *aligned(size_t bytes) {
-    enum { LINE = 64 };
-    char *memory = bytes < SIZE_MAX - 2 * LINE ? calloc(bytes + 2 * LINE, 1) : NULL;
-    if (!memory) {
-        PyErr_NoMemory();
-        return NULL;
-    }
-    char *begin = memory + LINE + (LINE - (uintptr_t)memory % LINE) % LINE;
-    memcpy(begin - sizeof memory, &memory, sizeof memory);
-    return begin;
-}
-
-static void release(void *begin) {
-    void *memory;
-    if (!begin) return;
-    memcpy(&memory, (char *)begin - sizeof memory, sizeof memory);
-    free(memory);
+/* Zeros, or NULL with an error. */
+static void *zeros(size_t bytes) {
+    void *memory = aligned(bytes);
+    if (!memory) PyErr_NoMemory();
+    return memory;
 }
 
 /* An error unless all floats of a buffer, which need not be aligned, are finite. */
@@ -145,7 +133,7 @@ static float *read_floats(PyObject *source, Py_ssize_t count, const char *name) 
     if (PyObject_GetBuffer(source, &view, PyBUF_SIMPLE) < 0) return NULL;
     if (view.len != count * (Py_ssize_t)sizeof(float))
         PyErr_Format(PyExc_ValueError, "%s has %zd bytes, expected %zd floats", name, view.len, count);
-    else if (check_finite(view.buf, count, name) == 0 && (floats = aligned((size_t)view.len)) != NULL)
+    else if (check_finite(view.buf, count, name) == 0 && (floats = zeros((size_t)view.len)) != NULL)
         memcpy(floats, view.buf, (size_t)view.len);
     PyBuffer_Release(&view);
     return floats;
@@ -155,38 +143,6 @@ static int read_norm(Norm *n, PyObject *weight, PyObject *bias, int width) {
     n->weight = read_floats(weight, width, "a norm's weight");
     n->bias = n->weight ? read_floats(bias, width, "a norm's bias") : NULL;
     return n->bias ? 0 : -1;
-}
-
-static int pack_floats(Product *p, const char *weight, int panel) {
-    p->floats = aligned(sizeof(float) * p->inputs * p->outputs);
-    if (!p->floats || check_finite(weight, (Py_ssize_t)p->inputs * p->outputs, "a weight") < 0) return -1;
-    const size_t inputs = (size_t)p->inputs, outputs = (size_t)p->outputs, columns = (size_t)panel;
-    for (size_t i = 0; i < inputs; i++)
-        for (size_t o = 0; o < outputs; o += columns)
-            memcpy(p->floats + o * inputs + i * columns, weight + (i * outputs + o) * sizeof(float),
-                   columns * sizeof(float));
-    return 0;
-}
-
-/* Whether 255 times two bytes fits 16 bits. */
-static bool fits_16_bits(int first, int second) {
-    const int sum = 255 * first + 255 * second;
-    return sum >= INT16_MIN && sum <= INT16_MAX;
-}
-
-static int pack_bytes(Product *p, const int8_t *weight) {
-    p->bytes = aligned((size_t)p->inputs * p->outputs);
-    p->sums = aligned(sizeof(float) * p->outputs);
-    if (!p->bytes || !p->sums) return -1;
-    p->narrow = true;
-    for (int i = 0; i < p->inputs; i++)
-        for (int o = 0; o < p->outputs; o++) {
-            const int8_t value = weight[(size_t)i * p->outputs + o];
-            p->bytes[((size_t)(o / LANES) * p->inputs + i / 4 * 4) * LANES + o % LANES * 4 + i % 4] = value;
-            p->sums[o] += value;
-            if (i % 2) p->narrow &= fits_16_bits(weight[(size_t)(i - 1) * p->outputs + o], value);
-        }
-    return 0;
 }
 
 /* (weight, scales or None, bias, factors or None, step, least) of a product of so many inputs and outputs. */
@@ -208,8 +164,11 @@ static int read_product(Product *p, PyObject *source, int inputs, int outputs, i
     if (PyObject_GetBuffer(weight, &view, PyBUF_SIMPLE) < 0) return -1;
     if (view.len != (Py_ssize_t)inputs * outputs * (scales == Py_None ? 4 : 1))
         PyErr_Format(PyExc_ValueError, "a weight of %d by %d has %zd bytes", inputs, outputs, view.len);
-    else
-        status = scales == Py_None ? pack_floats(p, view.buf, panel) : pack_bytes(p, view.buf);
+    else if (scales != Py_None)
+        status = pack_bytes(p, view.buf) ? 0 : -1;
+    else if (check_finite(view.buf, (Py_ssize_t)inputs * outputs, "a weight") == 0)
+        status = pack_floats(p, view.buf, panel) ? 0 : -1;
+    if (status < 0 && !PyErr_Occurred()) PyErr_NoMemory();
     PyBuffer_Release(&view);
     return status;
 }
@@ -231,7 +190,7 @@ static int read_layer(const Net *n, Layer *l, PyObject *source, int panel) {
 static int read_layers(Net *n, PyObject *source, int panel) {
     const Py_ssize_t count = PySequence_Size(source);
     if (count < 0) return -1;
-    if (!(n->layer = aligned(sizeof(Layer) * (size_t)count))) return -1;
+    if (!(n->layer = zeros(sizeof(Layer) * (size_t)count))) return -1;
     n->layers = (int)count;
     for (Py_ssize_t i = 0; i < count; i++) {
         PyObject *item = PySequence_GetItem(source, i);
@@ -415,42 +374,13 @@ static void network_dealloc(PyObject *object) {
 
 /* ---- running ---- */
 
-/* Share out the memory of a workspace, if it has any yet; the bytes that it takes. */
-static size_t lay_out(const Net *n, Workspace *w, int tokens, int longest) {
-    const size_t rows = (size_t)tokens, hidden = (size_t)n->hidden, intermediate = (size_t)n->intermediate;
-    const size_t pooled = (size_t)pooled_width(n), padded = (size_t)whole_vectors(longest);
-    const size_t widest = (size_t)(n->dimension > n->hidden ? n->dimension : n->hidden);
-    const size_t floats[] = {rows * hidden,
-                             rows * 3 * hidden,
-                             rows * hidden,
-                             ROWS * intermediate,
-                             ROWS * widest,
-                             ROWS * pooled,
-                             hidden / (size_t)n->heads * padded,
-                             TILE_ROWS * padded,
-                             ROWS * pooled / 4,
-                             ROWS * intermediate / 4};
-    float *bytes[2], **parts[] = {&w->states, &w->projected, &w->context, &w->wide,  &w->narrow,
-                                  &w->pooled, &w->keys,      &w->scores,  &bytes[0], &bytes[1]};
-    size_t used = 0;
-    for (size_t part = 0; part < sizeof floats / sizeof *floats; part++) {
-        *parts[part] = w->memory ? (float *)w->memory + used : NULL;
-        used += floats[part];
-    }
-    w->narrow_bytes.bytes = (uint8_t *)bytes[0];
-    w->wide_bytes.bytes = (uint8_t *)bytes[1];
-    w->tokens = tokens;
-    w->longest = longest;
-    return used * sizeof(float);
-}
-
 /* A workspace that is idle, else a new one. */
 static Room *take_idle(Network *self) {
     PyThread_acquire_lock(self->lock, WAIT_LOCK);
     Room *room = self->idle;
     if (room) self->idle = room->next;
     PyThread_release_lock(self->lock);
-    return room ? room : aligned(sizeof(Room));
+    return room ? room : zeros(sizeof(Room));
 }
 
 /* A workspace for so many tokens, in texts of at most `longest`; one that is too small is replaced. */
@@ -461,7 +391,7 @@ static Room *take_room(Network *self, int tokens, int longest) {
         longest = longest > room->room.longest ? longest : room->room.longest;
         release(room->room.memory);
         room->room.memory = NULL;
-        room->room.memory = aligned(lay_out(&self->net, &room->room, tokens, longest));
+        room->room.memory = zeros(lay_out(&self->net, &room->room, tokens, longest));
         if (!room->room.memory) {
             release(room);
             return NULL;
