@@ -13,19 +13,28 @@ typedef struct {
 
 /* ---- rounding ---- */
 
-/* The least value of a row, and a 255th of the way to the largest. False if a value is not finite. */
+/* The least value of a row, and a 255th of the way to the largest. False if a value is not finite. Four parts
+   of a row at a time, so that none waits for the one before. */
 INLINE bool find_step(const float *row, int width, float *step, float *least) {
-    Floats low = load(row), high = low, check = splat(0.0f);
-    for (int i = 0; i < width; i += LANES) {
-        const Floats x = load(row + i);
-        low = min_of(low, x);
-        high = max_of(high, x);
-        check = fma_of(x, splat(0.0f), check);
+    Floats low[4], high[4], check[4];
+    UNROLL(4)
+    for (int v = 0; v < 4; v++) {
+        low[v] = high[v] = load(row + v * LANES);
+        check[v] = mul(low[v], splat(0.0f));
     }
-    *least = least_of(low);
-    *step = (largest_of(high) - *least) / 255.0f;
+    for (int i = DEPTH; i < width; i += DEPTH) {
+        UNROLL(4)
+        for (int v = 0; v < 4; v++) {
+            const Floats x = load(row + i + v * LANES);
+            low[v] = min_of(low[v], x);
+            high[v] = max_of(high[v], x);
+            check[v] = fma_of(x, splat(0.0f), check[v]);
+        }
+    }
+    *least = least_of(min_of(min_of(low[0], low[1]), min_of(low[2], low[3])));
+    *step = (largest_of(max_of(max_of(high[0], high[1]), max_of(high[2], high[3]))) - *least) / 255.0f;
     if (!(*step > 0.0f)) *step = 1.0f; /* a row of one value, which is its least */
-    return sum_of(check) == 0.0f && *step <= FLT_MAX;
+    return sum_of(sum_of_four(check)) == 0.0f && *step <= FLT_MAX;
 }
 
 /* 64 floats, times by plus shift, to bytes; those below 0 or above 255 are clipped. */
@@ -35,7 +44,7 @@ INLINE void round_64(const float *row, const float *factors, Floats by, Floats s
     for (int v = 0; v < 4; v++) {
         x[v] = load(row + v * LANES);
         if (factors) x[v] = mul(x[v], load(factors + v * LANES));
-        x[v] = min_of(max_of(fma_of(x[v], by, shift), splat(0.0f)), splat(255.0f));
+        x[v] = fma_of(x[v], by, shift);
     }
     store_bytes(x, to);
 }

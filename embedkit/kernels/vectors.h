@@ -9,7 +9,7 @@
 /* e^x to 2 units in the last place, for x of at most 0; below -87, where floats end, 0. */
 INLINE Floats exp_of(Floats x) {
     const Floats lowest = splat(-87.0f);
-    const Floats n = round_even(mul(max_of(x, lowest), splat(1.44269504f)));
+    const Floats n = round_even(mul(x, splat(1.44269504f)));
     Floats rest = fnma_of(n, splat(0.693359375f), x);
     rest = fnma_of(n, splat(-2.12194440e-4f), rest);
     Floats value = splat(1.9875691500e-4f);
@@ -57,29 +57,54 @@ INLINE Floats activate(Floats x, const Activation kind) {
     return kind == GELU_ERF ? gelu_erf(x) : kind == GELU_TANH ? gelu_tanh(x) : kind == TANH ? tanh_of(x) : x;
 }
 
-/* LayerNorm of one row, and of another that is added to it first, if there is one. */
+INLINE Floats sum_of_four(const Floats *x) { return add(add(x[0], x[1]), add(x[2], x[3])); }
+
+/* LayerNorm of one row, and of another that is added to it first, if there is one. As everywhere, a sum over a
+   row has four vectors of partial sums, so that none waits for the one before. */
 INLINE void normalise_row(float *row, const float *added, int width, const float *weight, const float *bias,
                           float epsilon) {
-    Floats sum = splat(0.0f);
-    for (int i = 0; i < width; i += LANES) {
-        Floats x = load(row + i);
-        if (added) {
-            x = add(x, load(added + i));
-            store(row + i, x);
+    const Floats zero = splat(0.0f);
+    Floats sum[4] = {zero, zero, zero, zero}, squares[4] = {zero, zero, zero, zero};
+    for (int i = 0; i < width; i += DEPTH) {
+        UNROLL(4)
+        for (int v = 0; v < 4; v++) {
+            float *at = row + i + v * LANES;
+            Floats x = load(at);
+            if (added) {
+                x = add(x, load(added + i + v * LANES));
+                store(at, x);
+            }
+            sum[v] = add(sum[v], x);
         }
-        sum = add(sum, x);
     }
-    const Floats mean = splat(sum_of(sum) / (float)width);
-    Floats squares = splat(0.0f);
-    for (int i = 0; i < width; i += LANES) {
-        const Floats x = sub(load(row + i), mean);
-        squares = fma_of(x, x, squares);
+    const Floats mean = splat(sum_of(sum_of_four(sum)) / (float)width);
+    for (int i = 0; i < width; i += DEPTH) {
+        UNROLL(4)
+        for (int v = 0; v < 4; v++) {
+            const Floats x = sub(load(row + i + v * LANES), mean);
+            squares[v] = fma_of(x, x, squares[v]);
+        }
     }
-    const Floats scale = splat(1.0f / sqrtf(sum_of(squares) / (float)width + epsilon));
+    const float variance = sum_of(sum_of_four(squares)) / (float)width;
+    const Floats scale = splat(1.0f / sqrtf(variance + epsilon));
     for (int i = 0; i < width; i += LANES) {
         const Floats x = mul(sub(load(row + i), mean), scale);
         store(row + i, fma_of(x, load(weight + i), load(bias + i)));
     }
+}
+
+/* The sum of a row's squares. */
+INLINE float squares_of(const float *row, int width) {
+    const Floats zero = splat(0.0f);
+    Floats squares[4] = {zero, zero, zero, zero};
+    for (int i = 0; i < width; i += DEPTH) {
+        UNROLL(4)
+        for (int v = 0; v < 4; v++) {
+            const Floats x = load(row + i + v * LANES);
+            squares[v] = fma_of(x, x, squares[v]);
+        }
+    }
+    return sum_of(sum_of_four(squares));
 }
 
 /* Whether all values of a row are finite: zero times another is NaN. */
@@ -91,12 +116,7 @@ INLINE bool is_finite(const float *row, int width) {
 
 /* A row of length 1; one of zeros stays as it is. */
 INLINE void scale_to_unit(float *row, int width) {
-    Floats squares = splat(0.0f);
-    for (int i = 0; i < width; i += LANES) {
-        const Floats x = load(row + i);
-        squares = fma_of(x, x, squares);
-    }
-    const float length = sqrtf(sum_of(squares));
+    const float length = sqrtf(squares_of(row, width));
     const Floats divisor = splat(length < 1e-12f ? 1e-12f : length);
     for (int i = 0; i < width; i += LANES) store(row + i, divide(load(row + i), divisor));
 }

@@ -71,6 +71,8 @@ class CrossEncoder(Reloadable):
         native = NativeGraph.choose(
             model.model, pairs=True, threads=threads, providers=providers, instructions=instructions
         )
+        if native is not None:
+            native.check(max_length=self.max_length, vocabulary_size=self._tokenizer.vocabulary_size)
         graph = native or self._open_session(model, threads, providers)
         self._provider, self._numerics = graph.provider, graph.numerics
         self._instructions = None if native is None else native.instructions

@@ -77,6 +77,8 @@ class Encoder(Reloadable):
         self._tokenizer = _make_tokenizer(model)
         self._threads = check_count(threads, "threads") or available_threads()
         native = NativeGraph.choose(model.model, threads=threads, providers=providers, instructions=instructions)
+        if native is not None:
+            native.check(max_length=self.max_length, vocabulary_size=self._tokenizer.vocabulary_size)
         graph = native or self._open_session(model, threads, providers)
         if graph.width not in (None, self.dimension):
             raise ModelError(f"the graph gives {graph.width} dimensions, not {self.dimension} as it declares")

@@ -88,7 +88,9 @@ class NativeGraph:
         instructions: the instruction set at work.
         lanes: threads that may call :meth:`fill` side by side.
         numerics: the arithmetic; graphs of the same name give the same bits wherever they run.
+        positions: tokens of the longest text or pair that it takes.
         provider: the name by which it is asked for.
+        vocabulary: words that it has rows for.
         width: D, the width of a row; None of a cross-encoder, which gives scores.
 
     Raises:
@@ -100,6 +102,7 @@ class NativeGraph:
         self.instructions = choose_instructions(instructions)
         self.lanes = check_count(threads, "threads") or available_threads()
         self.numerics = NATIVE_NUMERICS
+        self.positions, self.vocabulary = len(graph.positions), graph.words.size
         self.provider = NATIVE
         self.width = graph.dimension if graph.last is None else None
         self._tokens_of_a_thread = _WORK_OF_A_THREAD[_is_quantized(graph)] // _count_weights(graph)
@@ -160,6 +163,17 @@ class NativeGraph:
             return cls(_read(model, pairs=pairs), instructions=instructions)
         except ProviderError:
             return None
+
+    def check(self, *, max_length: int, vocabulary_size: int) -> None:
+        """Refuse a tokenizer that gives longer texts or more words than the graph has rows for.
+
+        Raises:
+            ModelError: it does.
+        """
+        if max_length > self.positions:
+            raise ModelError(f"texts may have {max_length} tokens, and the graph has {self.positions} positions")
+        if vocabulary_size > self.vocabulary:
+            raise ModelError(f"the tokenizer has {vocabulary_size} words, and the graph {self.vocabulary}")
 
     def batches(
         self, lengths: npt.NDArray[np.int64], *, most_tokens: int | None, most_items: int | None

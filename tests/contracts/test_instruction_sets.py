@@ -19,12 +19,12 @@ import pytest
 ROOT = Path(__file__).parents[2]
 TARGETS = ROOT / "embedkit" / "kernels" / "targets"
 DIGESTS = [
-    "b6e13d06da84d210",
-    "b7e5f0c0528b1cbb",
-    "db7d9ce754d69b28",
-    "d7f852a3f47433f9",
-    "64ff3521e284a3d0",
-    "4116b195538b63b6",
+    "52b0385a964d90d4",
+    "77d7d0c00b6bd035",
+    "e6862fb93e7e1a7c",
+    "a111ace872c67c5e",
+    "20c3bbdd08ec2155",
+    "172e7b69c7d51853",
 ]
 X86 = {
     "avx2": "-mavx2 -mfma",

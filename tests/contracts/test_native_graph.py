@@ -461,6 +461,16 @@ class TestChoice:
             NativeGraph.choose(content, instructions=missing)
 
 
+@needs_kernel
+def test_a_tokenizer_of_longer_texts_or_more_words_is_refused_when_it_is_loaded(make_encoder: Any) -> None:
+    graph = NativeGraph.find(write(make_encoder()))
+    assert graph is not None
+    graph.check(max_length=graph.positions, vocabulary_size=graph.vocabulary)
+    for sizes in ((graph.positions + 1, graph.vocabulary), (graph.positions, graph.vocabulary + 1)):
+        with pytest.raises(ModelError, match="the graph"):
+            graph.check(max_length=sizes[0], vocabulary_size=sizes[1])
+
+
 class TestNumbers:
     """What is NaN or infinite is an error, in whatever weight it stands, and no byte."""
 

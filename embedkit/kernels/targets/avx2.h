@@ -146,14 +146,16 @@ INLINE void load_int4(const uint8_t *from, Floats *low, Floats *high) {
 
 /* ---- bytes ---- */
 
+/* What is too small for an integer becomes the least one, and packing makes 0 of that. */
+INLINE __m256i to_integers(__m256 x) { return _mm256_cvtps_epi32(_mm256_min_ps(x, _mm256_set1_ps(255.0f))); }
+
 INLINE void store_bytes(const Floats *x, uint8_t *to) {
     /* Packing takes four integers of each operand in turn. */
     const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
     UNROLL(2)
     for (int v = 0; v < 4; v += 2) {
-        const __m256i left = _mm256_packs_epi32(_mm256_cvtps_epi32(x[v].low), _mm256_cvtps_epi32(x[v].high));
-        const __m256i right =
-            _mm256_packs_epi32(_mm256_cvtps_epi32(x[v + 1].low), _mm256_cvtps_epi32(x[v + 1].high));
+        const __m256i left = _mm256_packs_epi32(to_integers(x[v].low), to_integers(x[v].high));
+        const __m256i right = _mm256_packs_epi32(to_integers(x[v + 1].low), to_integers(x[v + 1].high));
         const __m256i bytes = _mm256_permutevar8x32_epi32(_mm256_packus_epi16(left, right), order);
         _mm256_storeu_si256((__m256i *)(to + v * LANES), bytes);
     }

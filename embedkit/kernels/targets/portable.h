@@ -107,10 +107,11 @@ INLINE Floats round_even(Floats x) {
     return x;
 }
 
-/* x times 2 to the power n, for whole n from -126 to 0. */
+/* x times 2 to the power n, for whole n from -126 to 0; anything for any other n. */
 INLINE Floats times_power_of_2(Floats x, Floats n) {
     EACH {
-        const uint32_t bits = (uint32_t)((int32_t)n.lane[l] + 127) << 23;
+        const int32_t exponent = n.lane[l] >= -126.0f ? (int32_t)n.lane[l] : -126;
+        const uint32_t bits = (uint32_t)(exponent + 127) << 23;
         float power;
         memcpy(&power, &bits, sizeof power);
         x.lane[l] *= power;
@@ -176,11 +177,13 @@ INLINE void load_int4(const uint8_t *from, Floats *low, Floats *high) {
 
 /* ---- bytes ---- */
 
-/* 64 floats from 0 to 255, rounded to nearest even. */
+/* 64 floats, clipped to 0 and 255 and rounded to nearest even; anything for NaN. */
 INLINE void store_bytes(const Floats *x, uint8_t *to) {
-    for (int v = 0; v < 4; v++)
+    for (int v = 0; v < 4; v++) {
+        const Floats clipped = min_of(max_of(x[v], splat(0.0f)), splat(255.0f));
         EACH
-            to[v * LANES + l] = (uint8_t)rintf(x[v].lane[l]);
+            to[v * LANES + l] = (uint8_t)rintf(clipped.lane[l]);
+    }
 }
 
 /* Sums before the first product, of columns whose bytes add up to `sums`. */
