@@ -36,7 +36,7 @@ clean:
 	rm -f embedkit/kernels/*.so embedkit/kernels/*.pyd
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
-$(READY): pyproject.toml $(wildcard embedkit/kernels/*.[ch])
+$(READY): pyproject.toml $(wildcard build_kernels.py embedkit/kernels/*.[ch] embedkit/kernels/targets/*.[ch])
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "embedkit needs Python 3.11 or newer; say which one to use: make PYTHON=python3.12"; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \

@@ -60,6 +60,7 @@ def _examine() -> Report:
         "faiss": faiss,
         "threads": _threads(),
         "kernels": _kernels(),
+        "instructions": _instructions(problems),
         "cpu_features": cpu_features(),
         "extras": _missing_by_extra(),
         "bundled": _check_bundled(problems) if runtime["providers"] else {},
@@ -120,6 +121,19 @@ def _kernels() -> dict[str, bool]:
     return built()
 
 
+def _instructions(problems: list[str]) -> dict[str, Any]:
+    """The instruction set that the kernel of graphs runs on, and all that it could run on here."""
+    from embedkit.runtime.native_graph import choose_instructions, native_instructions
+
+    found = list(native_instructions())
+    try:
+        chosen = choose_instructions() if found else None
+    except EmbedkitError as error:
+        problems.append(str(error))
+        chosen = None
+    return {"chosen": chosen, "found": found}
+
+
 def _missing_by_extra() -> dict[str, list[str]] | None:
     """Extra -> packages of it that are not installed; None when embedkit runs from a plain folder."""
     try:
@@ -166,7 +180,7 @@ def _to_text(report: Report) -> str:
         ("onnxruntime", f"{versions or 'not installed'}: {', '.join(runtime['providers']) or 'no providers'}"),
         ("faiss", ", ".join(f"{name} {version}" for name, version in report["faiss"].items()) or "not installed"),
         ("threads", f"{threads['usable']} of {threads['processors']} processors"),
-        ("kernels", _kernels_line(report["kernels"])),
+        ("kernels", _kernels_line(report["kernels"], report["instructions"])),
         ("cpu", "unknown" if features is None else " ".join(features) or "no int8 features"),
         *[("extra", line) for line in _extra_lines(report["extras"])],
         *[("bundled", f"{name} {_check_line(check)}") for name, check in report["bundled"].items()],
@@ -175,8 +189,14 @@ def _to_text(report: Report) -> str:
     return "\n".join(f"{label:<12} {text}" for label, text in lines)
 
 
-def _kernels_line(kernels: dict[str, bool]) -> str:
-    found = [name for name, there in kernels.items() if there]
+def _kernels_line(kernels: dict[str, bool], instructions: dict[str, Any]) -> str:
+    chosen, others = (
+        instructions["chosen"],
+        [name for name in instructions["found"] if name != instructions["chosen"]],
+    )
+    beside = f" (also here: {', '.join(others)})" if others else ""
+    at_work = f" on {chosen}{beside}" if chosen else ""
+    found = [f"{name}{at_work if name == 'bert' else ''}" for name, there in kernels.items() if there]
     missing = [name for name, there in kernels.items() if not there]
     without = f"{', '.join(missing)} not compiled, encoding is slower"
     return "; ".join([*([", ".join(found)] if found else []), *([without] if missing else [])])

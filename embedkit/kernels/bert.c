@@ -1,29 +1,82 @@
-/* embedkit.kernels.bert: encoders and cross-encoders of the BERT family on processors with AVX-512 and VNNI,
- * quicker with AMX.
+/* embedkit.kernels.bert: encoders and cross-encoders of the BERT family, without padding.
  *
- * A Network holds weights in the order in which its products read them, and runs one batch of texts at a time,
- * without padding. What becomes of a text does not depend, to the bit, on the texts beside it, on the number of
- * threads or on AMX. bert.pyi describes the interface; runtime/native_graph.py is the only one who calls it.
- */
+ * A Network holds weights in the order in which its products read them, and runs one batch of texts at a time
+ * by one target, an instruction set. What becomes of a text does not depend, to the bit, on the texts beside
+ * it, on the number of threads, on the compiler or on the target. bert.pyi describes the interface;
+ * runtime/native_graph.py is its only caller. */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
-#include "target.h"
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
 
-#if HAS_KERNELS
+#include "layout.h"
+#include "processor.h"
+#include "targets.h"
 
-#include <stddef.h>
-#include <sys/syscall.h>
-#include <unistd.h>
+/* ---- targets ---- */
 
-#include "network.h"
+typedef struct {
+    const Target *target;
+    bool (*is_there)(void);
+} Candidate;
 
-#ifdef __clang__
-#pragma clang attribute pop
-#else
-#pragma GCC pop_options
+/* The quickest first. */
+static const Candidate CANDIDATES[] = {
+#ifdef WITH_AMX
+    {&embedkit_amx, has_amx},
 #endif
+#ifdef WITH_AVX512
+    {&embedkit_avx512, has_avx512},
+#endif
+#ifdef WITH_AVX_VNNI
+    {&embedkit_avx_vnni, has_avx_vnni},
+#endif
+#ifdef WITH_AVX2
+    {&embedkit_avx2, has_avx2},
+#endif
+#ifdef WITH_NEON_I8MM
+    {&embedkit_neon_i8mm, has_neon_i8mm},
+#endif
+#ifdef WITH_NEON_DOTPROD
+    {&embedkit_neon_dotprod, has_neon_dotprod},
+#endif
+    {&embedkit_portable, has_portable},
+};
+enum { CANDIDATE_COUNT = sizeof CANDIDATES / sizeof *CANDIDATES };
+
+/* The target of this name, or NULL with an error. */
+static const Target *find_target(const char *name) {
+    for (int i = 0; i < CANDIDATE_COUNT; i++) {
+        const Candidate *c = CANDIDATES + i;
+        if (strcmp(c->target->name, name) == 0 && c->is_there()) return c->target;
+    }
+    PyErr_Format(PyExc_ValueError, "the instructions %s are not there, on this processor or in this build",
+                 name);
+    return NULL;
+}
+
+static PyObject *instructions(PyObject *module, PyObject *unused) {
+    PyObject *names = PyList_New(0);
+    (void)module;
+    (void)unused;
+    for (int i = 0; names && i < CANDIDATE_COUNT; i++) {
+        PyObject *name = CANDIDATES[i].is_there() ? PyUnicode_FromString(CANDIDATES[i].target->name) : NULL;
+        if (name && PyList_Append(names, name) < 0) Py_CLEAR(names);
+        Py_XDECREF(name);
+    }
+    if (!names || PyErr_Occurred()) {
+        Py_XDECREF(names);
+        return NULL;
+    }
+    PyObject *tuple = PyList_AsTuple(names);
+    Py_DECREF(names);
+    return tuple;
+}
+
+/* ---- the network ---- */
 
 typedef struct Room {
     struct Room *next;
@@ -33,20 +86,44 @@ typedef struct Room {
 typedef struct {
     PyObject_HEAD
     Net net;
+    const Target *target;
     Py_buffer words, word_scales, memory, memory_scales, positions, types; /* read where they are */
-    Room *idle; /* workspaces of no run, guarded by the GIL */
+    PyThread_type_lock lock;
+    Room *idle; /* workspaces of no run, guarded by the lock */
 } Network;
 
 /* ---- reading arguments ---- */
 
-static void *aligned(size_t bytes) {
-    void *memory = NULL;
-    if (posix_memalign(&memory, 64, bytes ? bytes : 64) != 0) {
-        PyErr_NoMemory();
-        return NULL;
-    }
-    memset(memory, 0, bytes);
+/* Zeros, or NULL with an error. */
+static void *zeros(size_t bytes) {
+    void *memory = aligned(bytes);
+    if (!memory) PyErr_NoMemory();
     return memory;
+}
+
+/* An error unless all floats of a buffer, which need not be aligned, are finite. */
+static int check_finite(const char *bytes, Py_ssize_t count, const char *name) {
+    const uint32_t exponent = 0x7f800000;
+    bool finite = true;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        uint32_t bits;
+        memcpy(&bits, bytes + i * (Py_ssize_t)sizeof bits, sizeof bits);
+        finite &= (bits & exponent) != exponent;
+    }
+    if (!finite) PyErr_Format(PyExc_ValueError, "%s: a value is NaN or infinite", name);
+    return finite ? 0 : -1;
+}
+
+static int check_finite_halves(const char *bytes, Py_ssize_t count, const char *name) {
+    const uint16_t exponent = 0x7c00;
+    bool finite = true;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        uint16_t bits;
+        memcpy(&bits, bytes + i * (Py_ssize_t)sizeof bits, sizeof bits);
+        finite &= (bits & exponent) != exponent;
+    }
+    if (!finite) PyErr_Format(PyExc_ValueError, "%s: a value is NaN or infinite", name);
+    return finite ? 0 : -1;
 }
 
 /* A copy of `count` floats of a buffer. */
@@ -56,7 +133,7 @@ static float *read_floats(PyObject *source, Py_ssize_t count, const char *name) 
     if (PyObject_GetBuffer(source, &view, PyBUF_SIMPLE) < 0) return NULL;
     if (view.len != count * (Py_ssize_t)sizeof(float))
         PyErr_Format(PyExc_ValueError, "%s has %zd bytes, expected %zd floats", name, view.len, count);
-    else if ((floats = aligned((size_t)view.len)) != NULL)
+    else if (check_finite(view.buf, count, name) == 0 && (floats = zeros((size_t)view.len)) != NULL)
         memcpy(floats, view.buf, (size_t)view.len);
     PyBuffer_Release(&view);
     return floats;
@@ -68,38 +145,15 @@ static int read_norm(Norm *n, PyObject *weight, PyObject *bias, int width) {
     return n->bias ? 0 : -1;
 }
 
-static int pack_floats(Product *p, const float *weight) {
-    p->floats = aligned(sizeof(float) * p->inputs * p->outputs);
-    if (!p->floats) return -1;
-    for (int o = 0; o < p->outputs; o++)
-        for (int i = 0; i < p->inputs; i++)
-            p->floats[(size_t)(o / PANEL) * p->inputs * PANEL + (size_t)i * PANEL + o % PANEL] =
-                weight[(size_t)i * p->outputs + o];
-    return 0;
-}
-
-static int pack_bytes(Product *p, const int8_t *weight) {
-    p->bytes = aligned((size_t)p->inputs * p->outputs);
-    p->sums = aligned(sizeof(float) * p->outputs);
-    if (!p->bytes || !p->sums) return -1;
-    for (int i = 0; i < p->inputs; i++)
-        for (int o = 0; o < p->outputs; o++) {
-            const int8_t value = weight[(size_t)i * p->outputs + o];
-            p->bytes[((size_t)(o / LANES) * p->inputs + i / 4 * 4) * LANES + o % LANES * 4 + i % 4] = value;
-            p->sums[o] += value;
-        }
-    return 0;
-}
-
 /* (weight, scales or None, bias, factors or None, step, least) of a product of so many inputs and outputs. */
-static int read_product(Product *p, PyObject *source, int inputs, int outputs) {
+static int read_product(Product *p, PyObject *source, int inputs, int outputs, int panel) {
     PyObject *weight, *scales, *bias, *factors;
     Py_buffer view;
     int status = -1;
     if (!PyArg_ParseTuple(source, "OOOOff", &weight, &scales, &bias, &factors, &p->step, &p->least)) return -1;
     p->inputs = inputs;
     p->outputs = outputs;
-    if (inputs <= 0 || outputs <= 0 || inputs % DEPTH || outputs % PANEL) {
+    if (inputs <= 0 || outputs <= 0 || inputs % DEPTH || outputs % DEPTH) {
         PyErr_Format(PyExc_ValueError, "a product of %d by %d, expected multiples of %d", inputs, outputs,
                      DEPTH);
         return -1;
@@ -110,34 +164,37 @@ static int read_product(Product *p, PyObject *source, int inputs, int outputs) {
     if (PyObject_GetBuffer(weight, &view, PyBUF_SIMPLE) < 0) return -1;
     if (view.len != (Py_ssize_t)inputs * outputs * (scales == Py_None ? 4 : 1))
         PyErr_Format(PyExc_ValueError, "a weight of %d by %d has %zd bytes", inputs, outputs, view.len);
-    else
-        status = scales == Py_None ? pack_floats(p, view.buf) : pack_bytes(p, view.buf);
+    else if (scales != Py_None)
+        status = pack_bytes(p, view.buf) ? 0 : -1;
+    else if (check_finite(view.buf, (Py_ssize_t)inputs * outputs, "a weight") == 0)
+        status = pack_floats(p, view.buf, panel) ? 0 : -1;
+    if (status < 0 && !PyErr_Occurred()) PyErr_NoMemory();
     PyBuffer_Release(&view);
     return status;
 }
 
-static int read_layer(Net *n, Layer *l, PyObject *source) {
+static int read_layer(const Net *n, Layer *l, PyObject *source, int panel) {
     PyObject *projection, *context, *context_weight, *context_bias, *wide, *narrow, *weight, *bias;
     if (!PyArg_ParseTuple(source, "OO(OO)OO(OO)", &projection, &context, &context_weight, &context_bias, &wide,
                           &narrow, &weight, &bias))
         return -1;
     const int hidden = n->hidden;
-    if (read_product(&l->projection, projection, hidden, 3 * hidden) < 0) return -1;
-    if (read_product(&l->context, context, hidden, hidden) < 0) return -1;
+    if (read_product(&l->projection, projection, hidden, 3 * hidden, panel) < 0) return -1;
+    if (read_product(&l->context, context, hidden, hidden, panel) < 0) return -1;
     if (read_norm(&l->context_norm, context_weight, context_bias, hidden) < 0) return -1;
-    if (read_product(&l->wide, wide, hidden, n->intermediate) < 0) return -1;
-    if (read_product(&l->narrow, narrow, n->intermediate, hidden) < 0) return -1;
+    if (read_product(&l->wide, wide, hidden, n->intermediate, panel) < 0) return -1;
+    if (read_product(&l->narrow, narrow, n->intermediate, hidden, panel) < 0) return -1;
     return read_norm(&l->norm, weight, bias, hidden);
 }
 
-static int read_layers(Net *n, PyObject *source) {
+static int read_layers(Net *n, PyObject *source, int panel) {
     const Py_ssize_t count = PySequence_Size(source);
     if (count < 0) return -1;
-    if (!(n->layer = aligned(sizeof(Layer) * (size_t)count))) return -1;
+    if (!(n->layer = zeros(sizeof(Layer) * (size_t)count))) return -1;
     n->layers = (int)count;
     for (Py_ssize_t i = 0; i < count; i++) {
         PyObject *item = PySequence_GetItem(source, i);
-        const int status = item ? read_layer(n, n->layer + i, item) : -1;
+        const int status = item ? read_layer(n, n->layer + i, item, panel) : -1;
         Py_XDECREF(item);
         if (status < 0) return -1;
     }
@@ -158,7 +215,9 @@ static int read_words(WordTable *table, PyObject *words, Py_buffer *values, PyOb
         ((kind == WORDS_FLOAT && rest == 0) || (kind == WORDS_INT8 && rest == 4L * vocabulary) ||
          (kind == WORDS_INT4 && row * 2 == width && blocks > 0 && width % (blocks * LANES) == 0 &&
           rest == 2L * blocks * vocabulary)))
-        return 0;
+        return kind == WORDS_INT4   ? check_finite_halves(scales->buf, rest / 2, "scales of words")
+               : kind == WORDS_INT8 ? check_finite(scales->buf, rest / 4, "scales of words")
+                                    : 0;
     PyErr_Format(PyExc_ValueError, "%d words of %zd bytes with %zd bytes of scales are no table of %d columns",
                  vocabulary, row, rest, width);
     return -1;
@@ -208,26 +267,41 @@ static int check_sizes(const Net *n) {
     return -1;
 }
 
+/* The column of a cross-encoder and its bias, behind each other. */
+static int read_score(Net *n, PyObject *score) {
+    if (score == Py_None) return 0;
+    n->score = read_floats(score, (Py_ssize_t)n->dimension + 1, "a score's column and bias");
+    return n->score ? 0 : -1;
+}
+
 static PyObject *network_new(PyTypeObject *type, PyObject *args, PyObject *keywords) {
-    static char *names[] = {"hidden",     "heads",   "intermediate", "memory_width", "dimension",
-                            "vocabulary", "epsilon", "tanh",         "first_token",  "unit",
-                            "amx",        "words",   "word_scales",  "memory",       "memory_scales",
-                            "positions",  "types",   "norm",         "layers",       "head",
-                            "tanh_head",  NULL};
+    static char *names[] = {
+        "hidden",        "heads",       "intermediate", "memory_width", "dimension", "vocabulary",  "epsilon",
+        "tanh",          "first_token", "unit",         "instructions", "words",     "word_scales", "memory",
+        "memory_scales", "positions",   "types",        "norm",         "layers",    "head",        "tanh_head",
+        "score",         NULL};
     Network *self = (Network *)PyType_GenericAlloc(type, 0);
     if (!self) return NULL;
     Net *n = &self->net;
-    int tanh_gelu, first_token, unit, amx, tanh_head, vocabulary, width;
-    PyObject *words, *scales, *memory, *memory_scales, *positions, *types, *weight, *bias, *layers, *head;
-    if (!PyArg_ParseTupleAndKeywords(
-            args, keywords, "$iiiiiifppppOOOOOO(OO)OOp", names, &n->hidden, &n->heads, &n->intermediate, &width,
-            &n->dimension, &vocabulary, &n->epsilon, &tanh_gelu, &first_token, &unit, &amx, &words, &scales,
-            &memory, &memory_scales, &positions, &types, &weight, &bias, &layers, &head, &tanh_head))
+    int tanh_gelu, first_token, unit, tanh_head, vocabulary, width, panel;
+    const char *name;
+    PyObject *words, *scales, *memory, *memory_scales, *positions, *types, *weight, *bias, *layers, *head,
+        *score;
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "$iiiiiifpppsOOOOOO(OO)OOpO", names, &n->hidden, &n->heads,
+                                     &n->intermediate, &width, &n->dimension, &vocabulary, &n->epsilon,
+                                     &tanh_gelu, &first_token, &unit, &name, &words, &scales, &memory,
+                                     &memory_scales, &positions, &types, &weight, &bias, &layers, &head,
+                                     &tanh_head, &score))
         goto failed;
+    if (!(self->target = find_target(name))) goto failed;
+    if (!(self->lock = PyThread_allocate_lock())) {
+        PyErr_NoMemory();
+        goto failed;
+    }
+    panel = self->target->panel;
     n->gelu = tanh_gelu ? GELU_TANH : GELU_ERF;
     n->first_token = first_token;
     n->unit = unit;
-    n->amx = amx;
     n->has_head = head != Py_None;
     n->head_kind = tanh_head ? TANH : AS_IS;
     if (check_sizes(n) < 0 ||
@@ -235,13 +309,15 @@ static PyObject *network_new(PyTypeObject *type, PyObject *args, PyObject *keywo
         read_memory(self, memory, memory_scales, vocabulary, width) < 0 ||
         read_places(self, positions, types) < 0)
         goto failed;
-    if (read_norm(&n->embedding_norm, weight, bias, n->hidden) < 0 || read_layers(n, layers) < 0) goto failed;
-    if (n->has_head && read_product(&n->head, head, pooled_width(n), n->dimension) < 0) goto failed;
+    if (read_norm(&n->embedding_norm, weight, bias, n->hidden) < 0 || read_layers(n, layers, panel) < 0)
+        goto failed;
+    if (n->has_head && read_product(&n->head, head, pooled_width(n), n->dimension, panel) < 0) goto failed;
     if (!n->has_head && n->dimension != pooled_width(n)) {
         PyErr_SetString(PyExc_ValueError,
                         "without a head, the dimension is the hidden size and the memory's width");
         goto failed;
     }
+    if (read_score(n, score) < 0) goto failed;
     return (PyObject *)self;
 failed:
     Py_DECREF(self);
@@ -249,17 +325,17 @@ failed:
 }
 
 static void free_product(Product *p) {
-    free(p->floats);
-    free(p->bytes);
-    free(p->scales);
-    free(p->sums);
-    free(p->bias);
-    free(p->factors);
+    release(p->floats);
+    release(p->bytes);
+    release(p->scales);
+    release(p->sums);
+    release(p->bias);
+    release(p->factors);
 }
 
 static void free_norm(Norm *n) {
-    free(n->weight);
-    free(n->bias);
+    release(n->weight);
+    release(n->bias);
 }
 
 static void network_dealloc(PyObject *object) {
@@ -275,9 +351,10 @@ static void network_dealloc(PyObject *object) {
         free_norm(&l->context_norm);
         free_norm(&l->norm);
     }
-    free(n->layer);
+    release(n->layer);
     free_product(&n->head);
     free_norm(&n->embedding_norm);
+    release(n->score);
     PyBuffer_Release(&self->words);
     PyBuffer_Release(&self->word_scales);
     PyBuffer_Release(&self->memory);
@@ -286,31 +363,37 @@ static void network_dealloc(PyObject *object) {
     PyBuffer_Release(&self->types);
     for (Room *room = self->idle; room;) {
         Room *next = room->next;
-        free(room->room.memory);
-        free(room);
+        release(room->room.memory);
+        release(room);
         room = next;
     }
+    if (self->lock) PyThread_free_lock(self->lock);
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
     Py_DECREF(type);
 }
 
 /* ---- running ---- */
 
+/* A workspace that is idle, else a new one. */
+static Room *take_idle(Network *self) {
+    PyThread_acquire_lock(self->lock, WAIT_LOCK);
+    Room *room = self->idle;
+    if (room) self->idle = room->next;
+    PyThread_release_lock(self->lock);
+    return room ? room : zeros(sizeof(Room));
+}
+
 /* A workspace for so many tokens, in texts of at most `longest`; one that is too small is replaced. */
 static Room *take_room(Network *self, int tokens, int longest) {
-    Room *room = self->idle;
-    if (room)
-        self->idle = room->next;
-    else if (!(room = aligned(sizeof(Room))))
-        return NULL;
-    if (!room->room.memory || room->room.tokens < tokens || room->room.longest < longest) {
+    Room *room = take_idle(self);
+    if (room && (!room->room.memory || room->room.tokens < tokens || room->room.longest < longest)) {
         tokens = tokens > room->room.tokens ? tokens : room->room.tokens;
         longest = longest > room->room.longest ? longest : room->room.longest;
-        free(room->room.memory);
+        release(room->room.memory);
         room->room.memory = NULL;
-        room->room.memory = aligned(lay_out(&self->net, &room->room, tokens, longest));
+        room->room.memory = zeros(lay_out(&self->net, &room->room, tokens, longest));
         if (!room->room.memory) {
-            free(room);
+            release(room);
             return NULL;
         }
         lay_out(&self->net, &room->room, tokens, longest);
@@ -319,8 +402,10 @@ static Room *take_room(Network *self, int tokens, int longest) {
 }
 
 static void give_room(Network *self, Room *room) {
+    PyThread_acquire_lock(self->lock, WAIT_LOCK);
     room->next = self->idle;
     self->idle = room;
+    PyThread_release_lock(self->lock);
 }
 
 static int check_rows(const int32_t *rows, Py_ssize_t tokens, int count, const char *name) {
@@ -356,8 +441,9 @@ static int run_checked(Network *self, const Py_buffer *ids, const Py_buffer *typ
                        const Py_buffer *out) {
     const Net *n = &self->net;
     const Py_ssize_t tokens = ids->len / 4, typed = n->token_types ? tokens : 0, texts = starts->len / 4 - 1;
+    const Py_ssize_t width = n->score ? 1 : n->dimension;
     if (ids->len % 4 || starts->len % 4 || texts < 0 || tokens > INT32_MAX / 2 || texts > INT32_MAX / 2 ||
-        types->len != typed * 4 || out->len != texts * n->dimension * 4) {
+        types->len != typed * 4 || out->len != texts * width * 4) {
         PyErr_Format(PyExc_ValueError,
                      "%zd bytes of ids, %zd of types, %zd of starts and %zd of rows do not fit", ids->len,
                      types->len, starts->len, out->len);
@@ -369,11 +455,14 @@ static int run_checked(Network *self, const Py_buffer *ids, const Py_buffer *typ
         return -1;
     Room *room = take_room(self, (int)tokens, longest);
     if (!room) return -1;
+    bool finite;
     Py_BEGIN_ALLOW_THREADS
-    run_batch(n, ids->buf, typed ? types->buf : NULL, starts->buf, (int)texts, out->buf, &room->room);
+    finite = self->target->run(n, ids->buf, typed ? types->buf : NULL, starts->buf, (int)texts, out->buf,
+                               &room->room);
     Py_END_ALLOW_THREADS
     give_room(self, room);
-    return 0;
+    if (!finite) PyErr_SetString(PyExc_ArithmeticError, "a value became NaN or infinite");
+    return finite ? 0 : -1;
 }
 
 static PyObject *network_run(PyObject *object, PyObject *args) {
@@ -409,58 +498,23 @@ static PyType_Spec network_spec = {
 
 /* ---- the module ---- */
 
-static bool has_vnni(void) {
-    __builtin_cpu_init();
-    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
-           __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("fma");
-}
-
-/* Linux saves the tiles of a process only after it has asked for it. */
-static bool has_amx(void) {
-    enum { LEAF = 7, TILE = 1 << 24, INT8 = 1 << 25, REQUEST_PERMISSION = 0x1023, TILE_DATA = 18 };
-    unsigned a, b, c, d;
-    __asm__("cpuid" : "=a"(a), "=b"(b), "=c"(c), "=d"(d) : "a"(LEAF), "c"(0));
-    return has_vnni() && (d & TILE) && (d & INT8) &&
-           syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
-}
-
-static PyObject *features(PyObject *module, PyObject *unused) {
-    (void)module;
-    (void)unused;
-    if (!has_vnni()) return PyTuple_New(0);
-    return has_amx() ? Py_BuildValue("(ss)", "avx512-vnni", "amx-int8") : Py_BuildValue("(s)", "avx512-vnni");
-}
-
-#else
-
-static PyObject *features(PyObject *module, PyObject *unused) {
-    (void)module;
-    (void)unused;
-    return PyTuple_New(0);
-}
-
-#endif
-
 static PyMethodDef module_methods[] = {
-    {"features", features, METH_NOARGS, NULL},
+    {"instructions", instructions, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
 
 static int fill_module(PyObject *module) {
-#if HAS_KERNELS
     PyObject *type = PyType_FromSpec(&network_spec);
     const int status = type ? PyModule_AddObjectRef(module, "Network", type) : -1;
     Py_XDECREF(type);
     return status;
-#else
-    (void)module;
-    return 0;
-#endif
 }
 
 static PyModuleDef_Slot module_slots[] = {
     {Py_mod_exec, fill_module},
+#ifdef Py_GIL_DISABLED
+    {Py_mod_gil, Py_MOD_GIL_NOT_USED},
+#endif
     {0, NULL},
 };
 

@@ -1,4 +1,4 @@
-# Encoders and cross-encoders of the BERT family on x86 processors with AVX-512 and VNNI.
+# Encoders and cross-encoders of the BERT family.
 
 from collections.abc import Sequence
 from typing import Any, Self, TypeAlias
@@ -15,8 +15,8 @@ Norm: TypeAlias = tuple[Array, Array]  # weight and bias (H,) float32
 # projection to queries, keys and values, product of the context, norm; wide and narrow product, norm
 Layer: TypeAlias = tuple[Product, Product, Norm, Product, Product, Norm]
 
-# What this processor has of "avx512-vnni" and "amx-int8"; without the first no network can be run.
-def features() -> tuple[str, ...]: ...
+# The instructions that this build has and this processor can run, the quickest first; "portable" is always there.
+def instructions() -> tuple[str, ...]: ...
 
 class Network:
     # words: (V, H) float32; (V, H) int8 with scales (V, 1) float32; (V, H / 2) uint8, the left half of a row in
@@ -24,7 +24,8 @@ class Network:
     # (V, M), of the same V words; its mean stands behind the pooled state. Without one, memory_width M is 0.
     # These tables, positions (P, H) float32 and token types (T, H) float32, if there are any, are read where they
     # are. head: H + M -> D, then tanh if tanh_head. unit: rows are scaled to length 1.
-    # ValueError if sizes do not fit.
+    # score: (D + 1,) float32, the last column of a cross-encoder and its bias; its sigmoid replaces rows.
+    # ValueError if sizes do not fit, if the instructions are not there or if a weight is NaN or infinite.
     def __new__(
         cls,
         *,
@@ -38,7 +39,7 @@ class Network:
         tanh: bool,
         first_token: bool,
         unit: bool,
-        amx: bool,
+        instructions: str,
         words: Array,
         word_scales: Array | None,
         memory: Array | None,
@@ -49,9 +50,10 @@ class Network:
         layers: Sequence[Layer],
         head: Product | None,
         tanh_head: bool,
+        score: Array | None,
     ) -> Self: ...
 
     # ids (N,) int32 of texts beside each other, types (N,) int32 where the network has token types, starts
-    # (B + 1,) int32 of each text and of what is behind them; fills out (B, D) float32. ValueError if these are no
-    # texts of this network. Releases the GIL.
+    # (B + 1,) int32 of each text and of what is behind them; fills out, (B, D) or (B,) float32. ValueError if
+    # these are no texts of this network, ArithmeticError if a value became NaN or infinite. Releases the GIL.
     def run(self, ids: Array, types: Array | None, starts: Array, out: Array, /) -> None: ...

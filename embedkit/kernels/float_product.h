@@ -3,33 +3,39 @@
 #ifndef EMBEDKIT_FLOAT_PRODUCT_H
 #define EMBEDKIT_FLOAT_PRODUCT_H
 
-#include "product.h"
+#include "vectors.h"
 
-/* c = a b + start, for numbers of rows and of vectors of columns that are constants where this is inlined. The
-   order in which a sum is added up depends on neither, so a row has the same bits whatever stands beside it. */
+enum { PANEL = PANEL_VECTORS * LANES };
+
+INLINE int at_most(int count, int most) { return count < most ? count : most; }
+
+/* c = a b + start, for numbers of rows and of vectors of columns that are constants where this is inlined. Each
+   sum starts with `start` and takes up one product after the other, so a row has the same bits whatever stands
+   beside it. */
 INLINE void tile(const int rows, const int vectors, const float *a, long lda, const float *b, long ldb,
                  int depth, float *c, long ldc, const float *start) {
-    __m512 sums[TILE_ROWS][4];
-#pragma GCC unroll 6
-    for (int r = 0; r < rows; r++)
-#pragma GCC unroll 4
-        for (int v = 0; v < vectors; v++)
-            sums[r][v] = start ? _mm512_loadu_ps(start + v * LANES) : _mm512_setzero_ps();
+    Floats sums[TILE_ROWS][PANEL_VECTORS];
+    UNROLL(6)
+    for (int r = 0; r < rows; r++) {
+        UNROLL(4)
+        for (int v = 0; v < vectors; v++) sums[r][v] = start ? load(start + v * LANES) : splat(0.0f);
+    }
     for (int k = 0; k < depth; k++) {
-        __m512 columns[4];
-#pragma GCC unroll 4
-        for (int v = 0; v < vectors; v++) columns[v] = _mm512_loadu_ps(b + k * ldb + v * LANES);
-#pragma GCC unroll 6
+        Floats columns[PANEL_VECTORS];
+        UNROLL(4)
+        for (int v = 0; v < vectors; v++) columns[v] = load(b + k * ldb + v * LANES);
+        UNROLL(6)
         for (int r = 0; r < rows; r++) {
-            const __m512 input = _mm512_set1_ps(a[r * lda + k]);
-#pragma GCC unroll 4
-            for (int v = 0; v < vectors; v++) sums[r][v] = _mm512_fmadd_ps(input, columns[v], sums[r][v]);
+            const Floats input = splat(a[r * lda + k]);
+            UNROLL(4)
+            for (int v = 0; v < vectors; v++) sums[r][v] = fma_of(input, columns[v], sums[r][v]);
         }
     }
-#pragma GCC unroll 6
-    for (int r = 0; r < rows; r++)
-#pragma GCC unroll 4
-        for (int v = 0; v < vectors; v++) _mm512_storeu_ps(c + r * ldc + v * LANES, sums[r][v]);
+    UNROLL(6)
+    for (int r = 0; r < rows; r++) {
+        UNROLL(4)
+        for (int v = 0; v < vectors; v++) store(c + r * ldc + v * LANES, sums[r][v]);
+    }
 }
 
 typedef void TileFunction(const float *, long, const float *, long, int, float *, long, const float *);
@@ -40,11 +46,15 @@ typedef void TileFunction(const float *, long, const float *, long, int, float *
                                long ldc, const float *start) {                                              \
         tile(R, V, a, lda, b, ldb, depth, c, ldc, start);                                                   \
     }
+#if PANEL_VECTORS == 4
 #define TILES(R) TILE(R, 1) TILE(R, 2) TILE(R, 3) TILE(R, 4)
-TILES(1) TILES(2) TILES(3) TILES(4) TILES(5) TILES(6)
-
 #define NAMES(R) {tile_##R##_1, tile_##R##_2, tile_##R##_3, tile_##R##_4}
-static TileFunction *const TILE_FUNCTIONS[TILE_ROWS][4] = {
+#else
+#define TILES(R) TILE(R, 1)
+#define NAMES(R) {tile_##R##_1}
+#endif
+TILES(1) TILES(2) TILES(3) TILES(4) TILES(5) TILES(6)
+static TileFunction *const TILE_FUNCTIONS[TILE_ROWS][PANEL_VECTORS] = {
     NAMES(1), NAMES(2), NAMES(3), NAMES(4), NAMES(5), NAMES(6)};
 /* clang-format on */
 
@@ -61,7 +71,7 @@ static void activate_panel(float *rows, long ld, int count, Activation kind) {
     for (int r = 0; r < count; r++)
         for (int j = 0; j < PANEL; j += LANES) {
             float *at = rows + r * ld + j;
-            _mm512_storeu_ps(at, activate(_mm512_loadu_ps(at), kind));
+            store(at, activate(load(at), kind));
         }
 }
 
@@ -71,8 +81,8 @@ static void multiply_floats(const Product *p, const float *a, int rows, float *c
         for (int r = 0; r < rows; r += TILE_ROWS) {
             const int count = at_most(rows - r, TILE_ROWS);
             float *to = c + (size_t)r * p->outputs + column;
-            TILE_FUNCTIONS[count - 1][3](a + (size_t)r * p->inputs, p->inputs, weights, PANEL, p->inputs, to,
-                                         p->outputs, p->bias + column);
+            TILE_FUNCTIONS[count - 1][PANEL_VECTORS - 1](a + (size_t)r * p->inputs, p->inputs, weights, PANEL,
+                                                         p->inputs, to, p->outputs, p->bias + column);
             if (kind != AS_IS) activate_panel(to, p->outputs, count, kind);
         }
     }

@@ -1,84 +1,27 @@
-/* An encoder or cross-encoder of the BERT family, run on texts that stand beside each other without padding. */
+/* An encoder or cross-encoder of the BERT family, run on texts that stand beside each other without padding. A
+ * target includes its operations and then this file, which ends with the function that the module calls. */
 
 #ifndef EMBEDKIT_NETWORK_H
 #define EMBEDKIT_NETWORK_H
+
+#include <fenv.h>
+#include <string.h>
 
 #include "attention.h"
 #include "byte_product.h"
 #include "words.h"
 
-typedef struct {
-    float *weight, *bias;
-} Norm;
-
-typedef struct {
-    Product projection, context, wide, narrow;
-    Norm context_norm, norm;
-} Layer;
-
-typedef struct {
-    int hidden, heads, layers, intermediate, positions, token_types, dimension;
-    float epsilon;
-    Activation gelu;
-    bool first_token, amx, has_head, unit; /* first_token: it stands for the text; else the mean of all does */
-    Activation head_kind;
-    WordTable words, memory;     /* of the same words; a memory of width 0 is none */
-    const float *places, *types; /* (positions, hidden); (token_types, hidden), where those are more than 0 */
-    Norm embedding_norm;
-    Layer *layer;
-    Product head;
-} Net;
-
-/* ---- memory ---- */
-
-/* What one run at a time needs. */
-typedef struct {
-    float *states, *projected, *context; /* (tokens, hidden), (tokens, 3 hidden), (tokens, hidden) */
-    float *wide, *narrow;                /* (ROWS, intermediate), (ROWS, hidden and memory's width) */
-    float *keys, *scores;                /* of attend() */
-    Rounded narrow_bytes, wide_bytes;
-    int tokens, longest; /* that there is room for */
-    void *memory;        /* that holds all of these */
-} Workspace;
-
-/* Width of what is pooled: the states, and behind them the memory's rows. */
-static int pooled_width(const Net *n) { return n->hidden + n->memory.width; }
-
-/* Share out the memory of a workspace, if it has any yet; the bytes that it takes. */
-static size_t lay_out(const Net *n, Workspace *w, int tokens, int longest) {
-    const size_t rows = (size_t)tokens, hidden = (size_t)n->hidden, intermediate = (size_t)n->intermediate;
-    const size_t pooled = (size_t)pooled_width(n), padded = (size_t)whole_vectors(longest);
-    const size_t floats[] = {rows * hidden,       rows * 3 * hidden, rows * hidden,
-                             ROWS * intermediate, ROWS * pooled,     hidden / (size_t)n->heads * padded,
-                             TILE_ROWS * padded,  ROWS * pooled / 4, ROWS * intermediate / 4};
-    float *bytes[2], **parts[] = {&w->states, &w->projected, &w->context, &w->wide, &w->narrow,
-                                  &w->keys,   &w->scores,    &bytes[0],   &bytes[1]};
-    size_t used = 0;
-    for (size_t part = 0; part < sizeof floats / sizeof *floats; part++) {
-        *parts[part] = w->memory ? (float *)w->memory + used : NULL;
-        used += floats[part];
-    }
-    w->narrow_bytes.bytes = (uint8_t *)bytes[0];
-    w->wide_bytes.bytes = (uint8_t *)bytes[1];
-    w->tokens = tokens;
-    w->longest = longest;
-    return used * sizeof(float);
-}
-
 /* ---- layers ---- */
 
 /* to = activation(from w + bias) for at most ROWS rows. */
-static void apply(const Net *n, const Product *p, const float *from, int rows, float *to, Activation kind,
-                  Rounded *scratch) {
+static void apply(const Product *p, const float *from, int rows, float *to, Activation kind, Rounded *scratch,
+                  Workspace *w) {
     if (p->floats) {
         multiply_floats(p, from, rows, to, kind);
         return;
     }
-    round_rows(p, from, rows, scratch);
-    if (n->amx)
-        multiply_bytes_amx(p, scratch, rows, to, kind);
-    else
-        multiply_bytes_vnni(p, scratch, rows, to, kind);
+    w->finite &= round_rows(p, from, rows, scratch);
+    MULTIPLY_BYTES(p, scratch, rows, to, kind);
 }
 
 static void add_and_normalise(const Net *n, const Norm *norm, float *rows, const float *added, int count) {
@@ -90,10 +33,10 @@ static void add_and_normalise(const Net *n, const Norm *norm, float *rows, const
 /* What follows attention, for at most ROWS rows. */
 static void feed_forward(const Net *n, const Layer *l, float *states, const float *context, int count,
                          Workspace *w) {
-    apply(n, &l->context, context, count, w->narrow, AS_IS, &w->narrow_bytes);
+    apply(&l->context, context, count, w->narrow, AS_IS, &w->narrow_bytes, w);
     add_and_normalise(n, &l->context_norm, states, w->narrow, count);
-    apply(n, &l->wide, states, count, w->wide, n->gelu, &w->narrow_bytes);
-    apply(n, &l->narrow, w->wide, count, w->narrow, AS_IS, &w->wide_bytes);
+    apply(&l->wide, states, count, w->wide, n->gelu, &w->narrow_bytes, w);
+    apply(&l->narrow, w->wide, count, w->narrow, AS_IS, &w->wide_bytes, w);
     add_and_normalise(n, &l->norm, states, w->narrow, count);
 }
 
@@ -121,8 +64,8 @@ static void run_layer(const Net *n, const Layer *l, const int32_t *starts, int t
     const int tokens = starts[texts];
     const size_t hidden = (size_t)n->hidden;
     for (int r = 0; r < tokens; r += ROWS)
-        apply(n, &l->projection, w->states + r * hidden, at_most(tokens - r, ROWS),
-              w->projected + r * 3 * hidden, AS_IS, &w->narrow_bytes);
+        apply(&l->projection, w->states + r * hidden, at_most(tokens - r, ROWS), w->projected + r * 3 * hidden,
+              AS_IS, &w->narrow_bytes, w);
     for (int t = 0; t < texts; t++) {
         const int length = starts[t + 1] - starts[t], wanted = first_only ? at_most(length, 1) : length;
         attend(w->projected + starts[t] * 3 * hidden, length, wanted, n->hidden, n->heads,
@@ -151,48 +94,75 @@ static void embed(const Net *n, const int32_t *ids, const int32_t *types, int le
 /* The first state or the mean of all; zeros of a text without tokens. */
 static void pool(const Net *n, const float *states, int length, float *pooled) {
     const int count = n->first_token ? at_most(length, 1) : length;
-    const __m512 divisor = _mm512_set1_ps((float)(count ? count : 1));
+    const Floats divisor = splat((float)(count ? count : 1));
     for (int i = 0; i < n->hidden; i += LANES) {
-        __m512 sum = _mm512_setzero_ps();
-        for (int t = 0; t < count; t++)
-            sum = _mm512_add_ps(sum, _mm512_loadu_ps(states + (size_t)t * n->hidden + i));
-        _mm512_storeu_ps(pooled + i, _mm512_div_ps(sum, divisor));
+        Floats sum = splat(0.0f);
+        for (int t = 0; t < count; t++) sum = add(sum, load(states + (size_t)t * n->hidden + i));
+        store(pooled + i, divide(sum, divisor));
     }
 }
 
 /* The mean of a text's rows in the memory, if there is one; zeros of a text without tokens. */
 static void remember(const Net *n, const int32_t *ids, int length, float *mean) {
-    const __m512 divisor = _mm512_set1_ps((float)(length ? length : 1));
+    const Floats divisor = splat((float)(length ? length : 1));
     memset(mean, 0, sizeof(float) * (size_t)n->memory.width);
     for (int i = 0; i < length; i++) place_word(&n->memory, ids[i], mean, mean);
-    for (int i = 0; i < n->memory.width; i += LANES)
-        _mm512_storeu_ps(mean + i, _mm512_div_ps(_mm512_loadu_ps(mean + i), divisor));
+    for (int i = 0; i < n->memory.width; i += LANES) store(mean + i, divide(load(mean + i), divisor));
 }
 
-/* Texts to rows, for at most ROWS texts. */
-static void finish(const Net *n, const int32_t *ids, const int32_t *starts, int texts, float *rows,
+/* The sigmoid of a row's product with the last column. */
+static float score_of(const Net *n, const float *row) {
+    Floats sum = splat(0.0f);
+    for (int i = 0; i < n->dimension; i += LANES) sum = fma_of(load(row + i), load(n->score + i), sum);
+    const float logit = sum_of(sum) + n->score[n->dimension];
+    float small[LANES];
+    store(small, exp_of(splat(logit < 0.0f ? logit : -logit)));
+    return (logit < 0.0f ? *small : 1.0f) / (1.0f + *small);
+}
+
+/* Texts to rows or scores, for at most ROWS texts. */
+static void finish(const Net *n, const int32_t *ids, const int32_t *starts, int texts, float *out,
                    Workspace *w) {
+    float *rows = n->score ? w->narrow : out;
     for (int t = 0; t < texts; t++) {
         const int start = starts[t], length = starts[t + 1] - start;
-        float *pooled = (n->has_head ? w->narrow : rows) + (size_t)t * pooled_width(n);
+        float *pooled = (n->has_head ? w->pooled : rows) + (size_t)t * pooled_width(n);
         pool(n, w->states + (size_t)start * n->hidden, length, pooled);
         remember(n, ids + start, length, pooled + n->hidden);
     }
-    if (n->has_head) apply(n, &n->head, w->narrow, texts, rows, n->head_kind, &w->narrow_bytes);
-    for (int t = 0; n->unit && t < texts; t++) scale_to_unit(rows + (size_t)t * n->dimension, n->dimension);
+    if (n->has_head) apply(&n->head, w->pooled, texts, rows, n->head_kind, &w->narrow_bytes, w);
+    for (int t = 0; t < texts; t++) {
+        float *row = rows + (size_t)t * n->dimension;
+        w->finite &= is_finite(row, n->dimension);
+        if (n->score) out[t] = score_of(n, row);
+        if (n->unit) scale_to_unit(row, n->dimension);
+    }
 }
 
-/* Rows (texts, dimension) of texts whose ids are ids[starts[t]] to ids[starts[t + 1] - 1]; starts[0] is 0. */
-static void run_batch(const Net *n, const int32_t *ids, const int32_t *types, const int32_t *starts, int texts,
-                      float *rows, Workspace *w) {
-    if (n->amx) configure_tiles();
+#ifndef PREPARE /* what a target needs before and after a run */
+#define PREPARE
+#define LEAVE
+#endif
+
+/* Target.run. Whatever the thread does with rounding and with numbers close to zero, this does as the standard
+ * says. */
+static bool run(const Net *n, const int32_t *ids, const int32_t *types, const int32_t *starts, int texts,
+                float *rows, Workspace *w) {
+    const size_t width = n->score ? 1 : (size_t)n->dimension;
+    fenv_t environment;
+    fegetenv(&environment);
+    fesetenv(FE_DFL_ENV);
+    PREPARE;
+    w->finite = true;
     for (int t = 0; t < texts; t++)
         embed(n, ids + starts[t], types ? types + starts[t] : NULL, starts[t + 1] - starts[t],
               w->states + (size_t)starts[t] * n->hidden);
     for (int l = 0; l < n->layers; l++) run_layer(n, n->layer + l, starts, texts, w);
     for (int t = 0; t < texts; t += ROWS)
-        finish(n, ids, starts + t, at_most(texts - t, ROWS), rows + (size_t)t * n->dimension, w);
-    if (n->amx) _tile_release();
+        finish(n, ids, starts + t, at_most(texts - t, ROWS), rows + (size_t)t * width, w);
+    LEAVE;
+    fesetenv(&environment);
+    return w->finite;
 }
 
 #endif

@@ -1,44 +1,35 @@
-/* Word tables, and what a token is before the first layer. */
+/* Word tables, and the rows of tokens before the first layer. */
 
 #ifndef EMBEDKIT_WORDS_H
 #define EMBEDKIT_WORDS_H
 
 #include "vectors.h"
 
-typedef enum { WORDS_FLOAT, WORDS_INT8, WORDS_INT4 } WordKind;
-
-typedef struct {
-    WordKind kind;
-    int count, width;
-    const void *values; /* (count, width) float or int8, or (count, width / 2) uint8 of two values each */
-    const void *scales; /* (count, 1) float of int8, (count, blocks) float16 of int4 */
-    int blocks;
-} WordTable;
-
-INLINE void add_int8(const int8_t *word, float scale, const float *place, int width, float *row) {
-    for (int i = 0; i < width; i += LANES) {
-        const __m512 x = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(word + i))));
-        const __m512 value = _mm512_mul_ps(x, _mm512_set1_ps(scale));
-        _mm512_storeu_ps(row + i, _mm512_add_ps(value, _mm512_loadu_ps(place + i)));
-    }
+/* A finite float16, of a table that need not be aligned. */
+INLINE float read_half(const char *table, size_t index) {
+    uint16_t half;
+    memcpy(&half, table + index * sizeof half, sizeof half);
+    const uint32_t bits = (uint32_t)(half & 0x7fff) << 13, two_to_112 = (uint32_t)(127 + 112) << 23;
+    float value, power;
+    memcpy(&value, &bits, sizeof value);
+    memcpy(&power, &two_to_112, sizeof power);
+    return half >> 15 ? -value * power : value * power;
 }
 
-/* Sixteen stored values, 8 more than they mean, to floats. */
-INLINE void add_stored(__m512i stored, float scale, const float *place, float *row) {
-    const __m512 x = _mm512_cvtepi32_ps(_mm512_sub_epi32(stored, _mm512_set1_epi32(8)));
-    const __m512 value = _mm512_mul_ps(x, _mm512_set1_ps(scale));
-    _mm512_storeu_ps(row, _mm512_add_ps(value, _mm512_loadu_ps(place)));
+/* row = values scale + place */
+INLINE void place_values(Floats values, float scale, const float *place, float *row) {
+    store(row, add(mul(values, splat(scale)), load(place)));
 }
 
 /* The left half of a row stands in low bits, the right half in high bits. */
-INLINE void add_int4(const uint8_t *word, const uint16_t *scales, int block, const float *place, int width,
-                     float *row) {
+INLINE void place_int4(const uint8_t *word, const char *scales, int block, const float *place, int width,
+                       float *row) {
     const int half = width / 2;
     for (int i = 0; i < half; i += LANES) {
-        const __m512i both = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(word + i)));
-        const __m512i left = _mm512_and_si512(both, _mm512_set1_epi32(15)), right = _mm512_srli_epi32(both, 4);
-        add_stored(left, _cvtsh_ss(scales[i / block]), place + i, row + i);
-        add_stored(right, _cvtsh_ss(scales[(half + i) / block]), place + half + i, row + half + i);
+        Floats left, right;
+        load_int4(word + i, &left, &right);
+        place_values(left, read_half(scales, (size_t)(i / block)), place + i, row + i);
+        place_values(right, read_half(scales, (size_t)((half + i) / block)), place + half + i, row + half + i);
     }
 }
 
@@ -47,15 +38,17 @@ static void place_word(const WordTable *words, int32_t id, const float *place, f
     const size_t first = (size_t)id * words->width;
     if (words->kind == WORDS_FLOAT) {
         const float *word = (const float *)words->values + first;
-        for (int i = 0; i < words->width; i += LANES)
-            _mm512_storeu_ps(row + i, _mm512_add_ps(_mm512_loadu_ps(word + i), _mm512_loadu_ps(place + i)));
+        for (int i = 0; i < words->width; i += LANES) store(row + i, add(load(word + i), load(place + i)));
     } else if (words->kind == WORDS_INT8) {
-        add_int8((const int8_t *)words->values + first, ((const float *)words->scales)[id], place, words->width,
-                 row);
+        const int8_t *word = (const int8_t *)words->values + first;
+        float scale;
+        memcpy(&scale, (const char *)words->scales + (size_t)id * sizeof scale, sizeof scale);
+        for (int i = 0; i < words->width; i += LANES)
+            place_values(load_int8(word + i), scale, place + i, row + i);
     } else {
-        const uint16_t *scales = (const uint16_t *)words->scales + (size_t)id * words->blocks;
-        add_int4((const uint8_t *)words->values + first / 2, scales, words->width / words->blocks, place,
-                 words->width, row);
+        const char *scales = (const char *)words->scales + (size_t)id * words->blocks * sizeof(uint16_t);
+        place_int4((const uint8_t *)words->values + first / 2, scales, words->width / words->blocks, place,
+                   words->width, row);
     }
 }
 

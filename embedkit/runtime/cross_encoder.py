@@ -56,6 +56,7 @@ class CrossEncoder(Reloadable):
         threads: int | None = None,
         providers: Sequence[str] | None = None,
         max_tokens_per_batch: int | None = None,
+        instructions: str | None = None,
     ) -> None:
         check_kind(model.manifest, "cross-encoder")
         golden = model.golden if isinstance(model, Bundle) else None
@@ -66,9 +67,14 @@ class CrossEncoder(Reloadable):
             self._tokenizer = PairTokenizer(model.tokenizer_json, model.manifest.max_length)
         except InputError as error:  # its length, which nobody gave here
             raise ModelError(str(error)) from error
-        native = NativeGraph.choose(model.model, pairs=True, threads=threads, providers=providers)
+        native = NativeGraph.choose(
+            model.model, pairs=True, threads=threads, providers=providers, instructions=instructions
+        )
+        if native is not None:
+            native.check(max_length=self.max_length, vocabulary_size=self._tokenizer.vocabulary_size)
         graph = native or self._open_session(model, threads, providers)
-        self._provider = graph.provider
+        self._provider, self._numerics = graph.provider, graph.numerics
+        self._instructions = None if native is None else native.instructions
         self._engine = Engine(
             graph,
             shape=(),
@@ -87,6 +93,7 @@ class CrossEncoder(Reloadable):
         threads: int | None = None,
         providers: Sequence[str] | None = None,
         max_tokens_per_batch: int | None = None,
+        instructions: str | None = None,
     ) -> CrossEncoder:
         """Load a bundle, or a folder written by sentence-transformers that holds an ONNX graph.
 
@@ -99,21 +106,31 @@ class CrossEncoder(Reloadable):
                 the graph is large (64 MB without the word table); then all threads share a batch.
             providers: ONNX Runtime execution providers in order of preference, or
                 ``["EmbedkitExecutionProvider"]``, which runs cross-encoders of the BERT family that embedkit
-                exported, on processors with AVX-512 and VNNI. An unavailable provider is an error. If None,
+                exported. An unavailable provider is an error. If None,
                 embedkit's own where it is the fastest (int8 up to BERT-Base, fp32 up to BERT-Mini), otherwise
                 ONNX Runtime's CPU provider.
             max_tokens_per_batch: maximum number of pairs in a batch times the longest of them in tokens; if None,
                 16,384, but 1024 on a CPU, and 128 to 256 there if threads run their own batches.
+            instructions: the instruction set of embedkit's kernel: "amx", "avx512", "avx-vnni", "avx2",
+                "neon-i8mm", "neon-dotprod" or "portable". All give the same bits. If None, the one in the
+                environment variable ``EMBEDKIT_INSTRUCTIONS``, else the quickest of this processor. A named one
+                runs the kernel wherever it can run the model and no provider is named.
 
         Raises:
             ModelNotFoundError: no model exists under the path, name or id.
             BundleError: the file is damaged, not a bundle, or of a newer format.
             ModelError: the model cannot be used, or is not a cross-encoder.
-            ProviderError: a provider is not available or failed to start.
+            ProviderError: a provider or the instruction set is not available, or a provider failed to start.
         """
         path, model = load_model(source, file=file, marker="config.json", read_folder=read_cross_encoder_folder)
         try:
-            scorer = cls(model, threads=threads, providers=providers, max_tokens_per_batch=max_tokens_per_batch)
+            scorer = cls(
+                model,
+                threads=threads,
+                providers=providers,
+                max_tokens_per_batch=max_tokens_per_batch,
+                instructions=instructions,
+            )
         except ModelError as error:
             raise ModelError(f"{path}: {error}") from error
         options = {
@@ -121,6 +138,7 @@ class CrossEncoder(Reloadable):
             "threads": threads,
             "providers": providers,
             "max_tokens_per_batch": max_tokens_per_batch,
+            "instructions": instructions,
         }
         scorer._origin = Origin(str(path.resolve()), options)
         return scorer
@@ -149,6 +167,19 @@ class CrossEncoder(Reloadable):
     def provider(self) -> str:
         """Name of the execution provider: embedkit's own kernel, or the first active one of ONNX Runtime."""
         return self._provider
+
+    @property
+    def instructions(self) -> str | None:
+        """The instruction set of embedkit's kernel; None where ONNX Runtime runs the graph."""
+        return self._instructions
+
+    @property
+    def numerics(self) -> str:
+        """The arithmetic: models of the same fingerprint and numerics give the same bits on every processor.
+
+        ONNX Runtime makes no such promise; its name and version stand here all the same.
+        """
+        return self._numerics
 
     @property
     def has_golden(self) -> bool:

@@ -62,6 +62,7 @@ class Encoder(Reloadable):
         threads: int | None = None,
         providers: Sequence[str] | None = None,
         max_tokens_per_batch: int | None = None,
+        instructions: str | None = None,
     ) -> None:
         check_kind(model.manifest, "encoder")
         is_bundle = isinstance(model, Bundle)
@@ -75,11 +76,14 @@ class Encoder(Reloadable):
         self._ranges = Ranges.from_text(written, model.manifest.dimension) if written else None
         self._tokenizer = _make_tokenizer(model)
         self._threads = check_count(threads, "threads") or available_threads()
-        native = NativeGraph.choose(model.model, threads=threads, providers=providers)
+        native = NativeGraph.choose(model.model, threads=threads, providers=providers, instructions=instructions)
+        if native is not None:
+            native.check(max_length=self.max_length, vocabulary_size=self._tokenizer.vocabulary_size)
         graph = native or self._open_session(model, threads, providers)
         if graph.width not in (None, self.dimension):
             raise ModelError(f"the graph gives {graph.width} dimensions, not {self.dimension} as it declares")
-        self._provider = graph.provider
+        self._provider, self._numerics = graph.provider, graph.numerics
+        self._instructions = None if native is None else native.instructions
         self._engine = Engine(
             graph,
             shape=(self.dimension,),
@@ -98,6 +102,7 @@ class Encoder(Reloadable):
         threads: int | None = None,
         providers: Sequence[str] | None = None,
         max_tokens_per_batch: int | None = None,
+        instructions: str | None = None,
     ) -> Encoder:
         """Load a bundle, or a folder written by sentence-transformers that holds an ONNX graph.
 
@@ -109,21 +114,31 @@ class Encoder(Reloadable):
                 container quota). On a CPU each thread runs its own batches, unless there is only one thread or
                 the graph is large (64 MB without the word table); then all threads share a batch.
             providers: ONNX Runtime execution providers in order of preference, or
-                ``["EmbedkitExecutionProvider"]``, which runs BERT encoders that embedkit exported, on processors
-                with AVX-512 and VNNI. An unavailable provider is an error. If None, embedkit's own where it is the
+                ``["EmbedkitExecutionProvider"]``, which runs BERT encoders that embedkit exported.
+                An unavailable provider is an error. If None, embedkit's own where it is the
                 fastest (int8 up to BERT-Base, fp32 up to BERT-Mini), otherwise ONNX Runtime's CPU provider.
             max_tokens_per_batch: maximum number of tokens in a batch, including padding; if None, 16,384, but 1024
                 on a CPU, and at most 256 there if threads run their own batches.
+            instructions: the instruction set of embedkit's kernel: "amx", "avx512", "avx-vnni", "avx2",
+                "neon-i8mm", "neon-dotprod" or "portable". All give the same bits. If None, the one in the
+                environment variable ``EMBEDKIT_INSTRUCTIONS``, else the quickest of this processor. A named one
+                runs the kernel wherever it can run the model and no provider is named.
 
         Raises:
             ModelNotFoundError: no model exists under the path, name or id.
             BundleError: the file is damaged, not a bundle, or of a newer format.
             ModelError: the model cannot be used.
-            ProviderError: a provider is not available or failed to start.
+            ProviderError: a provider or the instruction set is not available, or a provider failed to start.
         """
         path, model = load_model(source, file=file, marker="modules.json", read_folder=read_folder)
         try:
-            encoder = cls(model, threads=threads, providers=providers, max_tokens_per_batch=max_tokens_per_batch)
+            encoder = cls(
+                model,
+                threads=threads,
+                providers=providers,
+                max_tokens_per_batch=max_tokens_per_batch,
+                instructions=instructions,
+            )
         except ModelError as error:
             raise ModelError(f"{path}: {error}") from error
         options = {
@@ -131,6 +146,7 @@ class Encoder(Reloadable):
             "threads": threads,
             "providers": providers,
             "max_tokens_per_batch": max_tokens_per_batch,
+            "instructions": instructions,
         }
         encoder._origin = Origin(str(path.resolve()), options)
         return encoder
@@ -164,6 +180,19 @@ class Encoder(Reloadable):
     def provider(self) -> str:
         """Name of the execution provider: embedkit's own kernel, or the first active one of ONNX Runtime."""
         return self._provider
+
+    @property
+    def instructions(self) -> str | None:
+        """The instruction set of embedkit's kernel; None where ONNX Runtime runs the graph."""
+        return self._instructions
+
+    @property
+    def numerics(self) -> str:
+        """The arithmetic: models of the same fingerprint and numerics give the same bits on every processor.
+
+        ONNX Runtime makes no such promise; its name and version stand here all the same.
+        """
+        return self._numerics
 
     @property
     def has_golden(self) -> bool:

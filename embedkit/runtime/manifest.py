@@ -313,8 +313,8 @@ def _expect_whole_numbers(rows: list[object], where: str) -> None:
     """Check lists of ids or of token types."""
     for position, row in enumerate(rows):
         _expect(row, list, f"{where}[{position}]")
-        if not (isinstance(row, list) and all(type(number) is int and number >= 0 for number in row)):
-            raise BundleError(f"{where}[{position}] should hold whole numbers from 0 up")
+        if not (isinstance(row, list) and all(type(number) is int and 0 <= number < 2**31 for number in row)):
+            raise BundleError(f"{where}[{position}] should hold whole numbers from 0 to 2147483647")
 
 
 def _read_tolerance(value: float) -> float:

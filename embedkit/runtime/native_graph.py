@@ -3,10 +3,14 @@
 Texts or pairs stand beside each other without padding, and all from the word table to the unit row, or to the row
 that a score is made of, is one call. In int8, dynamic products round each token by a scale of its own, where ONNX
 Runtime has one for the batch: that is more exact, and neither embeddings nor scores depend on their batch.
+
+The kernel is compiled for several instruction sets, all of which give the same bits. The quickest of the
+processor runs, unless a caller or ``EMBEDKIT_INSTRUCTIONS`` names another.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 import numpy as np
@@ -22,11 +26,21 @@ from embedkit.runtime.threads import available_threads
 from embedkit.runtime.token_ids import TokenIds
 from embedkit.runtime.tokenization import Tokens
 
-__all__ = ["NATIVE", "NativeGraph", "native_instructions"]
+__all__ = [
+    "INSTRUCTIONS",
+    "NATIVE",
+    "NATIVE_NUMERICS",
+    "NativeGraph",
+    "choose_instructions",
+    "native_instructions",
+]
 
 NATIVE = "EmbedkitExecutionProvider"
+NATIVE_NUMERICS = "embedkit-1"  # another number for whatever changes a bit of any embedding or score
+INSTRUCTIONS = ("amx", "avx512", "avx-vnni", "avx2", "neon-i8mm", "neon-dotprod", "portable")
 
-_VNNI, _AMX = "avx512-vnni", "amx-int8"
+_ENVIRONMENT = "EMBEDKIT_INSTRUCTIONS"
+_PORTABLE = "portable"  # plain C: the definition of the others, and slower than ONNX Runtime
 _TOKENS_PER_BATCH = range(64, 257)  # enough for all rows of a tile, and few enough to stay in a processor's cache
 _BATCHES_OF_FEW = 8
 # Multiplications by a weight, of bytes and of floats, that take longer than another thread takes to start.
@@ -39,8 +53,27 @@ _MOST_BYTES = 100_000_000
 
 
 def native_instructions() -> tuple[str, ...]:
-    """The instructions of this processor that the kernel was compiled for; none where it cannot run."""
-    return bert.features() if bert is not None else ()
+    """The instruction sets that the kernel can run on here, the quickest first; none without the kernel."""
+    return bert.instructions() if bert is not None else ()
+
+
+def choose_instructions(asked: str | None = None) -> str:
+    """The instruction set to run on.
+
+    Args:
+        asked: one of :data:`INSTRUCTIONS`; if None, the one in ``EMBEDKIT_INSTRUCTIONS``, else the quickest here.
+
+    Raises:
+        ProviderError: the kernel is not there, or not for these instructions on this processor.
+    """
+    if bert is None:
+        raise ProviderError(f"{NATIVE} is not there: no C compiler was found when embedkit was installed")
+    found, wanted = native_instructions(), asked or os.environ.get(_ENVIRONMENT)
+    if wanted and wanted not in found:
+        source = "" if asked else f" of {_ENVIRONMENT}"
+        reason = "not on this processor or not in this build" if wanted in INSTRUCTIONS else "unknown"
+        raise ProviderError(f"the instructions {wanted!r}{source} are {reason}; here are {', '.join(found)}")
+    return wanted or found[0]
 
 
 class NativeGraph:
@@ -49,20 +82,35 @@ class NativeGraph:
     Args:
         graph: one that the kernel can run.
         threads: threads to keep busy; as many as this process may use if None.
+        instructions: see :func:`choose_instructions`.
 
     Attributes:
+        instructions: the instruction set at work.
         lanes: threads that may call :meth:`fill` side by side.
+        numerics: the arithmetic; graphs of the same name give the same bits wherever they run.
+        positions: tokens of the longest text or pair that it takes.
         provider: the name by which it is asked for.
+        vocabulary: words that it has rows for.
         width: D, the width of a row; None of a cross-encoder, which gives scores.
+
+    Raises:
+        ModelError: weights do not fit each other, or one is NaN or infinite.
+        ProviderError: the instructions are not there.
     """
 
-    def __init__(self, graph: BertGraph, *, threads: int | None = None) -> None:
+    def __init__(self, graph: BertGraph, *, threads: int | None = None, instructions: str | None = None) -> None:
+        self.instructions = choose_instructions(instructions)
         self.lanes = check_count(threads, "threads") or available_threads()
+        self.numerics = NATIVE_NUMERICS
+        self.positions, self.vocabulary = len(graph.positions), graph.words.size
         self.provider = NATIVE
         self.width = graph.dimension if graph.last is None else None
         self._tokens_of_a_thread = _WORK_OF_A_THREAD[_is_quantized(graph)] // _count_weights(graph)
-        self._dimension, self._last, self._is_typed = graph.dimension, graph.last, graph.types is not None
-        self._network = _open(graph, amx=_AMX in native_instructions())
+        self._is_typed = graph.types is not None
+        try:
+            self._network = _open(graph, self.instructions)
+        except (ValueError, OverflowError) as error:
+            raise ModelError(f"the weights do not fit each other or are no numbers: {error}") from error
 
     @classmethod
     def choose(
@@ -72,38 +120,60 @@ class NativeGraph:
         pairs: bool = False,
         threads: int | None = None,
         providers: Sequence[str] | None = None,
+        instructions: str | None = None,
     ) -> NativeGraph | None:
         """The graph, if it is asked for, or if nothing is and this is the quickest way to run it.
+
+        Instructions that are named, here or in the environment, ask for it wherever no provider is.
 
         Args:
             model: a serialized ONNX model.
             pairs: whether it should be a cross-encoder, and not an encoder.
             threads: as above.
             providers: what the caller asks for.
+            instructions: see :func:`choose_instructions`.
 
         Raises:
-            ProviderError: it is asked for, and the kernel is not there or cannot run this graph on this processor.
+            ProviderError: it is asked for, and the kernel is not there or cannot run this graph; or the named
+                instructions are not there.
         """
         asked = providers is not None and NATIVE in providers
         if providers is not None and not asked:
             return None
         if asked and list(providers or ()) != [NATIVE]:
             raise ProviderError(f"{NATIVE} runs the whole graph; no other provider can stand beside it")
+        if bert is None and not asked and not instructions:
+            return None
+        chosen = choose_instructions(instructions)
+        is_named = bool(instructions or os.environ.get(_ENVIRONMENT))
         try:
             graph = _read(model, pairs=pairs)
         except ProviderError:
             if asked:
                 raise
             return None
-        return cls(graph, threads=threads) if asked or _is_quickest(graph) else None
+        if asked or is_named or _is_quickest(graph, chosen):
+            return cls(graph, threads=threads, instructions=chosen)
+        return None
 
     @classmethod
-    def find(cls, model: bytes, *, pairs: bool = False) -> NativeGraph | None:
+    def find(cls, model: bytes, *, pairs: bool = False, instructions: str | None = None) -> NativeGraph | None:
         """The graph wherever the kernel can run it, asked for or not; to compare with."""
         try:
-            return cls(_read(model, pairs=pairs))
+            return cls(_read(model, pairs=pairs), instructions=instructions)
         except ProviderError:
             return None
+
+    def check(self, *, max_length: int, vocabulary_size: int) -> None:
+        """Refuse a tokenizer that gives longer texts or more words than the graph has rows for.
+
+        Raises:
+            ModelError: it does.
+        """
+        if max_length > self.positions:
+            raise ModelError(f"texts may have {max_length} tokens, and the graph has {self.positions} positions")
+        if vocabulary_size > self.vocabulary:
+            raise ModelError(f"the tokenizer has {vocabulary_size} words, and the graph {self.vocabulary}")
 
     def batches(
         self, lengths: npt.NDArray[np.int64], *, most_tokens: int | None, most_items: int | None
@@ -141,18 +211,17 @@ class NativeGraph:
             lane: of no meaning here, as the kernel hands out memory.
 
         Raises:
-            ModelError: the tokenizer gave what the graph has no row for.
+            ModelError: the tokenizer gave what the graph has no row for, or a value became NaN or infinite.
         """
         del lane
         ids = TokenIds.of(tokens.ids[items])
-        found = rows[items] if self._last is None else np.empty((len(ids), self._dimension), dtype=np.float32)
         types = _types(tokens, items, len(ids.flat)) if self._is_typed else None
         try:
-            self._network.run(ids.flat, types, ids.bounds.astype(np.int32), found)
+            self._network.run(ids.flat, types, ids.bounds.astype(np.int32), rows[items])
         except ValueError as error:
             raise ModelError(f"the graph has no place for what the tokenizer gave: {error}") from error
-        if self._last is not None:
-            rows[items] = _score(found, self._last)
+        except ArithmeticError as error:
+            raise ModelError(f"the graph cannot be computed: {error}") from error
 
     def run(self, tokens: Tokens) -> FloatArray:
         """All texts or pairs as one batch: ``(N, D) float32, unit rows``, or ``(N,)``, scores.
@@ -173,19 +242,10 @@ def _types(tokens: Tokens, items: slice, count: int) -> npt.NDArray[np.int32]:
     return TokenIds.of(tokens.type_ids[items]).flat
 
 
-def _score(rows: FloatArray, last: Product) -> FloatArray:
-    """The sigmoid of one column, ``(B, H) -> (B,)``; a product by BLAS would depend on B in its last bits."""
-    logits = np.multiply(rows, last.weight[:, 0], dtype=np.float64).sum(axis=1) + last.bias
-    # Through tanh, which does not overflow where the exponential would.
-    return np.asarray(0.5 * (1 + np.tanh(0.5 * logits)), dtype=np.float32)
-
-
 def _read(model: bytes, *, pairs: bool) -> BertGraph:
     """The graph, where the kernel can run it."""
     if bert is None:
-        raise ProviderError(f"{NATIVE} is not there: no C compiler was found when embedkit was installed")
-    if _VNNI not in native_instructions():
-        raise ProviderError(f"{NATIVE} needs Linux on an x86 processor with AVX-512 and VNNI")
+        choose_instructions()  # says why
     graph = read_bert(model, pairs=pairs)
     if graph is None or not _fits(graph):
         raise ProviderError(
@@ -204,8 +264,10 @@ def _intermediate(graph: BertGraph) -> int:
     return len(graph.layers[0].wide.bias)
 
 
-def _is_quickest(graph: BertGraph) -> bool:
-    return _count_weights(graph) <= (_MOST_BYTES if _is_quantized(graph) else _MOST_FLOATS)
+def _is_quickest(graph: BertGraph, instructions: str) -> bool:
+    return instructions != _PORTABLE and _count_weights(graph) <= (
+        _MOST_BYTES if _is_quantized(graph) else _MOST_FLOATS
+    )
 
 
 def _is_quantized(graph: BertGraph) -> bool:
@@ -216,7 +278,7 @@ def _count_weights(graph: BertGraph) -> int:
     return sum(product.weight.size for product in graph.products)
 
 
-def _open(graph: BertGraph, *, amx: bool) -> bert.Network:
+def _open(graph: BertGraph, instructions: str) -> bert.Network:
     return bert.Network(
         hidden=graph.hidden,
         heads=graph.heads,
@@ -228,7 +290,7 @@ def _open(graph: BertGraph, *, amx: bool) -> bert.Network:
         tanh=graph.gelu == "tanh",
         first_token=graph.pooling == "cls",
         unit=graph.last is None,
-        amx=amx,
+        instructions=instructions,
         words=graph.words.values,
         word_scales=graph.words.scales,
         memory=None if graph.memory is None else graph.memory.values,
@@ -249,7 +311,12 @@ def _open(graph: BertGraph, *, amx: bool) -> bert.Network:
         ],
         head=None if graph.head is None else _product(graph.head),
         tanh_head=graph.activation == "tanh",
+        score=None if graph.last is None else _score(graph.last),
     )
+
+
+def _score(last: Product) -> FloatArray:
+    return np.concatenate([last.weight[:, 0], last.bias]).astype(np.float32)
 
 
 def _norm(norm: Norm) -> tuple[FloatArray, FloatArray]:

@@ -36,6 +36,7 @@ class PaddedGraph:
 
     Attributes:
         lanes: threads that may call :meth:`fill` side by side, each with a lane of its own.
+        numerics: ONNX Runtime's version and provider; other processors may give other bits.
         provider: the first of the session's execution providers.
         width: size of a row, or None where the graph leaves it open or gives scores.
     """
@@ -46,6 +47,7 @@ class PaddedGraph:
         self._session, self._finish, self._pad_id = session, finish, pad_id
         self.lanes = session.lanes
         self.provider = session.providers[0]
+        self.numerics = f"onnxruntime-{session.version}-{self.provider}"
         self.width = session.width
 
     def batches(

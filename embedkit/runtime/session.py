@@ -96,6 +96,7 @@ class Session:
         if alone == 1:
             self._opened[0] = self._session
         self.providers: list[str] = self._session.get_providers()
+        self.version = str(onnxruntime.__version__)
         self._input_types = _read_input_types(self._session)
         self.output, self.width = _choose_output(self._session, outputs)
 

@@ -9,6 +9,8 @@ from typing import overload
 import numpy as np
 import numpy.typing as npt
 
+from embedkit.errors import ModelError
+
 __all__ = ["TokenIds"]
 
 
@@ -32,12 +34,20 @@ class TokenIds(Sequence[list[int]]):
 
     @classmethod
     def of(cls, rows: Sequence[Sequence[int]]) -> TokenIds:
-        """The same as ``rows``; these themselves if they are of this kind."""
+        """The same as ``rows``; these themselves if they are of this kind.
+
+        Raises:
+            ModelError: the tokenizer gave an id of 2^31 or more.
+        """
         if isinstance(rows, cls):
             return rows
         bounds = np.zeros(len(rows) + 1, dtype=np.int64)
         np.cumsum([len(row) for row in rows], out=bounds[1:])
-        return cls(np.fromiter(chain.from_iterable(rows), dtype=np.int32, count=int(bounds[-1])), bounds)
+        try:
+            flat = np.fromiter(chain.from_iterable(rows), dtype=np.int32, count=int(bounds[-1]))
+        except OverflowError:
+            raise ModelError("the tokenizer gave a token id outside of 32 bits") from None
+        return cls(flat, bounds)
 
     @classmethod
     def cut_out(

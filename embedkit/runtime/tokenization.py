@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -11,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import tokenizers
 
-from embedkit.errors import InputError, ModelError, ModelNotFoundError
+from embedkit.errors import EmbedkitError, InputError, ModelError, ModelNotFoundError
 from embedkit.runtime.pair_pieces import PairPieces
 from embedkit.runtime.plain_texts import PlainTexts
 from embedkit.runtime.token_ids import TokenIds
@@ -19,6 +20,7 @@ from embedkit.runtime.word_pieces import WordPieces
 
 __all__ = ["PairTokenizer", "TokenBatch", "Tokenizer", "Tokens"]
 
+_PROBE = "a \ua66e"  # a letter of a single manuscript: no vocabulary has it, so it takes the unknown token
 _PAD_TOKENS = ("[PAD]", "<pad>", "<|pad|>")
 
 
@@ -96,18 +98,20 @@ class Tokenizer:
 
     def __init__(self, json: str, max_length: int) -> None:
         self._tokenizer = _parse(json)
-        least = self._tokenizer.num_special_tokens_to_add(is_pair=False) + 1
-        if max_length < least:
-            raise InputError(f"max_length must be at least {least} for this tokenizer, not {max_length}")
-        self.json = json
-        self.max_length = max_length
-        self.pad_id = _find_pad_id(self._tokenizer)
-        self.vocabulary_size: int = self._tokenizer.get_vocab_size(with_added_tokens=True)
-        self.special_ids = _find_special_ids(self._tokenizer)
-        self._tokenizer.no_padding()
-        self._tokenizer.enable_truncation(max_length)
-        self._plain = PlainTexts.find(self._tokenizer, max_length)
-        self._words = WordPieces.find(self._tokenizer, self._plain)
+        with _contradictions():
+            least = self._tokenizer.num_special_tokens_to_add(is_pair=False) + 1
+            if max_length < least:
+                raise InputError(f"max_length must be at least {least} for this tokenizer, not {max_length}")
+            self.json = json
+            self.max_length = max_length
+            self.pad_id = _find_pad_id(self._tokenizer)
+            self.vocabulary_size: int = self._tokenizer.get_vocab_size(with_added_tokens=True)
+            self.special_ids = _find_special_ids(self._tokenizer)
+            self._tokenizer.no_padding()
+            self._tokenizer.enable_truncation(max_length)
+            self._tokenizer.encode(_PROBE)
+            self._plain = PlainTexts.find(self._tokenizer, max_length)
+            self._words = WordPieces.find(self._tokenizer, self._plain)
 
     @classmethod
     def load(cls, path: str | Path, max_length: int) -> Tokenizer:
@@ -150,6 +154,8 @@ class Tokenizer:
         prompted = [prompt + text for text in texts] if prompt else texts
         try:
             return self._encode(prompted, threads)
+        except ModelError:
+            raise
         except (TypeError, ValueError) as error:
             _check_texts(texts, first)
             raise InputError(f"the tokenizer refused these texts: {error}") from error
@@ -179,7 +185,8 @@ class Tokenizer:
         return [next(others if spelling is None else plain) for spelling in spelled]
 
     def _encode_any(self, texts: list[str]) -> list[tuple[list[int], bool]]:
-        encodings = self._tokenizer.encode_batch_fast(texts)
+        with _contradictions():
+            encodings = self._tokenizer.encode_batch_fast(texts)
         ids = [encoding.ids for encoding in encodings]
         # Reading `overflowing` copies the whole rest of a text: look only where there can be one.
         return [
@@ -217,21 +224,24 @@ class PairTokenizer:
 
     def __init__(self, json: str, max_length: int) -> None:
         self._tokenizer = _parse(json)
-        self._frame = self._tokenizer.num_special_tokens_to_add(is_pair=True)
-        if max_length < self._frame + 2:
-            raise InputError(
-                f"max_length must be at least {self._frame + 2} for pairs with this tokenizer, not {max_length}"
-            )
-        self.json = json
-        self.max_length = max_length
-        self.pad_id = _find_pad_id(self._tokenizer)
-        self.vocabulary_size: int = self._tokenizer.get_vocab_size(with_added_tokens=True)
-        self.special_ids = _find_special_ids(self._tokenizer)
-        self._tokenizer.no_padding()
-        # tokenizers would keep what it cuts off in pieces, each piece of one text joined to each of the
-        # other: two texts of a thousand words took it 45 seconds, longer ones all memory. So it cuts nothing.
-        self._tokenizer.no_truncation()
-        self._pieces = PairPieces.find(self._tokenizer, max_length)
+        with _contradictions():
+            self._frame = self._tokenizer.num_special_tokens_to_add(is_pair=True)
+            if max_length < self._frame + 2:
+                least = self._frame + 2
+                raise InputError(
+                    f"max_length must be at least {least} for pairs with this tokenizer, not {max_length}"
+                )
+            self.json = json
+            self.max_length = max_length
+            self.pad_id = _find_pad_id(self._tokenizer)
+            self.vocabulary_size: int = self._tokenizer.get_vocab_size(with_added_tokens=True)
+            self.special_ids = _find_special_ids(self._tokenizer)
+            self._tokenizer.no_padding()
+            # tokenizers would keep what it cuts off in pieces, each piece of one text joined to each of the
+            # other: two texts of a thousand words took it 45 seconds, longer ones all memory. So it cuts nothing.
+            self._tokenizer.no_truncation()
+            self._tokenizer.encode(_PROBE, _PROBE)
+            self._pieces = PairPieces.find(self._tokenizer, max_length)
 
     def with_max_length(self, max_length: int) -> PairTokenizer:
         """The same tokenizer, cutting at another length."""
@@ -250,6 +260,8 @@ class PairTokenizer:
         pairs = [_check_pair(pair, position) for position, pair in enumerate(pairs, first)]
         try:
             return self._encode(pairs)
+        except ModelError:
+            raise
         except (TypeError, ValueError) as error:
             for position, pair in enumerate(pairs, first):
                 _check_texts(pair, 0, name=f"pairs[{position}]")
@@ -267,7 +279,8 @@ class PairTokenizer:
         return Tokens(ids, cut, types)
 
     def _encode_without_kernel(self, pairs: list[tuple[str, str]]) -> Tokens:
-        encodings = self._tokenizer.encode_batch_fast(pairs)
+        with _contradictions():
+            encodings = self._tokenizer.encode_batch_fast(pairs)
         rows = [self._cut(encoding) for encoding in encodings]
         overflowing = [row for row, encoding in enumerate(encodings) if len(encoding) > self.max_length]
         return Tokens([ids for ids, _ in rows], overflowing, [types for _, types in rows])
@@ -319,6 +332,19 @@ def _parse(json: str) -> tokenizers.Tokenizer:
         return tokenizers.Tokenizer.from_str(json)
     except Exception as error:  # tokenizers raises bare Exception for whatever its parser dislikes
         raise ModelError(f"not a tokenizer.json: {error}") from error
+
+
+@contextlib.contextmanager
+def _contradictions() -> Iterator[None]:
+    """Make a :class:`ModelError` of what a tokenizer that lacks its unknown token, say, raises when it is used."""
+    try:
+        yield
+    except (EmbedkitError, TypeError, UnicodeError):
+        raise
+    except BaseException as error:  # of tokenizers: bare Exception, and a panic, which no Exception is
+        if isinstance(error, (KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError)):
+            raise
+        raise ModelError(f"the tokenizer contradicts itself: {error}") from error
 
 
 def _find_pad_id(tokenizer: tokenizers.Tokenizer) -> int:

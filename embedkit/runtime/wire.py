@@ -14,6 +14,8 @@ __all__ = ["Field", "encode_bytes", "read_fields", "read_numbers"]
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _LARGEST_NUMBER = 2**29 - 1
+# In one message. Graphs of a hundred layers have some thousand; a field of no bytes takes a hundred here.
+_MOST_FIELDS = 100_000
 
 
 class Field(NamedTuple):
@@ -34,11 +36,13 @@ def read_fields(message: memoryview) -> Iterator[Field]:
     """Walk the fields of one message, not entering them.
 
     Raises:
-        BundleIntegrityError: the bytes are no message, or end too early.
+        BundleIntegrityError: the bytes are no message, or end too early, or hold more than 100,000 fields.
     """
-    position = 0
+    position = count = 0
     while position < len(message):
-        start = position
+        start, count = position, count + 1
+        if count > _MOST_FIELDS:
+            raise BundleIntegrityError(f"a message has more than {_MOST_FIELDS:,} fields")
         tag, position = _read_varint(message, position)
         number, kind = tag >> 3, tag & 7
         if not 1 <= number <= _LARGEST_NUMBER:

@@ -33,7 +33,7 @@ GENERATED = shutil.ignore_patterns("__pycache__", "*.so", "*.pyd")
 def source(tmp_path_factory):
     """A copy that holds the files git would give, but no git."""
     source = tmp_path_factory.mktemp("source")
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "build_kernels.py", "MANIFEST.in", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     shutil.copytree(ROOT / "embedkit", source / "embedkit", ignore=GENERATED)
     for name in BUNDLE:
@@ -42,8 +42,8 @@ def source(tmp_path_factory):
     return source
 
 
-def build(source, kind, **environment):
-    """The one file that a build makes of a source, which is left as it was."""
+def try_build(source, kind, **environment):
+    """A finished build of a source, which is left as it was, and the folder of what it made."""
     place = Path(tempfile.mkdtemp(dir=source.parent))
     shutil.copytree(source, place / "source")
     command = [sys.executable, "-m", "build", f"--{kind}", "--no-isolation", "--outdir", str(place / "dist")]
@@ -54,8 +54,14 @@ def build(source, kind, **environment):
         text=True,
         check=False,
     )
+    return done, place / "dist"
+
+
+def build(source, kind, **environment):
+    """The one file that a build makes of a source."""
+    done, made = try_build(source, kind, **environment)
     assert done.returncode == 0, done.stdout + done.stderr
-    (path,) = (place / "dist").iterdir()
+    (path,) = made.iterdir()
     return path
 
 
@@ -124,11 +130,38 @@ def test_is_whole_without_a_compiler(source, wheel, tmp_path):
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.skipif(os.name != "posix", reason="names a compiler that fails")
+def test_a_release_is_not_built_without_its_kernels(source):
+    done, made = try_build(source, "wheel", CC="false", EMBEDKIT_REQUIRE_KERNELS="1")
+    assert done.returncode
+    assert not list(made.glob("*.whl"))
+
+
+@pytest.mark.skipif(os.name != "posix", reason="names a compiler by a script")
+@pytest.mark.skipif(not shutil.which("cc"), reason="needs a C compiler")
+def test_instructions_that_the_compiler_does_not_know_are_left_out(source, tmp_path):
+    (old := tmp_path / "cc").write_text('#!/bin/sh\ncase "$*" in *amx*|*i8mm*) exit 1;; esac\nexec cc "$@"\n')
+    old.chmod(0o755)
+    with zipfile.ZipFile(build(source, "wheel", CC=str(old))) as wheel:
+        wheel.extractall(tmp_path / "site")
+    script = "from embedkit.runtime.native_graph import *; print(*native_instructions())"
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", script],
+        env={**os.environ, "PYTHONPATH": str(tmp_path / "site")},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "portable" in done.stdout.split()
+    assert not {"amx", "neon-i8mm"} & set(done.stdout.split())
+
+
 def test_the_source_distribution_holds_the_kernels_source(source):
     with tarfile.open(build(source, "sdist")) as archive:
         inside = {name.partition("/")[2] for name in archive.getnames()}
     endings = ("*.c", "*.h", "*.pyi")
-    sources = (path for ending in endings for path in (ROOT / "embedkit" / "kernels").glob(ending))
+    sources = (path for ending in endings for path in (ROOT / "embedkit" / "kernels").rglob(ending))
+    assert "build_kernels.py" in inside
     assert inside >= {path.relative_to(ROOT).as_posix() for path in sources}
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import platform
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -35,7 +37,7 @@ MAX_LENGTH = 300
 DIFFERENCE = {"fp32": 2e-6, "int8-static": 5e-3, "int8": 3e-2}
 TEXTS = ["the cat is asleep", "a good dog", "where is the train to the city today", "my mother drives to the sea"]
 
-needs_kernel = pytest.mark.skipif(not native_instructions(), reason="no kernel, or no processor for it")
+needs_kernel = pytest.mark.skipif(not native_instructions(), reason="no kernel")
 
 
 @pytest.fixture(scope="module")
@@ -87,10 +89,10 @@ def tokens() -> Tokens:
     return Tokens([generator.integers(5, 300, length).tolist() for length in lengths], [])
 
 
-def write(encoder: SentenceEncoder, products: str = "fp32", words: str = "float32") -> bytes:
-    made: dict[str, Any] = {"fp32": FloatArithmetic(), "int8": Int8Arithmetic(127)}
+def write(encoder: SentenceEncoder, products: str = "fp32", words: str = "float32", *, levels: int = 127) -> bytes:
+    made: dict[str, Any] = {"fp32": FloatArithmetic(), "int8": Int8Arithmetic(levels)}
     if products == "int8-static":
-        made[products] = StaticInt8Products(127, measure_ranges(encoder, TEXTS))
+        made[products] = StaticInt8Products(levels, measure_ranges(encoder, TEXTS))
     content: bytes = build_graph(encoder, MixedArithmetic(made[products], WORD_TABLES[words])).SerializeToString()
     return content
 
@@ -191,14 +193,47 @@ def test_a_text_has_the_same_bits_in_any_company(
     assert np.array_equal(together, alone)
 
 
-@pytest.mark.skipif("amx-int8" not in native_instructions(), reason="a processor without AMX")
-def test_amx_and_vnni_give_the_same_bits(
-    make_encoder: Any, tokens: Tokens, monkeypatch: pytest.MonkeyPatch
+@needs_kernel
+@pytest.mark.parametrize("words", WORD_TABLES)
+@pytest.mark.parametrize("products", DIFFERENCE)
+def test_every_instruction_set_gives_the_same_bits(
+    make_encoder: Any, tokens: Tokens, products: str, words: str
 ) -> None:
-    content = write(make_encoder(memory=192), "int8")
-    with_amx = run(NativeGraph.find(content), tokens)
-    monkeypatch.setattr(native_graph, "native_instructions", lambda: ("avx512-vnni",))
-    assert np.array_equal(with_amx, run(NativeGraph.find(content), tokens))
+    """Of narrow weights and of wide ones, which AVX2 multiplies in another way."""
+    for encoder, levels in ((make_encoder(memory=192, outlier=30.0), 127), (make_encoder("cls", None), 63)):
+        content = write(encoder, products, words, levels=levels)
+        definition = run(NativeGraph.find(content, instructions="portable"), tokens)
+        for instructions in native_instructions():
+            found = run(NativeGraph.find(content, instructions=instructions), tokens)
+            assert np.array_equal(found.view(np.uint32), definition.view(np.uint32)), instructions
+
+
+@needs_kernel
+def test_the_bundled_model_gives_the_same_bits_on_every_instruction_set() -> None:
+    texts = [*TEXTS, "", "sea " * 200]
+    rows = {name: Encoder.load("tiny", instructions=name).encode(texts) for name in native_instructions()}
+    differences = {
+        name: int((found.view(np.uint32) != rows["portable"].view(np.uint32)).sum())
+        for name, found in rows.items()
+    }
+    assert differences == dict.fromkeys(rows, 0)
+
+
+@needs_kernel
+@pytest.mark.skipif(
+    sys.platform != "linux" or platform.machine() != "x86_64", reason="sets the mode of one processor"
+)
+def test_the_arithmetic_mode_of_a_thread_changes_no_bit(make_encoder: Any, tokens: Tokens) -> None:
+    """torch and others make a thread treat numbers close to zero as zero."""
+    graph = NativeGraph.find(write(make_encoder(), "int8"))
+    expected = run(graph, tokens)
+    assert torch.set_flush_denormal(True)
+    try:
+        found = run(graph, tokens)
+        assert (torch.tensor([1e-40]) * 1).item() == 0.0  # as it was before
+    finally:
+        torch.set_flush_denormal(False)
+    assert np.array_equal(found, expected)
 
 
 @needs_kernel
@@ -389,13 +424,83 @@ class TestChoice:
         with pytest.raises(ProviderError, match="no C compiler"):
             NativeGraph.choose(content, providers=[NATIVE])
 
-    def test_on_another_processor(self, make_encoder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(native_graph, "bert", object())
-        monkeypatch.setattr(native_graph, "native_instructions", tuple)
+    @needs_kernel
+    def test_of_the_portable_instructions(self, make_encoder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        """They are slower than ONNX Runtime: only who names them gets them."""
         content = write(make_encoder())
+        monkeypatch.setattr(native_graph, "native_instructions", lambda: ("portable",))
         assert NativeGraph.choose(content) is None
-        with pytest.raises(ProviderError, match="AVX-512"):
-            NativeGraph.choose(content, providers=[NATIVE])
+        for options in ({"providers": [NATIVE]}, {"instructions": "portable"}):
+            graph = NativeGraph.choose(content, **options)
+            assert graph is not None
+            assert graph.instructions == "portable"
+
+    @needs_kernel
+    def test_of_instructions_in_the_environment(self, make_encoder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        content = write(make_encoder())
+        monkeypatch.setenv("EMBEDKIT_INSTRUCTIONS", "portable")
+        graph, named = (
+            NativeGraph.choose(content, instructions=each) for each in (None, native_instructions()[0])
+        )
+        assert graph is not None
+        assert named is not None
+        assert (graph.instructions, named.instructions) == ("portable", native_instructions()[0])
+        assert NativeGraph.choose(content, providers=[CPU]) is None
+        monkeypatch.setenv("EMBEDKIT_INSTRUCTIONS", "mmx")
+        with pytest.raises(ProviderError, match="'mmx' of EMBEDKIT_INSTRUCTIONS are unknown; here are"):
+            NativeGraph.choose(content)
+
+    @needs_kernel
+    def test_of_instructions_that_are_not_there(self, make_encoder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        content = write(make_encoder())
+        missing = next(name for name in native_graph.INSTRUCTIONS if name not in native_instructions())
+        with pytest.raises(ProviderError, match=f"'{missing}' are not on this processor or not in this build"):
+            NativeGraph.choose(content, instructions=missing)
+        monkeypatch.setattr(native_graph, "native_instructions", lambda: native_graph.INSTRUCTIONS)
+        with pytest.raises(ValueError, match=f"the instructions {missing} are not there"):  # C looks by itself
+            NativeGraph.choose(content, instructions=missing)
+
+
+@needs_kernel
+def test_a_tokenizer_of_longer_texts_or_more_words_is_refused_when_it_is_loaded(make_encoder: Any) -> None:
+    graph = NativeGraph.find(write(make_encoder()))
+    assert graph is not None
+    graph.check(max_length=graph.positions, vocabulary_size=graph.vocabulary)
+    for sizes in ((graph.positions + 1, graph.vocabulary), (graph.positions, graph.vocabulary + 1)):
+        with pytest.raises(ModelError, match="the graph"):
+            graph.check(max_length=sizes[0], vocabulary_size=sizes[1])
+
+
+class TestNumbers:
+    """What is NaN or infinite is an error, in whatever weight it stands, and no byte."""
+
+    @needs_kernel
+    @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+    def test_in_weights(self, make_encoder: Any, value: float) -> None:
+        for products, part in (("fp32", "weight"), ("fp32", "bias"), ("int8", "scales"), ("int8", "bias")):
+            graph = read_bert(write(make_encoder(), products))
+            assert graph is not None
+            broken = getattr(graph.layers[0].wide, part).copy()
+            broken.flat[7] = value
+            wide = dataclasses.replace(graph.layers[0].wide, **{part: broken})
+            layers = (dataclasses.replace(graph.layers[0], wide=wide), *graph.layers[1:])
+            with pytest.raises(ValueError, match="NaN or infinite"):
+                NativeGraph(dataclasses.replace(graph, layers=layers))
+
+    @needs_kernel
+    @pytest.mark.parametrize("products", DIFFERENCE)
+    @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+    def test_in_words(self, make_encoder: Any, products: str, value: float) -> None:
+        graph = read_bert(write(make_encoder("cls", None), products))
+        assert graph is not None
+        words = graph.words.values.copy()
+        words[7, 3] = value
+        broken = dataclasses.replace(graph, words=dataclasses.replace(graph.words, values=words))
+        for instructions in native_instructions():
+            network = NativeGraph(broken, instructions=instructions)
+            assert np.isfinite(run(network, Tokens([[5, 6]], []))).all()
+            with pytest.raises(ModelError, match="NaN or infinite"):
+                run(network, Tokens([[5, 6, 7], [5, 6]], []))
 
 
 @needs_kernel

@@ -12,6 +12,7 @@ import pytest
 from embedkit.cli import doctor
 from embedkit.cli.main import main
 from embedkit.runtime import location
+from embedkit.runtime.native_graph import native_instructions
 
 
 @pytest.fixture
@@ -134,6 +135,23 @@ def test_kernels_that_are_not_there_are_told(bundled, monkeypatch, capsys, kerne
     monkeypatch.setattr("embedkit.runtime.kernels.built", lambda: kernels)
     assert main(["doctor"]) == 0
     assert f"kernels      {line}" in capsys.readouterr().out.splitlines()
+
+
+@pytest.mark.skipif(not native_instructions(), reason="no kernel")
+def test_the_instructions_at_work_are_named(bundled, monkeypatch, capsys):
+    monkeypatch.setenv("EMBEDKIT_INSTRUCTIONS", "portable")
+    assert main(["doctor"]) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("kernels")]
+    assert line.startswith("kernels      bert on portable")
+
+
+@pytest.mark.skipif(not native_instructions(), reason="no kernel")
+def test_instructions_that_are_not_there_are_a_problem(bundled, monkeypatch, capsys):
+    monkeypatch.setenv("EMBEDKIT_INSTRUCTIONS", "mmx")
+    code, found = report(capsys)
+    assert code == 1
+    assert found["instructions"]["chosen"] is None
+    assert found["problems"][0].startswith("the instructions 'mmx' of EMBEDKIT_INSTRUCTIONS are unknown; here are")
 
 
 def test_extras_name_what_they_lack(monkeypatch, distributions):

@@ -7,9 +7,11 @@ import dataclasses
 import json
 import random
 import time
+import tracemalloc
 import zlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -22,11 +24,13 @@ from embedkit.errors import (
     BundleError,
     BundleIntegrityError,
     BundleVersionError,
+    ModelError,
     ModelNotFoundError,
     StorageError,
 )
 from embedkit.runtime import bundle as bundle_module
 from embedkit.runtime.bundle import Bundle, Golden, Manifest, read_bundle, write_bundle
+from embedkit.runtime.encoder import Encoder
 
 Rewrite = Callable[[Callable[[onnx.ModelProto], None]], Path]
 
@@ -316,3 +320,66 @@ def test_a_bundle_prints_without_its_contents(toy_bundle: Path) -> None:
     read = read_bundle(toy_bundle)
     assert isinstance(read, Bundle)
     assert len(repr(read)) < 1000
+
+
+def rewrite_tokenizer(change: Callable[[Any], None]) -> Callable[[onnx.ModelProto], None]:
+    """Change what a bundle's tokenizer is made of."""
+
+    def apply(model: onnx.ModelProto) -> None:
+        stored = entry(model, "tokenizer")
+        values = json.loads(bundle_module._decompress(stored.value))
+        change(values)
+        stored.value = json.dumps(values)
+
+    return apply
+
+
+def lose_the_unknown_token(values: Any) -> None:
+    del values["model"]["vocab"]["[UNK]"]
+    values["added_tokens"] = [token for token in values["added_tokens"] if token["content"] != "[UNK]"]
+
+
+def number_a_word_beyond_32_bits(values: Any) -> None:
+    values["model"]["vocab"]["a"] = 2**31
+
+
+def name_a_token_that_is_not_there(values: Any) -> None:
+    values["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": [{"SpecialToken": {"id": "[NONE]", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+        "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+        "special_tokens": {},
+    }
+
+
+@pytest.mark.parametrize(
+    "change", [lose_the_unknown_token, number_a_word_beyond_32_bits, name_a_token_that_is_not_there]
+)
+def test_a_tokenizer_that_contradicts_itself_is_an_error_of_ours(
+    rewrite: Rewrite, change: Callable[[Any], None]
+) -> None:
+    path = sealed(rewrite(rewrite_tokenizer(change)))
+    with pytest.raises(ModelError):
+        Encoder.load(path).encode(["a", "an \ua66e"])
+
+
+def test_golden_token_ids_fit_32_bits(rewrite: Rewrite) -> None:
+    def change(model: onnx.ModelProto) -> None:
+        stored = entry(model, "golden")
+        values = json.loads(stored.value)
+        values["token_ids"][0][0] = 2**31
+        stored.value = json.dumps(values)
+
+    with pytest.raises(BundleError, match="whole numbers from 0 to 2147483647"):
+        read_bundle(sealed(rewrite(change)))
+
+
+def test_a_file_of_empty_fields_takes_no_memory(tmp_path: Path) -> None:
+    path = tmp_path / "empty.onnx"
+    path.write_bytes(b"\x08\x07" + b"\x3a\x00" * 2_000_000)
+    tracemalloc.start()
+    with pytest.raises(BundleIntegrityError, match="more than 100,000 fields"):
+        read_bundle(path)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 100_000_000

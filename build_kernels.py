@@ -1,0 +1,78 @@
+"""Compiles the kernels, each instruction set of ``embedkit.kernels.bert`` with flags of its own.
+
+An instruction set that the compiler does not know is left out, and so is a module that cannot be compiled at all:
+embedkit works without. ``EMBEDKIT_REQUIRE_KERNELS=1``, set for releases, makes both an error.
+"""
+
+from __future__ import annotations
+
+import os
+import sysconfig
+from pathlib import Path
+from typing import ClassVar
+
+from setuptools import Extension
+from setuptools.command.build_ext import build_ext
+from setuptools.errors import CompileError
+
+_TARGETS = Path("embedkit/kernels/targets")
+_HEADERS = ("embedkit/kernels/*.h", "embedkit/kernels/targets/*.[ch]")
+_STRICT = {
+    "unix": ["-O3", "-ffp-contract=off"],
+    "mingw32": ["-O3", "-ffp-contract=off"],
+    "msvc": ["/O2", "/fp:precise"],
+}
+_AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni", "-mavx2", "-mfma"]
+_X86 = {
+    "avx2": (["-mavx2", "-mfma"], ["/arch:AVX2"]),
+    "avx_vnni": (["-mavx2", "-mfma", "-mavxvnni"], ["/arch:AVX2"]),
+    "avx512": (_AVX512, ["/arch:AVX512"]),
+    "amx": ([*_AVX512, "-mamx-tile", "-mamx-int8"], ["/arch:AVX512"]),
+}
+_ARM = {
+    "neon_dotprod": (["-march=armv8.2-a+dotprod"], []),
+    "neon_i8mm": (["-march=armv8.2-a+dotprod+i8mm"], []),
+}
+_MACHINES = {"x86_64": _X86, "amd64": _X86, "aarch64": _ARM, "arm64": _ARM}
+
+
+class BuildKernels(build_ext):
+    """``build_ext`` that compiles one source for several instruction sets."""
+
+    _MULTIPLE: ClassVar[str] = "embedkit.kernels.bert"
+
+    def build_extension(self, ext: Extension) -> None:
+        """Compile the instruction sets of a module before the module."""
+        is_required = os.environ.get("EMBEDKIT_REQUIRE_KERNELS") == "1"
+        ext.optional = not is_required
+        ext.extra_compile_args = _STRICT[self.compiler.compiler_type]
+        ext.depends = [str(path) for pattern in _HEADERS for path in Path().glob(pattern)]
+        if sysconfig.get_config_var("Py_GIL_DISABLED"):  # has no limited API
+            ext.define_macros, ext.py_limited_api = [], False
+        if ext.name == self._MULTIPLE:
+            self.force = True  # macros that say what was compiled are no reason for setuptools to compile anew
+            self._compile_target(ext, "portable", [])
+            for name, flags in self._flags().items():
+                try:
+                    self._compile_target(ext, name, flags)
+                except CompileError:
+                    if is_required:
+                        raise
+                    self.warn(f"this compiler has no {name}: {self._MULTIPLE} is built without")
+        super().build_extension(ext)
+
+    def _flags(self) -> dict[str, list[str]]:
+        machine = self.plat_name.replace("-", "_").lower()
+        is_msvc = self.compiler.compiler_type == "msvc"
+        found = next((targets for name, targets in _MACHINES.items() if machine.endswith(name)), {})
+        return {name: msvc if is_msvc else unix for name, (unix, msvc) in found.items()}
+
+    def _compile_target(self, ext: Extension, name: str, flags: list[str]) -> None:
+        ext.extra_objects += self.compiler.compile(
+            [str(_TARGETS / f"{name}.c")],
+            output_dir=self.build_temp,
+            debug=self.debug,
+            extra_postargs=[*ext.extra_compile_args, *flags],
+            depends=ext.depends,
+        )
+        ext.define_macros.append((f"WITH_{name.upper()}", "1"))

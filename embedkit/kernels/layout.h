@@ -1,0 +1,92 @@
+/* How weights and the memory of a run lie. Plain C, like model.h. */
+
+#ifndef EMBEDKIT_LAYOUT_H
+#define EMBEDKIT_LAYOUT_H
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "model.h"
+
+/* Zeros that begin at a multiple of 64 bytes, or NULL; where the memory itself begins stands before them. */
+static inline void *aligned(size_t bytes) {
+    enum { LINE = 64 };
+    char *memory = bytes < SIZE_MAX - 2 * LINE ? calloc(bytes + 2 * LINE, 1) : NULL;
+    if (!memory) return NULL;
+    char *begin = memory + LINE + (LINE - (uintptr_t)memory % LINE) % LINE;
+    memcpy(begin - sizeof memory, &memory, sizeof memory);
+    return begin;
+}
+
+static inline void release(void *begin) {
+    void *memory;
+    if (!begin) return;
+    memcpy(&memory, (char *)begin - sizeof memory, sizeof memory);
+    free(memory);
+}
+
+/* Weights (inputs, outputs) of floats, which need not be aligned, in the order of a target. False without
+ * memory. */
+static inline bool pack_floats(Product *p, const char *weight, int panel) {
+    const size_t inputs = (size_t)p->inputs, outputs = (size_t)p->outputs, columns = (size_t)panel;
+    if (!(p->floats = (float *)aligned(sizeof(float) * inputs * outputs))) return false;
+    for (size_t i = 0; i < inputs; i++)
+        for (size_t o = 0; o < outputs; o += columns)
+            memcpy(p->floats + o * inputs + i * columns, weight + (i * outputs + o) * sizeof(float),
+                   columns * sizeof(float));
+    return true;
+}
+
+/* Whether 255 times two bytes fits 16 bits. */
+static inline bool fits_16_bits(int first, int second) {
+    const int sum = 255 * first + 255 * second;
+    return sum >= INT16_MIN && sum <= INT16_MAX;
+}
+
+/* Weights (inputs, outputs) of bytes, and the sums of their columns. False without memory. */
+static inline bool pack_bytes(Product *p, const int8_t *weight) {
+    const size_t inputs = (size_t)p->inputs, outputs = (size_t)p->outputs;
+    p->bytes = (int8_t *)aligned(inputs * outputs);
+    p->sums = (float *)aligned(sizeof(float) * outputs);
+    if (!p->bytes || !p->sums) return false;
+    p->narrow = true;
+    for (size_t i = 0; i < inputs; i++)
+        for (size_t o = 0; o < outputs; o++) {
+            const int8_t value = weight[i * outputs + o];
+            p->bytes[(o / LANES * inputs + i / 4 * 4) * LANES + o % LANES * 4 + i % 4] = value;
+            p->sums[o] += value;
+            if (i % 2) p->narrow &= fits_16_bits(weight[(i - 1) * outputs + o], value);
+        }
+    return true;
+}
+
+/* Share out the memory of a workspace, if it has any yet; the bytes that it takes. */
+static inline size_t lay_out(const Net *n, Workspace *w, int tokens, int longest) {
+    const size_t rows = (size_t)tokens, hidden = (size_t)n->hidden, intermediate = (size_t)n->intermediate;
+    const size_t pooled = (size_t)pooled_width(n), padded = (size_t)whole_vectors(longest);
+    const size_t widest = (size_t)(n->dimension > n->hidden ? n->dimension : n->hidden);
+    const size_t floats[] = {rows * hidden,
+                             rows * 3 * hidden,
+                             rows * hidden,
+                             ROWS * intermediate,
+                             ROWS * widest,
+                             ROWS * pooled,
+                             hidden / (size_t)n->heads * padded,
+                             TILE_ROWS * padded,
+                             ROWS * pooled / 4,
+                             ROWS * intermediate / 4};
+    float *bytes[2], **parts[] = {&w->states, &w->projected, &w->context, &w->wide,  &w->narrow,
+                                  &w->pooled, &w->keys,      &w->scores,  &bytes[0], &bytes[1]};
+    size_t used = 0;
+    for (size_t part = 0; part < sizeof floats / sizeof *floats; part++) {
+        *parts[part] = w->memory ? (float *)w->memory + used : NULL;
+        used += floats[part];
+    }
+    w->narrow_bytes.bytes = (uint8_t *)bytes[0];
+    w->wide_bytes.bytes = (uint8_t *)bytes[1];
+    w->tokens = tokens;
+    w->longest = longest;
+    return used * sizeof(float);
+}
+
+#endif

@@ -1,0 +1,100 @@
+/* The weights and the working memory of a network, as the module hands them to a target. Plain C: every
+ * translation unit includes it, whatever instructions it is compiled for. */
+
+#ifndef EMBEDKIT_MODEL_H
+#define EMBEDKIT_MODEL_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum {
+    LANES = 16,    /* floats that every target treats as one vector; a reduction has as many partial sums */
+    ROWS = 96,     /* rows per product call: the weights are read from distant memory once for all of them */
+    DEPTH = 64,    /* every width is a multiple of it */
+    TILE_ROWS = 6, /* rows of floats whose sums are in registers at once */
+};
+
+typedef enum { AS_IS, GELU_ERF, GELU_TANH, TANH } Activation;
+
+typedef struct {
+    int inputs, outputs; /* both multiples of DEPTH */
+    float *floats;       /* [outputs / panel][inputs][panel], of the target's panel, or NULL */
+    int8_t *bytes;       /* [outputs / 16][inputs / 4][16][4], or NULL */
+    bool narrow;       /* no two neighbouring bytes of a column overflow 16 bits when multiplied by 255 each */
+    float *scales;     /* [outputs]: what 1 in a column of bytes stands for */
+    float *sums;       /* [outputs]: the sum of a column's bytes */
+    float *bias;       /* [outputs] */
+    float *factors;    /* [inputs] that inputs are multiplied by before rounding, or NULL */
+    float step, least; /* the unit of a rounded input, and the value of input 0; step 0: a step for each row */
+} Product;
+
+typedef enum { WORDS_FLOAT, WORDS_INT8, WORDS_INT4 } WordKind;
+
+typedef struct {
+    WordKind kind;
+    int count, width;
+    const void *values; /* (count, width) float or int8, or (count, width / 2) uint8 of two values each */
+    const void *scales; /* (count, 1) float for int8, (count, blocks) float16 for int4 */
+    int blocks;
+} WordTable;
+
+typedef struct {
+    float *weight, *bias;
+} Norm;
+
+typedef struct {
+    Product projection, context, wide, narrow;
+    Norm context_norm, norm;
+} Layer;
+
+typedef struct {
+    int hidden, heads, layers, intermediate, positions, token_types, dimension;
+    float epsilon;
+    Activation gelu;
+    bool first_token, has_head,
+        unit; /* first_token: it represents the text; otherwise the mean of all tokens */
+    Activation head_kind;
+    WordTable words, memory;     /* of the same vocabulary; a memory of width 0 is none */
+    const float *places, *types; /* (positions, hidden); (token_types, hidden), or NULL */
+    Norm embedding_norm;
+    Layer *layer;
+    Product head;
+    float *score; /* [dimension] and a bias: the last column of a cross-encoder, or NULL */
+} Net;
+
+/* Rows of bytes: byte times step, plus least, is the value that was rounded. */
+typedef struct {
+    uint8_t *bytes; /* [ROWS][inputs] */
+    float step[ROWS], least[ROWS];
+} Rounded;
+
+/* The memory of one run. */
+typedef struct {
+    float *states, *projected, *context; /* (tokens, hidden), (tokens, 3 hidden), (tokens, hidden) */
+    float *wide, *narrow; /* (ROWS, intermediate), (ROWS, widest row of hidden, pooled, dimension) */
+    float *pooled;        /* (ROWS, pooled width) */
+    float *keys, *scores; /* of attend() */
+    Rounded narrow_bytes, wide_bytes;
+    int tokens, longest; /* the capacity */
+    bool finite;         /* false once a value was NaN or infinite */
+    void *memory;        /* holds all of these */
+} Workspace;
+
+/* The width of a pooled row: the states, and behind them the memory's rows. */
+static inline int pooled_width(const Net *n) { return n->hidden + n->memory.width; }
+
+/* The least multiple of LANES that is no less. */
+static inline int whole_vectors(int length) { return (length + LANES - 1) / LANES * LANES; }
+
+/* One instruction set. All of them compute the same bits; they differ in time alone. */
+typedef struct {
+    const char *name;
+    int panel; /* columns of float weights that stand together in memory */
+    /* Rows (texts, dimension), or scores (texts,), of texts whose ids are ids[starts[t]] to ids[starts[t + 1] -
+       1]; starts[0] is 0. types is NULL where the network has none. False if a value was NaN or infinite. */
+    bool (*run)(const Net *, const int32_t *ids, const int32_t *types, const int32_t *starts, int texts,
+                float *rows, Workspace *);
+} Target;
+
+#endif

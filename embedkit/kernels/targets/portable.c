@@ -1,0 +1,8 @@
+/* The reference: any processor, any compiler. */
+
+#include "portable.h"
+
+#include "../network.h"
+#include "../targets.h"
+
+const Target embedkit_portable = {"portable", PANEL, run};

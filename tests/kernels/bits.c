@@ -1,0 +1,231 @@
+/* Runs networks of random weights on every target that was compiled in and that this processor has, and prints
+ * a digest of the bits that each gives: one line for each network. Fails where two targets differ.
+ *
+ * It needs neither Python nor a model, so it also runs under sanitizers, for another processor and under an
+ * emulator. */
+
+#include <stdio.h>
+
+#include "../../embedkit/kernels/layout.h"
+#include "../../embedkit/kernels/processor.h"
+#include "../../embedkit/kernels/targets.h"
+
+typedef struct {
+    const Target *target;
+    bool (*is_there)(void);
+} Candidate;
+
+static const Candidate CANDIDATES[] = {
+    {&embedkit_portable, has_portable},
+#ifdef WITH_AVX2
+    {&embedkit_avx2, has_avx2},
+#endif
+#ifdef WITH_AVX_VNNI
+    {&embedkit_avx_vnni, has_avx_vnni},
+#endif
+#ifdef WITH_AVX512
+    {&embedkit_avx512, has_avx512},
+#endif
+#ifdef WITH_AMX
+    {&embedkit_amx, has_amx},
+#endif
+#ifdef WITH_NEON_DOTPROD
+    {&embedkit_neon_dotprod, has_neon_dotprod},
+#endif
+#ifdef WITH_NEON_I8MM
+    {&embedkit_neon_i8mm, has_neon_i8mm},
+#endif
+};
+enum { CANDIDATE_COUNT = sizeof CANDIDATES / sizeof *CANDIDATES, WORDS = 50, PLACES = 40, TEXTS = 9 };
+
+/* ---- random weights ---- */
+
+static uint64_t state;
+
+static uint32_t draw(void) {
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    return (uint32_t)(state >> 33);
+}
+
+/* Evenly from -size to size. */
+static float draw_float(float size) { return ((float)(draw() % 20001) / 10000.0f - 1.0f) * size; }
+
+static float *draw_floats(size_t count, float size, float around) {
+    float *floats = aligned(count * sizeof *floats);
+    for (size_t i = 0; i < count; i++) floats[i] = around + draw_float(size);
+    return floats;
+}
+
+static int8_t *draw_bytes(size_t count, int levels) {
+    int8_t *bytes = aligned(count);
+    for (size_t i = 0; i < count; i++) bytes[i] = (int8_t)((int)(draw() % (uint32_t)(2 * levels + 1)) - levels);
+    return bytes;
+}
+
+typedef struct {
+    int hidden, heads, intermediate, memory, dimension; /* dimension 0: no head */
+    int levels;                                         /* the largest byte of a weight; 0: floats */
+    bool is_static;
+    WordKind words;
+    Activation gelu, head;
+    bool first_token, score;
+} Shape;
+
+static void draw_product(Product *p, const Shape *s, int inputs, int outputs, int panel) {
+    *p = (Product){.inputs = inputs, .outputs = outputs, .bias = draw_floats((size_t)outputs, 0.2f, 0.0f)};
+    if (s->levels == 0) {
+        float *weight = draw_floats((size_t)inputs * (size_t)outputs, 0.2f, 0.0f);
+        pack_floats(p, (const char *)weight, panel);
+        release(weight);
+        return;
+    }
+    int8_t *weight = draw_bytes((size_t)inputs * (size_t)outputs, s->levels);
+    pack_bytes(p, weight);
+    release(weight);
+    p->scales = draw_floats((size_t)outputs, 5e-4f, 2e-3f);
+    if (s->is_static) {
+        p->step = 0.03f;
+        p->least = -128 * p->step;
+        p->factors = draw_floats((size_t)inputs, 0.3f, 1.0f);
+    }
+}
+
+static void draw_norm(Norm *n, int width) {
+    *n = (Norm){draw_floats((size_t)width, 0.3f, 1.0f), draw_floats((size_t)width, 0.2f, 0.0f)};
+}
+
+static void draw_words(WordTable *t, WordKind kind, int width) {
+    const size_t count = (size_t)WORDS * (size_t)width;
+    *t = (WordTable){.kind = kind, .count = WORDS, .width = width};
+    if (kind == WORDS_FLOAT)
+        t->values = draw_floats(count, 1.0f, 0.0f);
+    else
+        t->values = draw_bytes(kind == WORDS_INT8 ? count : count / 2, 127);
+    if (kind == WORDS_INT8) t->scales = draw_floats(WORDS, 2e-3f, 6e-3f);
+    if (kind == WORDS_INT4) {
+        uint16_t *halves = aligned(WORDS * 2 * sizeof *halves);
+        for (int i = 0; i < WORDS * 2; i++)
+            halves[i] = (uint16_t)(draw() % 0x3800); /* up to 0.5, tiny ones too */
+        t->scales = halves;
+        t->blocks = 2;
+    }
+}
+
+static void draw_net(Net *n, const Shape *s, int panel) {
+    const int pooled = s->hidden + s->memory;
+    state = 5;
+    *n = (Net){.hidden = s->hidden,
+               .heads = s->heads,
+               .layers = 2,
+               .intermediate = s->intermediate,
+               .positions = PLACES,
+               .token_types = 2,
+               .dimension = s->dimension ? s->dimension : pooled,
+               .epsilon = 1e-12f,
+               .gelu = s->gelu,
+               .first_token = s->first_token,
+               .has_head = s->dimension > 0,
+               .unit = !s->score,
+               .head_kind = s->head,
+               .places = draw_floats((size_t)PLACES * (size_t)s->hidden, 0.3f, 0.0f),
+               .types = draw_floats(2 * (size_t)s->hidden, 0.3f, 0.0f),
+               .layer = aligned(2 * sizeof(Layer))};
+    draw_words(&n->words, s->words, s->hidden);
+    if (s->memory) draw_words(&n->memory, s->words, s->memory);
+    draw_norm(&n->embedding_norm, s->hidden);
+    for (int l = 0; l < n->layers; l++) {
+        draw_product(&n->layer[l].projection, s, s->hidden, 3 * s->hidden, panel);
+        draw_product(&n->layer[l].context, s, s->hidden, s->hidden, panel);
+        draw_norm(&n->layer[l].context_norm, s->hidden);
+        draw_product(&n->layer[l].wide, s, s->hidden, s->intermediate, panel);
+        draw_product(&n->layer[l].narrow, s, s->intermediate, s->hidden, panel);
+        draw_norm(&n->layer[l].norm, s->hidden);
+    }
+    if (n->has_head) draw_product(&n->head, s, pooled, s->dimension, panel);
+    if (s->score) n->score = draw_floats((size_t)n->dimension + 1, 0.3f, 0.0f);
+}
+
+static void free_product(Product *p) {
+    void *parts[] = {p->floats, p->bytes, p->scales, p->sums, p->bias, p->factors};
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) release(parts[i]);
+}
+
+static void free_norm(Norm *n) {
+    release(n->weight);
+    release(n->bias);
+}
+
+static void free_net(Net *n) {
+    void *parts[] = {(void *)n->places,
+                     (void *)n->types,
+                     (void *)n->words.values,
+                     (void *)n->words.scales,
+                     (void *)n->memory.values,
+                     (void *)n->memory.scales,
+                     n->score};
+    for (int l = 0; l < n->layers; l++) {
+        free_product(&n->layer[l].projection);
+        free_product(&n->layer[l].context);
+        free_product(&n->layer[l].wide);
+        free_product(&n->layer[l].narrow);
+        free_norm(&n->layer[l].context_norm);
+        free_norm(&n->layer[l].norm);
+    }
+    free_product(&n->head);
+    free_norm(&n->embedding_norm);
+    release(n->layer);
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) release(parts[i]);
+}
+
+/* ---- running ---- */
+
+/* FNV-1a of the bits that a target gives for texts of several lengths, 0 where a value was not finite. */
+static uint64_t run_on(const Target *target, const Shape *shape) {
+    static const int lengths[TEXTS] = {3, 0, 1, 16, 17, 33, PLACES, 7, 15};
+    int32_t starts[TEXTS + 1] = {0}, ids[TEXTS * PLACES], types[TEXTS * PLACES];
+    Net net;
+    draw_net(&net, shape, target->panel);
+    for (int t = 0; t < TEXTS; t++) starts[t + 1] = starts[t] + lengths[t];
+    for (int i = 0; i < starts[TEXTS]; i++) {
+        ids[i] = (int32_t)(draw() % WORDS);
+        types[i] = (int32_t)(draw() % 2);
+    }
+    Workspace room = {0};
+    room.memory = aligned(lay_out(&net, &room, starts[TEXTS], PLACES));
+    lay_out(&net, &room, starts[TEXTS], PLACES);
+    const size_t count = (size_t)TEXTS * (size_t)(net.score ? 1 : net.dimension);
+    float *rows = aligned(count * sizeof *rows);
+    uint64_t digest = 14695981039346656037u;
+    const bool finite = target->run(&net, ids, types, starts, TEXTS, rows, &room);
+    for (size_t i = 0; i < count * sizeof *rows; i++)
+        digest = (digest ^ ((unsigned char *)rows)[i]) * 1099511628211u;
+    release(rows);
+    release(room.memory);
+    free_net(&net);
+    return finite ? digest : 0;
+}
+
+int main(void) {
+    static const Shape shapes[] = {
+        {64, 2, 192, 0, 0, 0, false, WORDS_FLOAT, GELU_ERF, AS_IS, false, false},
+        {128, 2, 64, 64, 192, 0, false, WORDS_INT8, GELU_TANH, TANH, true, false},
+        {64, 4, 128, 128, 64, 63, false, WORDS_INT4, GELU_ERF, AS_IS, false, false},
+        {128, 4, 192, 0, 128, 127, false, WORDS_INT8, GELU_TANH, TANH, true, true},
+        {64, 1, 64, 64, 128, 127, true, WORDS_INT4, GELU_ERF, TANH, false, false},
+        {192, 12, 320, 0, 0, 63, true, WORDS_FLOAT, GELU_ERF, AS_IS, true, false},
+    };
+    int differing = 0;
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+        const uint64_t expected = run_on(&embedkit_portable, shapes + i);
+        printf("%016llx", (unsigned long long)expected);
+        for (int c = 0; c < CANDIDATE_COUNT; c++) {
+            const Candidate *candidate = CANDIDATES + c;
+            if (!candidate->is_there()) continue;
+            const bool same = run_on(candidate->target, shapes + i) == expected && expected;
+            differing += !same;
+            printf(" %s%s", candidate->target->name, same ? "" : " DIFFERS");
+        }
+        printf("\n");
+    }
+    return differing ? EXIT_FAILURE : EXIT_SUCCESS;
+}
