@@ -1,8 +1,8 @@
 """Whether every weight is stored as the number that it is, as near as its form allows.
 
 Gates that look at embeddings allow what rounding all weights does to them, and would not see one weight of a
-million go wrong. So each one is scaled back and compared: rounding moves it by half a step, or, at the end of 4
-bits, which reach from -8 to 7, by a whole one. Biases and what else stays float32 must be equal.
+million go wrong. So each one is scaled back and compared: rounding moves it by half a step, or, where 4
+bits clip the largest values of a block, by up to 2.4. Biases and what else stays float32 must be equal.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ import onnx
 from onnx import numpy_helper
 
 from embedkit.export.gates import Gate, rounded
+from embedkit.export.word_table import INT4_ERROR
 from embedkit.protocols import FloatArray
 
 __all__ = ["check_weights"]
 
-# Half a step and a whole one; the rest is the rounding of the scales' own float32 and float16.
-_LIMITS = {"float32": 0.0, "int8": 0.51, "int4": 1.01}
+# Half a step, or what clipping allows; the rest is the rounding of the scales' own float32 and float16.
+_LIMITS = {"float32": 0.0, "int8": 0.51, "int4": INT4_ERROR + 0.01}
 
 Doubles = npt.NDArray[np.float64]
 Arrays = Mapping[str, npt.NDArray[Any]]

@@ -21,10 +21,22 @@ from embedkit.export.quantize import Int8Arithmetic
 from embedkit.export.writer import FloatArithmetic, GraphWriter, Products, WordTable
 from embedkit.protocols import FloatArray
 
-__all__ = ["WORD_TABLES", "Int4WordTable", "MixedArithmetic", "choose_word_table", "pack", "quantize_blocks"]
+__all__ = [
+    "INT4_ERROR",
+    "WORD_TABLES",
+    "Int4WordTable",
+    "MixedArithmetic",
+    "choose_word_table",
+    "pack",
+    "quantize_blocks",
+]
 
 _BLOCK = 32
+_CLIPPED = (0.95, 0.9, 0.85)  # shares of the largest magnitude that are tried
 _ZERO = 8  # stored values are 0 to 15, and mean -8 to 7
+
+INT4_ERROR = _ZERO / _CLIPPED[-1] - (_ZERO - 1)
+"""How many steps a clipped value is off at most; others are off by half a step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +106,8 @@ def choose_word_table(name: str) -> WordTable:
 def quantize_blocks(table: FloatArray) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.float16]]:
     """Round rows to integers in [-8, 7] with a scale for each block of 32 values, or of a row if that is none.
 
-    A scale has the sign that makes the largest magnitude -8, as there are more integers below 0 than above.
+    A scale has the sign that makes the largest magnitude negative, as there are more integers below 0 than above.
+    It maps that magnitude to -8, or beyond where clipping it leaves a smaller squared error in the block.
 
     Args:
         table: ``(V, H) float32``.
@@ -105,10 +118,31 @@ def quantize_blocks(table: FloatArray) -> tuple[npt.NDArray[np.int8], npt.NDArra
     rows, width = table.shape
     blocks = table.reshape(rows, -1, _BLOCK if width % _BLOCK == 0 else width)
     largest = np.take_along_axis(blocks, np.abs(blocks).argmax(axis=-1)[..., None], axis=-1)
-    scales = (largest / -_ZERO).astype(np.float16)
+    best, scales = _round_blocks(blocks, largest / -_ZERO)
+    error = _squared_error(blocks, best, scales)
+    for share in _CLIPPED:
+        integers, clipped = _round_blocks(blocks, share * largest / -_ZERO)
+        found = _squared_error(blocks, integers, clipped)
+        better = found < error
+        best, scales = np.where(better, integers, best), np.where(better, clipped, scales)
+        error = np.minimum(found, error)
+    return best.reshape(rows, width), scales
+
+
+def _round_blocks(
+    blocks: FloatArray, wanted: FloatArray
+) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.float16]]:
+    scales = wanted.astype(np.float16)
     scales = np.where(scales == 0, np.float16(1.0), scales)
-    integers = np.rint(blocks / scales.astype(np.float32)).clip(-_ZERO, _ZERO - 1).astype(np.int8)
-    return integers.reshape(rows, width), scales
+    return np.rint(blocks / scales.astype(np.float32)).clip(-_ZERO, _ZERO - 1).astype(np.int8), scales
+
+
+def _squared_error(
+    blocks: FloatArray, integers: npt.NDArray[np.int8], scales: npt.NDArray[np.float16]
+) -> FloatArray:
+    """Of each block: ``(V, blocks, 1)``."""
+    error: FloatArray = np.square(integers * scales.astype(np.float32) - blocks).sum(axis=-1, keepdims=True)
+    return error
 
 
 def pack(integers: npt.NDArray[np.int8]) -> npt.NDArray[np.uint8]:
