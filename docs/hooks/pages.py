@@ -33,6 +33,7 @@ COPIES = {
     "cards/tiny.md": "embedkit/bundled/tiny.md",
     "cards/tiny-sct.md": "embedkit/bundled/tiny-sct.md",
     "cards/mini.md": "models/mini.md",
+    "cards/small.md": "models/small.md",
     "assets/methods.svg": "benchmarks/methods/results.svg",
 }
 PAGE_OF = {source: page for page, source in COPIES.items()}

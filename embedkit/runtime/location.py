@@ -14,7 +14,9 @@ __all__ = ["bundled_names", "find_model"]
 
 _BUNDLED = Path(__file__).parent.parent / "bundled"
 # embedkit's own models that are too large for the package.
-_ELSEWHERE = {"mini": "models/mini.onnx in embedkit's repository, made by recipes/mini.toml"}
+_ELSEWHERE = {
+    name: f"models/{name}.onnx in embedkit's repository, made by recipes/{name}.toml" for name in ("mini", "small")
+}
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 

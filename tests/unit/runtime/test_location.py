@@ -92,9 +92,10 @@ def test_what_is_nothing_at_all_is_told_the_bundled_names(source: str) -> None:
         find_model(source)
 
 
-def test_a_model_that_does_not_come_with_the_package_says_where_it_is() -> None:
-    with pytest.raises(ModelNotFoundError, match=r"'mini' does not come .* it is models/mini\.onnx"):
-        find_model("mini")
+@pytest.mark.parametrize("name", ["mini", "small"])
+def test_a_model_that_does_not_come_with_the_package_says_where_it_is(name: str) -> None:
+    with pytest.raises(ModelNotFoundError, match=rf"'{name}' does not come .* it is models/{name}\.onnx"):
+        find_model(name)
 
 
 def test_a_near_name_is_proposed() -> None:

@@ -198,7 +198,7 @@ def test_a_collection_on_milvus_is_served(serve, toy_encoder, toy_bundle, tmp_pa
     documents = [{**document, "big": 10} for document in DOCUMENTS]
     Collection.build(documents, encoder=toy_encoder, path=address, lexical=True, show_progress_bar=False).close()
     settings = ServerSettings(port=0, collection=address, allow_writes=True, refresh_s=0)
-    service = Service.load(str(toy_bundle), settings)
+    service = Service.load([str(toy_bundle)], settings)
     with serving(service) as url, httpx.Client(base_url=url) as client:
         body = {"query": "a dog", "k": 2, "hybrid": True, "filter": {"year": {"lt": 2000}}}
         assert [hit["id"] for hit in client.post("/v1/search", json=body).json()["hits"]] == ["dog", "sea/side"]
