@@ -1,10 +1,10 @@
-"""What makes a small student good: one change at a time from recipes/tiny.toml, under a fixed small budget.
+"""What makes a small student good: one change at a time from one base, under a fixed small budget.
 
     python benchmarks/students/ablation.py --data DIR --teacher MODEL --tokenizer MODEL
 
-Each row is one run of `--steps` steps. Scores are of held-out text and of development sets; no test set is read.
-Results are saved after every run, and a second call goes on where the first was stopped. Writes ablation.json and
-ablation.md beside this file.
+The base is recipes/tiny.toml with Muon on recipes/english-questions.toml. Each row is one run of `--steps` steps.
+Scores are of held-out text and of development sets; no test set is read. Results are saved after every run, and a
+second call goes on where the first was stopped. Writes ablation.json and ablation.md beside this file.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ CONTRASTS = [
     {"path": "train/wikipedia.txt.xz", "name": "wikipedia-contrasts", "contrasts": True, "limit": 20000},
 ]
 ROWS: dict[str, dict[str, Any]] = {
-    "recipes/tiny.toml": {},
+    "base": {},
     "AdamW instead of Muon": {"optim.algorithm": "adamw"},
     "half the rate": {"optim.lr": 1e-3},
     "twice the rate": {"optim.lr": 4e-3},
@@ -92,8 +92,9 @@ def _trial(arguments: argparse.Namespace, name: str) -> Trial:
     changes = dict(ROWS[name])
     more, repeat = changes.pop("more", []), changes.pop("repeat", None)
     trial = Trial(
-        [RECIPES / "english.toml", RECIPES / "tiny.toml"],
+        [RECIPES / "english-questions.toml", RECIPES / "tiny.toml"],
         {
+            "optim.algorithm": "muon",
             "cache": arguments.cache,
             "teacher.source": arguments.teacher,
             "student.tokenizer": arguments.tokenizer,

@@ -152,7 +152,7 @@ def _trial(arguments: argparse.Namespace, label: str, row: Row, changes: Mapping
     }
     if row.taught:
         common["teacher"] = {"source": arguments.teacher, "name": "all-MiniLM-L6-v2", "dtype": "float16"}
-    text = load_toml(RECIPES / "english.toml")["corpus"]
+    text = load_toml(RECIPES / "english-questions.toml")["corpus"]
     common["corpus"] = [{**source, "max_words": _WORDS} for source in text]
     folder = arguments.runs / "".join(letter if letter.isalnum() else "-" for letter in label)
     return Trial([], {**common, **row.other, **changes}, arguments.data, folder)
