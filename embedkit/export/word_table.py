@@ -118,10 +118,10 @@ def quantize_blocks(table: FloatArray) -> tuple[npt.NDArray[np.int8], npt.NDArra
     rows, width = table.shape
     blocks = table.reshape(rows, -1, _BLOCK if width % _BLOCK == 0 else width)
     largest = np.take_along_axis(blocks, np.abs(blocks).argmax(axis=-1)[..., None], axis=-1)
-    best, scales = _round_blocks(blocks, largest / -_ZERO)
+    best, scales = _round_blocks(blocks, largest)
     error = _squared_error(blocks, best, scales)
     for share in _CLIPPED:
-        integers, clipped = _round_blocks(blocks, share * largest / -_ZERO)
+        integers, clipped = _round_blocks(blocks, np.float32(share) * largest)
         found = _squared_error(blocks, integers, clipped)
         better = found < error
         best, scales = np.where(better, integers, best), np.where(better, clipped, scales)
@@ -129,10 +129,9 @@ def quantize_blocks(table: FloatArray) -> tuple[npt.NDArray[np.int8], npt.NDArra
     return best.reshape(rows, width), scales
 
 
-def _round_blocks(
-    blocks: FloatArray, wanted: FloatArray
-) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.float16]]:
-    scales = wanted.astype(np.float16)
+def _round_blocks(blocks: FloatArray, largest: FloatArray) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.float16]]:
+    """Integers, and the scales that make ``largest`` of each block -8."""
+    scales = (largest / -_ZERO).astype(np.float16)
     scales = np.where(scales == 0, np.float16(1.0), scales)
     return np.rint(blocks / scales.astype(np.float32)).clip(-_ZERO, _ZERO - 1).astype(np.int8), scales
 

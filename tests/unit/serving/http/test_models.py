@@ -119,7 +119,7 @@ def test_a_collection_is_searched_with_the_model_that_built_it(serve, short, sho
         done = httpx.post(f"{url}/v1/search", json={"query": "a dog"}).json()
         assert httpx.get(f"{url}/v1/collection").json()["model"] == "short"
     assert [hit["score"] for hit in done["hits"]] == [hit.score for hit in built.search("a dog")]
-    with pytest.raises(FingerprintError, match="toy .* was not made for documents embedded by short"):
+    with pytest.raises(FingerprintError, match=r"toy .* was not made for documents embedded by short"):
         Assets.load([str(toy_bundle)], settings)
 
 
