@@ -395,7 +395,7 @@ def test_one_merges_at_a_time_and_leftovers_are_cleared(in_pieces, encoder, monk
     other = Collection.open(in_pieces.path, encoder=encoder)
 
     def write():
-        with pytest.raises(CollectionError, match="somebody else"):
+        with pytest.raises(CollectionError, match="another process is writing"):
             other.merge()
 
     meanwhile(monkeypatch, write)

@@ -99,7 +99,7 @@ class TestCachedVectors:
         vectors = CachedVectors(counting_teacher(), corpus, cache)
         with vectors._cache.writing():
             CachedVectors(counting_teacher(), corpus, cache)  # has nothing to write
-            with pytest.raises(CacheError, match="somebody else"):
+            with pytest.raises(CacheError, match="another process is writing"):
                 CachedVectors(counting_teacher(), make_corpus(["two"]), cache)
 
     @pytest.mark.parametrize("value", [np.nan, np.inf])
