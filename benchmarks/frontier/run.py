@@ -21,6 +21,7 @@ from typing import Any
 
 import matplotlib as mpl
 from matplotlib import pyplot as plt
+from matplotlib.ticker import LogLocator, ScalarFormatter
 
 from embedkit import Encoder
 from embedkit.evaluation.machine import describe_machine
@@ -132,15 +133,23 @@ def panel(axes: Any, rows: Mapping[str, Mapping[str, float]], x: str, scale: flo
     points = {label: (row[x] * scale, row[y]) for label, row in rows.items()}
     best = sorted(point for point in points.values() if not _beaten(point, points.values()))
     axes.plot(*zip(*best, strict=True), color="#0b6e99", linewidth=0.8, alpha=0.5)
-    for label, (across, up) in points.items():
+    for number, label in enumerate(sorted(points, key=points.__getitem__)):
         static = label.startswith("model2vec")
-        axes.plot(across, up, "s" if static else "o", color="#d9730d" if static else "#0b6e99")
-        short = "model2vec" if static else label.partition(",")[0]
-        axes.annotate(short, (across, up), xytext=(4, -9), textcoords="offset points")
+        axes.plot(*points[label], "s" if static else "o", color="#d9730d" if static else "#0b6e99")
+        below = -10 if number % 2 else 5  # neighbours' names on different sides
+        axes.annotate(_short(label), points[label], xytext=(0, below), textcoords="offset points", ha="center")
     axes.set_xscale("log")
-    axes.margins(x=0.25, y=0.15)
+    axes.xaxis.set_major_formatter(ScalarFormatter())
+    axes.xaxis.set_minor_locator(LogLocator(subs=(2, 5)))
+    axes.xaxis.set_minor_formatter(ScalarFormatter())
+    axes.margins(x=0.2, y=0.2)
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
+
+
+def _short(label: str) -> str:
+    name = label.partition(",")[0]
+    return "model2vec" if name.startswith("model2vec") else "teacher" if "minilm" in name.lower() else name
 
 
 def _beaten(point: tuple[float, float], points: Sequence[tuple[float, float]] | Any) -> bool:
