@@ -53,8 +53,9 @@ API = {
         "embedkit.integrations.llama_index": ["EmbedkitEmbedding"],
         "embedkit.integrations.mteb": ["MtebEncoder", "MtebCrossEncoder"],
     },
+    "Adaptation": {"embedkit.adaptation": ["adapt", "adaptation_config", "Adaptation"]},
     "Bulk encoding": {"embedkit.serving.bulk": ["BulkEncoding", "Cost"]},
-    "Milvus": {"embedkit.serving.milvus": ["MilvusCollection", "MilvusIndex"]},
+    "Milvus": {"embedkit.serving.milvus": ["MilvusIndex"]},
     "Protocols": {"embedkit": ["TextEncoder", "PairScorer", "VectorIndex"]},
 }
 
