@@ -1,8 +1,8 @@
-"""From an encoder to one for somebody's own text: train it on, export it as it was, compare it with its start."""
+"""Adapting an encoder to a user's text: continue its training, export it in the same form, compare both."""
 
 from __future__ import annotations
 
-import logging
+import dataclasses
 import math
 import os
 from collections.abc import Mapping
@@ -13,22 +13,17 @@ from typing import Any
 from embedkit.atomic import atomic_file
 from embedkit.config import lay_over, merge
 from embedkit.errors import ConfigError, GateError
-from embedkit.export.card import read_card
-from embedkit.export.pipeline import ExportReport, export
-from embedkit.modeling.encoder import SentenceEncoder
+from embedkit.export.pipeline import ExportReport, export_source
 from embedkit.protocols import TextEncoder
+from embedkit.runtime.bundle import read_bundle
 from embedkit.runtime.encoder import Encoder
 from embedkit.runtime.location import find_model
 from embedkit.training.config import RunConfig
-from embedkit.training.corpus import Corpus
-from embedkit.training.held_out import HeldOut, Split
+from embedkit.training.held_out import HeldOut
 from embedkit.training.recipes.run import resolve, run
-from embedkit.training.recipes.stage import Control
-from embedkit.training.teachers import load_vectors
+from embedkit.training.recipes.stage import Control, prepare
 
 __all__ = ["RECIPE", "Adaptation", "adapt", "adaptation_config"]
-
-logger = logging.getLogger("embedkit")
 
 RECIPE: Mapping[str, Any] = {
     "method": "sct-distillation",
@@ -51,24 +46,23 @@ RECIPE: Mapping[str, Any] = {
         "reference_temperature": 0.05,
     },
 }
-"""How an encoder is trained on, unless told otherwise: as the bundled ones were, for a short while."""
+"""Default settings: those of the bundled encoders, for a short run."""
 
 _TEACHERS = "sentence-transformers"
-_ANY_TARGET = "cpu-avx2"  # what float32 is for is not told
+_ANY_TARGET = "cpu-avx2"  # a float32 bundle records none
 _WORDS = " with "
 
 
 @dataclass(frozen=True)
 class Adaptation:
-    """What came of it.
+    """The result of an adaptation.
 
     Attributes:
         report: of the new bundle.
-        before: source of text -> mean cosine between the encoder and its teacher on texts of it that were kept out
-            of training, before.
-        after: the same of the new bundle.
-        steps: of training.
-        seconds: that they took.
+        before: source of text -> mean cosine of the old bundle with the teacher on held-out texts of that source.
+        after: the same for the new bundle.
+        steps: number of training steps.
+        seconds: their duration.
     """
 
     report: ExportReport
@@ -79,19 +73,19 @@ class Adaptation:
 
 
 def adaptation_config(source: str | os.PathLike[str], changes: Mapping[str, Any]) -> RunConfig:
-    """The run that adapts a bundle: :data:`RECIPE`, and what the caller says, laid over it.
+    """The configuration of an adaptation: :data:`RECIPE`, overridden by the caller's settings.
 
     Args:
         source: path or name of a bundle.
-        changes: a mapping like a recipe's, with ``corpus`` at least. Without ``teacher`` it is the one that the
-            bundle names, looked for on the hub.
+        changes: settings in the form of a recipe, at least ``corpus``. Without ``teacher``, the teacher that the
+            bundle names is loaded from the hub.
 
     Raises:
-        ModelNotFoundError, BundleError: there is no such bundle.
-        ConfigError: the bundle names no teacher, or a setting is wrong.
+        ModelNotFoundError, BundleError: the bundle cannot be found or read.
+        ConfigError: the bundle names no teacher, or a setting is invalid.
     """
     path = find_model(source)
-    manifest = Encoder.load(path).manifest
+    manifest = read_bundle(path).manifest
     mapping = merge(lay_over(RECIPE, "student.source", str(path)), changes)
     if not mapping.get("teacher"):
         name = manifest.teacher.get("name")
@@ -108,54 +102,46 @@ def adapt(
     output: str | os.PathLike[str],
     control: Control | None = None,
 ) -> Adaptation | None:
-    """Train a bundle on, and write the result in the form that the bundle had.
+    """Continue the training of a bundle, and write the result in the form of the bundle.
 
     Args:
         config: from :func:`adaptation_config`.
         folder: of the run.
-        output: the bundle to write; an older file is replaced once the new one is complete.
+        output: the bundle to write; an existing file is replaced once the new one is complete.
         control: resume, stop, progress.
 
     Returns:
-        None if the run was stopped; ``control.resume`` goes on.
+        None if the run was stopped; ``control.resume`` continues it.
 
     Raises:
-        GateError: the new bundle missed a gate, or is no nearer to the teacher than the old one on text
-            that was kept apart; nothing was written.
-        EmbedkitError: whatever part cannot go on.
+        GateError: the new bundle missed a gate, or is no closer to the teacher than the old one on held-out text;
+            nothing was written.
+        EmbedkitError: a step of the run or of the export failed.
     """
     if config.student.source is None:
         raise ConfigError("an adaptation starts from a bundle: student.source is missing")
     old = Encoder.load(config.student.source)
-    folder = Path(folder)
+    folder, control = Path(folder), control or Control()
     state = run(config, folder, control)
     if not state.finished:
         return None
-    held_out = _held_out(config)
+    materials = prepare(config, control, teacher=True)  # from the cache that the run has filled
+    held_out = HeldOut(materials.corpus, materials.split.held_out, materials.teachers[0])
     before = _cosines(held_out, old)
-    manifest = old.manifest
-    precision, _, words = manifest.precision.partition(_WORDS)
+    precision, _, words = old.manifest.precision.partition(_WORDS)
     with atomic_file(output) as temporary:
-        report = export(
-            SentenceEncoder.load(folder / "model"),
+        report = export_source(
+            str(folder),
             temporary,
             precision=precision,
             word_table=words.removesuffix(" words") or None,
-            target=manifest.target or _ANY_TARGET,
-            card=read_card(str(folder), licence=manifest.licence),
+            target=old.manifest.target or _ANY_TARGET,
+            licence=old.manifest.licence,
         )
         after = _cosines(held_out, Encoder.load(temporary))
         _require_nearer(before, after)
-    finished = ExportReport(Path(output), report.manifest, report.fingerprint, report.size_bytes)
-    return Adaptation(finished, before, after, state.step, state.seconds)
-
-
-def _held_out(config: RunConfig) -> HeldOut:
-    """The texts that the run kept apart, with the teacher's vectors, both out of the cache that it filled."""
-    cache = Path(config.cache)
-    corpus = Corpus.prepare(config.sources, cache)
-    teacher = load_vectors(config.every_teacher[0], corpus, cache)
-    return HeldOut(corpus, Split.of(corpus, config.dev.held_out).held_out, teacher)
+    report = dataclasses.replace(report, path=Path(output))
+    return Adaptation(report, before, after, state.step, state.seconds)
 
 
 def _cosines(held_out: HeldOut, encoder: TextEncoder) -> dict[str, float]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from safetensors import SafetensorError
@@ -32,6 +33,8 @@ from embedkit.runtime.tokenization import Tokenizer
 __all__ = ["Activation", "DenseHead", "SentenceEncoder"]
 
 logger = logging.getLogger("embedkit")
+
+Part = TypeVar("Part", bound=nn.Module)
 
 _UNUSED_WEIGHTS = ("pooler.", "embeddings.position_ids")
 
@@ -267,13 +270,14 @@ def _from_pretrained(folder: Path) -> Any:
 def _load_head(layout: Layout, pooled_width: int) -> DenseHead | None:
     if layout.head is None:
         return None
-    weights = _load_weights(layout.head, "dense head")
-    try:
+    activation: Activation = "tanh" if layout.head_activation == "tanh" else "linear"
+
+    def make(weights: dict[str, Tensor]) -> DenseHead:
         dimension, width = weights["linear.weight"].shape
-        head = DenseHead(width, dimension, "tanh" if layout.head_activation == "tanh" else "linear")
-        head.load_state_dict(weights)
-    except (ValueError, KeyError, RuntimeError) as error:
-        raise ModelError(f"cannot load the dense head in {layout.head}: {_first_line(error)}") from error
+        return DenseHead(width, dimension, activation)
+
+    head = _load_part(layout.head, "dense head", make)
+    width = head.linear.in_features
     if width != pooled_width:
         raise ModelError(f"the dense head in {layout.head} takes width {width}, but the model has {pooled_width}")
     return head
@@ -282,16 +286,22 @@ def _load_head(layout: Layout, pooled_width: int) -> DenseHead | None:
 def _load_memory(layout: Layout, vocabulary_size: int) -> WordMemory | None:
     if layout.memory is None:
         return None
-    weights = _load_weights(layout.memory, "word memory")
-    try:
-        rows, width = weights["rows.weight"].shape
-        memory = WordMemory(rows, width)
-        memory.load_state_dict(weights)
-    except (ValueError, KeyError, RuntimeError) as error:
-        raise ModelError(f"cannot load the word memory in {layout.memory}: {_first_line(error)}") from error
+    memory = _load_part(layout.memory, "word memory", lambda weights: WordMemory(*weights["rows.weight"].shape))
+    rows = memory.rows.num_embeddings
     if rows != vocabulary_size:
         raise ModelError(f"the word memory in {layout.memory} has {rows} rows, the word table {vocabulary_size}")
     return memory
+
+
+def _load_part(folder: Path, name: str, make: Callable[[dict[str, Tensor]], Part]) -> Part:
+    """A part beside the backbone, made for the shapes of its weights."""
+    weights = _load_weights(folder, name)
+    try:
+        part = make(weights)
+        part.load_state_dict(weights)
+    except (ValueError, KeyError, TypeError, RuntimeError) as error:
+        raise ModelError(f"cannot load the {name} in {folder}: {_first_line(error)}") from error
+    return part
 
 
 def _load_weights(folder: Path, part: str) -> dict[str, Tensor]:

@@ -77,15 +77,15 @@ class AdamW(torch.optim.Optimizer):
                 self._update(parameters, [parameter.grad for parameter in parameters], group)
 
     def _update(self, parameters: list[Tensor], gradients: list[Tensor], group: dict[str, Any]) -> None:
-        states = [self._state(parameter) for parameter in parameters]
+        firsts, seconds = ([self._moment(p, name) for p in parameters] for name in ("first", "second"))
         steps = group["steps"] = group.get("steps", 0) + 1
         # What a correction by 1 - beta**steps would change is gone after infinitely many steps.
         corrected = torch.tensor(steps if self.config.correct_bias else math.inf, device=parameters[0].device)
         torch._fused_adamw_(  # what torch's own optimizer calls: one pass over memory, not eight
             parameters,
             gradients,
-            [state["first"] for state in states],
-            [state["second"] for state in states],
+            firsts,
+            seconds,
             [],
             [corrected.float()] * len(parameters),
             lr=group["lr"],
@@ -97,11 +97,11 @@ class AdamW(torch.optim.Optimizer):
             maximize=False,
         )
 
-    def _state(self, parameter: Tensor) -> dict[str, Tensor]:
+    def _moment(self, parameter: Tensor, name: str) -> Tensor:
         state: dict[str, Tensor] = self.state[parameter]
-        if not state:
-            state["first"], state["second"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
-        return state
+        if name not in state:
+            state[name] = torch.zeros_like(parameter)
+        return state[name]
 
 
 class Muon(AdamW):
@@ -124,7 +124,7 @@ class Muon(AdamW):
             return
         dtype = torch.bfloat16 if self.config.amp == "bf16" else torch.float32
         for parameter, gradient in zip(parameters, gradients, strict=True):
-            momentum = self._state(parameter)["first"].lerp_(gradient, 1 - _MOMENTUM)
+            momentum = self._moment(parameter, "first").lerp_(gradient, 1 - _MOMENTUM)
             direction = _orthogonal(gradient.lerp(momentum, _MOMENTUM).to(dtype))
             parameter.mul_(1 - group["lr"] * group["weight_decay"])
             parameter.add_(direction, alpha=-group["lr"] * _ADAMW_RMS * math.sqrt(max(parameter.shape)))
@@ -145,16 +145,13 @@ def _orthogonal(matrix: Tensor) -> Tensor:
 def build_optimizer(module: nn.Module, config: OptimConfig) -> AdamW:
     """The optimizer of the trainable parameters; vectors (biases, LayerNorm) are not decayed."""
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    groups: list[dict[str, Any]] = [
-        {"params": [p for p in parameters if p.ndim > 1]},
-        {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
-    ]
+    vectors = {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0}
     if config.algorithm == "adamw":
-        return AdamW(groups, config)
+        return AdamW([{"params": [p for p in parameters if p.ndim > 1]}, vectors], config)
     tables = {part.weight for part in module.modules() if isinstance(part, nn.Embedding)}
-    matrices = [p for p in groups[0]["params"] if p.ndim == 2 and p not in tables]
-    groups[0]["params"] = [p for p in groups[0]["params"] if p.ndim > 2 or p in tables]
-    return Muon([*groups, {"params": matrices, "orthogonal": True}], config)
+    matrices = [p for p in parameters if p.ndim == 2 and p not in tables]
+    others = [p for p in parameters if p.ndim > 2 or p in tables]
+    return Muon([{"params": others}, vectors, {"params": matrices, "orthogonal": True}], config)
 
 
 def schedule(config: OptimConfig, step: int, total: int) -> float:
