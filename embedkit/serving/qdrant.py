@@ -12,7 +12,7 @@ import os
 import tempfile
 import uuid
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -23,25 +23,23 @@ from qdrant_client.common.client_exceptions import QdrantException
 from qdrant_client.http.exceptions import ApiException
 
 from embedkit.errors import CollectionError, EmbedkitError, InputError
-from embedkit.progress import Progress
-from embedkit.protocols import FloatArray, TextEncoder
-from embedkit.serving.retrieval.document_store import DocumentStore
+from embedkit.protocols import FloatArray
 from embedkit.serving.retrieval.documents import Document
 from embedkit.serving.retrieval.exact_index import checked_queries
-from embedkit.serving.retrieval.filters import Condition, unknown_field
+from embedkit.serving.retrieval.filters import Condition
 from embedkit.serving.retrieval.index_kinds import AUTO
 from embedkit.serving.retrieval.lexical import split_words
 from embedkit.serving.retrieval.models import Models
 from embedkit.serving.retrieval.remote import (
+    SAMPLE,
     RemoteAbout,
-    RemoteSelection,
-    RemoteView,
+    RemoteStore,
     check_row,
     checked_effort,
     spool,
 )
-from embedkit.serving.retrieval.sources import Maker, Source, embeddings_of
-from embedkit.serving.retrieval.store import Plan, Upserted
+from embedkit.serving.retrieval.sources import Maker, Source
+from embedkit.serving.retrieval.store import Plan
 from embedkit.serving.retrieval.text_hash import text_hash
 
 __all__ = ["KEY_VARIABLE", "QdrantDocuments"]
@@ -52,12 +50,11 @@ _INDEX = "hnsw"
 _USUAL_EF = 128
 _NAME = "embedkit"
 _SCHEME = "qdrant:"
-_SAMPLE = 100
 _ROWS_PER_REQUEST = 500
 _IDS = uuid.UUID("5c3f4bd2-6c0a-4b6e-9d52-1f0e5d1f7c11")  # of points: Qdrant takes numbers and UUIDs only
 
 
-class QdrantDocuments:
+class QdrantDocuments(RemoteStore):
     """See :class:`~embedkit.serving.retrieval.store.Store`.
 
     Other clients see points with the vectors ``embedding`` and ``words`` and the payload ``id``, ``text``,
@@ -65,10 +62,9 @@ class QdrantDocuments:
     """
 
     def __init__(self, address: str, client: QdrantClient, name: str) -> None:
-        self._address, self._client, self._name = address, client, name
-        self._facts = client.get_collection(name).config.metadata or {}
-        self._seen_fields: set[str] = set()
-        self._count = 0
+        super().__init__(address)
+        self._client, self._name = client, name
+        self._metadata = client.get_collection(name).config.metadata or {}
         self.refresh()
 
     @classmethod
@@ -82,7 +78,7 @@ class QdrantDocuments:
         if plan.index not in (AUTO, _INDEX):
             raise InputError(f"there is no index {plan.index!r} on Qdrant; the kinds are {AUTO}, {_INDEX}")
         with tempfile.TemporaryDirectory() as folder, _connection(address) as (client, name):
-            documents = spool(Path(folder), source, check=lambda _: None, show_progress_bar=show_progress_bar)
+            documents = spool(Path(folder), source, check=cls._check, show_progress_bar=show_progress_bar)
             about = RemoteAbout.planned(plan, documents, _INDEX)
             if client.collection_exists(name):
                 raise CollectionError(
@@ -117,48 +113,10 @@ class QdrantDocuments:
             models.check(address, opened.about)
         return opened
 
-    @classmethod
-    def describe(cls, address: str) -> RemoteAbout:
-        """What Qdrant keeps of a collection."""
-        opened = cls.open(address, Models())
-        opened.close()
-        return opened.about
-
-    @property
-    def about(self) -> RemoteAbout:
-        """What Qdrant keeps, and the number of documents when it was last asked for."""
-        return RemoteAbout.of(self._facts, self._count)
-
-    def __len__(self) -> int:
-        """The number of documents when it was last asked for."""
-        return self._count
-
-    def facts(self) -> dict[str, Any]:
-        """Nothing else is known."""
-        return {}
-
-    def view(self) -> RemoteView:
-        """What a search sees: Qdrant itself, at each stage as it is then."""
-        return RemoteView(self)
-
     def get(self, ids: Sequence[str], /) -> list[Document | None]:
         """The documents with these ids, None where there is none."""
         found = {document.id: document for document in map(_document, self._points(ids, with_payload=True))}
         return [found.get(id_) for id_ in ids]
-
-    def upsert(
-        self,
-        source: Source,
-        encoder: TextEncoder,
-        *,
-        merge: bool,  # noqa: ARG002 - Qdrant merges by itself
-        show_progress_bar: bool | None,
-    ) -> Upserted:
-        """Embed and send documents; one whose id is there already takes the place of the old one."""
-        with tempfile.TemporaryDirectory() as folder:
-            documents = spool(Path(folder), source, check=lambda _: None, show_progress_bar=show_progress_bar)
-            replaced = self._send(documents, source, encoder, show_progress_bar=show_progress_bar)
-            return Upserted(len(documents) - replaced, replaced)
 
     def delete(self, ids: Sequence[str], /) -> int:
         """Delete documents."""
@@ -168,10 +126,6 @@ class QdrantDocuments:
                 self._client.delete(self._name, rest.PointIdsList(points=found))
         self.refresh()
         return len(found)
-
-    def merge(self) -> bool:
-        """Nothing to do: Qdrant merges by itself."""
-        return False
 
     def compact(
         self,
@@ -188,15 +142,9 @@ class QdrantDocuments:
         if lexical not in (None, self.about.lexical) or index not in (None, AUTO, _INDEX):
             raise InputError(f"index and words are chosen when a collection is built; build {self._address} again")
 
-    def refresh(self) -> bool:
-        """Count the documents; all else is asked of Qdrant whenever it is needed."""
-        with self._asking():
-            before, self._count = self._count, self._client.count(self._name).count
-        return before != self._count
-
     def verify(self) -> None:
         """Compare up to 100 points with what a collection holds; Qdrant keeps checksums of its own."""
-        documents, embeddings = self.sample(_SAMPLE)
+        documents, embeddings = self.sample(SAMPLE)
         for document, embedding in zip(documents, embeddings, strict=True):
             check_row(self._address, document, embedding.tolist())
 
@@ -219,23 +167,6 @@ class QdrantDocuments:
     def close(self) -> None:
         """End the connection; a folder can then be opened by others."""
         self._client.close()
-
-    def select(self, conditions: Sequence[Condition], /) -> RemoteSelection:
-        """The filter for conditions; fields that were seen once are not asked for again."""
-        warnings = []
-        for field in dict.fromkeys(condition.field for condition in conditions):
-            if field not in self._seen_fields and self._count:
-                has_field = rest.Filter(must_not=[_is_absent(field)])
-                with self._asking():
-                    count = self._client.count(self._name, count_filter=has_field).count
-                if count:
-                    self._seen_fields.add(field)
-                else:
-                    documents = self.sample(_SAMPLE)[0]
-                    known = itertools.chain.from_iterable(document.metadata or () for document in documents)
-                    warnings.append(unknown_field(field, set(known)))
-        where = rest.Filter(must=[_condition(each) for each in conditions]) if conditions else None
-        return RemoteSelection(where, bool(conditions), warnings)
 
     def search(
         self, queries: FloatArray, k: int, where: rest.Filter | None, effort: float, /
@@ -267,27 +198,36 @@ class QdrantDocuments:
             )
         return [(point.score, _document(point)) for point in answer.points]
 
-    def _send(
-        self, documents: DocumentStore, source: Source, encoder: TextEncoder, *, show_progress_bar: bool | None
-    ) -> int:
-        """Send documents with their embeddings, and say how many were there before."""
-        start = replaced = 0
+    @staticmethod
+    def _check(document: Document) -> None:
+        """Qdrant keeps any."""
+
+    def _kept_facts(self) -> Mapping[str, Any]:
+        return self._metadata
+
+    def _count_documents(self) -> int:
+        with self._asking():
+            return int(self._client.count(self._name).count)
+
+    def _count_present(self, ids: Sequence[str]) -> int:
+        return len(self._points(ids, with_payload=False))
+
+    def _write(self, documents: Sequence[Document], embeddings: FloatArray) -> None:
         lexical = self.about.lexical
-        with Progress("index", len(documents), unit="documents", enabled=show_progress_bar) as progress:
-            for embeddings in embeddings_of(documents, source, encoder, progress):
-                chunk = [documents.read(start + row) for row in range(len(embeddings))]
-                ids = [document.id for document in chunk]
-                replaced += len(self._points(ids, with_payload=False)) if self._count else 0
-                points = [
-                    _point(document, embedding, lexical=lexical)
-                    for document, embedding in zip(chunk, embeddings, strict=True)
-                ]
-                for first in range(0, len(points), _ROWS_PER_REQUEST):
-                    with self._asking():
-                        self._client.upsert(self._name, points[first : first + _ROWS_PER_REQUEST], wait=True)
-                start += len(chunk)
-        self.refresh()
-        return replaced
+        points = [
+            _point(document, row, lexical=lexical) for document, row in zip(documents, embeddings, strict=True)
+        ]
+        for first in range(0, len(points), _ROWS_PER_REQUEST):
+            with self._asking():
+                self._client.upsert(self._name, points[first : first + _ROWS_PER_REQUEST], wait=True)
+
+    def _has_field(self, field: str) -> bool:
+        has_field = rest.Filter(must_not=[_is_absent(field)])
+        with self._asking():
+            return bool(self._client.count(self._name, count_filter=has_field).count)
+
+    def _where(self, conditions: Sequence[Condition]) -> rest.Filter | None:
+        return rest.Filter(must=[_condition(each) for each in conditions]) if conditions else None
 
     def _points(self, ids: Sequence[str], *, with_payload: bool) -> list[rest.Record]:
         found = []

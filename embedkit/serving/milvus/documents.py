@@ -7,36 +7,33 @@ and kept for how long is Milvus's business: there are no snapshots, and an inter
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Self
 
 import numpy as np
 
 from embedkit.errors import CollectionError, DataError, EmbedkitError, InputError
-from embedkit.progress import Progress
-from embedkit.protocols import FloatArray, TextEncoder
+from embedkit.protocols import FloatArray
 from embedkit.serving.milvus.filter_expression import field_expression, filter_expression
 from embedkit.serving.milvus.index import checked_queries
 from embedkit.serving.milvus.store import MOST_ID_BYTES, MOST_TEXT_BYTES, MilvusStore, Row
-from embedkit.serving.retrieval.document_store import DocumentStore
 from embedkit.serving.retrieval.documents import Document
-from embedkit.serving.retrieval.filters import Condition, unknown_field
+from embedkit.serving.retrieval.filters import Condition
 from embedkit.serving.retrieval.index_kinds import AUTO
 from embedkit.serving.retrieval.models import Models
 from embedkit.serving.retrieval.remote import (
+    SAMPLE,
     RemoteAbout,
-    RemoteSelection,
-    RemoteView,
+    RemoteStore,
     check_row,
     checked_effort,
     spool,
 )
-from embedkit.serving.retrieval.sources import Maker, Source, embeddings_of
-from embedkit.serving.retrieval.store import Plan, Upserted
+from embedkit.serving.retrieval.sources import Maker, Source
+from embedkit.serving.retrieval.store import Plan
 
 __all__ = ["TOKEN_VARIABLE", "MilvusDocuments"]
 
@@ -46,21 +43,20 @@ _KIND = "documents"
 _FIELDS = ("text", "metadata")
 _NAME = "embedkit"
 _SCHEME = "milvus:"
-_SAMPLE = 100
 # What effort multiplies, by how the index's name begins: parameter, its value at effort 1, whether k is its least.
 _BREADTHS: Final = {"HNSW": ("ef", 96, True), "IVF": ("nprobe", 16, False), "DISKANN": ("search_list", 100, True)}
 
 
-class MilvusDocuments:
+class MilvusDocuments(RemoteStore):
     """See :class:`~embedkit.serving.retrieval.store.Store`.
 
     Other clients see the fields ``id``, ``text``, ``metadata`` (JSON), ``embedding`` and ``words`` (BM25).
     """
 
     def __init__(self, address: str, rows: MilvusStore) -> None:
-        self._address, self._rows = address, rows
-        self._count = rows.count()
-        self._seen_fields: set[str] = set()
+        super().__init__(address)
+        self._rows = rows
+        self.refresh()
 
     @classmethod
     def build(cls, address: str, source: Source, plan: Plan, *, show_progress_bar: bool | None) -> Self:
@@ -72,7 +68,7 @@ class MilvusDocuments:
         """
         uri, name = _parse(address)
         with tempfile.TemporaryDirectory() as folder:
-            documents = spool(Path(folder), source, check=_check, show_progress_bar=show_progress_bar)
+            documents = spool(Path(folder), source, check=cls._check, show_progress_bar=show_progress_bar)
             about = RemoteAbout.planned(plan, documents, "AUTOINDEX" if plan.index == AUTO else plan.index)
             rows = MilvusStore.create(
                 uri,
@@ -104,44 +100,10 @@ class MilvusDocuments:
             raise
         return opened
 
-    @classmethod
-    def describe(cls, address: str) -> RemoteAbout:
-        """What Milvus keeps of a collection."""
-        opened = cls.open(address, Models())
-        opened.close()
-        return opened.about
-
-    @property
-    def about(self) -> RemoteAbout:
-        """What Milvus keeps, and the number of documents when it was last asked for."""
-        return RemoteAbout.of(self._rows.about, self._count)
-
-    def facts(self) -> dict[str, Any]:
-        """Nothing else is known."""
-        return {}
-
-    def view(self) -> RemoteView:
-        """What a search sees: Milvus itself, at each stage as it is then."""
-        return RemoteView(self)
-
     def get(self, ids: Sequence[str], /) -> list[Document | None]:
         """The documents with these ids, None where there is none."""
         found = self._rows.get(ids, _FIELDS)
         return [_document(found[id_]) if id_ in found else None for id_ in ids]
-
-    def upsert(
-        self,
-        source: Source,
-        encoder: TextEncoder,
-        *,
-        merge: bool,  # noqa: ARG002 - Milvus merges by itself
-        show_progress_bar: bool | None,
-    ) -> Upserted:
-        """Embed and send documents; one whose id is there already takes the place of the old one."""
-        with tempfile.TemporaryDirectory() as folder:
-            documents = spool(Path(folder), source, check=_check, show_progress_bar=show_progress_bar)
-            replaced = self._send(documents, source, encoder, show_progress_bar=show_progress_bar)
-            return Upserted(len(documents) - replaced, replaced)
 
     def delete(self, ids: Sequence[str], /) -> int:
         """Delete documents."""
@@ -149,10 +111,6 @@ class MilvusDocuments:
         self._rows.delete(found)
         self.refresh()
         return len(found)
-
-    def merge(self) -> bool:
-        """Nothing to do: Milvus merges by itself."""
-        return False
 
     def compact(
         self,
@@ -176,18 +134,13 @@ class MilvusDocuments:
             self._rows.reindex(kind, dataclasses.replace(about, index=kind).facts())
         self._rows.compact()
 
-    def refresh(self) -> bool:
-        """Count the documents; all else is asked of Milvus whenever it is needed."""
-        before, self._count = self._count, self._rows.count()
-        return before != self._count
-
     def verify(self) -> None:
         """Compare up to 100 rows with what a collection holds; Milvus keeps checksums of its own.
 
         Raises:
             CollectionError: a row has no unit embedding or no text.
         """
-        rows = self._rows.some(_SAMPLE, (*_FIELDS, "embedding"))
+        rows = self._rows.some(SAMPLE, (*_FIELDS, "embedding"))
         if bool(rows) != bool(self._rows.count()):
             raise CollectionError(f"{self._address} counts {self._rows.count():,} documents and gives {len(rows)}")
         for row in rows:
@@ -217,19 +170,9 @@ class MilvusDocuments:
         """End the connection; a file of Milvus Lite can then be opened by others."""
         self._rows.close()
 
-    def select(self, conditions: Sequence[Condition], /) -> RemoteSelection:
-        """The expression for conditions; fields that were seen once are not asked for again."""
-        warnings = []
-        for field in dict.fromkeys(condition.field for condition in conditions):
-            if field not in self._seen_fields and self._count:
-                if self._rows.some(1, (), where=field_expression(field)):
-                    self._seen_fields.add(field)
-                else:
-                    metadata = [row["metadata"] or {} for row in self._rows.some(_SAMPLE, ("metadata",))]
-                    warnings.append(unknown_field(field, set(itertools.chain.from_iterable(metadata))))
-        return RemoteSelection(filter_expression(conditions), bool(conditions), warnings)
-
-    def search(self, queries: FloatArray, k: int, where: str, effort: float) -> list[list[tuple[float, Document]]]:
+    def search(
+        self, queries: FloatArray, k: int, where: str, effort: float, /
+    ) -> list[list[tuple[float, Document]]]:
         """The documents nearest to each query, with their inner products."""
         effort = checked_effort(effort)
         queries = checked_queries(queries, k, self.about.dimension)
@@ -250,24 +193,32 @@ class MilvusDocuments:
         found = self._rows.search_words(query, k, where=where, fields=_FIELDS)
         return [(score, _document(row)) for score, row in found]
 
-    def __len__(self) -> int:
-        """The number of documents when it was last asked for."""
-        return self._count
+    @staticmethod
+    def _check(document: Document) -> None:
+        for what, text, most in (("id", document.id, MOST_ID_BYTES), ("text", document.text, MOST_TEXT_BYTES)):
+            size = len(text.encode())
+            if size > most:
+                raise DataError(
+                    f"the {what} of document {document.id:.40} has {size:,} bytes; Milvus takes {most:,}"
+                )
 
-    def _send(
-        self, documents: DocumentStore, source: Source, encoder: TextEncoder, *, show_progress_bar: bool | None
-    ) -> int:
-        """Send documents with their embeddings, and say how many were there before."""
-        start = replaced = 0
-        with Progress("index", len(documents), unit="documents", enabled=show_progress_bar) as progress:
-            for embeddings in embeddings_of(documents, source, encoder, progress):
-                chunk = [documents.read(start + row) for row in range(len(embeddings))]
-                rows = [_row(document, embedding) for document, embedding in zip(chunk, embeddings, strict=True)]
-                replaced += len(self._rows.get([document.id for document in chunk], ())) if self._count else 0
-                self._rows.upsert(rows)
-                start += len(rows)
-        self.refresh()
-        return replaced
+    def _kept_facts(self) -> Mapping[str, Any]:
+        return self._rows.about
+
+    def _count_documents(self) -> int:
+        return self._rows.count()
+
+    def _count_present(self, ids: Sequence[str]) -> int:
+        return len(self._rows.get(ids, ()))
+
+    def _write(self, documents: Sequence[Document], embeddings: FloatArray) -> None:
+        self._rows.upsert([_row(document, row) for document, row in zip(documents, embeddings, strict=True)])
+
+    def _has_field(self, field: str) -> bool:
+        return bool(self._rows.some(1, (), where=field_expression(field)))
+
+    def _where(self, conditions: Sequence[Condition]) -> str:
+        return filter_expression(conditions)
 
 
 def _parse(address: str) -> tuple[str, str]:
@@ -294,13 +245,6 @@ def _breadth(index: str, k: int, effort: float) -> Row:
         if index.startswith(beginning):
             return {name: max(round(usual * effort), k if is_least else 1)}
     return {}
-
-
-def _check(document: Document) -> None:
-    for what, text, most in (("id", document.id, MOST_ID_BYTES), ("text", document.text, MOST_TEXT_BYTES)):
-        size = len(text.encode())
-        if size > most:
-            raise DataError(f"the {what} of document {document.id:.40} has {size:,} bytes; Milvus takes {most:,}")
 
 
 def _row(document: Document, embedding: FloatArray) -> Row:

@@ -3,31 +3,46 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
+import tempfile
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Final, Self
 
 import numpy as np
 
 from embedkit.errors import CollectionError, DataError, InputError
 from embedkit.progress import Progress
-from embedkit.protocols import FloatArray
+from embedkit.protocols import FloatArray, TextEncoder
 from embedkit.serving.retrieval.document_store import DocumentStore, write_documents
 from embedkit.serving.retrieval.documents import Document
 from embedkit.serving.retrieval.embedding import largest_deviation
 from embedkit.serving.retrieval.exact_index import Ranking, RowNumbers
-from embedkit.serving.retrieval.filters import Condition
+from embedkit.serving.retrieval.filters import Condition, unknown_field
 from embedkit.serving.retrieval.manifest import QueryModel
-from embedkit.serving.retrieval.models import agreement_on, query_model
-from embedkit.serving.retrieval.sources import Source
-from embedkit.serving.retrieval.store import Plan
+from embedkit.serving.retrieval.models import Models, agreement_on, query_model
+from embedkit.serving.retrieval.sources import Source, embeddings_of
+from embedkit.serving.retrieval.store import Plan, Upserted
 
-__all__ = ["RemoteAbout", "RemoteSearch", "RemoteSelection", "RemoteView", "check_row", "checked_effort", "spool"]
+__all__ = [
+    "SAMPLE",
+    "RemoteAbout",
+    "RemoteSelection",
+    "RemoteStore",
+    "RemoteView",
+    "check_row",
+    "checked_effort",
+    "spool",
+]
 
 Found = list[tuple[float, Document]]
 """Documents with their scores, best first."""
+
+SAMPLE: Final = 100
+"""Documents that are looked at where all would be too many."""
 
 _KIND = "documents"
 
@@ -96,26 +111,10 @@ class RemoteSelection:
     warnings: Sequence[str]
 
 
-class RemoteSearch(Protocol):
-    """A store that asks a database for documents."""
-
-    def __len__(self) -> int:
-        """The number of documents when it was last asked for."""
-
-    def select(self, conditions: Sequence[Condition], /) -> RemoteSelection:
-        """Conditions in the database's words."""
-
-    def search(self, queries: FloatArray, k: int, where: Any, effort: float, /) -> list[Found]:
-        """The documents nearest to each query, with their inner products."""
-
-    def search_words(self, query: str, k: int, where: Any, /) -> Found:
-        """The documents that share words with a query."""
-
-
 class RemoteView:
     """See :class:`~embedkit.serving.retrieval.store.View`: numbers the documents that one search comes upon."""
 
-    def __init__(self, store: RemoteSearch) -> None:
+    def __init__(self, store: RemoteStore) -> None:
         self._store = store
         self._documents: list[Document] = []
         self._numbers: dict[str, int] = {}
@@ -153,6 +152,144 @@ class RemoteView:
         if row == len(self._documents):
             self._documents.append(document)
         return row
+
+
+class RemoteStore(ABC):
+    """What every store does alike that keeps a collection in a database.
+
+    See :class:`~embedkit.serving.retrieval.store.Store`. A subclass adds what its database does its own way.
+
+    Args:
+        address: of the collection.
+    """
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._count = 0
+        self._seen_fields: set[str] = set()
+
+    @classmethod
+    @abstractmethod
+    def open(cls, address: str, models: Models) -> Self:
+        """Find a collection that ``build`` made."""
+
+    @classmethod
+    def describe(cls, address: str) -> RemoteAbout:
+        """What the database keeps of a collection."""
+        opened = cls.open(address, Models())
+        opened.close()
+        return opened.about
+
+    @property
+    def about(self) -> RemoteAbout:
+        """What the database keeps, and the number of documents when it was last asked for."""
+        return RemoteAbout.of(self._kept_facts(), self._count)
+
+    def __len__(self) -> int:
+        """The number of documents when it was last asked for."""
+        return self._count
+
+    def facts(self) -> dict[str, Any]:
+        """Nothing else is known."""
+        return {}
+
+    def view(self) -> RemoteView:
+        """What a search sees: the database itself, at each stage as it is then."""
+        return RemoteView(self)
+
+    def upsert(
+        self,
+        source: Source,
+        encoder: TextEncoder,
+        *,
+        merge: bool,  # noqa: ARG002 - a database merges by itself
+        show_progress_bar: bool | None,
+    ) -> Upserted:
+        """Embed and send documents; one whose id is there already takes the place of the old one."""
+        with tempfile.TemporaryDirectory() as folder:
+            documents = spool(Path(folder), source, check=self._check, show_progress_bar=show_progress_bar)
+            replaced = self._send(documents, source, encoder, show_progress_bar=show_progress_bar)
+            return Upserted(len(documents) - replaced, replaced)
+
+    def merge(self) -> bool:
+        """Nothing to do: a database merges by itself."""
+        return False
+
+    def refresh(self) -> bool:
+        """Count the documents; all else is asked of the database whenever it is needed."""
+        before, self._count = self._count, self._count_documents()
+        return before != self._count
+
+    @abstractmethod
+    def sample(self, most: int, /) -> tuple[list[Document], FloatArray]:
+        """Documents that the database chooses, and their embeddings."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End the connection."""
+
+    def select(self, conditions: Sequence[Condition], /) -> RemoteSelection:
+        """Conditions in the database's words; fields that were seen once are not asked for again."""
+        warnings = []
+        for field in dict.fromkeys(condition.field for condition in conditions):
+            if field not in self._seen_fields and self._count:
+                if self._has_field(field):
+                    self._seen_fields.add(field)
+                else:
+                    known = (document.metadata or {} for document in self.sample(SAMPLE)[0])
+                    warnings.append(unknown_field(field, set(itertools.chain.from_iterable(known))))
+        return RemoteSelection(self._where(conditions), bool(conditions), warnings)
+
+    @abstractmethod
+    def search(self, queries: FloatArray, k: int, where: Any, effort: float, /) -> list[Found]:
+        """The documents nearest to each query, with their inner products."""
+
+    @abstractmethod
+    def search_words(self, query: str, k: int, where: Any, /) -> Found:
+        """The documents that share words with a query."""
+
+    def _send(
+        self, documents: DocumentStore, source: Source, encoder: TextEncoder, *, show_progress_bar: bool | None
+    ) -> int:
+        """Send documents with their embeddings, and say how many were there before."""
+        start = replaced = 0
+        with Progress("index", len(documents), unit="documents", enabled=show_progress_bar) as progress:
+            for embeddings in embeddings_of(documents, source, encoder, progress):
+                chunk = [documents.read(start + row) for row in range(len(embeddings))]
+                replaced += self._count_present([document.id for document in chunk]) if self._count else 0
+                self._write(chunk, embeddings)
+                start += len(chunk)
+        self.refresh()
+        return replaced
+
+    @staticmethod
+    @abstractmethod
+    def _check(document: Document) -> None:
+        """Refuse a document that the database cannot keep."""
+
+    @abstractmethod
+    def _kept_facts(self) -> Mapping[str, Any]:
+        """What :meth:`RemoteAbout.facts` made, as the database keeps it."""
+
+    @abstractmethod
+    def _count_documents(self) -> int:
+        """The number of documents."""
+
+    @abstractmethod
+    def _count_present(self, ids: Sequence[str]) -> int:
+        """How many of these documents there are."""
+
+    @abstractmethod
+    def _write(self, documents: Sequence[Document], embeddings: FloatArray) -> None:
+        """Send documents, in the place of those with the same ids."""
+
+    @abstractmethod
+    def _has_field(self, field: str) -> bool:
+        """Whether a document has a value in a field."""
+
+    @abstractmethod
+    def _where(self, conditions: Sequence[Condition]) -> Any:
+        """Conditions in the database's words."""
 
 
 def spool(
