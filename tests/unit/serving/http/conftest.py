@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import os
 import signal
@@ -11,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +112,47 @@ class Process:
         self.process.send_signal(sign)
         self.lines += self.process.communicate(timeout=120)[1].splitlines()
         return self.process.returncode
+
+    def end_under_load(self, path, body_of, *, clients, answers):
+        """End after some answers, while clients ask without a pause, each on a connection of its own.
+
+        Returns:
+            the exit code, the statuses of all answers, and the requests that had none.
+        """
+        lost, answered = [], []
+
+        def ask(number):
+            connection = http.client.HTTPConnection("127.0.0.1", int(self.url.rpartition(":")[2]), timeout=60)
+            body = json.dumps(body_of(number))
+            while True:
+                try:
+                    if connection.sock is None:
+                        connection.connect()
+                except ConnectionRefusedError:
+                    return
+                try:
+                    connection.request("POST", path, body, {"content-type": "application/json"})
+                    answer = connection.getresponse()
+                    answer.read()
+                    answered.append(answer.status)
+                except (OSError, http.client.HTTPException) as error:
+                    lost.append(repr(error))
+                    return
+
+        with ThreadPoolExecutor(clients) as pool:
+            pending = [pool.submit(ask, number) for number in range(clients)]
+            wait_for(lambda: len(answered) > answers)
+            code = self.end()
+            for one in pending:
+                one.result()
+        return code, answered, lost
+
+
+def wait_for(condition):
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
 import signal
@@ -15,6 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
+
+from .conftest import wait_for
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals")
 
@@ -72,33 +73,13 @@ def test_an_interrupt_or_a_second_signal_waits_for_no_load_balancer(start, toy_b
 
 def test_no_request_is_lost_when_it_stops(start, toy_bundle):
     server = start(toy_bundle, "--set", "batch_tokens=64")
-    lost, answered = [], []
-
-    def ask(number):
-        texts = ["one two three four five"] * (300 if number % 8 == 0 else 1)
-        connection = http.client.HTTPConnection("127.0.0.1", int(server.url.rpartition(":")[2]), timeout=30)
-        body = json.dumps({"input": texts})
-        while True:
-            try:
-                if connection.sock is None:
-                    connection.connect()
-            except ConnectionRefusedError:
-                return
-            try:
-                connection.request("POST", "/v1/embeddings", body, {"content-type": "application/json"})
-                answer = connection.getresponse()
-                answer.read()
-                answered.append(answer.status)
-            except (OSError, http.client.HTTPException) as error:
-                lost.append(repr(error))
-                return
-
-    with ThreadPoolExecutor(32) as pool:
-        pending = [pool.submit(ask, number) for number in range(32)]
-        wait_for(lambda: len(answered) > 200)
-        assert server.end() == 0
-        for one in pending:
-            one.result()
+    code, answered, lost = server.end_under_load(
+        "/v1/embeddings",
+        lambda number: {"input": ["one two three four five"] * (300 if number % 8 == 0 else 1)},
+        clients=32,
+        answers=200,
+    )
+    assert code == 0
     assert lost == []
     assert set(answered) <= {200, 429}
 
@@ -127,13 +108,6 @@ def test_a_port_in_use_is_one_line_of_log(start, toy_bundle):
 
 def at_work(url):
     return float(httpx.get(f"{url}/metrics").text.partition("\nembedkit_requests_at_work ")[2].split()[0])
-
-
-def wait_for(condition):
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def test_every_line_of_its_log_is_json(start, toy_bundle):

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import http.client
 import json
 import os
 import signal
 import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -18,6 +16,8 @@ import pytest
 
 from embedkit import Collection
 from embedkit.serving.http.metric_sums import sum_up
+
+from .conftest import wait_for
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="finds workers in /proc")
 
@@ -35,13 +35,6 @@ def is_alive(pid):
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     return False
-
-
-def wait_for(condition):
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def ask_from(server, connections, path="/embed", content=None, **given):
@@ -71,34 +64,13 @@ def test_metrics_and_readiness_are_of_all_workers(start, toy_bundle):
 def test_no_request_is_lost_when_workers_stop(start, toy_bundle):
     server = start(toy_bundle, *TWO, drain_delay_s=0.5)
     pids = workers_of(server)
-    lost, answered = [], []
-
-    def ask(number):
-        texts = ["one two three four five"] * (100 if number % 8 == 0 else 1)
-        connection = http.client.HTTPConnection("127.0.0.1", int(server.url.rpartition(":")[2]), timeout=60)
-        while True:
-            try:
-                if connection.sock is None:
-                    connection.connect()
-            except ConnectionRefusedError:
-                return
-            try:
-                connection.request(
-                    "POST", "/embed", json.dumps({"inputs": texts}), {"content-type": "application/json"}
-                )
-                answer = connection.getresponse()
-                answer.read()
-                answered.append(answer.status)
-            except (OSError, http.client.HTTPException) as error:
-                lost.append(repr(error))
-                return
-
-    with ThreadPoolExecutor(16) as pool:
-        pending = [pool.submit(ask, number) for number in range(16)]
-        wait_for(lambda: len(answered) > 100)
-        assert server.end() == 0
-        for one in pending:
-            one.result()
+    code, answered, lost = server.end_under_load(
+        "/embed",
+        lambda number: {"inputs": ["one two three four five"] * (100 if number % 8 == 0 else 1)},
+        clients=16,
+        answers=100,
+    )
+    assert code == 0
     assert lost == []
     assert set(answered) <= {200, 429}
     assert not any(map(is_alive, pids))
