@@ -101,30 +101,21 @@ static void *zeros(size_t bytes) {
     return memory;
 }
 
-/* An error unless all floats of a buffer, which need not be aligned, are finite. */
-static int check_finite(const char *bytes, Py_ssize_t count, const char *name) {
-    const uint32_t exponent = 0x7f800000;
-    bool finite = true;
-    for (Py_ssize_t i = 0; i < count; i++) {
-        uint32_t bits;
-        memcpy(&bits, bytes + i * (Py_ssize_t)sizeof bits, sizeof bits);
-        finite &= (bits & exponent) != exponent;
+/* An error unless all numbers of a buffer, which need not be aligned, are finite: their exponents are not all
+ * ones. */
+#define CHECK_FINITE(NAME, BITS, EXPONENT)                                                                     \
+    static int NAME(const char *bytes, Py_ssize_t count, const char *name) {                                   \
+        bool finite = true;                                                                                    \
+        for (Py_ssize_t i = 0; i < count; i++) {                                                               \
+            BITS bits;                                                                                         \
+            memcpy(&bits, bytes + i * (Py_ssize_t)sizeof bits, sizeof bits);                                   \
+            finite &= (bits & (EXPONENT)) != (EXPONENT);                                                       \
+        }                                                                                                      \
+        if (!finite) PyErr_Format(PyExc_ValueError, "%s: a value is NaN or infinite", name);                   \
+        return finite ? 0 : -1;                                                                                \
     }
-    if (!finite) PyErr_Format(PyExc_ValueError, "%s: a value is NaN or infinite", name);
-    return finite ? 0 : -1;
-}
-
-static int check_finite_halves(const char *bytes, Py_ssize_t count, const char *name) {
-    const uint16_t exponent = 0x7c00;
-    bool finite = true;
-    for (Py_ssize_t i = 0; i < count; i++) {
-        uint16_t bits;
-        memcpy(&bits, bytes + i * (Py_ssize_t)sizeof bits, sizeof bits);
-        finite &= (bits & exponent) != exponent;
-    }
-    if (!finite) PyErr_Format(PyExc_ValueError, "%s: a value is NaN or infinite", name);
-    return finite ? 0 : -1;
-}
+CHECK_FINITE(check_finite, uint32_t, 0x7f800000)
+CHECK_FINITE(check_finite_halves, uint16_t, 0x7c00)
 
 /* A copy of `count` floats of a buffer. */
 static float *read_floats(PyObject *source, Py_ssize_t count, const char *name) {

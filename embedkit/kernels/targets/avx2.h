@@ -85,17 +85,10 @@ INLINE Floats first_of(Floats x, int count, Floats rest) {
     return where_less(lanes, splat((float)count), x, rest);
 }
 
-#define REDUCTION(NAME, OPERATION)                                                                             \
-    INLINE float NAME(Floats x) {                                                                              \
-        const __m256 eight = _mm256_##OPERATION##_ps(x.low, x.high);                                           \
-        const __m128 four =                                                                                    \
-            _mm_##OPERATION##_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));              \
-        const __m128 two = _mm_##OPERATION##_ps(four, _mm_movehl_ps(four, four));                              \
-        return _mm_cvtss_f32(_mm_##OPERATION##_ss(two, _mm_movehdup_ps(two)));                                 \
-    }
-REDUCTION(sum_of, add)
-REDUCTION(least_of, min)
-REDUCTION(largest_of, max)
+INLINE __m256 lower_half(Floats x) { return x.low; }
+INLINE __m256 upper_half(Floats x) { return x.high; }
+
+#include "x86_reduction.h"
 
 INLINE void transpose_8(const float *from, long ld, int rows, float *to, long ldt) {
     __m256 a[8], b[8];

@@ -42,19 +42,10 @@ INLINE Floats first_of(Floats x, int count, Floats rest) {
     return _mm512_mask_mov_ps(rest, (__mmask16)((1u << count) - 1), x);
 }
 
+INLINE __m256 lower_half(Floats x) { return _mm512_castps512_ps256(x); }
 INLINE __m256 upper_half(Floats x) { return _mm512_extractf32x8_ps(x, 1); }
 
-#define REDUCTION(NAME, OPERATION)                                                                             \
-    INLINE float NAME(Floats x) {                                                                              \
-        const __m256 eight = _mm256_##OPERATION##_ps(_mm512_castps512_ps256(x), upper_half(x));                \
-        const __m128 four =                                                                                    \
-            _mm_##OPERATION##_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));              \
-        const __m128 two = _mm_##OPERATION##_ps(four, _mm_movehl_ps(four, four));                              \
-        return _mm_cvtss_f32(_mm_##OPERATION##_ss(two, _mm_movehdup_ps(two)));                                 \
-    }
-REDUCTION(sum_of, add)
-REDUCTION(least_of, min)
-REDUCTION(largest_of, max)
+#include "x86_reduction.h"
 
 INLINE void transpose_16(const float *from, long ld, int rows, float *to, long ldt) {
     __m512 a[16], b[16];
