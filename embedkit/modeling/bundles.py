@@ -1,4 +1,4 @@
-"""A bundle back as a network that can be trained, out of the weights that its graph holds."""
+"""Trainable networks from bundles, rebuilt from the weights in the graph."""
 
 from __future__ import annotations
 
@@ -24,13 +24,11 @@ _ACTIVATION = {"erf": "gelu", "tanh": "gelu_new"}
 
 
 def from_bundle(path: str | os.PathLike[str]) -> SentenceEncoder:
-    """The encoder of a bundle, its rounded weights as float32.
-
-    Exported again as it was, it embeds as the bundle does, up to the rounding of weights that were rounded before.
+    """Load the encoder of a bundle, with quantized weights converted to float32.
 
     Raises:
-        ModelNotFoundError, BundleError: there is no such bundle, or it is damaged.
-        ModelError: it holds a cross-encoder, or a graph other than embedkit's own BERT in float32 or int8.
+        ModelNotFoundError, BundleError: the bundle cannot be found or is damaged.
+        ModelError: it contains a cross-encoder, or a graph other than embedkit's own BERT in float32 or int8.
     """
     bundle = read_bundle(path)
     manifest = bundle.manifest
@@ -76,11 +74,11 @@ def _backbone(graph: BertGraph, tokenizer: Tokenizer) -> BertModel:
 
 
 def _weights(graph: BertGraph) -> dict[str, FloatArray]:
-    """By the names that transformers has for them."""
+    """All weights of the backbone, by their names in transformers."""
     weights = {
         "embeddings.word_embeddings.weight": graph.words.rows(),
         "embeddings.position_embeddings.weight": graph.positions,
-        # The one type of a text is in the positions.
+        # Folded into the positions at export.
         "embeddings.token_type_embeddings.weight": np.zeros((1, graph.hidden), dtype=np.float32),
         **_norm("embeddings.LayerNorm", graph.norm),
     }
@@ -102,7 +100,7 @@ def _layer(name: str, layer: Layer, width: int) -> dict[str, FloatArray]:
 
 
 def _queries_keys_values(name: str, projection: Product, width: int) -> dict[str, FloatArray]:
-    """Undo what the exporter folds together: three products, and the scale of the queries."""
+    """Split the merged product, and undo the scaling of the queries."""
     weights, biases = np.split(projection.matrix().T, 3), np.split(projection.bias, 3)
     scales = np.float32(math.sqrt(width)), np.float32(1), np.float32(1)
     found: dict[str, FloatArray] = {}

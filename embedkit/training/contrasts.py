@@ -1,11 +1,9 @@
-"""Contrasts: texts that share nearly all words with a text and say something else.
+"""Contrasts: variants of a text with nearly the same words and a different meaning.
 
-What a bag of words cannot tell apart: who does what to whom, whether something is so or not, a question and its
-answer. Pairs of such texts are rare in a corpus, and a student that has not seen them takes one for the other. The
-teacher says how far apart they are.
+A bag of words cannot distinguish roles, negation, or a question from a statement. Such pairs are rare in a corpus, so
+a student may confuse them; the teacher's vectors tell how different they are.
 
-Rules on closed word classes, without a parser: not every contrast is good English, which the teacher does not
-mind.
+The rules use closed word classes instead of a parser, so not every contrast is good English.
 """
 
 from __future__ import annotations
@@ -45,13 +43,13 @@ _BREAKS = ".,;:!?"
 
 
 def contrasts(text: str) -> list[str]:
-    """Variants of a short text: negated, roles exchanged, a word replaced by its opposite, turned into a question.
+    """Variants of a short text: negated, with exchanged roles, with an antonym, and as a question.
 
     Args:
-        text: normalised; of several sentences, or of more than 30 words, there are none.
+        text: normalised; texts of several sentences or of more than 30 words have no variants.
 
     Returns:
-        none to four texts, all different from it and from each other.
+        up to four texts, different from ``text`` and from each other.
     """
     words = text.split()
     if not 3 <= len(words) <= _LONGEST or _SPLIT.search(text):
