@@ -1,7 +1,7 @@
 """Contrasts: variants of a text with nearly the same words and a different meaning.
 
-A bag of words cannot distinguish roles, negation, or a question from a statement. Such pairs are rare in a corpus, so
-a student may confuse them; the teacher's vectors tell how different they are.
+A bag of words cannot distinguish roles, negation, or a question from a statement. Such pairs are rare in a corpus,
+so a student may confuse them; the teacher's vectors tell how different they are.
 
 The rules use closed word classes instead of a parser, so not every contrast is good English.
 """
