@@ -126,6 +126,7 @@ def _report(arguments: argparse.Namespace, encoding: BulkEncoding, rows: int, se
         "seconds": round(seconds, 3),
         "model": encoder.name,
         "fingerprint": encoder.fingerprint,
+        "numerics": encoder.numerics,
     }
     if arguments.json:
         print(json.dumps(result, indent=2))

@@ -225,6 +225,7 @@ def _report(
         "seconds": round(seconds, 3),
         "model": encoder.name,
         "fingerprint": encoder.fingerprint,
+        "numerics": encoder.numerics,
     }
     if arguments.json:
         print(json.dumps(result, indent=2))

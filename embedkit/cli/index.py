@@ -224,6 +224,7 @@ def _facts(collection: Collection) -> dict[str, Any]:
         "lexical": about.lexical,
         "model": about.model,
         "fingerprint": about.fingerprint,
+        "numerics": list(about.numerics),
         "queries": about.queries and about.queries.model,
         **collection.store.facts(),
     }

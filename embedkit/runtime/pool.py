@@ -104,6 +104,11 @@ class EncoderPool:
         return self._encoder.fingerprint
 
     @property
+    def numerics(self) -> str:
+        """The arithmetic of the processes, which load the model with the options of this one."""
+        return self._encoder.numerics
+
+    @property
     def dimension(self) -> int:
         """D, the number of dimensions of an embedding."""
         return self._encoder.dimension

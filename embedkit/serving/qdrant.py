@@ -79,7 +79,7 @@ class QdrantDocuments(RemoteStore):
             raise InputError(f"there is no index {plan.index!r} on Qdrant; the kinds are {AUTO}, {_INDEX}")
         with tempfile.TemporaryDirectory() as folder, _connection(address) as (client, name):
             documents = spool(Path(folder), source, check=cls._check, show_progress_bar=show_progress_bar)
-            about = RemoteAbout.planned(plan, documents, _INDEX)
+            about = RemoteAbout.planned(plan, documents, _INDEX, source)
             if client.collection_exists(name):
                 raise CollectionError(
                     f"there is a collection at {address} already: add to it or choose another name"
@@ -162,7 +162,9 @@ class QdrantDocuments(RemoteStore):
             while some := list(itertools.islice(points, _ROWS_PER_REQUEST)):
                 yield np.array([point.vector["embedding"] for point in some], dtype=np.float32)
 
-        return Source(map(_document, self._all()), embeddings, Maker(self.about.model, self.about.fingerprint))
+        about = self.about
+        maker = Maker(about.model, about.fingerprint, about.numerics)
+        return Source(map(_document, self._all()), embeddings, maker)
 
     def close(self) -> None:
         """End the connection; a folder can then be opened by others."""
@@ -204,6 +206,12 @@ class QdrantDocuments(RemoteStore):
 
     def _kept_facts(self) -> Mapping[str, Any]:
         return self._metadata
+
+    def _keep_facts(self, facts: Mapping[str, Any]) -> None:
+        changed = {name: value for name, value in facts.items() if value != self._metadata.get(name)}
+        with self._asking():
+            self._client.update_collection(self._name, metadata=changed)  # which Qdrant merges into the others
+        self._metadata = dict(facts)
 
     def _count_documents(self) -> int:
         with self._asking():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -89,6 +90,58 @@ def test_it_is_opened_again_by_its_own_model(
         Collection.open(address, encoder=other)
     with pytest.raises(InputError, match="without an encoder"):
         Collection.open(address).search("a dog")
+
+
+def told(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What was said of arithmetics."""
+    return [line for line in caplog.messages if "computed by" in line]
+
+
+class Recomputed:
+    """The same model under another arithmetic."""
+
+    def __init__(self, encoder: Encoder, numerics: str) -> None:
+        self.name, self.fingerprint, self.numerics = encoder.name, encoder.fingerprint, numerics
+        self.dimension, self.max_length = encoder.dimension, encoder.max_length
+        self.encode = encoder.encode
+
+
+def test_the_arithmetic_is_recorded_and_a_mixture_is_told(
+    address: str, encoder: Encoder, caplog: pytest.LogCaptureFixture
+) -> None:
+    one, other = Recomputed(encoder, "one"), Recomputed(encoder, "other")
+    Collection.build(DOCUMENTS, encoder=one, path=address).close()
+    assert Collection.describe(address).numerics == ("one",)
+    with closing(Collection.open(address, encoder=one)) as same:
+        same.upsert([("a", "a boat")])
+    assert not told(caplog)
+    with closing(Collection.open(address, encoder=other)) as mixed:
+        assert len(told(caplog)) == 1
+        assert "holds embeddings computed by one, and other computes new ones" in told(caplog)[0]
+        mixed.upsert([("f", "black tea")])
+        assert len(told(caplog)) == 2
+        mixed.upsert([("g", "green tea")])
+        assert len(told(caplog)) == 2
+    assert Collection.describe(address).numerics == ("one", "other")
+
+
+def test_embeddings_that_are_taken_over_keep_their_arithmetic(
+    address: str, encoder: Encoder, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    one, other = Recomputed(encoder, "one"), Recomputed(encoder, "other")
+    with closing(Collection.build(DOCUMENTS, encoder=one, path=tmp_path / "one")) as built:
+        Collection.build(built, encoder=other, path=address).close()
+    assert Collection.describe(address).numerics == ("one",)
+    assert len(told(caplog)) == 1
+
+
+def test_embeddings_of_nobody_have_an_unknown_arithmetic(
+    address: str, encoder: Encoder, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = encoder.encode([document["text"] for document in DOCUMENTS])
+    Collection.build(DOCUMENTS, encoder=encoder, path=address, embeddings=rows).close()
+    assert Collection.describe(address).numerics == ("unknown",)
+    assert not told(caplog)
 
 
 def test_a_student_embeds_the_queries(address: str, encoder: Encoder, write_toy_bundle, tmp_path: Path) -> None:

@@ -65,6 +65,7 @@ class BulkEncoding:
         self._form = encoder.encode([], **job.options)
         self._manifest: dict[str, Any] = {
             "model": encoder.name,
+            "numerics": [encoder.numerics],
             **job.settings,
             "rows_per_shard": rows_per_shard,
             "inputs": [
@@ -94,7 +95,8 @@ class BulkEncoding:
 
         Args:
             source: a Parquet file, a folder of them, or a pattern (see :func:`find_inputs`).
-            output: folder of the shards: new, empty, or begun with the same arguments.
+            output: folder of the shards: new, empty, or begun with the same arguments. Shards that were made by
+                another arithmetic (:attr:`embedkit.Encoder.numerics`) are kept, and a warning is logged.
             model: as of :meth:`Encoder.load`; for engines on many machines, a path that all of them see.
             text_column: the column that is embedded.
             columns: the columns that rows keep; all, the texts too, if None.
@@ -123,6 +125,7 @@ class BulkEncoding:
         job = Job(
             model=_everywhere(model),
             fingerprint=encoder.fingerprint,
+            numerics=encoder.numerics,
             output=folder,
             text_column=text_column,
             columns=kept,

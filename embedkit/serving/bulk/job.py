@@ -22,6 +22,7 @@ class Job:
     Attributes:
         model: what `Encoder.load` takes, on every machine.
         fingerprint: of the model; a worker that finds another one refuses to work.
+        numerics: of the model where the work began; a worker that computes otherwise logs a warning.
         output: folder of the shards, on every machine.
         text_column: the column that is embedded.
         columns: the columns that rows keep.
@@ -35,6 +36,7 @@ class Job:
 
     model: str
     fingerprint: str
+    numerics: str
     output: Path
     text_column: str
     columns: tuple[str, ...]

@@ -11,6 +11,7 @@ from typing import Any
 
 from embedkit.atomic import atomic_file, storage_errors
 from embedkit.errors import CollectionError, FingerprintError, InputError
+from embedkit.runtime.numerics import UNKNOWN, joined, warn_of_mixture
 from embedkit.serving.bulk.parquet_input import Shard
 from embedkit.write_lock import LOCK, write_lock
 
@@ -29,14 +30,14 @@ def check_output(folder: Path, manifest: dict[str, Any]) -> None:
 
     Args:
         folder: of the shards.
-        manifest: ``model``, ``fingerprint``, settings, inputs; values of JSON.
+        manifest: ``model``, ``fingerprint``, ``numerics``, settings, inputs; values of JSON.
 
     Raises:
         FingerprintError: the folder holds embeddings of another model.
         InputError: it was begun with other settings or other inputs; says which.
         CollectionError: it holds something else.
     """
-    if (folder / MANIFEST).exists() and any(folder.glob("shard-*.parquet")):
+    if _is_begun(folder):
         _refuse_another(folder, _read(folder), {"format": _FORMAT, **manifest})
     elif folder.exists():
         _refuse_foreign(folder)
@@ -55,8 +56,11 @@ def begin_or_resume(folder: Path, manifest: dict[str, Any]) -> Iterator[None]:
     with write_lock(folder):
         check_output(folder, manifest)
         _sweep(folder)
+        kept = _numerics(_read(folder)) if _is_begun(folder) else ()
+        warn_of_mixture(folder, kept, manifest["numerics"])
+        numerics = list(joined(kept, manifest["numerics"]))
         with atomic_file(folder / MANIFEST) as temporary:
-            text = json.dumps({"format": _FORMAT, **manifest}, indent=2, ensure_ascii=False)
+            text = json.dumps({"format": _FORMAT, **manifest, "numerics": numerics}, indent=2, ensure_ascii=False)
             temporary.write_text(text, encoding="utf-8")
         yield
         _sweep(folder)  # of workers that were lost
@@ -66,6 +70,17 @@ def unfinished(folder: Path, shards: Sequence[Shard]) -> list[Shard]:
     """The shards whose files are not there yet."""
     present = {entry.name for entry in folder.iterdir()} if folder.is_dir() else set()
     return [shard for shard in shards if shard.file not in present]
+
+
+def _is_begun(folder: Path) -> bool:
+    """Whether there are finished shards."""
+    return (folder / MANIFEST).exists() and any(folder.glob("shard-*.parquet"))
+
+
+def _numerics(manifest: dict[str, Any]) -> list[str]:
+    """The arithmetics of the finished shards; manifests of earlier versions do not name them."""
+    found = manifest.get("numerics")
+    return [str(each) for each in found] if isinstance(found, list) else [UNKNOWN]
 
 
 def _sweep(folder: Path) -> None:
@@ -91,7 +106,7 @@ def _refuse_another(folder: Path, found: dict[str, Any], wanted: dict[str, Any])
             f"{folder} holds embeddings of {found.get('model')} (fingerprint {other[:12]}), "
             f"not of {wanted['model']} ({wanted['fingerprint'][:12]}): go on with that, or give another folder"
         )
-    changed = [name for name in wanted if found.get(name) != wanted[name]]
+    changed = [name for name in wanted if name != "numerics" and found.get(name) != wanted[name]]
     if changed:
         told = ", ".join(
             f"{name} {_short(found.get(name))}, now {_short(wanted[name])}" for name in changed[:_SETTINGS_NAMED]

@@ -13,6 +13,7 @@ from pyarrow import parquet
 from embedkit.atomic import atomic_file
 from embedkit.errors import DataError, FingerprintError
 from embedkit.runtime.encoder import Encoder
+from embedkit.runtime.numerics import warn_of_mixture
 from embedkit.runtime.pool import EncoderPool
 from embedkit.serving.bulk.job import EMBEDDING, Job
 from embedkit.serving.bulk.parquet_input import Shard, read_shard
@@ -45,7 +46,12 @@ class ShardEncoder:
                 f"{job.model} is another model here (fingerprint {self._encoder.fingerprint[:12]}) than where the "
                 f"work began ({job.fingerprint[:12]}): give all machines the same file"
             )
-        about = {"model": self._encoder.name, "fingerprint": job.fingerprint}
+        warn_of_mixture(job.output, [job.numerics], [self._encoder.numerics])
+        about = {
+            "model": self._encoder.name,
+            "fingerprint": job.fingerprint,
+            "numerics": self._encoder.numerics,
+        }
         self._metadata = {_SCHEMA_KEY: json.dumps(about)}
 
     def encode(self, shard: Shard, advance: Callable[[int], None] | None = None) -> int:

@@ -267,4 +267,5 @@ def _card(model: Encoder | CrossEncoder) -> dict[str, Any]:
         "dimension": model.manifest.dimension,
         "max_length": model.max_length,
         "fingerprint": model.fingerprint,
+        "numerics": model.numerics,
     }

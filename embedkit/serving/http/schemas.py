@@ -161,6 +161,7 @@ class ModelCard(Schema):
     dimension: int = Field(description="width of an embedding; 1 for a cross-encoder")
     max_length: int = Field(description="longest text in tokens")
     fingerprint: str = Field(description="SHA-256 of everything that decides its embeddings")
+    numerics: str = Field(description="the arithmetic; with the same fingerprint it gives the same bits")
 
 
 class ModelList(Schema):
@@ -312,6 +313,7 @@ class TeiInfo(Schema):
 
     model_id: str
     model_sha: str
+    model_numerics: str
     model_dtype: str
     model_type: TeiModelType
     max_concurrent_requests: int

@@ -69,7 +69,8 @@ class MilvusDocuments(RemoteStore):
         uri, name = _parse(address)
         with tempfile.TemporaryDirectory() as folder:
             documents = spool(Path(folder), source, check=cls._check, show_progress_bar=show_progress_bar)
-            about = RemoteAbout.planned(plan, documents, "AUTOINDEX" if plan.index == AUTO else plan.index)
+            index = "AUTOINDEX" if plan.index == AUTO else plan.index
+            about = RemoteAbout.planned(plan, documents, index, source)
             rows = MilvusStore.create(
                 uri,
                 name,
@@ -160,7 +161,8 @@ class MilvusDocuments(RemoteStore):
                 yield np.array([row["embedding"] for row in rows], dtype=np.float32)
 
         documents = (_document(row) for rows in self._rows.all(_FIELDS) for row in rows)
-        return Source(documents, embeddings, Maker(self.about.model, self.about.fingerprint))
+        about = self.about
+        return Source(documents, embeddings, Maker(about.model, about.fingerprint, about.numerics))
 
     def drop(self) -> None:
         """Delete the whole collection from Milvus."""
@@ -204,6 +206,9 @@ class MilvusDocuments(RemoteStore):
 
     def _kept_facts(self) -> Mapping[str, Any]:
         return self._rows.about
+
+    def _keep_facts(self, facts: Mapping[str, Any]) -> None:
+        self._rows.keep(dict(facts))
 
     def _count_documents(self) -> int:
         return self._rows.count()

@@ -223,6 +223,11 @@ class MilvusStore:
             self._client.drop_index(self.name, "embedding")
             self._client.create_index(self.name, parameters)
             self._client.load_collection(self.name)
+        self.keep(about)
+
+    def keep(self, about: Row) -> None:
+        """Keep facts in the place of the earlier ones."""
+        with _refusals_told(self.uri):
             self._client.alter_collection_properties(self.name, {_ABOUT: json.dumps(about, ensure_ascii=False)})
         self.about = about
 

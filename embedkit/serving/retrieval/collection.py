@@ -9,6 +9,7 @@ from typing import overload
 
 from embedkit.errors import InputError
 from embedkit.protocols import FloatArray, TextEncoder
+from embedkit.runtime.numerics import warn_of_mixture
 from embedkit.serving.retrieval.cascade import Cascade, Steps, search_embeddings
 from embedkit.serving.retrieval.documents import Document, DocumentSource
 from embedkit.serving.retrieval.embedding import embed_queries
@@ -116,7 +117,9 @@ class Collection:
             queries_source=queries_source,
         )
         store = store_class(path).build(os.fspath(path), found, plan, show_progress_bar=show_progress_bar)
-        return cls(_place(path), store, Models(encoder, queries))
+        models = Models(encoder, queries)
+        warn_of_mixture(path, store.about.numerics, models.numerics(store.about))
+        return cls(_place(path), store, models)
 
     @classmethod
     def open(
@@ -129,7 +132,8 @@ class Collection:
         """Open a collection that :meth:`build` made.
 
         The lengths of all files are compared with the manifest; the checksum too of a file that FAISS is going
-        to read. :meth:`verify` compares the checksums of all.
+        to read. :meth:`verify` compares the checksums of all. A model that computes by another arithmetic than
+        the one that the embeddings were made with (:attr:`embedkit.Encoder.numerics`) is logged as a warning.
 
         Args:
             path: the collection's folder.
@@ -148,6 +152,7 @@ class Collection:
         if queries is not None and store.about.count and not models.is_recorded(store.about):
             documents, embeddings = store.sample(SAMPLE)
             agreement(queries, [document.text for document in documents], embeddings, store.about.model)
+        warn_of_mixture(path, store.about.numerics, models.numerics(store.about))
         return cls(_place(path), store, models)
 
     @classmethod
@@ -229,6 +234,7 @@ class Collection:
             documents, embeddings, text_column=text_column, id_column=id_column, number_rows=False
         )
         found.check_maker(encoder)
+        warn_of_mixture(self.path, self.manifest.numerics, found.numerics(encoder))
         return self.store.upsert(found, encoder, merge=merge, show_progress_bar=show_progress_bar)
 
     def delete(self, ids: str | Iterable[str]) -> int:

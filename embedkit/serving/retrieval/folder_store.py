@@ -163,8 +163,8 @@ class FolderStore:
 
     def source(self) -> Source:
         """All documents and embeddings of the latest snapshot."""
-        snapshot = self._snapshot
-        maker = Maker(snapshot.manifest.model, snapshot.manifest.fingerprint)
+        snapshot, about = self._snapshot, self.about
+        maker = Maker(about.model, about.fingerprint, about.numerics)
         return Source(snapshot.documents(), snapshot.embeddings, maker)
 
     def close(self) -> None:

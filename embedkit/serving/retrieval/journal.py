@@ -1,8 +1,8 @@
 """Embeddings of an unfinished write, kept so that the next attempt goes on where this one stopped.
 
-Each chunk of texts is a file in the folder ``.unfinished`` of the collection, named for the model and the texts,
-so only embeddings of the very same texts by the very same model are taken up again. The folder goes when a write
-succeeds.
+Each chunk of texts is a file in the folder ``.unfinished`` of the collection, named for the model, its arithmetic
+and the texts, so only embeddings of the very same texts by the very same model are taken up again. The folder goes
+when a write succeeds.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import numpy as np
 from embedkit.atomic import atomic_file
 from embedkit.errors import CollectionError
 from embedkit.protocols import FloatArray, TextEncoder
+from embedkit.runtime.numerics import numerics_of
 from embedkit.serving.retrieval.array_file import map_array, write_array
 
 __all__ = ["UNFINISHED", "EmbeddingJournal"]
@@ -60,5 +61,6 @@ class EmbeddingJournal:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _path(self, texts: Sequence[str]) -> Path:
-        content = json.dumps([self._encoder.fingerprint, self._encoder.dimension, *texts])
+        encoder = self._encoder
+        content = json.dumps([encoder.fingerprint, numerics_of(encoder), encoder.dimension, *texts])
         return self._folder / f"{hashlib.sha256(content.encode()).hexdigest()}.npy"

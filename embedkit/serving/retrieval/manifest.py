@@ -22,6 +22,7 @@ from typing import Any, Final, Self
 
 from embedkit.atomic import atomic_file
 from embedkit.errors import CollectionError
+from embedkit.runtime.numerics import UNKNOWN
 from embedkit.serving.retrieval.document_store import DocumentStore
 from embedkit.serving.retrieval.file_seal import FileSeal
 from embedkit.serving.retrieval.index_kinds import AUTO, INDEX_KINDS
@@ -122,6 +123,7 @@ class Manifest:
         prompts: the encoder's prompts by name, as far as it tells them.
         created_by: program and version.
         queries: the model of the queries; None, and not in the file, if it is that of the documents.
+        numerics: the arithmetics that made the embeddings; several if it has changed between writes.
     """
 
     model: str
@@ -135,6 +137,7 @@ class Manifest:
     prompts: dict[str, str]
     created_by: str
     queries: QueryModel | None = None
+    numerics: tuple[str, ...] = (UNKNOWN,)  # as in collections of earlier versions
 
     @property
     def count(self) -> int:
@@ -217,8 +220,11 @@ class Manifest:
         segments, queries = tuple(map(_segment, fields["segments"])), fields.get("queries")
         if queries is not None and not _holds(queries, _QUERIES_CHECKS):
             raise CollectionError(f"{path} is damaged: no valid queries")
-        known = {name: fields[name] for name in _CHECKS}
-        return cls(**known | {"segments": segments, "queries": queries and QueryModel(**queries)})
+        numerics = fields.get("numerics", [UNKNOWN])
+        if not _are_names(numerics):
+            raise CollectionError(f"{path} is damaged: no valid numerics")
+        known = {name: fields[name] for name in _CHECKS} | {"segments": segments, "numerics": tuple(numerics)}
+        return cls(**known, queries=queries and QueryModel(**queries))
 
 
 def _checksum(fields: dict[str, Any]) -> str:
@@ -240,6 +246,10 @@ def _segment(fields: dict[str, Any]) -> SegmentEntry:
 
 def _is_text(value: Any) -> bool:
     return isinstance(value, str)
+
+
+def _are_names(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(map(_is_text, value))
 
 
 def _is_count(value: Any) -> bool:

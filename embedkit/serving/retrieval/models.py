@@ -15,6 +15,7 @@ import numpy as np
 
 from embedkit.errors import FingerprintError
 from embedkit.protocols import FloatArray, TextEncoder
+from embedkit.runtime.numerics import numerics_of
 from embedkit.serving.retrieval.document_store import DocumentStore
 from embedkit.serving.retrieval.embedding import embed_texts
 from embedkit.serving.retrieval.manifest import QueryModel
@@ -59,6 +60,11 @@ class Models:
     def for_queries(self) -> TextEncoder | None:
         """The model that embeds queries; the documents' own model where no other was given."""
         return self.queries or self.encoder
+
+    def numerics(self, about: About) -> tuple[str, ...]:
+        """The arithmetics of those models that are the collection's own, and so could give the same bits."""
+        given = (each for each in (self.encoder, self.queries) if each is not None)
+        return tuple({numerics_of(each) for each in given if each.fingerprint == about.fingerprint})
 
     def is_recorded(self, about: About) -> bool:
         """Whether the model of the queries is one that the collection names, or none was given."""

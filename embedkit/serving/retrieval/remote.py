@@ -17,6 +17,7 @@ import numpy as np
 from embedkit.errors import CollectionError, DataError, InputError
 from embedkit.progress import Progress
 from embedkit.protocols import FloatArray, TextEncoder
+from embedkit.runtime.numerics import UNKNOWN, joined
 from embedkit.serving.retrieval.document_store import DocumentStore, write_documents
 from embedkit.serving.retrieval.documents import Document
 from embedkit.serving.retrieval.embedding import largest_deviation
@@ -58,10 +59,11 @@ class RemoteAbout:
     index: str
     lexical: bool = False
     queries: QueryModel | None = None
+    numerics: tuple[str, ...] = (UNKNOWN,)
     count: int = 0
 
     @classmethod
-    def planned(cls, plan: Plan, documents: DocumentStore, index: str) -> Self:
+    def planned(cls, plan: Plan, documents: DocumentStore, index: str, source: Source) -> Self:
         """What to keep of a collection that is to be built.
 
         Raises:
@@ -79,6 +81,7 @@ class RemoteAbout:
             index=index,
             lexical=plan.lexical,
             queries=queries,
+            numerics=joined(source.numerics(plan.encoder)),
         )
 
     @classmethod
@@ -86,7 +89,7 @@ class RemoteAbout:
         """Read what :meth:`facts` made; collections of earlier versions have no words and one model."""
         known = {field.name for field in dataclasses.fields(cls)} & facts.keys()
         queries = facts.get("queries")
-        told = {name: facts[name] for name in known}
+        told = {name: facts[name] for name in known} | {"numerics": tuple(facts.get("numerics", (UNKNOWN,)))}
         return cls(**told | {"queries": queries and QueryModel(**queries), "count": count})
 
     def facts(self) -> dict[str, Any]:
@@ -208,6 +211,7 @@ class RemoteStore(ABC):
         """Embed and send documents; one whose id is there already takes the place of the old one."""
         with tempfile.TemporaryDirectory() as folder:
             documents = spool(Path(folder), source, check=self._check, show_progress_bar=show_progress_bar)
+            self._note_numerics(source.numerics(encoder))
             replaced = self._send(documents, source, encoder, show_progress_bar=show_progress_bar)
             return Upserted(len(documents) - replaced, replaced)
 
@@ -262,6 +266,13 @@ class RemoteStore(ABC):
         self.refresh()
         return replaced
 
+    def _note_numerics(self, used: Sequence[str]) -> None:
+        """Keep the names of the arithmetics of embeddings before they are sent."""
+        about = self.about
+        numerics = joined(about.numerics, used)
+        if numerics != about.numerics:
+            self._keep_facts(dataclasses.replace(about, numerics=numerics).facts())
+
     @staticmethod
     @abstractmethod
     def _check(document: Document) -> None:
@@ -270,6 +281,10 @@ class RemoteStore(ABC):
     @abstractmethod
     def _kept_facts(self) -> Mapping[str, Any]:
         """What :meth:`RemoteAbout.facts` made, as the database keeps it."""
+
+    @abstractmethod
+    def _keep_facts(self, facts: Mapping[str, Any]) -> None:
+        """Keep facts in the place of those that :meth:`_kept_facts` gives."""
 
     @abstractmethod
     def _count_documents(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -15,6 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset as pads
 
 from embedkit.errors import DataError, FingerprintError, InputError
+from embedkit.runtime.numerics import UNKNOWN, joined
 from embedkit.serving.retrieval.sources import Maker
 
 __all__ = ["Shards"]
@@ -62,10 +64,13 @@ class Shards:
                 raise DataError(f"there are no .parquet files in {folder}")
             dataset = pads.dataset([str(file) for file in files], format="parquet")
             makers = {_maker(fragment.physical_schema) for fragment in dataset.get_fragments()}
-        if len(makers) > 1:
-            told = ", ".join(sorted(each.fingerprint[:12] if each else "unknown" for each in makers))
+        fingerprints = {each.fingerprint if each else "unknown" for each in makers}
+        if len(fingerprints) > 1:
+            told = ", ".join(sorted(each[:12] for each in fingerprints))
             raise FingerprintError(f"{folder} holds embeddings of several models: {told}")
-        (maker,) = makers
+        known = [each for each in makers if each]
+        numerics = joined(*(each.numerics for each in known))
+        maker = dataclasses.replace(known[0], numerics=numerics) if known else None
         has_embeddings = _COLUMN in dataset.schema.names
         if column is None and has_embeddings and folder.is_dir() and maker is None:
             raise InputError(
@@ -137,7 +142,8 @@ class Shards:
 def _maker(schema: pa.Schema) -> Maker | None:
     with contextlib.suppress(ValueError, TypeError, LookupError):
         found = json.loads((schema.metadata or {})[_METADATA])
-        return Maker(str(found["model"]), str(found["fingerprint"]))
+        numerics = str(found.get("numerics", UNKNOWN))
+        return Maker(str(found["model"]), str(found["fingerprint"]), (numerics,))
     return None
 
 

@@ -22,6 +22,7 @@ from embedkit.errors import DataError, FingerprintError, InputError
 from embedkit.extras import require
 from embedkit.progress import Progress
 from embedkit.protocols import FloatArray, TextEncoder
+from embedkit.runtime.numerics import UNKNOWN, numerics_of
 from embedkit.serving.retrieval.document_store import DocumentStore
 from embedkit.serving.retrieval.documents import (
     Document,
@@ -51,10 +52,12 @@ class Maker:
     Attributes:
         model: name of the encoder.
         fingerprint: hex SHA-256 of everything that decides the embeddings.
+        numerics: the arithmetics it computed with; several if embeddings of different runs lie together.
     """
 
     model: str
     fingerprint: str
+    numerics: tuple[str, ...] = (UNKNOWN,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +74,12 @@ class Source:
     documents: Iterator[Document]
     embeddings: Callable[[], Iterator[npt.NDArray[Any]]] | None = None
     maker: Maker | None = None
+
+    def numerics(self, encoder: TextEncoder) -> tuple[str, ...]:
+        """The arithmetics of the embeddings: of those that there are, or else of the encoder that makes them."""
+        if self.embeddings is None:
+            return (numerics_of(encoder),)
+        return self.maker.numerics if self.maker else (UNKNOWN,)
 
     def check_maker(self, encoder: TextEncoder) -> None:
         """Refuse embeddings of another model.

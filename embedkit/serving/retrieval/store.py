@@ -73,6 +73,10 @@ class About(Protocol):
         """The model of the queries; None if it is that of the documents."""
 
     @property
+    def numerics(self) -> tuple[str, ...]:
+        """The arithmetics that made the embeddings; see :attr:`embedkit.Encoder.numerics`."""
+
+    @property
     def count(self) -> int:
         """N, the number of documents."""
 

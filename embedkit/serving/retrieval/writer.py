@@ -18,6 +18,7 @@ from embedkit.atomic import atomic_folder
 from embedkit.errors import EmbedkitError
 from embedkit.progress import Progress
 from embedkit.protocols import TextEncoder
+from embedkit.runtime.numerics import joined
 from embedkit.serving.retrieval.document_store import DocumentStore, write_documents
 from embedkit.serving.retrieval.documents import Document
 from embedkit.serving.retrieval.embedding import prompts_of
@@ -47,6 +48,7 @@ def build(folder: Path, generation: str, source: Source, plan: Plan, *, show_pro
         segments=(),
         prompts=prompts_of(encoder),
         created_by=f"embedkit {__version__}",
+        numerics=joined(source.numerics(encoder)),
     )
     with atomic_folder(folder / generation) as files:
         store = _read(files, source.documents, show_progress_bar=show_progress_bar)
@@ -75,7 +77,8 @@ def upsert(
         found = (snapshot.find(store.read(row).id) for row in range(len(store)))
         replaced = [row for row in found if row is not None]
         segments = _bury(files, generation, old, snapshot.without(replaced))
-    _write(old, folder, generation, [*segments, segment])
+    new = dataclasses.replace(old, numerics=joined(old.numerics, source.numerics(encoder)))
+    _write(new, folder, generation, [*segments, segment])
     EmbeddingJournal(folder, encoder).clear()
     return Upserted(len(store) - len(replaced), len(replaced))
 

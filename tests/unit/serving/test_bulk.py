@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from embedkit import Encoder
+from embedkit import Collection, Encoder
 from embedkit.errors import CollectionError, DataError, FingerprintError, InputError, MissingExtraError
 from embedkit.extras import require
 
@@ -74,8 +74,48 @@ def test_rows_keep_their_columns_and_order_and_get_embeddings(
 def test_a_shard_says_which_model_made_it(toy_bundle: Path, pages: Path, tmp_path: Path) -> None:
     BulkEncoding.prepare(pages, tmp_path / "out", model=toy_bundle).run()
     metadata = parquet.read_schema(tmp_path / "out" / "shard-000000.parquet").metadata
-    about = {"model": "toy", "fingerprint": Encoder.load(toy_bundle).fingerprint}
+    encoder = Encoder.load(toy_bundle)
+    about = {"model": "toy", "fingerprint": encoder.fingerprint, "numerics": encoder.numerics}
     assert json.loads(metadata[b"embedkit"]) == about
+
+
+def test_a_mixture_of_arithmetics_is_told_and_recorded(
+    toy_bundle: Path, pages: Path, tmp_path: Path, monkeypatch, caplog
+) -> None:
+    out, used = tmp_path / "out", Encoder.load(toy_bundle).numerics
+    BulkEncoding.prepare(pages, out, model=toy_bundle, columns=["text"], rows_per_shard=10).run()
+    assert json.loads((out / "_manifest.json").read_text())["numerics"] == [used]
+    (out / "shard-000001.parquet").unlink()
+    monkeypatch.setattr(Encoder, "numerics", property(lambda _: "another"))
+    caplog.clear()
+    BulkEncoding.prepare(pages, out, model=toy_bundle, columns=["text"], rows_per_shard=10).run()
+    assert [line for line in caplog.messages if f"computed by {used}, and another computes" in line]
+    assert json.loads((out / "_manifest.json").read_text())["numerics"] == sorted(["another", used])
+    collection = Collection.build(out, encoder=Encoder.load(toy_bundle), path=tmp_path / "idx")
+    assert collection.manifest.numerics == tuple(sorted(["another", used]))
+
+
+def test_a_worker_that_computes_otherwise_says_so(toy_bundle: Path, pages: Path, tmp_path: Path, caplog) -> None:
+    job = BulkEncoding.prepare(pages, tmp_path / "out", model=toy_bundle).job
+    ShardEncoder(job)
+    assert not caplog.messages
+    ShardEncoder(dataclasses.replace(job, numerics="another"))
+    assert "computed by another, and" in caplog.text
+
+
+def test_a_folder_begun_by_an_earlier_version_is_continued(
+    toy_bundle: Path, pages: Path, tmp_path: Path, caplog
+) -> None:
+    out = tmp_path / "out"
+    BulkEncoding.prepare(pages, out, model=toy_bundle).run()
+    manifest = json.loads((out / "_manifest.json").read_text())
+    del manifest["numerics"]
+    (out / "_manifest.json").write_text(json.dumps(manifest))
+    caplog.clear()
+    assert BulkEncoding.prepare(pages, out, model=toy_bundle).run() == 0
+    assert not [line for line in caplog.messages if "computed by" in line]
+    manifest = json.loads((out / "_manifest.json").read_text())
+    assert manifest["numerics"] == sorted(["unknown", Encoder.load(toy_bundle).numerics])
 
 
 def test_shards_cross_row_groups_but_no_files(pages: Path) -> None:

@@ -39,6 +39,7 @@ MANIFEST = Manifest(
     ),
     prompts={"query": "q: "},
     created_by="embedkit 0",
+    numerics=("embedkit-1", "onnxruntime-1"),
 )
 
 
@@ -56,6 +57,11 @@ def forge(folder, **changes):
 def test_what_is_written_is_read(tmp_path):
     MANIFEST.write(tmp_path)
     assert Manifest.read(tmp_path) == MANIFEST
+
+
+def test_a_manifest_of_before_numerics_is_read(tmp_path):
+    forge(tmp_path, numerics=...)
+    assert Manifest.read(tmp_path).numerics == ("unknown",)
 
 
 def test_it_may_be_formatted_again(tmp_path):
@@ -143,6 +149,9 @@ def test_a_change_is_noticed(tmp_path):
         {"lexical": 1},
         {"segments": {}},
         {"segments": [[]]},
+        {"numerics": []},
+        {"numerics": "embedkit-1"},
+        {"numerics": [1]},
         {"embedkit.collection": "1"},
         {"embedkit.collection": 0},
     ],

@@ -98,6 +98,7 @@ async def info(catalogue: Serving, model: str | None = None) -> dict[str, Any]:
     return {
         "model_id": manifest.name,
         "model_sha": encoder.fingerprint,
+        "model_numerics": encoder.numerics,
         "model_dtype": manifest.precision,
         "model_type": {"embedding": {"pooling": manifest.pooling}},
         "max_concurrent_requests": settings.concurrent_requests,

@@ -73,6 +73,7 @@ def test_all_models_are_listed_and_described(two, toy_encoder, short):
         "toy": toy_encoder.fingerprint,
         "short": short.fingerprint,
     }
+    assert {card["numerics"] for card in cards} == {toy_encoder.numerics}
     assert two.get("/v1/models/small").json()["id"] == "short"
     assert two.get("/v1/models/other").json()["id"] == "toy"
     assert two.get("/info").json()["model_id"] == "toy"

@@ -43,6 +43,7 @@ def test_info_tells_of_the_model_and_the_limits(client, toy_encoder):
     info = client.get("/info").json()
     assert info["model_id"] == "toy"
     assert info["model_sha"] == toy_encoder.fingerprint
+    assert info["model_numerics"] == toy_encoder.numerics
     assert info["max_input_length"] == toy_encoder.max_length
     assert info["max_client_batch_size"] == 2048
 
