@@ -80,7 +80,7 @@ def main() -> None:
 
 def has_queue(name: str) -> bool:
     """Whether a method scores against past vectors."""
-    fields = () if name in PAIRS else dataclasses.fields(METHODS[name].config)
+    fields = () if name in PAIRS else dataclasses.fields(METHODS[name].settings_class)
     return any(field.name == "queue_size" for field in fields)
 
 
@@ -132,7 +132,7 @@ def build(name: str, queue: int | None, size: str) -> Learner:
         return CrossToEncoder(encoder)
     entry = METHODS[name]
     settings = {} if queue is None else {"queue_size": queue}
-    return entry.method(encoder, entry.config(**settings), seed=0, **entry.method.told([TEACHER_WIDTH]))
+    return entry(encoder, entry.settings_class(**settings), seed=0, **entry.told([TEACHER_WIDTH]))
 
 
 def make_batch(method: Learner, rows: int, seed: int) -> Batch:

@@ -170,11 +170,15 @@ class Method(Learner):
     """A training method: a learner whose product is an encoder.
 
     Attributes:
+        settings_class: the dataclass of its settings, the table ``[settings]`` of a run.
+        paper: where it was published.
         presets: the paper's settings for each size, laid under what the user says.
         paired: tables like those, but for a setting's value: ``"predictor=code"`` -> what goes with it.
         imitates: whether an embedding becomes its text's teacher vector, dimension by dimension.
     """
 
+    settings_class: ClassVar[type[Any]]
+    paper: ClassVar[str]
     presets: ClassVar[Presets] = {}
     paired: ClassVar[Presets] = {}
     imitates: ClassVar[bool] = False

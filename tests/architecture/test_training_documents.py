@@ -59,4 +59,6 @@ def test_every_method_is_described(name):
     text = (DOCS / "methods.md").read_text(encoding="utf-8")
     section = text.partition(f"\n## {name}\n")[2].partition("\n## ")[0]
     assert f"\n| `{name}` | " in text
-    assert [f.name for f in dataclasses.fields({**METHODS, **RECIPES}[name].config) if f.name not in section] == []
+    assert [
+        f.name for f in dataclasses.fields({**METHODS, **RECIPES}[name].settings_class) if f.name not in section
+    ] == []

@@ -89,7 +89,7 @@ SWITCHES = [
     ("distillcse", {"teacher_weights": [1, 2]}),
 ]
 # Those that can have SCT's loss beside their own.
-JOINT = [name for name, entry in METHODS.items() if issubclass(entry.config, JointConfig)]
+JOINT = [name for name, entry in METHODS.items() if issubclass(entry.settings_class, JointConfig)]
 # Every method with its defaults, and every switch of those that have some.
 CASES = [*((name, {}) for name in METHODS if name != "sct"), *SWITCHES]
 
@@ -155,16 +155,16 @@ def make(make_encoder, corpus) -> Callable[..., tuple[Method, BatchSource]]:
         name: str, settings: dict[str, Any] | None = None, *, batch_size: int = 6, few: bool = False
     ) -> tuple[Method, BatchSource]:
         entry, settings = METHODS[name], dict(settings or {})
-        config = from_mapping(entry.config, merge(shrink(entry.config), settings))
+        config = from_mapping(entry.settings_class, merge(shrink(entry.settings_class), settings))
         teachers = [Teacher()] if entry.batch_spec.teacher else []
         if entry.batch_spec.several_teachers and getattr(config, "objective", None) != "contrastive":
             teachers.append(WideTeacher())
-        told = entry.method.told([teacher.dimension for teacher in teachers])
-        method = entry.method(make_encoder(), config, seed=1, **told)
+        told = entry.told([teacher.dimension for teacher in teachers])
+        method = entry(make_encoder(), config, seed=1, **told)
         batches = BatchSource(
             corpus,
             method.encoder.tokenizer,
-            spec=entry.method.needs(config),
+            spec=entry.needs(config),
             batch_size=batch_size,
             seed=5,
             views=ViewsConfig(second="deletion", positives=FEW if few and entry.batch_spec.positives else ()),
@@ -284,7 +284,7 @@ def test_the_product_loads_as_it_was(make, name, tmp_path):
     method.encoder.save(tmp_path / "copy")
     loaded = SentenceEncoder.load(tmp_path / "copy")
     assert loaded.fingerprint() == method.encoder.fingerprint()
-    assert loaded.dimension == (TEACHER_WIDTH if METHODS[name].method.imitates else 16)
+    assert loaded.dimension == (TEACHER_WIDTH if METHODS[name].imitates else 16)
     texts = TEXTS[:5]
     assert np.array_equal(TorchEncoder(loaded).encode(texts), TorchEncoder(method.encoder).encode(texts))
 
@@ -403,9 +403,9 @@ class TestSwitches:
 
     def test_distillation_adds_a_head_only_where_widths_differ(self, make_encoder):
         entry = METHODS["sct-distillation"]
-        config = from_mapping(entry.config, shrink(entry.config))
+        config = from_mapping(entry.settings_class, shrink(entry.settings_class))
         for width, headless in ((16, True), (TEACHER_WIDTH, False)):
-            method = entry.method(make_encoder(), config, seed=1, teacher_dimensions=[width])
+            method = entry(make_encoder(), config, seed=1, teacher_dimensions=[width])
             assert (method.encoder.head is None) == headless
             assert method.encoder.dimension == width
 
@@ -413,7 +413,10 @@ class TestSwitches:
         encoder = make_encoder()
         encoder.set_head(7)
         entry = METHODS["sct"]
-        assert entry.method(encoder, from_mapping(entry.config, shrink(entry.config)), seed=1).encoder.head is None
+        assert (
+            entry(encoder, from_mapping(entry.settings_class, shrink(entry.settings_class)), seed=1).encoder.head
+            is None
+        )
 
 
 class TestRuns:
@@ -433,8 +436,8 @@ class TestRuns:
         def mapping(name: str) -> dict[str, Any]:
             entry = {**METHODS, **RECIPES}[name]
             optim = {"batch_size": 6, "steps": 6, "lr": 1e-2}
-            settings = shrink(entry.config)
-            for field in dataclasses.fields(entry.config):
+            settings = shrink(entry.settings_class)
+            for field in dataclasses.fields(entry.settings_class):
                 if field.default_factory is OptimConfig:
                     settings[field.name] = optim
             texts = "pairs.tsv" if entry.batch_spec.scores else "texts.txt"

@@ -68,6 +68,8 @@ class BSLConfig:
 class BSL(Method):
     """Bootstrapping of an encoder without a head from two views."""
 
+    settings_class: ClassVar[type[Any]] = BSLConfig
+    paper: ClassVar[str] = "Zhang et al., ACL 2021"
     batch_spec: ClassVar[BatchSpec] = BatchSpec(views=2, rows=2)
     presets: ClassVar[Presets] = dict.fromkeys(("tiny", "mini", "small"), _PRESET)
     paired: ClassVar[Presets] = {"predictor=code": {"optim": {"lr": 1e-4}}}

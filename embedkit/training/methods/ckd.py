@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -49,6 +49,8 @@ class CKD(Distillation):
         teacher_dimension: T, width of the teacher's vectors.
     """
 
+    settings_class: ClassVar[type[Any]] = CKDConfig
+    paper: ClassVar[str] = "Gao et al., arXiv 2112.05638"
     batch_spec: ClassVar[BatchSpec] = BatchSpec(teacher=True)
     config: CKDConfig
     presets: ClassVar[Presets] = {

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -58,6 +58,8 @@ class ConGen(Distillation):
         teacher_dimensions: T of each teacher, width of its vectors.
     """
 
+    settings_class: ClassVar[type[Any]] = ConGenConfig
+    paper: ClassVar[str] = "Limkonchotiwat et al., Findings of EMNLP 2022"
     batch_spec: ClassVar[BatchSpec] = BatchSpec(views=2, teacher=True, several_teachers=True)
     config: ConGenConfig
     # README of the authors' code.

@@ -16,7 +16,7 @@ paper's equation. The teacher's vectors come from its cache, without dropout.
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
@@ -52,6 +52,8 @@ class DCLR(Method):
         seed: of the training head.
     """
 
+    settings_class: ClassVar[type[Any]] = DCLRConfig
+    paper: ClassVar[str] = "Zhou et al., ACL 2022"
     batch_spec: ClassVar[BatchSpec] = BatchSpec(teacher=True)
     presets: ClassVar[Presets] = {
         size: {

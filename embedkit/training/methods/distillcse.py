@@ -24,7 +24,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from embedkit.config import setting
 from embedkit.errors import ConfigError
@@ -87,6 +87,8 @@ class DistillCSE(Method):
         ConfigError: the weights are not as many as the teachers, or do not make an average.
     """
 
+    settings_class: ClassVar[type[Any]] = DistillCSEConfig
+    paper: ClassVar[str] = "Xu et al., Findings of EMNLP 2023"
     batch_spec: ClassVar[BatchSpec] = BatchSpec(teacher=True, several_teachers=True)
     presets: ClassVar[Presets] = {
         size: {

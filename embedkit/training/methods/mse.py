@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -34,6 +34,8 @@ class MSEConfig(DistillationConfig):
 class MSE(Distillation):
     """Regression on the teacher's vectors."""
 
+    settings_class: ClassVar[type[Any]] = MSEConfig
+    paper: ClassVar[str] = "baseline of Limkonchotiwat et al., Findings of EMNLP 2022"
     batch_spec: ClassVar[BatchSpec] = BatchSpec(teacher=True)
     presets: ClassVar[Presets] = {
         "tiny": congen_preset(lr=5e-4),

@@ -82,6 +82,8 @@ class PCLConfig:
 class PCL(Method):
     """Peer contrast of an encoder without a head, with one view for the anchor and one for each positive."""
 
+    settings_class: ClassVar[type[Any]] = PCLConfig
+    paper: ClassVar[str] = "Wu et al., EMNLP 2022"
     batch_spec: ClassVar[BatchSpec] = BatchSpec(
         views=1, positives=("none", *("shuffle", "inversion", "deletion", "repetition") * 2), rows=2
     )

@@ -50,6 +50,8 @@ from embedkit.training.self_supervision import SCTConfig, SelfSupervision
 
 __all__ = ["SCT", "SCTConfig", "SCTDistillation", "SCTDistillationConfig"]
 
+_PAPER = "Limkonchotiwat et al., TACL 2023"
+
 
 def _preset(*, lr: float, **settings: float) -> Mapping[str, Mapping[str, Any]]:
     return {"optim": {"lr": lr}, "settings": settings}
@@ -83,6 +85,8 @@ class SCTDistillationConfig(ShuffledConfig):
 class SCT(Method):
     """Self-supervised cross-view training of an encoder without a head."""
 
+    settings_class: ClassVar[type[Any]] = SCTConfig
+    paper: ClassVar[str] = _PAPER
     batch_spec: ClassVar[BatchSpec] = BatchSpec(views=2)
     # Table 1 of the paper.
     presets: ClassVar[Presets] = {
@@ -121,6 +125,8 @@ class SCTDistillation(Distillation):
         ConfigError: there are several teachers and no distributions to average.
     """
 
+    settings_class: ClassVar[type[Any]] = SCTDistillationConfig
+    paper: ClassVar[str] = _PAPER
     batch_spec: ClassVar[BatchSpec] = BatchSpec(views=2, teacher=True, several_teachers=True)
     config: SCTDistillationConfig
     # README of the authors' code.

@@ -20,7 +20,7 @@ last, short batch is left out.
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from embedkit.config import setting
 from embedkit.modeling.encoder import SentenceEncoder
@@ -48,6 +48,8 @@ class SimCSE(Method):
         seed: of the training head.
     """
 
+    settings_class: ClassVar[type[Any]] = SimCSEConfig
+    paper: ClassVar[str] = "Gao et al., EMNLP 2021"
     batch_spec: ClassVar[BatchSpec] = BatchSpec()
     presets: ClassVar[Presets] = {
         size: {

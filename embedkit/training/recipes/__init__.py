@@ -10,10 +10,12 @@ from embedkit.training.checkpoint import TrainState
 from embedkit.training.config import RunConfig
 from embedkit.training.corpus import Corpus
 from embedkit.training.method import BatchSpec, Presets
+from embedkit.training.methods import METHODS
 from embedkit.training.methods.sct import SCTDistillation
 from embedkit.training.recipes.distillcse_rounds import PRESETS as ROUNDS_PRESETS
 from embedkit.training.recipes.distillcse_rounds import RoundsConfig, check_rounds, distillcse_rounds
 from embedkit.training.recipes.sct_two_stage import PRESETS, TwoStageConfig, check_two_stages, sct_two_stage
+from embedkit.training.recipes.stage import check_stage, train_stage
 from embedkit.training.recipes.trans_encoder import (
     TRANS_ENCODER_PRESETS,
     TransEncoderConfig,
@@ -21,17 +23,24 @@ from embedkit.training.recipes.trans_encoder import (
     trans_encoder,
 )
 
-__all__ = ["RECIPES", "RecipeEntry"]
+__all__ = ["RECIPES", "Recipe", "one_stage"]
 
 
-class RecipeEntry(NamedTuple):
-    """A recipe, the class of its settings, the settings for each size, its needs, and where it was published.
+class Recipe(NamedTuple):
+    """How a run trains, by one method or by several in turn.
 
-    ``check(config, settings, corpus)`` raises a ``ConfigError`` for what any of its stages lacks, before a teacher
-    encodes the corpus. ``batch_spec`` is what the most demanding of its stages needs; ``paired`` is as a method's.
+    Attributes:
+        settings_class: the dataclass of its settings, the table ``[settings]`` of a run.
+        function: trains; called with config, settings, materials, encoder, folder and control.
+        check: raises a :class:`~embedkit.errors.ConfigError` if the corpus does not fit one of the stages; called
+            with config, settings and corpus before a teacher encodes the corpus.
+        presets: the settings for each size.
+        batch_spec: what the most demanding of the stages needs.
+        paper: where it was published.
+        paired: tables that go with the value of a setting, as a method's.
     """
 
-    config: type[Any]
+    settings_class: type[Any]
     function: Callable[..., TrainState]
     check: Callable[[RunConfig, Any, Corpus], None]
     presets: Presets
@@ -40,8 +49,25 @@ class RecipeEntry(NamedTuple):
     paired: Presets = MappingProxyType({})
 
 
-RECIPES: dict[str, RecipeEntry] = {
-    "sct-two-stage": RecipeEntry(
+def one_stage(name: str) -> Recipe:
+    """The recipe that trains one method.
+
+    Args:
+        name: a key of :data:`~embedkit.training.methods.METHODS`.
+    """
+
+    def train(config: RunConfig, settings: Any, *rest: Any) -> TrainState:
+        return train_stage(name, settings, config.optim, config, *rest)
+
+    def check(config: RunConfig, settings: Any, corpus: Corpus) -> None:
+        check_stage(name, settings, config.optim, config, corpus)
+
+    each = METHODS[name]
+    return Recipe(each.settings_class, train, check, each.presets, each.batch_spec, each.paper, each.paired)
+
+
+RECIPES: dict[str, Recipe] = {
+    "sct-two-stage": Recipe(
         TwoStageConfig,
         sct_two_stage,
         check_two_stages,
@@ -49,7 +75,7 @@ RECIPES: dict[str, RecipeEntry] = {
         SCTDistillation.batch_spec,
         "authors' code of Limkonchotiwat et al., TACL 2023",
     ),
-    "distillcse-rounds": RecipeEntry(
+    "distillcse-rounds": Recipe(
         RoundsConfig,
         distillcse_rounds,
         check_rounds,
@@ -57,7 +83,7 @@ RECIPES: dict[str, RecipeEntry] = {
         BatchSpec(several_teachers=True),
         "Xu et al., Findings of EMNLP 2023",
     ),
-    "trans-encoder": RecipeEntry(
+    "trans-encoder": Recipe(
         TransEncoderConfig,
         trans_encoder,
         check_trans_encoder,

@@ -23,9 +23,9 @@ from embedkit.training.checkpoint import TrainState
 from embedkit.training.config import RunConfig
 from embedkit.training.corpus import Corpus
 from embedkit.training.environment import environment
-from embedkit.training.methods import METHODS, MethodEntry
-from embedkit.training.recipes import RECIPES, RecipeEntry
-from embedkit.training.recipes.stage import Control, Materials, check_stage, prepare, train_stage
+from embedkit.training.methods import METHODS
+from embedkit.training.recipes import RECIPES, Recipe, one_stage
+from embedkit.training.recipes.stage import Control, Materials, prepare
 from embedkit.training.run_folder import RunFolder
 from embedkit.training.students import build_student
 from embedkit.training.teachers import TeacherVectors
@@ -53,7 +53,7 @@ def resolve(mapping: Mapping[str, Any], *, source: str = "") -> RunConfig:
     merged = merge(_presets(entry, _table(mapping, "student"), _table(mapping, "settings")), mapping)
     problems: list[str] = []
     config = _read(RunConfig, merged, source, problems)
-    settings = _read(entry.config, merged.get("settings", {}), f"{source} settings".strip(), problems)
+    settings = _read(entry.settings_class, merged.get("settings", {}), f"{source} settings".strip(), problems)
     if problem := entry.batch_spec.teacher_problem(_teacher_count(mapping)):
         problems.append(problem)
     if config is None or problems:
@@ -96,19 +96,19 @@ def _table(mapping: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return table if isinstance(table, Mapping) else {}
 
 
-def find_method(name: object) -> MethodEntry | RecipeEntry:
+def find_method(name: object) -> Recipe:
     """The method or recipe of that name.
 
     Raises:
         ConfigError: there is none; suggests one with a similar name.
     """
-    table: dict[str, MethodEntry | RecipeEntry] = {**METHODS, **RECIPES}
+    names = [*METHODS, *RECIPES]
     if name is None:
-        raise ConfigError(f"method is missing: one of {', '.join(table)}")
-    if isinstance(name, str) and name in table:
-        return table[name]
-    near = difflib.get_close_matches(str(name), table, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(table)}"
+        raise ConfigError(f"method is missing: one of {', '.join(names)}")
+    if isinstance(name, str) and name in names:
+        return RECIPES.get(name) or one_stage(name)
+    near = difflib.get_close_matches(str(name), names, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}"
     raise ConfigError(f"there is no method {name!r}; {hint}")
 
 
@@ -139,27 +139,20 @@ def run(config: RunConfig, folder: str | Path, control: Control | None = None) -
         if not processes.first():
             control = dataclasses.replace(control, show_progress=False)
         entry = find_method(config.method)
-        settings = from_mapping(entry.config, config.settings)
+        settings = from_mapping(entry.settings_class, config.settings)
         materials = _prepare(config, entry, settings, control)
         with _claimed(config, place, encoder, resume=control.resume):
-            if isinstance(entry, RecipeEntry):
-                state = entry.function(config, settings, materials, encoder, place, control)
-            else:
-                optim = config.optim
-                state = train_stage(config.method, settings, optim, config, materials, encoder, place, control)
+            state = entry.function(config, settings, materials, encoder, place, control)
             if state.finished and processes.first():
                 place.finish(_card(config, encoder.name, materials, state))
     return state
 
 
-def _prepare(config: RunConfig, entry: MethodEntry | RecipeEntry, settings: Any, control: Control) -> Materials:
+def _prepare(config: RunConfig, entry: Recipe, settings: Any, control: Control) -> Materials:
     """The materials of a run, of which every stage can make batches."""
 
     def check(corpus: Corpus) -> None:
-        if isinstance(entry, RecipeEntry):
-            entry.check(config, settings, corpus)
-        else:
-            check_stage(config.method, settings, config.optim, config, corpus)
+        entry.check(config, settings, corpus)
         _warn_of_long_queues(to_mapping(settings), len(corpus))
 
     spec = entry.batch_spec
@@ -256,9 +249,7 @@ def _teacher_count(mapping: Mapping[str, Any]) -> int:
     return len(several) if isinstance(several, list | tuple) else int(mapping.get("teacher") is not None)
 
 
-def _presets(
-    entry: MethodEntry | RecipeEntry, student: Mapping[str, Any], settings: Mapping[str, Any]
-) -> Mapping[str, Any]:
+def _presets(entry: Recipe, student: Mapping[str, Any], settings: Mapping[str, Any]) -> Mapping[str, Any]:
     """The tables of the student's size, and over them those that are paired with a setting chosen."""
     size = student.get("size", "tiny")
     presets = entry.presets.get(size, {}) if isinstance(size, str) else {}

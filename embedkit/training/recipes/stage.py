@@ -103,7 +103,7 @@ def prepare(
 def _check_matryoshka(config: RunConfig, *, teacher: bool) -> None:
     if config.matryoshka is None:
         return
-    imitating = [name for name, entry in METHODS.items() if entry.method.imitates]
+    imitating = [name for name, method in METHODS.items() if method.imitates]
     if not (teacher and config.every_teacher and config.method in {*imitating, "sct-two-stage"}):
         raise ConfigError(
             "[matryoshka] rotates a teacher's vectors, which needs a teacher and a method that imitates them "
@@ -129,7 +129,7 @@ def check_stage(method_name: str, settings: Any, optim: OptimConfig, config: Run
     Raises:
         ConfigError: they do not.
     """
-    spec = METHODS[method_name].method.needs(settings)
+    spec = METHODS[method_name].needs(settings)
     rows = len(Split.of(corpus, config.dev.held_out).train)
     check_batches(spec, rows, batch_size=optim.batch_size, views=config.views)
 
@@ -160,7 +160,7 @@ def train_stage(
         ConfigError: the method needs what the run does not have.
         TrainingError, CheckpointError, StorageError: see :func:`~embedkit.training.loop.train`.
     """
-    method = _build(METHODS[method_name].method, encoder, settings, config.seed, materials.teachers)
+    method = _build(METHODS[method_name], encoder, settings, config.seed, materials.teachers)
     batches = stage_batches(method_name, settings, optim, config, materials, encoder)
     if isinstance(method, Distillation) and method.awaits_start:
         _start_head(method, materials)
@@ -262,7 +262,7 @@ def stage_batches(
     return BatchSource(
         materials.corpus,
         encoder.tokenizer,
-        spec=METHODS[method_name].method.needs(settings),
+        spec=METHODS[method_name].needs(settings),
         batch_size=optim.batch_size,
         seed=config.seed,
         views=config.views,

@@ -12,8 +12,8 @@ from typing import Any
 
 from embedkit.modeling.sizes import SIZES
 from embedkit.training.method import BatchSpec
-from embedkit.training.methods import METHODS, MethodEntry
-from embedkit.training.recipes import RECIPES, RecipeEntry
+from embedkit.training.methods import METHODS
+from embedkit.training.recipes import RECIPES, Recipe, one_stage
 
 __all__ = ["COPY", "build_table"]
 
@@ -29,12 +29,12 @@ def build_table() -> dict[str, dict[str, dict[str, Any]]]:
 
 
 def _of_size(size: str) -> dict[str, dict[str, Any]]:
-    methods = {name: _row("method", entry, entry.method.__doc__, size) for name, entry in METHODS.items()}
+    methods = {name: _row("method", one_stage(name), method.__doc__, size) for name, method in METHODS.items()}
     recipes = {name: _row("recipe", entry, entry.function.__doc__, size) for name, entry in RECIPES.items()}
     return {**methods, **recipes}
 
 
-def _row(kind: str, entry: MethodEntry | RecipeEntry, doc: str | None, size: str) -> dict[str, Any]:
+def _row(kind: str, entry: Recipe, doc: str | None, size: str) -> dict[str, Any]:
     preset, spec = entry.presets.get(size, {}), entry.batch_spec
     return {
         "kind": kind,
@@ -42,7 +42,7 @@ def _row(kind: str, entry: MethodEntry | RecipeEntry, doc: str | None, size: str
         "needs": _needs(spec),
         "idea": (doc or "").strip().partition("\n")[0].rstrip("."),
         **{table: dict(preset.get(table, {})) for table in _TABLES},
-        "settings": _settings(entry.config, preset.get("settings", {})),
+        "settings": _settings(entry.settings_class, preset.get("settings", {})),
     }
 
 

@@ -123,8 +123,8 @@ class Toy:
 
 def build(name, settings, encoder):
     entry = METHODS[name]
-    told = entry.method.told([Teacher.dimension])
-    return entry.method(encoder, from_mapping(entry.config, settings), seed=1, **told)
+    told = entry.told([Teacher.dimension])
+    return entry(encoder, from_mapping(entry.settings_class, settings), seed=1, **told)
 
 
 def main(folder: Path, rank: int, count: int) -> None:

@@ -96,7 +96,7 @@ class TestBatches:
     ],
 )
 def test_who_is_told_of_widths(name, told):
-    assert METHODS[name].method.told([4, 7]) == told
+    assert METHODS[name].told([4, 7]) == told
 
 
 class TestConfig:

@@ -25,8 +25,8 @@ WIDE = functional.normalize(torch.randn(2, 5, WIDTH + 3, generator=GENERATOR), d
 def make(make_encoder):
     def make(name, *widths, **settings):
         entry = METHODS[name]
-        config, told = from_mapping(entry.config, settings), entry.method.told(widths or (WIDTH,))
-        return entry.method(make_encoder("mean"), config, seed=1, **told).eval()
+        config, told = from_mapping(entry.settings_class, settings), entry.told(widths or (WIDTH,))
+        return entry(make_encoder("mean"), config, seed=1, **told).eval()
 
     return make
 
@@ -179,6 +179,8 @@ def test_a_head_that_was_trained_is_left_alone(make_encoder, make_view):
     encoder.set_head(WIDTH, "linear")
     weight = encoder.head.linear.weight.detach().clone()
     entry = METHODS["mse"]
-    method = entry.method(encoder, from_mapping(entry.config, {"head": "linear"}), seed=1, teacher_dimension=WIDTH)
+    method = entry(
+        encoder, from_mapping(entry.settings_class, {"head": "linear"}), seed=1, teacher_dimension=WIDTH
+    )
     method.start_head([make_view()], FIRST)
     assert torch.equal(encoder.head.linear.weight, weight)
