@@ -166,6 +166,7 @@ def _check_bundled(problems: list[str]) -> dict[str, Report]:
             problems.append(
                 f"the embeddings of the bundled model {name} differ on this machine: "
                 f"by {check['difference']:.1e}, where at most {check['tolerance']:.1e} is allowed"
+                + ("; the bundle records other bits" if check["same_bits"] is False else "")
             )
     return checks
 
@@ -213,4 +214,6 @@ def _extra_lines(extras: dict[str, list[str]] | None) -> list[str]:
 
 
 def _check_line(check: Report) -> str:
-    return f"differs by {check['difference']:.1e} from the reference, {check['tolerance']:.1e} is allowed"
+    bits = {None: "", True: "; the bits are those recorded", False: "; the bits are NOT those recorded"}
+    told = f"differs by {check['difference']:.1e} from the reference, {check['tolerance']:.1e} is allowed"
+    return told + bits[check["same_bits"]]

@@ -161,9 +161,11 @@ def _leaves(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, A
 def _verdict(verification: Mapping[str, Any], unit: str) -> str:
     verdict = "verified" if verification["passed"] else "NOT VERIFIED"
     tokens = "the same tokens" if verification["same_tokens"] else "OTHER TOKENS"
+    bits = {None: "", True: ", with the recorded bits", False: ", with OTHER BITS than recorded"}
     return (
         f"{verdict}: {verification['texts']} golden {unit} gave {tokens}, and values at most "
         f"{verification['difference']:.2g} apart (allowed: {verification['tolerance']:.2g})"
+        f"{bits[verification['same_bits']]}"
     )
 
 

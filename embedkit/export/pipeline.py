@@ -37,7 +37,10 @@ from embedkit.runtime.bundle import Golden, GoldenPairs, Manifest, read_bundle, 
 from embedkit.runtime.cross_encoder import CrossEncoder
 from embedkit.runtime.encoder import Encoder
 from embedkit.runtime.gate_figures import describe_figures
+from embedkit.runtime.native_graph import NativeGraph
+from embedkit.runtime.numerics import digest_of
 from embedkit.runtime.ranges import Ranges
+from embedkit.runtime.tokenization import Tokens
 
 __all__ = ["PRECISIONS", "ExportOptions", "ExportReport", "export", "export_source", "load_source"]
 
@@ -317,12 +320,24 @@ def _make_golden(model: SentenceEncoder | PairEncoder, content: bytes, tolerance
         scores = GraphCrossEncoder(content, model.tokenizer).predict_batch(tokens, range(len(GOLDEN_PAIRS)))
         strayed = 2 * float(np.abs(scores - TorchCrossEncoder(model).predict_tokens(tokens)).max())
         return GoldenPairs(
-            GOLDEN_PAIRS, list(tokens.ids), list(tokens.type_ids or []), scores, max(tolerance, strayed)
+            GOLDEN_PAIRS,
+            list(tokens.ids),
+            list(tokens.type_ids or []),
+            scores,
+            max(tolerance, strayed),
+            _digests(content, tokens, pairs=True),
         )
-    ids = model.tokenizer.tokenize(GOLDEN_TEXTS).ids
-    vectors = GraphEncoder(content, model.tokenizer).encode_batch(ids)
-    strayed = 2 * float(np.abs(vectors - TorchEncoder(model).encode_ids(ids)).max())
-    return Golden(GOLDEN_TEXTS, list(ids), vectors, max(tolerance, strayed))
+    tokens = model.tokenizer.tokenize(GOLDEN_TEXTS)
+    vectors = GraphEncoder(content, model.tokenizer).encode_batch(tokens.ids)
+    strayed = 2 * float(np.abs(vectors - TorchEncoder(model).encode_ids(tokens.ids)).max())
+    digests = _digests(content, tokens, pairs=False)
+    return Golden(GOLDEN_TEXTS, list(tokens.ids), vectors, max(tolerance, strayed), digests)
+
+
+def _digests(content: bytes, tokens: Tokens, *, pairs: bool) -> dict[str, str]:
+    """The bits that embedkit's kernel gives, which are the same on every machine, if it can run the graph."""
+    graph = NativeGraph.find(content, pairs=pairs)
+    return {} if graph is None else {graph.numerics: digest_of(graph.run(tokens))}
 
 
 def _measure_ranges(model: SentenceEncoder | PairEncoder, content: bytes, texts: Sequence[str] | None) -> str:
@@ -343,6 +358,7 @@ def _require_golden(path: Path) -> None:
         tokens = "the same tokens" if found["same_tokens"] else "other tokens"
         raise GateError(
             f"nothing was written: on its golden texts the finished file gives {tokens}, and values "
-            f"{found['difference']:.2g} apart (at most {found['tolerance']:.2g})",
+            f"{found['difference']:.2g} apart (at most {found['tolerance']:.2g}"
+            f"{', and the bits differ' if found['same_bits'] is False else ''})",
             dict(found),
         )

@@ -5,8 +5,8 @@ It is an ordinary ONNX model. What ONNX Runtime does not need stands in its ``me
     embedkit.format       "1"
     embedkit.manifest     JSON, the fields of Manifest
     embedkit.tokenizer    tokenizer.json, or "zlib+base64:" and its compressed form
-    embedkit.golden       JSON: texts, token_ids, vectors (base64 of little-endian float32), tolerance;
-                          of a cross-encoder: pairs, token_ids, token_type_ids, scores (likewise), tolerance
+    embedkit.golden       JSON: texts, token_ids, vectors (base64 of little-endian float32), tolerance, digests;
+                          of a cross-encoder: pairs, token_ids, token_type_ids, scores (likewise), and the same
     embedkit.fingerprint  hex SHA-256 over all top-level fields of the file but this one
 
 The fields of the file stand in the order of their numbers, so the same parts give the same bytes.

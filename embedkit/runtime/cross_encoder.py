@@ -285,6 +285,9 @@ class CrossEncoder(Reloadable):
     def verify(self) -> Verification:
         """Score the golden pairs of the bundle and compare with the scores stored at export.
 
+        They have to be as near as the bundle's tolerance says, and to have the bits that it records, if it does
+        so for the arithmetic at work (:attr:`numerics`).
+
         Raises:
             ModelError: the model is not a bundle and has no golden pairs.
         """
@@ -292,7 +295,8 @@ class CrossEncoder(Reloadable):
             raise ModelError(f"{self.name} is no bundle and has no golden pairs to verify")
         golden = Tokens(self._golden.token_ids, [], self._golden.token_type_ids)
         found = self._tokenizer.tokenize(self._golden.pairs)
-        return self._engine.verify(found, golden, self._golden.scores, self._golden.tolerance)
+        digest = self._golden.digests.get(self.numerics)
+        return self._engine.verify(found, golden, self._golden.scores, self._golden.tolerance, digest)
 
     def _open_session(
         self, model: Bundle | FolderModel, threads: int | None, providers: Sequence[str] | None

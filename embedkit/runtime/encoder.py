@@ -437,13 +437,17 @@ class Encoder(Reloadable):
     def verify(self) -> Verification:
         """Encode the golden texts of the bundle and compare with the embeddings stored at export.
 
+        They have to be as near as the bundle's tolerance says, and to have the bits that it records, if it does
+        so for the arithmetic at work (:attr:`numerics`).
+
         Raises:
             ModelError: the model is not a bundle and has no golden texts.
         """
         if self._golden is None:
             raise ModelError(f"{self.name} is no bundle and has no golden texts to verify")
         found, golden = self._tokenizer.tokenize(self._golden.texts), Tokens(self._golden.token_ids, [])
-        return self._engine.verify(found, golden, self._golden.vectors, self._golden.tolerance)
+        digest = self._golden.digests.get(self.numerics)
+        return self._engine.verify(found, golden, self._golden.vectors, self._golden.tolerance, digest)
 
     def _open_session(
         self, model: Bundle | FolderModel, threads: int | None, providers: Sequence[str] | None

@@ -19,6 +19,7 @@ from embedkit.progress import Progress
 from embedkit.protocols import FloatArray
 from embedkit.runtime.arguments import check_count
 from embedkit.runtime.batching import read_chunks
+from embedkit.runtime.numerics import digest_of
 from embedkit.runtime.tokenization import Tokens
 
 __all__ = ["Engine", "Graph", "OnOverflow", "Plan", "Verification", "read_parts", "tell_truncated"]
@@ -38,13 +39,15 @@ class Verification(TypedDict):
     """Result of running the golden texts of a bundle on this machine.
 
     ``texts`` golden texts (pairs, of a cross-encoder) were run; their tokens were the same if
-    ``same_tokens``; the largest absolute ``difference`` of any value may be ``tolerance``; ``passed`` if
-    both are as they should.
+    ``same_tokens``; the largest absolute ``difference`` of any value may be ``tolerance``. ``same_bits`` says
+    whether values have the bits that the bundle records for the arithmetic at work, and is None where it records
+    none. ``passed`` if all are as they should.
     """
 
     passed: bool
     texts: int
     same_tokens: bool
+    same_bits: bool | None
     difference: float
     tolerance: float
 
@@ -190,16 +193,31 @@ class Engine:
         return self._run_all(tokens, batches, progress)
 
     def verify(
-        self, found: Tokens, golden: Tokens, values: npt.NDArray[np.float32], tolerance: float
+        self,
+        found: Tokens,
+        golden: Tokens,
+        values: npt.NDArray[np.float32],
+        tolerance: float,
+        digest: str | None = None,
     ) -> Verification:
-        """Compare tokens with golden tokens, and the graph's results for these with golden values."""
+        """Compare tokens with golden tokens, and the graph's results for these with golden values and their bits.
+
+        Args:
+            found: the tokens of the golden texts here.
+            golden: those of the bundle.
+            values: what the graph gave for them at export.
+            tolerance: the largest difference allowed.
+            digest: of the bits that the graph's arithmetic has to give; None if it is not known.
+        """
         same = found.ids == golden.ids and found.type_ids == golden.type_ids
         rows = self._run_all(golden, self._graph.golden_batches(golden.lengths, most_tokens=self._max_tokens))
         difference = float(np.abs(rows - values).max())
+        same_bits = None if digest is None else digest == digest_of(rows)
         return Verification(
-            passed=same and difference <= tolerance,
+            passed=same and difference <= tolerance and same_bits is not False,
             texts=len(golden.ids),
             same_tokens=same,
+            same_bits=same_bits,
             difference=difference,
             tolerance=tolerance,
         )

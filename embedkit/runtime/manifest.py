@@ -6,6 +6,7 @@ import base64
 import binascii
 import json
 import math
+import re
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, fields
@@ -123,12 +124,15 @@ class Golden:
         token_ids: their ids, special tokens included.
         vectors: ``(G, D) float32``, what the graph gave.
         tolerance: largest absolute difference that another machine may show.
+        digests: numerics -> :func:`~embedkit.runtime.numerics.digest_of` the embeddings, for each arithmetic that
+            gives the same bits on every machine.
     """
 
     texts: list[str]
     token_ids: list[list[int]]
     vectors: FloatArray
     tolerance: float
+    digests: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> str:
         """The golden texts as canonical JSON."""
@@ -137,6 +141,7 @@ class Golden:
             "token_ids": _plain(self.token_ids),
             "vectors": _pack(self.vectors),
             "tolerance": float(self.tolerance),
+            **_digests(self.digests),
         }
         return _dump(values, "golden")
 
@@ -147,7 +152,7 @@ class Golden:
         Raises:
             BundleError: a field is missing, unknown or of the wrong kind; names it.
         """
-        values = _load(text, "golden", set(_GOLDEN_KINDS))
+        values = _load(text, "golden", set(_GOLDEN_KINDS), _OPTIONAL_GOLDEN)
         for name, kind in _GOLDEN_KINDS.items():
             _expect(values[name], kind, f"golden.{name}")
         texts, token_ids = values["texts"], values["token_ids"]
@@ -157,7 +162,7 @@ class Golden:
             _expect(entry, str, f"golden.texts[{position}]")
         _expect_whole_numbers(token_ids, "golden.token_ids")
         vectors = _unpack(values["vectors"], len(texts), "golden.vectors")
-        return cls(texts, token_ids, vectors, _read_tolerance(values["tolerance"]))
+        return cls(texts, token_ids, vectors, _read_tolerance(values["tolerance"]), _read_digests(values))
 
     def check_against(self, manifest: Manifest) -> None:
         """Make sure that these are texts of that model.
@@ -182,6 +187,7 @@ class GoldenPairs:
         token_type_ids: their token types, in lists as long as those of ``token_ids``.
         scores: ``(G,) float32``, what the graph gave.
         tolerance: largest absolute difference that another machine may show.
+        digests: as of :class:`Golden`, of the scores.
     """
 
     pairs: list[tuple[str, str]]
@@ -189,6 +195,7 @@ class GoldenPairs:
     token_type_ids: list[list[int]]
     scores: FloatArray
     tolerance: float
+    digests: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> str:
         """The golden pairs as canonical JSON."""
@@ -198,6 +205,7 @@ class GoldenPairs:
             "token_type_ids": _plain(self.token_type_ids),
             "scores": _pack(self.scores),
             "tolerance": float(self.tolerance),
+            **_digests(self.digests),
         }
         return _dump(values, "golden")
 
@@ -208,7 +216,7 @@ class GoldenPairs:
         Raises:
             BundleError: a field is missing, unknown or of the wrong kind; names it.
         """
-        values = _load(text, "golden", set(_GOLDEN_PAIRS_KINDS))
+        values = _load(text, "golden", set(_GOLDEN_PAIRS_KINDS), _OPTIONAL_GOLDEN)
         for name, kind in _GOLDEN_PAIRS_KINDS.items():
             _expect(values[name], kind, f"golden.{name}")
         pairs, token_ids, type_ids = values["pairs"], values["token_ids"], values["token_type_ids"]
@@ -228,7 +236,8 @@ class GoldenPairs:
         if scores.shape[1] != 1:
             raise BundleError(f"golden.scores holds {scores.size} scores for {len(pairs)} pairs")
         pairs = [(first, second) for first, second in pairs]
-        return cls(pairs, token_ids, type_ids, scores[:, 0], _read_tolerance(values["tolerance"]))
+        tolerance, digests = _read_tolerance(values["tolerance"]), _read_digests(values)
+        return cls(pairs, token_ids, type_ids, scores[:, 0], tolerance, digests)
 
     def check_against(self, manifest: Manifest) -> None:
         """Make sure that these are pairs of that model.
@@ -264,6 +273,7 @@ _MANIFEST_KINDS: dict[str, type] = {
     "default_prompt": str,
 }
 _OPTIONAL = {"ranges", "default_prompt"}
+_OPTIONAL_GOLDEN = {"digests"}
 _GOLDEN_KINDS: dict[str, type] = {"texts": list, "token_ids": list, "vectors": str, "tolerance": float}
 _GOLDEN_PAIRS_KINDS: dict[str, type] = {
     "pairs": list,
@@ -272,6 +282,7 @@ _GOLDEN_PAIRS_KINDS: dict[str, type] = {
     "scores": str,
     "tolerance": float,
 }
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 _JSON_WORDS = {
     str: "a string",
     int: "a whole number",
@@ -321,6 +332,20 @@ def _read_tolerance(value: float) -> float:
     if not (math.isfinite(value) and value > 0):
         raise BundleError(f"golden.tolerance should be above 0, not {value}")
     return float(value)
+
+
+def _digests(digests: Mapping[str, str]) -> dict[str, Any]:
+    """The member of golden; a bundle without any stays readable by versions that do not know it."""
+    return {"digests": dict(digests)} if digests else {}
+
+
+def _read_digests(values: dict[str, Any]) -> dict[str, str]:
+    digests = values.get("digests", {})
+    _expect(digests, dict, "golden.digests")
+    for numerics, digest in digests.items():
+        if not (isinstance(digest, str) and _SHA256.fullmatch(digest)):
+            raise BundleError(f"golden.digests.{numerics} should be 64 hexadecimal digits")
+    return dict(digests)
 
 
 def _check_lengths(token_ids: list[list[int]], manifest: Manifest) -> None:

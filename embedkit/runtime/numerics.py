@@ -6,10 +6,14 @@ compares checksums, or looks for equal embeddings, has to know of it.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Iterable
 
-__all__ = ["UNKNOWN", "joined", "numerics_of", "warn_of_mixture"]
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["UNKNOWN", "digest_of", "joined", "numerics_of", "warn_of_mixture"]
 
 logger = logging.getLogger("embedkit")
 
@@ -21,6 +25,11 @@ def numerics_of(model: object) -> str:
     """The arithmetic of a model, :data:`UNKNOWN` of models that do not name it."""
     found = getattr(model, "numerics", None)
     return found if isinstance(found, str) and found else UNKNOWN
+
+
+def digest_of(values: npt.NDArray[np.float32]) -> str:
+    """Hex SHA-256 of the bits of embeddings or scores, row by row in little-endian order."""
+    return hashlib.sha256(np.ascontiguousarray(values, dtype="<f4").tobytes()).hexdigest()
 
 
 def joined(*several: Iterable[str]) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import platform
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +15,7 @@ import pytest
 import torch
 from transformers import BertConfig, BertModel
 
+from embedkit.cli.main import main
 from embedkit.errors import InputError, ModelError, ProviderError
 from embedkit.export.graph import build_graph
 from embedkit.export.pipeline import export
@@ -26,8 +28,11 @@ from embedkit.modeling.memory import WordMemory
 from embedkit.runtime import native_graph
 from embedkit.runtime.bert_graph import read_bert
 from embedkit.runtime.bert_weights import BertGraph, Product
+from embedkit.runtime.bundle import read_bundle, write_bundle
 from embedkit.runtime.encoder import Encoder
-from embedkit.runtime.native_graph import NATIVE, NativeGraph, native_instructions
+from embedkit.runtime.location import bundled_names, find_model
+from embedkit.runtime.native_graph import NATIVE, NATIVE_NUMERICS, NativeGraph, native_instructions
+from embedkit.runtime.numerics import digest_of
 from embedkit.runtime.session import CPU, Session
 from embedkit.runtime.tokenization import Tokenizer, Tokens
 
@@ -504,6 +509,22 @@ class TestNumbers:
 
 
 @needs_kernel
+def test_other_bits_than_recorded_are_found(make_encoder: Any, tmp_path: Path, capsys: Any) -> None:
+    path = tmp_path / "toy.onnx"
+    export(make_encoder(initializer_range=0.05), path, precision="fp32")
+    good = read_bundle(path)
+    assert good.golden.digests.keys() == {NATIVE_NUMERICS}
+    golden = dataclasses.replace(good.golden, digests={NATIVE_NUMERICS: "0" * 64})
+    write_bundle(path, good.model, good.manifest, good.tokenizer_json, golden)
+    found = Encoder.load(path).verify()
+    assert (found["passed"], found["same_bits"]) == (False, False)
+    assert found["difference"] <= found["tolerance"]
+    assert main(["inspect", "--verify", str(path)]) == 1
+    assert "OTHER BITS than recorded" in capsys.readouterr().out
+    assert Encoder.load(path, providers=[CPU]).verify()["passed"]
+
+
+@needs_kernel
 @pytest.mark.parametrize("memory", [None, 64])
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
 def test_a_bundle_is_run_by_it(make_encoder: Any, tmp_path: Path, precision: str, memory: int | None) -> None:
@@ -513,7 +534,9 @@ def test_a_bundle_is_run_by_it(make_encoder: Any, tmp_path: Path, precision: str
     assert gate["batch_invariance"]["largest_difference"] == 0.0
     encoder, reference = Encoder.load(path), Encoder.load(path, providers=[CPU])
     assert (encoder.provider, reference.provider) == (NATIVE, CPU)
-    assert encoder.verify()["passed"]
+    for instructions in native_instructions():
+        assert Encoder.load(path, instructions=instructions).verify()["same_bits"] is True
+    assert (reference.verify()["passed"], reference.verify()["same_bits"]) == (True, None)
     rows = encoder.encode(TEXTS * 50)
     assert np.abs(rows - reference.encode(TEXTS * 50)).max() <= DIFFERENCE[precision]
     assert np.array_equal(rows[0], encoder.encode(TEXTS[0]))
@@ -534,3 +557,20 @@ def test_the_shape_of_a_graph_is_kept(make_encoder: Any) -> None:
     graph = read_bert(write(make_encoder()))
     assert isinstance(graph, BertGraph)
     assert (graph.hidden, graph.dimension, len(graph.layers)) == (64, 128, 2)
+
+
+RECORDED = json.loads((Path(__file__).parents[2] / "benchmarks" / "bits" / "results.json").read_text())["rows"]
+
+
+@needs_kernel
+@pytest.mark.parametrize("name", bundled_names())
+def test_the_bundled_models_give_the_recorded_bits(name: str) -> None:
+    """The bits of ``benchmarks/bits``, which another processor may have given."""
+    golden = read_bundle(find_model(name)).golden
+    for instructions in native_instructions():
+        encoder = Encoder.load(name, instructions=instructions)
+        key = encoder.fingerprint, encoder.numerics
+        if key not in {(row["fingerprint"], row["numerics"]) for row in RECORDED}:
+            pytest.skip("not in benchmarks/bits/results.json")
+        recorded = {row["digest"] for row in RECORDED if (row["fingerprint"], row["numerics"]) == key}
+        assert recorded == {digest_of(encoder.encode_tokens(encoder.tokenize(golden.texts)))}

@@ -253,7 +253,8 @@ def _check_verification(name: str, found: Verification) -> None:
     if not found["passed"]:
         raise ModelError(
             f"{name} gives other results here than where it was made (off by {found['difference']:.2g}, allowed "
-            f"{found['tolerance']:.2g}); see `embedkit doctor`"
+            f"{found['tolerance']:.2g}{', other bits than recorded' if found['same_bits'] is False else ''}); "
+            "see `embedkit doctor`"
         )
 
 

@@ -117,10 +117,12 @@ def test_a_damaged_bundled_model_is_a_problem(bundled, toy_bundle, capsys):
 def test_a_bundled_model_that_computes_something_else_is_a_problem(bundled, toy_bundle, monkeypatch, capsys):
     shutil.copy(toy_bundle, bundled / "toy.onnx")
     finding = {"passed": False, "texts": 3, "same_tokens": True, "difference": 0.5, "tolerance": 1e-4}
+    finding["same_bits"] = False
     monkeypatch.setattr("embedkit.runtime.encoder.Encoder.verify", lambda _self: finding)
     code, found = report(capsys)
     assert code == 1
     assert "differ on this machine: by 5.0e-01, where at most 1.0e-04 is allowed" in found["problems"][0]
+    assert found["problems"][0].endswith("the bundle records other bits")
 
 
 @pytest.mark.parametrize(

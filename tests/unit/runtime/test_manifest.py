@@ -37,6 +37,13 @@ def test_golden_vectors_survive_json_bit_for_bit() -> None:
     assert (read.texts, read.token_ids, read.tolerance) == (golden.texts, golden.token_ids, 0.5)
 
 
+def test_digests_survive_json_and_leave_no_trace_where_there_are_none() -> None:
+    golden = dataclasses.replace(GOLDEN, digests={"embedkit-1": "0" * 64})
+    assert Golden.from_json(golden.to_json()).digests == golden.digests
+    assert "digests" not in json.loads(GOLDEN.to_json())
+    assert Golden.from_json(GOLDEN.to_json()).digests == {}
+
+
 def test_ranges_survive_json_and_leave_no_trace_where_there_are_none() -> None:
     ranges = Ranges.measure(GOLDEN.vectors)
     measured = dataclasses.replace(MANIFEST, ranges=ranges.to_text())
@@ -114,6 +121,9 @@ def test_what_is_no_manifest_at_all_is_refused(text: str) -> None:
         ("tolerance", float("inf"), "golden.tolerance"),
         ("tolerance", float("nan"), "golden.tolerance"),
         ("tolerance", "0.1", "golden.tolerance"),
+        ("digests", [], "golden.digests should be an object"),
+        ("digests", {"embedkit-1": 1}, "golden.digests.embedkit-1 should be 64 hexadecimal digits"),
+        ("digests", {"embedkit-1": "0"}, "golden.digests.embedkit-1 should be 64 hexadecimal digits"),
     ],
 )
 def test_wrong_golden_texts_are_named(name: str, value: Any, where: str) -> None:
