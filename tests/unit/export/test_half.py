@@ -13,7 +13,8 @@ from embedkit.export.graph import build_graph
 from embedkit.export.half import halve
 from embedkit.export.pipeline import export
 from embedkit.export.probes import PROBE_TEXTS
-from embedkit.export.verify_pairs import PAIR_THRESHOLDS, PROBE_PAIRS
+from embedkit.export.probes import PROBE_PAIRS
+from embedkit.export.verify import PAIR_THRESHOLDS
 from embedkit.export.writer import FloatArithmetic
 from embedkit.modeling.torch_cross_encoder import TorchCrossEncoder
 from embedkit.modeling.torch_encoder import TorchEncoder
