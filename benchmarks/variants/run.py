@@ -15,10 +15,10 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from embedkit.benchmarking.variants import Variant, export_all
 from embedkit.cli.texts import read_texts
 from embedkit.evaluation.machine import processor_name
 from embedkit.evaluation.sources import load_scored_pairs
-from embedkit.export.frontier import Variant, export_all
 
 HERE = Path(__file__).parent
 ROUNDS = 41

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from embedkit.export.frontier import Variant
+    from embedkit.benchmarking.variants import Variant
     from embedkit.runtime.manifest import Manifest
 
 __all__ = ["EXAMPLES", "HELP", "configure", "run"]
@@ -128,8 +128,8 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _run_all(arguments: argparse.Namespace) -> None:
+    from embedkit.benchmarking.variants import choose, export_all
     from embedkit.evaluation.sources import load_scored_pairs
-    from embedkit.export.frontier import choose, export_all
 
     variants = export_all(
         arguments.source,
@@ -147,10 +147,10 @@ def _run_all(arguments: argparse.Namespace) -> None:
         listed = [dataclasses.asdict(each) for each in variants]
         print(json.dumps({"variants": listed, "chosen": chosen and chosen.name}, default=str))
     else:
-        print("\n".join(_frontier_lines(variants, chosen)))
+        print("\n".join(_variant_lines(variants, chosen)))
 
 
-def _frontier_lines(variants: Sequence[Variant], chosen: Variant | None) -> Iterator[str]:
+def _variant_lines(variants: Sequence[Variant], chosen: Variant | None) -> Iterator[str]:
     labels = ("MB", "speed", "texts/s", "1 text ms", "parity", "score", "invariance")
     yield f"  {'variant':<26}" + "".join(f"{label:>11}" for label in labels)
     for each in variants:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from embedkit.modeling.rewriters import Rewriter
+    from embedkit.training.rewriters import Rewriter
 
 __all__ = ["EXAMPLES", "HELP", "configure", "run"]
 
@@ -93,7 +93,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _rewriters(arguments: argparse.Namespace) -> list[Rewriter]:
-    from embedkit.modeling.rewriters import BackTranslation, MaskedRefill
+    from embedkit.training.rewriters import BackTranslation, MaskedRefill
     from embedkit.training.synonyms import SynonymReplacement
     from embedkit.training.wordnet import WordNet
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Required, TypedDict, TypeVar, Unpack
+from typing import Any, Required, TypedDict, Unpack
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from embedkit import __version__
 from embedkit.atomic import atomic_file
 from embedkit.errors import ExportError, GateError
 from embedkit.evaluation.sts import ScoredPairs
+from embedkit.export.candidates import Candidate, run_torch
 from embedkit.export.card import Card, find_model_folder, read_card
 from embedkit.export.gates import Gate
 from embedkit.export.graph import build_graph
@@ -24,15 +25,12 @@ from embedkit.export.prune import prune_vocabulary
 from embedkit.export.quantize import Int8Arithmetic, largest_weight
 from embedkit.export.static import StaticInt8Products, measure_ranges
 from embedkit.export.stored_weights import check_weights
-from embedkit.export.verify import THRESHOLDS, GraphEncoder, Thresholds, verify
-from embedkit.export.verify_pairs import PAIR_THRESHOLDS, GraphCrossEncoder, PairThresholds, verify_pairs
+from embedkit.export.verify import PAIR_THRESHOLDS, THRESHOLDS, Thresholds, verify
 from embedkit.export.word_table import MixedArithmetic, choose_word_table
 from embedkit.export.writer import Arithmetic, FloatArithmetic, Products
 from embedkit.modeling.cross_encoder import PairEncoder, is_cross_encoder
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.location import find_folder
-from embedkit.modeling.torch_cross_encoder import TorchCrossEncoder
-from embedkit.modeling.torch_encoder import TorchEncoder
 from embedkit.runtime.bundle import Golden, GoldenPairs, Manifest, read_bundle, write_bundle
 from embedkit.runtime.cross_encoder import CrossEncoder
 from embedkit.runtime.encoder import Encoder
@@ -43,8 +41,6 @@ from embedkit.runtime.ranges import Ranges
 from embedkit.runtime.tokenization import Tokens
 
 __all__ = ["PRECISIONS", "ExportOptions", "ExportReport", "export", "export_source", "load_source"]
-
-Limits = TypeVar("Limits", Thresholds, PairThresholds)
 
 logger = logging.getLogger("embedkit")
 
@@ -88,7 +84,7 @@ class ExportOptions(TypedDict, total=False):
     vocabulary: Sequence[str] | None
     vocabulary_size: int | None
     calibration: Sequence[str] | None
-    thresholds: Thresholds | PairThresholds | None
+    thresholds: Thresholds | None
 
 
 def export_source(
@@ -140,7 +136,7 @@ def export(
     vocabulary: Sequence[str] | None = None,
     vocabulary_size: int | None = None,
     calibration: Sequence[str] | None = None,
-    thresholds: Thresholds | PairThresholds | None = None,
+    thresholds: Thresholds | None = None,
 ) -> ExportReport:
     """Write a bundle of an encoder or a cross-encoder, if it passes every gate.
 
@@ -244,26 +240,26 @@ def _measure(
     model: SentenceEncoder | PairEncoder,
     original: SentenceEncoder | PairEncoder,
     content: bytes,
-    thresholds: Thresholds | PairThresholds | None,
+    thresholds: Thresholds | None,
     precision: str,
     words: str,
     dev: ScoredPairs | None,
 ) -> list[Gate]:
-    quantized, for_gpu = precision.startswith("int8"), precision == "fp16"
-    if isinstance(model, PairEncoder):
-        given = thresholds if isinstance(thresholds, PairThresholds) else None
-        pair_limits = given or _allowed(PAIR_THRESHOLDS, precision, words)
-        whole = original if isinstance(original, PairEncoder) else None
-        return verify_pairs(
-            model, content, pair_limits, quantized=quantized, for_gpu=for_gpu, dev=dev, original=whole
-        )
-    limits = thresholds if isinstance(thresholds, Thresholds) else _allowed(THRESHOLDS, precision, words)
-    unpruned = original if isinstance(original, SentenceEncoder) else None
-    return verify(model, content, limits, quantized=quantized, for_gpu=for_gpu, dev=dev, original=unpruned)
+    limits = thresholds or _allowed(model, precision, words)
+    return verify(
+        model,
+        content,
+        limits,
+        quantized=precision.startswith("int8"),
+        for_gpu=precision == "fp16",
+        dev=dev,
+        original=original,
+    )
 
 
-def _allowed(thresholds: Mapping[str, Limits], precision: str, words: str) -> Limits:
+def _allowed(model: SentenceEncoder | PairEncoder, precision: str, words: str) -> Thresholds:
     """What the gates of a precision demand; a rounded word table strays from torch as far as int8 does."""
+    thresholds = PAIR_THRESHOLDS if isinstance(model, PairEncoder) else THRESHOLDS
     limits = thresholds[precision]
     return limits if words == "float32" else dataclasses.replace(thresholds["int8"], invariance=limits.invariance)
 
@@ -315,23 +311,14 @@ def _make_golden(model: SentenceEncoder | PairEncoder, content: bytes, tolerance
 
     What runs it elsewhere may round otherwise and stray from torch as far again, the other way.
     """
+    items: list[Any] = GOLDEN_PAIRS if isinstance(model, PairEncoder) else GOLDEN_TEXTS
+    tokens = model.tokenizer.tokenize(items)
+    values = Candidate(content, model.tokenizer).run_batch(tokens)
+    tolerance = max(tolerance, 2 * float(np.abs(values - run_torch(model)(tokens)).max()))
     if isinstance(model, PairEncoder):
-        tokens = model.tokenizer.tokenize(GOLDEN_PAIRS)
-        scores = GraphCrossEncoder(content, model.tokenizer).predict_batch(tokens, range(len(GOLDEN_PAIRS)))
-        strayed = 2 * float(np.abs(scores - TorchCrossEncoder(model).predict_tokens(tokens)).max())
-        return GoldenPairs(
-            GOLDEN_PAIRS,
-            list(tokens.ids),
-            list(tokens.type_ids or []),
-            scores,
-            max(tolerance, strayed),
-            _digests(content, tokens, pairs=True),
-        )
-    tokens = model.tokenizer.tokenize(GOLDEN_TEXTS)
-    vectors = GraphEncoder(content, model.tokenizer).encode_batch(tokens.ids)
-    strayed = 2 * float(np.abs(vectors - TorchEncoder(model).encode_ids(tokens.ids)).max())
-    digests = _digests(content, tokens, pairs=False)
-    return Golden(GOLDEN_TEXTS, list(tokens.ids), vectors, max(tolerance, strayed), digests)
+        digests = _digests(content, tokens, pairs=True)
+        return GoldenPairs(GOLDEN_PAIRS, list(tokens.ids), list(tokens.type_ids or []), values, tolerance, digests)
+    return Golden(GOLDEN_TEXTS, list(tokens.ids), values, tolerance, _digests(content, tokens, pairs=False))
 
 
 def _digests(content: bytes, tokens: Tokens, *, pairs: bool) -> dict[str, str]:
@@ -344,9 +331,9 @@ def _measure_ranges(model: SentenceEncoder | PairEncoder, content: bytes, texts:
     """Ranges of what an encoder's graph makes of texts, a few at a time, as the manifest holds them; else none."""
     if isinstance(model, PairEncoder) or not texts:
         return ""
-    graph = GraphEncoder(content, model.tokenizer)
-    ids = sorted(model.tokenizer.tokenize(texts).ids, key=len)
-    rows = [graph.encode_batch(ids[start : start + 32]) for start in range(0, len(ids), 32)]
+    graph, tokens = Candidate(content, model.tokenizer), model.tokenizer.tokenize(texts)
+    order = np.argsort(tokens.lengths, kind="stable")
+    rows = [graph.run_batch(tokens.choose(order[start : start + 32])) for start in range(0, len(order), 32)]
     return Ranges.measure(np.concatenate(rows)).to_text()
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["GOLDEN_PAIRS", "GOLDEN_TEXTS", "PROBE_TEXTS"]
+__all__ = ["GOLDEN_PAIRS", "GOLDEN_TEXTS", "PROBE_PAIRS", "PROBE_TEXTS"]
 
 # Short and long, several scripts, digits, an emoji of several code points, a text of nothing but blanks.
 GOLDEN_TEXTS = [
@@ -77,4 +77,11 @@ PROBE_TEXTS = [
     "Musicians give an open-air concert.",
     "The battery of my phone lasts only three hours.",
     "My mobile has to be charged several times a day.",
+]
+
+# Each probe text with the next four: some pairs say the same, most are unrelated.
+PROBE_PAIRS = [
+    (first, PROBE_TEXTS[(row + away) % len(PROBE_TEXTS)])
+    for row, first in enumerate(PROBE_TEXTS)
+    for away in range(1, 5)
 ]

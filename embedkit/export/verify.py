@@ -1,14 +1,14 @@
 """The gates: what an exported graph must show, measured on the very bytes that are shipped.
 
-parity            embeddings against the torch model, over batches and lengths and the whole vocabulary
+parity            embeddings or scores against the torch model, over batches and lengths and the whole vocabulary
 operators         every LayerNormalization, Gelu and quantized product is one operator, in the graph as written
                   and as ONNX Runtime rewrites it
 retention         with scored pairs: Spearman of the file, divided by Spearman of the torch model, of the one
                   with the whole vocabulary if the file's was pruned
 agreement         without: Spearman between the cosines of the file and of the torch model, over all pairs of
-                  the probe texts
-batch_invariance  the same text alone and among others; int8 shares one activation scale in a batch, so there it
-                  is measured and stated, not limited; int8-static does not, and is held to a bound
+                  the probe texts; of a cross-encoder, between the scores of probe pairs
+batch_invariance  the same text or pair alone and among others; int8 shares one activation scale in a batch, so
+                  there it is measured and stated, not limited; int8-static does not, and is held to a bound
 size              bytes of the graph
 native            parity, retention or agreement, and batch_invariance, which then is exact, with embedkit's own
                   kernel; where the machine and the graph are such that it can run
@@ -17,13 +17,15 @@ native            parity, retention or agreement, and batch_invariance, which th
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
 from embedkit.evaluation.sts import ScoredPairs
+from embedkit.export.candidates import Candidate, NativeCandidate, run_torch
 from embedkit.export.gates import (
     Gate,
     check_agreement,
@@ -35,21 +37,18 @@ from embedkit.export.gates import (
     rounded,
 )
 from embedkit.export.operators import check_operators
-from embedkit.export.probes import PROBE_TEXTS
+from embedkit.export.probes import PROBE_PAIRS, PROBE_TEXTS
+from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.encoder import SentenceEncoder
-from embedkit.modeling.torch_encoder import TorchEncoder
 from embedkit.modeling.vocabulary import real_words
 from embedkit.protocols import FloatArray
-from embedkit.runtime.batching import token_batches
 from embedkit.runtime.native_graph import NativeGraph
-from embedkit.runtime.session import Session
-from embedkit.runtime.tokenization import Tokenizer, Tokens
+from embedkit.runtime.tokenization import PairTokenizer, Tokenizer, Tokens
 
-__all__ = ["THRESHOLDS", "Gate", "GraphEncoder", "Thresholds", "verify"]
+__all__ = ["PAIR_THRESHOLDS", "THRESHOLDS", "Thresholds", "verify"]
 
 _BATCHES = (1, 2, 7, 32)
-_LENGTHS = (2, 3, 8, 17, 64)  # and max_length
-_TOKENS_PER_BATCH = 8192
+_LENGTHS = (2, 3, 5, 8, 17, 64)  # and max_length
 _MOST_TOKENS = 16_384  # in a batch of the grid: of very long texts there are fewer
 
 
@@ -59,16 +58,16 @@ class Thresholds:
 
     Attributes:
         difference: largest absolute difference of a value from the torch model's.
-        invariance: largest absolute difference between the values of a text alone and in a batch.
-        cosine: smallest cosine of an embedding with the torch model's.
+        invariance: largest absolute difference between the values of a text or pair alone and in a batch.
+        cosine: smallest cosine of an embedding with the torch model's; None of cross-encoders.
         retention: smallest share of the torch model's Spearman on scored pairs.
-        agreement: smallest Spearman between the two models' cosines.
+        agreement: smallest Spearman between the two models' cosines or scores.
         graph_bytes: largest size of the graph.
     """
 
     difference: float | None
     invariance: float | None
-    cosine: float
+    cosine: float | None = None
     retention: float
     agreement: float
     graph_bytes: int | None = None
@@ -85,52 +84,24 @@ THRESHOLDS = {
     "int8-static": Thresholds(difference=None, invariance=1e-3, cosine=0.95, retention=0.99, agreement=0.98),
 }
 
-
-class GraphEncoder:
-    """A serialized graph, run by ONNX Runtime as a bundle would be.
-
-    Raises:
-        ModelError: ONNX Runtime refuses the graph.
-    """
-
-    def __init__(self, content: bytes, tokenizer: Tokenizer) -> None:
-        self.tokenizer = tokenizer
-        self._session = Session(content, outputs=["sentence_embedding"])
-
-    def encode(self, texts: Sequence[str], /) -> FloatArray:
-        """Embed texts: ``(N, D) float32, unit rows``."""
-        ids = self.tokenizer.tokenize(texts).ids
-        lengths = np.array([len(row) for row in ids])
-        batches = list(token_batches(lengths, most_tokens=_TOKENS_PER_BATCH))
-        rows = np.concatenate([self.encode_batch([ids[row] for row in batch]) for batch in batches])
-        return rows[np.argsort(np.concatenate(batches))]
-
-    def encode_batch(self, ids: Sequence[Sequence[int]], /) -> FloatArray:
-        """Embed token ids as one batch: ``(B, D) float32, unit rows``."""
-        return self._session.run(self.tokenizer.pad(ids))
-
-
-class NativeEncoder(GraphEncoder):
-    """The same, run by embedkit's own kernel."""
-
-    def __init__(self, graph: NativeGraph, tokenizer: Tokenizer) -> None:
-        self.tokenizer = tokenizer
-        self._graph = graph
-
-    def encode_batch(self, ids: Sequence[Sequence[int]], /) -> FloatArray:
-        """Embed token ids as one batch: ``(B, D) float32, unit rows``."""
-        return self._graph.run(Tokens([list(row) for row in ids], []))
+PAIR_THRESHOLDS = {
+    "fp32": Thresholds(difference=1e-5, invariance=1e-5, retention=0.999, agreement=0.999),
+    "fp16": Thresholds(difference=5e-3, invariance=5e-3, retention=0.999, agreement=0.999),
+    # The grid holds random words, on whose scores near the middle the sigmoid is steepest.
+    "int8": Thresholds(difference=0.2, invariance=None, retention=0.99, agreement=0.98),
+    "int8-static": Thresholds(difference=0.2, invariance=2e-3, retention=0.99, agreement=0.98),
+}
 
 
 def verify(
-    model: SentenceEncoder,
+    model: SentenceEncoder | PairEncoder,
     content: bytes,
     thresholds: Thresholds,
     *,
     quantized: bool,
     for_gpu: bool = False,
     dev: ScoredPairs | None = None,
-    original: SentenceEncoder | None = None,
+    original: SentenceEncoder | PairEncoder | None = None,
 ) -> list[Gate]:
     """Measure all gates.
 
@@ -147,107 +118,133 @@ def verify(
         ModelError: ONNX Runtime refuses the graph.
     """
     measure = _Measure(model, original or model, thresholds, dev)
-    parity, ranking, invariance = measure.gates(GraphEncoder(content, model.tokenizer), thresholds.invariance)
+    parity, ranking, invariance = measure.gates(Candidate(content, model.tokenizer), thresholds.invariance)
     return [
         parity,
         check_operators(model, content, quantized=quantized, for_gpu=for_gpu),
         ranking,
         invariance,
         check_size(content, thresholds.graph_bytes),
-        *_check_native(measure, content, model.tokenizer),
+        *_check_native(measure, content),
     ]
 
 
-def _check_native(measure: _Measure, content: bytes, tokenizer: Tokenizer) -> list[Gate]:
-    graph = NativeGraph.find(content)
+def _check_native(measure: _Measure, content: bytes) -> list[Gate]:
+    graph = NativeGraph.find(content, pairs=measure.pairs)
     if graph is None:
         return []
-    return [check_native(measure.gates(NativeEncoder(graph, tokenizer), invariance=0.0))]
+    return [check_native(measure.gates(NativeCandidate(graph, measure.model.tokenizer), invariance=0.0))]
 
 
 @dataclass(frozen=True)
 class _Measure:
     """What the torch model gives, and the comparisons with it."""
 
-    model: SentenceEncoder
-    original: SentenceEncoder
+    model: SentenceEncoder | PairEncoder
+    original: SentenceEncoder | PairEncoder
     thresholds: Thresholds
     dev: ScoredPairs | None
 
-    def gates(self, candidate: GraphEncoder, invariance: float | None) -> tuple[Gate, Gate, Gate]:
+    @property
+    def pairs(self) -> bool:
+        """Whether the model scores pairs."""
+        return isinstance(self.model, PairEncoder)
+
+    def gates(self, candidate: Candidate, invariance: float | None) -> tuple[Gate, Gate, Gate]:
         """Parity, retention or agreement, and batch invariance."""
-        return self._parity(candidate), self._ranking(candidate), _check_invariance(candidate, invariance)
+        return self._parity(candidate), self._ranking(candidate), self._invariance(candidate, invariance)
 
     @cached_property
-    def _grid(self) -> list[tuple[list[list[int]], FloatArray]]:
-        reference = TorchEncoder(self.model)
-        return [(ids, reference.encode_ids(ids)) for ids in _grid(self.model.tokenizer)]
+    def _grid(self) -> list[tuple[Tokens, FloatArray]]:
+        reference = run_torch(self.model)
+        return [(tokens, reference(tokens)) for tokens in _grid(self.model.tokenizer)]
 
     @cached_property
     def _ranked(self) -> FloatArray:
-        """Embeddings of the texts of ``dev``, else of the probe texts."""
+        """The torch model's cosines or scores of the pairs that are ranked."""
+        model = self.model if self.dev is None else self.original
+        reference, tokenizer = run_torch(model), model.tokenizer
+        return self._scores(lambda items: reference(tokenizer.tokenize(items)))
+
+    def _scores(self, run: Callable[[list[Any]], FloatArray]) -> FloatArray:
+        """Cosines or scores of the pairs of ``dev``, else of pairs of probe texts."""
+        if self.pairs:
+            return run(
+                PROBE_PAIRS if self.dev is None else list(zip(self.dev.first, self.dev.second, strict=True))
+            )
         if self.dev is None:
-            return TorchEncoder(self.model).encode(PROBE_TEXTS)
-        return TorchEncoder(self.original).encode([*self.dev.first, *self.dev.second])
+            rows = run(PROBE_TEXTS)
+            return np.asarray((rows @ rows.T)[np.triu_indices(len(rows), k=1)])
+        first, second = np.split(run([*self.dev.first, *self.dev.second]), 2)
+        return np.asarray((first * second).sum(axis=1))
 
-    def _parity(self, candidate: GraphEncoder) -> Gate:
-        difference, cosine, texts = 0.0, 1.0, 0
-        for ids, expected in self._grid:
-            got = candidate.encode_batch(ids)
-            difference = max(difference, largest_difference(expected, got))
-            cosine = min(cosine, float(np.nan_to_num((expected * got).sum(axis=1), nan=-1.0).min()))
-            texts += len(ids)
-        limit = self.thresholds.difference
-        return Gate(
-            "parity",
-            (limit is None or difference <= limit) and cosine >= self.thresholds.cosine,
-            {
-                "largest_difference": rounded(difference),
-                "largest_difference_allowed": limit,
-                "smallest_cosine": round(cosine, 6),
-                "smallest_cosine_allowed": self.thresholds.cosine,
-                "texts": texts,
-            },
+    def _parity(self, candidate: Candidate) -> Gate:
+        compared = [(expected, candidate.run_batch(tokens)) for tokens, expected in self._grid]
+        largest = max(largest_difference(expected, got) for expected, got in compared)
+        count, limit, least = (
+            sum(len(got) for _, got in compared),
+            self.thresholds.difference,
+            self.thresholds.cosine,
         )
+        figures = {"largest_difference": rounded(largest), "largest_difference_allowed": limit}
+        passed = limit is None or largest <= limit
+        if self.pairs:
+            mean = sum(float(np.abs(expected - got).sum()) for expected, got in compared) / count
+            return Gate("parity", passed, figures | {"mean_difference": rounded(mean), "pairs": count})
+        smallest = min(_smallest_cosine(expected, got) for expected, got in compared)
+        figures |= {"smallest_cosine": round(smallest, 6), "smallest_cosine_allowed": least, "texts": count}
+        return Gate("parity", passed and (least is None or smallest >= least), figures)
 
-    def _ranking(self, candidate: GraphEncoder) -> Gate:
+    def _ranking(self, candidate: Candidate) -> Gate:
+        got = self._scores(candidate.run)
         if self.dev is not None:
-            got = candidate.encode([*self.dev.first, *self.dev.second])
-            return check_retention(_cosines(self._ranked), _cosines(got), self.dev, self.thresholds.retention)
-        pairs = np.triu_indices(len(PROBE_TEXTS), k=1)
-        expected, got = ((rows @ rows.T)[pairs] for rows in (self._ranked, candidate.encode(PROBE_TEXTS)))
-        described = f"{len(expected)} pairs of probe texts, no labels"
-        return check_agreement(expected, got, described, self.thresholds.agreement)
+            return check_retention(self._ranked, got, self.dev, self.thresholds.retention)
+        described = f"{len(got)} pairs of probe texts, no labels"
+        return check_agreement(self._ranked, got, described, self.thresholds.agreement)
+
+    def _invariance(self, candidate: Candidate, limit: float | None) -> Gate:
+        items: Sequence[Any] = PROBE_PAIRS[: len(PROBE_TEXTS)] if self.pairs else PROBE_TEXTS
+        tokens = self.model.tokenizer.tokenize(list(items))
+        alone = np.concatenate([candidate.run_batch(tokens.choose([row])) for row in range(len(items))])
+        return check_batch_invariance(alone, candidate.run_batch(tokens), limit)
 
 
-def _check_invariance(candidate: GraphEncoder, limit: float | None) -> Gate:
-    ids = candidate.tokenizer.tokenize(PROBE_TEXTS).ids
-    alone = np.concatenate([candidate.encode_batch([row]) for row in ids])
-    return check_batch_invariance(alone, candidate.encode_batch(ids), limit)
+def _smallest_cosine(expected: FloatArray, got: FloatArray) -> float:
+    """Of unit rows; a NaN counts as opposite, and no cosine above 1."""
+    return min(1.0, float(np.nan_to_num((expected * got).sum(axis=1), nan=-1.0).min()))
 
 
-def _cosines(rows: FloatArray) -> FloatArray:
-    first, second = np.split(rows, 2)
-    return np.asarray((first * second).sum(axis=1))
-
-
-def _grid(tokenizer: Tokenizer) -> Iterator[list[list[int]]]:
+def _grid(tokenizer: Tokenizer | PairTokenizer) -> Iterator[Tokens]:
     """Batches of every size and length, of words in random order; then on until every word was used.
 
-    The first text of a batch has its full length, the others are shorter and get padding.
+    The first text or pair of a batch has its full length, the others are shorter and get padding.
     """
-    frame = tokenizer.tokenize([""]).ids[0]
+    nothing: list[Any] = [("", "")] if isinstance(tokenizer, PairTokenizer) else [""]
+    empty = tokenizer.tokenize(nothing)
+    frame = len(empty.ids[0])
+    shortest = max(1, frame)
     words = real_words(tokenizer)
     generator = np.random.default_rng(0)
     supply = itertools.cycle(generator.permutation(words).tolist())
-    longest_texts = sorted({min(length, tokenizer.max_length) for length in (*_LENGTHS, tokenizer.max_length)})
-    shapes = [(size, longest) for longest in longest_texts for size in _BATCHES]
+    longest_items = {max(shortest, min(each, tokenizer.max_length)) for each in (*_LENGTHS, tokenizer.max_length)}
+    shapes = [(size, longest) for longest in sorted(longest_items) for size in _BATCHES]
     used = 0
     while shapes or used < len(words):
-        size, longest = shapes.pop(0) if shapes else (_BATCHES[-1], tokenizer.max_length)
-        shortest = max(1, len(frame))
-        longest = max(longest, shortest)
+        size, longest = shapes.pop(0) if shapes else (_BATCHES[-1], max(shortest, tokenizer.max_length))
         size = max(1, min(size, _MOST_TOKENS // longest))
         lengths = [longest, *generator.integers(shortest, longest + 1, size - 1).tolist()]
-        used += sum(lengths) - size * len(frame)
-        yield [[*frame[:1], *itertools.islice(supply, length - len(frame)), *frame[1:]] for length in lengths]
+        rows = [_fill(empty, list(itertools.islice(supply, length - frame)), generator) for length in lengths]
+        used += sum(lengths) - size * frame
+        yield Tokens([ids for ids, _ in rows], [], empty.type_ids and [types for _, types in rows])
+
+
+def _fill(empty: Tokens, words: list[int], generator: np.random.Generator) -> tuple[list[int], list[int]]:
+    """Ids and types of a text or pair of these words in the frame of the empty one; a pair is parted anywhere."""
+    (ids,) = empty.ids
+    if empty.type_ids is None:
+        return [*ids[:1], *words, *ids[1:]], []
+    (types,) = empty.type_ids
+    parting = int(generator.integers(0, len(words) + 1))
+    first, second = words[:parting], words[parting:]
+    filled = [*ids[:1], *first, *ids[1:-1], *second, *ids[-1:]]
+    return filled, [*types[:1], *types[:1] * len(first), *types[1:-1], *types[-1:] * len(second), *types[-1:]]

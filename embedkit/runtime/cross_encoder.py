@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 import numpy as np
 
 from embedkit.errors import InputError, ModelError
 from embedkit.protocols import FloatArray
 from embedkit.runtime.arguments import check_count, check_iterable
-from embedkit.runtime.bundle import Bundle, GoldenPairs, Manifest
-from embedkit.runtime.engine import Engine, OnOverflow, Plan, Verification
-from embedkit.runtime.loading import Origin, Reloadable, check_kind, load_model
-from embedkit.runtime.native_graph import NativeGraph
-from embedkit.runtime.sentence_transformers import FolderModel, read_cross_encoder_folder
+from embedkit.runtime.bundle import Bundle, GoldenPairs
+from embedkit.runtime.engine import OnOverflow, Plan, Verification
+from embedkit.runtime.model import Model
+from embedkit.runtime.sentence_transformers import FolderModel
 from embedkit.runtime.tokenization import PairTokenizer, TokenBatch, Tokens
-
-if TYPE_CHECKING:
-    from embedkit.runtime.padded_graph import PaddedGraph
 
 __all__ = ["CrossEncoder", "RankedDocument"]
 
@@ -38,7 +33,7 @@ class RankedDocument(TypedDict):
     text: NotRequired[str]
 
 
-class CrossEncoder(Reloadable):
+class CrossEncoder(Model[PairTokenizer]):
     """A cross-encoder on ONNX Runtime or embedkit's own kernel. Create it with :meth:`load`; it is thread-safe.
 
     Both texts of a pair pass through the network together, so nothing can be precomputed: use it to re-rank a few
@@ -49,142 +44,10 @@ class CrossEncoder(Reloadable):
     one warning to the logger ``embedkit``. Pass ``on_overflow="error"`` to get an exception.
     """
 
-    def __init__(
-        self,
-        model: Bundle | FolderModel,
-        *,
-        threads: int | None = None,
-        providers: Sequence[str] | None = None,
-        max_tokens_per_batch: int | None = None,
-        instructions: str | None = None,
-    ) -> None:
-        check_kind(model.manifest, "cross-encoder")
-        golden = model.golden if isinstance(model, Bundle) else None
-        self._manifest = model.manifest
-        self._fingerprint = model.fingerprint
-        self._golden = golden if isinstance(golden, GoldenPairs) else None
-        try:
-            self._tokenizer = PairTokenizer(model.tokenizer_json, model.manifest.max_length)
-        except InputError as error:  # its length, which nobody gave here
-            raise ModelError(str(error)) from error
-        native = NativeGraph.choose(
-            model.model, pairs=True, threads=threads, providers=providers, instructions=instructions
-        )
-        if native is not None:
-            native.check(max_length=self.max_length, vocabulary_size=self._tokenizer.vocabulary_size)
-        graph = native or self._open_session(model, threads, providers)
-        self._provider, self._numerics = graph.provider, graph.numerics
-        self._instructions = None if native is None else native.instructions
-        self._engine = Engine(
-            graph,
-            shape=(),
-            max_length=self.max_length,
-            unit="pairs",
-            label="score",
-            max_tokens_per_batch=max_tokens_per_batch,
-        )
-
-    @classmethod
-    def load(
-        cls,
-        source: str | os.PathLike[str],
-        *,
-        file: str | None = None,
-        threads: int | None = None,
-        providers: Sequence[str] | None = None,
-        max_tokens_per_batch: int | None = None,
-        instructions: str | None = None,
-    ) -> CrossEncoder:
-        """Load a bundle, or a folder written by sentence-transformers that holds an ONNX graph.
-
-        Args:
-            source: a path, which takes precedence and never uses the network; the name of a bundled model;
-                or a hub id ``org/name``.
-            file: the graph in a sentence-transformers folder, ``onnx/model.onnx`` if None.
-            threads: number of compute threads; if None, all processors available to the process (affinity and
-                container quota). On a CPU each thread runs its own batches, unless there is only one thread or
-                the graph is large (64 MB without the word table); then all threads share a batch.
-            providers: ONNX Runtime execution providers in order of preference, or
-                ``["EmbedkitExecutionProvider"]``, which runs cross-encoders of the BERT family that embedkit
-                exported. An unavailable provider is an error. If None,
-                embedkit's own where it is the fastest (int8 up to BERT-Base, fp32 up to BERT-Mini), otherwise
-                ONNX Runtime's CPU provider.
-            max_tokens_per_batch: maximum number of pairs in a batch times the longest of them in tokens; if None,
-                16,384, but 1024 on a CPU, and 128 to 256 there if threads run their own batches.
-            instructions: the instruction set of embedkit's kernel: "amx", "avx512", "avx-vnni", "avx2",
-                "neon-i8mm", "neon-dotprod" or "portable". All give the same bits. If None, the one in the
-                environment variable ``EMBEDKIT_INSTRUCTIONS``, else the quickest of this processor. A named one
-                runs the kernel wherever it can run the model and no provider is named.
-
-        Raises:
-            ModelNotFoundError: no model exists under the path, name or id.
-            BundleError: the file is damaged, not a bundle, or of a newer format.
-            ModelError: the model cannot be used, or is not a cross-encoder.
-            ProviderError: a provider or the instruction set is not available, or a provider failed to start.
-        """
-        path, model = load_model(source, file=file, marker="config.json", read_folder=read_cross_encoder_folder)
-        try:
-            scorer = cls(
-                model,
-                threads=threads,
-                providers=providers,
-                max_tokens_per_batch=max_tokens_per_batch,
-                instructions=instructions,
-            )
-        except ModelError as error:
-            raise ModelError(f"{path}: {error}") from error
-        options = {
-            "file": file,
-            "threads": threads,
-            "providers": providers,
-            "max_tokens_per_batch": max_tokens_per_batch,
-            "instructions": instructions,
-        }
-        scorer._origin = Origin(str(path.resolve()), options)
-        return scorer
-
-    @property
-    def manifest(self) -> Manifest:
-        """Description and origin of the model."""
-        return self._manifest
-
-    @property
-    def name(self) -> str:
-        """Name of the model."""
-        return self._manifest.name
-
-    @property
-    def fingerprint(self) -> str:
-        """Hex SHA-256 of everything that determines the scores."""
-        return self._fingerprint
-
-    @property
-    def max_length(self) -> int:
-        """Maximum length of a pair in tokens, including special tokens."""
-        return self._manifest.max_length
-
-    @property
-    def provider(self) -> str:
-        """Name of the execution provider: embedkit's own kernel, or the first active one of ONNX Runtime."""
-        return self._provider
-
-    @property
-    def instructions(self) -> str | None:
-        """The instruction set of embedkit's kernel; None where ONNX Runtime runs the graph."""
-        return self._instructions
-
-    @property
-    def numerics(self) -> str:
-        """The arithmetic: models of the same fingerprint and numerics give the same bits on every processor.
-
-        ONNX Runtime makes no such promise; its name and version stand here all the same.
-        """
-        return self._numerics
-
-    @property
-    def has_golden(self) -> bool:
-        """Whether the model has golden pairs for :meth:`verify`, as bundles do."""
-        return self._golden is not None
+    _kind = "cross-encoder"
+    _unit = "pairs"
+    _label = "score"
+    _tokenizer_class = PairTokenizer
 
     def __repr__(self) -> str:
         return f"CrossEncoder(name={self.name!r}, max_length={self.max_length})"
@@ -291,35 +154,27 @@ class CrossEncoder(Reloadable):
         Raises:
             ModelError: the model is not a bundle and has no golden pairs.
         """
-        if self._golden is None:
+        golden = self._golden
+        if not isinstance(golden, GoldenPairs):
             raise ModelError(f"{self.name} is no bundle and has no golden pairs to verify")
-        golden = Tokens(self._golden.token_ids, [], self._golden.token_type_ids)
-        found = self._tokenizer.tokenize(self._golden.pairs)
-        digest = self._golden.digests.get(self.numerics)
-        return self._engine.verify(found, golden, self._golden.scores, self._golden.tolerance, digest)
+        tokens = Tokens(golden.token_ids, [], golden.token_type_ids)
+        found, digest = self._tokenizer.tokenize(golden.pairs), golden.digests.get(self.numerics)
+        return self._engine.verify(found, tokens, golden.scores, golden.tolerance, digest)
 
-    def _open_session(
-        self, model: Bundle | FolderModel, threads: int | None, providers: Sequence[str] | None
-    ) -> PaddedGraph:
-        # Importing ONNX Runtime takes half of a cold start, and the kernel does not need it.
-        from embedkit.runtime.padded_graph import PaddedGraph
-        from embedkit.runtime.session import Session
+    def _shape(self, width: int | None) -> tuple[int, ...]:  # noqa: ARG002 - a score has none
+        return ()
 
-        is_bundle = isinstance(model, Bundle)
-        outputs = _BUNDLE_OUTPUTS if is_bundle else _FOLDER_OUTPUTS
-        session = Session(model.model, outputs=outputs, threads=threads, providers=providers)
-        return PaddedGraph(session, finish=_keep if is_bundle else _activate, pad_id=self._tokenizer.pad_id)
+    def _outputs(self, model: Bundle | FolderModel) -> Sequence[str]:
+        return _BUNDLE_OUTPUTS if isinstance(model, Bundle) else _FOLDER_OUTPUTS
+
+    def _finish(self, rows: FloatArray, batch: TokenBatch) -> FloatArray:  # noqa: ARG002 - scores know no tokens
+        return rows if self._is_bundle else _activate(rows)
 
     def _tokenize(self, pairs: list[Any], first: int) -> Tokens:
         return self._tokenizer.tokenize(pairs, first=first)
 
 
-def _keep(scores: FloatArray, _: TokenBatch) -> FloatArray:
-    """Return the scores of a bundle's graph unchanged."""
-    return scores
-
-
-def _activate(logits: FloatArray, _: TokenBatch) -> FloatArray:
+def _activate(logits: FloatArray) -> FloatArray:
     """Apply the sigmoid to the logits of a folder's graph."""
     if logits.ndim != 2 or logits.shape[1] != 1:
         raise ModelError(f"the graph gave logits {logits.shape}, expected (B, 1)")

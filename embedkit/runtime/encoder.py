@@ -3,33 +3,28 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Unpack
+from functools import cached_property
+from typing import Any, Unpack
 
 import numpy as np
 import numpy.typing as npt
 
 from embedkit.errors import InputError, ModelError
 from embedkit.protocols import FloatArray
-from embedkit.runtime.arguments import check_count, check_iterable
-from embedkit.runtime.bundle import Bundle, Manifest
+from embedkit.runtime.arguments import check_iterable
+from embedkit.runtime.bundle import Bundle
 from embedkit.runtime.encode_options import EncodeOptions, Role, with_prompt
-from embedkit.runtime.engine import Engine, OnOverflow, Plan, Verification
-from embedkit.runtime.loading import Origin, Reloadable, check_kind, load_model
+from embedkit.runtime.engine import OnOverflow, Plan, Verification
 from embedkit.runtime.manifest import Golden
-from embedkit.runtime.native_graph import NativeGraph
+from embedkit.runtime.model import Model
 from embedkit.runtime.packing import Packing, Precision, unit_rows
 from embedkit.runtime.pool import EncoderPool
 from embedkit.runtime.ranges import Ranges
-from embedkit.runtime.sentence_transformers import FolderModel, pool, read_folder
-from embedkit.runtime.threads import available_threads
+from embedkit.runtime.sentence_transformers import FolderModel, pool
 from embedkit.runtime.token_spans import TokenSpan, TokenSpans
 from embedkit.runtime.tokenization import TokenBatch, Tokenizer, Tokens
-
-if TYPE_CHECKING:
-    from embedkit.runtime.padded_graph import PaddedGraph
 
 __all__ = ["EncodeOptions", "Encoder", "OnOverflow", "Verification"]
 
@@ -46,7 +41,7 @@ class _Plan:
     engine: Plan
 
 
-class Encoder(Reloadable):
+class Encoder(Model[Tokenizer]):
     """A sentence encoder on ONNX Runtime or embedkit's own kernel. Create it with :meth:`load`; it is thread-safe.
 
     Texts longer than ``max_length`` tokens are truncated. Each call counts them and logs one warning to the logger
@@ -55,149 +50,15 @@ class Encoder(Reloadable):
     texts must not fail a program that turns warnings into errors. ``on_overflow="error"`` raises instead.
     """
 
-    def __init__(
-        self,
-        model: Bundle | FolderModel,
-        *,
-        threads: int | None = None,
-        providers: Sequence[str] | None = None,
-        max_tokens_per_batch: int | None = None,
-        instructions: str | None = None,
-    ) -> None:
-        check_kind(model.manifest, "encoder")
-        is_bundle = isinstance(model, Bundle)
-        golden = model.golden if isinstance(model, Bundle) else None
-        self._manifest = model.manifest
-        self._fingerprint = model.fingerprint
-        self._golden = golden if isinstance(golden, Golden) else None
-        self._default_prompt = model.manifest.prompts.get(model.manifest.default_prompt, "")
-        self._normalize_here = model.manifest.normalize and not is_bundle
-        written = model.manifest.ranges
-        self._ranges = Ranges.from_text(written, model.manifest.dimension) if written else None
-        self._tokenizer = _make_tokenizer(model)
-        self._threads = check_count(threads, "threads") or available_threads()
-        native = NativeGraph.choose(model.model, threads=threads, providers=providers, instructions=instructions)
-        if native is not None:
-            native.check(max_length=self.max_length, vocabulary_size=self._tokenizer.vocabulary_size)
-        graph = native or self._open_session(model, threads, providers)
-        if graph.width not in (None, self.dimension):
-            raise ModelError(f"the graph gives {graph.width} dimensions, not {self.dimension} as it declares")
-        self._provider, self._numerics = graph.provider, graph.numerics
-        self._instructions = None if native is None else native.instructions
-        self._engine = Engine(
-            graph,
-            shape=(self.dimension,),
-            max_length=self.max_length,
-            unit="texts",
-            label="encode",
-            max_tokens_per_batch=max_tokens_per_batch,
-        )
-
-    @classmethod
-    def load(
-        cls,
-        source: str | os.PathLike[str],
-        *,
-        file: str | None = None,
-        threads: int | None = None,
-        providers: Sequence[str] | None = None,
-        max_tokens_per_batch: int | None = None,
-        instructions: str | None = None,
-    ) -> Encoder:
-        """Load a bundle, or a folder written by sentence-transformers that holds an ONNX graph.
-
-        Args:
-            source: a path, which takes precedence and never uses the network; the name of a bundled model;
-                or a hub id ``org/name``.
-            file: the graph in a sentence-transformers folder, ``onnx/model.onnx`` if None.
-            threads: number of compute threads; if None, all processors available to the process (affinity and
-                container quota). On a CPU each thread runs its own batches, unless there is only one thread or
-                the graph is large (64 MB without the word table); then all threads share a batch.
-            providers: ONNX Runtime execution providers in order of preference, or
-                ``["EmbedkitExecutionProvider"]``, which runs BERT encoders that embedkit exported.
-                An unavailable provider is an error. If None, embedkit's own where it is the
-                fastest (int8 up to BERT-Base, fp32 up to BERT-Mini), otherwise ONNX Runtime's CPU provider.
-            max_tokens_per_batch: maximum number of tokens in a batch, including padding; if None, 16,384, but 1024
-                on a CPU, and at most 256 there if threads run their own batches.
-            instructions: the instruction set of embedkit's kernel: "amx", "avx512", "avx-vnni", "avx2",
-                "neon-i8mm", "neon-dotprod" or "portable". All give the same bits. If None, the one in the
-                environment variable ``EMBEDKIT_INSTRUCTIONS``, else the quickest of this processor. A named one
-                runs the kernel wherever it can run the model and no provider is named.
-
-        Raises:
-            ModelNotFoundError: no model exists under the path, name or id.
-            BundleError: the file is damaged, not a bundle, or of a newer format.
-            ModelError: the model cannot be used.
-            ProviderError: a provider or the instruction set is not available, or a provider failed to start.
-        """
-        path, model = load_model(source, file=file, marker="modules.json", read_folder=read_folder)
-        try:
-            encoder = cls(
-                model,
-                threads=threads,
-                providers=providers,
-                max_tokens_per_batch=max_tokens_per_batch,
-                instructions=instructions,
-            )
-        except ModelError as error:
-            raise ModelError(f"{path}: {error}") from error
-        options = {
-            "file": file,
-            "threads": threads,
-            "providers": providers,
-            "max_tokens_per_batch": max_tokens_per_batch,
-            "instructions": instructions,
-        }
-        encoder._origin = Origin(str(path.resolve()), options)
-        return encoder
-
-    @property
-    def manifest(self) -> Manifest:
-        """Description and origin of the model."""
-        return self._manifest
-
-    @property
-    def name(self) -> str:
-        """Name of the model."""
-        return self._manifest.name
-
-    @property
-    def fingerprint(self) -> str:
-        """Hex SHA-256 of everything that determines the embeddings."""
-        return self._fingerprint
+    _kind = "encoder"
+    _unit = "texts"
+    _label = "encode"
+    _tokenizer_class = Tokenizer
 
     @property
     def dimension(self) -> int:
         """D, the number of dimensions of an embedding."""
         return self._manifest.dimension
-
-    @property
-    def max_length(self) -> int:
-        """Maximum length of a text in tokens, including special tokens."""
-        return self._manifest.max_length
-
-    @property
-    def provider(self) -> str:
-        """Name of the execution provider: embedkit's own kernel, or the first active one of ONNX Runtime."""
-        return self._provider
-
-    @property
-    def instructions(self) -> str | None:
-        """The instruction set of embedkit's kernel; None where ONNX Runtime runs the graph."""
-        return self._instructions
-
-    @property
-    def numerics(self) -> str:
-        """The arithmetic: models of the same fingerprint and numerics give the same bits on every processor.
-
-        ONNX Runtime makes no such promise; its name and version stand here all the same.
-        """
-        return self._numerics
-
-    @property
-    def has_golden(self) -> bool:
-        """Whether the model has golden vectors for :meth:`verify`, as bundles do."""
-        return self._golden is not None
 
     def __repr__(self) -> str:
         return f"Encoder(name={self.name!r}, dimension={self.dimension}, max_length={self.max_length})"
@@ -443,23 +304,25 @@ class Encoder(Reloadable):
         Raises:
             ModelError: the model is not a bundle and has no golden texts.
         """
-        if self._golden is None:
+        golden = self._golden
+        if not isinstance(golden, Golden):
             raise ModelError(f"{self.name} is no bundle and has no golden texts to verify")
-        found, golden = self._tokenizer.tokenize(self._golden.texts), Tokens(self._golden.token_ids, [])
-        digest = self._golden.digests.get(self.numerics)
-        return self._engine.verify(found, golden, self._golden.vectors, self._golden.tolerance, digest)
+        found, digest = self._tokenizer.tokenize(golden.texts), golden.digests.get(self.numerics)
+        return self._engine.verify(found, Tokens(golden.token_ids, []), golden.vectors, golden.tolerance, digest)
 
-    def _open_session(
-        self, model: Bundle | FolderModel, threads: int | None, providers: Sequence[str] | None
-    ) -> PaddedGraph:
-        # Importing ONNX Runtime takes half of a cold start, and the kernel does not need it.
-        from embedkit.runtime.padded_graph import PaddedGraph
-        from embedkit.runtime.session import Session
+    @cached_property
+    def _ranges(self) -> Ranges | None:
+        written = self._manifest.ranges
+        return Ranges.from_text(written, self.dimension) if written else None
 
+    def _shape(self, width: int | None) -> tuple[int, ...]:
+        if width not in (None, self.dimension):
+            raise ModelError(f"the graph gives {width} dimensions, not {self.dimension} as it declares")
+        return (self.dimension,)
+
+    def _outputs(self, model: Bundle | FolderModel) -> Sequence[str]:
         is_whole = isinstance(model, Bundle) or model.has_head
-        outputs = _BUNDLE_OUTPUTS if is_whole else _FOLDER_OUTPUTS
-        session = Session(model.model, outputs=outputs, threads=threads, providers=providers)
-        return PaddedGraph(session, finish=self._finish, pad_id=self._tokenizer.pad_id)
+        return _BUNDLE_OUTPUTS if is_whole else _FOLDER_OUTPUTS
 
     def _plan(
         self,
@@ -491,7 +354,7 @@ class Encoder(Reloadable):
         if prompt is not None and not isinstance(prompt, str):
             raise InputError(f"prompt must be a str, not {type(prompt).__name__}")
         if prompt_name is None:
-            return self._default_prompt if prompt is None else prompt
+            return self._manifest.prompts.get(self._manifest.default_prompt, "") if prompt is None else prompt
         if prompt_name not in self._manifest.prompts:
             known = ", ".join(self._manifest.prompts) or "none"
             raise InputError(f"{self.name} has no prompt {prompt_name!r}; it has {known}")
@@ -513,14 +376,7 @@ class Encoder(Reloadable):
         """Apply the steps that a folder's graph does not include."""
         if rows.ndim == 3:
             rows = pool(rows, batch, self._manifest.pooling)
-        return unit_rows(rows) if self._normalize_here else rows
-
-
-def _make_tokenizer(model: Bundle | FolderModel) -> Tokenizer:
-    try:
-        return Tokenizer(model.tokenizer_json, model.manifest.max_length)
-    except InputError as error:  # its length, which is not an argument here
-        raise ModelError(str(error)) from error
+        return unit_rows(rows) if self._manifest.normalize and not self._is_bundle else rows
 
 
 def _as_rows(embeddings: npt.ArrayLike, name: str) -> FloatArray:

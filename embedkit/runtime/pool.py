@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from queue import SimpleQueue
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Self, Unpack
+from typing import Any, BinaryIO, NamedTuple, Protocol, Self, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -24,14 +24,11 @@ from embedkit.runtime.arguments import check_count, check_iterable
 from embedkit.runtime.encode_options import EncodeOptions, with_prompt
 from embedkit.runtime.engine import read_parts, tell_truncated
 from embedkit.runtime.frames import read_frame, write_frame
-from embedkit.runtime.loading import Origin
+from embedkit.runtime.manifest import Manifest
+from embedkit.runtime.model import Origin
 from embedkit.runtime.threads import available_threads
 
-if TYPE_CHECKING:
-    from embedkit.runtime.encoder import Encoder
-    from embedkit.runtime.manifest import Manifest
-
-__all__ = ["EncoderPool"]
+__all__ = ["EncoderPool", "PooledEncoder"]
 
 # multiprocessing would import the caller's script again, and `-m` would search the current folder first. This
 # finds embedkit where the caller found it.
@@ -41,6 +38,21 @@ _START = (
 )
 _PATIENCE_SECONDS = 5.0
 _PARTS_PER_PROCESS = 2
+
+
+class PooledEncoder(Protocol):
+    """What a pool needs of the encoder that it replicates."""
+
+    @property
+    def manifest(self) -> Manifest:
+        """Description and origin of the model."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Hex SHA-256 of everything that determines the embeddings."""
+
+    def encode(self, texts: str | Iterable[str], **options: Unpack[EncodeOptions]) -> npt.NDArray[Any]:
+        """Encode texts in this process."""
 
 
 class EncoderPool:
@@ -67,7 +79,7 @@ class EncoderPool:
     """
 
     def __init__(
-        self, encoder: Encoder, origin: Origin, processes: int | None = None, threads: int | None = None
+        self, encoder: PooledEncoder, origin: Origin, processes: int | None = None, threads: int | None = None
     ) -> None:
         self.processes = check_count(processes, "processes") or available_threads()
         self.threads = check_count(threads, "threads") or max(1, available_threads() // self.processes)
@@ -96,7 +108,7 @@ class EncoderPool:
     @property
     def name(self) -> str:
         """Name of the model."""
-        return self._encoder.name
+        return self.manifest.name
 
     @property
     def fingerprint(self) -> str:
@@ -111,12 +123,12 @@ class EncoderPool:
     @property
     def dimension(self) -> int:
         """D, the number of dimensions of an embedding."""
-        return self._encoder.dimension
+        return self.manifest.dimension
 
     @property
     def max_length(self) -> int:
         """Maximum length of a text in tokens, including special tokens."""
-        return self._encoder.max_length
+        return self.manifest.max_length
 
     @property
     def manifest(self) -> Manifest:
@@ -161,11 +173,11 @@ class EncoderPool:
 
     def encode_query(self, texts: str | Iterable[str], **options: Unpack[EncodeOptions]) -> npt.NDArray[Any]:
         """:meth:`encode` with the model's prompt for queries, if it has one and none is given."""
-        return self.encode(texts, **with_prompt(options, "query", self._encoder.manifest.prompts))
+        return self.encode(texts, **with_prompt(options, "query", self.manifest.prompts))
 
     def encode_document(self, texts: str | Iterable[str], **options: Unpack[EncodeOptions]) -> npt.NDArray[Any]:
         """:meth:`encode` with the model's prompt for documents, if it has one and none is given."""
-        return self.encode(texts, **with_prompt(options, "document", self._encoder.manifest.prompts))
+        return self.encode(texts, **with_prompt(options, "document", self.manifest.prompts))
 
     def _stream(
         self, texts: Iterable[str], options: EncodeOptions, total: int | None = None

@@ -65,6 +65,10 @@ class Tokens(NamedTuple):
             return self.ids.lengths
         return np.fromiter(map(len, self.ids), dtype=np.int64, count=len(self.ids))
 
+    def choose(self, rows: Sequence[int] | npt.NDArray[np.intp]) -> Tokens:
+        """Some of the texts or pairs, in the order of ``rows``; none of them counts as overflowing."""
+        return Tokens(_choose(self.ids, rows), [], self.type_ids and _choose(self.type_ids, rows))
+
     def batch(self, rows: Sequence[int] | npt.NDArray[np.intp], pad_id: int) -> TokenBatch:
         """Some of the texts or pairs, in the order of ``rows``, as one token batch."""
         batch = _pad(_choose(self.ids, rows), pad_id)

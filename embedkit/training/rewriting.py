@@ -8,9 +8,9 @@ from pathlib import Path
 
 from embedkit.atomic import atomic_file
 from embedkit.errors import InputError
-from embedkit.modeling.rewriters import Rewriter
 from embedkit.progress import Progress
 from embedkit.training.corpus import Corpus, normalise
+from embedkit.training.rewriters import Rewriter
 from embedkit.training.text_cache import TextCache
 
 __all__ = ["PairsReport", "write_pairs"]

@@ -56,7 +56,7 @@ class SynonymReplacement:
         self.fingerprint = hashlib.sha256(parts.encode()).hexdigest()
 
     def rewrite(self, texts: Sequence[str]) -> list[str]:
-        """See :class:`~embedkit.modeling.rewriters.Rewriter`."""
+        """See :class:`~embedkit.training.rewriters.Rewriter`."""
         return [self._rewrite(text) for text in texts]
 
     def _rewrite(self, text: str) -> str:

@@ -5,15 +5,15 @@ import onnx
 import pytest
 from onnx import TensorProto
 
+from embedkit.benchmarking import variants as variants_module
+from embedkit.benchmarking.variants import export_all
 from embedkit.errors import ExportError, ProviderError
-from embedkit.export import frontier
 from embedkit.export.folder import export_folder
-from embedkit.export.frontier import export_all
 from embedkit.export.graph import build_graph
 from embedkit.export.half import halve
 from embedkit.export.pipeline import export
-from embedkit.export.probes import PROBE_TEXTS
-from embedkit.export.verify_pairs import PAIR_THRESHOLDS, PROBE_PAIRS
+from embedkit.export.probes import PROBE_PAIRS, PROBE_TEXTS
+from embedkit.export.verify import PAIR_THRESHOLDS
 from embedkit.export.writer import FloatArithmetic
 from embedkit.modeling.torch_cross_encoder import TorchCrossEncoder
 from embedkit.modeling.torch_encoder import TorchEncoder
@@ -163,7 +163,7 @@ def test_what_half_cannot_be(make_encoder, tmp_path):
 
 def test_variants_for_a_gpu_are_not_timed_elsewhere(make_encoder, tmp_path, monkeypatch):
     make_encoder().save(tmp_path / "model")
-    monkeypatch.setattr(frontier, "available_providers", lambda: ["CPUExecutionProvider"])
+    monkeypatch.setattr(variants_module, "available_providers", lambda: ["CPUExecutionProvider"])
 
     with pytest.raises(ProviderError, match="CUDAExecutionProvider is not among"):
         export_all(str(tmp_path / "model"), tmp_path / "all", target="gpu")
@@ -174,7 +174,7 @@ def test_variants_for_a_gpu_are_not_timed_elsewhere(make_encoder, tmp_path, monk
 def test_variants_for_a_gpu(make_encoder, make_pair_encoder, tmp_path, monkeypatch, kind):
     make = make_encoder if kind == "encoder" else make_pair_encoder
     make(initializer_range=0.1).save(tmp_path / "model")
-    monkeypatch.setattr(frontier, "_choose_providers", lambda target: ["CPUExecutionProvider"])
+    monkeypatch.setattr(variants_module, "_choose_providers", lambda target: ["CPUExecutionProvider"])
 
     variants = export_all(str(tmp_path / "model"), tmp_path / "all", target="gpu", rounds=1)
 

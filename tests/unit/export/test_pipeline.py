@@ -11,9 +11,8 @@ from embedkit.evaluation.sts import ScoredPairs
 from embedkit.export import pipeline
 from embedkit.export.card import Card
 from embedkit.export.pipeline import export, export_source
-from embedkit.export.probes import GOLDEN_PAIRS, GOLDEN_TEXTS, PROBE_TEXTS
-from embedkit.export.verify import THRESHOLDS
-from embedkit.export.verify_pairs import PAIR_THRESHOLDS, PROBE_PAIRS
+from embedkit.export.probes import GOLDEN_PAIRS, GOLDEN_TEXTS, PROBE_PAIRS, PROBE_TEXTS
+from embedkit.export.verify import PAIR_THRESHOLDS, THRESHOLDS
 from embedkit.modeling.torch_cross_encoder import TorchCrossEncoder
 from embedkit.modeling.torch_encoder import TorchEncoder
 from embedkit.runtime.bundle import read_bundle

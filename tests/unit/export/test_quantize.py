@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from embedkit.errors import ExportError
+from embedkit.export.candidates import Candidate
 from embedkit.export.graph import build_graph
 from embedkit.export.quantize import TARGETS, Int8Arithmetic, largest_weight, quantize
-from embedkit.export.verify import GraphEncoder
 from embedkit.export.writer import FloatArithmetic
 from embedkit.modeling.torch_encoder import TorchEncoder
 
@@ -92,7 +92,7 @@ def test_quantized_embeddings_are_close(make_encoder, target, head):
     encoder = make_encoder(head=head)
     graph = build_graph(encoder, Int8Arithmetic(largest_weight(target)))
 
-    rows = GraphEncoder(graph.SerializeToString(), encoder.tokenizer).encode(TEXTS)
+    rows = Candidate(graph.SerializeToString(), encoder.tokenizer).run(TEXTS)
 
     assert (rows * TorchEncoder(encoder).encode(TEXTS)).sum(axis=1).min() > 0.97
     np.testing.assert_allclose(np.linalg.norm(rows, axis=1), 1.0, atol=1e-5)

@@ -6,13 +6,13 @@ import pytest
 
 from embedkit.errors import ExportError, GateError
 from embedkit.export import static
+from embedkit.export.candidates import Candidate
 from embedkit.export.graph import build_graph
 from embedkit.export.pipeline import export
 from embedkit.export.probes import PROBE_TEXTS
 from embedkit.export.quantize import Int8Arithmetic, quantize
 from embedkit.export.static import InputRange, StaticInt8Products, measure_ranges
-from embedkit.export.verify import GraphEncoder
-from embedkit.export.verify_pairs import PAIR_THRESHOLDS
+from embedkit.export.verify import PAIR_THRESHOLDS
 from embedkit.export.word_table import WORD_TABLES, MixedArithmetic
 from embedkit.export.writer import GraphWriter
 from embedkit.modeling.torch_encoder import TorchEncoder
@@ -125,14 +125,14 @@ def test_the_error_to_expect_is_the_error_that_comes(outlier):
 
 
 def test_embeddings_are_close_and_the_same_in_any_company(encoder):
-    candidate = GraphEncoder(static_graph(encoder).SerializeToString(), encoder.tokenizer)
-    ids = encoder.tokenizer.tokenize([*TEXTS, *PROBE_TEXTS]).ids
+    candidate = Candidate(static_graph(encoder).SerializeToString(), encoder.tokenizer)
+    tokens = encoder.tokenizer.tokenize([*TEXTS, *PROBE_TEXTS])
 
-    together = candidate.encode_batch(ids)
+    together = candidate.run_batch(tokens)
 
-    alone = np.concatenate([candidate.encode_batch([row]) for row in ids])
+    alone = np.concatenate([candidate.run_batch(tokens.choose([row])) for row in range(len(tokens.ids))])
     np.testing.assert_allclose(together, alone, atol=1e-3)
-    assert (together * TorchEncoder(encoder).encode_ids(ids)).sum(axis=1).min() > 0.99
+    assert (together * TorchEncoder(encoder).encode_ids(tokens.ids)).sum(axis=1).min() > 0.99
 
 
 def test_every_product_is_of_integers_and_of_standard_operators(encoder):

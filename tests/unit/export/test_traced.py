@@ -11,10 +11,9 @@ from embedkit.errors import ExportError, GateError
 from embedkit.export import traced
 from embedkit.export.graph import build_graph
 from embedkit.export.pipeline import export, export_source
-from embedkit.export.probes import PROBE_TEXTS
+from embedkit.export.probes import PROBE_PAIRS, PROBE_TEXTS
 from embedkit.export.quantize import Int8Arithmetic
-from embedkit.export.verify import THRESHOLDS, verify
-from embedkit.export.verify_pairs import PAIR_THRESHOLDS, PROBE_PAIRS
+from embedkit.export.verify import PAIR_THRESHOLDS, THRESHOLDS, verify
 from embedkit.export.writer import OPSET, FloatArithmetic
 from embedkit.modeling.torch_cross_encoder import TorchCrossEncoder
 from embedkit.modeling.torch_encoder import TorchEncoder

@@ -7,21 +7,25 @@ import torch
 from onnx import numpy_helper
 
 from embedkit.evaluation.sts import ScoredPairs
+from embedkit.export.candidates import Candidate
 from embedkit.export.graph import build_graph
-from embedkit.export.probes import GOLDEN_TEXTS, PROBE_TEXTS
+from embedkit.export.probes import GOLDEN_PAIRS, GOLDEN_TEXTS, PROBE_PAIRS, PROBE_TEXTS
 from embedkit.export.quantize import Int8Arithmetic
-from embedkit.export.verify import THRESHOLDS, GraphEncoder, _grid, verify
+from embedkit.export.verify import PAIR_THRESHOLDS, THRESHOLDS, _grid, verify
 from embedkit.export.writer import FloatArithmetic
+from embedkit.modeling.cross_encoder import PairEncoder
+from embedkit.modeling.torch_cross_encoder import TorchCrossEncoder
 from embedkit.modeling.torch_encoder import TorchEncoder
 from embedkit.modeling.vocabulary import real_words
 
 ARITHMETIC = {"fp32": FloatArithmetic(), "int8": Int8Arithmetic(64)}
 
 
-def measure(encoder, precision, *, content=None, thresholds=None, dev=None, quantized=None):
-    content = content or build_graph(encoder, ARITHMETIC[precision]).SerializeToString()
+def measure(model, precision, *, content=None, dev=None, quantized=None, **limits):
+    content = content or build_graph(model, ARITHMETIC[precision]).SerializeToString()
     quantized = precision == "int8" if quantized is None else quantized
-    gates = verify(encoder, content, thresholds or THRESHOLDS[precision], quantized=quantized, dev=dev)
+    allowed = (PAIR_THRESHOLDS if isinstance(model, PairEncoder) else THRESHOLDS)[precision]
+    gates = verify(model, content, dataclasses.replace(allowed, **limits), quantized=quantized, dev=dev)
     return {gate.name: gate for gate in gates}
 
 
@@ -56,9 +60,7 @@ def dev(encoder):
 
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
 def test_a_good_graph_passes(encoder, precision, dev):
-    gates = measure(
-        encoder, precision, dev=dev, thresholds=dataclasses.replace(THRESHOLDS[precision], retention=0.95)
-    )
+    gates = measure(encoder, precision, dev=dev, retention=0.95)
 
     assert missed(gates) == set()
     assert list(gates) == ["parity", "operators", "retention", "batch_invariance", "size"]
@@ -161,9 +163,7 @@ def test_retention_compares_with_the_torch_model(encoder, dev):
 
 
 def test_too_little_retention_is_a_miss(encoder, dev):
-    thresholds = dataclasses.replace(THRESHOLDS["int8"], retention=1.5)
-
-    assert missed(measure(encoder, "int8", dev=dev, thresholds=thresholds)) == {"retention"}
+    assert missed(measure(encoder, "int8", dev=dev, retention=1.5)) == {"retention"}
 
 
 def test_a_model_that_ranks_backwards_has_nothing_to_retain(encoder, dev):
@@ -193,18 +193,16 @@ def test_int8_depends_on_batch_mates_and_it_is_said(encoder):
 
 def test_the_size_can_be_bounded(encoder):
     content = build_graph(encoder, FloatArithmetic()).SerializeToString()
-    exact = dataclasses.replace(THRESHOLDS["fp32"], graph_bytes=len(content))
-    below = dataclasses.replace(THRESHOLDS["fp32"], graph_bytes=len(content) - 1)
 
-    assert missed(measure(encoder, "fp32", content=content, thresholds=exact)) == set()
-    assert missed(measure(encoder, "fp32", content=content, thresholds=below)) == {"size"}
+    assert missed(measure(encoder, "fp32", content=content, graph_bytes=len(content))) == set()
+    assert missed(measure(encoder, "fp32", content=content, graph_bytes=len(content) - 1)) == {"size"}
 
 
 def test_the_grid_has_every_shape_and_every_word(tokenizer):
-    batches = list(_grid(tokenizer))
+    batches = [tokens.ids for tokens in _grid(tokenizer)]
 
     shapes = {(len(batch), max(map(len, batch))) for batch in batches}
-    assert shapes == {(size, longest) for size in (1, 2, 7, 32) for longest in (2, 3, 8, 17, 20)}
+    assert shapes == {(size, longest) for size in (1, 2, 7, 32) for longest in (2, 3, 5, 8, 17, 20)}
     used = {word for batch in batches for text in batch for word in text[1:-1]}
     assert used == set(real_words(tokenizer))
     assert all(text[0] == 2 and text[-1] == 3 for batch in batches for text in batch)
@@ -212,7 +210,7 @@ def test_the_grid_has_every_shape_and_every_word(tokenizer):
 
 
 def test_batches_of_very_long_texts_are_smaller(tokenizer):
-    batches = list(_grid(tokenizer.with_max_length(8192)))
+    batches = [tokens.ids for tokens in _grid(tokenizer.with_max_length(8192))]
 
     assert max(len(batch) for batch in batches if max(map(len, batch)) == 8192) == 2
     assert max(map(len, batches)) == 32
@@ -221,16 +219,16 @@ def test_batches_of_very_long_texts_are_smaller(tokenizer):
 def test_the_grid_goes_on_until_every_word_was_used(tokenizer):
     short = tokenizer.with_max_length(3)
 
-    used = {word for batch in _grid(short) for text in batch for word in text[1:-1]}
+    used = {word for tokens in _grid(short) for text in tokens.ids for word in text[1:-1]}
 
     assert used == set(real_words(tokenizer))
 
 
-def test_a_graph_encoder_keeps_the_order(encoder):
+def test_a_candidate_keeps_the_order(encoder):
     content = build_graph(encoder, FloatArithmetic()).SerializeToString()
     texts = [*PROBE_TEXTS[:5], "", *PROBE_TEXTS[5:9]]
 
-    rows = GraphEncoder(content, encoder.tokenizer).encode(texts)
+    rows = Candidate(content, encoder.tokenizer).run(texts)
 
     np.testing.assert_allclose(rows, TorchEncoder(encoder).encode(texts), atol=1e-5)
 
@@ -250,3 +248,109 @@ def test_measuring_leaves_the_model_as_it_was(encoder):
 
     assert encoder.training
     assert all(torch.equal(tensor, before[name]) for name, tensor in encoder.state_dict().items())
+
+
+@pytest.fixture
+def scorer(make_pair_encoder):
+    return make_pair_encoder(initializer_range=0.1)
+
+
+@pytest.fixture
+def pair_dev(scorer):
+    scores = TorchCrossEncoder(scorer).predict(PROBE_PAIRS).astype(np.float64)
+    noise = 0.3 * np.random.default_rng(0).standard_normal(len(scores)) * scores.std()
+    return ScoredPairs("toy-dev", [a for a, _ in PROBE_PAIRS], [b for _, b in PROBE_PAIRS], scores + noise)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+def test_a_good_graph_of_pairs_passes(scorer, precision, pair_dev):
+    gates = measure(scorer, precision, dev=pair_dev, retention=0.95)
+
+    assert missed(gates) == set()
+    assert list(gates) == ["parity", "operators", "retention", "batch_invariance", "size"]
+    operators = gates["operators"].figures
+    assert operators["written"]["quantized_products"] == (9 if precision == "int8" else 0)
+    assert operators["optimized"] == operators["written"] == operators["expected"]
+
+
+@pytest.mark.parametrize(
+    ("name", "position"),
+    [
+        ("embeddings.word_embeddings.weight", (523, 4)),  # of the last word
+        ("embeddings.position_embeddings.weight", (19, 0)),  # of the last position
+        ("embeddings.token_type_embeddings.weight", (1, 3)),
+        ("pooler.dense.weight", (3, 5)),
+        ("classifier.weight", (7, 0)),
+        ("classifier.bias", 0),
+    ],
+)
+def test_one_wrong_weight_of_a_cross_encoder_is_found(scorer, name, position):
+    content = build_graph(scorer, FloatArithmetic()).SerializeToString()
+
+    gates = measure(scorer, "fp32", content=corrupt(content, name, position, lambda value: value + 0.1))
+
+    assert "parity" in missed(gates)
+
+
+def test_nan_passes_no_gate_of_a_cross_encoder(scorer):
+    content = build_graph(scorer, FloatArithmetic()).SerializeToString()
+    broken = corrupt(content, "encoder.layer.1.output.LayerNorm.bias", 3, lambda _: np.nan)
+
+    assert {"parity", "agreement", "batch_invariance"} <= missed(measure(scorer, "fp32", content=broken))
+
+
+def test_products_of_a_cross_encoder_left_in_float_are_found(scorer):
+    content = build_graph(scorer, FloatArithmetic()).SerializeToString()
+
+    assert missed(measure(scorer, "int8", content=content)) == {"operators"}
+
+
+def test_a_cross_encoder_that_ranks_backwards_has_nothing_to_retain(scorer, pair_dev):
+    gate = measure(scorer, "fp32", dev=dataclasses.replace(pair_dev, scores=-pair_dev.scores))["retention"]
+
+    assert not gate.passed
+    assert gate.figures["retention"] is None
+
+
+def test_the_size_of_a_cross_encoder_can_be_bounded(scorer):
+    assert missed(measure(scorer, "fp32", graph_bytes=10)) == {"size"}
+
+
+def test_int8_scores_depend_on_batch_mates_and_it_is_said(scorer):
+    gate = measure(scorer, "int8", agreement=0.9)["batch_invariance"]
+
+    assert gate.passed
+    assert gate.figures["largest_difference"] > 0
+    assert gate.figures["largest_difference_allowed"] is None
+
+
+def test_the_grid_of_pairs_has_every_shape_and_every_word(scorer):
+    batches = list(_grid(scorer.tokenizer))
+
+    shapes = {(len(tokens.ids), max(map(len, tokens.ids))) for tokens in batches}
+    assert shapes == {(size, longest) for size in (1, 2, 7, 32) for longest in (3, 5, 8, 17, 20)}
+    rows = [row for tokens in batches for row in zip(tokens.ids, tokens.type_ids, strict=True)]
+    assert {word for ids, _ in rows for word in ids} - {2, 3} == set(real_words(scorer.tokenizer))
+    for ids, types in rows:
+        separator = ids.index(3)
+        assert (ids[0], ids[-1], ids.count(3)) == (2, 3, 2)
+        assert types == [0] * (separator + 1) + [1] * (len(ids) - separator - 1)
+
+
+def test_a_graph_scores_in_the_order_given(scorer):
+    content = build_graph(scorer, FloatArithmetic()).SerializeToString()
+
+    scores = Candidate(content, scorer.tokenizer).run(GOLDEN_PAIRS)
+
+    np.testing.assert_allclose(scores, TorchCrossEncoder(scorer).predict(GOLDEN_PAIRS), atol=1e-5)
+
+
+def test_probe_pairs_hold_what_says_the_same_and_what_does_not():
+    assert len(set(PROBE_PAIRS)) == len(PROBE_PAIRS) == 4 * len(PROBE_TEXTS)
+    assert (PROBE_TEXTS[0], PROBE_TEXTS[1]) in PROBE_PAIRS
+
+
+def test_measuring_leaves_a_cross_encoder_in_its_mode(scorer):
+    scorer.train()
+    measure(scorer, "fp32")
+    assert scorer.training

@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 
 from embedkit.errors import ExportError, GateError
 from embedkit.export import word_table
+from embedkit.export.candidates import Candidate
 from embedkit.export.graph import build_graph
 from embedkit.export.pipeline import export
-from embedkit.export.verify import GraphEncoder
 from embedkit.export.word_table import (
     INT4_ERROR,
     WORD_TABLES,
@@ -77,7 +77,7 @@ def test_a_graph_looks_up_what_was_rounded(make_encoder, hidden):
     rounded = restore(*quantize_blocks(words.detach().numpy()))
     words.data.copy_(words.data.new_tensor(rounded))
 
-    rows = GraphEncoder(graph.SerializeToString(), encoder.tokenizer).encode(TEXTS)
+    rows = Candidate(graph.SerializeToString(), encoder.tokenizer).run(TEXTS)
 
     np.testing.assert_allclose(rows, TorchEncoder(encoder).encode(TEXTS), atol=1e-5)
 

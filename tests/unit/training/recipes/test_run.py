@@ -271,7 +271,7 @@ class TestRun:
     def test_a_queue_longer_than_the_corpus_is_warned_of(
         self, mapping, tmp_path, monkeypatch, caplog, method, settings, warned
     ):
-        monkeypatch.setattr("embedkit.training.recipes.run.train_stage", lambda *_: TrainState())
+        monkeypatch.setattr("embedkit.training.recipes.train_stage", lambda *_: TrainState())
         teacher = {} if method == "sct" else {"teacher": {"source": "start"}}
         run(resolve({**mapping, "method": method, "settings": settings, **teacher}), tmp_path / "run", QUIET)
         found = [each.getMessage() for each in caplog.records if "queue_size" in each.getMessage()]
@@ -309,7 +309,7 @@ class TestRun:
             seen.append(materials.dev)
             return train_stage(name, settings, optim, config, materials, *rest)
 
-        monkeypatch.setattr("embedkit.training.recipes.run.train_stage", spy)
+        monkeypatch.setattr("embedkit.training.recipes.train_stage", spy)
         pairs = [(f"the cat {i}", f"a dog {i * i}", i % 6) for i in range(40)]
         (tmp_path / "dev.tsv").write_text("".join(f"{a}\t{b}\t{score}\n" for a, b, score in pairs))
         for seed, limit in ((1, 7), (2, 7), (1, 40)):

@@ -3,9 +3,9 @@ import json
 
 import pytest
 
+from embedkit.benchmarking import variants as variants_module
+from embedkit.benchmarking.variants import Variant, choose, export_all
 from embedkit.cli.main import main
-from embedkit.export import frontier
-from embedkit.export.frontier import Variant, choose, export_all
 from embedkit.export.probes import PROBE_TEXTS
 from embedkit.export.verify import THRESHOLDS
 from embedkit.runtime.bundle import read_bundle
@@ -15,7 +15,7 @@ CPU = ["fp32", "fp32, int4 words", "int8", "int8, int4 words"]
 
 @pytest.fixture
 def model(make_encoder, tmp_path, monkeypatch):
-    monkeypatch.setattr(frontier, "_ROUNDS", 2)
+    monkeypatch.setattr(variants_module, "_ROUNDS", 2)
     make_encoder(head=16, initializer_range=0.1).save(tmp_path / "model")
     return str(tmp_path / "model")
 
@@ -66,7 +66,7 @@ def test_cross_encoders_have_variants_too(make_pair_encoder, tmp_path):
 
 
 def test_who_is_worse_in_all_is_not_on_the_frontier():
-    variants = frontier._mark(
+    variants = variants_module._mark(
         [
             merits("large and exact", 100, 1.0, 1.0),
             merits("small", 10, 1.0, 0.99),
@@ -80,7 +80,7 @@ def test_who_is_worse_in_all_is_not_on_the_frontier():
 
 
 def test_the_fastest_that_keeps_enough_is_chosen():
-    variants = frontier._mark(
+    variants = variants_module._mark(
         [
             merits("exact", 100, 1.0, 1.0),
             merits("fast", 50, 2.0, 0.997),

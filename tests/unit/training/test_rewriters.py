@@ -8,8 +8,8 @@ from transformers import AutoTokenizer, BartConfig, BartForConditionalGeneration
 
 from embedkit.errors import InputError, ModelError, ModelNotFoundError
 from embedkit.modeling.quiet import quiet_transformers
-from embedkit.modeling.rewriters import BackTranslation, MaskedRefill
 from embedkit.modeling.vocabulary import write_tokenizer
+from embedkit.training.rewriters import BackTranslation, MaskedRefill
 
 TEXT = "the old cat will sleep in the green garden by the sea"
 

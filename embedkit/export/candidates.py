@@ -1,0 +1,66 @@
+"""Graphs under verification, and the torch model that they are compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from embedkit.modeling.cross_encoder import PairEncoder
+from embedkit.modeling.encoder import SentenceEncoder
+from embedkit.modeling.torch_cross_encoder import TorchCrossEncoder
+from embedkit.modeling.torch_encoder import TorchEncoder
+from embedkit.protocols import FloatArray
+from embedkit.runtime.batching import token_batches
+from embedkit.runtime.native_graph import NativeGraph
+from embedkit.runtime.session import Session
+from embedkit.runtime.tokenization import PairTokenizer, Tokenizer, Tokens
+
+__all__ = ["Candidate", "NativeCandidate", "run_torch"]
+
+_OUTPUTS = ("sentence_embedding", "score")
+_TOKENS_PER_BATCH = 8192
+
+
+class Candidate:
+    """A serialized graph, run by ONNX Runtime as a bundle would be.
+
+    Raises:
+        ModelError: ONNX Runtime refuses the graph.
+    """
+
+    def __init__(self, content: bytes, tokenizer: Tokenizer | PairTokenizer) -> None:
+        self.tokenizer = tokenizer
+        self._session = Session(content, outputs=_OUTPUTS)
+
+    def run(self, items: Sequence[Any], /) -> FloatArray:
+        """Embed texts, ``(N, D) float32, unit rows``, or score pairs, ``(N,) float32``."""
+        tokens = self.tokenizer.tokenize(items)
+        batches = list(token_batches(tokens.lengths, most_tokens=_TOKENS_PER_BATCH))
+        rows = np.concatenate([self.run_batch(tokens.choose(batch)) for batch in batches])
+        return rows[np.argsort(np.concatenate(batches))]
+
+    def run_batch(self, tokens: Tokens, /) -> FloatArray:
+        """The same for tokens, as one batch."""
+        return self._session.run(tokens.batch(range(len(tokens.ids)), self.tokenizer.pad_id))
+
+
+class NativeCandidate(Candidate):
+    """The same, run by embedkit's own kernel."""
+
+    def __init__(self, graph: NativeGraph, tokenizer: Tokenizer | PairTokenizer) -> None:
+        self.tokenizer = tokenizer
+        self._graph = graph
+
+    def run_batch(self, tokens: Tokens, /) -> FloatArray:
+        """Run tokens as one batch."""
+        return self._graph.run(tokens)
+
+
+def run_torch(model: SentenceEncoder | PairEncoder) -> Callable[[Tokens], FloatArray]:
+    """The function that turns tokens into what a graph of the torch model should give."""
+    if isinstance(model, PairEncoder):
+        return TorchCrossEncoder(model).predict_tokens
+    reference = TorchEncoder(model)
+    return lambda tokens: reference.encode_ids(tokens.ids)

@@ -1,0 +1,235 @@
+"""What encoders and cross-encoders have in common: loading, the graph and its engine, identity, copies."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Self, TypeVar
+
+from embedkit.errors import InputError, ModelError
+from embedkit.protocols import FloatArray
+from embedkit.runtime.arguments import check_count
+from embedkit.runtime.bundle import Bundle, Manifest
+from embedkit.runtime.engine import Engine, Verification
+from embedkit.runtime.loading import check_kind, load_model
+from embedkit.runtime.native_graph import NativeGraph
+from embedkit.runtime.sentence_transformers import FolderModel
+from embedkit.runtime.threads import available_threads
+from embedkit.runtime.tokenization import PairTokenizer, TokenBatch, Tokenizer
+
+if TYPE_CHECKING:
+    from embedkit.runtime.padded_graph import PaddedGraph
+
+__all__ = ["Model", "Origin"]
+
+AnyTokenizer = TypeVar("AnyTokenizer", Tokenizer, PairTokenizer)
+
+
+class Origin(NamedTuple):
+    """Source of a model, from which other processes can load it again.
+
+    Attributes:
+        source: path of the file or folder.
+        options: keywords of ``load``.
+    """
+
+    source: str
+    options: Mapping[str, Any]
+
+
+class Model(ABC, Generic[AnyTokenizer]):
+    """A model on ONNX Runtime or embedkit's own kernel. Create it with :meth:`load`; it is thread-safe.
+
+    It is immutable: a copy is the model itself, and a pickle stores its source. Unpickling loads the model again
+    and raises a :class:`ModelError` if it has changed.
+    """
+
+    _kind: ClassVar[str]
+    _unit: ClassVar[str]
+    _label: ClassVar[str]
+    _tokenizer_class: type[AnyTokenizer]
+    _origin: Origin | None = None
+
+    def __init__(
+        self,
+        model: Bundle | FolderModel,
+        *,
+        threads: int | None = None,
+        providers: Sequence[str] | None = None,
+        max_tokens_per_batch: int | None = None,
+        instructions: str | None = None,
+    ) -> None:
+        check_kind(model.manifest, self._kind)
+        self._manifest = model.manifest
+        self._fingerprint = model.fingerprint
+        self._is_bundle = isinstance(model, Bundle)
+        self._golden = model.golden if isinstance(model, Bundle) else None
+        self._threads = check_count(threads, "threads") or available_threads()
+        try:
+            self._tokenizer: AnyTokenizer = self._tokenizer_class(model.tokenizer_json, model.manifest.max_length)
+        except InputError as error:  # its length, which is not an argument here
+            raise ModelError(str(error)) from error
+        native = NativeGraph.choose(
+            model.model,
+            pairs=self._kind == "cross-encoder",
+            threads=threads,
+            providers=providers,
+            instructions=instructions,
+        )
+        if native is not None:
+            native.check(max_length=self.max_length, vocabulary_size=self._tokenizer.vocabulary_size)
+        graph = native or self._open_session(model, threads, providers)
+        shape = self._shape(graph.width)
+        self._provider, self._numerics = graph.provider, graph.numerics
+        self._instructions = None if native is None else native.instructions
+        self._engine = Engine(
+            graph,
+            shape=shape,
+            max_length=self.max_length,
+            unit=self._unit,
+            label=self._label,
+            max_tokens_per_batch=max_tokens_per_batch,
+        )
+
+    @classmethod
+    def load(
+        cls,
+        source: str | os.PathLike[str],
+        *,
+        file: str | None = None,
+        threads: int | None = None,
+        providers: Sequence[str] | None = None,
+        max_tokens_per_batch: int | None = None,
+        instructions: str | None = None,
+    ) -> Self:
+        """Load a bundle, or a folder written by sentence-transformers that holds an ONNX graph.
+
+        Args:
+            source: a path, which takes precedence and never uses the network; the name of a bundled model;
+                or a hub id ``org/name``.
+            file: the graph in a sentence-transformers folder, ``onnx/model.onnx`` if None.
+            threads: number of compute threads; if None, all processors available to the process (affinity and
+                container quota). On a CPU each thread runs its own batches, unless there is only one thread or
+                the graph is large (64 MB without the word table); then all threads share a batch.
+            providers: ONNX Runtime execution providers in order of preference, or
+                ``["EmbedkitExecutionProvider"]``, which runs models of the BERT family that embedkit exported.
+                An unavailable provider is an error. If None, embedkit's own where it is the
+                fastest (int8 up to BERT-Base, fp32 up to BERT-Mini), otherwise ONNX Runtime's CPU provider.
+            max_tokens_per_batch: maximum number of texts or pairs in a batch times the longest of them in tokens;
+                if None, 16,384, but 1024 on a CPU, and at most 256 there if threads run their own batches.
+            instructions: the instruction set of embedkit's kernel: "amx", "avx512", "avx-vnni", "avx2",
+                "neon-i8mm", "neon-dotprod" or "portable". All give the same bits. If None, the one in the
+                environment variable ``EMBEDKIT_INSTRUCTIONS``, else the quickest of this processor. A named one
+                runs the kernel wherever it can run the model and no provider is named.
+
+        Raises:
+            ModelNotFoundError: no model exists under the path, name or id.
+            BundleError: the file is damaged, not a bundle, or of a newer format.
+            ModelError: the model cannot be used, or is of another kind.
+            ProviderError: a provider or the instruction set is not available, or a provider failed to start.
+        """
+        options: dict[str, Any] = {
+            "threads": threads,
+            "providers": providers,
+            "max_tokens_per_batch": max_tokens_per_batch,
+            "instructions": instructions,
+        }
+        path, found = load_model(source, kind=cls._kind, file=file)
+        try:
+            model = cls(found, **options)
+        except ModelError as error:
+            raise ModelError(f"{path}: {error}") from error
+        model._origin = Origin(str(path.resolve()), {"file": file, **options})
+        return model
+
+    @property
+    def manifest(self) -> Manifest:
+        """Description and origin of the model."""
+        return self._manifest
+
+    @property
+    def name(self) -> str:
+        """Name of the model."""
+        return self._manifest.name
+
+    @property
+    def fingerprint(self) -> str:
+        """Hex SHA-256 of everything that determines the results."""
+        return self._fingerprint
+
+    @property
+    def max_length(self) -> int:
+        """Maximum length of a text or pair in tokens, including special tokens."""
+        return self._manifest.max_length
+
+    @property
+    def provider(self) -> str:
+        """Name of the execution provider: embedkit's own kernel, or the first active one of ONNX Runtime."""
+        return self._provider
+
+    @property
+    def instructions(self) -> str | None:
+        """The instruction set of embedkit's kernel; None where ONNX Runtime runs the graph."""
+        return self._instructions
+
+    @property
+    def numerics(self) -> str:
+        """The arithmetic: models of the same fingerprint and numerics give the same bits on every processor.
+
+        ONNX Runtime makes no such promise; its name and version stand here all the same.
+        """
+        return self._numerics
+
+    @property
+    def has_golden(self) -> bool:
+        """Whether the model has golden texts or pairs for :meth:`verify`, as bundles do."""
+        return self._golden is not None
+
+    @abstractmethod
+    def verify(self) -> Verification:
+        """Run the golden texts or pairs of the bundle and compare with the values stored at export.
+
+        Raises:
+            ModelError: the model is not a bundle and has none.
+        """
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, _: dict[int, Any]) -> Self:
+        return self
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        if self._origin is None:
+            raise ModelError(f"only a model made by {type(self).__name__}.load can be pickled: it is loaded again")
+        return _reload, (type(self), self._origin, self.fingerprint)
+
+    @abstractmethod
+    def _shape(self, width: int | None) -> tuple[int, ...]:
+        """The shape of one item's result, where a graph gives rows of this width, if it says so."""
+
+    @abstractmethod
+    def _outputs(self, model: Bundle | FolderModel) -> Sequence[str]:
+        """Names of the graph's output, of which the first that exists is read."""
+
+    @abstractmethod
+    def _finish(self, rows: FloatArray, batch: TokenBatch) -> FloatArray:
+        """Apply the steps that a folder's graph does not include."""
+
+    def _open_session(
+        self, model: Bundle | FolderModel, threads: int | None, providers: Sequence[str] | None
+    ) -> PaddedGraph:
+        # Importing ONNX Runtime takes half of a cold start, and the kernel does not need it.
+        from embedkit.runtime.padded_graph import PaddedGraph
+        from embedkit.runtime.session import Session
+
+        session = Session(model.model, outputs=self._outputs(model), threads=threads, providers=providers)
+        return PaddedGraph(session, finish=self._finish, pad_id=self._tokenizer.pad_id)
+
+
+def _reload(kind: type[Model[Any]], origin: Origin, fingerprint: str) -> Model[Any]:
+    model = kind.load(origin.source, **origin.options)
+    if model.fingerprint != fingerprint:
+        raise ModelError(f"{origin.source} is another model than the one that was pickled")
+    return model
