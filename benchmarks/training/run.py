@@ -132,7 +132,7 @@ def build(name: str, queue: int | None, size: str) -> Learner:
         return CrossToEncoder(encoder)
     entry = METHODS[name]
     settings = {} if queue is None else {"queue_size": queue}
-    return entry(encoder, entry.settings_class(**settings), seed=0, **entry.told([TEACHER_WIDTH]))
+    return entry(encoder, entry.settings_class(**settings), seed=0, **entry.teacher_arguments([TEACHER_WIDTH]))
 
 
 def make_batch(method: Learner, rows: int, seed: int) -> Batch:

@@ -1,4 +1,4 @@
-"""Torch networks: backbone, pooling, head, initialisation. No loop and no loss."""
+"""Torch networks: backbone, pooling, heads and initialisation. Losses and the training loop are elsewhere."""
 
 from __future__ import annotations
 

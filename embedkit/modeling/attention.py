@@ -1,4 +1,4 @@
-"""Attention as plain products, for what cannot look into fused kernels."""
+"""Attention as plain matrix products, for tools that cannot trace fused kernels."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ __all__ = ["plain_attention"]
 
 @contextlib.contextmanager
 def plain_attention(network: PreTrainedModel) -> Iterator[None]:
-    """Inside, attention is made of products and a softmax, and its masks do not depend on what stands in them.
+    """Use attention by matrix products and a softmax within the block, with masks independent of their values.
 
-    A network of a kind that cannot change it stays as it is.
+    A network that does not support this is left unchanged.
     """
-    chosen = network.config._attn_implementation  # noqa: SLF001 - there is no public name to read it by
-    with quiet_transformers():  # which would warn of the kinds that cannot
+    chosen = network.config._attn_implementation  # noqa: SLF001 - there is no public attribute
+    with quiet_transformers():  # suppresses a warning for networks without support
         network.set_attn_implementation("eager")
     try:
         yield

@@ -1,4 +1,4 @@
-"""Trainable networks from bundles, rebuilt from the weights in the graph."""
+"""Trainable networks rebuilt from the weights in a bundle's graph."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def from_bundle(path: str | os.PathLike[str]) -> SentenceEncoder:
     bundle = read_bundle(path)
     manifest = bundle.manifest
     if manifest.kind != "encoder":
-        raise ModelError(f"{path} holds a {manifest.kind}; training starts from an encoder")
+        raise ModelError(f"{path} contains a {manifest.kind}, but training starts from an encoder")
     graph = read_bert(bundle.model)
     if graph is None:
         raise ModelError(
-            f"training cannot start from {path}: its graph is not embedkit's own BERT in float32 or int8; give "
-            "the model folder that it was made from"
+            f"training cannot start from {path}: its graph is not embedkit's own BERT in float32 or int8; use "
+            "the model folder that it was exported from"
         )
     tokenizer = Tokenizer(bundle.tokenizer_json, manifest.max_length)
     encoder = SentenceEncoder(
@@ -74,7 +74,7 @@ def _backbone(graph: BertGraph, tokenizer: Tokenizer) -> BertModel:
 
 
 def _weights(graph: BertGraph) -> dict[str, FloatArray]:
-    """All weights of the backbone, by their names in transformers."""
+    """Return all weights of the backbone by their names in transformers."""
     weights = {
         "embeddings.word_embeddings.weight": graph.words.rows(),
         "embeddings.position_embeddings.weight": graph.positions,
@@ -100,7 +100,7 @@ def _layer(name: str, layer: Layer, width: int) -> dict[str, FloatArray]:
 
 
 def _queries_keys_values(name: str, projection: Product, width: int) -> dict[str, FloatArray]:
-    """Split the merged product, and undo the scaling of the queries."""
+    """Split the merged projection and undo the scaling of the queries."""
     weights, biases = np.split(projection.matrix().T, 3), np.split(projection.bias, 3)
     scales = np.float32(math.sqrt(width)), np.float32(1), np.float32(1)
     found: dict[str, FloatArray] = {}

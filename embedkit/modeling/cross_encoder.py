@@ -42,24 +42,24 @@ _CLASSIFIER = "ForSequenceClassification"
 
 
 class PairEncoder(nn.Module):
-    """A network that turns token batches of pairs into logits.
+    """A network that maps token batches of pairs to logits.
 
-    It is transformers' own classifier with one label: the body, then for BERT its pooler (dense, tanh),
-    dropout and a linear layer, for RoBERTa dense, tanh, dropout and linear on the first token.
+    It is transformers' own classifier with one label: for BERT the body, its pooler (dense, tanh), dropout and a
+    linear layer; for RoBERTa the body, then dense, tanh, dropout and linear on the first token.
 
     Args:
         network: the classifier.
-        tokenizer: of pairs; it also sets the longest one.
-        name: what people call the model.
+        tokenizer: tokenizer for pairs, which also sets their maximum length.
+        name: name of the model.
 
     Raises:
-        ModelError: the network has more than one label, or the parts do not fit each other.
+        ModelError: the network has more than one label, or the parts do not match.
     """
 
     def __init__(self, network: PreTrainedModel, tokenizer: PairTokenizer, *, name: str = "cross-encoder") -> None:
         super().__init__()
         if network.config.num_labels != 1:
-            raise ModelError(f"a cross-encoder has one label, this classifier has {network.config.num_labels}")
+            raise ModelError(f"a cross-encoder has one label, but this classifier has {network.config.num_labels}")
         check_fit(network.config, tokenizer)
         self.network = network
         self.tokenizer = tokenizer
@@ -67,12 +67,12 @@ class PairEncoder(nn.Module):
 
     @property
     def body(self) -> PreTrainedModel:
-        """The transformers network, under the name that encoders have for it too."""
+        """The transformers network, under the same name as in sentence encoders."""
         return self.network
 
     @property
     def config(self) -> PretrainedConfig:
-        """The network's configuration."""
+        """Configuration of the network."""
         return self.network.config
 
     @property
@@ -82,28 +82,28 @@ class PairEncoder(nn.Module):
 
     @property
     def max_length(self) -> int:
-        """The longest pair in tokens, special tokens included."""
+        """Maximum length of a pair in tokens, including special tokens."""
         return self.tokenizer.max_length
 
     @property
     def token_types(self) -> int:
-        """Token types that the network tells apart: 2 for BERT; 1 for RoBERTa and others, which need none."""
+        """Number of token types: 2 for BERT; 1 for RoBERTa and others that do not use them."""
         return max(1, int(getattr(self.config, "type_vocab_size", 1)))
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """Device of the weights."""
         return next(self.parameters()).device
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor) -> Tensor:
-        """Logits, before the sigmoid: ``(B, L) int64`` three times ``-> (B,) float32``."""
+        """Return logits, before the sigmoid: ``(B, L) int64`` three times ``-> (B,) float32``."""
         types = {"token_type_ids": token_type_ids} if self.token_types > 1 else {}
         output = self.network(input_ids=input_ids, attention_mask=attention_mask, **types)
         logits: Tensor = output.logits
         return logits.squeeze(1).float()
 
     def save(self, folder: str | os.PathLike[str]) -> None:
-        """Write a folder that embedkit, transformers and sentence-transformers' CrossEncoder load.
+        """Write a folder that embedkit, transformers and sentence-transformers' CrossEncoder can load.
 
         Raises:
             StorageError: the folder cannot be written.
@@ -112,47 +112,47 @@ class PairEncoder(nn.Module):
             self.write(temporary)
 
     def write(self, folder: Path) -> None:
-        """Write the same files into a folder that is there already."""
+        """Write the same files into an existing folder."""
         with quiet_transformers():
             self.network.save_pretrained(folder)
         write_tokenizer(folder, self.tokenizer)
 
     @classmethod
     def load(cls, source: str | os.PathLike[str], *, max_length: int | None = None) -> PairEncoder:
-        """Load a trained cross-encoder: a transformers folder, or a hub id.
+        """Load a trained cross-encoder from a transformers folder or the hub.
 
         Args:
             source: folder or hub id.
-            max_length: longest pair in tokens; what tokenizer and network allow if None.
+            max_length: maximum length of a pair in tokens; if None, the limit of tokenizer and network.
 
         Raises:
-            ModelNotFoundError: there is no such folder and no such model on the hub.
-            ModelError: the model is there but is no cross-encoder, or cannot be used; says why.
+            ModelNotFoundError: neither a folder nor a model on the hub.
+            ModelError: the model is not a cross-encoder, or cannot be used.
         """
         folder = find_folder(source)
         if not is_cross_encoder(folder):
-            raise ModelError(f"{source} is no cross-encoder: its config.json names no {_CLASSIFIER}")
+            raise ModelError(f"{source} is not a cross-encoder: its config.json names no {_CLASSIFIER}")
         network, missing = _from_pretrained(folder)
-        if missing:  # transformers would go on with random numbers in their place
-            raise ModelError(f"{folder} lacks {len(missing)} of the model's weights, {missing[0]} for one")
+        if missing:  # transformers would initialise them randomly
+            raise ModelError(f"{folder} lacks {len(missing)} of the model's weights, for example {missing[0]}")
         return cls(network.float(), _load_tokenizer(folder, network.config, max_length), name=model_name(source))
 
     @classmethod
     def start(
         cls, source: str | os.PathLike[str], *, max_length: int | None = None, seed: int, name: str | None = None
     ) -> PairEncoder:
-        """Put a new classifier on the body of any model, e.g. of a raw pre-trained one.
+        """Put a new classifier on the body of any model, for example a raw pre-trained one.
 
-        Its pooler is kept where the folder has one; what the classifier lacks starts at random.
+        The pooler is kept if the folder has one; missing weights of the classifier are initialised randomly.
 
         Args:
             source: a transformers or sentence-transformers folder, or a hub id.
-            max_length: longest pair in tokens; what tokenizer and network allow if None.
-            seed: of the random weights; torch's global generators are left as they are.
-            name: what people will call it; by default that of the source.
+            max_length: maximum length of a pair in tokens; if None, the limit of tokenizer and network.
+            seed: seed of the random weights; torch's global generators are not changed.
+            name: name of the model; by default that of the source.
 
         Raises:
-            ModelNotFoundError: there is no such folder and no such model on the hub.
+            ModelNotFoundError: neither a folder nor a model on the hub.
             ModelError: the model cannot be used.
         """
         folder = read_layout(find_folder(source)).backbone
@@ -160,7 +160,7 @@ class PairEncoder(nn.Module):
             network, missing = _from_pretrained(folder, num_labels=1)
         body = [key for key in missing if ".pooler." not in key and not key.startswith(("classifier.", "pooler."))]
         if body:
-            raise ModelError(f"{folder} lacks {len(body)} of the body's weights, {body[0]} for one")
+            raise ModelError(f"{folder} lacks {len(body)} of the body's weights, for example {body[0]}")
         tokenizer = _load_tokenizer(folder, network.config, max_length)
         return cls(network.float(), tokenizer, name=name or model_name(source))
 
@@ -168,15 +168,15 @@ class PairEncoder(nn.Module):
     def from_encoder(cls, encoder: SentenceEncoder, *, max_length: int, seed: int) -> PairEncoder:
         """Put a new classifier on a copy of an encoder's body.
 
-        An encoder has no pooler of transformers' kind, so that starts at random like the last layer.
+        An encoder has no pooler, so pooler and last layer are initialised randomly.
 
         Args:
-            encoder: where the body is from; left as it is. Its dense head, if it has one, is not carried over.
-            max_length: longest pair in tokens.
-            seed: of the random weights; torch's global generators are left as they are.
+            encoder: source of the body; not changed. A dense head is not carried over.
+            max_length: maximum length of a pair in tokens.
+            seed: seed of the random weights; torch's global generators are not changed.
 
         Raises:
-            ModelError: the encoder has no room for pairs of that length.
+            ModelError: the encoder has too few positions for pairs of that length.
         """
         config = copy.deepcopy(encoder.backbone.config)
         config.num_labels = 1
@@ -188,11 +188,11 @@ class PairEncoder(nn.Module):
         return cls(network.to(encoder.device), tokenizer, name=encoder.name)
 
     def to_encoder(self, *, pooling: str, max_length: int) -> SentenceEncoder:
-        """An encoder on a copy of this network's body; the classifier is left behind.
+        """Return an encoder on a copy of this network's body, without the classifier.
 
         Args:
             pooling: ``"mean"`` or ``"cls"``.
-            max_length: longest text in tokens.
+            max_length: maximum length of a text in tokens.
         """
         config = AutoConfig.for_model(**self.config.to_dict())
         with seeded(0), quiet_transformers():
@@ -202,13 +202,13 @@ class PairEncoder(nn.Module):
         return SentenceEncoder(backbone.to(self.device), tokenizer, pooling=pooling, name=self.name)
 
     def fingerprint(self) -> str:
-        """Hex SHA-256 of what decides the scores: weights, architecture, tokenizer, length."""
+        """Return the hex SHA-256 of what determines the scores: weights, architecture, tokenizer, length."""
         settings = [*decisive_settings(self.config), "cross-encoder", self.max_length]
         return fingerprint(self, settings, self.tokenizer.json)
 
 
 def is_cross_encoder(folder: Path) -> bool:
-    """Whether a model folder holds a classifier, by its ``config.json``.
+    """Whether a model folder contains a classifier, according to its ``config.json``.
 
     Raises:
         ModelError: that file is damaged.
@@ -224,7 +224,7 @@ def is_cross_encoder(folder: Path) -> bool:
 
 
 def _from_pretrained(folder: Path, **changes: Any) -> tuple[PreTrainedModel, list[str]]:
-    """The model, and the weights that its folder lacks."""
+    """Return the model and the names of weights that are missing in its folder."""
     if not (folder / "config.json").is_file():
         raise ModelError(f"{folder} has no config.json, so it is not a model folder")
     try:
@@ -240,7 +240,7 @@ def _from_pretrained(folder: Path, **changes: Any) -> tuple[PreTrainedModel, lis
 
 
 def _load_tokenizer(folder: Path, config: PretrainedConfig, max_length: int | None) -> PairTokenizer:
-    """The folder's tokenizer for pairs; the longest pair is what tokenizer and network both allow."""
+    """Load the folder's tokenizer for pairs, limited to the length that tokenizer and network support."""
     longest = longest_text(config)
     if max_length is None:
         settings = folder / "tokenizer_config.json"

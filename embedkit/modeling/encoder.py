@@ -40,15 +40,15 @@ _UNUSED_WEIGHTS = ("pooler.", "embeddings.position_ids")
 
 
 Activation = Literal["tanh", "linear"]
-"""What follows the product of a dense head: tanh, or nothing."""
+"""Activation of a dense head: tanh, or none."""
 
 
 class DenseHead(nn.Module):
-    """A dense layer behind the pooling, kept at inference.
+    """A dense layer after pooling, kept at inference.
 
     Args:
-        width: W, of the pooled embeddings.
-        dimension: D, of the embeddings.
+        width: W, width of the pooled embeddings.
+        dimension: D, width of the embeddings.
         activation: ``"tanh"`` (SCT's distillation students, LaBSE) or ``"linear"``, none (LEAF).
     """
 
@@ -58,29 +58,29 @@ class DenseHead(nn.Module):
         self.activation = activation
 
     def forward(self, pooled: Tensor) -> Tensor:
-        """``(B, W) -> (B, D)``; after tanh each value is in [-1, 1]."""
+        """Map ``(B, W)`` to ``(B, D)``; after tanh each value is in [-1, 1]."""
         product: Tensor = self.linear(pooled)
         return torch.tanh(product) if self.activation == "tanh" else product
 
 
 class SentenceEncoder(nn.Module):
-    """A network that turns token batches into embeddings.
+    """A network that maps token batches to embeddings.
 
     Args:
         backbone: a transformers model without its pooler.
-        tokenizer: its tokenizer, which also sets the longest text.
-        pooling: ``"mean"`` (over all tokens, special ones included) or ``"cls"`` (the first token).
-        head: a dense layer behind the pooling.
-        memory: vectors of words whose mean stands beside the pooled states.
-        name: what people call the model.
-        prompts: name -> text put before a text; carried along, not applied here.
+        tokenizer: its tokenizer, which also sets the maximum length of a text.
+        pooling: ``"mean"`` (over all tokens, including special ones) or ``"cls"`` (the first token).
+        head: a dense layer after pooling.
+        memory: word vectors whose mean is appended to the pooled states.
+        name: name of the model.
+        prompts: name -> text to prepend; stored, but not applied here.
 
     Attributes:
-        default_prompt: name of the prompt that a bundle of this encoder puts before every text for which no other
-            is asked for; carried along as well.
+        default_prompt: name of the prompt that bundles of this encoder prepend by default; stored, but not
+            applied here.
 
     Raises:
-        ModelError: the parts do not fit each other.
+        ModelError: the parts do not match.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class SentenceEncoder(nn.Module):
     ) -> None:
         super().__init__()
         if pooling not in POOLINGS:
-            raise ModelError(f"pooling is one of {', '.join(POOLINGS)}, not {pooling!r}")
+            raise ModelError(f"pooling must be one of {', '.join(POOLINGS)}, not {pooling!r}")
         check_fit(backbone.config, tokenizer)
         self.backbone = backbone
         self.tokenizer = tokenizer
@@ -109,12 +109,12 @@ class SentenceEncoder(nn.Module):
 
     @property
     def body(self) -> PreTrainedModel:
-        """The transformers network, under the name that cross-encoders have for it too."""
+        """The transformers network, under the same name as in cross-encoders."""
         return self.backbone
 
     @property
     def config(self) -> PretrainedConfig:
-        """The backbone's configuration."""
+        """Configuration of the backbone."""
         return self.backbone.config
 
     @property
@@ -124,28 +124,28 @@ class SentenceEncoder(nn.Module):
 
     @property
     def pooled_width(self) -> int:
-        """W, width of a pooled embedding before the head: H, and the memory's width if there is one."""
+        """W, width of a pooled embedding before the head: H, plus the memory's width if there is one."""
         return self.hidden + (self.memory.width if self.memory is not None else 0)
 
     @property
     def dimension(self) -> int:
-        """D, width of an embedding: of the head if there is one, else W."""
+        """D, width of an embedding: the head's output if there is one, else W."""
         return self.head.linear.out_features if self.head is not None else self.pooled_width
 
     @property
     def max_length(self) -> int:
-        """The longest text in tokens, special tokens included."""
+        """Maximum length of a text in tokens, including special tokens."""
         return self.tokenizer.max_length
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """Device of the weights."""
         return next(self.parameters()).device
 
     def pooled(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """What the head reads: ``(B, L) int64`` twice ``-> (B, W) float32``.
+        """Return the head's input: ``(B, L) int64`` twice ``-> (B, W) float32``.
 
-        The pooled states, and behind them the mean of the memory's rows if there is a memory.
+        These are the pooled states, followed by the mean of the memory's rows if there is a memory.
         """
         states: Tensor = self.backbone(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
         pooled = states[:, 0].float() if self.pooling == "cls" else masked_mean(states, attention_mask)
@@ -154,19 +154,19 @@ class SentenceEncoder(nn.Module):
         return torch.cat([pooled, self.memory(input_ids, attention_mask)], dim=1)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """Embeddings, through the head if there is one, not normalised: ``(B, D)``."""
+        """Return embeddings, through the head if there is one, not normalised: ``(B, D)``."""
         embeddings = self.pooled(input_ids, attention_mask)
         if self.head is not None:
             embeddings = self.head(embeddings)
         return embeddings
 
     def set_head(self, dimension: int | None, activation: Activation = "tanh") -> None:
-        """Put a new, randomly initialised head of width D behind the pooling, or take it away (None)."""
+        """Add a new, randomly initialised head of width D after pooling, or remove it (None)."""
         new = None if dimension is None else DenseHead(self.pooled_width, dimension, activation)
         self.head = None if new is None else new.to(self.device)
 
     def save(self, folder: str | os.PathLike[str]) -> None:
-        """Write a folder that embedkit, transformers and sentence-transformers load.
+        """Write a folder that embedkit, transformers and sentence-transformers can load.
 
         Raises:
             StorageError: the folder cannot be written.
@@ -175,7 +175,7 @@ class SentenceEncoder(nn.Module):
             self.write(temporary)
 
     def write(self, folder: Path) -> None:
-        """Write the same files into a folder that is there already."""
+        """Write the same files into an existing folder."""
         with quiet_transformers():
             self.backbone.save_pretrained(folder)
         write_tokenizer(folder, self.tokenizer)
@@ -205,16 +205,16 @@ class SentenceEncoder(nn.Module):
 
         Args:
             source: folder or hub id.
-            pooling: overrides what the folder says; a plain transformers folder says nothing and gets "mean".
-            max_length: overrides what the folder says.
+            pooling: overrides the folder's setting; plain transformers folders have none and default to "mean".
+            max_length: overrides the folder's setting.
 
         Raises:
-            ModelNotFoundError: there is no such folder and no such model on the hub.
-            ModelError: the model is there but cannot be used; says why.
+            ModelNotFoundError: neither a folder nor a model on the hub.
+            ModelError: the model cannot be used.
         """
         layout = read_layout(find_folder(source))
         if pooling is None and layout.pooling is None:
-            logger.warning("%s does not say how it pools; using the mean over tokens", source)
+            logger.warning("%s does not specify its pooling; using the mean over tokens", source)
         if layout.default_prompt is not None:
             logger.warning(
                 "%s has the default prompt %r, which is not applied here", source, layout.default_prompt
@@ -236,7 +236,7 @@ class SentenceEncoder(nn.Module):
         return encoder
 
     def fingerprint(self) -> str:
-        """Hex SHA-256 of what decides the embeddings: weights, architecture, tokenizer, pooling, length."""
+        """Return the hex SHA-256 of weights, architecture, tokenizer, pooling and length."""
         settings = [*decisive_settings(self.backbone.config), self.pooling, self.max_length]
         settings += [self.head.activation] if self.head is not None and self.head.activation != "tanh" else []
         return fingerprint(self, settings, self.tokenizer.json)
@@ -251,19 +251,19 @@ def _load_backbone(folder: Path) -> PreTrainedModel:
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise ModelError(f"cannot load the model in {folder}: {_first_line(error)}") from error
     missing = sorted(key for key in report["missing_keys"] if not key.startswith(_UNUSED_WEIGHTS))
-    if missing:  # transformers would go on with random numbers in their place
-        raise ModelError(f"{folder} lacks {len(missing)} of the model's weights, {missing[0]} for one")
+    if missing:  # transformers would initialise them randomly
+        raise ModelError(f"{folder} lacks {len(missing)} of the model's weights, for example {missing[0]}")
     backbone: PreTrainedModel = model.float()
     return backbone
 
 
 def _from_pretrained(folder: Path) -> Any:
-    """The model, and what transformers has to say about its weights."""
+    """Return the model and transformers' report on its weights."""
     config = AutoConfig.from_pretrained(folder)
     options = {"config": config, "output_loading_info": True}
     try:
         return AutoModel.from_pretrained(folder, **options, add_pooling_layer=False)
-    except TypeError:  # an architecture that has no pooler to leave out
+    except TypeError:  # an architecture without a pooler
         return AutoModel.from_pretrained(folder, **options)
 
 
@@ -279,7 +279,9 @@ def _load_head(layout: Layout, pooled_width: int) -> DenseHead | None:
     head = _load_part(layout.head, "dense head", make)
     width = head.linear.in_features
     if width != pooled_width:
-        raise ModelError(f"the dense head in {layout.head} takes width {width}, but the model has {pooled_width}")
+        raise ModelError(
+            f"the dense head in {layout.head} expects width {width}, but the model has {pooled_width}"
+        )
     return head
 
 
@@ -289,12 +291,14 @@ def _load_memory(layout: Layout, vocabulary_size: int) -> WordMemory | None:
     memory = _load_part(layout.memory, "word memory", lambda weights: WordMemory(*weights["rows.weight"].shape))
     rows = memory.rows.num_embeddings
     if rows != vocabulary_size:
-        raise ModelError(f"the word memory in {layout.memory} has {rows} rows, the word table {vocabulary_size}")
+        raise ModelError(
+            f"the word memory in {layout.memory} has {rows} rows, but the word table has {vocabulary_size}"
+        )
     return memory
 
 
 def _load_part(folder: Path, name: str, make: Callable[[dict[str, Tensor]], Part]) -> Part:
-    """A part beside the backbone, made for the shapes of its weights."""
+    """Load a module other than the backbone, created with the shapes of its weights."""
     weights = _load_weights(folder, name)
     try:
         part = make(weights)
@@ -305,7 +309,7 @@ def _load_part(folder: Path, name: str, make: Callable[[dict[str, Tensor]], Part
 
 
 def _load_weights(folder: Path, part: str) -> dict[str, Tensor]:
-    """The weights of a part beside the backbone, in either form that sentence-transformers writes."""
+    """Load the weights of a module other than the backbone, in either format of sentence-transformers."""
     safe, old = folder / "model.safetensors", folder / "pytorch_model.bin"
     try:
         weights: dict[str, Tensor] = load_file(safe) if safe.is_file() else torch.load(old, weights_only=True)

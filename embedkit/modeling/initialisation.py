@@ -1,4 +1,4 @@
-"""Where a student's weights come from: a pre-trained model, its teacher, or chance."""
+"""Initial weights of a student: from a pre-trained model, from its teacher, or random."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["from_pretrained", "from_teacher", "random", "remember_words"]
 Float64Array = npt.NDArray[np.float64]
 
 _WORD_SCALE = 0.05  # root mean square of the word table, as in trained BERT models
-_POSITION_SCALE = 0.1  # what is left of the random position and type rows, which blur a bag of words
+_POSITION_SCALE = 0.1  # scale of the random position and type rows, which blur a bag of words
 _BALLAST = np.array([1.0, -1.0]) / np.sqrt(2.0)
 _SIF_CONSTANT = 1e-4
 
@@ -32,10 +32,10 @@ _SIF_CONSTANT = 1e-4
 def from_pretrained(
     source: str | os.PathLike[str], *, max_length: int | None = None, pooling: str | None = None
 ) -> SentenceEncoder:
-    """Start from a model that is there, e.g. ``"google/bert_uncased_L-2_H-128_A-2"`` (BERT-Tiny).
+    """Start from an existing model, for example ``"google/bert_uncased_L-2_H-128_A-2"`` (BERT-Tiny).
 
     Raises:
-        ModelNotFoundError: there is no such model.
+        ModelNotFoundError: the model does not exist.
         ModelError: the model cannot be used.
     """
     return SentenceEncoder.load(source, pooling=pooling, max_length=max_length)
@@ -50,13 +50,13 @@ def random(
     positions: int | None = None,
     pooling: str = "mean",
 ) -> SentenceEncoder:
-    """A BERT encoder with BERT's own random initialisation (normal, 0.02), the same for the same seed.
+    """Create a BERT encoder with BERT's own random initialisation (normal, 0.02), deterministic in the seed.
 
     Args:
-        tokenizer: gives the vocabulary.
+        tokenizer: defines the vocabulary.
         size: shape of the network.
-        max_length: the longest text in tokens.
-        seed: of the weights; torch's global generators are left as they are.
+        max_length: maximum length of a text in tokens.
+        seed: seed of the weights; torch's global generators are not changed.
         positions: rows of the position table, ``max_length`` if None.
         pooling: ``"mean"`` or ``"cls"``.
     """
@@ -77,38 +77,38 @@ def random(
 def from_teacher(
     teacher: SentenceEncoder, size: Size, *, max_length: int, seed: int, positions: int | None = None
 ) -> SentenceEncoder:
-    """A BERT encoder that starts as a projected bag of the teacher's words, where a random one starts blind.
+    """Create a BERT encoder that starts as a projected bag of the teacher's words, instead of at random.
 
-    What is carried over is the tokenizer and the word table; the transformer layers, and the small
-    position and type rows, are those of :func:`random`. With BERT's initialisation narrow layers hardly
-    change their input, so the mean-pooled embedding begins as the mean of the word rows; wider and deeper
-    encoders blur it more. Each row holds
+    The tokenizer and the word table come from the teacher; the transformer layers, and the scaled-down position
+    and type rows, are those of :func:`random`. With BERT's initialisation, narrow layers hardly change their
+    input, so the mean-pooled embedding starts as the mean of the word rows; wider and deeper encoders blur it
+    more. Each row consists of
 
-    * a direction in H - 2 dimensions: the teacher's embedding of that word alone, unit length, reduced
-      by PCA that was fitted on the real words (not special, not ``[unused]``), then turned at random,
-      so that all dimensions carry equally much;
-    * its weight by smooth inverse frequency, ``a / (a + p)``, as the length of that direction, with p from
-      the word's place in the vocabulary by Zipf's law (vocabularies list frequent words first). Special
-      tokens weigh nothing;
-    * ballast in the last two dimensions, +b and -b, that gives all rows one length. LayerNorm would
-      otherwise stretch every word to the same length; the scale of the last LayerNorm is 0 on these two
-      dimensions to begin with, so the ballast leaves the embedding and the weights stay.
+    * a direction in H - 2 dimensions: the teacher's embedding of the single word, normalised, reduced by PCA that
+      was fitted on the real words (not special, not ``[unused]``), then rotated at random, so that all
+      dimensions carry equal variance;
+    * a weight by smooth inverse frequency, ``a / (a + p)``, as the length of that direction, with p estimated from
+      the word's position in the vocabulary by Zipf's law (vocabularies list frequent words first). Special
+      tokens have weight 0;
+    * ballast in the last two dimensions, +b and -b, that gives all rows the same length. LayerNorm would
+      otherwise stretch every word to the same length; the scale of the last LayerNorm is initialised to 0 in
+      these two dimensions, so the ballast does not reach the embedding and the weights are preserved.
 
     Sources: Arora et al. 2017 (smooth inverse frequency); model2vec (words through a teacher, PCA, Zipf).
 
     Args:
         teacher: any encoder; its tokenizer becomes the student's.
         size: shape of the student.
-        max_length: the student's longest text in tokens.
-        seed: of everything random.
+        max_length: maximum length of the student's texts in tokens.
+        seed: seed of everything random.
         positions: rows of the position table, ``max_length`` if None.
 
     Raises:
-        ModelError: the teacher's vocabulary holds no real word.
+        ModelError: the teacher's vocabulary contains no real word.
     """
     words = real_words(teacher.tokenizer)
     if not words:
-        raise ModelError(f"the vocabulary of {teacher.name} holds no word to start from")
+        raise ModelError(f"the vocabulary of {teacher.name} contains no real words")
     student = random(teacher.tokenizer, size, max_length=max_length, seed=seed, positions=positions)
     directions = _project(_embed_words(teacher, words), size.hidden - len(_BALLAST), seed)
     weights = _smooth_inverse_frequencies(len(words))[:, None]
@@ -120,16 +120,16 @@ def from_teacher(
 
 
 def remember_words(student: SentenceEncoder, teacher: SentenceEncoder | None, width: int, *, seed: int) -> None:
-    """Give a student a word memory that starts from its teacher's embeddings of single words.
+    """Give a student a word memory initialised with its teacher's embeddings of single words.
 
-    A row holds the direction and the weight of a word, as a row of :func:`from_teacher`'s word table does, without
-    ballast. Special tokens, and all words if there is no teacher, start at zero.
+    A row holds the direction and the weight of a word, as in :func:`from_teacher`'s word table, without ballast.
+    Special tokens, or all words if there is no teacher, start at zero.
 
     Args:
         student: changed in place.
-        teacher: whose tokenizer is the student's.
-        width: M, of a row.
-        seed: of the turn.
+        teacher: an encoder with the student's tokenizer.
+        width: M, width of a row.
+        seed: seed of the rotation.
     """
     memory = WordMemory(int(student.config.vocab_size), width)
     if teacher is not None:
@@ -142,13 +142,13 @@ def remember_words(student: SentenceEncoder, teacher: SentenceEncoder | None, wi
 
 
 def _embed_words(teacher: SentenceEncoder, words: list[int]) -> FloatArray:
-    """The teacher's embedding of each word alone: ``(W, D) float32, unit rows``."""
+    """Return the teacher's embedding of each single word: ``(W, D) float32, unit rows``."""
     frame = teacher.tokenizer.tokenize([""]).ids[0]
     return TorchEncoder(teacher).encode_ids([[*frame[:1], word, *frame[1:]] for word in words])
 
 
 def _project(embeddings: FloatArray, width: int, seed: int) -> Float64Array:
-    """Directions ``(W, width) float64, unit rows``: leading principal components, turned at random."""
+    """Return directions ``(W, width) float64, unit rows``: leading principal components, rotated at random."""
     centred = embeddings.astype(np.float64) - embeddings.mean(axis=0, dtype=np.float64)
     _, components = np.linalg.eigh(centred.T @ centred)  # ascending
     leading = components[:, ::-1][:, :width]
@@ -160,7 +160,7 @@ def _project(embeddings: FloatArray, width: int, seed: int) -> Float64Array:
 
 
 def _smooth_inverse_frequencies(count: int) -> Float64Array:
-    """Weights ``(count,)`` in (0, 1], rising from the most frequent word to the rarest."""
+    """Return weights ``(count,)`` in (0, 1], increasing from the most frequent word to the rarest."""
     shares = 1.0 / np.arange(2, count + 2)
     weights = _SIF_CONSTANT / (_SIF_CONSTANT + shares / shares.sum())
     relative: Float64Array = weights / weights[-1]

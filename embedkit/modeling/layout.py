@@ -1,9 +1,9 @@
-"""The folder layout of sentence-transformers: which modules a model has, and their settings.
+"""The folder layout of sentence-transformers: the modules of a model, and their settings.
 
 ::
 
     modules.json                        the modules in order
-    config.json, model.safetensors      the backbone, as transformers writes it
+    config.json, model.safetensors      the backbone, in transformers' format
     tokenizer.json, tokenizer_config.json
     sentence_bert_config.json           max_seq_length
     config_sentence_transformers.json   prompts
@@ -11,7 +11,7 @@
     2_Dense/config.json, model.safetensors     only with a head (its weights are not written here)
     N_Normalize/
 
-A folder without ``modules.json`` is a plain transformers model: only the backbone is known.
+A folder without ``modules.json`` is a plain transformers model with a backbone only.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["POOLINGS", "Layout", "read_layout", "weights_bytes", "write_layout"]
 POOLINGS = ("mean", "cls")
 
 _POOLING_KEYS = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls"}
-_WEIGHTS = ("*.safetensors", "pytorch_model*.bin")  # of which the first form is read
+_WEIGHTS = ("*.safetensors", "pytorch_model*.bin")  # the first format found is loaded
 _OPTIONAL = ("WordMemory", "Dense", "Normalize")  # after Transformer and Pooling, in this order
 _MODULES = {"WordMemory": "embedkit.modeling.memory.WordMemory"}
 _ACTIVATIONS = {"Tanh": "tanh", "Identity": "linear"}
@@ -36,18 +36,18 @@ _ACTIVATIONS = {"Tanh": "tanh", "Identity": "linear"}
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What a model folder says beside its weights.
+    """Settings in a model folder.
 
     Attributes:
         backbone: folder of the transformers model and its tokenizer.
-        pooling: ``"mean"`` or ``"cls"``, None if the folder does not say.
-        max_length: tokens of the longest text, None if the folder does not say.
-        lowercase: texts are lowercased before they reach the tokenizer.
-        head: folder of the dense head, None without one.
+        pooling: ``"mean"`` or ``"cls"``, None if unspecified.
+        max_length: maximum length of a text in tokens, None if unspecified.
+        lowercase: whether texts are lowercased before tokenization.
+        head: folder of the dense head, or None.
         head_activation: ``"tanh"`` or ``"linear"``.
-        memory: folder of the word memory, None without one.
-        prompts: name -> text put before a text.
-        default_prompt: name of the prompt that sentence-transformers uses when none is asked for.
+        memory: folder of the word memory, or None.
+        prompts: name -> text to prepend.
+        default_prompt: name of the prompt that sentence-transformers uses by default.
     """
 
     backbone: Path
@@ -65,7 +65,7 @@ def read_layout(folder: Path) -> Layout:
     """Read the layout of a model folder.
 
     Raises:
-        ModelError: a file is damaged, or the model has modules or settings that embedkit does not know.
+        ModelError: a file is damaged, or the model has unsupported modules or settings.
     """
     if not (folder / "modules.json").is_file():
         return Layout(backbone=folder)
@@ -88,7 +88,7 @@ def read_layout(folder: Path) -> Layout:
 
 
 def weights_bytes(folder: Path) -> int:
-    """Bytes on disk of a model's weights, its head among them, and of its tokenizer."""
+    """Return the size in bytes of a model's weights, including its head, and its tokenizer."""
     weights = next((found for form in _WEIGHTS if (found := list(folder.rglob(form)))), [])
     return sum(path.stat().st_size for path in [*weights, *folder.glob("tokenizer.json")])
 
@@ -104,23 +104,22 @@ def write_layout(
     prompts: dict[str, str],
     default_prompt: str | None = None,
 ) -> Layout:
-    """Write the layout's JSON files into a folder that holds a transformers model.
+    """Write the layout's JSON files into a folder that contains a transformers model.
 
-    A word memory is a module of embedkit's own, which sentence-transformers refuses to load instead of leaving it
-    out.
+    A word memory is a module of embedkit's own; sentence-transformers refuses to load it rather than ignoring it.
 
     Args:
-        folder: where to.
+        folder: the destination.
         hidden: H, width of the backbone.
         pooling: ``"mean"`` or ``"cls"``.
-        max_length: tokens of the longest text.
-        memory: M, width of the word memory, or None without one.
-        head: D and activation of the dense head, or None without one.
-        prompts: name -> text put before a text.
-        default_prompt: name of the one that is used when none is asked for.
+        max_length: maximum length of a text in tokens.
+        memory: M, width of the word memory, or None.
+        head: D and activation of the dense head, or None.
+        prompts: name -> text to prepend.
+        default_prompt: name of the prompt used by default.
 
     Returns:
-        the layout, whose folders of head and memory wait for their weights.
+        the layout, whose folders of head and memory do not contain weights yet.
     """
     pooled = {"word_embedding_dimension": hidden}
     pooled |= {key: name == pooling for key, name in _POOLING_KEYS.items()}
@@ -154,7 +153,7 @@ def _describe_head(width: int, dimension: int, activation: str) -> dict[str, Any
 
 
 def _read_modules(folder: Path) -> dict[str, Path]:
-    """Kind of module -> its folder, in order."""
+    """Return the folder of each kind of module, in order."""
     modules = _read_json(folder / "modules.json")
     try:
         found = {module["type"].rpartition(".")[2]: folder / module["path"] for module in modules}
@@ -163,7 +162,7 @@ def _read_modules(folder: Path) -> dict[str, Path]:
     supported = ["Transformer", "Pooling", *(kind for kind in _OPTIONAL if kind in found)]
     if list(found) != supported or len(found) != len(modules):
         raise ModelError(
-            f"{folder} has the modules {', '.join(found)}; embedkit reads Transformer, Pooling, "
+            f"{folder} has the modules {', '.join(found)}; embedkit supports Transformer, Pooling, "
             "then at most one WordMemory, one Dense and one Normalize"
         )
     return found
@@ -176,18 +175,20 @@ def _read_pooling(folder: Path, prompts: dict[str, str]) -> str:
         active = [key for key, on in settings.items() if key.startswith("pooling_mode_") and on]
         mode = _POOLING_KEYS.get(active[0]) if len(active) == 1 else active
     if mode not in POOLINGS:
-        raise ModelError(f"{folder / 'config.json'} asks for another pooling than mean or cls: {settings}")
+        raise ModelError(
+            f"{folder / 'config.json'} uses an unsupported pooling (only mean and cls are supported): {settings}"
+        )
     if any(prompts.values()) and not settings.get("include_prompt", True):
-        raise ModelError(f"{folder} leaves prompts out of the pooling, which embedkit does not support")
+        raise ModelError(f"{folder} excludes prompts from pooling, which embedkit does not support")
     return str(mode)
 
 
 def _read_head(folder: Path) -> str:
-    """The activation of a dense head."""
+    """Return the activation of a dense head."""
     settings = _read_json(folder / "config.json")
     activation = _ACTIVATIONS.get(str(settings.get("activation_function", "")).rpartition(".")[2])
     if activation is None or not settings.get("bias", True) or settings.get("use_residual"):
-        raise ModelError(f"{folder} is not a dense layer with bias and tanh, or with bias alone: {settings}")
+        raise ModelError(f"{folder} is not a dense layer with bias and optional tanh: {settings}")
     return activation
 
 

@@ -7,18 +7,18 @@ from torch import Tensor
 
 __all__ = ["fit_affine", "fit_scale"]
 
-_RIDGE = 1e-4  # of the inputs' mean variance
+_RIDGE = 1e-4  # as a multiple of the inputs' mean variance
 
 
 def fit_affine(inputs: Tensor, targets: Tensor, *, ridge: float = _RIDGE) -> tuple[Tensor, Tensor]:
-    """The affine map nearest to ``targets``: ``(N, I)`` and ``(N, O)`` to weight ``(O, I)`` and bias ``(O,)``.
+    """Fit the affine map from ``(N, I)`` to ``(N, O)``; return weight ``(O, I)`` and bias ``(O,)``.
 
-    Both are float32, in the layout of :class:`torch.nn.Linear`; the sums are made in float64.
+    Both are float32, in the layout of :class:`torch.nn.Linear`; sums are computed in float64.
 
     Args:
-        inputs: one row for each observation.
-        targets: what the map should give for them.
-        ridge: penalty on the weight's squares, in units of the inputs' mean variance.
+        inputs: one row per observation.
+        targets: the expected outputs.
+        ridge: penalty on squared weights, as a multiple of the inputs' mean variance.
     """
     mean, target_mean = inputs.mean(dim=0, dtype=torch.float64), targets.mean(dim=0, dtype=torch.float64)
     centred = (inputs - mean.float()).double()
@@ -29,7 +29,7 @@ def fit_affine(inputs: Tensor, targets: Tensor, *, ridge: float = _RIDGE) -> tup
 
 
 def fit_scale(inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """The nearest scale and shift of each column: ``(N, H)`` twice to two of ``(H,) float32``."""
+    """Fit scale and shift of each column: ``(N, H)`` twice to two of ``(H,) float32``."""
     mean, target_mean = inputs.mean(dim=0), targets.mean(dim=0)
     centred = inputs - mean
     scale = (centred * (targets - target_mean)).sum(dim=0) / centred.square().sum(dim=0).clamp(min=1e-12)

@@ -1,4 +1,4 @@
-"""Where a model is: a folder on this machine, or a model id on the hub."""
+"""Location of a model: a local folder, or a model id on the hub."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _OTHER_FORMS = ["onnx/*", "openvino/*", "coreml/*"]
 
 
 def find_folder(source: str | os.PathLike[str]) -> Path:
-    """The folder that holds a model, downloaded first if ``source`` is a hub id.
+    """Return the folder of a model, downloaded first if ``source`` is a hub id.
 
-    A path that exists wins. What looks like a path and does not exist never goes to the network.
+    An existing path takes precedence. A source that looks like a path is never looked up on the network.
 
     Raises:
-        ModelNotFoundError: there is no such folder, or the hub has no such model or cannot be reached.
+        ModelNotFoundError: the folder does not exist, or the hub has no such model or cannot be reached.
         ModelError: ``source`` is a file.
     """
     path = Path(source).expanduser()
@@ -39,7 +39,7 @@ def find_folder(source: str | os.PathLike[str]) -> Path:
 
 
 def _is_hub_id(source: str) -> bool:
-    """``name`` or ``org/name``, where ``org`` is not a folder that stands here."""
+    """Whether ``source`` is ``name`` or ``org/name``, where ``org`` is not an existing folder."""
     if not _HUB_ID.fullmatch(source) or source.endswith((".onnx", ".safetensors", ".bin")):
         return False
     organisation, slash, _ = source.partition("/")
@@ -53,9 +53,9 @@ def _download(hub_id: str) -> Path:
         )
         if not any(folder.glob("*.safetensors")):
             snapshot_download(hub_id, allow_patterns=_OLD_WEIGHTS)
-    except (OSError, ValueError) as error:  # the hub's own errors are kinds of these two
+    except (OSError, ValueError) as error:  # the hub's own errors are subclasses of these
         reason = str(error).strip().partition("\n")[0]
         raise ModelNotFoundError(
-            f"there is no folder {hub_id!r} here, and the hub gave no model of that name: {reason}"
+            f"there is no folder {hub_id!r}, and no such model could be loaded from the hub: {reason}"
         ) from error
     return folder

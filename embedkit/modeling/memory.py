@@ -1,4 +1,4 @@
-"""Word memory: capacity in a table instead of in products."""
+"""Word memory: model capacity in a lookup table instead of matrix products."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ __all__ = ["WordMemory", "masked_mean"]
 
 
 class WordMemory(nn.Module):
-    """A wide table of word vectors whose mean over a text goes straight to the head, beside the transformer.
+    """A wide table of word vectors whose mean over a text is fed directly to the head, next to the transformer.
 
-    A text costs one sum of rows and no product, whatever the width. The rows' lengths weigh the words, so the mean
-    needs no weights of its own.
+    A text costs one sum of rows and no matrix product, whatever the width. Row norms act as word weights, so the
+    mean needs no weights of its own.
 
     Args:
         rows: size of the vocabulary.
-        width: M, of a row.
+        width: M, width of a row.
     """
 
     def __init__(self, rows: int, width: int) -> None:
@@ -30,14 +30,14 @@ class WordMemory(nn.Module):
         return self.rows.embedding_dim
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """The mean of the tokens' rows: ``(B, L) int64`` twice ``-> (B, M) float32``."""
+        """Return the mean of the tokens' rows: ``(B, L) int64`` twice ``-> (B, M) float32``."""
         return masked_mean(self.rows(input_ids), attention_mask)
 
 
 def masked_mean(states: Tensor, attention_mask: Tensor) -> Tensor:
-    """Mean over the tokens of each text: ``(B, L, H)`` and a mask ``(B, L) int64`` to ``(B, H) float32``.
+    """Return the mean over each text's tokens: ``(B, L, H)``, mask ``(B, L) int64`` to ``(B, H) float32``.
 
-    In float32 even under autocast: sums over long texts lose too much in bfloat16.
+    Computed in float32 even under autocast: sums over long texts lose too much precision in bfloat16.
     """
     weights = attention_mask.unsqueeze(1).float()
     with torch.autocast(states.device.type, enabled=False):

@@ -1,4 +1,4 @@
-"""What all models made of transformers' networks share: names, lengths and fingerprints."""
+"""Common parts of models built on transformers: names, lengths and fingerprints."""
 
 from __future__ import annotations
 
@@ -22,49 +22,49 @@ __all__ = [
     "model_name",
 ]
 
-# These number positions from pad_token_id + 1, so their table is that much longer than a text may be.
+# These number positions from pad_token_id + 1, so the table is that much longer than the longest text.
 _OFFSET_POSITIONS = frozenset({"roberta", "xlm-roberta", "camembert", "mpnet"})
 _DECISIVE_SETTINGS = ("model_type", "num_attention_heads", "hidden_act", "layer_norm_eps")
 
 
 def check_fit(config: PretrainedConfig, tokenizer: Tokenizer | PairTokenizer) -> None:
-    """Make sure that a tokenizer is one of this model.
+    """Check that a tokenizer fits a model.
 
     Raises:
-        ModelError: it has more pieces than the model has rows, or lets longer texts pass.
+        ModelError: it has more pieces than the model has rows, or a longer maximum length.
     """
     if tokenizer.vocabulary_size > config.vocab_size:
         raise ModelError(
-            f"the tokenizer has {tokenizer.vocabulary_size} pieces but the model's word table only "
+            f"the tokenizer has {tokenizer.vocabulary_size} pieces, but the model's word table has only "
             f"{config.vocab_size} rows; they belong to different models"
         )
     if tokenizer.max_length > longest_text(config):
         raise ModelError(
-            f"max_length is {tokenizer.max_length}, but this model takes at most {longest_text(config)} tokens"
+            f"max_length is {tokenizer.max_length}, but this model supports at most {longest_text(config)} tokens"
         )
 
 
 def longest_text(config: PretrainedConfig) -> int:
-    """Tokens that the model's position table has room for.
+    """Return the maximum number of tokens supported by the model's position table.
 
     Raises:
-        ModelError: the configuration does not say.
+        ModelError: the configuration does not specify it.
     """
     positions = getattr(config, "max_position_embeddings", None)
     if positions is None:
-        raise ModelError(f"models of type {config.model_type!r} do not say how long a text they take")
+        raise ModelError(f"models of type {config.model_type!r} do not specify a maximum text length")
     if config.model_type in _OFFSET_POSITIONS:
         return int(positions) - int(config.pad_token_id or 0) - 1
     return int(positions)
 
 
 def decisive_settings(config: PretrainedConfig) -> list[object]:
-    """What of a configuration changes results without changing the shape of a weight."""
+    """Return the settings that change results without changing the shape of a weight."""
     return [getattr(config, name, None) for name in _DECISIVE_SETTINGS]
 
 
 def fingerprint(module: nn.Module, settings: Sequence[object], tokenizer_json: str) -> str:
-    """Hex SHA-256 of settings, tokenizer and weights."""
+    """Return the hex SHA-256 of settings, tokenizer and weights."""
     digest = hashlib.sha256()
     digest.update(repr(list(settings)).encode())
     digest.update(tokenizer_json.encode())
@@ -76,7 +76,7 @@ def fingerprint(module: nn.Module, settings: Sequence[object], tokenizer_json: s
 
 
 def model_name(source: str | os.PathLike[str]) -> str:
-    """Last part of a path or hub id; ``model`` and ``cross-model``, inside a run, are named after the run."""
+    """Return the last part of a path or hub id; for ``model`` and ``cross-model`` folders, that of their run."""
     path = Path(source)
     path = path if path.name else path.resolve()
     if path.name == "cross-model":

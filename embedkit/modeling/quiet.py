@@ -1,4 +1,4 @@
-"""transformers without its progress bars and reports."""
+"""Suppression of transformers' progress bars and reports."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["quiet_transformers"]
 
 @contextlib.contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """No progress bars and no report of unused weights; what matters of it becomes an error of ours."""
+    """Suppress progress bars and reports of unused weights; callers raise their own errors where it matters."""
     verbosity, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()

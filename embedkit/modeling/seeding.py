@@ -1,4 +1,4 @@
-"""Initialisation that depends on a seed and on nothing else."""
+"""Deterministic initialisation from a seed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["seeded"]
 
 @contextlib.contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """What is initialised inside depends on the seed alone; torch's generators are left as they are."""
+    """Seed torch within the block, and restore its generators afterwards."""
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         torch.manual_seed(seed)
         yield

@@ -1,4 +1,4 @@
-"""Shapes of BERT encoders: the sizes of student that the papers train, and published architectures by name."""
+"""Shapes of BERT encoders: the student sizes of the papers, and published architectures by name."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ class Size:
     """Shape of a BERT encoder.
 
     Attributes:
-        layers: transformer layers.
+        layers: number of transformer layers.
         hidden: H, width of a token's state.
-        heads: attention heads; they divide ``hidden``.
-        inner: width inside a layer's feed-forward block; None for the 4H of every published BERT.
+        heads: number of attention heads, a divisor of ``hidden``.
+        inner: width inside a layer's feed-forward block; None for 4H, as in every published BERT.
     """
 
     layers: int
@@ -39,7 +39,7 @@ SIZES = {
 
 
 def nearest_size(hidden: int) -> str:
-    """The name in :data:`SIZES` of the size whose width is nearest to ``hidden``, by ratio."""
+    """Return the name in :data:`SIZES` of the size whose width is nearest to ``hidden``, by ratio."""
     return min(SIZES, key=lambda name: abs(math.log(hidden / SIZES[name].hidden)))
 
 
@@ -49,4 +49,4 @@ ARCHITECTURES = {
     "bert-base": Size(layers=12, hidden=768, heads=12),
     "bert-large": Size(layers=24, hidden=1024, heads=16),
 }
-"""Published encoders by the names that people know them by."""
+"""Published encoders by their common names."""

@@ -1,20 +1,22 @@
 """Students cut from their teacher: some of its layers, narrowed if the student is narrower.
 
-Two layers of a six-layer teacher keep more of it than any layers that start at random learn in hours. What the
-layers between them did, and what a narrower state cannot hold, is made up for as far as a linear map can: every
-weight of the student is the teacher's, fitted by ridge regression on states of real text.
+Two layers of a six-layer teacher preserve more of it than randomly initialised layers learn in hours. The effect
+of omitted layers, and of the narrower state, is compensated as far as a linear map can: every weight of the
+student is taken from the teacher and fitted by ridge regression on states of real text.
 
-Layer by layer, from the first to the last:
+The layers are processed from first to last:
 
-* **read**: queries, keys, values and the feed-forward block's first product expect the teacher's state at their
-  place. The affine map from the student's state to it is fitted, and multiplied into their weights.
-* **select**: of heads and feed-forward units as many are kept as the student has room for, those that move the
-  teacher's state most: spread of a unit's activation times the length of its outgoing weights.
-* **write**: the products that add to the state are fitted anew, from what the kept heads and units give to what
-  the teacher's state becomes; the scale and shift of each LayerNorm, column by column.
+* **read**: queries, keys, values and the first product of the feed-forward block expect the teacher's state at
+  their position. The affine map from the student's state to it is fitted and multiplied into their weights.
+* **select**: the heads and feed-forward units that change the teacher's state most are kept, as many as the
+* student
+  has: by the standard deviation of a unit's activation times the norm of its outgoing weights.
+* **write**: the products that add to the state are fitted anew, from the outputs of the kept heads and units to
+* the
+  teacher's state; so are scale and shift of each LayerNorm, column by column.
 
-The narrower state is the teacher's in its leading principal components (of the states after the embeddings and
-after each layer kept), turned at random so that all columns carry equally much, as LayerNorm wants it.
+The narrower state consists of the leading principal components of the teacher's state (after the embeddings and
+after each kept layer), rotated at random so that all columns carry equal variance, as LayerNorm expects.
 
 Sources: least-squares reconstruction is that of pruning (He et al., ICCV 2017, channels; Frantar and Alistarh,
 2022, weights); principal components of the residual stream are those of SliceGPT (Ashkboos et al., ICLR 2024).
@@ -46,10 +48,10 @@ _Place = tuple[nn.Module, str]
 
 
 def choose_layers(count: int, depth: int) -> tuple[int, ...]:
-    """Which of a teacher's layers a student of ``count`` layers takes, counted from 1: evenly, with the last.
+    """Return the teacher layers for a student of ``count`` layers, from 1: evenly spaced, including the last.
 
     Raises:
-        ModelError: the teacher is not that deep.
+        ModelError: the teacher has fewer layers.
     """
     if not 1 <= count <= depth:
         raise ModelError(f"a student of {count} layers cannot be cut from a teacher of {depth}")
@@ -66,15 +68,15 @@ def from_layers(
     seed: int,
     positions: int | None = None,
 ) -> SentenceEncoder:
-    """A BERT encoder made of some of its teacher's layers.
+    """Create a BERT encoder from some of its teacher's layers.
 
     Args:
         teacher: an encoder of the BERT family with absolute positions.
-        size: shape of the student. Its heads are as wide as the teacher's, so ``size.heads`` plays no part.
-        texts: a few hundred to a few thousand texts like those to come, on which the maps are fitted.
-        layers: which of the teacher's layers, counted from 1, ascending; default: :func:`choose_layers`.
-        max_length: the student's longest text in tokens.
-        seed: of everything random.
+        size: shape of the student. Its heads are as wide as the teacher's; ``size.heads`` is ignored.
+        texts: a few hundred to a few thousand representative texts, on which the maps are fitted.
+        layers: teacher layers to take, counted from 1, ascending; default: :func:`choose_layers`.
+        max_length: maximum length of the student's texts in tokens.
+        seed: seed of everything random.
         positions: rows of the position table, ``max_length`` if None.
 
     Raises:
@@ -118,11 +120,11 @@ def _fitting_shape(teacher: SentenceEncoder, size: Size, layers: Sequence[int], 
     ):
         if own > theirs:
             raise ModelError(
-                f"{name} = {own} is more than the {theirs} of {teacher.name}, which a student is cut from"
+                f"{name} = {own} exceeds the {theirs} of {teacher.name}, from which the student is cut"
             )
     by_head = wide // config.num_attention_heads
     if size.hidden % by_head:
-        raise ModelError(f"hidden = {size.hidden} is no multiple of the width of the teacher's heads, {by_head}")
+        raise ModelError(f"hidden = {size.hidden} is not a multiple of the teacher's head width {by_head}")
     return Size(size.layers, size.hidden, size.hidden // by_head, size.feed_forward)
 
 
@@ -137,7 +139,7 @@ class _Cut:
         texts: Sequence[str],
         seed: int,
     ) -> None:
-        # Any: mypy sees the modules of a transformers network as tensors or modules, whichever they are.
+        # Any: mypy types the modules of a transformers network as tensors or modules.
         self.teacher: Any = teacher.backbone
         self.student: Any = student.backbone
         self.theirs = _layers(self.teacher, layers)
@@ -147,14 +149,14 @@ class _Cut:
         self.basis = self._find_basis(student.hidden, seed)
 
     def copy(self) -> None:
-        """Fill the student's weights."""
+        """Fill in the student's weights."""
         self._copy_embeddings()
         for own, theirs in zip(self.student.encoder.layer, self.theirs, strict=True):
             self._copy_attention(own, theirs)
             self._copy_feed_forward(own, theirs)
 
     def _find_basis(self, width: int, seed: int) -> Tensor:
-        """Orthonormal columns ``(H of the teacher, H of the student)``."""
+        """Return orthonormal columns ``(H of the teacher, H of the student)``."""
         wide = int(self.teacher.config.hidden_size)
         if self.same_width:
             return torch.eye(wide)
@@ -176,7 +178,7 @@ class _Cut:
             own.LayerNorm.load_state_dict(theirs.LayerNorm.state_dict())
             return
         words, places, types = (getattr(theirs, name).weight[: len(getattr(own, name).weight)] for name in _TABLES)
-        # A word's row is its normalised state at an average place; a place's row is what it adds to that.
+        # A word's row is its normalised state at an average position; a position's row is the difference it makes.
         words = words + types[0] + places.mean(dim=0)
         places = (places - places.mean(dim=0)) / words.std(dim=1, unbiased=False).mean()
         own.word_embeddings.weight.copy_(theirs.LayerNorm(words) @ self.basis)
@@ -202,7 +204,7 @@ class _Cut:
         self._write(own.output, theirs.output)
 
     def _choose_heads(self, count: int, output: nn.Linear) -> Tensor:
-        """Rows of the queries' weight that belong to the heads kept."""
+        """Return the rows of the queries' weight that belong to the kept heads."""
         width = self.teacher.config.hidden_size // self.teacher.config.num_attention_heads
         parts = zip(self.seen[output, "input"].split(width, dim=1), output.weight.split(width, dim=1), strict=True)
         effect = torch.stack([(context @ weight.T).std(dim=0).norm() for context, weight in parts])
@@ -211,7 +213,7 @@ class _Cut:
         return rows.flatten()
 
     def _write(self, own: Any, theirs: Any) -> None:
-        """Fit a product that adds to the state, and the LayerNorm behind it."""
+        """Fit a product that adds to the state, and the LayerNorm after it."""
         places = [(own.dense, "input"), (own, "residual")]
         given, before = self._watch(self.student, places).values()
         weight, bias = fit_affine(given, self.seen[theirs.LayerNorm, "input"] @ self.basis - before)
@@ -226,11 +228,11 @@ class _Cut:
         norm.bias.copy_(shift)
 
     def _look(self, module: nn.Module) -> Tensor:
-        """What goes into a module of the student."""
+        """Return the input of one of the student's modules."""
         return self._watch(self.student, [(module, "input")])[module, "input"]
 
     def _watch(self, network: nn.Module, places: Sequence[_Place]) -> dict[_Place, Tensor]:
-        """The states of all tokens at some places of a network: ``(T, width)`` each."""
+        """Return the states of all tokens at some places of a network: ``(T, width)`` each."""
         seen: dict[_Place, list[Tensor]] = {place: [] for place in places}
         with contextlib.ExitStack() as hooks:
             for place in places:
@@ -248,7 +250,7 @@ def _layers(network: Any, numbers: Sequence[int]) -> list[Any]:
 
 
 def _places(teacher: Any, layers: Sequence[Any]) -> list[_Place]:
-    """Where a teacher is watched."""
+    """Return the places at which the teacher's states are recorded."""
     places: list[_Place] = [(teacher.embeddings.LayerNorm, "output")]
     for layer in layers:
         places += [(layer, "input"), (layer.attention.output.dense, "input"), (layer.output.dense, "input")]
@@ -258,13 +260,13 @@ def _places(teacher: Any, layers: Sequence[Any]) -> list[_Place]:
 
 
 def _compose(weight: Tensor, bias: Tensor, lift: Tensor, shift: Tensor, into: nn.Linear) -> None:
-    """Let a product that expects lifted states take them as they are."""
+    """Fold an affine map of the input into a product's weights."""
     into.weight.copy_(weight @ lift)
     into.bias.copy_(bias + weight @ shift)
 
 
 def _keep(seen: list[Tensor], what: str) -> Callable[..., None]:
-    """A hook that keeps a module's first argument (``input``), its second (``residual``) or its ``output``."""
+    """Return a hook that records a module's first argument (``input``), second (``residual``) or ``output``."""
 
     def hook(_: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> None:
         given = (*inputs, *keywords.values())
@@ -274,10 +276,10 @@ def _keep(seen: list[Tensor], what: str) -> Callable[..., None]:
 
 
 def _tokenize(student: SentenceEncoder, texts: Sequence[str]) -> list[tuple[Tensor, Tensor]]:
-    """Batches of ids and mask, texts of similar length together."""
+    """Return batches of ids and mask, grouping texts of similar length."""
     ids = sorted(student.tokenizer.tokenize(texts).ids, key=len)
     if not ids:
-        raise ModelError("a student is cut from its teacher by what the teacher makes of texts; there are none")
+        raise ModelError("texts are needed to cut a student from its teacher, but there are none")
     starts = range(0, len(ids), _TEXTS_PER_BATCH)
     batches = [student.tokenizer.pad(ids[start : start + _TEXTS_PER_BATCH]) for start in starts]
     return [(torch.from_numpy(batch.input_ids), torch.from_numpy(batch.attention_mask)) for batch in batches]

@@ -1,4 +1,4 @@
-"""Scores pairs with a torch model: dev scores and labels while training, the reference of an export."""
+"""Scoring of pairs with a torch model: for development scores, labels and the reference of an export."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ __all__ = ["TorchCrossEncoder"]
 
 
 class TorchCrossEncoder:
-    """A :class:`~embedkit.protocols.PairScorer` over a :class:`PairEncoder`, which it does not copy.
+    """A :class:`~embedkit.protocols.PairScorer` that wraps a :class:`PairEncoder` without copying it.
 
-    The model is put into evaluation mode for each call and back afterwards, so it may be one in training.
+    The model is switched to evaluation mode during each call, so it may be in training.
 
     Args:
         model: the network.
-        max_tokens_per_batch: tokens in a batch, padding included; bounds the memory.
+        max_tokens_per_batch: maximum number of tokens in a batch, including padding; limits memory use.
     """
 
     def __init__(self, model: PairEncoder, *, max_tokens_per_batch: int = 8192) -> None:
@@ -31,21 +31,21 @@ class TorchCrossEncoder:
 
     @property
     def name(self) -> str:
-        """What people call the model."""
+        """Name of the model."""
         return self.model.name
 
     @property
     def fingerprint(self) -> str:
-        """Hex SHA-256 of the model as it is now."""
+        """Hex SHA-256 of the model in its current state."""
         return self.model.fingerprint()
 
     @property
     def max_length(self) -> int:
-        """The longest pair in tokens; longer ones are truncated."""
+        """Maximum length of a pair in tokens; longer pairs are truncated."""
         return self.model.max_length
 
     def predict(self, pairs: Sequence[tuple[str, str]], /) -> FloatArray:
-        """Score pairs: ``(N,) float32`` in (0, 1), the sigmoid of the logits, in the order given.
+        """Score pairs: ``(N,) float32`` in (0, 1), the sigmoid of the logits, in input order.
 
         Raises:
             InputError: an item is not two ``str``.
@@ -53,7 +53,7 @@ class TorchCrossEncoder:
         return self.predict_tokens(self.model.tokenizer.tokenize(pairs))
 
     def predict_tokens(self, tokens: Tokens, /) -> FloatArray:
-        """Score pairs given as tokens: ``(N,) float32`` in (0, 1)."""
+        """Score tokenized pairs: ``(N,) float32`` in (0, 1)."""
         scores = np.empty(len(tokens.ids), dtype=np.float32)
         lengths = np.array([len(row) for row in tokens.ids], dtype=np.int64)
         was_training = self.model.training

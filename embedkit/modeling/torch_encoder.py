@@ -1,4 +1,4 @@
-"""Embeds texts with a torch model: dev scores while training, teacher vectors, the reference of an export."""
+"""Encoding of texts with a torch model: for development scores, teacher vectors and the reference of an export."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ PRECISIONS = ("fp32", "bf16")
 
 
 class TorchEncoder:
-    """A :class:`~embedkit.protocols.TextEncoder` over a :class:`SentenceEncoder`, which it does not copy.
+    """A :class:`~embedkit.protocols.TextEncoder` that wraps a :class:`SentenceEncoder` without copying it.
 
-    The model is put into evaluation mode for each call and back afterwards, so it may be one in training.
+    The model is switched to evaluation mode during each call, so it may be in training.
 
     Args:
         model: the network; moved to ``device`` if one is given.
-        precision: ``"bf16"`` runs the matrix products in bfloat16: faster on CPUs with AMX,
-            embeddings differ in the third digit.
-        device: ``"cpu"``, ``"cuda"`` or another torch device; None leaves the model where it is.
-        max_tokens_per_batch: tokens in a batch, padding included; bounds the memory.
+        precision: ``"bf16"`` runs matrix products in bfloat16: faster on CPUs with AMX, but embeddings differ in
+            the third digit.
+        device: ``"cpu"``, ``"cuda"`` or another torch device; if None, the model is not moved.
+        max_tokens_per_batch: maximum number of tokens in a batch, including padding; limits memory use.
 
     Raises:
-        ConfigError: unknown precision, or a device that torch does not have here.
+        ConfigError: unknown precision, or a device that is not available.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class TorchEncoder:
         max_tokens_per_batch: int = 8192,
     ) -> None:
         if precision not in PRECISIONS:
-            raise ConfigError(f"precision is one of {', '.join(PRECISIONS)}, not {precision!r}")
+            raise ConfigError(f"precision must be one of {', '.join(PRECISIONS)}, not {precision!r}")
         self.model = model
         self.precision = precision
         self.max_tokens_per_batch = max_tokens_per_batch
@@ -53,12 +53,12 @@ class TorchEncoder:
 
     @property
     def name(self) -> str:
-        """What people call the model."""
+        """Name of the model."""
         return self.model.name
 
     @property
     def fingerprint(self) -> str:
-        """Hex SHA-256 of the model as it is now, and of the precision unless that is fp32."""
+        """Hex SHA-256 of the model in its current state, and of the precision unless it is fp32."""
         fingerprint = self.model.fingerprint()
         if self.precision == "fp32":
             return fingerprint
@@ -71,11 +71,11 @@ class TorchEncoder:
 
     @property
     def max_length(self) -> int:
-        """The longest text in tokens; longer ones are truncated."""
+        """Maximum length of a text in tokens; longer texts are truncated."""
         return self.model.max_length
 
     def encode(self, texts: Sequence[str], /) -> FloatArray:
-        """Embed texts: ``(N, D) float32, unit rows``, in the order given.
+        """Encode texts: ``(N, D) float32, unit rows``, in input order.
 
         Raises:
             InputError: an item is not a ``str``.
@@ -83,7 +83,7 @@ class TorchEncoder:
         return self.encode_ids(self.model.tokenizer.tokenize(texts).ids)
 
     def encode_ids(self, ids: Sequence[Sequence[int]], /) -> FloatArray:
-        """Embed texts given as token ids, special tokens included: ``(N, D) float32, unit rows``."""
+        """Encode texts given as token ids, including special tokens: ``(N, D) float32, unit rows``."""
         embeddings = np.empty((len(ids), self.dimension), dtype=np.float32)
         lengths = np.array([len(row) for row in ids], dtype=np.int64)
         was_training = self.model.training
@@ -110,6 +110,6 @@ class TorchEncoder:
 def _move(model: SentenceEncoder, device: str) -> None:
     try:
         model.to(torch.device(device))
-    except (RuntimeError, AssertionError) as error:  # torch says "not compiled with CUDA" by an AssertionError
+    except (RuntimeError, AssertionError) as error:  # torch raises an AssertionError if it was built without CUDA
         reason = str(error).strip().partition("\n")[0]
         raise ConfigError(f"device {device!r} cannot be used here: {reason}") from error

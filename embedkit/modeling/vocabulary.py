@@ -1,4 +1,4 @@
-"""A model's vocabulary and its tokenizer files: read whatever there is, write what other libraries read."""
+"""A model's vocabulary and tokenizer files: reads any format, writes the common one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from embedkit.runtime.tokenization import PairTokenizer, Tokenizer
 
 __all__ = ["load_tokenizer", "real_words", "write_tokenizer"]
 
-# A role that transformers knows, and how the tokenizer families spell it.
+# Roles of special tokens in transformers, and their spelling in each tokenizer family.
 _ROLES = {
     "pad_token": ("[PAD]", "<pad>"),
     "unk_token": ("[UNK]", "<unk>"),
@@ -25,15 +25,15 @@ _OLD_VOCABULARIES = ("vocab.txt", "vocab.json", "sentencepiece.bpe.model", "spie
 
 
 def load_tokenizer(folder: Path, max_length: int, *, lowercase: bool = False) -> Tokenizer:
-    """Load the tokenizer of a model folder; an old one without ``tokenizer.json`` is converted.
+    """Load the tokenizer of a model folder, converting older formats without ``tokenizer.json``.
 
     Args:
         folder: a transformers folder.
-        max_length: the longest text in tokens, special tokens included.
-        lowercase: the model expects lowercased texts.
+        max_length: maximum length of a text in tokens, including special tokens.
+        lowercase: whether the model expects lowercased texts.
 
     Raises:
-        ModelError: there is no tokenizer, it cannot be read, or it keeps capitals where it should not.
+        ModelError: there is no tokenizer, it cannot be read, or it preserves case although it should not.
     """
     if (folder / "tokenizer.json").is_file():
         tokenizer = Tokenizer.load(folder, max_length)
@@ -48,13 +48,13 @@ def load_tokenizer(folder: Path, max_length: int, *, lowercase: bool = False) ->
 
 
 def write_tokenizer(folder: Path, tokenizer: Tokenizer | PairTokenizer) -> None:
-    """Write ``tokenizer.json`` and the ``tokenizer_config.json`` that tells transformers how to use it."""
+    """Write ``tokenizer.json`` and the ``tokenizer_config.json`` that transformers needs."""
     pair_inputs = ["token_type_ids"] if isinstance(tokenizer, PairTokenizer) else []
     (folder / "tokenizer.json").write_text(tokenizer.json, encoding="utf-8")
     pieces = {token["content"] for token in json.loads(tokenizer.json).get("added_tokens", [])}
     roles = {role: next((s for s in spellings if s in pieces), None) for role, spellings in _ROLES.items()}
     settings = {
-        # The generic class takes tokenizer.json as it is; a BertTokenizer would put its own lowercasing over it.
+        # The generic class uses tokenizer.json unchanged; a BertTokenizer would override its lowercasing.
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": tokenizer.max_length,
         "model_input_names": ["input_ids", *pair_inputs, "attention_mask"],
@@ -65,7 +65,7 @@ def write_tokenizer(folder: Path, tokenizer: Tokenizer | PairTokenizer) -> None:
 
 
 def real_words(tokenizer: Tokenizer | PairTokenizer) -> list[int]:
-    """Ids of the vocabulary's words and word pieces, ascending: no special tokens, no ``[unused]`` rows."""
+    """Return the ids of words and word pieces, ascending, without special tokens and ``[unused]`` rows."""
     pieces = tokenizers.Tokenizer.from_str(tokenizer.json).get_vocab(with_added_tokens=True)
     return sorted(
         number
@@ -75,11 +75,13 @@ def real_words(tokenizer: Tokenizer | PairTokenizer) -> list[int]:
 
 
 def _convert(folder: Path) -> str:
-    # transformers 5 would make an empty tokenizer out of nothing.
+    # Without any vocabulary, transformers 5 would create an empty tokenizer.
     if not any((folder / name).is_file() for name in _OLD_VOCABULARIES):
-        raise ModelError(f"{folder} has no tokenizer.json, nor any older form of a vocabulary")
+        raise ModelError(f"{folder} has neither a tokenizer.json nor an older vocabulary file")
     try:
         return str(AutoTokenizer.from_pretrained(folder).backend_tokenizer.to_str())
     except (OSError, ValueError, TypeError, AttributeError, ImportError) as error:
         reason = str(error).strip().partition("\n")[0]
-        raise ModelError(f"{folder} has no tokenizer.json, and none can be made: {reason}") from error
+        raise ModelError(
+            f"{folder} has no tokenizer.json, and converting its vocabulary failed: {reason}"
+        ) from error

@@ -1,4 +1,4 @@
-"""Training: from a corpus, and a teacher if there is one, to a run folder with a small encoder in it."""
+"""Training: from a corpus, and optionally a teacher, to a run folder that holds a small encoder."""
 
 from __future__ import annotations
 

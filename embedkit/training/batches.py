@@ -1,4 +1,4 @@
-"""Batches: a pure function of corpus, seed and step, so that a resumed run sees what it would have seen."""
+"""Batches as a pure function of corpus, seed and step: a resumed run sees the batches of an uninterrupted one."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ from embedkit.training.views import ViewsConfig, augment
 __all__ = ["BatchSource", "Batches", "check_batches", "chunk_view"]
 
 _PREFETCH = 4
-_CHUNK_TOKENS = 128  # the least a chunk holds, unless it is the last
-_MOST_PADDING = 1.1  # tokens of a chunk with its padding, over those without
+_CHUNK_TOKENS = 128  # minimum tokens of a chunk, except the last
+_MOST_PADDING = 1.1  # maximum ratio of padded to unpadded tokens in a chunk
 
 
 class Batches(ABC):
-    """The batches of a run, each a function of the step alone.
+    """Batches of a run, each determined by its step alone.
 
     Args:
-        count: rows of an epoch.
+        count: number of rows in an epoch.
         batch_size: B.
-        seed: of the order; every epoch is a new permutation, and a last, short batch is left out.
+        seed: seed of the order; each epoch is a new permutation and drops the last incomplete batch.
 
     Attributes:
-        steps_per_epoch: batches of an epoch.
+        steps_per_epoch: number of batches in an epoch.
 
     Raises:
-        ConfigError: there are fewer rows than a batch has.
+        ConfigError: there are fewer rows than ``batch_size``.
     """
 
     def __init__(self, count: int, *, batch_size: int, seed: int) -> None:
@@ -51,12 +51,12 @@ class Batches(ABC):
 
     @abstractmethod
     def batch(self, step: int) -> Batch:
-        """The batch of a step, counted from 0."""
+        """Return the batch of a step, counted from 0."""
 
     def stream(self, start: int, stop: int) -> Generator[Batch]:
-        """Batches of the steps from ``start`` to ``stop``, made a few ahead in a thread of its own.
+        """Yield the batches of steps ``start`` to ``stop``, prefetched by a background thread.
 
-        Closing the generator ends the thread.
+        Closing the generator stops the thread.
         """
         ahead: queue.Queue[Batch | BaseException] = queue.Queue(_PREFETCH)
         ended = threading.Event()
@@ -83,7 +83,7 @@ class Batches(ABC):
             thread.join()
 
     def rows(self, step: int) -> npt.NDArray[np.int64]:
-        """The rows of a step's batch: ``(B,) int64``."""
+        """Return the rows in a step's batch, ``(B,) int64``."""
         epoch, place = divmod(step, self.steps_per_epoch)
         if epoch != self._epoch:
             self._order = np.random.default_rng([self._seed, 0, epoch]).permutation(self._count)
@@ -92,25 +92,25 @@ class Batches(ABC):
 
 
 class BatchSource(Batches):
-    """Makes the batches of a run.
+    """Batches of texts.
 
-    Every epoch is a new permutation of the corpus; a last, short batch is left out. Each view is cut
-    into chunks of similar length, which changes no result and saves most of the padding.
+    Each epoch is a new permutation of the corpus and drops the last incomplete batch. Each view is split into
+    chunks of similar length, which saves most of the padding and does not change the result.
 
     Args:
         corpus: the text.
-        tokenizer: the student's.
-        spec: what the method needs.
+        tokenizer: the student's tokenizer.
+        spec: the method's requirements.
         batch_size: B.
-        seed: of order and augmentations.
+        seed: seed of order and augmentations.
         views: how views are made.
-        teachers: their vectors; read if the method needs them.
-        rows: of the corpus to train on; None for all.
-        scores: ``(N,) float32``, a label for each row of the corpus, if the method needs them.
+        teachers: the teachers' vectors; read only if the method needs them.
+        rows: rows of the corpus to train on; None for all.
+        scores: ``(N,) float32``, a label for each row of the corpus, if the method needs labels.
 
     Raises:
-        ConfigError: corpus, batch size or views do not fit the method, or it needs a teacher or labels and has
-            none, or takes one teacher and has several.
+        ConfigError: corpus, batch size or views do not fit the method, a required teacher or label is missing,
+            or the method takes one teacher and there are several.
     """
 
     def __init__(
@@ -132,19 +132,19 @@ class BatchSource(Batches):
         if problem := spec.teacher_problem(len(teachers)):
             raise ConfigError(problem)
         if spec.scores and scores is None:
-            raise ConfigError("this method learns from labels, which a recipe has to give it")
+            raise ConfigError("this method learns from labels, which only a recipe can provide")
         self._corpus, self._tokenizer, self._spec = corpus, tokenizer, spec
         self._augmentations, self._rate = _augmentations(spec, views), views.rate
         self._teachers = tuple(teachers) if spec.teacher else ()
         self._scores = scores if spec.scores else None
 
     def batch(self, step: int) -> Batch:
-        """The batch of a step, counted from 0."""
+        """Return the batch of a step, counted from 0."""
         rows = self._rows[self.rows(step)]
         generator = np.random.default_rng([self._seed, 1, step])
         columns = self._columns()
-        # A column that serves both views is tokenized once, and its teacher vectors are one tensor:
-        # methods then compute its targets once.
+        # A column that serves both views is tokenized once, and both views share one tensor of teacher vectors,
+        # from which methods then compute their targets once.
         ids = {column: self._tokenizer.tokenize(self._corpus.texts(rows, column)).ids for column in set(columns)}
         views = tuple(
             self._view(ids[column], name, generator)
@@ -154,7 +154,7 @@ class BatchSource(Batches):
         return Batch(views, tuple(_vectors(teacher, rows, columns) for teacher in self._teachers), scores)
 
     def _columns(self) -> list[int]:
-        """The corpus column of each view; positives are made from the first."""
+        """Return the corpus column of each view; positives are made from the first column."""
         columns = [min(view, self._corpus.views - 1) for view in range(self._spec.views)]
         return columns + [0] * (len(self._augmentations) - len(columns))
 
@@ -165,11 +165,11 @@ class BatchSource(Batches):
 
 
 def check_batches(spec: BatchSpec, count: int, *, batch_size: int, views: ViewsConfig) -> None:
-    """Check that batches can be made for a method, from what is known before a teacher encodes the corpus.
+    """Check that batches can be made for a method, before any teacher encodes the corpus.
 
     Args:
-        spec: what the method needs.
-        count: rows of an epoch.
+        spec: the method's requirements.
+        count: number of rows in an epoch.
         batch_size: B.
         views: how views are made.
 
@@ -178,21 +178,24 @@ def check_batches(spec: BatchSpec, count: int, *, batch_size: int, views: ViewsC
     """
     _check_count(count, batch_size)
     if batch_size < spec.rows:
-        raise ConfigError(f"this method needs batches of {spec.rows} or more, not optim.batch_size = {batch_size}")
+        raise ConfigError(
+            f"this method needs batches of at least {spec.rows} rows, not optim.batch_size = {batch_size}"
+        )
     if spec.views > 2:
-        raise ConfigError(f"this method needs {spec.views} views; two can be made")
+        raise ConfigError(f"this method needs {spec.views} views; at most two are supported")
     _augmentations(spec, views)
 
 
 def _check_count(count: int, batch_size: int) -> None:
     if count < batch_size:
         raise ConfigError(
-            f"the corpus has {count:,} rows, fewer than optim.batch_size = {batch_size}; add text or lower it"
+            f"the corpus has {count:,} rows, fewer than optim.batch_size = {batch_size}; "
+            "add text or lower the batch size"
         )
 
 
 def chunk_view(tokens: Tokens, pad_id: int) -> View:
-    """Cut the rows of a batch into chunks of similar length."""
+    """Split the rows of a batch into chunks of similar length."""
     lengths = np.array([len(row) for row in tokens.ids])
     by_length = np.argsort(lengths, kind="stable")
     chunks, types = [], []
@@ -205,7 +208,7 @@ def chunk_view(tokens: Tokens, pad_id: int) -> View:
 
 
 def _cuts(lengths: npt.NDArray[np.int64]) -> list[int]:
-    """Where to cut ascending lengths, so that little is padding and no chunk is small without need."""
+    """Return where to split ascending lengths so that padding stays low and chunks are not needlessly small."""
     cuts, start, tokens = [], 0, 0
     for row, length in enumerate(lengths.tolist()):
         padded = length * (row - start + 1)
@@ -217,20 +220,20 @@ def _cuts(lengths: npt.NDArray[np.int64]) -> list[int]:
 
 
 def _augmentations(spec: BatchSpec, views: ViewsConfig) -> tuple[str, ...]:
-    """The name of each view's augmentation."""
+    """Return the name of each view's augmentation."""
     if views.positives and not spec.positives:
-        raise ConfigError("this method takes no list of positives: leave views.positives out")
+        raise ConfigError("this method uses no positives; remove views.positives")
     return (*(views.first, views.second)[: spec.views], *(views.positives or spec.positives))
 
 
 def _vectors(teacher: TeacherVectors, rows: npt.NDArray[np.int64], columns: Sequence[int]) -> tuple[Tensor, ...]:
-    """A teacher's vectors for each view, one tensor where views share a column."""
+    """Return a teacher's vectors for each view, one shared tensor where views share a column."""
     read = {column: torch.from_numpy(teacher.read(rows, column)) for column in set(columns)}
     return tuple(read[column] for column in columns)
 
 
 def _put(ahead: queue.Queue[Batch | BaseException], item: Batch | BaseException, ended: threading.Event) -> None:
-    """Put, unless the consumer has gone."""
+    """Put an item into the queue, unless the consumer has stopped."""
     while not ended.is_set():
         try:
             ahead.put(item, timeout=0.1)

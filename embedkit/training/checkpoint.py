@@ -1,4 +1,4 @@
-"""Checkpoints: the complete state of a run, in one safetensors file, written atomically."""
+"""Checkpoints: the complete state of a run in one safetensors file, written atomically."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ _FORMAT = "1"
 
 @dataclasses.dataclass
 class TrainState:
-    """What changes while a run goes on, beside tensors.
+    """The progress of a run; tensors are stored separately.
 
     Attributes:
-        step: optimizer steps done.
+        step: number of optimizer steps so far.
         best_score: best development score so far.
-        best_step: the step it was measured at.
-        stale_epochs: epochs in a row whose end brought no better score.
+        best_step: step at which ``best_score`` was measured.
+        stale_epochs: number of consecutive epochs without an improvement.
         epoch_best: best score when the current epoch began.
-        seconds: time spent training.
-        finished: whether the run reached its end.
+        seconds: training time.
+        finished: whether the run has completed.
     """
 
     step: int = 0
@@ -48,10 +48,10 @@ class TrainState:
 def save_checkpoint(
     path: Path, method: nn.Module, optimizer: AdamW, scaler: torch.amp.GradScaler, state: TrainState
 ) -> None:
-    """Write parameters, buffers, optimizer, scaler and random state.
+    """Write parameters, buffers, optimizer state, gradient scaler and random state.
 
     Raises:
-        StorageError: the file cannot be written; the checkpoint before it stays.
+        StorageError: the file cannot be written; the previous checkpoint is kept.
     """
     tensors = {f"method/{name}": tensor for name, tensor in method.state_dict().items()}
     groups = []
@@ -76,10 +76,10 @@ def save_checkpoint(
 
 
 def load_checkpoint(path: Path, method: nn.Module, optimizer: AdamW, scaler: torch.amp.GradScaler) -> TrainState:
-    """Bring a run back to where :func:`save_checkpoint` left it.
+    """Restore a run from a file written by :func:`save_checkpoint`.
 
     Raises:
-        CheckpointError: the file is missing or damaged, or belongs to other settings.
+        CheckpointError: the file is missing or damaged, or was written with other settings.
     """
     try:
         with safe_open(path, framework="pt") as file:
@@ -97,19 +97,19 @@ def load_checkpoint(path: Path, method: nn.Module, optimizer: AdamW, scaler: tor
     except FileNotFoundError:
         raise CheckpointError(f"there is no checkpoint {path}") from None
     except (OSError, SafetensorError, KeyError, IndexError, TypeError, ValueError, RuntimeError) as error:
-        raise CheckpointError(f"{path} is damaged or belongs to other settings: {error}") from error
+        raise CheckpointError(f"{path} is damaged or was written with other settings: {error}") from error
     return state
 
 
 def _check(metadata: dict[str, str], tensors: dict[str, Tensor]) -> None:
-    """Refuse what changed on disk; checkpoints of early versions have no checksum."""
+    """Verify the checksum; checkpoints of early versions have none."""
     recorded = metadata.pop("crc32", None)
     if recorded not in (None, str(_checksum(metadata, tensors))):
         raise ValueError("its checksum is wrong")
 
 
 def _checksum(metadata: dict[str, str], tensors: dict[str, Tensor]) -> int:
-    """CRC-32 of everything in a checkpoint: safetensors checks sizes, but not content."""
+    """Return the CRC-32 of a checkpoint's contents; safetensors validates sizes only."""
     checksum = zlib.crc32(json.dumps(metadata, sort_keys=True).encode())
     for name, tensor in sorted(tensors.items()):
         checksum = zlib.crc32(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode(), checksum)

@@ -1,4 +1,4 @@
-"""Networks that torch.compile turns into faster ones, in place."""
+"""Compilation of encoders by torch.compile, in place."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ __all__ = ["compile_encoders"]
 def compile_encoders(module: nn.Module, device: torch.device) -> None:
     """Compile the forward pass of every encoder inside ``module``, for any batch size and length.
 
-    Parameters, their names and what is saved stay as they are. Compiling happens at the first passes, which
-    take much longer than those that follow.
+    Parameters, their names and saved files do not change. Compilation happens during the first passes, which
+    are much slower than later ones.
 
     Raises:
-        ConfigError: nothing can be compiled here, for want of a C++ compiler say.
+        ConfigError: compilation is not possible here, for example because there is no C++ compiler.
     """
     _try(device)
     for part in module.modules():
@@ -30,7 +30,7 @@ def compile_encoders(module: nn.Module, device: torch.device) -> None:
 
 
 def _try(device: torch.device) -> None:
-    """Compile next to nothing, so that a missing compiler is found before training begins."""
+    """Compile a trivial function, so that a missing compiler is reported before training begins."""
     try:
         torch.compile(torch.sin)(torch.ones(2, device=device))
     except Exception as error:

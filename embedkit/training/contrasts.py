@@ -1,7 +1,7 @@
 """Contrasts: variants of a text with nearly the same words and a different meaning.
 
 A bag of words cannot distinguish roles, negation, or a question from a statement. Such pairs are rare in a corpus,
-so a student may confuse them; the teacher's vectors tell how different they are.
+so a student may confuse them; the teacher's vectors show how different they are.
 
 The rules use closed word classes instead of a parser, so not every contrast is good English.
 """
@@ -18,7 +18,7 @@ def _words(listed: str) -> frozenset[str]:
     return frozenset(listed.split())
 
 
-_LONGEST = 30  # words; longer texts are hardly changed by a word
+_LONGEST = 30  # words; a single word hardly changes longer texts
 _AUXILIARIES = _words("is are was were am has have had do does did can could will would should must may might")
 _DETERMINERS = _words("a an the some one two three his her its their my your our this that")
 _INDEFINITE = _words("a an some one")
@@ -59,7 +59,7 @@ def contrasts(text: str) -> list[str]:
 
 
 def _negate(text: str, words: Sequence[str]) -> str | None:
-    """Without its not or no, or with one behind the first auxiliary of a statement."""
+    """Remove the first "not" or "no", or insert one after the first auxiliary of a statement."""
     if _NOT.search(text):
         return _NOT.sub("", text, count=1)
     if _NONE.search(text):
@@ -74,7 +74,7 @@ def _negate(text: str, words: Sequence[str]) -> str | None:
 
 
 def _exchange(text: str, words: Sequence[str]) -> str | None:
-    """The ends of a way exchanged, or what the first two determiners stand before: a cat chases a dog."""
+    """Exchange the ends of "from ... to ...", or the nouns after the first two determiners."""
     if _FROM_TO.search(text):
         return _FROM_TO.sub(r"from \2 to \1", text, count=1)
     places = [
@@ -92,7 +92,7 @@ def _exchange(text: str, words: Sequence[str]) -> str | None:
 
 
 def _oppose(_: str, words: Sequence[str]) -> str | None:
-    """The first word that has an opposite, replaced by it."""
+    """Replace the first word that has an antonym."""
     for index, word in enumerate(words):
         opposite = _OPPOSITES.get(_bare(word).lower())
         if opposite is not None:
@@ -102,7 +102,7 @@ def _oppose(_: str, words: Sequence[str]) -> str | None:
 
 
 def _ask(text: str, words: Sequence[str]) -> str | None:
-    """A statement as a question: the auxiliary in front."""
+    """Turn a statement into a question by moving the auxiliary to the front."""
     place = _auxiliary(words)
     if place is None or not 0 < place <= 3 or text.endswith("?"):
         return None
@@ -118,7 +118,7 @@ _WAYS: tuple[Callable[[str, Sequence[str]], str | None], ...] = (_negate, _excha
 
 
 def _auxiliary(words: Sequence[str]) -> int | None:
-    """Place of the first auxiliary that something follows."""
+    """Return the index of the first auxiliary that is not the last word, or None."""
     return next((index for index, word in enumerate(words[:-1]) if word.lower() in _AUXILIARIES), None)
 
 

@@ -41,37 +41,37 @@ class SourceConfig:
     """One source of text."""
 
     path: str = setting(doc="file, or hf://org/name:split on the Hugging Face hub")
-    name: str | None = setting(None, "what the card calls it; default: the file's name")
-    licence: str = setting("unknown", "the text's licence, for the card")
-    text_column: str | None = setting(None, "column of the text in .csv, .jsonl, .parquet and hub sets")
-    view_columns: tuple[str, ...] = setting((), "columns of two views of the same sentence (back-translations)")
-    limit: int | None = setting(None, "read at most this many rows", minimum=1)
-    repeat: int = setting(1, "times that an epoch goes over the rows", minimum=1)
+    name: str | None = setting(None, "name in the model card; default: the file's name")
+    licence: str = setting("unknown", "licence of the text, for the model card")
+    text_column: str | None = setting(None, "text column in .csv, .jsonl, .parquet and hub data sets")
+    view_columns: tuple[str, ...] = setting((), "columns of two views of a sentence, e.g. back-translations")
+    limit: int | None = setting(None, "maximum number of rows to read", minimum=1)
+    repeat: int = setting(1, "number of times each row occurs in an epoch", minimum=1)
     contrasts: bool = setting(
-        False, "add what differs from a short row by a negation, exchanged roles, an opposite or being asked"
+        False, "add variants of short rows: negated, with exchanged roles, with an antonym, as a question"
     )
-    min_words: int = setting(1, "rows with fewer words in a view are dropped", minimum=1)
-    max_words: int | None = setting(None, "rows with more words in a view are dropped", minimum=1)
+    min_words: int = setting(1, "drop rows with fewer words in a view", minimum=1)
+    max_words: int | None = setting(None, "drop rows with more words in a view", minimum=1)
 
     def __post_init__(self) -> None:
         if len(self.view_columns) not in (0, 2):
-            raise ConfigError(f"view_columns names two columns, not {len(self.view_columns)}")
+            raise ConfigError(f"view_columns must name two columns, not {len(self.view_columns)}")
         if self.view_columns and self.text_column:
             raise ConfigError("text_column and view_columns exclude each other")
         if self.view_columns and self.contrasts:
-            raise ConfigError("contrasts are made of one text a row; view_columns name two")
+            raise ConfigError("contrasts need one text per row, but view_columns names two")
 
     @property
     def label(self) -> str:
-        """The name shown in cards."""
+        """Name shown in model cards."""
         return self.name or Path(self.path.removeprefix(_HUB)).name.split(".")[0]
 
 
 @dataclasses.dataclass(frozen=True)
 class CorpusCard:
-    """What became of one source; ``sha256`` is taken over the hashes of the rows kept, in order.
+    """Counts of one source; ``sha256`` covers the hashes of the kept rows, in order.
 
-    An epoch goes over its rows ``repeat`` times.
+    An epoch contains each of its rows ``repeat`` times.
     """
 
     name: str
@@ -87,13 +87,13 @@ class CorpusCard:
 class Corpus:
     """Texts in a memory-mapped folder: ``len(corpus)`` rows of ``corpus.views`` texts each.
 
-    Ten million sentences cost 24 bytes a row and view in page cache, not in memory.
+    A row costs 24 bytes per view, in the page cache and not in process memory.
 
     Attributes:
-        views: texts a row, 1 or 2.
-        cards: one :class:`CorpusCard` a source.
-        source_rows: (N,) int64, each row's position among all rows read, which contrasts share with the row
-            that they were made from.
+        views: number of texts in a row, 1 or 2.
+        cards: one :class:`CorpusCard` per source.
+        source_rows: (N,) int64, each row's position among all rows read; contrasts share it with the row they
+            were made from.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -110,17 +110,18 @@ class Corpus:
 
     @classmethod
     def prepare(cls, sources: Sequence[SourceConfig], cache: Path, *, show_progress: bool | None = None) -> Corpus:
-        """Read, normalise and deduplicate sources into a folder under ``cache``; reuse one that is there.
+        """Read, normalise and deduplicate sources into a folder under ``cache``; reuse an existing one.
 
-        Text is brought to Unicode NFC with single spaces. Rows that are empty in any view and repeated
-        rows are dropped and counted. The folder is named by the content of the sources and appears whole.
+        Text is normalised to Unicode NFC with single spaces. Rows that are empty in any view and duplicate
+        rows are dropped and counted. The folder is named after the content of the sources and created atomically.
 
         Raises:
-            DataError: a source is missing, malformed, of another form, or nothing is left.
+            DataError: a source is missing or malformed, sources differ in their number of views, or no row
+                remains.
             StorageError: the cache cannot be written.
         """
         if not sources:
-            raise DataError("a corpus has at least one source; none was given")
+            raise DataError("a corpus needs at least one source")
         folder = _folder(sources, cache)
         if not folder.is_dir():
             with atomic_folder(folder) as temporary:
@@ -135,10 +136,10 @@ class Corpus:
 
     @classmethod
     def find(cls, sources: Sequence[SourceConfig], cache: Path) -> Corpus | None:
-        """What :meth:`prepare` made of these sources before; None if it did not yet.
+        """Return the corpus that :meth:`prepare` cached for these sources, or None.
 
         Raises:
-            DataError: it is damaged.
+            DataError: the cached corpus is damaged.
         """
         folder = _folder(sources, cache)
         return cls(folder) if folder.is_dir() else None
@@ -147,13 +148,13 @@ class Corpus:
         return len(self._spans)
 
     def texts(self, rows: Sequence[int] | npt.NDArray[np.int64], view: int = 0) -> list[str]:
-        """The texts of some rows, in the order asked for."""
+        """Return the texts of some rows, in the requested order."""
         spans = self._spans[np.asarray(rows, dtype=np.int64), view : view + 2]
         return [self._text[start:end].tobytes().decode("utf-8") for start, end in spans.tolist()]
 
 
 def normalise(text: str) -> str:
-    """Unicode NFC, whitespace runs (line breaks too) as one space, ends stripped."""
+    """Normalise to Unicode NFC, collapse whitespace (including line breaks) to one space, and strip."""
     return _SPACE.sub(" ", unicodedata.normalize("NFC", text)).strip()
 
 
@@ -172,7 +173,7 @@ def _key(sources: Sequence[SourceConfig]) -> str:
 
 
 class _Table:
-    """Rows on their way to disk: text appended to a file, everything else eight bytes a value."""
+    """Rows on their way to disk: text is written to a file, everything else is kept at eight bytes per value."""
 
     def __init__(self, file: BinaryIO) -> None:
         self.read = self.empty = 0
@@ -184,7 +185,7 @@ class _Table:
         return len(self.hashes)
 
     def add(self, row: tuple[str, ...] | None, variants: Sequence[str] = ()) -> None:
-        """Append a row, and what was made of it."""
+        """Append a row and its variants."""
         self.read += 1
         if row is None:
             self.empty += 1
@@ -193,9 +194,9 @@ class _Table:
             self._append(each)
 
     def _append(self, row: tuple[str, ...]) -> None:
-        """Texts one behind the other; spans get each start and the last end."""
+        """Write the texts of a row consecutively; record each start and the last end."""
         if len(row) != (self.views or len(row)):
-            raise DataError(f"a source gives {len(row)} views a row, the one before it {self.views}")
+            raise DataError(f"a source has {len(row)} views per row, but the previous one has {self.views}")
         self.views = len(row)
         self.hashes.append(_hash(row))
         self.source_rows.append(self.read - 1)
@@ -206,7 +207,7 @@ class _Table:
 
 
 def _write(sources: Sequence[SourceConfig], folder: Path, *, show_progress: bool | None) -> None:
-    """Stream every source into text.bin, then index the first of equal rows."""
+    """Stream every source into text.bin, then index the first of each group of equal rows."""
     marks = [(0, 0, 0)]
     with (
         (folder / "text.bin").open("wb") as file,
@@ -239,7 +240,7 @@ def _card(
     hashes: npt.NDArray[np.uint64],
     keep: npt.NDArray[np.int64],
 ) -> CorpusCard:
-    """Count one source between two marks (rows read, empty ones among them, rows written)."""
+    """Count one source between two marks (rows read, empty rows, rows written)."""
     read, empty, written = (end - start for start, end in zip(before, after, strict=True))
     mine = keep[(keep >= before[2]) & (keep < after[2])]
     return CorpusCard(
@@ -259,7 +260,7 @@ def _hash(row: Sequence[str]) -> int:
 
 
 def _rows(source: SourceConfig) -> Iterator[tuple[str, ...] | None]:
-    """The views of each row, normalised; None for a row that is empty or out of bounds."""
+    """Yield the normalised views of each row; None for a row that is empty or out of bounds."""
     records = _hub_records(source.path) if source.path.startswith(_HUB) else read_records(Path(source.path))
     columns: tuple[str, ...] = ()
     for line, record in itertools.islice(records, source.limit):
@@ -274,12 +275,12 @@ def _rows(source: SourceConfig) -> Iterator[tuple[str, ...] | None]:
                 f"{source.path}:{line}: expected text in {', '.join(columns)}; found {_describe(record)}"
             ) from error
         except UnicodeEncodeError as error:
-            raise DataError(f"{source.path}:{line}: not valid Unicode: half a surrogate pair") from error
+            raise DataError(f"{source.path}:{line}: invalid Unicode: unpaired surrogate") from error
         yield row if all(_fits(text, source) for text in row) else None
 
 
 def _text(value: Any) -> str:
-    """A cell, normalised; the null of a table is an empty cell."""
+    """Normalise a cell; null counts as empty."""
     text = "" if value is None else normalise(value)
     text.encode("utf-8")
     return text
@@ -291,7 +292,7 @@ def _fits(text: str, source: SourceConfig) -> bool:
 
 
 def _columns(source: SourceConfig, record: Record) -> tuple[str, ...]:
-    """Which columns hold the views, decided on the first row that is not blank."""
+    """Return the columns that hold the views, decided on the first row that is not blank."""
     wanted = source.view_columns or ((source.text_column,) if source.text_column else ())
     missing = [column for column in wanted if column not in record]
     if missing:
@@ -302,7 +303,7 @@ def _columns(source: SourceConfig, record: Record) -> tuple[str, ...]:
         return tuple(column for column in ("text1", "text2") if column in record)
     guesses = [column for column in _COLUMN_GUESSES if column in record]
     if not guesses:
-        raise DataError(f"{source.path}: name the text's column; there are {', '.join(record)}")
+        raise DataError(f"{source.path}: no known text column; set text_column to one of {', '.join(record)}")
     return (guesses[0],)
 
 
@@ -311,12 +312,12 @@ def _describe(record: Record) -> str:
 
 
 def _hub_records(path: str) -> Iterable[tuple[int, Record]]:
-    """Stream a hub data set ``hf://org/name:split`` (``hf://org/name/config:split`` for a configuration)."""
+    """Stream a hub data set, ``hf://org/name:split`` or ``hf://org/name/config:split``."""
     datasets: Any = require("datasets", extra="train")
     name, _, split = path.removeprefix(_HUB).partition(":")
     parts = name.split("/")
     try:
         rows = datasets.load_dataset("/".join(parts[:2]), *parts[2:3], split=split or "train", streaming=True)
         yield from enumerate(rows, 1)
-    except Exception as error:  # the hub client raises many kinds; all mean that the text cannot be had
+    except Exception as error:  # the hub client raises many types; all mean that the data cannot be read
         raise DataError(f"{path} cannot be read from the hub: {error}") from error

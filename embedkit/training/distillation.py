@@ -1,7 +1,7 @@
-"""What methods have in common whose student imitates a teacher's vectors.
+"""The common part of methods whose student imitates a teacher's vectors.
 
-The student gets the (first) teacher's width, by a dense layer with tanh that is kept at inference, and SCT's
-self-supervised loss can stand beside that of the distillation.
+The student gets the (first) teacher's width through a dense layer with tanh that is kept at inference. SCT's
+self-supervised loss can be added to the distillation loss.
 """
 
 from __future__ import annotations
@@ -30,41 +30,41 @@ _RIDGE = 1e-2
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DistillationConfig(JointConfig):
-    """Settings of every distillation."""
+    """Settings shared by all distillation methods."""
 
     head: Activation = setting(
         "tanh",
-        "what brings the student to the teacher's width: a dense layer with tanh, where widths differ, as in the "
-        "papers; or a linear one, fitted by ridge regression before the first step",
+        "layer that maps the student to the teacher's width: dense with tanh, if the widths differ, as in the "
+        "papers; or linear, fitted by ridge regression before the first step",
     )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ShuffledConfig(DistillationConfig):
-    """Settings of a distillation of distributions, whose targets can be shuffled."""
+    """Settings of methods that distil distributions, whose targets can be shuffled."""
 
     group_mass: float | None = setting(
         None,
-        "p of DistillCSE: the teacher's probabilities are shuffled in groups that hold so much; default: none are",
+        "p of DistillCSE: shuffle the teacher's probabilities in groups of this total probability; default: off",
         above=0,
         maximum=1,
     )
-    group_ranks: int = setting(1024, "how many of the most probable keys group_mass shuffles", minimum=1)
+    group_ranks: int = setting(1024, "number of most probable keys that group_mass shuffles", minimum=1)
 
     @property
     def shuffle(self) -> Shuffle | None:
-        """What shuffles targets, if anything does."""
+        """The function that shuffles targets, or None."""
         return group_shuffle(self.group_mass, self.group_ranks)
 
 
 class Distillation(Method):
-    """A method that imitates a teacher, and can have the self-supervised loss beside its own.
+    """A method that imitates a teacher, optionally with a self-supervised loss.
 
     Args:
         encoder: the student; a head is added unless it has the teacher's width.
         config: settings.
-        seed: of the head, and of what the loss beside has.
-        teacher_dimension: T, width of the vectors that the student imitates.
+        seed: seed of the head and of the self-supervised part.
+        teacher_dimension: T, width of the vectors to imitate.
     """
 
     imitates: ClassVar[bool] = True
@@ -80,21 +80,21 @@ class Distillation(Method):
 
     @classmethod
     def needs(cls, config: DistillationConfig) -> BatchSpec:
-        """As many views as the distillation has, two when joint."""
+        """Return the views of the distillation, two if joint."""
         return config.add_views(cls.batch_spec)
 
     @property
     def awaits_start(self) -> bool:
-        """Whether there is a new linear head that :meth:`start_head` should fit."""
+        """Whether there is a new linear head for :meth:`start_head` to fit."""
         return self.head_is_new and self.config.head == "linear"
 
     @torch.no_grad()
     def start_head(self, views: Iterable[View], vectors: Tensor) -> None:
-        """Start a new linear head where ridge regression on some texts leaves it.
+        """Initialise a new linear head by ridge regression on some texts.
 
         Args:
-            views: of the texts.
-            vectors: the teacher's, ``(N, T) float32``.
+            views: views of the texts.
+            vectors: the teacher's vectors, ``(N, T) float32``.
         """
         head = self.encoder.head
         if head is None or not self.awaits_start:
@@ -108,18 +108,18 @@ class Distillation(Method):
 
     @abstractmethod
     def distil(self, batch: Batch, embeddings: Sequence[Tensor]) -> StepOutput:
-        """The loss of the distillation.
+        """Return the distillation loss.
 
         Args:
             batch: views and teachers.
-            embeddings: the views' pooled embeddings, before the head, each ``(B, H)``.
+            embeddings: pooled embeddings of the views, before the head, each ``(B, H)``.
         """
 
     def enqueue(self, carry: Mapping[str, Tensor]) -> None:
-        """Fill the queues that there are by what :meth:`distil` carries."""
+        """Add the tensors that :meth:`distil` returned as ``carry`` to the queues, if any."""
 
     def forward(self, batch: Batch) -> StepOutput:
-        """The loss of the distillation, plus ``L_SCT`` when joint."""
+        """Return the distillation loss, plus ``L_SCT`` if joint."""
         embeddings = [pooled(self.encoder, view) for view in batch.views]
         output = self.distil(batch, embeddings)
         if self.self_supervision is None:
@@ -127,7 +127,7 @@ class Distillation(Method):
         return self.self_supervision.add_to(output, self.encoder, batch, embeddings)
 
     def after_step(self, outputs: Sequence[StepOutput]) -> None:
-        """Fill the queues of both."""
+        """Fill the queues of the distillation and of the self-supervised part."""
         for output in outputs:
             self.enqueue(output.carry)
         if self.self_supervision is not None:
@@ -135,7 +135,7 @@ class Distillation(Method):
 
 
 def congen_preset(*, lr: float, **settings: float) -> Mapping[str, Mapping[str, Any]]:
-    """How ConGen's authors train one size, by ConGen and by the methods that they compare it with."""
+    """Return ConGen's training setup for one size, which its authors also use for the baselines."""
     return {
         "optim": {"lr": lr, "batch_size": 128, "epochs": 20},
         "dev": {"every": 512, "patience": 7},

@@ -1,4 +1,4 @@
-"""What a run ran on: versions, platform, processor, threads."""
+"""The environment of a run: versions, platform, processor, threads."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "onnx", "onnxruntim
 
 
 def environment() -> dict[str, Any]:
-    """Everything beside the configuration that a run's bits and speed depend on."""
+    """Return everything except the configuration that affects a run's results and speed."""
     return {
         "python": sys.version.split()[0],
         "platform": platform.platform(),

@@ -1,4 +1,4 @@
-"""Text kept out of training: how far a student is from its teacher where it has not been."""
+"""Held-out text: measures the student's distance from its teacher on text it was not trained on."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ Rows = npt.NDArray[np.int64]
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-    """Rows to train on, as often as an epoch sees them, and rows of each source that are kept apart."""
+    """Training rows, repeated as in an epoch, and held-out rows of each source."""
 
     train: Rows
     held_out: Mapping[str, Rows]
 
     @classmethod
     def of(cls, corpus: Corpus, count: int | None) -> Split:
-        """Keep ``count`` rows of each source apart, but never more than a tenth of it; the same whatever the seed.
+        """Hold out ``count`` rows of each source, at most a tenth of it; the choice does not depend on the seed.
 
         Args:
-            corpus: sources of one name count as one.
-            count: None keeps none.
+            corpus: sources with the same name are pooled in ``held_out``.
+            count: None holds out nothing.
         """
         repeats = np.repeat([card.repeat for card in corpus.cards], [card.rows for card in corpus.cards])
         if count is None:
@@ -46,17 +46,17 @@ class Split:
         held_out = {name: np.concatenate(rows) for name, rows in drawn.items() if sum(map(len, rows))}
         kept = np.ones(len(corpus), dtype=bool)
         for rows in held_out.values():
-            kept[np.isin(corpus.source_rows, corpus.source_rows[rows])] = False  # nor contrasts of them
+            kept[np.isin(corpus.source_rows, corpus.source_rows[rows])] = False  # with their contrasts
         return cls(np.repeat(np.flatnonzero(kept), repeats[kept]), held_out)
 
 
 class HeldOut:
-    """Measures the distance from a teacher's vectors on text of each source.
+    """Measures the distance from a teacher's vectors on held-out text of each source.
 
     Args:
         corpus: the text.
-        rows: of each source.
-        teacher: its vectors of the corpus.
+        rows: held-out rows of each source.
+        teacher: the teacher's vectors of the corpus.
     """
 
     def __init__(self, corpus: Corpus, rows: Mapping[str, Rows], teacher: TeacherVectors) -> None:
@@ -64,7 +64,7 @@ class HeldOut:
         self._vectors = {name: teacher.read(of_source, 0) for name, of_source in rows.items()}
 
     def distances(self, encoder: TextEncoder) -> dict[str, float]:
-        """Source -> mean of 1 - cosine between student and teacher, in [0, 2]."""
+        """Return the mean of 1 - cosine between student and teacher for each source, in [0, 2]."""
         return {
             name: float(1 - (encoder.encode(texts) * self._vectors[name]).sum(axis=1).mean())
             for name, texts in self._texts.items()

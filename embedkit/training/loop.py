@@ -1,4 +1,4 @@
-"""The loop. There is one, and it knows no method."""
+"""The training loop, shared by all methods."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from embedkit.training.word_gradients import by_rows, fill_gradients
 __all__ = ["LoopConfig", "Scores", "train"]
 
 Scores = Mapping[str, float]
-"""What an evaluation found, by name; ``dev`` decides which encoder is kept, and higher is better."""
+"""Results of an evaluation by name; ``dev`` selects the encoder, and higher is better."""
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ _AMP = {"off": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LoopConfig:
-    """What the loop needs to know of a run's configuration."""
+    """The part of a run's configuration that the loop uses."""
 
     optim: OptimConfig
     seed: int
@@ -63,23 +63,23 @@ def train(
     should_stop: Callable[[], bool] = lambda: False,
     show_progress: bool | None = None,
 ) -> TrainState:
-    """Train a method and leave the encoder in ``folder.model``.
+    """Train a method and write the encoder to ``folder.model``.
 
-    With ``evaluate`` the encoder with the highest score is kept, else the last one. A run that was
-    interrupted goes on from its last checkpoint and ends with the same bits as one that was not,
-    given the same machine, versions, number of threads and number of processes.
+    With ``evaluate`` the encoder with the highest score is kept, otherwise the last one. An interrupted run
+    resumes from its last checkpoint and ends with the same bits as an uninterrupted one, on the same machine
+    and with the same versions, number of threads and number of processes.
 
     Several processes (:mod:`~embedkit.training.processes`) share the rows of each batch. The first one
     evaluates and writes.
 
     Args:
-        method: on its device.
-        batches: made for the method's spec.
+        method: the method, on its device.
+        batches: batches made for the method's spec.
         config: optimizer, seed and intervals.
-        folder: where checkpoints, metrics and the encoder go.
+        folder: destination of checkpoints, metrics and the encoder.
         evaluate: scores ``method.encoder`` on development data.
-        resume: go on from the last checkpoint if there is one.
-        should_stop: asked after each step; True saves a checkpoint and returns.
+        resume: resume from the last checkpoint if there is one.
+        should_stop: called after each step; if True, a checkpoint is saved and the function returns.
         show_progress: see :class:`~embedkit.progress.Progress`.
 
     Returns:
@@ -88,15 +88,15 @@ def train(
     Raises:
         ConfigError: the processes cannot share a batch evenly, or ``optim.compile`` finds no compiler.
         TrainingError: the loss is not finite.
-        CheckpointError: the checkpoint is damaged or belongs to other settings.
-        StorageError: the disk is full; the last checkpoint stays.
+        CheckpointError: the checkpoint is damaged or was written with other settings.
+        StorageError: the disk is full; the last checkpoint is kept.
     """
-    moving = _Run(method, batches, config, folder, evaluate, should_stop)
-    return moving.train(resume=resume, show_progress=show_progress)
+    run = _Run(method, batches, config, folder, evaluate, should_stop)
+    return run.train(resume=resume, show_progress=show_progress)
 
 
 class _Run:
-    """The moving parts of one call of :func:`train`."""
+    """The state of one call of :func:`train`."""
 
     def __init__(
         self,
@@ -141,7 +141,7 @@ class _Run:
         processes.copy_state(self.method)
         if not self.state.finished:
             self._loop(show_progress=show_progress if processes.first() else False)
-        processes.wait()  # what comes next may read what the first one has written
+        processes.wait()  # the caller may read files written by the first process
         return self.state
 
     def _loop(self, *, show_progress: bool | None) -> None:
@@ -161,12 +161,12 @@ class _Run:
                 progress.advance(note=f"loss {loss:.4f}{self._best()}")
                 if processes.agree(self.should_stop()):
                     self._checkpoint()
-                    logger.info("stopped after step %d; --resume goes on from here", self.state.step)
+                    logger.info("stopped after step %d; continue with --resume", self.state.step)
                     return
         self._finish()
 
     def _step(self, stream: Iterator[Batch]) -> float:
-        """One optimizer step over ``accumulate`` batches; the mean loss."""
+        """Make one optimizer step over ``accumulate`` batches; return the mean loss."""
         rate = schedule(self.optim, self.state.step, self.total)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
@@ -179,7 +179,7 @@ class _Run:
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
-        if self.scaler.get_scale() >= scale:  # a smaller scale means that fp16 overflowed and no step was made
+        if self.scaler.get_scale() >= scale:  # a smaller scale means an fp16 overflow: the step was skipped
             self.method.after_step(outputs)
         self.state.step += 1
         self.window += [StepOutput(output.loss.detach(), output.metrics) for output in outputs]
@@ -198,7 +198,7 @@ class _Run:
         return output
 
     def _after_step(self, first: int) -> None:
-        """Everything that happens only every so many steps."""
+        """Log, evaluate and save a checkpoint when due."""
         step = self.state.step
         epoch_end = step % self.steps_per_epoch == 0 or step == self.total
         if step % _LOG_EVERY == 0 or step == self.total:
@@ -229,7 +229,7 @@ class _Run:
             self.folder.log(record)
 
     def _select(self) -> None:
-        """Score the encoder on the development set and keep it if it is strictly better."""
+        """Score the encoder on the development set and keep it if it is strictly better than the best so far."""
         evaluate = self.evaluate
         if evaluate is None:
             return
@@ -240,30 +240,30 @@ class _Run:
             found.update(evaluate())
             return found["dev"]
 
-        score = processes.told_by_first(decide)
+        score = processes.from_first(decide)
         if not math.isfinite(score):
-            score = -1.0  # an encoder that gives every text the same embedding ranks nothing
+            score = -1.0  # a collapsed encoder has no defined correlation
         seconds = time.monotonic() - began
         self._write({"step": self.state.step, **found, "dev": score, "dev_seconds": round(seconds, 3)})
         if self.state.step == min(self.dev_steps):
-            self._tell_cost(seconds)
+            self._log_evaluation_cost(seconds)
         if self.state.best_score is None or score > self.state.best_score:
             self.state.best_score, self.state.best_step = score, self.state.step
             if processes.first():
                 self.method.encoder.save(self.folder.best)
 
-    def _tell_cost(self, seconds: float) -> None:
-        """What all evaluations will take, by the first of them."""
+    def _log_evaluation_cost(self, seconds: float) -> None:
+        """Estimate the cost of all evaluations from the first one."""
         all_of_them = seconds * len(self.dev_steps)
         share = all_of_them / (all_of_them + self.state.seconds / self.state.step * self.total)
         logger.info(
-            "an evaluation takes %.2f s; all %s of them about %.1f minutes, %.0f %% of the run%s",
+            "an evaluation takes %.2f s; all %s take about %.1f minutes, %.0f %% of the run%s",
             *(seconds, f"{len(self.dev_steps):,}", all_of_them / 60, 100 * share),
-            "; dev.every, dev.limit and dev.most bound that" if share > _COSTLY_SHARE else "",
+            "; dev.every, dev.limit and dev.most reduce it" if share > _COSTLY_SHARE else "",
         )
 
     def _close_epoch(self) -> None:
-        """Count epochs without a better score; one without an evaluation is no witness."""
+        """Count epochs without an improvement; an epoch without an evaluation does not count."""
         state = self.state
         began = (state.step - 1) // self.steps_per_epoch * self.steps_per_epoch
         if not any(began < step <= state.step for step in self.dev_steps):
@@ -302,10 +302,10 @@ class _Run:
 
 @contextlib.contextmanager
 def _quicker_on_cpu(method: Learner) -> Iterator[None]:
-    """Sparse gradients of word tables, and attention by plain products, for what trains on a CPU.
+    """Use sparse gradients of word tables and, on a CPU, attention by plain matrix products.
 
-    Torch's fused attention saves memory that the short texts of a chunk do not need, and its backward pass takes
-    several times as long there.
+    Torch's fused attention saves memory that the short texts of a chunk do not need, and its backward pass is
+    several times slower on a CPU.
     """
     networks = [part for part in method.modules() if isinstance(part, SentenceEncoder | PairEncoder)]
     with contextlib.ExitStack() as changed:

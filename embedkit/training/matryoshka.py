@@ -1,10 +1,10 @@
 """Embeddings that can be truncated to their first dimensions.
 
-The vectors of teachers are rotated to their principal axes, so that a student that imitates them learns embeddings
-whose first dimensions carry the most information.
+Teachers' vectors are rotated to their principal axes, so that a student that imitates them learns embeddings whose
+first dimensions carry the most information.
 
 Differs from Kusupati et al., "Matryoshka Representation Learning", NeurIPS 2022, which computes the loss at every
-width: on top of the rotation, that loss gave no gain.
+width: added to the rotation, that loss gave no gain.
 """
 
 from __future__ import annotations
@@ -21,21 +21,22 @@ __all__ = ["MatryoshkaConfig"]
 class MatryoshkaConfig:
     """Widths to which embeddings may be truncated."""
 
-    dimensions: tuple[int, ...] = setting(doc="each below the embedding's width, e.g. [128, 64]")
+    dimensions: tuple[int, ...] = setting(doc="each smaller than the embedding's width, e.g. [128, 64]")
 
     def __post_init__(self) -> None:
         if not self.dimensions or min(self.dimensions) < 1 or len({*self.dimensions}) < len(self.dimensions):
             raise ConfigError(
-                f"dimensions are different widths of 1 or more, e.g. [128, 64], not {list(self.dimensions)}"
+                f"dimensions must be distinct positive widths, e.g. [128, 64], not {list(self.dimensions)}"
             )
 
     def check(self, width: int) -> None:
-        """Check the dimensions against the width of the embeddings.
+        """Check that all dimensions are smaller than the width of the embeddings.
 
         Raises:
-            ConfigError: a dimension is not below it.
+            ConfigError: a dimension is not.
         """
         if max(self.dimensions) >= width:
             raise ConfigError(
-                f"matryoshka.dimensions are below the embedding's width, here {width}, not {list(self.dimensions)}"
+                f"matryoshka.dimensions must be smaller than the embedding's width of {width}, "
+                f"not {list(self.dimensions)}"
             )

@@ -16,48 +16,50 @@ from embedkit.config import setting
 __all__ = ["TRAINER_OPTIM", "AdamW", "Muon", "OptimConfig", "build_optimizer", "schedule"]
 
 _MOMENTUM = 0.95
-_NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # a quintic that brings singular values near 1 in five steps
+_NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # a quintic that brings singular values close to 1 in five steps
 _NEWTON_SCHULZ_STEPS = 5
-_ADAMW_RMS = 0.2  # root mean square of AdamW's update, in learning rates
+_ADAMW_RMS = 0.2  # root mean square of AdamW's update, as a multiple of the learning rate
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OptimConfig:
-    """How parameters move. The defaults are those of SCT's training harness."""
+    """Settings of the optimizer. The defaults are those of SCT's training harness."""
 
     algorithm: Literal["adamw", "muon"] = setting(
-        "adamw", "muon: the matrices of the network move by Muon, word tables and vectors by AdamW"
+        "adamw", "muon: Muon for the network's matrices, AdamW for word tables and vectors"
     )
-    lr: float = setting(5e-4, "highest learning rate", above=0)
-    batch_size: int = setting(128, "sentences a batch, of all processes together", minimum=1)
-    accumulate: int = setting(1, "batches whose gradients are averaged into one step", minimum=1)
-    epochs: int = setting(10, "passes over the corpus", minimum=1)
-    steps: int | None = setting(None, "steps in all, instead of epochs", minimum=1)
-    warmup: float = setting(0.1, "share of all steps in which the rate rises from 0", minimum=0, maximum=1)
-    schedule: Literal["linear", "cosine", "constant"] = setting("linear", "how the rate falls after warm-up")
-    weight_decay: float = setting(0.01, "on all but biases and LayerNorm", minimum=0)
+    lr: float = setting(5e-4, "peak learning rate", above=0)
+    batch_size: int = setting(128, "sentences per batch, over all processes", minimum=1)
+    accumulate: int = setting(1, "number of batches whose gradients are averaged into one step", minimum=1)
+    epochs: int = setting(10, "number of passes over the corpus", minimum=1)
+    steps: int | None = setting(None, "total number of steps; overrides epochs", minimum=1)
+    warmup: float = setting(0.1, "share of all steps over which the rate rises from 0", minimum=0, maximum=1)
+    schedule: Literal["linear", "cosine", "constant"] = setting(
+        "linear", "decay of the learning rate after warm-up"
+    )
+    weight_decay: float = setting(0.01, "weight decay, except on biases and LayerNorm", minimum=0)
     beta1: float = setting(0.9, "decay of the first moment", minimum=0, below=1)
     beta2: float = setting(0.999, "decay of the second moment", minimum=0, below=1)
-    epsilon: float = setting(1e-6, "added to the root of the second moment", above=0)
-    correct_bias: bool = setting(False, "Adam's bias correction; off in the authors' harness of SCT")
-    clip: float = setting(1.0, "largest global norm of the gradient", above=0)
-    amp: Literal["off", "bf16", "fp16"] = setting("off", "autocast of the networks; losses stay float32")
-    compile: bool = setting(False, "let torch.compile make the encoders faster; needs a C++ compiler, or a GPU")
+    epsilon: float = setting(1e-6, "term added to the root of the second moment", above=0)
+    correct_bias: bool = setting(False, "use Adam's bias correction; off in SCT's training harness")
+    clip: float = setting(1.0, "maximum global norm of the gradient", above=0)
+    amp: Literal["off", "bf16", "fp16"] = setting("off", "autocast of the networks; losses remain float32")
+    compile: bool = setting(False, "compile the encoders with torch.compile; needs a C++ compiler or a GPU")
 
 
 TRAINER_OPTIM: Mapping[str, Any] = MappingProxyType(
     {"warmup": 0.0, "weight_decay": 0.0, "epsilon": 1e-8, "correct_bias": True}
 )
-"""Where the harness of SimCSE and its descendants (transformers' Trainer) differs from those defaults."""
+"""Differences of the harness of SimCSE and its descendants (transformers' Trainer) from those defaults."""
 
 
 class AdamW(torch.optim.Optimizer):
-    """AdamW whose bias correction can be left out, which torch's cannot.
+    """AdamW with optional bias correction, which torch's AdamW always applies.
 
     Without correction the first steps are up to three times larger (Mosbach et al., 2021).
 
     Args:
-        parameters: tensors, or groups of them with ``lr`` and ``weight_decay`` of their own.
+        parameters: tensors, or groups of tensors with their own ``lr`` and ``weight_decay``.
         config: the constants.
 
     Source: Loshchilov and Hutter, ICLR 2019.
@@ -70,7 +72,7 @@ class AdamW(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, _closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """One update of every parameter that has a gradient; closures are not supported."""
+        """Update every parameter that has a gradient; closures are not supported."""
         for group in self.param_groups:
             parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
             if parameters:
@@ -79,9 +81,9 @@ class AdamW(torch.optim.Optimizer):
     def _update(self, parameters: list[Tensor], gradients: list[Tensor], group: dict[str, Any]) -> None:
         firsts, seconds = ([self._moment(p, name) for p in parameters] for name in ("first", "second"))
         steps = group["steps"] = group.get("steps", 0) + 1
-        # What a correction by 1 - beta**steps would change is gone after infinitely many steps.
+        # An infinite number of steps turns off the correction by 1 - beta**steps.
         corrected = torch.tensor(steps if self.config.correct_bias else math.inf, device=parameters[0].device)
-        torch._fused_adamw_(  # what torch's own optimizer calls: one pass over memory, not eight
+        torch._fused_adamw_(  # as in torch's own optimizer: one pass over memory instead of eight
             parameters,
             gradients,
             firsts,
@@ -107,14 +109,14 @@ class AdamW(torch.optim.Optimizer):
 class Muon(AdamW):
     """Muon for groups marked ``orthogonal``, AdamW for all others.
 
-    A matrix moves by its momentum made orthogonal, so that no direction of it is learned much faster than others,
-    and scaled to the root mean square of AdamW's updates: one learning rate serves both.
+    A matrix is updated by its orthogonalised momentum, so that no direction is learned much faster than others,
+    scaled to the root mean square of AdamW's updates, so that one learning rate serves both.
 
     Args:
         parameters: groups; those with ``orthogonal=True`` hold matrices.
-        config: the constants; with ``amp = "bf16"`` matrices are made orthogonal in bfloat16.
+        config: the constants; with ``amp = "bf16"``, momentum is orthogonalised in bfloat16.
 
-    Source: Jordan et al., "Muon: An optimizer for hidden layers in neural networks", 2024; the scale is that of
+    Source: Jordan et al., "Muon: An optimizer for hidden layers in neural networks", 2024; scale from
     Liu et al., "Muon is scalable for LLM training", 2025.
     """
 
@@ -131,7 +133,7 @@ class Muon(AdamW):
 
 
 def _orthogonal(matrix: Tensor) -> Tensor:
-    """The matrix with all its singular values brought near 1, by Newton and Schulz."""
+    """Bring all singular values of a matrix close to 1 by Newton-Schulz iteration."""
     first, second, third = _NEWTON_SCHULZ
     tall = matrix.shape[0] > matrix.shape[1]
     turned: Tensor = matrix.T if tall else matrix
@@ -143,7 +145,7 @@ def _orthogonal(matrix: Tensor) -> Tensor:
 
 
 def build_optimizer(module: nn.Module, config: OptimConfig) -> AdamW:
-    """The optimizer of the trainable parameters; vectors (biases, LayerNorm) are not decayed."""
+    """Create the optimizer of the trainable parameters; vectors (biases, LayerNorm) have no weight decay."""
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
     vectors = {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0}
     if config.algorithm == "adamw":
@@ -155,7 +157,7 @@ def build_optimizer(module: nn.Module, config: OptimConfig) -> AdamW:
 
 
 def schedule(config: OptimConfig, step: int, total: int) -> float:
-    """The learning rate of a step, counted from 0: warm-up from 0, then down to 0 at ``total``."""
+    """Return the learning rate of a step, counted from 0: warm-up from 0, then decay to 0 at ``total``."""
     warmup = round(config.warmup * total)
     if step < warmup:
         return config.lr * step / warmup

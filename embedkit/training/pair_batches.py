@@ -1,4 +1,4 @@
-"""Batches of pairs for cross-encoders: both texts in one row, in both orders, with a label each."""
+"""Batches of pairs for cross-encoders: both texts in one row, optionally in both orders, with a label per row."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ __all__ = ["PairBatchSource"]
 
 
 class PairBatchSource(Batches):
-    """Makes the batches of a run whose rows are pairs of texts.
+    """Batches of pairs of texts.
 
     Args:
-        corpus: of two views, the texts of each pair.
-        tokenizer: of the cross-encoder.
+        corpus: a corpus of two views, the texts of each pair.
+        tokenizer: the cross-encoder's tokenizer.
         scores: ``(N,) float32``, a label for each row of the corpus.
         batch_size: B.
-        seed: of the order.
-        both_orders: every pair comes twice in an epoch, ``(first, second)`` and ``(second, first)``.
+        seed: seed of the order.
+        both_orders: include every pair twice in an epoch, as ``(first, second)`` and ``(second, first)``.
 
     Raises:
-        ConfigError: there are fewer pairs than a batch has, or the corpus has no second view.
+        ConfigError: there are fewer pairs than ``batch_size``, or the corpus has one view only.
     """
 
     def __init__(
@@ -41,12 +41,12 @@ class PairBatchSource(Batches):
         both_orders: bool = True,
     ) -> None:
         if corpus.views != 2:
-            raise ConfigError("a cross-encoder learns from pairs: the corpus needs two views, and has one")
+            raise ConfigError("a cross-encoder learns from pairs, but the corpus has only one view")
         super().__init__(len(corpus) * (2 if both_orders else 1), batch_size=batch_size, seed=seed)
         self._corpus, self._tokenizer, self._scores = corpus, tokenizer, scores
 
     def batch(self, step: int) -> Batch:
-        """The batch of a step, counted from 0."""
+        """Return the batch of a step, counted from 0."""
         turned, rows = np.divmod(self.rows(step), len(self._corpus))
         first, second = self._corpus.texts(rows, 0), self._corpus.texts(rows, 1)
         pairs = [

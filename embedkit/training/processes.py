@@ -1,13 +1,13 @@
-"""Several processes that train one model, each with its share of the rows of every batch.
+"""Data-parallel training: several processes train one model, each with its share of the rows of every batch.
 
-Each process encodes its own rows; :func:`gather` hands everybody the rows of all, so that every process sees the
-whole batch and computes the whole loss. Gradients are averaged over processes after the backward pass. The
-backward pass of :func:`gather` multiplies each process's rows by the number of processes, which makes that
-average right on both sides of it: in front of it the processes' gradients are shares, which have to be summed;
-behind it every process has the whole gradient already. So N processes and a batch of B rows give the run of one
-process, up to rounding, and methods need not know.
+Each process encodes its own rows; :func:`gather` gives every process the rows of all, so that each computes the
+loss of the whole batch. Gradients are averaged over processes after the backward pass. The backward pass of
+:func:`gather` multiplies each process's rows by the number of processes, which makes the average correct on both
+sides of it: for parameters before it, the processes' gradients are partial and must be summed; for parameters
+after it, every process already has the whole gradient. N processes with a batch of B rows therefore reproduce the
+run of one process, up to rounding, and methods do not depend on the number of processes.
 
-Everything here does nothing where there is one process.
+With a single process, all functions of this module do nothing.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ __all__ = [
     "count",
     "first",
     "first_alone",
+    "from_first",
     "gather",
     "group",
     "own_randomness",
     "rank",
-    "told_by_first",
     "wait",
 ]
 
-# The first process may encode a corpus with a teacher, for hours, while the others wait.
+# The first process may spend hours encoding a corpus with a teacher while the others wait.
 _PATIENCE = dt.timedelta(days=7)
 
 
 @contextlib.contextmanager
 def group(device: str | None) -> Iterator[None]:
-    """Join the processes that torchrun started, if it did.
+    """Join the process group started by torchrun, if any.
 
     Args:
-        device: of the run; where it is a GPU, each process gets one of its own. None is a GPU if there is one.
+        device: the run's device; if it is a GPU, each process uses its own. None is a GPU if available.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) == 1 or distributed.is_initialized():
         yield
@@ -61,24 +61,24 @@ def group(device: str | None) -> Iterator[None]:
 
 
 def count() -> int:
-    """How many processes train together."""
+    """Return the number of processes."""
     return distributed.get_world_size() if distributed.is_initialized() else 1
 
 
 def rank() -> int:
-    """The number of this process, from 0."""
+    """Return the rank of this process, from 0."""
     return distributed.get_rank() if distributed.is_initialized() else 0
 
 
 def first() -> bool:
-    """Whether this process is the one that writes files, evaluates and shows progress."""
+    """Whether this process writes files, evaluates and shows progress."""
     return rank() == 0
 
 
 def gather(rows: Tensor) -> Tensor:
-    """The rows of all processes in the order of their ranks, in float32: ``(B / N, ...) -> (B, ...)``.
+    """Return the rows of all processes in rank order, in float32: ``(B / N, ...) -> (B, ...)``.
 
-    Gradients of all rows reach the process that a row came from, N-fold: see the module.
+    Gradients flow back to the process that a row came from, multiplied by N; see the module's documentation.
     """
     if count() == 1:
         return rows
@@ -99,7 +99,7 @@ class _Gather(torch.autograd.Function):
 
 
 def average_gradients(module: nn.Module) -> None:
-    """Average the gradients of a module over processes, in one go."""
+    """Average the gradients of a module over processes, in one operation."""
     gradients = [parameter.grad for parameter in module.parameters() if parameter.grad is not None]
     if count() == 1 or not gradients:
         return
@@ -111,7 +111,7 @@ def average_gradients(module: nn.Module) -> None:
 
 
 def copy_state(module: nn.Module) -> None:
-    """Give every process the first one's parameters and buffers."""
+    """Copy the first process's parameters and buffers to all processes."""
     if count() > 1:
         for tensor in module.state_dict().values():
             distributed.broadcast(tensor, src=0)
@@ -119,10 +119,10 @@ def copy_state(module: nn.Module) -> None:
 
 @contextlib.contextmanager
 def own_randomness(device: torch.device) -> Iterator[None]:
-    """Random numbers of this process's own inside; outside, all processes go on drawing the same ones.
+    """Use process-specific random numbers inside the block; outside, all processes draw the same ones.
 
-    Dropout has to differ between the rows of different processes, and what is drawn for the whole batch must not.
-    As the inside begins with a number drawn outside, a checkpoint of one process's stream is one of all.
+    Dropout must differ between the rows of different processes; random numbers for the whole batch must not. The
+    block is seeded with a number drawn outside, so that a checkpoint of one process's state restores all.
     """
     if count() == 1:
         yield
@@ -135,7 +135,7 @@ def own_randomness(device: torch.device) -> Iterator[None]:
 
 @contextlib.contextmanager
 def first_alone() -> Iterator[None]:
-    """The first process goes through the block before the others, which find the files that it made."""
+    """Run the block in the first process before the others, which then find the files it wrote."""
     if not first():
         wait()
     yield
@@ -143,24 +143,24 @@ def first_alone() -> Iterator[None]:
         wait()
 
 
-def told_by_first(value: Callable[[], float]) -> float:
-    """A number that the first process works out for all."""
+def from_first(compute: Callable[[], float]) -> float:
+    """Return the first process's result in all processes."""
     if count() == 1:
-        return value()
-    told = torch.tensor(value() if first() else 0.0, dtype=torch.float64)
-    distributed.broadcast(told, src=0)
-    return float(told)
+        return compute()
+    result = torch.tensor(compute() if first() else 0.0, dtype=torch.float64)
+    distributed.broadcast(result, src=0)
+    return float(result)
 
 
-def agree(wish: bool) -> bool:  # noqa: FBT001 - the only argument
-    """Whether any process wishes it; the same answer for all."""
+def agree(condition: bool) -> bool:  # noqa: FBT001 - the only argument
+    """Whether the condition holds in any process; the same result in all."""
     if count() == 1:
-        return wish
-    wishes = torch.tensor(int(wish))
-    distributed.all_reduce(wishes)
-    return bool(wishes)
+        return condition
+    total = torch.tensor(int(condition))
+    distributed.all_reduce(total)
+    return bool(total)
 
 
 def wait() -> None:
-    """Go on when all processes are here."""
+    """Wait until all processes have reached this point."""
     agree(False)

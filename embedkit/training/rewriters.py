@@ -1,4 +1,4 @@
-"""Networks that say a text in other words: a masked language model, and translation there and back."""
+"""Networks that paraphrase texts: a masked language model, and back-translation."""
 
 from __future__ import annotations
 
@@ -24,36 +24,35 @@ _DECISIVE_FILES = ("*.json", "*.txt", "*.model", "*.spm", "*.safetensors", "*.bi
 
 
 class Rewriter(Protocol):
-    """Gives each text in other words.
+    """Paraphrases texts.
 
     Attributes:
-        name: what people call it.
-        fingerprint: hex digest that changes with everything that decides what it writes.
+        name: name of the rewriter.
+        fingerprint: hex digest of everything that determines the output.
     """
 
     name: str
     fingerprint: str
 
     def rewrite(self, texts: Sequence[str]) -> list[str]:
-        """One text for each text given; it may be equal, or empty."""
+        """Return a paraphrase of each text, possibly unchanged or empty."""
 
 
 class MaskedRefill:
-    """Masks a share of a text's word pieces and takes what a masked language model puts there.
+    """Masks a share of a text's word pieces and fills them in with a masked language model.
 
-    BSL refills 20 % with RoBERTa-base, SCT's ablation 15 %. The places depend on the text and the seed
-    alone, so the same text is always rewritten in the same way. A text's capitals and spaces become what
-    the model's tokenizer makes of them.
+    BSL replaces 20 % with RoBERTa-base, SCT's ablation 15 %. The positions depend only on the text and the seed,
+    so the same text is always rewritten in the same way. Case and whitespace are those of the model's tokenizer.
 
     Args:
         source: a transformers folder or hub id.
-        share: of the inner pieces that are masked, rounded; at least one is.
-        max_length: longest text in tokens; what is beyond is lost.
-        seed: of the places.
+        share: share of the inner pieces to mask, rounded; at least one is masked.
+        max_length: maximum length of a text in tokens; the rest is discarded.
+        seed: seed of the positions.
         device: a torch device.
 
     Raises:
-        ModelNotFoundError, ModelError: the model cannot be loaded or is no masked language model.
+        ModelNotFoundError, ModelError: the model cannot be loaded or is not a masked language model.
         InputError: ``share`` is not in (0, 1].
     """
 
@@ -67,7 +66,7 @@ class MaskedRefill:
         device: str = "cpu",
     ) -> None:
         if not 0 < share <= 1:
-            raise InputError(f"the share of masked pieces is above 0 and at most 1, not {share}")
+            raise InputError(f"share must be greater than 0 and at most 1, not {share}")
         self._share, self._seed, self._max_length = share, seed, max_length
         self._network = _Network(AutoModelForMaskedLM, source, device)
         if self._network.tokenizer.mask_token_id is None:
@@ -94,7 +93,7 @@ class MaskedRefill:
         return written
 
     def _places(self, text: str, special: torch.Tensor) -> torch.Tensor:
-        """Which of a row's pieces are masked: ``(L,) bool``."""
+        """Return which pieces of a row are masked: ``(L,) bool``."""
         inner = np.flatnonzero(~special.cpu().numpy())
         words = np.frombuffer(hashlib.sha256(text.encode("utf-8")).digest(), dtype="<u4")
         generator = np.random.default_rng([self._seed, *words.tolist()])
@@ -105,19 +104,19 @@ class MaskedRefill:
 
 
 class BackTranslation:
-    """Translates a text and translates it back, each with a sequence-to-sequence model of one direction.
+    """Translates a text and back, with one sequence-to-sequence model for each direction.
 
-    Models that must be told a language (NLLB, mBART) are not supported; the Marian models are.
+    Marian models are supported; models that need a language code (NLLB, mBART) are not.
 
     Args:
         there: a transformers folder or hub id, from the text's language into another.
-        back: the same for the way back.
-        beams: of the search, which draws nothing: the same text is always rewritten in the same way.
-        max_length: longest text in tokens, on both sides; what is beyond is lost.
+        back: a folder or hub id for the opposite direction.
+        beams: number of beams; the search is deterministic, so the same text is always rewritten in the same way.
+        max_length: maximum length of a text in tokens, on both sides; the rest is discarded.
         device: a torch device.
 
     Raises:
-        ModelNotFoundError, ModelError: a model cannot be loaded or does not translate.
+        ModelNotFoundError, ModelError: a model cannot be loaded or is not a translation model.
     """
 
     def __init__(
@@ -154,7 +153,7 @@ class BackTranslation:
 
 
 class _Network:
-    """A model with its tokenizer, in evaluation mode."""
+    """A model in evaluation mode, and its tokenizer."""
 
     def __init__(self, kind: Any, source: str | os.PathLike[str], device: str) -> None:
         folder = find_folder(source)
@@ -170,13 +169,13 @@ class _Network:
             reason = str(error).strip().partition("\n")[0]
             raise ModelError(f"cannot load the model in {folder}: {reason}") from error
         missing = sorted(report["missing_keys"])
-        if missing:  # transformers would go on with random numbers in their place
+        if missing:  # transformers would initialise them randomly
             raise ModelError(
-                f"{folder} is a model of another kind: it lacks {len(missing)} weights, e.g. {missing[0]}"
+                f"{folder} is a model of another kind: it lacks {len(missing)} weights, for example {missing[0]}"
             )
 
     def tokenize(self, texts: Sequence[str], max_length: int, **options: bool) -> dict[str, Any]:
-        """Token tensors, padded to the longest text, and nothing that the model does not take."""
+        """Return padded token tensors, without those that the model does not accept."""
         longest = min(max_length, self.tokenizer.model_max_length)
         tokens = self.tokenizer(
             list(texts), padding=True, truncation=True, max_length=longest, return_tensors="pt", **options
@@ -191,7 +190,7 @@ def _batches(texts: Sequence[str]) -> Iterator[Sequence[str]]:
 
 
 def _fingerprint(folder: Path) -> str:
-    """Over the files that decide what a model does."""
+    """Return a digest of the files that determine a model's output."""
     files = sorted({path for pattern in _DECISIVE_FILES for path in folder.glob(pattern)})
     parts = []
     for path in files:

@@ -1,4 +1,4 @@
-"""A teacher's vectors turned to their principal axes, so that their first dimensions say most."""
+"""Rotation of a teacher's vectors to their principal axes, so that the first dimensions carry most information."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _CHUNK = 4096
 
 
 class RotatedVectors:
-    """:class:`TeacherVectors` of the same cosines in which the first d dimensions come closest to all.
+    """:class:`TeacherVectors` with the same cosines, rotated so that the first d dimensions approximate them best.
 
-    The rotation is orthogonal and the same for every vector. It is found from up to 20,000 rows of the first view,
-    evenly spaced over the corpus.
+    The rotation is orthogonal and the same for every vector. It is computed from up to 20,000 rows of the first
+    view, evenly spaced over the corpus.
 
     Args:
-        vectors: of a teacher.
-        rows: how many rows the corpus has.
+        vectors: the teacher's vectors.
+        rows: number of rows in the corpus.
     """
 
     def __init__(self, vectors: TeacherVectors, rows: int) -> None:
@@ -42,10 +42,10 @@ class RotatedVectors:
 
 
 def principal_axes(moment: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """The eigenvectors of a second moment ``(T, T)``, the largest first, as columns of unit length.
+    """Return the eigenvectors of a second moment ``(T, T)`` as unit columns, by descending eigenvalue.
 
-    The mean is not taken away, which would change cosines. Of the two signs of an axis it gets the one in which
-    its largest component is positive, so that the same vectors always give the same axes.
+    The mean is not subtracted, which would change cosines. The sign of each axis is chosen so that its largest
+    component is positive, which makes the result deterministic.
     """
     axes: npt.NDArray[np.float64] = np.linalg.eigh(moment).eigenvectors[:, ::-1]
     largest = np.abs(axes).argmax(axis=0)

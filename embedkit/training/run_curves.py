@@ -1,4 +1,4 @@
-"""A run's curves, read from its metrics: what was logged by step, and what it cost."""
+"""A run's curves, read from its metrics: logged values by step, and their cost in time."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _LOG_SCALE_FROM = 20
 
 @dataclasses.dataclass(frozen=True)
 class Curve:
-    """One figure by step.
+    """A value by step.
 
     Attributes:
-        title: what it is, with its unit.
-        steps: ascending, at least one.
-        values: one for each step.
-        best: place of the best value, if one of them was chosen.
-        logarithmic: whether it falls through magnitudes.
+        title: name and unit.
+        steps: ascending; at least one.
+        values: one per step.
+        best: index of the best value, if one was selected.
+        logarithmic: whether the values span orders of magnitude.
     """
 
     title: str
@@ -43,11 +43,11 @@ class RunCurves:
 
     Attributes:
         curves: loss, the method's metrics, development score, learning rate, seconds per step.
-        steps: done when the last record was written.
-        seconds: that these took, evaluations included.
-        dev_seconds: that evaluations took.
-        evaluations: on the development set.
-        best: step of the best of them, and its score times 100.
+        steps: number of steps at the last record.
+        seconds: time of these steps, including evaluations.
+        dev_seconds: time of the evaluations.
+        evaluations: number of evaluations on the development set.
+        best: step and score (times 100) of the best evaluation.
     """
 
     curves: tuple[Curve, ...]
@@ -59,10 +59,10 @@ class RunCurves:
 
 
 def read_curves(metrics: Path) -> RunCurves | None:
-    """The curves of a ``metrics.jsonl``; None before its first record.
+    """Read the curves of a ``metrics.jsonl``; return None before the first record.
 
     Raises:
-        DataError: the file is missing or malformed; a last line that a kill tore is passed over.
+        DataError: the file is missing or malformed; an incomplete last line is ignored.
     """
     records = _records(metrics)
     trained = [record for record in records if "loss" in record]
@@ -90,7 +90,7 @@ def _records(path: Path) -> list[Record]:
         lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
         return [json.loads(line) for line in lines if line.endswith("\n")]
     except (OSError, ValueError) as error:
-        raise DataError(f"{path} is not the metrics of a run: {error}") from error
+        raise DataError(f"{path} is not a valid metrics file: {error}") from error
 
 
 def _curve(title: str, key: str, records: Sequence[Record]) -> Curve:
@@ -107,13 +107,13 @@ def _dev_curve(scored: Sequence[Record]) -> Curve | None:
     if not scored:
         return None
     steps, values = (tuple(record[key] for record in scored) for key in ("step", "dev"))
-    best = values.index(max(values))  # the first of equals, as the loop has it
+    best = values.index(max(values))  # the first of equals, as in the loop
     percent = tuple(100 * value for value in values)
     return Curve("development Spearman times 100", tuple(map(int, steps)), percent, best)
 
 
 def _pace(records: Sequence[Record]) -> Curve:
-    """Seconds a step since the record before, less those of evaluations in between."""
+    """Seconds per step since the previous record, without evaluations in between."""
     steps, values = [0], []
     before = evaluated = 0.0
     for record in records:
@@ -128,6 +128,6 @@ def _pace(records: Sequence[Record]) -> Curve:
 
 
 def _spans_magnitudes(values: Sequence[float]) -> bool:
-    """Whether a linear axis would show a wall and a floor."""
+    """Whether the values need a logarithmic axis."""
     finite = [value for value in values if math.isfinite(value)]
     return bool(finite) and min(finite) > 0 and max(finite) > _LOG_SCALE_FROM * min(finite)

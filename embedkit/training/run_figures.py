@@ -1,4 +1,4 @@
-"""A run's curves as drawings."""
+"""Drawings of a run's curves."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _PANEL_INCHES = (5.2, 2.7)
 
 
 def draw_svg(curve: Curve) -> str:
-    """One curve as an ``<svg>`` to stand in a page."""
+    """Draw one curve as an inline ``<svg>``."""
     return to_svg([functools.partial(_draw, curve)], label=curve.title, inches=_PANEL_INCHES)
 
 
 def write_curves(curves: Sequence[Curve], path: Path) -> None:
-    """All curves in one PNG, on white.
+    """Write all curves to one PNG with a white background.
 
     Raises:
         StorageError: the file cannot be written.
@@ -44,6 +44,6 @@ def _draw(curve: Curve, axes: Axes, colours: Mapping[str, str]) -> None:
 
 
 def _mark(axes: Axes, step: int, value: float, colour: str) -> None:
-    """A ring around the best value, and its figures above."""
+    """Circle the best value and print it above the plot."""
     axes.plot([step], [value], "o", color=colour, markersize=6, markerfacecolor="none", markeredgewidth=1.5)
     axes.set_title(f"best {value:.2f} at step {step:,}", loc="right", color=colour, fontweight="normal")

@@ -21,13 +21,13 @@ __all__ = ["RunFolder"]
 
 
 class RunFolder:
-    """One training run on disk; :mod:`~embedkit.training.recipes` give each stage a folder of its own.
+    """One training run on disk; :mod:`~embedkit.training.recipes` use one folder per stage.
 
     Args:
-        path: the folder; made when something is first written.
+        path: the folder; created when something is first written.
 
     Attributes:
-        trackers: where records go too, between the ends of :meth:`tracked`.
+        trackers: receive every record inside :meth:`tracked`.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -44,9 +44,9 @@ class RunFolder:
         self._logged = 0
 
     def check(self, config: Mapping[str, Any], *, resume: bool) -> None:
-        """Check that a run with this configuration may start or go on here; writes nothing.
+        """Check that a run with this configuration may start or resume here; writes nothing.
 
-        A run that ended before its first step left nothing worth keeping, so its folder is free for any run.
+        A run that ended before its first step left nothing worth keeping, so its folder may be reused by any run.
 
         Raises:
             ConfigError: the folder holds another run, or a run and ``resume`` is False.
@@ -61,11 +61,11 @@ class RunFolder:
 
     @contextlib.contextmanager
     def claimed(self) -> Iterator[None]:
-        """Keep other processes from training in this folder; makes it.
+        """Create the folder and keep other processes from training in it.
 
         Raises:
-            ConfigError: another process trains here.
-            StorageError: the folder cannot be made or opened.
+            ConfigError: another process is training here.
+            StorageError: the folder cannot be created or opened.
         """
         with storage_errors(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
@@ -73,16 +73,16 @@ class RunFolder:
             yield
 
     def start(self, config: Mapping[str, Any], environment: Mapping[str, Any], *, resume: bool) -> None:
-        """:meth:`check`; write the resolved configuration and the environment of a new run."""
+        """Check the folder as :meth:`check` does; write the configuration and environment of a new run."""
         self.check(config, resume=resume)
         if not self.config.exists() or self._untrained():
-            shutil.rmtree(self.initial, ignore_errors=True)  # where a refused run would have started
+            shutil.rmtree(self.initial, ignore_errors=True)  # left by a run that never started
             self._write(self.config, tomli_w.dumps(dict(config)))
             self._write(self.environment, json.dumps(environment, indent=1))
 
     @contextlib.contextmanager
     def tracked(self, step: int) -> Iterator[None]:
-        """Open the trackers for a run that goes on after ``step``, and close them again."""
+        """Open the trackers for a run that continues after ``step``; close them on exit."""
         with contextlib.ExitStack() as opened:
             for tracker in self.trackers:
                 tracker.open(step=step, sent=self._logged)
@@ -90,7 +90,7 @@ class RunFolder:
             yield
 
     def log(self, record: Mapping[str, Any]) -> None:
-        """Append a line to metrics.jsonl, and tell the trackers."""
+        """Append a record to metrics.jsonl and send it to the trackers."""
         with storage_errors(self.metrics):
             self.path.mkdir(parents=True, exist_ok=True)
             with self.metrics.open("a", encoding="utf-8") as file:
@@ -99,7 +99,7 @@ class RunFolder:
             tracker.log(record)
 
     def rewind(self, step: int) -> None:
-        """Drop the metrics of steps after ``step``, which a resumed run is about to repeat."""
+        """Drop the metrics of steps after ``step``, which a resumed run will repeat."""
         if self.metrics.exists():
             lines = self.metrics.read_text(encoding="utf-8").splitlines(keepends=True)
             whole = [(json.loads(line)["step"], line) for line in lines if line.endswith("\n")]
@@ -107,11 +107,11 @@ class RunFolder:
             self._write(self.metrics, "".join(line for logged, line in whole if logged <= step))
 
     def finish(self, card: Mapping[str, Any]) -> None:
-        """Write run.json, which export reads for the manifest."""
+        """Write run.json, from which export builds the manifest."""
         self._write(self.card, json.dumps(card, indent=1))
 
     def _untrained(self) -> bool:
-        """Whether the folder holds nothing but what :meth:`start` and its caller write before the first step."""
+        """Whether the folder contains only what is written before the first step."""
         begun = {self.config, self.environment, self.initial, self.path / LOCK}
         return set(self.path.iterdir()) <= begun
 
@@ -121,7 +121,7 @@ class RunFolder:
 
 
 def _changes(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> set[str]:
-    """Dotted names of the settings in which two configurations differ."""
+    """Return the dotted names of settings that differ between two configurations."""
     changed = set()
     for key in {*old, *new}:
         before, after = old.get(key), new.get(key)

@@ -1,4 +1,4 @@
-"""The report of a run: one page with its curves, its figures and all that decided them."""
+"""The report of a run: one page with its curves, figures and full configuration."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["write_report"]
 
 @dataclasses.dataclass(frozen=True)
 class _Stage:
-    """A folder of the run that was trained in."""
+    """A folder of the run with metrics of its own."""
 
     name: str
     path: Path
@@ -30,16 +30,16 @@ class _Stage:
 
 
 def write_report(folder: str | Path) -> Path:
-    """Write ``report.html`` into a run folder, and ``curves.png`` into it and into every stage inside.
+    """Write ``report.html`` into a run folder, and ``curves.png`` into it and into the folder of every stage.
 
-    The run may be finished, interrupted or under way.
+    The run may be finished, interrupted or in progress.
 
     Returns:
-        the page.
+        the path of the page.
 
     Raises:
-        DataError: the folder holds no run, or its files are malformed.
-        StorageError: it cannot be written.
+        DataError: the folder is not a run folder, or its files are malformed.
+        StorageError: the report cannot be written.
     """
     run = RunFolder(folder)
     if not run.config.exists():
@@ -55,7 +55,7 @@ def write_report(folder: str | Path) -> Path:
 
 
 def _stages(folder: Path) -> Iterator[_Stage]:
-    """Every folder with curves, in the order in which they were trained."""
+    """Yield every folder with curves, in the order of training."""
     for metrics in sorted(folder.rglob("metrics.jsonl"), key=lambda path: (path.stat().st_mtime_ns, path)):
         if curves := read_curves(metrics):
             yield _Stage(metrics.parent.relative_to(folder).as_posix(), metrics.parent, curves)
@@ -69,7 +69,7 @@ def _page(run: RunFolder, stages: list[_Stage]) -> str:
         _about(config, finished=bool(card)),
         [
             *(_stage(stage, alone=len(stages) == 1) for stage in stages),
-            "" if stages else "<p>Nothing is logged yet.</p>",
+            "" if stages else "<p>No metrics have been logged yet.</p>",
             facts("Data", _data(config, card)),
             facts("Environment", flat(_read_json(run.environment))),
             facts("Configuration", flat(config), folded=True),
@@ -109,7 +109,7 @@ def _duration(seconds: float) -> str:
 
 
 def _data(config: Mapping[str, Any], card: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """What the card says; before there is one, what the configuration does."""
+    """Yield facts from the card, or from the configuration if there is no card yet."""
     for source in card.get("corpus") or config.get("corpus", ()):
         name = str(source.get("name") or source.get("path"))
         yield "corpus", ", ".join([name, *_corpus_facts(source)])
@@ -135,10 +135,10 @@ def _teachers(card: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    """A file of the run, empty if it is not there yet."""
+    """Read a file of the run; return an empty dictionary if it does not exist."""
     if not path.exists():
         return {}
     try:
         return dict(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError) as error:
-        raise DataError(f"{path} is not readable: {error}") from error
+        raise DataError(f"{path} cannot be read: {error}") from error

@@ -1,10 +1,10 @@
-"""SCT's self-supervised loss with all that it needs, by itself or added to the loss of a distillation.
+"""SCT's self-supervised loss and its state, on its own or added to a distillation loss.
 
 Source: Limkonchotiwat et al., "An Efficient Self-Supervised Cross-View Training For Sentence
 Embedding", TACL 2023, equations 1 to 4; its Table 7 adds the loss to MSE, CKD and ConGen.
 
-Differs from the paper, which does not say how the width of a student meets that of its teacher: the loss
-stands on the projected pooled embedding, before any head, with queues of that width.
+The paper does not specify how the width of a student meets that of its teacher: here the loss is computed on the
+projected pooled embedding, before any head, with queues of that width.
 """
 
 from __future__ import annotations
@@ -34,35 +34,41 @@ __all__ = ["JointConfig", "SCTConfig", "SelfSupervision"]
 class SCTConfig:
     """Settings of SCT; the defaults are the paper's for Tiny."""
 
-    queue_size: int = setting(131_072, "K, vectors a queue; Tiny and Mini 131,072, Small 65,536", minimum=0)
-    temperature: float = setting(0.04, "of the online distributions; Tiny 0.04, Mini and Small 0.03", above=0)
-    reference_temperature: float = setting(0.03, "Tiny 0.03, Mini 0.01, Small 0.02", above=0)
-    weight: float = setting(0.5, "of each direction; the authors' code has 1.0", above=0)
-    projector_blocks: int = setting(3, "blocks of the projector; 0 trains without one", minimum=0)
-    projector_expansion: int = setting(10, "hidden width of a block over the embedding's", minimum=1)
+    queue_size: int = setting(
+        131_072, "K, number of vectors in a queue; Tiny and Mini 131,072, Small 65,536", minimum=0
+    )
+    temperature: float = setting(0.04, "temperature of the online distributions; Mini and Small 0.03", above=0)
+    reference_temperature: float = setting(
+        0.03, "temperature of the reference distributions; Mini 0.01, Small 0.02", above=0
+    )
+    weight: float = setting(0.5, "weight of each direction; 1.0 in the authors' code", above=0)
+    projector_blocks: int = setting(3, "number of blocks in the projector; 0 trains without one", minimum=0)
+    projector_expansion: int = setting(10, "ratio of a block's hidden width to the embedding's", minimum=1)
     objective: Objective = setting("kl", "cross_entropy and contrastive are ablations")
     wiring: Literal["cross", "identical"] = setting("cross", "identical views are an ablation")
-    reference: Literal["online", "momentum"] = setting("online", "momentum: an averaged copy, an ablation")
-    momentum: float = setting(0.999, "share of the average kept in a step", minimum=0, maximum=1)
+    reference: Literal["online", "momentum"] = setting(
+        "online", "momentum: a moving average of the encoder, an ablation"
+    )
+    momentum: float = setting(0.999, "weight of the old average in an update", minimum=0, maximum=1)
     queues: QueueKind = setting("two", "the others are ablations")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class JointConfig:
-    """Settings of a distillation that can have the self-supervised loss beside it."""
+    """Settings of a distillation that can add the self-supervised loss."""
 
-    joint: bool = setting(False, "add the self-supervised loss of SCT, as its paper writes it")
-    self_supervised: SCTConfig = setting(factory=SCTConfig, doc="settings of the loss that joint adds")
+    joint: bool = setting(False, "add SCT's self-supervised loss, as in its paper")
+    self_supervised: SCTConfig = setting(factory=SCTConfig, doc="settings of the loss added by joint")
 
     def add_views(self, spec: BatchSpec) -> BatchSpec:
-        """What a batch needs, if it is to serve the added loss too."""
+        """Return the spec with the views that the added loss needs."""
         return dataclasses.replace(spec, views=2) if self.joint else spec
 
 
 class SelfSupervision(nn.Module):
-    """SCT's loss with what it needs beside the encoder: projector, queues, averaged copy.
+    """SCT's loss and its state apart from the encoder: projector, queues, averaged copy.
 
-    The encoder is passed in at each call, so that it is registered once, in the method.
+    The encoder is passed in at each call, so that it is registered only once, in the method.
     """
 
     def __init__(self, encoder: SentenceEncoder, config: SCTConfig, *, seed: int) -> None:
@@ -77,18 +83,18 @@ class SelfSupervision(nn.Module):
 
     @classmethod
     def beside(cls, encoder: SentenceEncoder, config: JointConfig, *, seed: int) -> SelfSupervision | None:
-        """What a distillation adds to its loss; None unless it is joint."""
+        """Return the addition to a distillation's loss, or None unless it is joint."""
         return cls(encoder, config.self_supervised, seed=seed) if config.joint else None
 
     def forward(
         self, encoder: SentenceEncoder, batch: Batch, embeddings: Sequence[Tensor]
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss, and the reference vectors that :meth:`after_step` enqueues.
+        """Return the loss, and the reference vectors for :meth:`after_step` to enqueue.
 
         Args:
             encoder: the online network.
-            batch: two views.
-            embeddings: the views' pooled embeddings with gradient, each ``(B, H)``.
+            batch: a batch of two views.
+            embeddings: pooled embeddings of the views with gradient, each ``(B, H)``.
         """
         references = self._refer(encoder, batch.views[0]), self._refer(encoder, batch.views[1])
         queue1, queue2 = self.queues.rows
@@ -106,7 +112,7 @@ class SelfSupervision(nn.Module):
     def add_to(
         self, output: StepOutput, encoder: SentenceEncoder, batch: Batch, embeddings: Sequence[Tensor]
     ) -> StepOutput:
-        """A distillation's output with this loss added; the arguments are those of :meth:`forward`."""
+        """Return a distillation's output with this loss added; the arguments are those of :meth:`forward`."""
         extra, references = self(encoder, batch, embeddings)
         return dataclasses.replace(
             output,
@@ -116,7 +122,7 @@ class SelfSupervision(nn.Module):
         )
 
     def after_step(self, encoder: SentenceEncoder, outputs: Sequence[StepOutput]) -> None:
-        """Enqueue the reference vectors; let the average follow the encoder."""
+        """Enqueue the reference vectors; update the moving average, if any."""
         for output in outputs:
             self.queues.enqueue(output.carry["reference1"], output.carry["reference2"])
         if self.average is not None:
@@ -127,6 +133,6 @@ class SelfSupervision(nn.Module):
 
     @torch.no_grad()
     def _refer(self, encoder: SentenceEncoder, view: View) -> Tensor:
-        """Reference embeddings, in train mode and so with dropout masks of their own."""
+        """Return reference embeddings, in train mode and therefore with independent dropout masks."""
         network = encoder if self.average is None else self.average.network
         return functional.normalize(pooled(network, view).float(), dim=1)

@@ -1,4 +1,4 @@
-"""Students: the encoder that a run starts from."""
+"""Students: the initial encoder of a run."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _SAMPLE = 1000
 
 
 def build_student(config: RunConfig) -> SentenceEncoder:
-    """The encoder that training starts from, the same for the same configuration.
+    """Build the initial encoder of a run, deterministically from the configuration.
 
-    A student cut from its teacher's layers is fitted on a sample of the corpus, which is prepared for that.
+    A student cut from its teacher's layers is fitted on a sample of the corpus, which is prepared if necessary.
 
     Raises:
-        ConfigError: nothing says which vocabulary the student has, or its start does not fit the source.
+        ConfigError: the student's vocabulary is undefined, or its start does not fit the source.
         DataError: the corpus cannot be read.
-        ModelNotFoundError, ModelError: a model cannot be loaded, or the student does not fit into its teacher.
+        ModelNotFoundError, ModelError: a model cannot be loaded, or the student is larger than its teacher.
     """
     student = config.student
     if student.source is not None:
@@ -47,7 +47,7 @@ def build_student(config: RunConfig) -> SentenceEncoder:
 
 
 def _started(source: str, student: StudentConfig) -> SentenceEncoder:
-    """A pre-trained model, or the encoder of a bundle, which keeps its pooling and its longest text."""
+    """Load a pre-trained model, or the encoder of a bundle, which keeps its pooling and maximum length."""
     if source.endswith(".onnx"):
         return from_bundle(source)
     return from_pretrained(source, max_length=student.max_length, pooling=student.pooling)
@@ -58,7 +58,7 @@ def _new(config: RunConfig, source: str) -> SentenceEncoder:
     if Path(source).suffix == ".onnx":
         if student.start != "random":
             raise ConfigError(
-                f'a student can start from a torch model, not from {source}: set student.start = "random", '
+                f'a student can start from a torch model but not from {source}: set student.start = "random", '
                 "or student.tokenizer to the model that the bundle was made from"
             )
         teacher, tokenizer = None, Tokenizer(read_bundle(source).tokenizer_json, student.max_length)
@@ -83,17 +83,17 @@ def _new(config: RunConfig, source: str) -> SentenceEncoder:
 
 
 def _shape(student: StudentConfig) -> Size:
-    """The size's shape, with what the configuration says otherwise."""
+    """Return the size's shape with the configuration's overrides."""
     size = SIZES[student.size]
     hidden = student.hidden or size.hidden
     heads = student.heads or max(1, hidden * size.heads // size.hidden)
     if hidden % heads:
-        raise ConfigError(f"heads = {heads} do not divide hidden = {hidden}")
+        raise ConfigError(f"hidden = {hidden} is not divisible by heads = {heads}")
     return Size(student.layers or size.layers, hidden, heads, student.inner)
 
 
 def _sample(config: RunConfig) -> list[str]:
-    """Some texts of the corpus, the same ones whatever the seed."""
+    """Return a sample of the corpus that does not depend on the seed."""
     with processes.first_alone():
         corpus = Corpus.prepare(config.sources, Path(config.cache))
     return corpus.texts(np.sort(np.random.default_rng(0).permutation(len(corpus))[:_SAMPLE]))
@@ -107,7 +107,7 @@ def _set_dropout(encoder: SentenceEncoder, share: float) -> None:
     for module in parts:
         if isinstance(module, nn.Dropout):
             module.p = share
-        if hasattr(module, "dropout_prob"):  # what fused attention reads in some versions of transformers
+        if hasattr(module, "dropout_prob"):  # read by fused attention in some versions of transformers
             module.dropout_prob = share
 
 
@@ -118,6 +118,6 @@ def _vocabulary_source(config: RunConfig) -> str:
         if not teacher.aligned:
             return config.resolve(teacher.source)
     raise ConfigError(
-        "the student has no vocabulary: give student.source (a pre-trained model), or student.tokenizer (a model "
+        "the student has no vocabulary: set student.source (a pre-trained model) or student.tokenizer (a model "
         "whose tokenizer it shares)"
     )

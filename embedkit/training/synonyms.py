@@ -1,4 +1,4 @@
-"""Texts in which words are replaced by synonyms."""
+"""Replacement of words by synonyms."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ _FUNCTION_WORDS = frozenset(_STAY.split())
 
 
 class SynonymReplacement:
-    """Replaces words by synonyms, each drawn from all senses of the word; function words stay.
+    """Replaces words by synonyms, each drawn from all senses of the word; function words are kept.
 
-    SCT's ablation replaces one word of a sentence, BSL 30 %. What is drawn depends on the text and the seed
-    alone, so the same text is always rewritten in the same way. Words are looked up as they stand: what is
-    inflected stays, and no replacement has to be inflected. A text without a word that is found stays whole.
+    SCT's ablation replaces one word of a sentence, BSL 30 %. The random choices depend only on the text and the
+    seed, so the same text is always rewritten in the same way. Words are looked up as written: inflected forms
+    are kept, and replacements need no inflection. A text without any known word is returned unchanged.
 
     Args:
-        wordnet: where synonyms are found.
-        share: of a text's words that are replaced, rounded; at least one is, so 0 means one.
-        seed: of the draws.
+        wordnet: the source of synonyms.
+        share: share of a text's words to replace, rounded; at least one word is replaced, so 0 means one.
+        seed: seed of the random choices.
 
     Raises:
         InputError: ``share`` is not in [0, 1].
@@ -50,7 +50,7 @@ class SynonymReplacement:
 
     def __init__(self, wordnet: WordNet, *, share: float = 0.0, seed: int = 0) -> None:
         if not 0 <= share <= 1:
-            raise InputError(f"the share of replaced words is at least 0 and at most 1, not {share}")
+            raise InputError(f"share must be between 0 and 1, not {share}")
         self._wordnet, self._share, self._seed = wordnet, share, seed
         parts = json.dumps(["synonyms", float(share), seed, wordnet.fingerprint])
         self.fingerprint = hashlib.sha256(parts.encode()).hexdigest()

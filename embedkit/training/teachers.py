@@ -1,4 +1,4 @@
-"""Teachers: where the vectors come from that a student learns to imitate."""
+"""Teachers: the source of the vectors that a student learns to imitate."""
 
 from __future__ import annotations
 
@@ -34,23 +34,25 @@ _ALIGNED = (".npy", ".parquet")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TeacherConfig:
-    """Which teacher, and how it reads text."""
+    """The teacher and how it reads text."""
 
     source: str = setting(
-        doc="a folder or hub id of transformers or sentence-transformers, a bundle, or a .npy or .parquet "
+        doc="a folder or hub id of transformers or sentence-transformers, a bundle, or a .npy or .parquet file "
         "of vectors aligned with the corpus by row"
     )
-    name: str | None = setting(None, "what cards call it; required for a .npy or .parquet")
-    pooling: Literal["mean", "cls"] | None = setting(None, "default: what the model's own files say")
-    max_length: int | None = setting(None, "longest text in tokens; default: the model's own", minimum=3)
+    name: str | None = setting(None, "name in model cards; required for .npy and .parquet files")
+    pooling: Literal["mean", "cls"] | None = setting(None, "pooling; default: from the model's own files")
+    max_length: int | None = setting(
+        None, "maximum length of a text in tokens; default: the model's own", minimum=3
+    )
     precision: Literal["fp32", "bf16"] = setting("fp32", "arithmetic of a torch teacher")
     device: str | None = setting(None, "cpu, cuda or another torch device; default: the CPU")
-    dtype: Literal["float32", "float16"] = setting("float32", "how the cache stores vectors")
-    vector_column: str = setting("embedding", "column of the vectors in a .parquet")
+    dtype: Literal["float32", "float16"] = setting("float32", "dtype of cached vectors")
+    vector_column: str = setting("embedding", "vector column in a .parquet file")
 
     @property
     def aligned(self) -> bool:
-        """Whether the source holds vectors instead of a model."""
+        """Whether the source holds vectors rather than a model."""
         return Path(self.source).suffix in _ALIGNED
 
 
@@ -62,11 +64,11 @@ class TeacherVectors(Protocol):
     dimension: int
 
     def read(self, rows: npt.NDArray[np.int64], view: int) -> FloatArray:
-        """Unit rows ``(B, D) float32`` for some corpus rows and one of their views."""
+        """Return unit rows ``(B, D) float32`` for one view of some corpus rows."""
 
 
 def load_encoder(config: TeacherConfig) -> TextEncoder:
-    """The teacher as an encoder: a bundle through the runtime, anything else through torch.
+    """Load the teacher as an encoder: a bundle through the runtime, anything else through torch.
 
     Raises:
         ModelNotFoundError, ModelError, BundleError: the source cannot be loaded.
@@ -81,12 +83,12 @@ def load_encoder(config: TeacherConfig) -> TextEncoder:
 def load_vectors(
     config: TeacherConfig, corpus: Corpus, cache: Path, *, show_progress: bool | None = None
 ) -> TeacherVectors:
-    """The teacher's vectors for every text of the corpus, computed only where the cache lacks them.
+    """Return the teacher's vectors for every text of the corpus, computing those that the cache lacks.
 
     Raises:
         DataError: aligned vectors do not fit the corpus.
         CacheError: the cache is damaged or in use.
-        TrainingError: the teacher gave vectors that are not finite.
+        TrainingError: the teacher returned vectors that are not finite.
     """
     if config.aligned:
         return AlignedVectors(config, corpus)
@@ -96,10 +98,10 @@ def load_vectors(
 
 
 class CachedVectors:
-    """Vectors of a teacher that can encode, kept in a :class:`VectorCache`.
+    """Vectors of a teacher model, stored in a :class:`VectorCache`.
 
-    The teacher sees every view of every row once, in evaluation mode: its vectors carry no dropout
-    and never change (the authors' distillation does the same).
+    The teacher encodes every view of every row once, in evaluation mode: its vectors involve no dropout
+    and never change (as in the authors' distillation code).
     """
 
     def __init__(
@@ -140,14 +142,14 @@ class CachedVectors:
                 for chunk in _chunks(rows):
                     vectors = teacher.encode(corpus.texts(chunk, view))
                     if not np.isfinite(vectors).all():
-                        raise TrainingError(f"teacher {self.name} gave vectors that are not finite")
+                        raise TrainingError(f"teacher {self.name} returned vectors that are not finite")
                     self._cache.append(hashes[view][chunk], vectors)
                     if progress.done == 0:
-                        _tell_cost(total, len(chunk), time.monotonic() - started)
+                        _log_cost(total, len(chunk), time.monotonic() - started)
                     progress.advance(len(chunk))
 
     def _missing(self, hashes: Sequence[npt.NDArray[np.uint64]]) -> list[npt.NDArray[np.int64]]:
-        """The rows of each view whose text is not cached; a text that stands in several places once."""
+        """Return the rows of each view whose text is not cached, each distinct text once."""
         texts = np.concatenate(hashes)
         wanted = np.zeros(len(texts), dtype=bool)
         wanted[np.unique(texts, axis=0, return_index=True)[1]] = True
@@ -156,24 +158,26 @@ class CachedVectors:
 
 
 class AlignedVectors:
-    """Vectors from elsewhere, an API say: row i belongs to the i-th row read from the sources.
+    """Vectors from elsewhere, for example an API: row i belongs to the i-th row read from the sources.
 
-    A ``.npy`` holds ``(N, D)``, or ``(N, V, D)`` with a vector for each view; a ``.parquet`` a list
-    column. Rows that the corpus dropped as repeated or empty are skipped here too. Vectors are
-    normalised to unit length.
+    A ``.npy`` file holds ``(N, D)``, or ``(N, V, D)`` with a vector for each view; a ``.parquet`` file a list
+    column. Rows that the corpus dropped as duplicate or empty are skipped here too. Vectors are normalised to
+    unit length.
     """
 
     def __init__(self, config: TeacherConfig, corpus: Corpus) -> None:
         if not config.name:
-            raise DataError(f"{config.source}: vectors need a declared name (teacher.name)")
+            raise DataError(f"{config.source}: vectors need a name; set teacher.name")
         if len(np.unique(corpus.source_rows)) < len(corpus):
-            raise DataError(f"{config.source} has no vectors for contrasts: leave them out of the corpus")
+            raise DataError(f"{config.source} has no vectors for contrasts; turn them off in the corpus")
         self.name = config.name
         self._vectors = _load_aligned(config)
         self._rows = corpus.source_rows
         read = sum(card.read for card in corpus.cards)
         if len(self._vectors) != read:
-            raise DataError(f"{config.source} has {len(self._vectors):,} vectors; {read:,} corpus rows were read")
+            raise DataError(
+                f"{config.source} has {len(self._vectors):,} vectors, but {read:,} corpus rows were read"
+            )
         self.dimension = self._vectors.shape[-1]
         with Path(config.source).open("rb") as file:
             content = hashlib.file_digest(file, "sha256").hexdigest()
@@ -203,7 +207,7 @@ def _load_aligned(config: TeacherConfig) -> Any:
             column = parquet.read_table(path, columns=[config.vector_column])[config.vector_column]
             vectors = np.asarray(column.to_pylist(), dtype=np.float32)
     except (OSError, ValueError, KeyError) as error:
-        raise DataError(f"{path} holds no vectors that can be read: {error}") from error
+        raise DataError(f"cannot read vectors from {path}: {error}") from error
     if vectors.ndim not in (2, 3) or vectors.dtype.kind != "f":
         raise DataError(
             f"{path}: expected floats of shape (N, D) or (N, V, D), found {vectors.dtype} {vectors.shape}"
@@ -221,7 +225,7 @@ def _chunks(rows: npt.NDArray[np.int64]) -> Iterator[npt.NDArray[np.int64]]:
         yield rows[start : start + _CHUNK]
 
 
-def _tell_cost(total: int, done: int, seconds: float) -> None:
+def _log_cost(total: int, done: int, seconds: float) -> None:
     if total > done:
         minutes = seconds / done * (total - done) / 60
         logger.info("the teacher needs about %.0f more minutes for %s texts", minutes, f"{total - done:,}")

@@ -1,4 +1,4 @@
-"""Rewritten texts on disk, found again by the text they were made from."""
+"""An on-disk cache of rewritten texts, keyed by the original text."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ _FORMAT = 1
 
 
 class TextCache:
-    """What one rewriter made of texts, in a SQLite file named after the rewriter's fingerprint.
+    """The outputs of one rewriter, in a SQLite file named after the rewriter's fingerprint.
 
-    Each :meth:`add` is a transaction: what was added before a kill is found again. Any number of
-    processes read; one at a time writes, and others wait for it.
+    Each :meth:`add` is a transaction, so entries survive a kill. Any number of processes can read; one at a time
+    writes while others wait.
 
     Args:
-        folder: where caches live; this one gets a file of its own below.
-        fingerprint: of the rewriter, so that another one never finds these texts.
+        folder: parent folder of all caches; the file is created inside it.
+        fingerprint: the rewriter's fingerprint, which keeps the caches of different rewriters apart.
 
     Raises:
-        CacheError: the file is damaged or something else.
+        CacheError: the file is damaged or not a cache.
         StorageError: the folder cannot be written.
     """
 
@@ -44,21 +44,21 @@ class TextCache:
             return int(connection.execute("SELECT count(*) FROM rewritten").fetchone()[0])
 
     def find(self, texts: Sequence[str]) -> list[str | None]:
-        """What was made of each text; None where nothing is known."""
+        """Return the cached rewriting of each text, or None."""
         query = "SELECT text FROM rewritten WHERE hash = ?"
         with self._connection() as connection:
             rows = [connection.execute(query, (_hash(text),)).fetchone() for text in texts]
         return [row and row[0] for row in rows]
 
     def add(self, texts: Sequence[str], rewritten: Sequence[str]) -> None:
-        """Remember what was made of each text."""
+        """Store the rewriting of each text."""
         rows = [(_hash(text), other) for text, other in zip(texts, rewritten, strict=True)]
         with self._connection() as connection:
             connection.executemany("INSERT OR REPLACE INTO rewritten VALUES (?, ?)", rows)
 
     @contextlib.contextmanager
     def _connection(self) -> Iterator[sqlite3.Connection]:
-        """A connection whose work is kept whole or not at all."""
+        """Open a connection whose changes are committed together or not at all."""
         try:
             with contextlib.closing(sqlite3.connect(self.path, timeout=60)) as connection, connection:
                 yield connection

@@ -1,4 +1,4 @@
-"""Trackers: what a run logs, sent on to TensorBoard or Weights & Biases if its configuration names them."""
+"""Trackers: send a run's metrics to TensorBoard or Weights & Biases, if configured."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ TrackerName = Literal["tensorboard", "wandb"]
 
 
 class Tracker(Protocol):
-    """Takes every record that goes to metrics.jsonl."""
+    """Receives every record that is written to metrics.jsonl."""
 
     def open(self, *, step: int, sent: int) -> None:
-        """Begin, or go on with a run that was interrupted.
+        """Start tracking, or continue an interrupted run.
 
         Args:
-            step: where training goes on; 0 for a new run.
-            sent: the last step of which anything was logged before; those above ``step`` come again.
+            step: the step at which training continues; 0 for a new run.
+            sent: the last step logged before; records of steps after ``step`` will be sent again.
         """
 
     def log(self, record: Mapping[str, float]) -> None:
-        """Take a record; it has a ``step``, and figures by name."""
+        """Log a record with a ``step`` and values by name."""
 
     def close(self) -> None:
-        """Send what is left."""
+        """Send pending records and close."""
 
 
 def find_trackers(
     names: Sequence[TrackerName], folder: Path, *, name: str, config: Mapping[str, Any]
 ) -> tuple[Tracker, ...]:
-    """Trackers of a run; none of them is open.
+    """Create the trackers of a run; they are not yet open.
 
     Args:
-        names: of trackers.
-        folder: of the run.
-        name: what the run is called there.
-        config: resolved; shown with the run.
+        names: names of the trackers.
+        folder: the run folder.
+        name: the run's name in the tracker.
+        config: the resolved configuration, shown with the run.
 
     Raises:
         MissingExtraError: a tracker's package is not installed.
@@ -64,7 +64,7 @@ class _TensorBoard:
         self._writer: Any = None
 
     def open(self, *, step: int, sent: int) -> None:
-        """See :class:`Tracker`; points after ``step`` are dropped by TensorBoard itself."""
+        """See :class:`Tracker`; TensorBoard drops points after ``step`` itself."""
         self._writer = self._package.SummaryWriter(str(self._folder), purge_step=step + 1 if sent else None)
 
     def log(self, record: Mapping[str, float]) -> None:
@@ -79,7 +79,7 @@ class _TensorBoard:
 
 @dataclasses.dataclass
 class _WandB:
-    """A run of Weights & Biases; project, account and mode are what its own environment variables say."""
+    """A run of Weights & Biases; its environment variables determine project, account and mode."""
 
     folder: Path
     name: str
@@ -92,19 +92,19 @@ class _WandB:
         self._sent = 0
 
     def open(self, *, step: int, sent: int) -> None:
-        """See :class:`Tracker`; points cannot be dropped there, so those that come again are left out.
+        """See :class:`Tracker`; points cannot be dropped in W&B, so repeated ones are not sent.
 
-        They are the same figures: a resumed run repeats its steps bit for bit.
+        Their values are the same: a resumed run repeats its steps bit for bit.
         """
         known = self._id.read_text(encoding="utf-8") if step and self._id.exists() else None
         self._sent = sent if known else 0
         with storage_errors(self.folder):
-            self.folder.mkdir(parents=True, exist_ok=True)  # elsewhere wandb would take a temporary folder
+            self.folder.mkdir(parents=True, exist_ok=True)  # otherwise wandb uses a temporary folder
         again = {"id": known, "resume": "allow"} if known else {}
         try:
             self._run = self._package.init(dir=str(self.folder), name=self.name, config=dict(self.config), **again)
         except self._package.Error as error:
-            raise ConfigError(f"wandb did not start: {error}; mend that, or leave it out of trackers") from error
+            raise ConfigError(f"wandb did not start: {error}; fix this or remove it from trackers") from error
         with atomic_file(self._id) as temporary:
             temporary.write_text(self._run.id, encoding="utf-8")
 

@@ -1,4 +1,4 @@
-"""Teacher vectors on disk, found again by the text they belong to."""
+"""An on-disk cache of teacher vectors, keyed by text."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _RECORD = np.dtype([("high", "<u8"), ("low", "<u8"), ("crc", "<u4")])
 
 
 def text_hashes(texts: Sequence[str]) -> npt.NDArray[np.uint64]:
-    """128-bit BLAKE2b of each text as two words: ``(N, 2) uint64``."""
+    """Return the 128-bit BLAKE2b hash of each text as two words: ``(N, 2) uint64``."""
     digests = b"".join(hashlib.blake2b(text.encode("utf-8"), digest_size=16).digest() for text in texts)
     return np.frombuffer(digests, dtype="<u8").reshape(-1, 2)
 
@@ -34,20 +34,20 @@ def text_hashes(texts: Sequence[str]) -> npt.NDArray[np.uint64]:
 class VectorCache:
     """An append-only, memory-mapped store of one teacher's vectors, addressed by text.
 
-    The folder's name is a hash of the teacher's fingerprint (which covers weights, tokenizer, pooling
-    and length) and the dtype, so another teacher never finds these vectors. A vector is written
-    before its record, and the next writer cuts off what a kill left unfinished: everything that was
-    recorded before is found again and nothing is computed twice. Each vector is checked against its
-    CRC-32 when it is read. Any number of processes read, one at a time writes.
+    The folder's name is a hash of the teacher's fingerprint (which covers weights, tokenizer, pooling and length)
+    and the dtype, which keeps the caches of different teachers apart. A vector is written before its record, and
+    the next writer truncates incomplete writes: every recorded vector survives a kill and is never computed
+    twice. Each vector is checked against its CRC-32 when read. Any number of processes can read; one at a time
+    writes.
 
     Args:
-        folder: where caches live; this one gets a folder of its own below.
-        fingerprint: of the teacher.
+        folder: parent folder of all caches; a folder is created inside it.
+        fingerprint: the teacher's fingerprint.
         dimension: D, the width of a vector.
-        dtype: how vectors are stored; they are always read as float32.
+        dtype: dtype of stored vectors; they are always read as float32.
 
     Raises:
-        CacheError: the folder holds something else.
+        CacheError: the folder is not this cache.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class VectorCache:
             raise CacheError(f"{card} describes another cache; delete {self.folder}")
 
     def _index(self) -> None:
-        """Look at what both files hold in full; a record without its vector does not count."""
+        """Index the complete entries of both files; a record without its vector is ignored."""
         whole = self._vectors.stat().st_size // self._row_bytes
         records = self._records.stat().st_size // _RECORD.itemsize
         self._count = min(whole, records)
@@ -109,13 +109,13 @@ class VectorCache:
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
-        """Hold the right to :meth:`append`; on entry, see what other writers added.
+        """Acquire the right to :meth:`append`; on entry, load what other writers added.
 
         Raises:
-            CacheError: somebody else is writing, or the file system has no locks.
+            CacheError: another process is writing, or the file system does not support locks.
             StorageError: the folder cannot be opened.
         """
-        # Without a lock a second writer would cut off what the first has added, under those who read it.
+        # Without a lock, a second writer would truncate what the first one added, while others read it.
         with write_lock(self.folder, refusal=CacheError, needed=True):
             self._index()
             try:
@@ -124,12 +124,12 @@ class VectorCache:
                 self._index()
 
     def find(self, hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
-        """Where the vectors of some texts stand: ``(N,) int64``, -1 for a text that is not here.
+        """Return the positions of the vectors of some texts: ``(N,) int64``, -1 for a text that is not cached.
 
-        What :meth:`append` adds is found once :meth:`writing` has ended.
+        Vectors added by :meth:`append` are found once :meth:`writing` has ended.
 
         Args:
-            hashes: ``(N, 2) uint64`` from :func:`text_hashes`.
+            hashes: ``(N, 2) uint64`` returned by :func:`text_hashes`.
         """
         if not len(self._known):
             return np.full(len(hashes), -1, np.int64)
@@ -139,12 +139,12 @@ class VectorCache:
         return np.where(found, rows, -1)
 
     def append(self, hashes: npt.NDArray[np.uint64], vectors: FloatArray) -> None:
-        """Add vectors ``(N, D)`` for texts that are not here, each once, and force them to disk.
+        """Add vectors ``(N, D)`` for texts that are not cached, each once, and sync them to disk.
 
-        Only inside :meth:`writing`.
+        Only allowed inside :meth:`writing`.
 
         Raises:
-            StorageError: the disk is full; what was there before stays.
+            StorageError: the disk is full; existing vectors are kept.
         """
         rows = np.ascontiguousarray(vectors, dtype=self.dtype)
         records = np.empty(len(rows), dtype=_RECORD)
@@ -156,7 +156,7 @@ class VectorCache:
                 (self._records, _RECORD.itemsize, records),
             ):
                 with path.open("r+b") as file:
-                    file.truncate(self._count * row_bytes)  # cuts off what a killed writer left
+                    file.truncate(self._count * row_bytes)  # drop incomplete writes of a killed writer
                     file.seek(0, os.SEEK_END)
                     file.write(data.tobytes())
                     file.flush()
@@ -164,7 +164,7 @@ class VectorCache:
         self._count += len(rows)
 
     def read(self, rows: npt.NDArray[np.int64]) -> FloatArray:
-        """Vectors by place: ``(N, D) float32``.
+        """Return vectors by position: ``(N, D) float32``.
 
         Raises:
             CacheError: a vector does not match its checksum.

@@ -1,6 +1,6 @@
-"""Views: how one sentence becomes two different inputs that mean the same.
+"""Views: how one sentence becomes two different inputs with the same meaning.
 
-Operations act on the word pieces of the truncated text and never touch the first and last token.
+Augmentations act on the word pieces of the truncated text and never change the first and last token.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ AugmentationName = Literal["none", "shuffle", "inversion", "deletion", "repetiti
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ViewsConfig:
-    """How the views of a batch are made from the columns of the corpus."""
+    """How the views of a batch are made from the corpus columns."""
 
     first: AugmentationName = setting("none", "augmentation of view 1")
     second: AugmentationName = setting(
-        "none", "augmentation of view 2; with none, views of one column differ by dropout alone"
+        "none", "augmentation of view 2; with none, views of one column differ by dropout only"
     )
     positives: tuple[AugmentationName, ...] = setting(
-        (), "one augmentation for each positive, for methods that take many; empty: the method's own list"
+        (), "one augmentation per positive, for methods that use positives; empty: the method's own list"
     )
-    rate: float = setting(0.2, "share of the inner word pieces that an augmentation touches", above=0, maximum=1)
+    rate: float = setting(0.2, "share of the inner word pieces that an augmentation changes", above=0, maximum=1)
 
 
 def augment(
     ids: list[int], name: str, *, rate: float, max_length: int, generator: np.random.Generator
 ) -> list[int]:
-    """A view of a text's token ids; the first and last token stay, and so does at least one between them.
+    """Return an augmented copy of a text's token ids; first and last token and at least one between them are kept.
 
     Args:
-        ids: L token ids, special tokens included.
+        ids: L token ids, including special tokens.
         name: a key of :data:`AUGMENTATIONS`.
-        rate: share of the inner pieces that deletion, repetition and span touch, rounded (halves to the
-            even number); a text so short that it rounds to 0 stays as it is.
-        max_length: what a view may grow to.
-        generator: of everything random.
+        rate: share of the inner pieces changed by deletion, repetition and span, rounded (half to even); a text
+            so short that it rounds to 0 is unchanged.
+        max_length: maximum length of a view.
+        generator: random generator.
     """
     inner = ids[1:-1]
     if not inner:
@@ -53,38 +53,38 @@ def augment(
     return [ids[0], *changed, ids[-1]]
 
 
-def _none(inner: list[int], _rate: float, _room: int, _generator: np.random.Generator) -> list[int]:
+def _none(inner: list[int], _rate: float, _capacity: int, _generator: np.random.Generator) -> list[int]:
     return inner
 
 
-def _shuffle(inner: list[int], _rate: float, _room: int, generator: np.random.Generator) -> list[int]:
-    """All pieces in random order (PCL, shuffled sentence)."""
+def _shuffle(inner: list[int], _rate: float, _capacity: int, generator: np.random.Generator) -> list[int]:
+    """Put all pieces in random order (PCL, shuffled sentence)."""
     return [inner[place] for place in generator.permutation(len(inner)).tolist()]
 
 
-def _inversion(inner: list[int], _rate: float, _room: int, _generator: np.random.Generator) -> list[int]:
-    """All pieces in reversed order (PCL, inversed sentence)."""
+def _inversion(inner: list[int], _rate: float, _capacity: int, _generator: np.random.Generator) -> list[int]:
+    """Reverse the order of all pieces (PCL, inversed sentence)."""
     return inner[::-1]
 
 
-def _deletion(inner: list[int], rate: float, _room: int, generator: np.random.Generator) -> list[int]:
+def _deletion(inner: list[int], rate: float, _capacity: int, generator: np.random.Generator) -> list[int]:
     """Drop round(rate * L) pieces at random places (PCL, word deletion)."""
     gone = generator.permutation(len(inner))[: _fewer_than_all(inner, rate)]
     dropped = set(gone.tolist())
     return [piece for place, piece in enumerate(inner) if place not in dropped]
 
 
-def _repetition(inner: list[int], rate: float, room: int, generator: np.random.Generator) -> list[int]:
+def _repetition(inner: list[int], rate: float, capacity: int, generator: np.random.Generator) -> list[int]:
     """Insert copies of random pieces at random places, as many as fit (PCL, word repetition)."""
     result = list(inner)
-    for _ in range(min(round(rate * len(inner)), room - len(inner))):
+    for _ in range(min(round(rate * len(inner)), capacity - len(inner))):
         piece = result[int(generator.integers(len(result)))]
         result.insert(int(generator.integers(len(result) + 1)), piece)
     return result
 
 
-def _span(inner: list[int], rate: float, _room: int, generator: np.random.Generator) -> list[int]:
-    """Drop one run of round(rate * L) neighbouring pieces."""
+def _span(inner: list[int], rate: float, _capacity: int, generator: np.random.Generator) -> list[int]:
+    """Drop one run of round(rate * L) consecutive pieces."""
     length = _fewer_than_all(inner, rate)
     start = int(generator.integers(len(inner) - length + 1))
     return inner[:start] + inner[start + length :]

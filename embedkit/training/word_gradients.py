@@ -1,8 +1,8 @@
-"""Gradients of word tables, row by row.
+"""Sparse gradients of word tables.
 
-A batch uses few rows of a table. Torch fills a gradient of the whole table for each chunk of each view and adds
-them all, which a small network's step feels. Here chunks give the rows that they used, and the table's gradient
-is filled once a step.
+A batch uses few rows of a word table. Torch fills a gradient of the whole table for each chunk of each view and
+adds them up, which is slow compared with a small network's step. Here chunks return the gradients of the rows they
+used, and the table's gradient is filled once per step.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ __all__ = ["by_rows", "fill_gradients"]
 
 @contextlib.contextmanager
 def by_rows(module: nn.Module) -> Iterator[None]:
-    """Let backward passes give the word table of every encoder inside ``module`` a sparse gradient meanwhile.
+    """Make the word tables of all encoders inside ``module`` produce sparse gradients within the block.
 
-    Its rows are what a dense one would hold, but for the order in which a word's uses in several chunks are added.
-    Only on a CPU: a GPU fills memory in no time. torch.compile knows dense ones only.
+    The values equal those of dense gradients up to the order of summation over chunks. This applies to the CPU
+    only: a GPU fills memory fast enough. torch.compile supports dense gradients only.
     """
     encoders = [part for part in module.modules() if isinstance(part, SentenceEncoder | PairEncoder)]
     tables = [table for encoder in encoders if encoder.device.type == "cpu" for table in _tables(encoder)]
@@ -41,7 +41,7 @@ def _tables(encoder: SentenceEncoder | PairEncoder) -> list[nn.Module]:
 
 
 def fill_gradients(module: nn.Module) -> None:
-    """Make dense what is sparse, as clipping, other processes and the optimizer want it."""
+    """Convert sparse gradients to dense, as required by clipping, process groups and the optimizer."""
     for parameter in module.parameters():
         if parameter.grad is not None and parameter.grad.is_sparse:
             parameter.grad = parameter.grad.to_dense()

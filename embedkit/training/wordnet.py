@@ -1,7 +1,7 @@
-"""WordNet: which words mean the same, read from its database files.
+"""WordNet: synonyms, read from its database files.
 
 The files are those of WordNet's own distribution (``dict/data.noun`` and so on) and of NLTK's corpus ``wordnet``;
-their form is described in the manual page wndb(5WN).
+the manual page wndb(5WN) describes their format.
 
 Source: Miller, "WordNet: A Lexical Database for English", Communications of the ACM, 1995.
 """
@@ -18,14 +18,14 @@ from embedkit.errors import DataError
 __all__ = ["WordNet"]
 
 _FILES = ("data.noun", "data.verb", "data.adj", "data.adv")
-_MARKER = re.compile(r"\([a-z]+\)$")  # where an adjective may stand: galore(ip)
+_MARKER = re.compile(r"\([a-z]+\)$")  # position of an adjective: galore(ip)
 
 
 class WordNet:
     """Synonyms by word.
 
     Args:
-        folder: holds data.noun, data.verb, data.adj and data.adv.
+        folder: contains data.noun, data.verb, data.adj and data.adv.
 
     Attributes:
         fingerprint: hex digest of the files.
@@ -36,7 +36,7 @@ class WordNet:
 
     def __init__(self, folder: str | Path) -> None:
         digest = hashlib.sha256()
-        self._synonyms: dict[str, dict[str, None]] = {}  # a dictionary keeps the order of the senses
+        self._synonyms: dict[str, dict[str, None]] = {}  # dictionaries keep the order of senses
         for path in (Path(folder) / name for name in _FILES):
             try:
                 content = path.read_bytes()
@@ -49,7 +49,7 @@ class WordNet:
         self.fingerprint = digest.hexdigest()
 
     def synonyms(self, word: str) -> list[str]:
-        """The other words of every set that the word is in, whatever its case; several words have spaces."""
+        """Return the other words of every synset that contains the word, ignoring case; phrases contain spaces."""
         return list(self._synonyms.get(word.lower(), ()))
 
     def _add(self, words: list[str]) -> None:
@@ -60,7 +60,7 @@ class WordNet:
 
 
 def _synonym_sets(path: Path, content: bytes) -> Iterator[list[str]]:
-    """The words of each line: ``offset file type count word id word id ...``, the count in hexadecimal."""
+    """Yield the words of each line, ``offset file type count word id word id ...``, with count in hexadecimal."""
     for number, line in enumerate(content.decode("utf-8", errors="replace").split("\n"), 1):
         if not line or line.startswith(" "):  # the licence
             continue
@@ -69,5 +69,5 @@ def _synonym_sets(path: Path, content: bytes) -> Iterator[list[str]]:
             count = int(fields[3], 16)
             words = [fields[4 + 2 * place] for place in range(count)]
         except (IndexError, ValueError) as error:
-            raise DataError(f"{path}:{number} is not a line of a WordNet database") from error
+            raise DataError(f"{path}:{number} is not a valid line of a WordNet database") from error
         yield [_MARKER.sub("", word).replace("_", " ") for word in words]

@@ -159,7 +159,7 @@ def make(make_encoder, corpus) -> Callable[..., tuple[Method, BatchSource]]:
         teachers = [Teacher()] if entry.batch_spec.teacher else []
         if entry.batch_spec.several_teachers and getattr(config, "objective", None) != "contrastive":
             teachers.append(WideTeacher())
-        told = entry.told([teacher.dimension for teacher in teachers])
+        told = entry.teacher_arguments([teacher.dimension for teacher in teachers])
         method = entry(make_encoder(), config, seed=1, **told)
         batches = BatchSource(
             corpus,

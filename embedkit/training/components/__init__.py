@@ -1,4 +1,4 @@
-"""Components of methods whose state lives in buffers and parameters."""
+"""Components of methods that keep their state in buffers and parameters."""
 
 from __future__ import annotations
 

@@ -14,14 +14,14 @@ QueueKind = Literal["two", "one", "frozen", "none"]
 
 
 class CrossViewQueues(nn.Module):
-    """D1 and D2, filled with the reference vectors of view 1 and view 2.
+    """D1 and D2, which hold the reference vectors of view 1 and view 2.
 
     Args:
-        size: K, vectors a queue.
+        size: K, number of vectors in a queue.
         dimension: D.
-        kind: ``"two"`` is SCT; ``"one"`` queue is shared and takes view 1 only; ``"frozen"`` queues keep
-            their random rows; ``"none"`` scores against the batch alone.
-        seed: of the random rows.
+        kind: ``"two"`` is SCT; ``"one"`` is a shared queue that takes view 1 only; ``"frozen"`` queues keep
+            their random rows; ``"none"`` scores against the batch only.
+        seed: seed of the random rows.
     """
 
     def __init__(self, size: int, dimension: int, *, kind: QueueKind, seed: int) -> None:

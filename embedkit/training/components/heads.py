@@ -1,4 +1,4 @@
-"""Heads that stand on an encoder, while it trains or for good."""
+"""Heads on top of an encoder, for training only or for good."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _BERT_SCALE = 0.02  # standard deviation of BERT's initialisation
 class Predictor(nn.Module):
     """BSL's predictor: MLPs in series, each Linear(D -> kD), ReLU, Linear(kD -> kD), ReLU, Linear(kD -> D).
 
-    Batch normalisation stands before the first or before both activations. It always uses the batch's own
-    statistics and keeps none: a predictor is never evaluated, and a forward pass changes no state. The
-    default is the paper's (BSL, section 3); the authors' code has ``blocks=3, expansion=10, normalised=1``.
+    Batch normalisation precedes the first activation or both. It always uses the batch's own statistics and
+    keeps none: a predictor is never evaluated, and a forward pass must not change any state. The defaults are
+    those of the paper (BSL, section 3); the authors' code uses ``blocks=3, expansion=10, normalised=1``.
 
     Args:
         dimension: D.
-        blocks: how many MLPs.
-        expansion: k, hidden width over D.
-        normalised: how many of the two hidden layers of each MLP are batch-normalised.
+        blocks: number of MLPs.
+        expansion: k, the ratio of the hidden width to D.
+        normalised: number of batch-normalised hidden layers in each MLP, of two.
     """
 
     def __init__(self, dimension: int, *, blocks: int = 1, expansion: int = 8, normalised: int = 2) -> None:
@@ -40,7 +40,7 @@ class Predictor(nn.Module):
         self.layers = nn.Sequential(*layers)
 
     def forward(self, embeddings: Tensor) -> Tensor:
-        """``(B, D)`` to ``(B, D)``; B is 2 or more."""
+        """Map ``(B, D)`` to ``(B, D)``; B must be at least 2."""
         predicted: Tensor = self.layers(embeddings)
         return predicted
 
@@ -48,12 +48,12 @@ class Predictor(nn.Module):
 class Projector(nn.Module):
     """SCT's projector: blocks of Linear(D -> expansion*D), ReLU, Linear(expansion*D -> D), in series.
 
-    No normalisation layer and no activation between blocks (SCT, section 3.3, and the authors' code).
+    There is no normalisation layer and no activation between blocks (SCT, section 3.3, and the authors' code).
 
     Args:
         dimension: D.
-        blocks: how many blocks; 0 is the identity.
-        expansion: hidden width over D.
+        blocks: number of blocks; 0 is the identity.
+        expansion: ratio of the hidden width to D.
     """
 
     def __init__(self, dimension: int, *, blocks: int = 3, expansion: int = 10) -> None:
@@ -65,15 +65,15 @@ class Projector(nn.Module):
         self.layers = nn.Sequential(*layers)
 
     def forward(self, embeddings: Tensor) -> Tensor:
-        """``(B, D)`` to ``(B, D)``."""
+        """Map ``(B, D)`` to ``(B, D)``."""
         projected: Tensor = self.layers(embeddings)
         return projected
 
 
 def training_head(encoder: SentenceEncoder, *, seed: int) -> DenseHead:
-    """SimCSE's head: Linear(H -> H) and tanh with BERT's initialisation, as its authors' code has it.
+    """Return SimCSE's head, Linear(H -> H) and tanh with BERT's initialisation, as in the authors' code.
 
-    It is no part of the encoder, so that it is not exported.
+    It is not part of the encoder and therefore not exported.
     """
     with seeded(seed):
         head = DenseHead(encoder.pooled_width, encoder.pooled_width)
@@ -83,9 +83,10 @@ def training_head(encoder: SentenceEncoder, *, seed: int) -> DenseHead:
 
 
 def fit_head(encoder: SentenceEncoder, dimension: int, *, seed: int, activation: Activation = "tanh") -> bool:
-    """Bring an encoder to a teacher's width by a head of its own, and say whether that is new.
+    """Give an encoder a head of the teacher's width; return whether the head is new.
 
-    With tanh, an encoder without a head that has that width already stays as it is. A linear one it always gets.
+    With tanh, an encoder that has a head of that width, or that width without a head, is left unchanged. A linear
+    head is also added to an encoder without a head whose width already fits.
     """
     fits = encoder.dimension == dimension
     if fits and (encoder.head is not None or activation == "tanh"):

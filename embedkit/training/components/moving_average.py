@@ -17,11 +17,11 @@ class MovingAverage(nn.Module, Generic[Network]):
     """An exponential moving average of a network's parameters.
 
     Args:
-        network: what is followed; the copy starts equal to it.
-        momentum: share of the old average kept in an update: 1 never moves, 0 copies.
+        network: the network to follow; the copy starts equal to it.
+        momentum: weight of the old average in an update: 1 never moves, 0 copies.
 
     Attributes:
-        network: the average, without gradients.
+        network: the average; its parameters get no gradients.
     """
 
     network: Network

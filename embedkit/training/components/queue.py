@@ -1,4 +1,4 @@
-"""A queue of past vectors: a ring buffer that is never re-allocated."""
+"""A queue of past vectors: a ring buffer that is never reallocated."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ __all__ = ["VectorQueue"]
 class VectorQueue(nn.Module):
     """The newest K vectors, first in, first out.
 
-    It starts with Gaussian rows of unit length, which are flushed after K / B steps. The order of
-    ``rows`` is the ring's; :meth:`ordered` gives them oldest first. Both buffers travel with the checkpoint.
+    The queue starts with Gaussian rows of unit length, which are flushed after K / B steps. ``rows`` is in ring
+    order; :meth:`ordered` returns the oldest first. Both buffers are saved with the checkpoint.
 
     Args:
-        size: K; 0 is a queue that stays empty.
+        size: K; a queue of size 0 stays empty.
         dimension: D.
-        seed: of the first rows.
+        seed: seed of the initial rows.
 
     Attributes:
         rows: ``(K, D) float32, unit rows``.
-        pointer: where the next vector goes, int64 scalar.
+        pointer: position of the next vector, int64 scalar.
     """
 
     rows: Tensor
@@ -40,7 +40,7 @@ class VectorQueue(nn.Module):
 
     @torch.no_grad()
     def enqueue(self, vectors: Tensor) -> None:
-        """Replace the oldest rows by ``vectors`` (B, D); of more than K only the newest K stay."""
+        """Replace the oldest rows by ``vectors`` (B, D); if B > K, only the last K are kept."""
         size = len(self)
         vectors = vectors[-size:] if size else vectors[:0]
         start = int(self.pointer)
@@ -51,5 +51,5 @@ class VectorQueue(nn.Module):
             self.pointer.fill_((start + len(vectors)) % size)
 
     def ordered(self) -> Tensor:
-        """All rows, oldest first: ``(K, D)``."""
+        """Return all rows, oldest first: ``(K, D)``."""
         return torch.roll(self.rows, -int(self.pointer), dims=0)

@@ -1,4 +1,4 @@
-"""Past vectors of one or several teachers."""
+"""Queues of past vectors for one or several teachers."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ Queues = TypeVar("Queues", VectorQueue, CrossViewQueues)
 
 
 class TeacherQueues(nn.ModuleList, Generic[Queues]):
-    """What each teacher has for itself: one queue, or the queues of two views.
+    """One entry per teacher: a queue, or the queues of two views.
 
-    They differ in width and are filled with the same sentences.
+    Entries may differ in width and are filled with the same sentences.
 
     Args:
-        queues: of each teacher.
+        queues: the entry of each teacher.
     """
 
     def __init__(self, queues: Iterable[Queues]) -> None:
@@ -29,14 +29,14 @@ class TeacherQueues(nn.ModuleList, Generic[Queues]):
 
     @property
     def each(self) -> list[Queues]:
-        """Those of each teacher."""
+        """The entries, in the order of the teachers."""
         return [cast(Queues, queues) for queues in self]
 
     def carry(self, teachers: Sequence[Sequence[Tensor]]) -> dict[str, Tensor]:
-        """What :meth:`enqueue` needs of a batch.
+        """Return the tensors that :meth:`enqueue` needs, by name.
 
         Args:
-            teachers: for each teacher the vectors ``(B, T)`` of each view that its queues hold.
+            teachers: for each teacher, the vectors ``(B, T)`` of each view held by its queues.
         """
         return {
             f"teacher{place}.view{view}": vectors
@@ -45,7 +45,7 @@ class TeacherQueues(nn.ModuleList, Generic[Queues]):
         }
 
     def enqueue(self, carry: Mapping[str, Tensor]) -> None:
-        """Add the vectors of a batch."""
+        """Add the vectors of a batch, as named by :meth:`carry`."""
         for place, queues in enumerate(self.each):
             own = f"teacher{place}."
             queues.enqueue(*(vectors for name, vectors in carry.items() if name.startswith(own)))

@@ -1,4 +1,4 @@
-"""Losses: pure functions of tensors, one file per idea."""
+"""Losses as pure functions of tensors, one file per idea."""
 
 from __future__ import annotations
 

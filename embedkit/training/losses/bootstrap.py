@@ -19,22 +19,22 @@ Scale = Literal["paper", "code"]
 def bootstrap_loss(
     predictions: tuple[Tensor, Tensor], targets: tuple[Tensor, Tensor], *, scale: Scale = "paper"
 ) -> Tensor:
-    """Each view's prediction comes close, in cosine, to the target embedding of the other view.
+    """Pull each view's prediction towards the target embedding of the other view, by cosine.
 
     Args:
         predictions: z1, z2 of the online network, each ``(B, D) float``.
-        targets: h1, h2 of the target network, each ``(B, D) float``; no gradient reaches them.
+        targets: h1, h2 of the target network, each ``(B, D) float``; they get no gradient.
         scale: ``"paper"`` is ``- cos(z1, h2) / 2 - cos(z2, h1) / 2``; ``"code"`` is
             ``(2 - 2 cos(z1, h2)) + (2 - 2 cos(z2, h1))``: the same optimum, four times the gradient.
 
     Returns:
-        a scalar, averaged over the batch: in [-1, 1] or [0, 8].
+        a scalar, averaged over the batch, in [-1, 1] or [0, 8].
     """
     mean = (_cosine(predictions[0], targets[1]) + _cosine(predictions[1], targets[0])) / 2
     return -mean if scale == "paper" else 4 - 4 * mean
 
 
 def _cosine(predictions: Tensor, targets: Tensor) -> Tensor:
-    """The mean cosine of rows, in float32 whatever the autocast."""
+    """Return the mean cosine of rows, in float32 regardless of autocast."""
     with torch.autocast(predictions.device.type, enabled=False):
         return functional.cosine_similarity(predictions.float(), targets.detach().float(), dim=1).mean()

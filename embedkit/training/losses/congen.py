@@ -1,7 +1,7 @@
-"""Control and generalisation: both views of a sentence learn how a teacher ranks the past.
+"""Control and generalisation: both views of a sentence learn how a teacher ranks past sentences.
 
-Source: ConGen (Limkonchotiwat et al., Findings of EMNLP 2022), its distillation objective; keys as in
-the authors' code, which scores against the queue *and* the current batch (K + B keys).
+Source: ConGen (Limkonchotiwat et al., Findings of EMNLP 2022), the distillation objective; keys as in the
+authors' code, which scores against the queue *and* the current batch (K + B keys).
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ def congen_loss(
     control: float = 0.5,
     shuffle: Shuffle | None = None,
 ) -> Tensor:
-    """Cross-entropy of each view's similarity distribution with the teacher's of view 1.
+    """Return the cross-entropy of each view's similarity distribution with the teacher's for view 1.
 
-    With Q the keys and t their batch part: ``p = softmax(t Q / teacher_temperature)`` is learnt by
-    ``softmax(s1 Q / temperature)`` (control) and ``softmax(s2 Q / temperature)`` (generalisation). No
-    gradient reaches the keys.
+    With keys Q and t their batch part, ``p = softmax(t Q / teacher_temperature)`` is the target of
+    ``softmax(s1 Q / temperature)`` (control) and of ``softmax(s2 Q / temperature)`` (generalisation). The keys
+    get no gradient.
 
     Args:
         students: s1, s2, each ``(B, T) float, unit rows``.
-        keys: past teacher vectors and those of the batch, of view 1.
-        others: the same of further teachers, row for row of the same sentences. Then p is the average of the
-            distributions of all; the student is scored against ``keys`` alone.
-        temperature: of the student's distributions.
-        teacher_temperature: of the teacher's distribution.
-        control: weight of view 1, in [0, 1]; view 2 has the rest.
-        shuffle: exchanges probabilities in p, away from the sentence's own key.
+        keys: past and current teacher vectors of view 1.
+        others: keys of further teachers, for the same sentences row by row. p is then the average over all
+            teachers; the student is scored against ``keys`` only.
+        temperature: temperature of the student's distributions.
+        teacher_temperature: temperature of the teacher's distribution.
+        control: weight of view 1, in [0, 1]; view 2 has weight ``1 - control``.
+        shuffle: shuffles probabilities in p, except those of each sentence's own key.
 
     Returns:
         a scalar, summed over keys and averaged over the batch.

@@ -31,24 +31,24 @@ def cross_view_loss(
     weight: float = 0.5,
     shuffle: Shuffle | None = None,
 ) -> Tensor:
-    """Match each online view's similarity distribution with the reference distribution of the other view.
+    """Match each online view's similarity distribution to the reference distribution of the other view.
 
-    With Q1, Q2 the keys and r1, r2 their batch parts: ``c1 = softmax(z1 Q2 / temperature)`` learns
-    ``t2 = softmax(r2 Q2 / reference_temperature)``, and ``c2 = softmax(z2 Q1 / temperature)`` learns ``t1``.
-    No gradient reaches the keys.
+    With keys Q1, Q2 and r1, r2 their batch parts, ``t2 = softmax(r2 Q2 / reference_temperature)`` is the target
+    of ``c1 = softmax(z1 Q2 / temperature)``, and ``t1`` that of ``c2 = softmax(z2 Q1 / temperature)``. The keys
+    get no gradient.
 
     Args:
-        online: z1, z2, each ``(B, D) float, unit rows``; or one view, which stands for both.
-        keys: Q1, Q2 of view 1 and view 2; or Q1 alone.
-        others: the same of further references, row for row of the same sentences. Then t1 and t2 are the average
-            of the distributions of all; the online side is scored against ``keys`` alone.
-        temperature: of the online distributions.
-        reference_temperature: of the reference distributions.
+        online: z1, z2, each ``(B, D) float, unit rows``; or a single view that serves as both.
+        keys: Q1, Q2 of view 1 and view 2; or Q1 only.
+        others: keys of further references, for the same sentences row by row. t1 and t2 are then averages over
+            all references; the online side is scored against ``keys`` only.
+        temperature: temperature of the online distributions.
+        reference_temperature: temperature of the reference distributions.
         objective: ``"kl"`` (SCT), ``"cross_entropy"`` (same gradient) or ``"contrastive"`` (InfoNCE on
-            the sentence's own reference vector), the last two for the ablations of Tables 4 and 6.
-        identical_view: the ablation without cross-view wiring: z1 meets Q1 and learns t1.
-        weight: of each direction; 0.5 is the paper's, 1.0 the authors' code's.
-        shuffle: exchanges probabilities in t1 and t2, away from the sentence's own key.
+            the sentence's own reference vector); the last two are the ablations of Tables 4 and 6.
+        identical_view: the ablation without cross-view wiring: z1 is scored against Q1 and learns t1.
+        weight: weight of each direction; 0.5 in the paper, 1.0 in the authors' code.
+        shuffle: shuffles probabilities in t1 and t2, except those of each sentence's own key.
 
     Returns:
         a scalar, summed over keys and averaged over the batch.
@@ -62,7 +62,7 @@ def cross_view_loss(
 
 
 class _Targets:
-    """Reference distributions, computed once where both views share queues and vectors."""
+    """Reference distributions, computed only once if both views share queues and vectors."""
 
     def __init__(self, temperature: float, shuffle: Shuffle | None) -> None:
         self._temperature, self._shuffle = temperature, shuffle
@@ -80,7 +80,7 @@ def _cross_entropy(online: Tensor, references: References, targets: _Targets, te
 
 
 def _kl(online: Tensor, references: References, targets: _Targets, temperature: float) -> Tensor:
-    """Cross-entropy less the target's entropy, which has no gradient."""
+    """Cross-entropy minus the target's entropy, which has no gradient."""
     return _cross_entropy(online, references, targets, temperature) - targets(references).entropy
 
 

@@ -1,4 +1,4 @@
-"""DCLR's contrast: negatives that may mean the same are left out, and noise stands among the others.
+"""DCLR's contrast: negatives that may mean the same are excluded, and noise vectors are added as negatives.
 
 Source: Zhou, Zhang, Zhao and Wen, "Debiased Contrastive Learning of Unsupervised Sentence Representations",
 ACL 2022.
@@ -14,11 +14,11 @@ __all__ = ["ascend_noise", "debiased_info_nce", "true_negatives"]
 
 
 def true_negatives(complementary: Tensor, *, threshold: float) -> Tensor:
-    """Which sentences may be each other's negatives: ``(B, B) bool``, False on the diagonal.
+    """Return which sentences may be each other's negatives: ``(B, B) bool``, False on the diagonal.
 
     Args:
-        complementary: ``(B, T) float32, unit rows``, what another encoder makes of the batch.
-        threshold: pairs whose cosine reaches it are no negatives.
+        complementary: ``(B, T) float32, unit rows``, embeddings of the batch by another encoder.
+        threshold: pairs whose cosine is at least this are not negatives.
     """
     cosines = complementary.float() @ complementary.float().T
     return (cosines < threshold).fill_diagonal_(fill_value=False)
@@ -32,9 +32,9 @@ def debiased_info_nce(
     Args:
         anchors: ``(B, D) float``, of any length.
         positives: ``(B, D) float``; row i belongs to anchor i.
-        noise: ``(K, D) float``; negatives of every anchor; K may be 0.
-        negatives: ``(B, B) bool``; whether positive j is a negative of anchor i.
-        temperature: of the softmax.
+        noise: ``(K, D) float``, negatives of every anchor; K may be 0.
+        negatives: ``(B, B) bool``, whether positive j is a negative of anchor i.
+        temperature: temperature of the softmax.
 
     Returns:
         a scalar, averaged over anchors.
@@ -57,19 +57,19 @@ def ascend_noise(
     steps: int,
     size: float,
 ) -> Tensor:
-    """Noise moved to where :func:`debiased_info_nce` is larger, in steps of one length for every row.
+    """Move noise in the direction that increases :func:`debiased_info_nce`, by steps of equal length in every row.
 
     Args:
         noise: ``(K, D) float32``.
-        anchors: as above; gets no gradient, as the others get none.
+        anchors: as above; none of the arguments gets a gradient.
         positives: as above.
         negatives: as above.
-        temperature: of the softmax.
-        steps: how many.
-        size: length of each.
+        temperature: temperature of the softmax.
+        steps: number of steps.
+        size: length of a step.
 
     Returns:
-        ``(K, D) float32``, without gradient.
+        ``(K, D) float32``, detached.
     """
     first, second = anchors.detach(), positives.detach()
     for _ in range(steps if len(noise) else 0):

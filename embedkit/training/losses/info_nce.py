@@ -1,7 +1,7 @@
 """InfoNCE: every anchor finds its positive among the positives of the batch.
 
-Source: SimCSE (Gao et al., EMNLP 2021), equation 4; one-directional, as its authors compute it:
-anchors are not scored from the positives' side as well.
+Source: SimCSE (Gao et al., EMNLP 2021), equation 4; one-directional, as in the authors' code:
+positives are not scored against anchors.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ def info_nce(anchors: Tensor, positives: Tensor, *, temperature: float) -> Tenso
     """``-mean_i log softmax_j(cos(a_i, p_j) / temperature)`` at j = i, computed in float32.
 
     Args:
-        anchors: ``(B, D) float``, of any length.
+        anchors: ``(B, D) float``, rows of any norm.
         positives: ``(B, D) float``; row i belongs to anchor i, all others are its negatives.
-        temperature: of the softmax.
+        temperature: temperature of the softmax.
 
     Returns:
         a scalar, averaged over anchors.

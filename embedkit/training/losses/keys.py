@@ -1,8 +1,8 @@
-"""Distributions over keys: over a queue of past vectors and the vectors of the batch, K + B in all.
+"""Distributions over keys: a queue of past vectors and the vectors of the batch, K + B in all.
 
-At K = 131,072 a row of numbers for every key of every sentence is 67 MB, so there are few: queries meet queue and
-batch each for itself, into one block of memory, everything else happens in place, and the gradient is worked out
-together with the loss. What waits for the backward pass is ``(B, D)``.
+At K = 131,072, one float per key and sentence takes 67 MB, so few such matrices are made: the products of the
+queries with queue and batch are written into one block of memory, all further operations are in place, and the
+gradient is computed together with the loss. Only ``(B, D)`` is kept for the backward pass.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from torch import Tensor
 __all__ = ["Keys", "Reference", "Shuffle", "cross_entropy", "own_cross_entropy", "reference", "similarity_logits"]
 
 Shuffle = Callable[[Tensor, Tensor], Tensor]
-"""Distributions ``(B, K + B)`` and the column of each sentence's own key ``(B,) int64``, to distributions."""
+"""Maps distributions ``(B, K + B)`` and the column of each sentence's own key ``(B,) int64`` to distributions."""
 
 
 _BLOCK = 8
 
 
 class Keys(NamedTuple):
-    """What one view is scored against: past reference vectors, and those of the batch. They get no gradient.
+    """Vectors that one view is scored against: past reference vectors and those of the batch, without gradient.
 
     Attributes:
         queue: ``(K, D) float32, unit rows``; K may be 0.
@@ -36,22 +36,23 @@ class Keys(NamedTuple):
 
 
 class Reference(NamedTuple):
-    """A distribution to be learnt, ``(B, K + B) float32``, and the mean entropy of its rows in nats."""
+    """A target distribution, ``(B, K + B) float32``, and the mean entropy of its rows in nats."""
 
     probabilities: Tensor
     entropy: Tensor
 
 
 def own_columns(keys: Keys) -> Tensor:
-    """Where each sentence of the batch finds itself among the keys: ``(B,) int64``."""
+    """Return the column of each sentence's own key: ``(B,) int64``."""
     return len(keys.queue) + torch.arange(len(keys.batch), device=keys.batch.device)
 
 
 @torch.no_grad()
 def similarity_logits(queries: Tensor, keys: Keys, temperature: float) -> Tensor:
-    """Cosines of unit rows over temperature: ``(B, K + B) float32`` whatever the autocast, without gradient.
+    """Return cosines of unit rows divided by temperature: ``(B, K + B) float32``, without gradient.
 
-    At K = 131,072 and temperature 0.01 logits reach 100, out of reach for half precision.
+    The result is float32 regardless of autocast: at K = 131,072 and temperature 0.01, logits reach 100, which
+    half precision cannot resolve.
     """
     size = len(keys.queue)
     logits = queries.new_empty(len(queries), size + len(keys.batch), dtype=torch.float32)
@@ -64,15 +65,15 @@ def similarity_logits(queries: Tensor, keys: Keys, temperature: float) -> Tensor
 
 @torch.no_grad()
 def reference(references: Sequence[Keys], temperature: float, shuffle: Shuffle | None = None) -> Reference:
-    """How references rank the same sentences, on average: ``softmax(batch keys / temperature)`` of each.
+    """Return the average of the references' distributions, ``softmax(batch keys / temperature)`` of each.
 
-    Each scores its own vectors of the batch against its own keys, so that widths may differ; row j is the same
-    sentence in the keys of all. The average is one of probabilities, not of cosines or vectors.
+    Each reference scores its own vectors of the batch against its own keys, so that widths may differ; row j is
+    the same sentence in all keys. Probabilities are averaged, not cosines or vectors.
 
     Args:
         references: one or more.
-        temperature: of the softmax.
-        shuffle: exchanges probabilities, away from the sentence's own key.
+        temperature: temperature of the softmax.
+        shuffle: shuffles probabilities, except those of each sentence's own key.
     """
     if len(references) == 1 and shuffle is None:
         return _ranking(references[0], temperature)
@@ -85,13 +86,13 @@ def reference(references: Sequence[Keys], temperature: float, shuffle: Shuffle |
 
 def _ranking(keys: Keys, temperature: float) -> Reference:
     logits = similarity_logits(keys.batch, keys, temperature)
-    # On a processor, in blocks of rows that stay in its cache from one operation to the next.
+    # On a CPU, in blocks of rows that stay in cache from one operation to the next.
     entropies = [_normalise(rows) for rows in logits.split(_BLOCK if logits.device.type == "cpu" else len(logits))]
     return Reference(logits, torch.stack(entropies).sum() / len(logits))
 
 
 def _normalise(logits: Tensor) -> Tensor:
-    """Turn rows of logits into probabilities, in place, and give the sum of the rows' entropies."""
+    """Turn rows of logits into probabilities, in place; return the sum of the rows' entropies."""
     logits -= logits.amax(dim=1, keepdim=True)
     probabilities = logits.exp()
     total = probabilities.sum(dim=1, keepdim=True)
@@ -102,20 +103,20 @@ def _normalise(logits: Tensor) -> Tensor:
 
 
 def cross_entropy(queries: Tensor, keys: Keys, probabilities: Tensor, *, temperature: float) -> Tensor:
-    """``-sum_j p_j log softmax_j(queries keys / temperature)``, averaged over the batch.
+    """Return ``-sum_j p_j log softmax_j(queries keys / temperature)``, averaged over the batch.
 
     Args:
         queries: ``(B, D) float, unit rows``.
-        keys: what they are scored against.
-        probabilities: p, ``(B, K + B) float32``, each row of sum 1.
-        temperature: of the softmax.
+        keys: the keys to score against.
+        probabilities: p, ``(B, K + B) float32``, each row summing to 1.
+        temperature: temperature of the softmax.
     """
     loss: Tensor = _CrossEntropy.apply(queries, keys, probabilities, temperature)  # type: ignore[no-untyped-call]
     return loss
 
 
 def own_cross_entropy(queries: Tensor, keys: Keys, *, temperature: float) -> Tensor:
-    """:func:`cross_entropy` where all probability lies on the sentence's own key in the batch."""
+    """:func:`cross_entropy` with all probability on the sentence's own key in the batch."""
     loss: Tensor = _CrossEntropy.apply(queries, keys, None, temperature)  # type: ignore[no-untyped-call]
     return loss
 
@@ -131,7 +132,7 @@ class _CrossEntropy(torch.autograd.Function):
         total = logits.exp_().sum(dim=1, keepdim=True)
         loss = total.log().mean() - hit
         if context.needs_input_grad[0]:
-            # Not yet divided by the total: that is cheaper where D numbers a row are left.
+            # Division by the total comes later, when only D numbers per row are left.
             slopes = logits
             if target is None:
                 own -= total.squeeze(1)
@@ -150,6 +151,6 @@ class _CrossEntropy(torch.autograd.Function):
 
 
 def _sum_of_products(first: Tensor, second: Tensor) -> Tensor:
-    """``sum_ij first_ij second_ij`` without a matrix in between."""
+    """Return ``sum_ij first_ij second_ij`` without an intermediate matrix."""
     with torch.autocast(first.device.type, enabled=False):
         return torch.dot(first.flatten(), second.flatten())

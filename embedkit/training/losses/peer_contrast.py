@@ -1,7 +1,7 @@
-"""Peer contrast and peer cooperation: many positives of one anchor, seen by two networks.
+"""Peer contrast and peer cooperation: several positives per anchor, embedded by two networks.
 
-Source: PCL (Wu et al., EMNLP 2022), equations 1 and 4 to 6. Where paper and authors' code disagree,
-both forms are here.
+Source: PCL (Wu et al., EMNLP 2022), equations 1 and 4 to 6. Where the paper and the authors' code differ, both
+forms are implemented.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ Reduction = Literal["sentence", "entry"]
 
 
 class Embedded(NamedTuple):
-    """What one network makes of a batch.
+    """One network's embeddings of a batch.
 
     Attributes:
-        anchors: ``(N, D) float``, N of 2 or more.
+        anchors: ``(N, D) float``, N >= 2.
         positives: ``(N, K, D) float``; row i belongs to anchor i.
     """
 
@@ -37,17 +37,17 @@ class Embedded(NamedTuple):
 
 
 def peer_logits(queries: Embedded, keys: Embedded, temperature: float) -> Tensor:
-    """Cosines over temperature of each anchor with its own positives, then with the other anchors.
+    """Return the cosines over temperature of each anchor with its own positives, then with the other anchors.
 
-    The negatives are the other anchors alone: neither the anchor itself nor other anchors' positives.
+    Negatives are the other anchors only: neither the anchor itself nor other anchors' positives.
 
     Args:
-        queries: of the network whose anchors ask.
-        keys: of the network that answers, which may be the same.
-        temperature: above 0.
+        queries: embeddings whose anchors are the queries.
+        keys: embeddings used as keys, possibly by the same network.
+        temperature: a positive number.
 
     Returns:
-        ``(N, K + N - 1) float32``, whatever the autocast; the first K columns are the positives.
+        ``(N, K + N - 1) float32`` regardless of autocast; the first K columns are the positives.
     """
     with torch.autocast(queries.anchors.device.type, enabled=False):
         anchors, positives, others = (
@@ -60,15 +60,15 @@ def peer_logits(queries: Embedded, keys: Embedded, temperature: float) -> Tensor
 def cooperation_loss(
     main: Embedded, peer: Embedded, *, temperature: float, reduction: Reduction = "sentence"
 ) -> Tensor:
-    """Main and peer network agree on what is similar: within each network, and across the two.
+    """Penalise disagreement of main and peer network on similarities, within each network and across both.
 
     With ``P(a, b)`` the softmax of :func:`peer_logits` of a's anchors and b's keys, this is
     ``KL(P(peer, peer) | P(main, main)) + KL(P(peer, main) | P(main, peer))``; both sides get gradients.
 
     Args:
-        main: of the main network.
-        peer: of the peer network.
-        temperature: of all four distributions.
+        main: embeddings by the main network.
+        peer: embeddings by the peer network.
+        temperature: temperature of all four distributions.
         reduction: ``"sentence"`` sums over entries and averages over sentences (the paper), ``"entry"``
             averages over all N * (K + N - 1) entries (the authors' code).
     """
@@ -77,7 +77,7 @@ def cooperation_loss(
 
 
 def every_positive_contrast_loss(embedded: Embedded, *, temperature: float) -> Tensor:
-    """InfoNCE of every positive on its own against the other anchors, summed over the K positives (the paper).
+    """InfoNCE of each positive separately against the other anchors, summed over the K positives (the paper).
 
     Returns:
         a scalar, averaged over sentences.
@@ -89,11 +89,11 @@ def every_positive_contrast_loss(embedded: Embedded, *, temperature: float) -> T
 
 
 def copy_contrast_loss(embedded: Embedded, *, temperature: float) -> Tensor:
-    """SimCSE on the first positive, and a binary cross-entropy that lifts all positives (the authors' code).
+    """SimCSE on the first positive, plus a binary cross-entropy over all positives (the authors' code).
 
-    SimCSE has the other sentences' first positives as negatives. The binary cross-entropy takes the
-    *probabilities* of anchors over positives and other anchors for logits, as the authors' code does, with
-    label 1 for positives, and averages over all N * (K + N - 1) entries.
+    The negatives of SimCSE are the other sentences' first positives. As in the authors' code, the binary
+    cross-entropy takes the *probabilities* of anchors over positives and other anchors as logits, with label 1
+    for positives, and averages over all N * (K + N - 1) entries.
 
     Returns:
         a scalar, averaged over sentences.
@@ -112,14 +112,14 @@ def copy_contrast_loss(embedded: Embedded, *, temperature: float) -> Tensor:
 def _divergence(
     target: tuple[Embedded, Embedded], learner: tuple[Embedded, Embedded], temperature: float, reduction: Reduction
 ) -> Tensor:
-    """KL(target | learner) of two pairs of (queries, keys)."""
+    """Return KL(target | learner) for two pairs of (queries, keys)."""
     aim, learnt = (peer_logits(*pair, temperature).log_softmax(dim=1) for pair in (target, learner))
     entries = aim.exp() * (aim - learnt)
     return entries.sum(dim=1).mean() if reduction == "sentence" else entries.mean()
 
 
 def _without_diagonal(square: Tensor) -> Tensor:
-    """``(N, N)`` to ``(N, N - 1)``."""
+    """Remove the diagonal: ``(N, N)`` to ``(N, N - 1)``."""
     count = len(square)
     kept = ~torch.eye(count, dtype=torch.bool, device=square.device)
     return square[kept].view(count, count - 1)

@@ -1,7 +1,7 @@
-"""Shuffling inside groups of ranks: a teacher's scores keep their rough order and lose their fine one.
+"""Shuffling within groups of ranks: a teacher's scores keep their coarse order and lose their fine order.
 
-Source: DistillCSE (Xu et al., Findings of EMNLP 2023), section on group-P shuffling and equation 5; the
-groups of fixed length and the window of ranks are options of the authors' code.
+Source: DistillCSE (Xu et al., Findings of EMNLP 2023), section on group-P shuffling and equation 5; groups of
+fixed length and the window of ranks are options of the authors' code.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ __all__ = [
 ]
 
 Grouping = Callable[[Tensor], Tensor]
-"""Rows of scores in descending order, ``(N, C) float``, to the group of each rank, ``(N, C) int64`` from 0."""
+"""Maps rows of descending scores, ``(N, C) float``, to the group of each rank, ``(N, C) int64`` from 0."""
 
 
 @torch.no_grad()
 def shuffle_within_groups(scores: Tensor, grouping: Grouping) -> Tensor:
-    """Exchange the scores of each row at random among ranks of the same group.
+    """Randomly permute the scores of each row among ranks of the same group.
 
-    Rows are shuffled independently, anew at each call, by torch's generator. Each row keeps its values;
+    Rows are shuffled independently by torch's generator, differently at each call. Each row keeps its values;
     only their columns change.
 
     Args:
         scores: ``(N, C) float``.
-        grouping: says which ranks belong together; groups must not decrease with rank.
+        grouping: assigns ranks to groups; groups must not decrease with rank.
 
     Returns:
         ``(N, C)``, without gradient.
     """
     ranked, columns = scores.sort(dim=1, descending=True)
-    # Sorting a random order stably by group is uniform inside groups, however many there are;
+    # Sorting a random order stably by group is uniform within groups, however many there are;
     # adding a random fraction to the group's number would run out of bits.
     chance = torch.rand_like(ranked).argsort(dim=1)
     order = chance.gather(1, grouping(ranked).gather(1, chance).argsort(dim=1, stable=True))
@@ -51,21 +51,21 @@ def shuffle_within_groups(scores: Tensor, grouping: Grouping) -> Tensor:
 
 @torch.no_grad()
 def shuffle_probabilities(probabilities: Tensor, own: Tensor, *, mass: float, ranks: int) -> Tensor:
-    """Group-P on a distribution over many keys, of which one is the sentence's own and keeps its probability.
+    """Group-P shuffling of a distribution over many keys, one of which is the sentence's own and stays unchanged.
 
-    The own key is left out, as DistillCSE leaves out the diagonal: it holds most of a sharp distribution, and
-    exchanging it would teach that a sentence resembles another more than itself. Of the others the ``ranks`` most
-    probable are shuffled in groups that hold each a share ``mass`` of their probability; the rest stay where they
-    are, because sorting a long queue would cost far more than it changes.
+    The own key is excluded, as DistillCSE excludes the diagonal: it holds most of a sharp distribution, and
+    moving its probability would teach that a sentence resembles another more than itself. Of the others, the
+    ``ranks`` most probable are shuffled in groups that each hold a share ``mass`` of their probability; the rest
+    stay in place, because sorting a long queue would cost far more than it changes.
 
     Args:
-        probabilities: ``(B, C) float``, rows of sum 1.
+        probabilities: ``(B, C) float``, rows summing to 1.
         own: ``(B,) int64``, the column of each row's own key.
         mass: p, the share of a group, in (0, 1].
-        ranks: n, how many of the other keys are shuffled; all of them if there are fewer.
+        ranks: n, number of other keys to shuffle; all of them if there are fewer.
 
     Returns:
-        ``(B, C)``, of the same sums, without gradient.
+        ``(B, C)``, with the same row sums, without gradient.
     """
     others = probabilities.scatter(1, own[:, None], -1.0)
     highest, columns = others.topk(min(ranks, others.shape[1] - 1), dim=1)
@@ -74,33 +74,33 @@ def shuffle_probabilities(probabilities: Tensor, own: Tensor, *, mass: float, ra
 
 
 def group_shuffle(mass: float | None, ranks: int) -> Callable[[Tensor, Tensor], Tensor] | None:
-    """:func:`shuffle_probabilities` with its settings; None where there is no mass."""
+    """Return :func:`shuffle_probabilities` with its settings bound, or None if ``mass`` is None."""
     return None if mass is None else partial(shuffle_probabilities, mass=mass, ranks=ranks)
 
 
 def group_of_mass(ranked: Tensor, mass: float) -> Tensor:
     """Group-P: groups of equal probability under ``softmax(scores)`` at temperature 1.
 
-    With U_r the probability of rank r and all ranks before it, rank r belongs to group
-    ``floor(U_r / mass)``: who reaches a limit is in the next group, and a heavy rank can leave groups
-    empty. The last group takes whatever is left.
+    With U_r the cumulative probability up to and including rank r, rank r belongs to group
+    ``floor(U_r / mass)``: a rank that reaches a limit belongs to the next group, and a heavy rank can leave
+    groups empty. The last group takes the remainder.
 
     Args:
         ranked: ``(N, C) float``, each row in descending order.
         mass: p, the probability of a group, in (0, 1].
     """
-    count = math.ceil(1 / mass - 1e-9)  # 1 / p groups, one more if they do not fill up; 1/49 has 49
+    count = math.ceil(1 / mass - 1e-9)  # 1 / p groups, rounded up; the tolerance gives 49 for p = 1/49
     reached = ranked.softmax(dim=1).cumsum(dim=1)
     return (reached / mass).floor().long().clamp(max=count - 1)
 
 
 def group_window(ranked: Tensor, start: int, stop: int) -> Tensor:
-    """One group of the ranks from ``start`` to before ``stop``, counted from 0; every other rank alone."""
+    """Return one group of the ranks from ``start`` up to ``stop`` (exclusive), from 0; other ranks stay alone."""
     ranks = torch.arange(ranked.shape[1], device=ranked.device)
     inside = (ranks >= start) & (ranks < stop)
     return torch.where(inside, start, ranks).expand(ranked.shape)
 
 
 def group_of_length(ranked: Tensor, length: int) -> Tensor:
-    """Groups of ``length`` ranks each; the last has what is left."""
+    """Return groups of ``length`` ranks each; the last takes the remainder."""
     return (torch.arange(ranked.shape[1], device=ranked.device) // length).expand(ranked.shape)

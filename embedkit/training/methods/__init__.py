@@ -1,4 +1,4 @@
-"""Training methods by name. Adding one is a file here and a line in this table."""
+"""Training methods by name. To add one, add a module here and a line to the table below."""
 
 from __future__ import annotations
 

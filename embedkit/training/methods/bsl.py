@@ -1,18 +1,17 @@
 """BSL: bootstrapped sentence representations, without negatives.
 
-An online encoder with a predictor on top learns to predict what a target encoder makes of another view
-of the same sentence. The target is a slow moving average of the online encoder, so there is always
-something a little better to predict, and no negatives are needed to keep embeddings apart. The
-predictor is dropped afterwards.
+An online encoder with a predictor on top learns to predict a target encoder's embedding of another view of the
+same sentence. The target is a slow moving average of the online encoder: always slightly better, it keeps
+embeddings apart without negatives. The predictor is discarded after training.
 
 Source: Zhang et al., "Bootstrapped Unsupervised Sentence Representation Learning", ACL 2021, equations
-1 to 4; what its text leaves open is taken from the authors' code.
+1 to 4; details that the text leaves open follow the authors' code.
 
-Differs from the paper: equation 3, printed with the sign of an ascent, is a descent. Differs from the
-authors' code: predictor and scale of the loss are the paper's (``predictor``, ``scale``); selection
-looks at the cosine alone, not at the best of four similarities; the development set is scored every
-``dev.every`` steps, not ten times an epoch (``dev.most`` = 10 does that in one epoch); batch
-normalisation keeps no running statistics, which nothing would read.
+Differs from the paper: equation 3 is printed with the sign of an ascent; it is a descent. Differs from the
+authors' code: predictor and scale of the loss are the paper's (``predictor``, ``scale``); model selection uses the
+cosine only, not the best of four similarities; the development set is scored every ``dev.every`` steps, not
+ten times an epoch (``dev.most`` = 10 does that for one epoch); batch normalisation keeps no running statistics,
+because they would never be used.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ _PREDICTORS = {
     "paper": {"blocks": 1, "expansion": 8, "normalised": 2},
     "code": {"blocks": 3, "expansion": 10, "normalised": 1},
 }
-# Published for BERT-base alone; the paper gives nothing for smaller encoders.
+# Published for BERT-base only; the paper has no settings for smaller encoders.
 _PRESET: Mapping[str, Mapping[str, Any]] = {
     "optim": {
         "lr": 5e-4,
@@ -57,12 +56,12 @@ class BSLConfig:
     """Settings of BSL; the defaults are the paper's for unsupervised training."""
 
     predictor: Literal["paper", "code"] = setting(
-        "paper", "one MLP, with optim.lr 5e-4; the authors' code has three in series, with 1e-4"
+        "paper", "one MLP, with optim.lr 5e-4; code: three in series, with 1e-4, as in the authors' code"
     )
     momentum: float = setting(
-        0.999, "share of the target kept in a step; 0.9999 to post-train", minimum=0, maximum=1
+        0.999, "weight of the old target in an update; 0.9999 for post-training", minimum=0, maximum=1
     )
-    scale: Scale = setting("paper", "of the loss; the authors' code has four times the gradient")
+    scale: Scale = setting("paper", "scale of the loss; the authors' code uses four times the gradient")
 
 
 class BSL(Method):
@@ -83,7 +82,7 @@ class BSL(Method):
             self.predictor = Predictor(encoder.pooled_width, **_PREDICTORS[config.predictor])
 
     def forward(self, batch: Batch) -> StepOutput:
-        """Both views' distance from what the target makes of the other."""
+        """Return the loss of predicting the target's embedding of each view from the other view."""
         first, second = batch.views
         embeddings = pooled(self.encoder, first), pooled(self.encoder, second)
         # A view at a time, so that batch normalisation sees each view alone.
@@ -91,11 +90,11 @@ class BSL(Method):
         loss = bootstrap_loss(predictions, (self._aim(first), self._aim(second)), scale=self.config.scale)
         return StepOutput(loss)
 
-    def after_step(self, outputs: Sequence[StepOutput]) -> None:  # noqa: ARG002 - the weights say it all
-        """Let the target follow the encoder, one move for each optimizer step."""
+    def after_step(self, outputs: Sequence[StepOutput]) -> None:  # noqa: ARG002 - the weights are sufficient
+        """Update the target after an optimizer step."""
         self.target.update(self.encoder)
 
     @torch.no_grad()
     def _aim(self, view: View) -> Tensor:
-        """Target embeddings, in train mode and so with dropout of their own."""
+        """Return target embeddings, in train mode and therefore with independent dropout."""
         return pooled(self.target.network, view)

@@ -1,16 +1,16 @@
 """CKD: contrastive distillation, where a sentence's own teacher vector is the positive.
 
-Student and teacher encode the same sentence. The student's embedding must find the teacher's among
-those of the batch and of a queue of past ones, which is MoCo with the teacher as its key encoder. A
-dense layer with tanh, kept at inference, brings it to the teacher's width.
+Student and teacher encode the same sentence. The student's embedding must identify the teacher's among those of
+the batch and of a queue of past vectors: MoCo with the teacher as its key encoder. A dense layer with tanh,
+kept at inference, maps the student to the teacher's width.
 
 Source: Gao et al., "DistilCSE: Effective Knowledge Distillation For Contrastive Sentence Embeddings",
 arXiv 2112.05638, in the form in which the authors of ConGen and SCT ran it as a baseline.
 
-Differs from the paper: nothing is taken from it but the loss; there is no second, supervised stage.
-What the baseline's authors do not state is chosen here: the dense layer, the queue's length and the
-learning rate are ConGen's for each size, the queue starts with random unit rows, and the temperature is
-the default of their loss, 0.2.
+Differs from the paper: only the loss is used; there is no second, supervised stage. Details that the
+baseline's authors do not state are chosen here: the dense layer, the queue's length and the learning rate are
+ConGen's for each size, the queue starts with random unit rows, and the temperature is the default of their
+loss, 0.2.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ __all__ = ["CKD", "CKDConfig"]
 class CKDConfig(DistillationConfig):
     """Settings of CKD."""
 
-    queue_size: int = setting(16_384, "K, past teacher vectors; Small 65,536, as in ConGen", minimum=0)
-    temperature: float = setting(0.2, "of the softmax over queue and batch", above=0)
+    queue_size: int = setting(16_384, "K, number of past teacher vectors; Small 65,536, as in ConGen", minimum=0)
+    temperature: float = setting(0.2, "temperature of the softmax over queue and batch", above=0)
 
 
 class CKD(Distillation):
     """Contrastive distillation against a queue of teacher vectors.
 
     Args:
-        encoder: the student; a head is added unless its width is the teacher's.
+        encoder: the student; a head is added unless it has the teacher's width.
         config: settings.
-        seed: of head and queue.
+        seed: seed of head and queue.
         teacher_dimension: T, width of the teacher's vectors.
     """
 
@@ -64,7 +64,7 @@ class CKD(Distillation):
         self.queue = VectorQueue(config.queue_size, teacher_dimension, seed=seed)
 
     def distil(self, batch: Batch, embeddings: Sequence[Tensor]) -> StepOutput:
-        """Cross-entropy of similarities with the own teacher vector as the answer."""
+        """Return the cross-entropy with the sentence's own teacher vector as the correct key."""
         teacher = batch.teacher[0]
         student = unit_embeddings(self.encoder, embeddings[0])
         keys = Keys(self.queue.rows, teacher)
@@ -72,5 +72,5 @@ class CKD(Distillation):
         return StepOutput(loss, carry={"teacher": teacher})
 
     def enqueue(self, carry: Mapping[str, Tensor]) -> None:
-        """Fill the queue with the batch's teacher vectors."""
+        """Add the batch's teacher vectors to the queue."""
         self.queue.enqueue(carry["teacher"])

@@ -1,21 +1,19 @@
 """ConGen: a student learns how a teacher ranks past sentences, from the sentence and from a paraphrase.
 
-The teacher sees view 1 and scores a long queue of its own past vectors. The student must give the same
-distribution for view 1 (control) and for view 2 (generalisation), so that it becomes insensitive to
-paraphrase without ever contrasting single pairs. A dense layer with tanh, kept at inference, brings it
-to the teacher's width.
+The teacher encodes view 1 and scores a long queue of its own past vectors. The student must give the same
+distribution for view 1 (control) and for view 2 (generalisation), which makes it robust to paraphrase without
+contrasting single pairs. A dense layer with tanh, kept at inference, maps the student to the teacher's width.
 
 Source: Limkonchotiwat et al., "ConGen: Unsupervised Control and Generalization Distillation For Sentence
 Representation", Findings of EMNLP 2022; settings for each size from the authors' code.
 
-Differs from the authors' code: the queue starts with random unit rows, flushed after K / B steps,
-where theirs holds the teacher's vectors of K training sentences that are then left out of training;
-it is part of the checkpoint.
+Differs from the authors' code: the queue starts with random unit rows, flushed after K / B steps, where theirs
+holds the teacher's vectors of K training sentences that are then left out of training; it is part of the
+checkpoint.
 
-Of several teachers, which the paper does not have, each has a queue of its own width, filled with the same
-sentences, and the target is the average of their distributions. The student is scored against the first one's
-vectors and gets that one's width. ``group_mass`` shuffles the target as DistillCSE (Xu et al., Findings of EMNLP
-2023) shuffles cosines.
+Several teachers are an extension: each has a queue of its own width, filled with the same sentences, and the
+target is the average of their distributions. The student is scored against the first teacher's vectors and has
+its width. ``group_mass`` shuffles the target as DistillCSE (Xu et al., Findings of EMNLP 2023) shuffles cosines.
 """
 
 from __future__ import annotations
@@ -42,20 +40,24 @@ __all__ = ["ConGen", "ConGenConfig"]
 class ConGenConfig(ShuffledConfig):
     """Settings of ConGen; the defaults are the authors' for Tiny."""
 
-    queue_size: int = setting(16_384, "K, teacher vectors; Tiny and Mini 16,384, Small 65,536", minimum=0)
-    temperature: float = setting(0.05, "of the student's distributions; Mini and Small 0.07", above=0)
-    teacher_temperature: float = setting(0.05, "of the teacher's distribution; all sizes 0.05", above=0)
-    control: float = setting(0.5, "weight of view 1; view 2 has the rest", minimum=0, maximum=1)
+    queue_size: int = setting(
+        16_384, "K, number of past teacher vectors; Tiny and Mini 16,384, Small 65,536", minimum=0
+    )
+    temperature: float = setting(0.05, "temperature of the student's distributions; Mini and Small 0.07", above=0)
+    teacher_temperature: float = setting(
+        0.05, "temperature of the teacher's distribution; 0.05 for all sizes", above=0
+    )
+    control: float = setting(0.5, "weight of view 1; view 2 has weight 1 - control", minimum=0, maximum=1)
 
 
 class ConGen(Distillation):
     """Distillation of one teacher distribution into both views of a sentence.
 
     Args:
-        encoder: the student; a head is added unless its width is the first teacher's.
+        encoder: the student; a head is added unless it has the first teacher's width.
         config: settings.
-        seed: of head and queues.
-        teacher_dimensions: T of each teacher, width of its vectors.
+        seed: seed of head and queues.
+        teacher_dimensions: T of each teacher, the width of its vectors.
     """
 
     settings_class: ClassVar[type[Any]] = ConGenConfig
@@ -78,7 +80,7 @@ class ConGen(Distillation):
         )
 
     def distil(self, batch: Batch, embeddings: Sequence[Tensor]) -> StepOutput:
-        """Cross-entropy of both views with the teacher's distribution of view 1."""
+        """Return the cross-entropy of both views with the teacher's distribution of view 1."""
         vectors = [teacher[0] for teacher in batch.teachers]
         keys = [Keys(queue.rows, rows) for queue, rows in zip(self.queues.each, vectors, strict=True)]
         students = unit_embeddings(self.encoder, embeddings[0]), unit_embeddings(self.encoder, embeddings[1])
@@ -94,5 +96,5 @@ class ConGen(Distillation):
         return StepOutput(loss, carry=self.queues.carry([[rows] for rows in vectors]))
 
     def enqueue(self, carry: Mapping[str, Tensor]) -> None:
-        """Fill the queues with the batch's teacher vectors of view 1."""
+        """Add the batch's teacher vectors of view 1 to the queues."""
         self.queues.enqueue(carry)

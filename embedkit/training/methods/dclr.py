@@ -1,16 +1,16 @@
-"""DCLR: contrast of two dropout passes without false negatives, and with noise as further ones.
+"""DCLR: contrast of two dropout passes without false negatives, and with noise as additional negatives.
 
-A frozen encoder that was trained before, the teacher of the run, tells which sentences of a batch are too
-alike to be each other's negatives; these are left out. Gaussian noise, moved a little to where the loss is
-larger, stands among the negatives, so that embeddings spread over the sphere. The head is dropped afterwards.
+The teacher of the run, an encoder trained beforehand and frozen, identifies sentences of a batch that are too
+similar to be each other's negatives; these are excluded. Gaussian noise, moved in the direction of increasing
+loss, is added to the negatives, so that embeddings spread over the sphere. The head is discarded after training.
 
 Source: Zhou, Zhang, Zhao and Wen, "Debiased Contrastive Learning of Unsupervised Sentence Representations",
-ACL 2022; settings of its BERT-base.
+ACL 2022; its settings for BERT-base.
 
-Differs from the paper: it has no models smaller than BERT-base, so all sizes get its values; selection looks
-at one development set, not at two. Differs from the authors' code, which multiplies logits by the weights, so that
-a false negative keeps a logit of 0, and takes an element-wise cross-entropy of the softmax: this is the
-paper's equation. The teacher's vectors come from its cache, without dropout.
+Differs from the paper: it has no models smaller than BERT-base, so all sizes use its values; model selection
+uses one development set, not two. Differs from the authors' code, which multiplies logits by the weights, so that
+a false negative keeps a logit of 0, and takes an element-wise cross-entropy of the softmax: this module implements
+the paper's equation. The teacher's vectors come from its cache, without dropout.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ __all__ = ["DCLR", "DCLRConfig"]
 class DCLRConfig:
     """Settings of DCLR; the defaults are the paper's for BERT-base."""
 
-    temperature: float = setting(0.05, "of the softmax over batch and noise", above=0)
+    temperature: float = setting(0.05, "temperature of the softmax over batch and noise", above=0)
     threshold: float = setting(
-        0.9, "phi; sentences whose cosine the teacher puts here or higher are no negatives", minimum=-1
+        0.9, "phi; sentences whose cosine under the teacher is at least this are not negatives", minimum=-1
     )
-    noise_times: int = setting(1, "noise vectors for each sentence of a batch; 0 is an ablation", minimum=0)
-    noise_steps: int = setting(4, "steps of gradient ascent that noise makes", minimum=0)
-    noise_step_size: float = setting(1e-3, "length of each; noise itself has unit variance", above=0)
+    noise_times: int = setting(1, "number of noise vectors per sentence; 0 is an ablation", minimum=0)
+    noise_steps: int = setting(4, "number of gradient ascent steps on the noise", minimum=0)
+    noise_step_size: float = setting(1e-3, "length of a step; the noise has unit variance", above=0)
 
 
 class DCLR(Method):
     """Debiased contrast of two dropout passes, with a teacher that finds false negatives.
 
     Args:
-        encoder: trained in place; a head it may have is taken away.
+        encoder: trained in place; an existing head is removed.
         config: settings.
-        seed: of the training head.
+        seed: seed of the training head.
     """
 
     settings_class: ClassVar[type[Any]] = DCLRConfig
@@ -71,7 +71,7 @@ class DCLR(Method):
         self.head = training_head(encoder, seed=seed)
 
     def forward(self, batch: Batch) -> StepOutput:
-        """InfoNCE of two passes over true negatives and noise; logs the share of negatives left out."""
+        """Return InfoNCE of two passes over true negatives and noise; log the share of excluded negatives."""
         config = self.config
         embeddings, again = (pooled(self.encoder, batch.views[0]) for _ in range(2))
         first, second = self.head(embeddings), self.head(again)

@@ -1,22 +1,23 @@
-"""DistillCSE: contrastive learning beside distillation from contrastively trained teachers of equal size.
+"""DistillCSE: contrastive learning plus distillation from contrastively trained teachers of equal size.
 
-A student trained by SimCSE also learns how similar its teachers find the sentences of the batch. Teachers
-trained contrastively disagree a good deal about fine differences, so their cosines are averaged, and
-shuffled inside groups of neighbouring ranks: the student learns the rough order and is not made to fit
-noise. Students can be the teachers of a next round (recipe ``distillcse-rounds``).
+A student trained by SimCSE also learns the similarities that its teachers find between sentences of the batch.
+Contrastively trained teachers disagree considerably on fine differences, so their cosines are averaged and
+shuffled within groups of neighbouring ranks: the student learns the coarse order and does not fit noise. Students
+can be the teachers of the next round (recipe ``distillcse-rounds``).
 
 Source: Xu, Shao, Chen and Liu, "DistillCSE: Distilled Contrastive Learning for Sentence Embeddings",
 Findings of EMNLP 2023, equations 2 and 5, and its settings.
 
 The embedding is the first token's state: the presets set ``student.pooling = "cls"``, as SimCSE's do; the
-teachers are read as their own files say. Several teachers stand in ``[[teachers]]``, one in ``[teacher]``.
+teachers use the pooling of their own files. Several teachers are configured by ``[[teachers]]``, a single one by
+``[teacher]``.
 
-Differs from the paper: the distillation loss is averaged over anchors, not summed, as in the authors'
-code, and the student's cosines are those of the first dropout pass with itself, after the training head,
-of which the paper says nothing. Like SimCSE it has no models smaller than BERT-base, whose learning rate
-all sizes get; it has 1e-5 for BERT-large and RoBERTa. Differs from the authors' code: temperatures are
-the paper's 0.02 and 0.01, not 0.025 and 0.0125, and one epoch is trained, not 5,000 steps
-(``optim.steps``); teacher vectors come from a cache; batches may have any length.
+Differs from the paper: the distillation loss is averaged over anchors, not summed, as in the authors' code, and
+the student's cosines are those of the first dropout pass with itself, after the training head, which the paper
+leaves open. Like SimCSE, the paper has no models smaller than BERT-base, whose learning rate all sizes use; it
+uses 1e-5 for BERT-large and RoBERTa. Differs from the authors' code: temperatures are the paper's 0.02 and 0.01,
+not 0.025 and 0.0125, and training takes one epoch, not 5,000 steps (``optim.steps``); teacher vectors come from
+a cache; batches may have any length.
 """
 
 from __future__ import annotations
@@ -53,38 +54,45 @@ __all__ = ["DistillCSE", "DistillCSEConfig", "teacher_weights"]
 class DistillCSEConfig:
     """Settings of DistillCSE; the defaults are the paper's."""
 
-    contrastive_temperature: float = setting(0.05, "of InfoNCE", above=0)
-    temperature: float = setting(0.02, "of the student's distributions; the authors' code has 0.025", above=0)
-    teacher_temperature: float = setting(0.01, "of the teachers'; the authors' code has 0.0125", above=0)
-    distillation: float = setting(1.0, "lambda, weight of distillation beside InfoNCE", minimum=0)
+    contrastive_temperature: float = setting(0.05, "temperature of InfoNCE", above=0)
+    temperature: float = setting(
+        0.02, "temperature of the student's distributions; 0.025 in the authors' code", above=0
+    )
+    teacher_temperature: float = setting(
+        0.01, "temperature of the teachers' distributions; 0.0125 in the authors' code", above=0
+    )
+    distillation: float = setting(1.0, "lambda, weight of the distillation loss", minimum=0)
     teacher_weights: tuple[float, ...] = setting(
         (),
-        "one for each teacher, brought to sum 1; default: all alike. The authors' code: a base 0.33, a large 0.67",
+        "one per teacher, normalised to sum to 1; default: equal. Authors' code: 0.33 for base, 0.67 for large",
     )
     shuffle: Literal["mass", "length", "window", "none"] = setting(
-        "mass", "groups in which ranks are shuffled: of equal probability (the paper), of equal length, or one"
+        "mass",
+        "groups within which ranks are shuffled: of equal probability (the paper), of equal length, or one window",
     )
-    group_mass: float = setting(0.1, "p, probability of a group; the paper tries 0.05 to 0.15", above=0, maximum=1)
-    group_length: int = setting(6, "ranks in a group of equal length", minimum=1)
-    window_start: int = setting(0, "first rank of the window, from 0", minimum=0)
-    window_stop: int = setting(12, "rank behind the window", minimum=1)
+    group_mass: float = setting(0.1, "p, probability of a group; 0.05 to 0.15 in the paper", above=0, maximum=1)
+    group_length: int = setting(6, "number of ranks in a group of equal length", minimum=1)
+    window_start: int = setting(0, "first rank of the window, counted from 0", minimum=0)
+    window_stop: int = setting(12, "last rank of the window, exclusive", minimum=1)
 
     def __post_init__(self) -> None:
         if self.window_start >= self.window_stop:
-            raise ConfigError(f"window_start = {self.window_start} is not before window_stop = {self.window_stop}")
+            raise ConfigError(
+                f"window_start = {self.window_start} must be less than window_stop = {self.window_stop}"
+            )
 
 
 class DistillCSE(Method):
     """Contrastive learning plus distillation of averaged and shuffled cosines.
 
     Args:
-        encoder: the student; a head it may have is taken away.
+        encoder: the student; an existing head is removed.
         config: settings.
-        seed: of the training head.
-        teacher_dimensions: T of each teacher; here only how many they are counts.
+        seed: seed of the training head.
+        teacher_dimensions: T of each teacher; only their number matters here.
 
     Raises:
-        ConfigError: the weights are not as many as the teachers, or do not make an average.
+        ConfigError: the number of weights differs from the number of teachers, or the weights are invalid.
     """
 
     settings_class: ClassVar[type[Any]] = DistillCSEConfig
@@ -110,7 +118,7 @@ class DistillCSE(Method):
         self.grouping = _GROUPINGS[config.shuffle](config)
 
     def forward(self, batch: Batch) -> StepOutput:
-        """InfoNCE of two passes, plus distillation into the first."""
+        """Return InfoNCE of two passes, plus distillation into the first."""
         config = self.config
         embeddings, again = (pooled(self.encoder, batch.views[0]) for _ in range(2))
         first = self.head(embeddings)
@@ -129,16 +137,16 @@ class DistillCSE(Method):
 
 
 def teacher_weights(config: DistillCSEConfig, count: int) -> tuple[float, ...]:
-    """The teachers' weights, of sum 1.
+    """Return the teachers' weights, normalised to sum to 1.
 
     Raises:
-        ConfigError: they are not as many as the teachers, negative, or all 0.
+        ConfigError: their number differs from the number of teachers, or they are negative or all 0.
     """
     weights = config.teacher_weights or (1.0,) * count
     if len(weights) != count:
         raise ConfigError(f"settings.teacher_weights has {len(weights)} weights for {count} teachers")
     if min(weights) < 0 or sum(weights) == 0:
-        raise ConfigError("settings.teacher_weights are at least 0, and not all of them 0")
+        raise ConfigError("settings.teacher_weights must be non-negative and not all 0")
     return tuple(weight / sum(weights) for weight in weights)
 
 

@@ -1,14 +1,14 @@
 """MSE: the plain baseline, a student that imitates its teacher's vectors one by one.
 
-Student and teacher encode the same sentence, and the squared distance of their vectors is made small.
-Nothing relates one sentence to another. A dense layer with tanh, kept at inference, brings the student
-to the teacher's width.
+Student and teacher encode the same sentence, and the squared distance between their vectors is minimised.
+Sentences are not compared with each other. A dense layer with tanh, kept at inference, maps the student to the
+teacher's width.
 
 Source: the L2 (MSE) baseline of Limkonchotiwat et al., Findings of EMNLP 2022 (ConGen) and TACL 2023
 (SCT).
 
-Differs from the paper: both sides are brought to unit length, as the teacher's vectors are in this
-package; the papers do not say. They give no settings of their own, so the presets are ConGen's.
+Differs from the paper: both sides are normalised to unit length, as teacher vectors are throughout this package;
+the papers do not specify it. They give no settings for this baseline, so the presets are ConGen's.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["MSE", "MSEConfig"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MSEConfig(DistillationConfig):
-    """MSE has no settings but those of the loss that may stand beside it."""
+    """Settings of MSE, all of them for the optional self-supervised loss and the head."""
 
 
 class MSE(Distillation):
@@ -44,6 +44,6 @@ class MSE(Distillation):
     }
 
     def distil(self, batch: Batch, embeddings: Sequence[Tensor]) -> StepOutput:
-        """Mean squared distance of unit rows."""
+        """Return the mean squared distance of unit rows."""
         student = unit_embeddings(self.encoder, embeddings[0])
         return StepOutput(squared_distance(student, batch.teacher[0]))

@@ -1,22 +1,21 @@
 """PCL: peer-contrastive learning with diverse augmentations.
 
-Every sentence gets many positives of different kinds, so that the encoder cannot take the trace of one
-augmentation for meaning: a copy under other dropout, and copies with word pieces shuffled, reversed,
-deleted and repeated. A peer network of the same form learns beside the encoder, both by contrast and
-by agreeing with each other on which texts are similar. Peer and heads are dropped afterwards.
+Every sentence gets many positives of different kinds, so that the encoder cannot mistake the traces of a single
+augmentation for meaning: a copy with other dropout masks, and copies with word pieces shuffled, reversed, deleted
+and repeated. A peer network of the same architecture is trained alongside the encoder, both by contrast and by
+agreeing with each other on similarities. Peer and heads are discarded after training.
 
 Source: Wu et al., "PCL: Peer-Contrastive Learning with Diverse Augmentations for Unsupervised Sentence
-Embeddings", EMNLP 2022, equations 1 to 6, and the authors' code. ``preset`` says whose losses are used:
+Embeddings", EMNLP 2022, equations 1 to 6, and the authors' code. ``preset`` selects the losses of either:
 ``pcl_code`` or ``pcl_paper``.
 
-Differs from the paper: augmentations touch word pieces, as in the authors' code, not words; the first
-term of equation 5 compares each network's own distribution, as prose and code have it; both divergences
-have the peer's distribution as their target, as in the authors' code, where equation 5 names the main
-network first; with ``pcl_code`` the divergence is averaged over entries, and the contrast is SimCSE on
-the dropout copy plus a binary cross-entropy over all positives. Differs from the authors' code: the peer
-has a head of its own and the encoder's pooling, as the paper says, and sees the attention mask, which
-the code leaves out; deletion drops the piece it picked, not the first of that value. Not here: the
-ablation that freezes a trained SimCSE as the peer.
+Differs from the paper: augmentations act on word pieces, as in the authors' code, not on words; the first term
+of equation 5 compares each network's own distribution, as in the text and the code; the target of both
+divergences is the peer's distribution, as in the authors' code, where equation 5 names the main network first;
+with ``pcl_code`` the divergence is averaged over entries, and the contrast is SimCSE on the dropout copy plus a
+binary cross-entropy over all positives. Differs from the authors' code: the peer has a head of its own and the
+encoder's pooling, as in the paper, and uses the attention mask, which the code omits; deletion drops the selected
+piece, not the first equal one. The ablation with a frozen SimCSE model as the peer is not implemented.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ __all__ = ["PCL", "PCLConfig"]
 
 
 class _Losses(NamedTuple):
-    """How cooperation is reduced, and the contrast of one network."""
+    """The reduction of the cooperation loss, and the contrast of one network."""
 
     reduction: Reduction
     contrast: Callable[..., Tensor]
@@ -56,7 +55,7 @@ _LOSSES = {
     "pcl_code": _Losses("entry", copy_contrast_loss),
     "pcl_paper": _Losses("sentence", every_positive_contrast_loss),
 }
-# Published for BERT-base alone (BERT-large: lr 1e-5, a tied peer, 4 positives); nothing for smaller encoders.
+# Published for BERT-base (BERT-large: lr 1e-5, a tied peer, 4 positives), not for smaller encoders.
 _PRESET: Mapping[str, Mapping[str, Any]] = {
     "optim": {**TRAINER_OPTIM, "lr": 3e-5, "batch_size": 64, "epochs": 1},
     "student": {"pooling": "cls", "max_length": 32},
@@ -66,17 +65,16 @@ _PRESET: Mapping[str, Mapping[str, Any]] = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PCLConfig:
-    """Settings of PCL; the positives are named in ``views.positives``."""
+    """Settings of PCL; ``views.positives`` names the positives."""
 
-    preset: Literal["pcl_code", "pcl_paper"] = setting(
-        "pcl_code", "whose losses: the authors' code's or the paper's"
-    )
-    temperature: float = setting(0.05, "of all similarity distributions", above=0)
+    preset: Literal["pcl_code", "pcl_paper"] = setting("pcl_code", "losses of the authors' code or of the paper")
+    temperature: float = setting(0.05, "temperature of all similarity distributions", above=0)
     peer: Literal["untied", "tied"] = setting(
-        "untied", "tied: the encoder itself in a second pass with other dropout, the paper's choice for large ones"
+        "untied",
+        "tied: the encoder itself in a second pass with other dropout, the paper's choice for large models",
     )
-    cooperation: float = setting(1.0, "weight of the networks' agreement; 0 is an ablation", minimum=0)
-    contrast: float = setting(1.0, "beta, weight of the contrast of each network", above=0)
+    cooperation: float = setting(1.0, "weight of the cooperation loss; 0 is an ablation", minimum=0)
+    contrast: float = setting(1.0, "beta, weight of each network's contrastive loss", above=0)
 
 
 class PCL(Method):
@@ -99,7 +97,7 @@ class PCL(Method):
         self.peer_head = None if tied else training_head(encoder, seed=seed + 1)
 
     def forward(self, batch: Batch) -> StepOutput:
-        """Cooperation of both networks, and the contrast of each."""
+        """Return the cooperation loss of both networks plus the contrastive loss of each."""
         embeddings = _embed(self.encoder, batch)
         main = _through(self.head, embeddings)
         peer = _through(self.peer_head or self.head, _embed(self.peer or self.encoder, batch))
@@ -112,7 +110,7 @@ class PCL(Method):
 
 
 def _embed(encoder: SentenceEncoder, batch: Batch) -> list[Tensor]:
-    """One network's embeddings of the anchors and of each positive, before its head."""
+    """Return one network's embeddings of the anchors and of each positive, before its head."""
     return [pooled(encoder, view) for view in batch.views]
 
 

@@ -1,30 +1,28 @@
 """SCT: self-supervised cross-view training, and distillation by the same cross-view distributions.
 
-Small encoders learn better from *distributions* than from single positives: each online view must
-rank a long queue of past sentences as the reference ranks the other view. Reference and online
-network share their weights; only the online side has a projector, which is dropped afterwards. In
-distillation a frozen teacher is the reference, and a dense layer with tanh, kept at inference, brings
-the student to the teacher's width.
+Small encoders learn better from *distributions* than from single positives: each online view must rank a long
+queue of past sentences as the reference ranks the other view. Reference and online network share their weights;
+only the online side has a projector, which is discarded after training. In distillation the reference is a frozen
+teacher, and a dense layer with tanh, kept at inference, maps the student to the teacher's width.
 
 Source: Limkonchotiwat et al., "An Efficient Self-Supervised Cross-View Training For Sentence
 Embedding", TACL 2023, equations 1 to 4; settings of Table 1 and of the authors' code.
 
-Differs from the paper: keys are queue *and* batch, K + B in all, and the oldest B leave after the
-loss, as in the authors' code. The paper adds the distillation loss to the self-supervised one; the
-authors' code runs them one after the other (recipe ``sct-two-stage``). ``joint`` adds them:
-distillation on the dense layer's output with teacher-wide queues, self-supervision on the projected
-pooled embedding with queues of the student's width (the paper does not say how the two widths meet).
-Differs from the authors' code: the two directions are averaged, not summed (``weight``); queues are
-part of the checkpoint; the unused projector of stage two is not built.
+Differs from the paper: keys are queue *and* batch, K + B in all, and the oldest B leave after the loss, as in the
+authors' code. The paper adds the distillation loss to the self-supervised one; the authors' code runs them one
+after the other (recipe ``sct-two-stage``). ``joint`` adds them: distillation on the dense layer's output with
+queues of the teacher's width, self-supervision on the projected pooled embedding with queues of the student's
+width (the paper does not specify how the two widths meet). Differs from the authors' code: the two directions are
+averaged, not summed (``weight``); queues are part of the checkpoint; the unused projector of stage two is not
+built.
 
-``views = 1`` encodes each sentence once, for half the time: where the teacher sees one text and the student has
-no dropout, both directions are the same. ``regression`` adds the squared distance from the teacher's vectors,
-which fixes where an embedding stands and not only among which others.
+``views = 1`` encodes each sentence once, in half the time: if the teacher sees a single text and the student has
+no dropout, both directions are equal. ``regression`` adds the squared distance from the teacher's vectors, which
+determines an embedding's position and not only its neighbours.
 
-Of several teachers, which the paper does not have, each has queues of its own width, filled with the same
-sentences, and targets are the average of their distributions. The student is scored against the first one's
-vectors and gets that one's width. ``group_mass`` shuffles targets as DistillCSE (Xu et al., Findings of EMNLP
-2023) shuffles cosines.
+Several teachers are an extension: each has queues of its own width, filled with the same sentences, and targets
+are the average of their distributions. The student is scored against the first teacher's vectors and has its
+width. ``group_mass`` shuffles targets as DistillCSE (Xu et al., Findings of EMNLP 2023) shuffles cosines.
 """
 
 from __future__ import annotations
@@ -61,25 +59,29 @@ def _preset(*, lr: float, **settings: float) -> Mapping[str, Mapping[str, Any]]:
 class SCTDistillationConfig(ShuffledConfig):
     """Settings of SCT distillation; the defaults are the authors' for Tiny."""
 
-    queue_size: int = setting(131_072, "K, teacher vectors a queue; Mini 65,536", minimum=0)
-    temperature: float = setting(0.04, "of the student's distributions; Mini and Small 0.05", above=0)
-    reference_temperature: float = setting(0.03, "of the teacher's; Mini and Small 0.04", above=0)
-    weight: float = setting(0.5, "of each direction; the authors' code has 1.0", above=0)
+    queue_size: int = setting(131_072, "K, number of teacher vectors in a queue; Mini 65,536", minimum=0)
+    temperature: float = setting(0.04, "temperature of the student's distributions; Mini and Small 0.05", above=0)
+    reference_temperature: float = setting(
+        0.03, "temperature of the teacher's distributions; Mini and Small 0.04", above=0
+    )
+    weight: float = setting(0.5, "weight of each direction; 1.0 in the authors' code", above=0)
     objective: Objective = setting("kl", "cross_entropy and contrastive are ablations")
     wiring: Literal["cross", "identical"] = setting("cross", "identical views are an ablation")
     views: Literal[1, 2] = setting(
-        2, "1: each sentence is encoded once and learns its own distribution; for students without dropout"
+        2, "1: encode each sentence once and learn its own distribution, for students without dropout"
     )
     regression: float = setting(
-        0.0, "weight of the squared distance from the teacher's vectors, beside the distributions", minimum=0
+        0.0, "weight of the squared distance from the teacher's vectors, added to the loss", minimum=0
     )
-    queues: QueueKind = setting("two", "one is the same, and cheaper, where the teacher sees one view only")
+    queues: QueueKind = setting("two", "one is equivalent and cheaper if the teacher sees a single view")
 
     def __post_init__(self) -> None:
         if self.objective == "contrastive" and self.group_mass is not None:
-            raise ConfigError("objective = contrastive has no probabilities that group_mass could shuffle")
+            raise ConfigError(
+                "group_mass cannot be combined with objective = contrastive, which has no probabilities to shuffle"
+            )
         if self.views == 1 and (self.joint or self.queues == "two"):
-            raise ConfigError('views = 1 goes with queues = "one", and without joint, which needs two')
+            raise ConfigError('views = 1 requires queues = "one" and joint = false')
 
 
 class SCT(Method):
@@ -102,13 +104,13 @@ class SCT(Method):
         self.self_supervision = SelfSupervision(encoder, config, seed=seed)
 
     def forward(self, batch: Batch) -> StepOutput:
-        """``L_SCT`` of two views."""
+        """Return ``L_SCT`` of two views."""
         embeddings = pooled(self.encoder, batch.views[0]), pooled(self.encoder, batch.views[1])
         loss, carry = self.self_supervision(self.encoder, batch, embeddings)
         return StepOutput(loss, carry=carry)
 
     def after_step(self, outputs: Sequence[StepOutput]) -> None:
-        """Fill the queues with the batch's reference vectors; move the average if there is one."""
+        """Add the batch's reference vectors to the queues; update the moving average, if any."""
         self.self_supervision.after_step(self.encoder, outputs)
 
 
@@ -116,13 +118,13 @@ class SCTDistillation(Distillation):
     """Cross-view distillation of an encoder that gets a dense head of the teacher's width.
 
     Args:
-        encoder: the student; a head is added unless its width is the first teacher's.
+        encoder: the student; a head is added unless it has the first teacher's width.
         config: settings.
-        seed: of head, queues and projector.
-        teacher_dimensions: T of each teacher, width of its vectors.
+        seed: seed of head, queues and projector.
+        teacher_dimensions: T of each teacher, the width of its vectors.
 
     Raises:
-        ConfigError: there are several teachers and no distributions to average.
+        ConfigError: there are several teachers, but the objective has no distributions to average.
     """
 
     settings_class: ClassVar[type[Any]] = SCTDistillationConfig
@@ -145,7 +147,7 @@ class SCTDistillation(Distillation):
         teacher_dimensions: Sequence[int],
     ) -> None:
         if config.objective == "contrastive" and len(teacher_dimensions) > 1:
-            raise ConfigError("objective = contrastive learns from one teacher's vectors: name one in [teacher]")
+            raise ConfigError("objective = contrastive supports one teacher: name it in [teacher]")
         super().__init__(encoder, config, seed=seed, teacher_dimension=teacher_dimensions[0])
         self.queues = TeacherQueues(
             CrossViewQueues(config.queue_size, width, kind=config.queues, seed=seed)
@@ -154,11 +156,11 @@ class SCTDistillation(Distillation):
 
     @classmethod
     def needs(cls, config: SCTDistillationConfig) -> BatchSpec:  # type: ignore[override]
-        """As many views as the configuration says."""
+        """Return the requirements for the configured number of views."""
         return config.add_views(dataclasses.replace(cls.batch_spec, views=config.views))
 
     def distil(self, batch: Batch, embeddings: Sequence[Tensor]) -> StepOutput:
-        """``L_CD``, and the weighted squared distance from the (first) teacher's vectors."""
+        """Return ``L_CD``, plus the weighted squared distance from the (first) teacher's vectors."""
         keys = [
             tuple(Keys(rows, view) for rows, view in zip(queues.rows, vectors, strict=False))
             for queues, vectors in zip(self.queues.each, batch.teachers, strict=True)
@@ -182,5 +184,5 @@ class SCTDistillation(Distillation):
         return StepOutput(loss, carry=self.queues.carry(batch.teachers))
 
     def enqueue(self, carry: Mapping[str, Tensor]) -> None:
-        """Fill the queues with the batch's teacher vectors."""
+        """Add the batch's teacher vectors to the queues."""
         self.queues.enqueue(carry)

@@ -1,20 +1,19 @@
-"""SimCSE, unsupervised: two dropout passes of a sentence are each other's positive.
+"""Unsupervised SimCSE: two dropout passes of a sentence are each other's positive.
 
-Encoding a sentence twice in train mode gives two embeddings that differ by dropout alone. InfoNCE
-pulls them together and away from the other sentences of the batch. A linear layer with tanh stands on
-the pooled embedding while training and is dropped afterwards: what is exported is the raw embedding.
+Encoding a sentence twice in train mode gives two embeddings that differ by dropout only. InfoNCE pulls them
+together and away from the other sentences of the batch. During training, a linear layer with tanh follows the
+pooled embedding; it is discarded afterwards, and the pooled embedding is exported.
 
 Source: Gao, Yao and Chen, "SimCSE: Simple Contrastive Learning of Sentence Embeddings", EMNLP 2021,
 equation 4; settings of the authors' code.
 
 The embedding is the first token's state: the presets set ``student.pooling = "cls"``. With
-``--set student.pooling=mean`` it is the mean of all tokens, and the head stands on that; a student that
-starts from its teacher's word table begins as a mean of words and wants it.
+``--set student.pooling=mean`` it is the mean of all tokens, followed by the head; use this for a student that
+starts from its teacher's word table, because it begins as a mean of words.
 
-Differs from the paper: it has no models smaller than BERT-base, so all sizes get the learning rate of
-BERT-base; its other values are 1e-5 for BERT-large, 1e-5 and 3e-5 for RoBERTa-base and -large at batch
-512. Differs from the authors' code: arithmetic is float32 unless ``optim.amp`` says otherwise, and a
-last, short batch is left out.
+Differs from the paper: it has no models smaller than BERT-base, so all sizes use the learning rate of BERT-base;
+its other values are 1e-5 for BERT-large, 1e-5 and 3e-5 for RoBERTa-base and -large at batch size 512. Differs from
+the authors' code: arithmetic is float32 unless ``optim.amp`` is set, and the last incomplete batch is dropped.
 """
 
 from __future__ import annotations
@@ -36,16 +35,16 @@ __all__ = ["SimCSE", "SimCSEConfig"]
 class SimCSEConfig:
     """Settings of SimCSE; the defaults are the paper's."""
 
-    temperature: float = setting(0.05, "of the softmax over the batch", above=0)
+    temperature: float = setting(0.05, "temperature of the softmax over the batch", above=0)
 
 
 class SimCSE(Method):
     """Contrastive training on two dropout passes of each sentence.
 
     Args:
-        encoder: trained in place; a head it may have is taken away.
+        encoder: trained in place; an existing head is removed.
         config: settings.
-        seed: of the training head.
+        seed: seed of the training head.
     """
 
     settings_class: ClassVar[type[Any]] = SimCSEConfig
@@ -67,7 +66,7 @@ class SimCSE(Method):
         self.head = training_head(encoder, seed=seed)
 
     def forward(self, batch: Batch) -> StepOutput:
-        """InfoNCE of two passes, each with dropout masks of its own."""
+        """Return InfoNCE of two passes with independent dropout masks."""
         embeddings, again = (pooled(self.encoder, batch.views[0]) for _ in range(2))
         loss = info_nce(self.head(embeddings), self.head(again), temperature=self.config.temperature)
         return StepOutput(loss)

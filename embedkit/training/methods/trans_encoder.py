@@ -1,8 +1,8 @@
 """Trans-Encoder's two steps: a cross-encoder learns from cosines, an encoder from a cross-encoder's scores.
 
-An encoder labels raw pairs by their cosines; a cross-encoder trained on these labels finds more in the pairs than
-it was told, because it sees both texts at once; an encoder trained on its scores becomes better than the first.
-The recipe ``trans-encoder`` runs the steps in cycles and gives each its labels.
+An encoder labels raw pairs by their cosines. A cross-encoder trained on these labels becomes better than its
+labels, because it sees both texts at once; an encoder trained on its scores becomes better than the first encoder.
+The recipe ``trans-encoder`` repeats both steps and provides the labels.
 
 Source: Liu et al., "Trans-Encoder: Unsupervised sentence-pair modelling through self- and mutual-distillations",
 ICLR 2022, equations 2 and 3; the authors' code.
@@ -27,7 +27,7 @@ __all__ = ["CrossToEncoder", "EncoderToCross"]
 
 
 class EncoderToCross(Learner):
-    """Trains a cross-encoder on labels in [0, 1]; its batches are of pairs, in one view."""
+    """Trains a cross-encoder on labels in [0, 1]; a batch is one view of pairs."""
 
     batch_spec: ClassVar[BatchSpec] = BatchSpec(scores=True)
     encoder: PairEncoder
@@ -37,13 +37,13 @@ class EncoderToCross(Learner):
         self.encoder = encoder
 
     def forward(self, batch: Batch) -> StepOutput:
-        """Soft cross entropy of the logits."""
+        """Return the soft cross-entropy of the logits."""
         (view,) = batch.views
         return StepOutput(soft_binary_cross_entropy(scored(self.encoder, view), _scores(batch)))
 
 
 class CrossToEncoder(Method):
-    """Trains an encoder on scores in (0, 1); its two views are the two texts of each pair."""
+    """Trains an encoder on scores in (0, 1); the two views are the two texts of each pair."""
 
     batch_spec: ClassVar[BatchSpec] = BatchSpec(views=2, scores=True)
 
@@ -52,12 +52,12 @@ class CrossToEncoder(Method):
         self.encoder = encoder
 
     def forward(self, batch: Batch) -> StepOutput:
-        """Squared error of the cosines."""
+        """Return the squared error of the cosines."""
         first, second = (unit_embeddings(self.encoder, pooled(self.encoder, view)) for view in batch.views)
         return StepOutput(cosine_squared_error(first, second, _scores(batch)))
 
 
 def _scores(batch: Batch) -> Tensor:
     if batch.scores is None:
-        raise TrainingError("this method learns from labels, and the batch has none")
+        raise TrainingError("this method needs labels, but the batch has none")
     return batch.scores

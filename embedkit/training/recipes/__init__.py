@@ -1,4 +1,4 @@
-"""Recipes: functions that read top to bottom and train several methods one after the other."""
+"""Recipes: functions that train several methods one after the other."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ __all__ = ["RECIPES", "Recipe", "one_stage"]
 
 
 class Recipe(NamedTuple):
-    """How a run trains, by one method or by several in turn.
+    """A way to train, by one method or by several in turn.
 
     Attributes:
-        settings_class: the dataclass of its settings, the table ``[settings]`` of a run.
+        settings_class: dataclass of the settings, the table ``[settings]`` of a run.
         function: trains; called with config, settings, materials, encoder, folder and control.
         check: raises a :class:`~embedkit.errors.ConfigError` if the corpus does not fit one of the stages; called
             with config, settings and corpus before a teacher encodes the corpus.
-        presets: the settings for each size.
-        batch_spec: what the most demanding of the stages needs.
-        paper: where it was published.
-        paired: tables that go with the value of a setting, as a method's.
+        presets: settings for each size.
+        batch_spec: the requirements of the most demanding stage.
+        paper: the publication.
+        paired: further presets for values of a setting, as for a method.
     """
 
     settings_class: type[Any]

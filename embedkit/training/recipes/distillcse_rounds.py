@@ -1,8 +1,7 @@
-"""DistillCSE from nothing but text: contrastive teachers, then rounds of students that distil the ones before.
+"""DistillCSE from text only: contrastive teachers, then rounds of students that distil the previous round.
 
 Source: Xu et al., "DistillCSE: Distilled Contrastive Learning for Sentence Embeddings", Findings of EMNLP
-2023. It does not say how many students teach a second round; here they are as many as the
-first teachers.
+2023. The paper does not state how many students teach a second round; here there are as many as first teachers.
 """
 
 from __future__ import annotations
@@ -29,16 +28,16 @@ __all__ = ["PRESETS", "RoundsConfig", "check_rounds", "distillcse_rounds"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RoundsConfig:
-    """Settings of teachers and students; ``[optim]`` of the run is that of every student."""
+    """Settings of teachers and students; ``[optim]`` of the run applies to every student."""
 
     teachers: int = setting(
-        16, "M, teachers of a round, which differ by their seed; the authors have 16", minimum=1
+        16, "M, number of teachers in a round, which differ in their seed; 16 in the paper", minimum=1
     )
-    rounds: int = setting(1, "rounds of distillation; the paper goes up to 2", minimum=1)
-    contrastive: SimCSEConfig = setting(factory=SimCSEConfig, doc="the first teachers")
+    rounds: int = setting(1, "number of rounds of distillation; up to 2 in the paper", minimum=1)
+    contrastive: SimCSEConfig = setting(factory=SimCSEConfig, doc="settings of the first teachers")
     contrastive_optim: OptimConfig = setting(factory=OptimConfig, doc="optimizer of the first teachers")
     distillation: DistillCSEConfig = setting(
-        factory=DistillCSEConfig, doc="students; teacher_weights are those of the first round"
+        factory=DistillCSEConfig, doc="settings of the students; teacher_weights apply to the first round"
     )
     dtype: Literal["float32", "float16"] = setting("float32", "how the cache stores teacher vectors")
 
@@ -53,7 +52,7 @@ PRESETS = {
 
 
 def check_rounds(config: RunConfig, settings: RoundsConfig, corpus: Corpus) -> None:
-    """Refuse a corpus, views or weights of teachers that do not fit every round."""
+    """Check that corpus, views and teacher weights fit every round."""
     teacher_weights(settings.distillation, len(config.every_teacher) or settings.teachers)
     if not config.every_teacher:
         check_stage("simcse", settings.contrastive, settings.contrastive_optim, config, corpus)
@@ -68,11 +67,12 @@ def distillcse_rounds(
     folder: RunFolder,
     control: Control,
 ) -> TrainState:
-    """SimCSE teachers of several seeds, then rounds of DistillCSE students.
+    """SimCSE teachers with different seeds, then rounds of DistillCSE students.
 
-    Every teacher and every student starts where the run starts. Teachers that the configuration names are
-    the first round's, and none are trained. The runs of the teachers lie in ``folder/teachers``, those of
-    the students of round r in ``folder/round-r``; the last round has one student, whose run is ``folder``.
+    Every teacher and every student starts from the run's initial encoder. If the configuration names teachers,
+    they teach the first round and none are trained. The teachers' run folders are in ``folder/teachers``, those
+    of the students of round r in ``folder/round-r``; the last round has one student, whose run folder is
+    ``folder``.
     """
     if not materials.teachers:
         team = _Team(folder.path / "teachers", settings.teachers, config.seed + 1)
@@ -97,12 +97,12 @@ def distillcse_rounds(
 
 @dataclasses.dataclass(frozen=True)
 class _Team:
-    """Encoders that are trained alike, and will be the teachers of a round.
+    """Encoders that are trained in the same way and become the teachers of a round.
 
     Attributes:
-        path: holds a run folder for each.
+        path: parent of their run folders.
         size: M.
-        seed: of the first; each of the others has the next.
+        seed: seed of the first; each of the others has the next.
     """
 
     path: Path
@@ -124,10 +124,10 @@ def _train(
     folder: RunFolder,
     control: Control,
 ) -> TrainState | None:
-    """Train each member from where the run starts; the state of one that was stopped, None after the last."""
+    """Train each member from the initial encoder; return the state of a run that was stopped, else None."""
     for place, run in enumerate(team.runs):
         if control.resume and run.model.exists():
-            continue  # it is written last, and whole
+            continue  # the model is written last, atomically
         start = SentenceEncoder.load(folder.initial)
         own = dataclasses.replace(config, seed=team.seed + place)
         state = train_stage(method_name, settings, optim, own, materials, start, run, control)
@@ -139,7 +139,7 @@ def _train(
 def _teach(
     team: _Team, settings: RoundsConfig, config: RunConfig, materials: Materials, control: Control
 ) -> Materials:
-    """The materials with the vectors of a team in the place of its own teachers'."""
+    """Return the materials with the team's vectors in place of those of its own teachers."""
     vectors: list[TeacherVectors] = []
     for run in team.runs:
         name = f"{team.path.name}/{run.path.name}"

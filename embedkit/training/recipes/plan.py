@@ -1,4 +1,4 @@
-"""What a run will do, as far as that is known before it begins."""
+"""The amount of work in a run, estimated before it begins."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ __all__ = ["Plan", "plan"]
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """Work of a run, or of a recipe's stage that goes by ``[optim]``.
+    """The work of a run, or of the stage of a recipe that uses ``[optim]``.
 
     Attributes:
-        steps: of the optimizer.
-        evaluations: on the development set, at most: patience may end a run before.
+        steps: number of optimizer steps.
+        evaluations: maximum number of evaluations on the development set; patience may end a run earlier.
     """
 
     steps: int
@@ -27,7 +27,7 @@ class Plan:
 
 
 def plan(config: RunConfig) -> Plan | None:
-    """The work of a run whose corpus was prepared before; None where it was not, and nothing is read.
+    """Return the work of a run whose corpus is already prepared, or None without reading anything.
 
     Raises:
         DataError: the prepared corpus is damaged.

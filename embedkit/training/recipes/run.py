@@ -39,14 +39,14 @@ Config = TypeVar("Config")
 
 
 def resolve(mapping: Mapping[str, Any], *, source: str = "") -> RunConfig:
-    """Lay the method's settings for the student's size under what the user says, and check everything.
+    """Merge the method's settings for the student's size with the user's, and check everything.
 
     ``sct`` with a teacher becomes ``sct-distillation``, or ``sct-two-stage`` for a pre-trained student. A
-    pre-trained student in a local folder gets the settings of the nearest size, unless ``student.size`` names one.
+    pre-trained student in a local folder gets the settings of the nearest size, unless ``student.size`` is set.
 
     Raises:
-        ConfigError: an unknown method or key, a wrong type or value, no teacher where one is needed, several
-            where one is taken; all problems at once.
+        ConfigError: an unknown method or key, a wrong type or value, or an unsuitable number of teachers; lists
+            all problems at once.
     """
     mapping = _sized(_taught(mapping))
     entry = find_method(mapping.get("method"))
@@ -62,10 +62,10 @@ def resolve(mapping: Mapping[str, Any], *, source: str = "") -> RunConfig:
 
 
 def _taught(mapping: Mapping[str, Any]) -> Mapping[str, Any]:
-    """``sct`` with a teacher means its distillation.
+    """Replace ``sct`` by its distillation if there is a teacher.
 
-    A pre-trained student goes through both stages, as in the paper; one that starts from its teacher's words only
-    loses by the first (benchmarks/stages).
+    A pre-trained student goes through both stages, as in the paper; a student that starts from its teacher's word
+    table gets worse in the first stage (benchmarks/stages).
     """
     if mapping.get("method") != "sct" or not _teacher_count(mapping):
         return mapping
@@ -74,7 +74,7 @@ def _taught(mapping: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _sized(mapping: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A pre-trained student of no named size gets the nearest one, by which its method's settings are chosen."""
+    """Set the size of a pre-trained student to the nearest one, which selects the method's settings."""
     student = _table(mapping, "student")
     source = student.get("source")
     if not isinstance(source, str) or "size" in student:
@@ -91,47 +91,47 @@ def _sized(mapping: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _table(mapping: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """A table of a configuration that is not yet known to be well formed."""
+    """Return a table of a configuration that is not yet validated."""
     table = mapping.get(name)
     return table if isinstance(table, Mapping) else {}
 
 
 def find_method(name: object) -> Recipe:
-    """The method or recipe of that name.
+    """Return the method or recipe of that name.
 
     Raises:
-        ConfigError: there is none; suggests one with a similar name.
+        ConfigError: it does not exist; suggests a similar name.
     """
     names = [*METHODS, *RECIPES]
     if name is None:
-        raise ConfigError(f"method is missing: one of {', '.join(names)}")
+        raise ConfigError(f"method is missing; choose one of {', '.join(names)}")
     if isinstance(name, str) and name in names:
         return RECIPES.get(name) or one_stage(name)
     near = difflib.get_close_matches(str(name), names, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}"
-    raise ConfigError(f"there is no method {name!r}; {hint}")
+    hint = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(names)}"
+    raise ConfigError(f"unknown method {name!r}; {hint}")
 
 
 def run(config: RunConfig, folder: str | Path, control: Control | None = None) -> TrainState:
-    """Train what ``config`` describes, together with the other processes where torchrun started several.
+    """Train the model described by ``config``, together with the other processes if started by torchrun.
 
     Args:
-        config: from :func:`resolve`.
+        config: a configuration returned by :func:`resolve`.
         folder: the run folder; see :class:`~embedkit.training.run_folder.RunFolder`.
         control: resume, stop, progress.
 
     Returns:
-        the final state; the encoder is in ``folder/model`` once ``finished``.
+        the final state; once ``finished``, the encoder is in ``folder/model``.
 
     Raises:
-        EmbedkitError: whatever part of the run cannot go on; the last checkpoint stays.
+        EmbedkitError: some part of the run failed; the last checkpoint is kept.
     """
     control, place = control or Control(), RunFolder(folder)
     with processes.group(config.device), _threads(config.threads):
         place.check(to_mapping(config), resume=control.resume)
-        # What is missing is told before anything costs.
+        # Report missing packages before any expensive work.
         find_trackers(config.trackers, place.path, name="", config={})
-        processes.wait()  # a run that has just been started would be refused
+        processes.wait()  # before any process writes, which check() would reject
         encoder = build_student(config)
         encoder.name = config.name or place.path.name
         encoder.default_prompt = None  # training texts have no prompt
@@ -149,7 +149,7 @@ def run(config: RunConfig, folder: str | Path, control: Control | None = None) -
 
 
 def _prepare(config: RunConfig, entry: Recipe, settings: Any, control: Control) -> Materials:
-    """The materials of a run, of which every stage can make batches."""
+    """Prepare the run's materials and check that every stage can make batches of them."""
 
     def check(corpus: Corpus) -> None:
         entry.check(config, settings, corpus)
@@ -163,7 +163,7 @@ def _warn_of_size(config: RunConfig, encoder: SentenceEncoder) -> None:
     size, shape = SIZES[config.student.size], encoder.backbone.config
     if config.student.source is not None and shape.hidden_size != size.hidden:
         logger.warning(
-            "no settings are published for a student of %d x %d; it gets those of %s, %d x %d: check optim.lr and "
+            "no settings are published for a student of %d x %d; using those of %s, %d x %d: check optim.lr and "
             "[settings], or choose another size",
             *(shape.num_hidden_layers, shape.hidden_size, config.student.size, size.layers, size.hidden),
         )
@@ -173,8 +173,8 @@ def _warn_of_long_queues(settings: Mapping[str, Any], rows: int, table: str = "s
     size = settings.get("queue_size", 0)
     if size > rows and settings.get("queues") not in ("none", "frozen"):
         logger.warning(
-            "%s.queue_size = %s is longer than the corpus of %s rows: the queue holds several vectors of each "
-            "sentence, and makes every step slower; lower it, or add text",
+            "%s.queue_size = %s exceeds the corpus of %s rows: the queue holds several vectors of each "
+            "sentence and slows down every step; lower it or add text",
             *(table, f"{size:,}", f"{rows:,}"),
         )
     for key, value in settings.items():
@@ -185,7 +185,7 @@ def _warn_of_long_queues(settings: Mapping[str, Any], rows: int, table: str = "s
 
 @contextlib.contextmanager
 def _claimed(config: RunConfig, place: RunFolder, encoder: SentenceEncoder, *, resume: bool) -> Iterator[None]:
-    """Hold the run folder, with what a run begins with written to it."""
+    """Hold the run folder's lock, with configuration, environment and initial encoder written to it."""
     with contextlib.ExitStack() as held:
         if processes.first():
             held.enter_context(place.claimed())
@@ -198,7 +198,7 @@ def _claimed(config: RunConfig, place: RunFolder, encoder: SentenceEncoder, *, r
 
 @contextlib.contextmanager
 def _threads(count: int | None) -> Iterator[None]:
-    """Torch with so many threads; the count belongs to the process, so it is put back."""
+    """Set the number of torch threads, which is global to the process, and restore it afterwards."""
     before = torch.get_num_threads()
     torch.set_num_threads(count or before)
     try:
@@ -235,7 +235,7 @@ def _card(config: RunConfig, name: str, materials: Materials, state: TrainState)
 
 
 def _teacher_card(teachers: Sequence[TeacherVectors]) -> dict[str, Any] | None:
-    """Name and fingerprint; of several teachers together, and of each."""
+    """Return name and fingerprint; for several teachers, those of all together and of each."""
     cards = [{"name": teacher.name, "fingerprint": teacher.fingerprint} for teacher in teachers]
     if len(cards) < 2:
         return cards[0] if cards else None
@@ -244,13 +244,13 @@ def _teacher_card(teachers: Sequence[TeacherVectors]) -> dict[str, Any] | None:
 
 
 def _teacher_count(mapping: Mapping[str, Any]) -> int:
-    """How many teachers a configuration names, before it is known to be well formed."""
+    """Return the number of teachers in a configuration that is not yet validated."""
     several = mapping.get("teachers")
     return len(several) if isinstance(several, list | tuple) else int(mapping.get("teacher") is not None)
 
 
 def _presets(entry: Recipe, student: Mapping[str, Any], settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The tables of the student's size, and over them those that are paired with a setting chosen."""
+    """Return the presets of the student's size, updated by those paired with the chosen settings."""
     size = student.get("size", "tiny")
     presets = entry.presets.get(size, {}) if isinstance(size, str) else {}
     for pair, tables in entry.paired.items():
@@ -261,7 +261,7 @@ def _presets(entry: Recipe, student: Mapping[str, Any], settings: Mapping[str, A
 
 
 def _read(cls: type[Config], mapping: object, source: str, problems: list[str]) -> Config | None:
-    """A config, or None and its problems added to those before."""
+    """Return a config, or None after adding its problems to the list."""
     try:
         return from_mapping(cls, mapping, source=source) if isinstance(mapping, Mapping) else None
     except ConfigError as error:

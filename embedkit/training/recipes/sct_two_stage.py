@@ -1,4 +1,4 @@
-"""SCT in two stages, as its authors ran it: self-supervision, then distillation from where that ended.
+"""SCT in two stages, as run by its authors: self-supervision, then distillation from the resulting encoder.
 
 Source: the authors' code of Limkonchotiwat et al., TACL 2023.
 """
@@ -22,11 +22,11 @@ __all__ = ["PRESETS", "TwoStageConfig", "check_two_stages", "sct_two_stage"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TwoStageConfig:
-    """Settings of both stages; ``[optim]`` of the run is the second stage's."""
+    """Settings of both stages; ``[optim]`` of the run applies to the second stage."""
 
-    self_supervised: SCTConfig = setting(factory=SCTConfig, doc="stage one")
+    self_supervised: SCTConfig = setting(factory=SCTConfig, doc="settings of stage one")
     self_supervised_optim: OptimConfig = setting(factory=OptimConfig, doc="optimizer of stage one")
-    distillation: SCTDistillationConfig = setting(factory=SCTDistillationConfig, doc="stage two")
+    distillation: SCTDistillationConfig = setting(factory=SCTDistillationConfig, doc="settings of stage two")
 
 
 PRESETS = {
@@ -43,7 +43,7 @@ PRESETS = {
 
 
 def check_two_stages(config: RunConfig, settings: TwoStageConfig, corpus: Corpus) -> None:
-    """Refuse a corpus or views that do not fit both stages."""
+    """Check that corpus and views fit both stages."""
     check_stage("sct", settings.self_supervised, settings.self_supervised_optim, config, corpus)
     check_stage("sct-distillation", settings.distillation, config.optim, config, corpus)
 
@@ -56,9 +56,9 @@ def sct_two_stage(
     folder: RunFolder,
     control: Control,
 ) -> TrainState:
-    """Self-supervised cross-view training, then distillation from where it ended.
+    """Self-supervised cross-view training, then distillation from its result.
 
-    The run of the first stage lies in ``folder/self-supervised``.
+    The run folder of the first stage is ``folder/self-supervised``.
     """
     alone = dataclasses.replace(materials, teachers=())
     first = RunFolder(folder.path / "self-supervised")

@@ -1,4 +1,4 @@
-"""One stage: a method trained by the loop on the materials of a run."""
+"""One stage of a run: a method trained by the loop on the run's materials."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
-_HEAD_SAMPLE = 4096  # texts that a new linear head is fitted on
+_HEAD_SAMPLE = 4096  # number of texts to fit a new linear head on
 _HEAD_BATCH = 256
 
 
 @dataclasses.dataclass(frozen=True)
 class Control:
-    """How a run is steered from outside: resume, stop, progress."""
+    """External control of a run: resume, stop, progress."""
 
     resume: bool = False
     should_stop: Callable[[], bool] = lambda: False
@@ -62,7 +62,7 @@ class Control:
 
 @dataclasses.dataclass(frozen=True)
 class Materials:
-    """What all stages of a run share."""
+    """Data shared by all stages of a run."""
 
     corpus: Corpus
     teachers: tuple[TeacherVectors, ...]
@@ -73,13 +73,13 @@ class Materials:
 def prepare(
     config: RunConfig, control: Control, *, teacher: bool, check: Callable[[Corpus], None] = lambda _: None
 ) -> Materials:
-    """Read the corpus, the teachers' vectors and the development pairs.
+    """Load the corpus, the teachers' vectors and the development pairs.
 
     Args:
-        config: of the run.
+        config: configuration of the run.
         control: progress.
-        teacher: whether anything will ask for teacher vectors.
-        check: refuses a corpus that does not fit the run, before a teacher encodes it.
+        teacher: whether any stage needs teacher vectors.
+        check: raises an error if the corpus does not fit the run, before a teacher encodes it.
 
     Raises:
         DataError: a source is missing or malformed.
@@ -88,7 +88,7 @@ def prepare(
     _check_matryoshka(config, teacher=teacher)
     pairs = _dev_pairs(config)
     vectors: list[TeacherVectors] = []
-    with processes.first_alone():  # what it reads and encodes is in the cache for the others
+    with processes.first_alone():  # the others read its results from the cache
         corpus = Corpus.prepare(config.sources, Path(config.cache), show_progress=control.show_progress)
         check(corpus)
         for named in config.every_teacher if teacher else ():
@@ -106,7 +106,7 @@ def _check_matryoshka(config: RunConfig, *, teacher: bool) -> None:
     imitating = [name for name, method in METHODS.items() if method.imitates]
     if not (teacher and config.every_teacher and config.method in {*imitating, "sct-two-stage"}):
         raise ConfigError(
-            "[matryoshka] rotates a teacher's vectors, which needs a teacher and a method that imitates them "
+            "[matryoshka] rotates a teacher's vectors: it needs a teacher and a method that imitates one "
             f"({', '.join(imitating)})"
         )
 
@@ -117,7 +117,7 @@ def _dev_pairs(config: RunConfig) -> ScoredPairs | None:
     pairs = load_scored_pairs(config.resolve(config.dev.pairs), split="validation")
     if config.dev.limit is None or config.dev.limit >= len(pairs):
         return pairs
-    # Not by the run's seed: runs that differ by it alone are to be comparable.
+    # Independent of the run's seed, so that runs with different seeds are comparable.
     drawn = np.sort(np.random.default_rng(0).permutation(len(pairs))[: config.dev.limit])
     first, second = ([texts[row] for row in drawn] for texts in (pairs.first, pairs.second))
     return ScoredPairs(pairs.name, first, second, pairs.scores[drawn])
@@ -144,20 +144,20 @@ def train_stage(
     folder: RunFolder,
     control: Control,
 ) -> TrainState:
-    """Train one method from ``encoder``; the result is in ``folder.model``.
+    """Train one method from ``encoder``; the result is written to ``folder.model``.
 
     Args:
         method_name: a key of :data:`~embedkit.training.methods.METHODS`.
         settings: an instance of the method's config class.
-        optim: of this stage.
-        config: of the whole run.
-        materials: from :func:`prepare`.
-        encoder: where training starts; trained in place.
-        folder: of this stage.
+        optim: optimizer settings of this stage.
+        config: configuration of the whole run.
+        materials: the result of :func:`prepare`.
+        encoder: the initial encoder; trained in place.
+        folder: run folder of this stage.
         control: resume, stop, progress.
 
     Raises:
-        ConfigError: the method needs what the run does not have.
+        ConfigError: the run lacks something that the method needs.
         TrainingError, CheckpointError, StorageError: see :func:`~embedkit.training.loop.train`.
     """
     method = _build(METHODS[method_name], encoder, settings, config.seed, materials.teachers)
@@ -169,7 +169,7 @@ def train_stage(
 
 
 def _start_head(method: Distillation, materials: Materials) -> None:
-    """Fit a new linear head on some of the text that will be trained on."""
+    """Fit a new linear head on a sample of the training text."""
     rows = np.random.default_rng(0).permutation(materials.split.train)[:_HEAD_SAMPLE]
     tokenizer = method.encoder.tokenizer
     parts = np.array_split(rows, -(-len(rows) // _HEAD_BATCH))
@@ -178,7 +178,7 @@ def _start_head(method: Distillation, materials: Materials) -> None:
 
 
 def _evaluation(encoder: SentenceEncoder, materials: Materials) -> Callable[[], Scores] | None:
-    """What chooses the step: the development pairs, else the mean cosine with the teacher on held-out text."""
+    """Return the function that scores a step: on the development pairs, else by cosine with the teacher."""
     pairs, held_out = materials.dev, None
     if materials.split.held_out:
         if not materials.teachers or encoder.dimension != materials.teachers[0].dimension:
@@ -207,14 +207,14 @@ def run_stage(
     control: Control,
     evaluate: Callable[[], Scores] | None,
 ) -> TrainState:
-    """Train what is built already; the result is in ``folder.model``.
+    """Train a method on its batches; the result is written to ``folder.model``.
 
     Args:
         method: moved to the run's device and trained in place.
-        batches: made for it.
-        optim: of this stage.
-        config: of the whole run.
-        folder: of this stage.
+        batches: batches made for the method.
+        optim: optimizer settings of this stage.
+        config: configuration of the whole run.
+        folder: run folder of this stage.
         control: resume, stop, progress.
         evaluate: scores ``method.encoder`` on a development set.
 
@@ -254,10 +254,10 @@ def stage_batches(
     materials: Materials,
     encoder: SentenceEncoder,
 ) -> BatchSource:
-    """The batches of a stage; the arguments are those of :func:`train_stage`.
+    """Return the batches of a stage; the arguments are those of :func:`train_stage`.
 
     Raises:
-        ConfigError: the method needs what the run does not have.
+        ConfigError: the run lacks something that the method needs.
     """
     return BatchSource(
         materials.corpus,
@@ -280,18 +280,18 @@ def _build(
 ) -> Method:
     if problem := method.batch_spec.teacher_problem(len(teachers)):
         raise ConfigError(problem)
-    told = method.told([teacher.dimension for teacher in teachers])
-    return method(encoder, settings, seed=seed, **told)
+    arguments = method.teacher_arguments([teacher.dimension for teacher in teachers])
+    return method(encoder, settings, seed=seed, **arguments)
 
 
 def to_device(module: nn.Module, device: str | None) -> None:
-    """Move a network to a device, to the GPU if None and there is one.
+    """Move a network to a device; if None, to the GPU if available, else to the CPU.
 
     Raises:
         ConfigError: the device cannot be used.
     """
     try:
         module.to(torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu")))
-    except (RuntimeError, AssertionError) as error:  # torch says "not compiled with CUDA" by an AssertionError
+    except (RuntimeError, AssertionError) as error:  # torch raises an AssertionError if it was built without CUDA
         reason = str(error).strip().partition("\n")[0]
         raise ConfigError(f"device {device!r} cannot be used here: {reason}") from error

@@ -1,6 +1,6 @@
-"""The table of methods and recipes, and its copy for `embedkit methods`, which then need not import torch.
+"""The table of methods and recipes, and its copy that `embedkit methods` reads without importing torch.
 
-``python -m embedkit.training.recipes.table`` writes the copy; the tests compare the two.
+``python -m embedkit.training.recipes.table`` writes the copy; a test compares the two.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ __all__ = ["COPY", "build_table"]
 
 COPY = Path(__file__).parents[2] / "cli" / "methods.json"
 
-# Tables of the configuration, beside the method's own settings, that presets speak of.
+# Tables of the configuration that presets set, apart from the method's own settings.
 _TABLES = ("student", "optim", "dev")
 
 
 def build_table() -> dict[str, dict[str, dict[str, Any]]]:
-    """Size -> name -> kind, paper, needs, idea, and the defaults of that size with their documentation."""
+    """Map size and name to kind, paper, needs, idea, and the documented defaults of that size."""
     return {size: _of_size(size) for size in SIZES}
 
 

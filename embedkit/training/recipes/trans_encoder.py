@@ -1,16 +1,17 @@
-"""Trans-Encoder: an encoder and a cross-encoder teach each other on pairs without labels, in cycles.
+"""Trans-Encoder: an encoder and a cross-encoder teach each other on unlabelled pairs, in cycles.
 
-Each cycle labels the pairs by the encoder's cosines, trains a cross-encoder on them, labels the pairs by its
-scores and trains an encoder on those. With peers (mutual distillation) every model labels for itself, the labels
-are averaged, and every model learns from the average; nothing else is shared.
+Each cycle labels the pairs by the encoder's cosines, trains a cross-encoder on these labels, labels the pairs by
+its scores and trains an encoder on those. With peers (mutual distillation), every model labels the pairs and
+learns from the average of all labels; nothing else is shared.
 
 Source: Liu et al., "Trans-Encoder: Unsupervised sentence-pair modelling through self- and mutual-distillations",
 ICLR 2022, settings of Table 16; the authors' code.
 
-Differs from the paper: labels are clamped to [0, 1], where a negative cosine would leave the cross entropy without
-a lower bound; refreshed cross-encoders start from the body of the student, which is the paper's raw pre-trained
-model only if ``settings.backbone`` names that. Differs from the authors' code: the last, short batch of an epoch
-is left out; and in sequential mode the pooler of a cross-encoder starts at random, because our encoders keep none.
+Differs from the paper: labels are clamped to [0, 1], because the cross-entropy is unbounded below for negative
+labels; refreshed cross-encoders start from the student's body, which is the paper's raw pre-trained model only if
+``settings.backbone`` names it. Differs from the authors' code: the last incomplete batch of an epoch is dropped,
+and in sequential mode the pooler of a cross-encoder is initialised randomly, because embedkit's encoders have
+none.
 """
 
 from __future__ import annotations
@@ -65,29 +66,29 @@ _AS_IT_IS = ViewsConfig(first="none", second="none")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PeerConfig:
-    """Another model that labels and learns beside the student."""
+    """Another model that labels pairs and is trained alongside the student."""
 
-    source: str = setting(doc="the encoder it starts from, folder or hub id")
+    source: str = setting(doc="the encoder it starts from (folder or hub id)")
     backbone: str | None = setting(
-        None, "the raw model its cross-encoders start from; default: the encoder's body"
+        None, "the raw pre-trained model of its cross-encoders; default: the encoder's body"
     )
-    pooling: Literal["mean", "cls"] = setting("cls", "how token states become one embedding")
+    pooling: Literal["mean", "cls"] = setting("cls", "how token states are pooled into one embedding")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TransEncoderConfig:
-    """Settings of the cycles; ``[optim]`` of the run is the encoders', ``student`` the first of them."""
+    """Settings of the cycles; ``[optim]`` of the run applies to encoders, ``student`` is the first of them."""
 
-    cycles: int = setting(3, "STS 3, binary tasks 5", minimum=1)
+    cycles: int = setting(3, "number of cycles; 3 for STS, 5 for binary tasks", minimum=1)
     mode: Literal["refreshing", "sequential"] = setting(
-        "refreshing", "where a cycle starts: from the original models, or from those of the step before"
+        "refreshing", "start each cycle from the original models (refreshing) or from the last ones (sequential)"
     )
     backbone: str | None = setting(
-        None, "the raw pre-trained model that refreshed cross-encoders start from; default: the student's body"
+        None, "the raw pre-trained model of refreshed cross-encoders; default: the student's body"
     )
     peers: tuple[PeerConfig, ...] = setting((), "other models, for mutual distillation")
-    both_orders: bool = setting(True, "cross-encoders learn (a, b) and (b, a); QNLI has one order only")
-    cross_length: int = setting(64, "longest pair in tokens, special tokens included", minimum=5)
+    both_orders: bool = setting(True, "train cross-encoders on (a, b) and (b, a); QNLI needs one order only")
+    cross_length: int = setting(64, "maximum length of a pair in tokens, including special tokens", minimum=5)
     cross_optim: OptimConfig = setting(factory=OptimConfig, doc="optimizer of the cross-encoders")
 
 
@@ -98,20 +99,20 @@ _PRESET: Mapping[str, Mapping[str, Any]] = {
     "optim": {"lr": 5e-5, "batch_size": 128, "epochs": 10, "warmup": 0.0, **_HARNESS},
     "settings": {"cross_optim": {"lr": 2e-5, "batch_size": 32, "epochs": 1, "warmup": 0.1, **_HARNESS}},
 }
-# Table 16 has the same settings for every size but Large.
+# Table 16 has the same settings for all sizes except Large.
 TRANS_ENCODER_PRESETS = dict.fromkeys(("tiny", "mini", "small"), _PRESET)
 
 
 @dataclasses.dataclass
 class _Member:
-    """One model of a run: what it started as, and what labels and starts next.
+    """One model of a run: its original, and the models that label and start next.
 
     Attributes:
-        name: of its folders.
-        original: the encoder it started as; never trained.
-        backbone: where refreshed cross-encoders start, None for the body of ``original``.
-        encoder: of the last cycle.
-        cross: of this cycle.
+        name: name of its folders.
+        original: the initial encoder; never trained.
+        backbone: the model that refreshed cross-encoders start from, or None for the body of ``original``.
+        encoder: the encoder of the last cycle.
+        cross: the cross-encoder of this cycle.
     """
 
     name: str
@@ -123,7 +124,7 @@ class _Member:
 
 @dataclasses.dataclass
 class _Best:
-    """The best model of one kind over all members and cycles; the last one where there is no score."""
+    """The best model of one kind over all members and cycles, or the last one if there are no scores."""
 
     folder: Path | None = None
     state: TrainState = dataclasses.field(default_factory=TrainState)
@@ -135,10 +136,10 @@ class _Best:
 
 
 def check_trans_encoder(config: RunConfig, settings: TransEncoderConfig, corpus: Corpus) -> None:
-    """Refuse a corpus without pairs, or with fewer than a batch of either kind of model has."""
+    """Check that the corpus has pairs, at least a batch for either kind of model."""
     if corpus.views != 2:
         raise ConfigError(
-            "trans-encoder learns from pairs of texts: give two columns with --view-columns, or a .tsv"
+            "trans-encoder learns from pairs of texts: name two columns with --view-columns, or use a .tsv file"
         )
     orders = 2 if settings.both_orders else 1
     for spec, count, optim in (
@@ -156,17 +157,17 @@ def trans_encoder(
     folder: RunFolder,
     control: Control,
 ) -> TrainState:
-    """Self- and mutual distillation between encoders and cross-encoders, on pairs without labels.
+    """Self- and mutual distillation between encoders and cross-encoders, on unlabelled pairs.
 
-    The best encoder by development score is left in ``folder/model``, the best cross-encoder in
-    ``folder/cross-model``; the stages' own runs lie in ``folder/cycle-N/MEMBER/{cross,encoder}``.
+    The encoder with the best development score is written to ``folder/model``, the best cross-encoder to
+    ``folder/cross-model``; the stages' run folders are ``folder/cycle-N/MEMBER/{cross,encoder}``.
 
     Raises:
-        ConfigError: a model has no room for pairs of that length.
+        ConfigError: a model has too few positions for pairs of the configured length.
     """
     members = _gather(config, settings, encoder)
     for member in members:
-        _check_room(member, settings, config)
+        _check_start(member, settings, config)
     best_encoder, best_cross, total = _Best(), _Best(), TrainState()
     for cycle in range(1, settings.cycles + 1):
         place = folder.path / f"cycle-{cycle}"
@@ -204,12 +205,12 @@ def trans_encoder(
 
 
 def clamp_labels(labels: FloatArray) -> FloatArray:
-    """Labels brought into [0, 1], where the cross entropy has a lower bound."""
+    """Clip labels to [0, 1], where the cross-entropy has a lower bound."""
     return np.clip(labels, 0.0, 1.0).astype(np.float32)
 
 
 def _gather(config: RunConfig, settings: TransEncoderConfig, encoder: SentenceEncoder) -> list[_Member]:
-    """The student and its peers."""
+    """Return the student and its peers."""
     members = [_Member("student", copy.deepcopy(encoder), settings.backbone, encoder)]
     for number, peer in enumerate(settings.peers, 1):
         model = SentenceEncoder.load(
@@ -219,19 +220,19 @@ def _gather(config: RunConfig, settings: TransEncoderConfig, encoder: SentenceEn
     return members
 
 
-def _check_room(member: _Member, settings: TransEncoderConfig, config: RunConfig) -> None:
-    """What the first cross-encoder lacks is found before hours go into labels."""
+def _check_start(member: _Member, settings: TransEncoderConfig, config: RunConfig) -> None:
+    """Check that the first cross-encoder can be built, before hours of labelling."""
     try:
         _start_cross(member, settings, config)
     except ModelError as error:
         raise ConfigError(
-            f"a cross-encoder cannot start from {member.name}: {error}; lower settings.cross_length, or give a "
-            "new student room for pairs by student.positions"
+            f"a cross-encoder cannot start from {member.name}: {error}; lower settings.cross_length, or raise "
+            "student.positions for a new student"
         ) from error
 
 
 def _labels(path: Path, control: Control, label: Callable[[], list[FloatArray]]) -> FloatArray:
-    """The mean label of all members for every pair, ``(N,) float32`` in [0, 1]; kept for a resumed run."""
+    """Return the mean label of all members for every pair, ``(N,) float32`` in [0, 1]; saved for resumed runs."""
     with processes.first_alone():
         if not (control.resume and path.exists()) and processes.first():
             labels = clamp_labels(np.mean(label(), axis=0))
@@ -240,18 +241,18 @@ def _labels(path: Path, control: Control, label: Callable[[], list[FloatArray]])
         try:
             return np.asarray(np.load(path), dtype=np.float32)
         except (OSError, ValueError, EOFError) as error:
-            raise CheckpointError(f"{path} is damaged ({error}); delete it and go on with --resume") from error
+            raise CheckpointError(f"{path} is damaged ({error}); delete it and continue with --resume") from error
 
 
 def _label_by_encoder(encoder: SentenceEncoder, config: RunConfig, corpus: Corpus) -> FloatArray:
-    """The cosine of every pair: ``(N,) float32``."""
+    """Return the cosine of every pair: ``(N,) float32``."""
     to_device(encoder, config.device)
     embed = TorchEncoder(encoder).encode
     return _label(corpus, lambda first, second: cosines(embed(first), embed(second)))
 
 
 def _label_by_cross(cross: PairEncoder | None, config: RunConfig, corpus: Corpus) -> FloatArray:
-    """The score of every pair, in its one order: ``(N,) float32`` in (0, 1)."""
+    """Return the score of every pair, in one order: ``(N,) float32`` in (0, 1)."""
     if cross is None:
         raise ConfigError("no cross-encoder was trained in this cycle")
     to_device(cross, config.device)
@@ -315,7 +316,7 @@ def _train_encoder(
 
 
 def _start_cross(member: _Member, settings: TransEncoderConfig, config: RunConfig) -> PairEncoder:
-    """Where a cycle's cross-encoder starts."""
+    """Return the initial cross-encoder of a cycle."""
     length = settings.cross_length
     if settings.mode == "sequential":
         return PairEncoder.from_encoder(member.encoder, max_length=length, seed=config.seed)
@@ -325,7 +326,7 @@ def _start_cross(member: _Member, settings: TransEncoderConfig, config: RunConfi
 
 
 def _start_encoder(member: _Member, settings: TransEncoderConfig) -> SentenceEncoder:
-    """Where a cycle's encoder starts."""
+    """Return the initial encoder of a cycle."""
     original = member.original
     if settings.mode == "sequential" and member.cross is not None:
         return member.cross.to_encoder(pooling=original.pooling, max_length=original.max_length)
@@ -338,7 +339,7 @@ def _add(total: TrainState, state: TrainState) -> None:
 
 
 def _deliver(encoder: _Best, cross: _Best, folder: RunFolder) -> None:
-    """Copy the best of each kind to where export finds it, the cross-encoder's figures beside it."""
+    """Write the best model of each kind to where export expects it, with the cross-encoder's scores."""
     if encoder.folder is None or cross.folder is None:
         raise ConfigError("trans-encoder needs at least one cycle")
     SentenceEncoder.load(encoder.folder).save(folder.model)

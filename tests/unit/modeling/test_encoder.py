@@ -138,7 +138,7 @@ def test_a_plain_folder_gets_the_mean_and_says_so(make_encoder, tmp_path, caplog
     (tmp_path / "modules.json").unlink()
 
     assert SentenceEncoder.load(tmp_path).pooling == "mean"
-    assert "does not say how it pools" in caplog.text
+    assert "does not specify its pooling" in caplog.text
 
 
 def test_a_default_prompt_is_not_dropped_in_silence(make_encoder, tmp_path, caplog):
@@ -279,5 +279,5 @@ class TestRefusals:
             SentenceEncoder.load(folder, max_length=17)
 
     def test_unknown_pooling(self, folder):
-        with pytest.raises(ModelError, match="pooling is one of mean, cls"):
+        with pytest.raises(ModelError, match="pooling must be one of mean, cls"):
             SentenceEncoder.load(folder, pooling="max")

@@ -146,5 +146,5 @@ def test_a_vocabulary_without_words_is_refused(toy_tokenizer_json):
     content["model"]["vocab"] = dict(list(content["model"]["vocab"].items())[:5])
     teacher = random(Tokenizer(json.dumps(content), 16), SIZE, max_length=16, seed=0)
 
-    with pytest.raises(ModelError, match="no word to start from"):
+    with pytest.raises(ModelError, match="no real words"):
         from_teacher(teacher, SIZE, max_length=16, seed=0)

@@ -69,7 +69,7 @@ def test_another_pooling_is_refused(folder, settings):
 def test_prompts_left_out_of_the_pooling_are_refused(folder):
     edit(folder / "1_Pooling" / "config.json", include_prompt=False)
 
-    with pytest.raises(ModelError, match="prompts out of the pooling"):
+    with pytest.raises(ModelError, match="excludes prompts from pooling"):
         read_layout(folder)
 
 

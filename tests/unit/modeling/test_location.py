@@ -85,6 +85,6 @@ def test_a_hub_that_cannot_help_is_one_sentence(monkeypatch, refusal):
 
     monkeypatch.setattr(location, "snapshot_download", refuse)
 
-    with pytest.raises(ModelNotFoundError, match="hub gave no model of that name") as caught:
+    with pytest.raises(ModelNotFoundError, match="no such model could be loaded from the hub") as caught:
         find_folder("org/model")
     assert "\n" not in str(caught.value)

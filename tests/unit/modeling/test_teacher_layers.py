@@ -101,7 +101,7 @@ def test_the_teacher_stays_as_it_is(teacher, words_of_texts):
         (Size(5, 32, 4, 48), None, "5 layers cannot be cut from a teacher of 4"),
         (Size(2, 32, 4, 48), (4, 1), "ascending"),
         (Size(2, 32, 4, 48), (1, 5), "of a teacher's 4"),
-        (Size(2, 64, 4, 48), None, "hidden = 64 is more than the 32"),
+        (Size(2, 64, 4, 48), None, "hidden = 64 exceeds the 32"),
         (Size(2, 32, 4, 96), None, "inner = 96 is more"),
         (Size(2, 12, 4, 24), None, "no multiple of the width of the teacher's heads, 8"),
     ],

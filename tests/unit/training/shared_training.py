@@ -123,7 +123,7 @@ class Toy:
 
 def build(name, settings, encoder):
     entry = METHODS[name]
-    told = entry.told([Teacher.dimension])
+    told = entry.teacher_arguments([Teacher.dimension])
     return entry(encoder, from_mapping(entry.settings_class, settings), seed=1, **told)
 
 

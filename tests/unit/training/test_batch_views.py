@@ -100,13 +100,13 @@ def test_chunks_put_end_to_end_and_ordered_are_the_batch(make):
 
 
 def test_a_list_that_nobody_takes_is_refused(make):
-    with pytest.raises(ConfigError, match=r"takes no list of positives: leave views\.positives out"):
+    with pytest.raises(ConfigError, match=r"uses no positives; remove views\.positives"):
         make(BatchSpec(views=2), positives=("none",))
 
 
 @pytest.mark.parametrize("size", [1, 2])
 def test_a_batch_too_small_for_the_method_is_refused(make, size):
-    with pytest.raises(ConfigError, match=rf"batches of 3 or more, not optim\.batch_size = {size}"):
+    with pytest.raises(ConfigError, match=rf"batches of at least 3 rows, not optim\.batch_size = {size}"):
         make(BatchSpec(rows=3), batch_size=size)
 
 

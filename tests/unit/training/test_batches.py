@@ -210,5 +210,5 @@ class TestRefusals:
             )
 
     def test_three_views(self, make):
-        with pytest.raises(ConfigError, match="3 views; two can be made"):
+        with pytest.raises(ConfigError, match="3 views; at most two"):
             make(views=3)

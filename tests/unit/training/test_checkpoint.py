@@ -84,7 +84,7 @@ def test_a_file_cut_anywhere_is_told(saved):
     content = path.read_bytes()
     for cut in range(0, len(content), 211):
         path.write_bytes(content[:cut])
-        with pytest.raises(CheckpointError, match="damaged or belongs to other settings"):
+        with pytest.raises(CheckpointError, match="damaged or was written with other settings"):
             Parts(5).load(path)
 
 

@@ -75,5 +75,5 @@ def test_vectors_by_row_have_none_for_them(sources, tmp_path):
 
 
 def test_rows_of_two_views_have_none():
-    with pytest.raises(ConfigError, match="contrasts are made of one text a row"):
+    with pytest.raises(ConfigError, match="contrasts need one text per row"):
         SourceConfig(path="a.csv", view_columns=("a", "b"), contrasts=True)

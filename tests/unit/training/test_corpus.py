@@ -172,12 +172,12 @@ class TestRefusals:
     def test_sources_of_different_form(self, prepare, tmp_path):
         (tmp_path / "a.txt").write_text("one")
         (tmp_path / "b.tsv").write_text("one\ttwo")
-        with pytest.raises(DataError, match="2 views a row, the one before it 1"):
+        with pytest.raises(DataError, match="2 views per row, but the previous one has 1"):
             prepare(*(SourceConfig(path=str(tmp_path / name)) for name in ("a.txt", "b.tsv")))
 
     @pytest.mark.parametrize("columns", [["a"], ["a", "b", "c"]])
     def test_views_are_two(self, columns):
-        with pytest.raises(ConfigError, match="view_columns names two columns"):
+        with pytest.raises(ConfigError, match="view_columns must name two columns"):
             from_mapping(SourceConfig, {"path": "a.csv", "view_columns": columns})
 
     def test_a_text_is_not_two_views(self):

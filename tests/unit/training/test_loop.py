@@ -140,14 +140,14 @@ class TestCostOfEvaluation:
         _, go, _ = setup(steps=24)
         go(evaluate=lambda: 0.5)
         (message,) = self.told(caplog)
-        assert re.match(r"an evaluation takes 0\.00 s; all 6 of them about 0\.0 minutes, \d+ % of the", message)
+        assert re.match(r"an evaluation takes 0\.00 s; all 6 take about 0\.0 minutes, \d+ % of the", message)
 
     def test_a_high_share_names_what_bounds_it(self, setup, caplog):
         caplog.set_level("INFO")
         _, go, _ = setup(steps=8)
         go(evaluate=lambda: time.sleep(0.3) or 0.5)
         (message,) = self.told(caplog)
-        assert message.endswith("% of the run; dev.every, dev.limit and dev.most bound that")
+        assert message.endswith("% of the run; dev.every, dev.limit and dev.most reduce it")
 
     def test_a_resumed_run_does_not_tell_it_again(self, setup, caplog):
         caplog.set_level("INFO")

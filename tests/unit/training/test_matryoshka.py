@@ -16,7 +16,7 @@ QUIET = Control(show_progress=False)
 
 @pytest.mark.parametrize("dimensions", [[], [0], [-3, 4], [4, 4]])
 def test_dimensions_are_different_widths(dimensions):
-    with pytest.raises(ConfigError, match="dimensions are different widths of 1 or more"):
+    with pytest.raises(ConfigError, match="dimensions must be distinct positive widths"):
         from_mapping(MatryoshkaConfig, {"dimensions": dimensions})
 
 

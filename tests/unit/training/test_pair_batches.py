@@ -73,7 +73,7 @@ def test_moving_a_batch_moves_types_and_labels(corpus, pair_tokenizer):
 
 def test_one_view_is_no_pair(make_corpus, sentences, pair_tokenizer):
     corpus = make_corpus(sentences(6))
-    with pytest.raises(ConfigError, match="two views, and has one"):
+    with pytest.raises(ConfigError, match="only one view"):
         PairBatchSource(corpus, pair_tokenizer, scores=np.zeros(6, np.float32), batch_size=2, seed=0)
 
 

@@ -145,7 +145,7 @@ class TestAlone:
         assert (processes.count(), processes.rank(), processes.first()) == (1, 0, True)
         assert processes.agree(True)
         assert not processes.agree(False)
-        assert processes.told_by_first(lambda: 3.5) == 3.5
+        assert processes.from_first(lambda: 3.5) == 3.5
 
     def test_random_numbers_are_not_forked(self):
         torch.manual_seed(0)

@@ -120,7 +120,7 @@ class TestMaskedRefill:
 
     @pytest.mark.parametrize("share", [0.0, -0.1, 1.5, float("nan")])
     def test_a_share_that_is_none_is_refused(self, masked_lm, share):
-        with pytest.raises(InputError, match="above 0 and at most 1"):
+        with pytest.raises(InputError, match="greater than 0 and at most 1"):
             MaskedRefill(masked_lm, share=share)
 
     def test_an_encoder_without_the_head_is_refused(self, make_encoder, tmp_path):

@@ -103,5 +103,5 @@ def test_a_text_that_stands_in_two_rows_is_rewritten_once(tmp_path):
 
 @pytest.mark.parametrize("count", [0, 3])
 def test_a_row_has_two_views(write, count):
-    with pytest.raises(InputError, match=f"one or two rewriters make it, not {count}"):
+    with pytest.raises(InputError, match=f"expected one or two rewriters, found {count}"):
         write(*(Rewriter(str.upper, str(number)) for number in range(count)))

@@ -94,10 +94,10 @@ def test_before_the_first_record_there_is_nothing(write):
 
 @pytest.mark.parametrize("torn", ["no json\n", '{"a":\n'])
 def test_what_is_no_record_is_told(write, torn):
-    with pytest.raises(DataError, match="is not the metrics of a run"):
+    with pytest.raises(DataError, match="is not a valid metrics file"):
         read_curves(write(RECORDS, torn))
 
 
 def test_no_file_is_told(tmp_path):
-    with pytest.raises(DataError, match=r"metrics\.jsonl is not the metrics of a run"):
+    with pytest.raises(DataError, match=r"metrics\.jsonl is not a valid metrics file"):
         read_curves(tmp_path / "metrics.jsonl")

@@ -83,7 +83,7 @@ def test_an_interrupted_run_keeps_its_curves(start):
 
 def test_a_run_that_has_only_begun(start):
     run = start()
-    assert "Nothing is logged yet." in text_of(write_report(run.path))
+    assert "No metrics have been logged yet." in text_of(write_report(run.path))
     assert not (run.path / "curves.png").exists()
 
 

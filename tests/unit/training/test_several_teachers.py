@@ -75,8 +75,8 @@ class TestBatches:
         ("spec", "count", "message"),
         [
             (BatchSpec(teacher=True), 0, "needs a teacher"),
-            (BatchSpec(teacher=True), 2, "learns from one teacher, not from 2"),
-            (BatchSpec(), 2, "learns from one teacher, not from 2"),
+            (BatchSpec(teacher=True), 2, "supports one teacher, not 2"),
+            (BatchSpec(), 2, "supports one teacher, not 2"),
             (BatchSpec(teacher=True, several_teachers=True), 0, "needs a teacher"),
         ],
     )
@@ -96,7 +96,7 @@ class TestBatches:
     ],
 )
 def test_who_is_told_of_widths(name, told):
-    assert METHODS[name].told([4, 7]) == told
+    assert METHODS[name].teacher_arguments([4, 7]) == told
 
 
 class TestConfig:
@@ -118,13 +118,13 @@ class TestConfig:
 
     def test_not_in_both_tables(self):
         both = {"teacher": {"source": "a"}, "teachers": [{"source": "b"}]}
-        with pytest.raises(ConfigError, match="not in both"):
+        with pytest.raises(ConfigError, match="not both"):
             resolve({**RUN, **both})
 
     @pytest.mark.parametrize("method", ["ckd", "mse", "simcse"])
     def test_methods_of_one_teacher_refuse_several(self, method):
         several = {"teachers": [{"source": "a"}, {"source": "b"}, {"source": "c"}]}
-        with pytest.raises(ConfigError, match=r"learns from one teacher, not from 3: name it in \[teacher\]"):
+        with pytest.raises(ConfigError, match=r"supports one teacher, not 3: name it in \[teacher\]"):
             resolve({**RUN, "method": method, **several})
 
     def test_an_empty_list_is_no_teacher(self):

@@ -146,7 +146,7 @@ def test_dropout_is_what_the_configuration_says(teacher):
 
 
 def test_heads_that_do_not_divide_are_refused(teacher):
-    with pytest.raises(ConfigError, match="heads = 5 do not divide hidden = 128"):
+    with pytest.raises(ConfigError, match="hidden = 128 is not divisible by heads = 5"):
         build_student(config(teacher, heads=5))
 
 

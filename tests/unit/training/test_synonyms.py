@@ -73,5 +73,5 @@ def test_the_fingerprint_knows_everything_that_decides(wordnet_folder):
 
 @pytest.mark.parametrize("share", [-0.1, 1.1, float("nan")])
 def test_an_impossible_share_is_refused(replace, share):
-    with pytest.raises(InputError, match="share of replaced words"):
+    with pytest.raises(InputError, match="share must be between 0 and 1"):
         replace("dog", share=share)

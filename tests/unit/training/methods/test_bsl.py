@@ -113,7 +113,7 @@ def test_views_are_normalised_apart(make, make_batches):
 
 
 def test_a_batch_of_one_is_refused_before_the_first_step(make_batches):
-    with pytest.raises(ConfigError, match=r"batches of 2 or more, not optim\.batch_size = 1"):
+    with pytest.raises(ConfigError, match=r"batches of at least 2 rows, not optim\.batch_size = 1"):
         make_batches(batch_size=1)
 
 

@@ -98,7 +98,7 @@ class TestWeights:
 
     @pytest.mark.parametrize(
         ("weights", "message"),
-        [((1.0,), "1 weights for 2 teachers"), ((0.0, 0.0), "not all of them 0"), ((2.0, -1.0), "at least 0")],
+        [((1.0,), "1 weights for 2 teachers"), ((0.0, 0.0), "not all 0"), ((2.0, -1.0), "non-negative")],
     )
     def test_others_are_refused(self, make, weights, message):
         with pytest.raises(ConfigError, match=message):

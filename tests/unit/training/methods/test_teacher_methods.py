@@ -25,7 +25,7 @@ WIDE = functional.normalize(torch.randn(2, 5, WIDTH + 3, generator=GENERATOR), d
 def make(make_encoder):
     def make(name, *widths, **settings):
         entry = METHODS[name]
-        config, told = from_mapping(entry.settings_class, settings), entry.told(widths or (WIDTH,))
+        config, told = from_mapping(entry.settings_class, settings), entry.teacher_arguments(widths or (WIDTH,))
         return entry(make_encoder("mean"), config, seed=1, **told).eval()
 
     return make

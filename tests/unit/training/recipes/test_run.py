@@ -108,11 +108,11 @@ class TestResolve:
     @pytest.mark.parametrize(
         ("name", "message"),
         [
-            ("sct-destillation", "there is no method 'sct-destillation'; did you mean sct-distillation?"),
-            ("xyzzy", "there is no method 'xyzzy'; there are sct, "),
-            (None, "method is missing: one of sct, "),
-            (5, "there is no method 5"),
-            (["sct"], "there is no method"),
+            ("sct-destillation", "unknown method 'sct-destillation'; did you mean sct-distillation?"),
+            ("xyzzy", "unknown method 'xyzzy'; choose one of sct, "),
+            (None, "method is missing; choose one of sct, "),
+            (5, "unknown method 5"),
+            (["sct"], "unknown method"),
         ],
     )
     def test_an_unknown_method_gets_a_suggestion(self, name, message):
@@ -275,7 +275,7 @@ class TestRun:
         teacher = {} if method == "sct" else {"teacher": {"source": "start"}}
         run(resolve({**mapping, "method": method, "settings": settings, **teacher}), tmp_path / "run", QUIET)
         found = [each.getMessage() for each in caplog.records if "queue_size" in each.getMessage()]
-        assert [message.partition(" is longer")[0] for message in found] == warned
+        assert [message.partition(" exceeds")[0] for message in found] == warned
 
     def test_a_student_of_another_shape_than_its_settings_is_warned_of(self, mapping, tmp_path, caplog):
         run(resolve(mapping), tmp_path / "run", QUIET)
