@@ -9,6 +9,7 @@ import dataclasses
 import itertools
 import json
 import statistics
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -24,7 +25,7 @@ from embedkit.modeling.torch_encoder import TorchEncoder
 from embedkit.training.recipes.run import resolve, run
 from embedkit.training.recipes.stage import Control
 
-__all__ = ["DEV", "Trial"]
+__all__ = ["DEV", "TESTS", "Trial"]
 
 DEV = {
     "STS-B dev": "sts/STSBenchmark/sts-dev.csv",
@@ -33,7 +34,10 @@ DEV = {
     "SemEval CQA dev": "rerank/semeval2016-cqa-dev.jsonl",
 }
 """Development sets: they may choose."""
-_WARM_STEPS = 10
+TESTS = ("sts", "semeval2016-cqa-train2", "trecqa-test", "scirepeval-search")
+"""Test sets: they choose nothing."""
+_CALIBRATION_STEPS = 25
+_WARM_STEPS = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,10 +56,13 @@ class Trial:
     data: Path
     folder: Path
 
-    def perform(self) -> dict[str, Any]:
-        """Train, and score on the development sets."""
-        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-            return pool.submit(_perform, self).result()
+    def perform(self, *, tests: bool = False) -> dict[str, Any]:
+        """Train, and score on the development sets, and on the test sets if asked to."""
+        return dict(_in_process(_perform, self, TESTS if tests else ()))
+
+    def step_seconds(self) -> list[float]:
+        """Processor seconds of some of the first steps, each."""
+        return list(_in_process(_calibrate, self))
 
     @property
     def mapping(self) -> dict[str, Any]:
@@ -69,31 +76,45 @@ class Trial:
 
 
 class _Clock:
-    """Processor time at the end of each step; never asks to stop."""
+    """Processor time at the end of each step; asks to stop after some steps."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int | None = None) -> None:
         self.marks: list[float] = []
+        self._most = most
 
     def __call__(self) -> bool:
         self.marks.append(time.process_time())
-        return False
+        return self._most is not None and len(self.marks) >= self._most
 
     @property
-    def step_seconds(self) -> float:
+    def step_seconds(self) -> list[float]:
         marks = self.marks[min(_WARM_STEPS, len(self.marks) - 2) :]
-        return statistics.median(after - before for before, after in itertools.pairwise(marks))
+        return [after - before for before, after in itertools.pairwise(marks)]
 
 
-def _perform(trial: Trial) -> dict[str, Any]:
+def _in_process(work: Any, *arguments: Any) -> Any:
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(work, *arguments).result()
+
+
+def _calibrate(trial: Trial) -> list[float]:
+    clock = _Clock(_CALIBRATION_STEPS)
+    with tempfile.TemporaryDirectory() as folder:
+        run(resolve(trial.mapping), Path(folder) / "run", Control(should_stop=clock))
+    return clock.step_seconds
+
+
+def _perform(trial: Trial, names: Sequence[str]) -> dict[str, Any]:
     clock = _Clock()
     state = run(resolve(trial.mapping), trial.folder, Control(should_stop=clock, resume=trial.folder.exists()))
     model = TorchEncoder(SentenceEncoder.load(trial.folder / "model"))
-    return {
+    figures: dict[str, Any] = {
         "steps": state.step,
-        "step_ms": 1000 * clock.step_seconds,
+        "step_ms": 1000 * statistics.median(clock.step_seconds),
         **_held_out(trial.folder),
         **{name: _score(model, str(trial.data / path)) for name, path in DEV.items()},
     }
+    return figures | {name: _score(model, name, trial.data) for name in names}
 
 
 def _held_out(folder: Path) -> dict[str, float]:
@@ -103,5 +124,7 @@ def _held_out(folder: Path) -> dict[str, float]:
     return {"held-out cosine": 100 * measured[-1]} if measured else {}
 
 
-def _score(model: TorchEncoder, path: str) -> float:
-    return 100 * (evaluate(model, load_task(path)).results[0].value or 0.0)
+def _score(model: TorchEncoder, name: str, data: Path | None = None) -> float:
+    results = evaluate(model, load_task(name, data=data)).results
+    chosen = next((result for result in results if result.name == name), results[0])
+    return 100 * (chosen.value or 0.0)

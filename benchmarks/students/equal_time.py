@@ -1,0 +1,199 @@
+"""Methods compared at equal processor time: same text, same student, as many steps as the time allows.
+
+    python benchmarks/students/equal_time.py --data DIR --teacher MODEL --tokenizer MODEL
+
+The first call times the steps of all rows side by side, in turns. Each row then trains for as many steps as fit
+into `--minutes` of one core at its median, so a busy machine makes runs longer and not shorter. The learning rate
+is the one of three with the best STS-B dev score after a twentieth of the steps, with another seed. Results are
+saved after every run, and a later call continues with the missing ones. Writes equal_time.json and equal_time.md
+beside this file.
+
+Rates are chosen on STS-B dev; test sets choose nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import logging
+import os
+import statistics
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from trial import TESTS, Trial
+
+from embedkit.atomic import atomic_file
+from embedkit.config import load_toml
+
+logger = logging.getLogger(__name__)
+
+HERE = Path(__file__).parent
+RECIPES = HERE.parents[1] / "recipes"
+QUEUE = {"queue_size": 8192}
+DEV = "STS-B dev"
+GRID_SEED = 0
+_GRID_SHARE = 1 / 20
+_WORDS = 40
+_TURNS = 2
+_FAST, _SLOW = (2e-3, 1e-3, 4e-4), (1e-3, 2e-4, 3e-5)
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A row of the comparison.
+
+    Attributes:
+        method: a name that `embedkit methods` lists.
+        settings: of the method.
+        size: of the student.
+        rates: learning rates to choose from.
+        taught: whether it learns from the teacher.
+        seeds: of its runs.
+        other: further settings.
+    """
+
+    method: str
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    size: str = "tiny"
+    rates: tuple[float, ...] = _FAST
+    taught: bool = True
+    seeds: tuple[int, ...] = (1, 2, 3)
+    other: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+ROWS = {
+    "sct-distillation": Row("sct-distillation", QUEUE),
+    "sct-distillation, one view, regression, linear head": Row(
+        "sct-distillation",
+        {**QUEUE, "queues": "one", "views": 1, "regression": 3.0, "head": "linear"},
+        other={"student.dropout": 0.0},
+    ),
+    "mse": Row("mse"),
+    "congen": Row("congen", QUEUE),
+    "distillcse": Row("distillcse"),
+    "simcse": Row("simcse", rates=_SLOW, taught=False, seeds=(1,)),
+    "sct": Row("sct", QUEUE, rates=_SLOW, taught=False, seeds=(1,)),
+    "bsl": Row("bsl", rates=_SLOW, taught=False, seeds=(1,)),
+    "pcl": Row("pcl", rates=_SLOW, taught=False, seeds=(1,)),
+    "sct-distillation, mini": Row("sct-distillation", QUEUE, size="mini", seeds=(1,)),
+    "distillcse, mini": Row("distillcse", size="mini", seeds=(1,)),
+    "sct-distillation, small": Row("sct-distillation", QUEUE, size="small", seeds=(1,)),
+    "distillcse, small": Row("distillcse", size="small", seeds=(1,)),
+}
+
+
+def main() -> None:
+    """Run what equal_time.json lacks, then write the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True, help="folder of the text and of the evaluation sets")
+    parser.add_argument("--teacher", required=True, help="all-MiniLM-L6-v2: folder, hub id or bundle")
+    parser.add_argument("--tokenizer", required=True, help="its folder or hub id, whose words students start from")
+    parser.add_argument("--minutes", type=float, default=20, help="processor time of a run's steps")
+    parser.add_argument("--rows", nargs="+", default=list(ROWS), metavar="ROW", help="default: all")
+    parser.add_argument("--seeds", type=int, default=3, help="at most so many seeds of a row")
+    parser.add_argument("--cache", default=".embedkit-cache", help="prepared text and teacher vectors")
+    parser.add_argument("--runs", type=Path, default=Path("runs/equal-time"), help="run folders")
+    arguments = parser.parse_args()
+    logging.basicConfig(level=logging.INFO)
+    os.environ["OMP_NUM_THREADS"] = "1"
+    saved = HERE / "equal_time.json"
+    report: dict[str, Any] = {"minutes": arguments.minutes, "step_seconds": {}, "runs": {}}
+    if saved.exists():
+        report = json.loads(saved.read_text(encoding="utf-8"))
+    if report["minutes"] != arguments.minutes:
+        parser.error(f"{saved} is of {report['minutes']} minutes: move it away")
+    for part, label, value in _results(arguments, report):
+        logger.info("%s: %s", label, value)
+        report[part][label] = value
+        with atomic_file(saved) as temporary:
+            temporary.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    (HERE / "equal_time.md").write_text(_table(report), encoding="utf-8")
+
+
+def _results(arguments: argparse.Namespace, report: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
+    """What the report lacks, in order: which part of it, label, value."""
+    runs, costs = report["runs"], report["step_seconds"]
+    if not costs:
+        for name, seconds in _step_seconds(arguments).items():
+            yield "step_seconds", name, seconds
+    for name in arguments.rows:
+        row, steps = ROWS[name], 60 * arguments.minutes / costs[name]
+        for rate in row.rates:
+            if (label := f"{name}, rate {rate:g}") not in runs:
+                changes = {"optim.lr": rate, "optim.steps": round(_GRID_SHARE * steps), "seed": GRID_SEED}
+                yield "runs", label, _trial(arguments, label, row, changes).perform()
+        chosen = max(row.rates, key=lambda rate: runs[f"{name}, rate {rate:g}"][DEV])
+        for seed in row.seeds[: arguments.seeds]:
+            if (label := f"{name}, seed {seed}") not in runs:
+                changes = {"optim.lr": chosen, "optim.steps": round(steps), "seed": seed}
+                found = _trial(arguments, label, row, changes).perform(tests=True)
+                yield "runs", label, {"lr": chosen, **found}
+
+
+def _step_seconds(arguments: argparse.Namespace) -> dict[str, float]:
+    """Processor seconds of a step of each row: the median of steps from several turns."""
+    steps: dict[str, list[float]] = {name: [] for name in ROWS}
+    for turn in range(_TURNS):
+        for name, row in ROWS.items():
+            changes = {"student.start": "random", "optim.lr": row.rates[-1], "optim.steps": 1_000_000, "seed": 0}
+            steps[name] += _trial(arguments, f"{name}, turn {turn}", row, changes).step_seconds()
+    return {name: statistics.median(seconds) for name, seconds in steps.items()}
+
+
+def _trial(arguments: argparse.Namespace, label: str, row: Row, changes: Mapping[str, Any]) -> Trial:
+    common: dict[str, Any] = {
+        "name": row.method,
+        "method": row.method,
+        "threads": 1,
+        "cache": arguments.cache,
+        "settings": dict(row.settings),
+        "student": {
+            "size": row.size,
+            "start": "teacher",
+            "tokenizer": arguments.tokenizer,
+            "pooling": "mean",
+            "max_length": 64,
+        },
+        "optim": {"batch_size": 128, "amp": "bf16", "schedule": "cosine", "warmup": 0.05, "correct_bias": True},
+        "dev": {"pairs": "sts/STSBenchmark/sts-dev.csv", "every": changes["optim.steps"]},
+        "views.second": "deletion",
+    }
+    if row.taught:
+        common["teacher"] = {"source": arguments.teacher, "name": "all-MiniLM-L6-v2", "dtype": "float16"}
+    text = load_toml(RECIPES / "english-questions.toml")["corpus"]
+    common["corpus"] = [{**source, "max_words": _WORDS} for source in text]
+    folder = arguments.runs / "".join(letter if letter.isalnum() else "-" for letter in label)
+    return Trial([], {**common, **row.other, **changes}, arguments.data, folder)
+
+
+def _table(report: Mapping[str, Any]) -> str:
+    """Mean and standard deviation of each row's seeds."""
+    lines = [
+        f"{report['minutes']:g} minutes of one core for each run; batches of 128, bfloat16. Scores x 100,",
+        "mean and standard deviation of the seeds.",
+        "",
+        "| | seeds | texts seen | rate | STS-B dev | STS, mean of 6 | re-ranking, mean of 3 |",
+        "|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    for name, row in ROWS.items():
+        found = [report["runs"].get(f"{name}, seed {seed}") for seed in row.seeds]
+        runs = [run for run in found if run is not None]
+        if not runs:
+            continue
+        texts = statistics.mean(run["steps"] for run in runs) * 128
+        reranking = [statistics.mean(run[each] for each in TESTS[1:]) for run in runs]
+        cells = [_spread([run[DEV] for run in runs]), _spread([run["sts"] for run in runs]), _spread(reranking)]
+        lines.append(f"| {name} | {len(runs)} | {texts:,.0f} | {runs[0]['lr']:g} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _spread(values: list[float]) -> str:
+    mean = f"{statistics.mean(values):.2f}"
+    return mean if len(values) < 2 else f"{mean} ± {statistics.stdev(values):.2f}"
+
+
+if __name__ == "__main__":
+    main()
