@@ -1,12 +1,12 @@
 """Students beside large teachers on a CPU: latency, throughput, size and, where weights are real, quality.
 
-    python benchmarks/latency/run.py --run runs/tiny-sct --teacher FOLDER --data DIR
+    python benchmarks/latency/run.py --teacher FOLDER --data DIR
 
-The bundled Tiny is timed as it is; --run is the folder of its training and is exported as fp32, --teacher is
-all-MiniLM-L6-v2 and is exported as fp32 and as int8. BERT-Mini, Small, Base and Large have random weights: for
-timing only. With --data, STS sets are scored with the very files that are timed. All are timed with one thread and
-with two; use a machine that does nothing else. It needs 12 GB of memory and 2 GB for temporary files. Writes
-results.html, .md and .json beside this file.
+tiny, mini and small are timed as they are and in fp32, with the weights of the int8 bundle. --teacher is
+all-MiniLM-L6-v2 and is exported in both precisions. BERT-Base and Large have random weights: for timing only.
+With --data, STS sets are scored with the files that are timed. All are timed with one thread and with two; use a
+machine that does nothing else. It needs 12 GB of memory and 2 GB for temporary files. Writes results.html, .md and
+.json beside this file.
 """
 
 from __future__ import annotations
@@ -26,13 +26,17 @@ from embedkit.evaluation.speed.plan import Plan
 from embedkit.evaluation.speed.process import Candidate
 from embedkit.evaluation.speed.rounds import measure
 from embedkit.evaluation.tasks import evaluate
-from embedkit.export.pipeline import export_source
+from embedkit.export.pipeline import export, export_source
+from embedkit.modeling.bundles import from_bundle
 from embedkit.modeling.sizes import ARCHITECTURES
 from embedkit.reporting.speed_page import write_speed_page
+from embedkit.runtime.location import find_model
 
 HERE = Path(__file__).parent
 PRECISIONS = ("int8", "fp32")
-UNTRAINED = ("bert-mini", "bert-small", "bert-base", "bert-large")
+UNTRAINED = ("bert-base", "bert-large")
+MODELS = HERE.parents[1] / "models"
+STUDENTS = {"tiny": "tiny", "mini": str(MODELS / "mini.onnx"), "small": str(MODELS / "small.onnx")}
 NOTE = "random weights, for timing only"
 
 logger = logging.getLogger("embedkit")
@@ -41,7 +45,6 @@ logger = logging.getLogger("embedkit")
 def main() -> None:
     """Export, evaluate, time and write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--run", required=True, help="run folder of the bundled student")
     parser.add_argument("--teacher", required=True, help="model folder of all-MiniLM-L6-v2")
     parser.add_argument("--data", type=Path, help="folder of the STS test sets; without it there is no quality")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
@@ -53,10 +56,10 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     data = arguments.data.resolve() if arguments.data else None
     task = load_task("sts", data=data) if data else None
-    run, teacher, output = (Path(each).resolve() for each in (arguments.run, arguments.teacher, arguments.output))
+    teacher, output = (Path(each).resolve() for each in (arguments.teacher, arguments.output))
     # Inside it, files have names and no folders, which nobody needs to read in the results.
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
-        trained = list(export_trained(run, teacher))
+        trained = list(export_trained(teacher))
         untrained = list(write_all_untrained(arguments.untrained))
         reports = []
         for threads in arguments.threads:
@@ -76,16 +79,16 @@ def main() -> None:
         print(path)
 
 
-def export_trained(run: Path, teacher: Path) -> Iterator[Candidate]:
-    """The bundled student as it is, and bundles that are made of its run and of the teacher, with all gates."""
-    yield Candidate(source="tiny-sct")
-    for name, source, precision in (
-        ("tiny-sct", run, "fp32"),
-        ("minilm-l6", teacher, "int8"),
-        ("minilm-l6", teacher, "fp32"),
-    ):
-        path = Path(f"{name}-{precision}.onnx")
-        export_source(str(source), path, precision=precision, name=name)
+def export_trained(teacher: Path) -> Iterator[Candidate]:
+    """The students as they are, and exported with all gates: the same weights in fp32, and the teacher."""
+    for name, source in STUDENTS.items():
+        yield Candidate(source=source)
+        path = Path(f"{name}-fp32.onnx")
+        export(from_bundle(find_model(source)), path, precision="fp32")
+        yield Candidate(source=str(path))
+    for precision in PRECISIONS:
+        path = Path(f"minilm-l6-{precision}.onnx")
+        export_source(str(teacher), path, precision=precision, name="minilm-l6")
         yield Candidate(source=str(path))
 
 
