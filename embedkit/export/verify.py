@@ -1,17 +1,17 @@
-"""The gates: what an exported graph must show, measured on the very bytes that are shipped.
+"""The gates: properties of an exported graph, measured on the very bytes that are shipped.
 
-parity            embeddings against the torch model, over batches and lengths and the whole vocabulary
+parity            embeddings compared with the torch model, over batch sizes, lengths and the whole vocabulary
 operators         every LayerNormalization, Gelu and quantized product is one operator, in the graph as written
-                  and as ONNX Runtime rewrites it
-retention         with scored pairs: Spearman of the file, divided by Spearman of the torch model, of the one
-                  with the whole vocabulary if the file's was pruned
-agreement         without: Spearman between the cosines of the file and of the torch model, over all pairs of
-                  the probe texts
-batch_invariance  the same text alone and among others; int8 shares one activation scale in a batch, so there it
-                  is measured and stated, not limited; int8-static does not, and is held to a bound
-size              bytes of the graph
-native            parity, retention or agreement, and batch_invariance, which then is exact, with embedkit's own
-                  kernel; where the machine and the graph are such that it can run
+                  and as optimized by ONNX Runtime
+retention         with scored pairs: Spearman of the file divided by Spearman of the torch model, the one with the
+                  whole vocabulary if the file's was pruned
+agreement         without scored pairs: Spearman between the cosines of the file and of the torch model, over all
+                  pairs of the probe texts
+batch_invariance  the same text alone and in a batch; int8 shares one activation scale in a batch, so there it is
+                  measured but not limited; int8-static does not, and has a limit
+size              size of the graph in bytes
+native            parity, retention or agreement, and exact batch_invariance of embedkit's native kernel, if the
+                  machine and the graph support it
 """
 
 from __future__ import annotations
@@ -50,20 +50,20 @@ __all__ = ["THRESHOLDS", "Gate", "GraphEncoder", "Thresholds", "verify"]
 _BATCHES = (1, 2, 7, 32)
 _LENGTHS = (2, 3, 8, 17, 64)  # and max_length
 _TOKENS_PER_BATCH = 8192
-_MOST_TOKENS = 16_384  # in a batch of the grid: of very long texts there are fewer
+_MOST_TOKENS = 16_384  # in a batch of the grid; limits the number of very long texts
 
 
 @dataclass(frozen=True, kw_only=True)
 class Thresholds:
-    """What the gates demand; None demands nothing.
+    """Thresholds of the gates; None is no limit.
 
     Attributes:
-        difference: largest absolute difference of a value from the torch model's.
-        invariance: largest absolute difference between the values of a text alone and in a batch.
-        cosine: smallest cosine of an embedding with the torch model's.
-        retention: smallest share of the torch model's Spearman on scored pairs.
-        agreement: smallest Spearman between the two models' cosines.
-        graph_bytes: largest size of the graph.
+        difference: maximum absolute difference of a value from the torch model's.
+        invariance: maximum absolute difference between the values of a text alone and in a batch.
+        cosine: minimum cosine of an embedding with the torch model's.
+        retention: minimum share of the torch model's Spearman on scored pairs.
+        agreement: minimum Spearman between the two models' cosines.
+        graph_bytes: maximum size of the graph.
     """
 
     difference: float | None
@@ -76,21 +76,21 @@ class Thresholds:
 
 THRESHOLDS = {
     "fp32": Thresholds(difference=1e-5, invariance=1e-5, cosine=0.99999, retention=0.999, agreement=0.999),
-    # On a CPU, which makes float32 of it between two operators; a GPU rounds more often.
+    # Measured on a CPU, which computes in float32 between two operators; a GPU rounds more often.
     "fp16": Thresholds(difference=5e-3, invariance=5e-3, cosine=0.9999, retention=0.999, agreement=0.999),
-    # The grid holds random words, which quantize worse than sentences. Most pairs of probe texts have nothing to
-    # do with each other, and the order among their cosines near 0 is the first thing to go.
+    # The grid contains random words, which quantize worse than sentences. Most pairs of probe texts are
+    # unrelated, and the order of their cosines near 0 is the most sensitive.
     "int8": Thresholds(difference=None, invariance=None, cosine=0.95, retention=0.99, agreement=0.98),
-    # Integer sums are exact in any batch; attention between them is float32, whose last digit may differ.
+    # Integer sums are exact in any batch; attention is float32, whose last digits may differ.
     "int8-static": Thresholds(difference=None, invariance=1e-3, cosine=0.95, retention=0.99, agreement=0.98),
 }
 
 
 class GraphEncoder:
-    """A serialized graph, run by ONNX Runtime as a bundle would be.
+    """A serialized graph in ONNX Runtime, run like a bundle.
 
     Raises:
-        ModelError: ONNX Runtime refuses the graph.
+        ModelError: ONNX Runtime rejects the graph.
     """
 
     def __init__(self, content: bytes, tokenizer: Tokenizer) -> None:
@@ -98,7 +98,7 @@ class GraphEncoder:
         self._session = Session(content, outputs=["sentence_embedding"])
 
     def encode(self, texts: Sequence[str], /) -> FloatArray:
-        """Embed texts: ``(N, D) float32, unit rows``."""
+        """Encode texts: ``(N, D) float32, unit rows``."""
         ids = self.tokenizer.tokenize(texts).ids
         lengths = np.array([len(row) for row in ids])
         batches = list(token_batches(lengths, most_tokens=_TOKENS_PER_BATCH))
@@ -106,19 +106,19 @@ class GraphEncoder:
         return rows[np.argsort(np.concatenate(batches))]
 
     def encode_batch(self, ids: Sequence[Sequence[int]], /) -> FloatArray:
-        """Embed token ids as one batch: ``(B, D) float32, unit rows``."""
+        """Encode token ids as one batch: ``(B, D) float32, unit rows``."""
         return self._session.run(self.tokenizer.pad(ids))
 
 
 class NativeEncoder(GraphEncoder):
-    """The same, run by embedkit's own kernel."""
+    """A serialized graph on embedkit's native kernel."""
 
     def __init__(self, graph: NativeGraph, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
         self._graph = graph
 
     def encode_batch(self, ids: Sequence[Sequence[int]], /) -> FloatArray:
-        """Embed token ids as one batch: ``(B, D) float32, unit rows``."""
+        """Encode token ids as one batch: ``(B, D) float32, unit rows``."""
         return self._graph.run(Tokens([list(row) for row in ids], []))
 
 
@@ -135,16 +135,16 @@ def verify(
     """Measure all gates.
 
     Args:
-        model: what was exported.
-        content: the serialized graph that is to be shipped.
-        thresholds: what is demanded.
-        quantized: whether the products should be quantized ones.
-        for_gpu: whether operators count as written, and not as ONNX Runtime rewrites them for a CPU.
+        model: the exported model.
+        content: the serialized graph to be shipped.
+        thresholds: thresholds of the gates.
+        quantized: whether products should be quantized.
+        for_gpu: whether to count operators only as written, not as optimized by ONNX Runtime for a CPU.
         dev: scored pairs for ``retention``; without them ``agreement`` is measured.
-        original: the model before its vocabulary was pruned, whose ranking is to be retained; else ``model``.
+        original: the model before its vocabulary was pruned, the reference for ``retention``; else ``model``.
 
     Raises:
-        ModelError: ONNX Runtime refuses the graph.
+        ModelError: ONNX Runtime rejects the graph.
     """
     measure = _Measure(model, original or model, thresholds, dev)
     parity, ranking, invariance = measure.gates(GraphEncoder(content, model.tokenizer), thresholds.invariance)
@@ -167,7 +167,7 @@ def _check_native(measure: _Measure, content: bytes, tokenizer: Tokenizer) -> li
 
 @dataclass(frozen=True)
 class _Measure:
-    """What the torch model gives, and the comparisons with it."""
+    """Outputs of the torch model, and comparisons with them."""
 
     model: SentenceEncoder
     original: SentenceEncoder
@@ -175,7 +175,7 @@ class _Measure:
     dev: ScoredPairs | None
 
     def gates(self, candidate: GraphEncoder, invariance: float | None) -> tuple[Gate, Gate, Gate]:
-        """Parity, retention or agreement, and batch invariance."""
+        """Return parity, retention or agreement, and batch invariance."""
         return self._parity(candidate), self._ranking(candidate), _check_invariance(candidate, invariance)
 
     @cached_property
@@ -185,7 +185,7 @@ class _Measure:
 
     @cached_property
     def _ranked(self) -> FloatArray:
-        """Embeddings of the texts of ``dev``, else of the probe texts."""
+        """Embeddings of the texts of ``dev`` or of the probe texts."""
         if self.dev is None:
             return TorchEncoder(self.model).encode(PROBE_TEXTS)
         return TorchEncoder(self.original).encode([*self.dev.first, *self.dev.second])
@@ -232,9 +232,9 @@ def _cosines(rows: FloatArray) -> FloatArray:
 
 
 def _grid(tokenizer: Tokenizer) -> Iterator[list[list[int]]]:
-    """Batches of every size and length, of words in random order; then on until every word was used.
+    """Yield batches of every size and length with random words, continuing until every word was used.
 
-    The first text of a batch has its full length, the others are shorter and get padding.
+    The first text of a batch has the full length; the others are shorter and padded.
     """
     frame = tokenizer.tokenize([""]).ids[0]
     words = real_words(tokenizer)

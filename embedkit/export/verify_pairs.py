@@ -1,14 +1,15 @@
 """The gates of a cross-encoder, measured on the very bytes that are shipped.
 
-parity            scores against the torch model, over batches and lengths and the whole vocabulary
-operators         as for encoders: each is one operator, in the graph as written and as ONNX Runtime rewrites it
-retention         with scored pairs: Spearman of the file, divided by Spearman of the torch model, of the one
-                  with the whole vocabulary if the file's was pruned
-agreement         without: Spearman between the scores of the file and of the torch model, on pairs of probe texts
-batch_invariance  the same pair alone and among others; for dynamic int8 it is stated, not limited
-size              bytes of the graph
-native            as for encoders: parity, retention or agreement, and batch_invariance, which then is exact, with
-                  embedkit's own kernel; where the machine and the graph are such that it can run
+parity            scores compared with the torch model, over batch sizes, lengths and the whole vocabulary
+operators         as for encoders: each is one operator, in the graph as written and as optimized by ONNX Runtime
+retention         with scored pairs: Spearman of the file divided by Spearman of the torch model, the one with the
+                  whole vocabulary if the file's was pruned
+agreement         without scored pairs: Spearman between the scores of the file and of the torch model, on pairs of
+                  probe texts
+batch_invariance  the same pair alone and in a batch; for dynamic int8 it is measured but not limited
+size              size of the graph in bytes
+native            as for encoders: parity, retention or agreement, and exact batch_invariance of embedkit's native
+                  kernel, if the machine and the graph support it
 """
 
 from __future__ import annotations
@@ -47,10 +48,10 @@ __all__ = ["PAIR_THRESHOLDS", "PROBE_PAIRS", "GraphCrossEncoder", "PairThreshold
 _BATCHES = (1, 2, 7, 32)
 _LENGTHS = (5, 8, 17, 64)  # and max_length
 _TOKENS_PER_BATCH = 8192
-_MOST_TOKENS = 16_384  # in a batch of the grid: of very long pairs there are fewer
+_MOST_TOKENS = 16_384  # in a batch of the grid; limits the number of very long pairs
 _PARTNERS = 4
 
-# Every probe text with the next four: some of them say the same, most have nothing to do with each other.
+# Every probe text with the next four: some pairs are paraphrases, most are unrelated.
 PROBE_PAIRS = [
     (first, PROBE_TEXTS[(row + away) % len(PROBE_TEXTS)])
     for row, first in enumerate(PROBE_TEXTS)
@@ -60,14 +61,14 @@ PROBE_PAIRS = [
 
 @dataclass(frozen=True, kw_only=True)
 class PairThresholds:
-    """What the gates demand; None demands nothing.
+    """Thresholds of the gates; None is no limit.
 
     Attributes:
-        difference: largest absolute difference of a score from the torch model's.
-        invariance: largest absolute difference between the score of a pair alone and in a batch.
-        retention: smallest share of the torch model's Spearman on scored pairs.
-        agreement: smallest Spearman between the two models' scores.
-        graph_bytes: largest size of the graph.
+        difference: maximum absolute difference of a score from the torch model's.
+        invariance: maximum absolute difference between the score of a pair alone and in a batch.
+        retention: minimum share of the torch model's Spearman on scored pairs.
+        agreement: minimum Spearman between the two models' scores.
+        graph_bytes: maximum size of the graph.
     """
 
     difference: float
@@ -79,19 +80,19 @@ class PairThresholds:
 
 PAIR_THRESHOLDS = {
     "fp32": PairThresholds(difference=1e-5, invariance=1e-5, retention=0.999, agreement=0.999),
-    # On a CPU, which makes float32 of it between two operators; a GPU rounds more often.
+    # Measured on a CPU, which computes in float32 between two operators; a GPU rounds more often.
     "fp16": PairThresholds(difference=5e-3, invariance=5e-3, retention=0.999, agreement=0.999),
-    # The grid holds random words, on whose scores near the middle the sigmoid is steepest.
+    # The grid contains random words, whose scores are near the middle, where the sigmoid is steepest.
     "int8": PairThresholds(difference=0.2, invariance=None, retention=0.99, agreement=0.98),
     "int8-static": PairThresholds(difference=0.2, invariance=2e-3, retention=0.99, agreement=0.98),
 }
 
 
 class GraphCrossEncoder:
-    """A serialized graph, run by ONNX Runtime as a bundle would be.
+    """A serialized graph in ONNX Runtime, run like a bundle.
 
     Raises:
-        ModelError: ONNX Runtime refuses the graph.
+        ModelError: ONNX Runtime rejects the graph.
     """
 
     def __init__(self, content: bytes, tokenizer: PairTokenizer) -> None:
@@ -113,7 +114,7 @@ class GraphCrossEncoder:
 
 
 class NativeCrossEncoder(GraphCrossEncoder):
-    """The same, run by embedkit's own kernel."""
+    """A serialized graph on embedkit's native kernel."""
 
     def __init__(self, graph: NativeGraph, tokenizer: PairTokenizer) -> None:
         self.tokenizer = tokenizer
@@ -138,16 +139,16 @@ def verify_pairs(
     """Measure all gates.
 
     Args:
-        model: what was exported.
-        content: the serialized graph that is to be shipped.
-        thresholds: what is demanded.
-        quantized: whether the products should be quantized ones.
-        for_gpu: whether operators count as written, and not as ONNX Runtime rewrites them for a CPU.
+        model: the exported model.
+        content: the serialized graph to be shipped.
+        thresholds: thresholds of the gates.
+        quantized: whether products should be quantized.
+        for_gpu: whether to count operators only as written, not as optimized by ONNX Runtime for a CPU.
         dev: scored pairs for ``retention``; without them ``agreement`` is measured.
-        original: the model before its vocabulary was pruned, whose ranking is to be retained; else ``model``.
+        original: the model before its vocabulary was pruned, the reference for ``retention``; else ``model``.
 
     Raises:
-        ModelError: ONNX Runtime refuses the graph.
+        ModelError: ONNX Runtime rejects the graph.
     """
     measure = _Measure(model, original or model, thresholds, dev)
     parity, ranking, invariance = measure.gates(GraphCrossEncoder(content, model.tokenizer), thresholds.invariance)
@@ -170,7 +171,7 @@ def _check_native(measure: _Measure, content: bytes, tokenizer: PairTokenizer) -
 
 @dataclass(frozen=True)
 class _Measure:
-    """What the torch model gives, and the comparisons with it."""
+    """Outputs of the torch model, and comparisons with them."""
 
     model: PairEncoder
     original: PairEncoder
@@ -178,7 +179,7 @@ class _Measure:
     dev: ScoredPairs | None
 
     def gates(self, candidate: GraphCrossEncoder, invariance: float | None) -> tuple[Gate, Gate, Gate]:
-        """Parity, retention or agreement, and batch invariance."""
+        """Return parity, retention or agreement, and batch invariance."""
         return self._parity(candidate), self._ranking(candidate), _check_invariance(candidate, invariance)
 
     @cached_property
@@ -188,7 +189,7 @@ class _Measure:
 
     @cached_property
     def _ranked(self) -> FloatArray:
-        """Scores of the pairs of ``dev``, else of the probe pairs."""
+        """Scores of the pairs of ``dev`` or of the probe pairs."""
         return TorchCrossEncoder(self.model if self.dev is None else self.original).predict(self._pairs)
 
     @property
@@ -222,9 +223,9 @@ class _Measure:
 
 
 def _grid(tokenizer: PairTokenizer) -> Iterator[Tokens]:
-    """Batches of every size and length, of words in random order; then on until every word was used.
+    """Yield batches of every size and length with random words, continuing until every word was used.
 
-    The first pair of a batch has its full length, the others are shorter and get padding.
+    The first pair of a batch has the full length; the others are shorter and padded.
     """
     empty = tokenizer.tokenize([("", "")])
     words = real_words(tokenizer)
@@ -237,14 +238,14 @@ def _grid(tokenizer: PairTokenizer) -> Iterator[Tokens]:
     while shapes or used < len(words):
         size, longest = shapes.pop(0) if shapes else (_BATCHES[-1], tokenizer.max_length)
         size = max(1, min(size, _MOST_TOKENS // longest))
-        rooms = [longest - frame, *generator.integers(0, longest - frame + 1, size - 1).tolist()]
-        rows = [_fill(empty, list(itertools.islice(supply, room)), generator) for room in rooms]
-        used += sum(rooms)
+        lengths = [longest - frame, *generator.integers(0, longest - frame + 1, size - 1).tolist()]
+        rows = [_fill(empty, list(itertools.islice(supply, length)), generator) for length in lengths]
+        used += sum(lengths)
         yield Tokens([ids for ids, _ in rows], [], [types for _, types in rows])
 
 
 def _fill(empty: Tokens, words: list[int], generator: np.random.Generator) -> tuple[list[int], list[int]]:
-    """Ids and types of a pair of these words, parted anywhere, in the frame of the empty pair."""
+    """Return ids and types of a pair of these words, split at random, with the special tokens of an empty pair."""
     (ids,), (types,) = empty.ids, empty.type_ids or [[0] * len(empty.ids[0])]
     parting = int(generator.integers(0, len(words) + 1))
     first, second = words[:parting], words[parting:]

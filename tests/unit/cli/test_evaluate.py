@@ -35,7 +35,7 @@ def test_a_table_on_stdout_and_nothing_else(toy_bundle, pairs, lists, capsys):
     assert header.split() == ["set", "measure", "rows", "toy"]
     assert rows[0].split() == ["pairs", "all", "3", "pairs", "100.00"]
     assert rows[1].split() == ["lists", "(mteb)", "map", "1", "queries", "100.00"]
-    assert "lists (mteb): queries without a positive, left out: 1" in rows
+    assert "lists (mteb): queries without a positive, skipped: 1" in rows
     assert "toy: texts are truncated to 12 tokens" in rows
 
 

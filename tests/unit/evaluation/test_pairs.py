@@ -28,7 +28,11 @@ def test_mrpc_as_published(words, write_lines, tmp_path):
     assert task.pairs.first == ['a "b', "a b"]
     assert task.pairs.labels.tolist() == [True, False]
     (result,) = evaluate(words, task).results
-    assert (result.measure, result.complete, result.notes) == ("auc", False, ["2 pairs; the published set has 1,725"])
+    assert (result.measure, result.complete, result.notes) == (
+        "auc",
+        False,
+        ["2 pairs; the published set has 1,725"],
+    )
 
 
 def test_qnli_as_published(write_lines, tmp_path):

@@ -68,7 +68,7 @@ def test_models_stand_side_by_side():
     assert notes.splitlines() == [
         "tiny: texts are truncated to 128 tokens",
         "sts13: OnWN: 560 scored pairs; the published set has 561",
-        "scidocs (useb): queries without a title, left out: 2",
+        "scidocs (useb): queries without a title, skipped: 2",
         "small: texts are truncated to 128 tokens",
     ]
 

@@ -106,9 +106,7 @@ def test_a_published_corpus_of_other_sizes_is_named(words, beir):
 
 def test_what_is_missing_is_named(beir, tmp_path, write_json_lines):
     (beir / "qrels" / "test.tsv").unlink()
-    with pytest.raises(
-        DataError, match=r"expected qrels/test\.jsonl .*; qrels/ has dev\.tsv: name one of them"
-    ):
+    with pytest.raises(DataError, match=r"expected qrels/test\.jsonl .*; qrels/ has dev\.tsv: name one of them"):
         load_retrieval(beir, name="set")
     write_json_lines("empty/corpus.jsonl", *CORPUS)
     write_json_lines("empty/queries.jsonl", *QUERIES)

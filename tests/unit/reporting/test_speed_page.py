@@ -85,7 +85,7 @@ def test_machines_get_everything(files, reports, evaluations):
     ("content", "message"),
     [
         ("[", "cannot be read"),
-        ("{}", "holds no timings"),
+        ("{}", "contains no timings"),
         ('{"reports": [{"models": []}]}', "expected a report of"),
     ],
 )
