@@ -90,7 +90,7 @@ def adaptation_config(source: str | os.PathLike[str], changes: Mapping[str, Any]
     if not mapping.get("teacher"):
         name = manifest.teacher.get("name")
         if not name:
-            raise ConfigError(f"{source} does not say who taught it; name the teacher with --teacher")
+            raise ConfigError(f"{source} does not record its teacher; name it with --teacher")
         hub_id = name if "/" in name else f"{_TEACHERS}/{name}"
         mapping["teacher"] = {"source": hub_id, "name": name}
     return resolve(mapping)
@@ -105,8 +105,8 @@ def adapt(
     """Continue the training of a bundle, and write the result in the form of the bundle.
 
     Args:
-        config: from :func:`adaptation_config`.
-        folder: of the run.
+        config: a configuration returned by :func:`adaptation_config`.
+        folder: the run folder.
         output: the bundle to write; an existing file is replaced once the new one is complete.
         control: resume, stop, progress.
 
@@ -114,7 +114,7 @@ def adapt(
         None if the run was stopped; ``control.resume`` continues it.
 
     Raises:
-        GateError: the new bundle missed a gate, or is no closer to the teacher than the old one on held-out text;
+        GateError: the new bundle failed a gate, or is no closer to the teacher than the old one on held-out text;
             nothing was written.
         EmbedkitError: a step of the run or of the export failed.
     """
@@ -125,7 +125,7 @@ def adapt(
     state = run(config, folder, control)
     if not state.finished:
         return None
-    materials = prepare(config, control, teacher=True)  # from the cache that the run has filled
+    materials = prepare(config, control, teacher=True)  # from the cache filled by the run
     held_out = HeldOut(materials.corpus, materials.split.held_out, materials.teachers[0])
     before = _cosines(held_out, old)
     precision, _, words = old.manifest.precision.partition(_WORDS)
@@ -152,7 +152,8 @@ def _require_nearer(before: Mapping[str, float], after: Mapping[str, float]) -> 
     old, new = (math.fsum(cosines.values()) / len(cosines) for cosines in (before, after))
     if new <= old:
         raise GateError(
-            f"nothing was written: on text kept apart the cosine with the teacher is {new:.4f}, and was {old:.4f} "
-            "before; train for longer (optim.steps), or on more text",
+            f"nothing was written: on held-out text the cosine with the teacher is {new:.4f}, compared with "
+            f"{old:.4f}  "
+            "before; train longer (optim.steps) or on more text",
             {"adaptation": {"passed": False, "before": old, "after": new}},
         )

@@ -1,4 +1,4 @@
-"""Workers and models for timing that need torch."""
+"""Workers and models for timing that require torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model on torch for :mod:`embedkit.evaluation.speed` to time, which itself knows no torch.
+"""A worker that runs models on torch for :mod:`embedkit.evaluation.speed`, which does not depend on torch.
 
 python -m embedkit.benchmarking.torch_worker MODEL THREADS
 """
@@ -18,7 +18,7 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Time what torch runs, in float32."""
+    """Time models on torch, in float32."""
     serve(_load)
 
 

@@ -1,7 +1,7 @@
-"""Graphs of known architectures with random weights: to time what cannot be had, and for nothing else.
+"""Graphs of known architectures with random weights, only for timing models that are not available.
 
-What a network costs depends on its shape and not on its weights. What comes out is no bundle, so that nobody may
-take it for a model: a folder with a graph, a tokenizer and two lengths.
+The cost of a network depends on its shape and not on its weights. The output is deliberately not a bundle, so that
+it cannot be mistaken for a model: a folder with a graph, a tokenizer and two lengths.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ MAX_LENGTH = 512
 
 
 def bert_tokenizer() -> Tokenizer:
-    """The vocabulary of BERT in English, 30,522 pieces, out of the bundled encoder."""
+    """Return the English BERT vocabulary, 30,522 pieces, taken from the bundled encoder."""
     return Tokenizer(read_bundle(find_model("tiny-sct")).tokenizer_json, MAX_LENGTH)
 
 
 def write_untrained(size: Size, tokenizer: Tokenizer, folder: Path, *, precision: str, target: str) -> None:
-    """Write an encoder of that shape, exported as a trained one would be.
+    """Write an encoder of a given shape, exported like a trained one.
 
     Args:
         size: shape of the network.
-        tokenizer: gives the vocabulary.
-        folder: made, and filled with ``model.onnx``, ``tokenizer.json`` and ``config.json``.
+        tokenizer: defines the vocabulary.
+        folder: created and filled with ``model.onnx``, ``tokenizer.json`` and ``config.json``.
         precision: ``"fp32"`` or ``"int8"``.
         target: the processor that int8 is for, see :data:`~embedkit.export.quantize.TARGETS`.
 
@@ -44,7 +44,7 @@ def write_untrained(size: Size, tokenizer: Tokenizer, folder: Path, *, precision
         ExportError: the precision or the target is unknown.
     """
     if precision not in ("fp32", "int8"):
-        raise ExportError(f"precision of an untrained encoder is fp32 or int8, not {precision!r}")
+        raise ExportError(f"precision of an untrained encoder must be fp32 or int8, not {precision!r}")
     arithmetic = FloatArithmetic() if precision == "fp32" else Int8Arithmetic(largest_weight(target))
     model = random(tokenizer, size, max_length=MAX_LENGTH, seed=0)
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,6 @@
-"""All variants of one model, each with its gates, timed in turns: what is to be had for which size and speed.
+"""All variants of one model, each with its gates and timed in turns: the trade-off between size, speed and score.
 
-A variant is on the frontier if no other is at least as small, as fast and as faithful, and better in one of these.
+A variant is on the frontier if no other is at least as small, as fast and as accurate, and better in one of these.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = ["ENOUGH", "Variant", "choose", "export_all"]
 logger = logging.getLogger("embedkit")
 
 ENOUGH = 0.995
-"""Share of the model's score, or rank correlation with it, below which no variant is chosen."""
+"""Minimum share of the model's score, or rank correlation with it, for a variant to be chosen."""
 
 _ROUNDS = 15
 _ONE_TEXT_CALLS = 10
@@ -45,21 +45,21 @@ Run = Callable[[Sequence[str]], Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Variant:
-    """What one variant costs and keeps.
+    """Size, speed and accuracy of one variant.
 
     Attributes:
-        name: e.g. ``"int8, int4 words"``.
-        path: the bundle; None if it missed a gate, and then all that follows is None, too.
+        name: for example ``"int8, int4 words"``.
+        path: the bundle; None if it failed a gate, in which case the remaining fields are None, too.
         missed: why there is no bundle, else empty.
-        size_bytes: of the bundle.
-        speed: texts a second in batches, tokenization and all, in multiples of the first variant's, fp32.
+        size_bytes: size of the bundle.
+        speed: throughput in batches, including tokenization, relative to the first variant, fp32.
         texts_per_second: median over rounds.
-        one_text_ms: median of a call with one text.
-        largest_difference: of a value from the torch model's, on random words.
-        smallest_cosine: likewise; None of a cross-encoder.
-        score: share of the torch model's score on the pairs given, else rank correlation with it on probe texts.
-        invariance: largest change of a value when its text is in a batch with others.
-        on_frontier: whether no other variant is better in size, speed or score and not worse in the others.
+        one_text_ms: median duration of a call with one text.
+        largest_difference: maximum difference of a value from the torch model's, on random words.
+        smallest_cosine: minimum cosine, likewise; None for a cross-encoder.
+        score: share of the torch model's score on the given pairs, or rank correlation with it on probe texts.
+        invariance: maximum change of a value when its text is batched with others.
+        on_frontier: whether no other variant dominates it in size, speed and score.
     """
 
     name: str
@@ -90,25 +90,25 @@ def export_all(
     threads: int | None = None,
     rounds: int = _ROUNDS,
 ) -> list[Variant]:
-    """Export every variant for a target into a folder, and time those that passed their gates.
+    """Export every variant for a target into a folder, and time those that pass their gates.
 
     Args:
         source: a run folder, a model folder or a hub id.
-        folder: gets a bundle for each variant.
-        target: the processor that they are for.
-        licence: of the weights.
-        max_length: tokens of the longest text or pair; None leaves it to the model.
-        name: what the bundles are called.
+        folder: folder for the bundles of all variants.
+        target: the target processor.
+        licence: licence of the weights.
+        max_length: maximum length of a text or pair in tokens; if None, the model's.
+        name: name of the bundles.
         dev: scored pairs that the variants must rank as the model does.
-        vocabulary: texts; with them there is a variant that has their word pieces only.
-        calibration: texts like those to come; with them there are variants of fixed scales, and they are timed.
-        threads: of the timing; as many as this process may use if None.
-        rounds: of the timing.
+        vocabulary: texts; if given, one variant keeps only their word pieces.
+        calibration: representative texts; if given, variants with fixed scales are added, and the texts are timed.
+        threads: number of threads for timing; if None, all available.
+        rounds: number of timing rounds.
 
     Raises:
         ModelNotFoundError, ModelError, ConfigError: the source cannot be loaded.
         ExportError: the model cannot be exported.
-        ProviderError: the target is gpu, and ONNX Runtime has none here to time them on.
+        ProviderError: the target is gpu, but ONNX Runtime has no GPU provider for timing.
         StorageError: a bundle cannot be written.
     """
     providers = _choose_providers(target)
@@ -118,7 +118,7 @@ def export_all(
     reports: dict[str, ExportReport | GateError] = {}
     common: ExportOptions = {"precision": _FIRST, "target": target, "name": name, "dev": dev}
     if isinstance(model, SentenceEncoder):
-        common["calibration"] = calibration  # gives the ranges of embeddings, which no score has
+        common["calibration"] = calibration  # for the ranges of embeddings, which cross-encoders lack
     for title, options in _variants(target, vocabulary, calibration).items():
         path = folder / f"{re.sub('[^a-z0-9]+', '-', title)}.onnx"
         path.unlink(missing_ok=True)
@@ -136,17 +136,17 @@ def export_all(
 
 
 def choose(variants: Sequence[Variant]) -> Variant | None:
-    """The fastest variant that keeps enough; of equally fast ones the smallest; None if none keeps enough."""
+    """Return the fastest variant with a sufficient score, the smallest of equally fast ones, or None."""
     enough = [each for each in variants if each.on_frontier and (each.score or 0.0) >= ENOUGH]
     return max(enough, key=lambda each: (each.speed or 0.0, -(each.size_bytes or 0)), default=None)
 
 
 def _choose_providers(target: str) -> list[str] | None:
-    """Where the variants are timed: on the target, or nowhere."""
+    """Return the providers for timing, which must include the target."""
     if target == "gpu" and _CUDA not in available_providers():
         raise ProviderError(
-            f"variants for the target gpu are timed on one, and {_CUDA} is not among the providers of the "
-            f"installed ONNX Runtime: {', '.join(available_providers())}; docs/install.md says how to get it"
+            f"variants for the target gpu are timed on a GPU, but {_CUDA} is not among the providers of the "
+            f"installed ONNX Runtime: {', '.join(available_providers())}; see docs/install.md"
         )
     return [_CUDA] if target == "gpu" else None
 
@@ -154,7 +154,7 @@ def _choose_providers(target: str) -> list[str] | None:
 def _variants(
     target: str, vocabulary: Sequence[str] | None, calibration: Sequence[str] | None
 ) -> dict[str, ExportOptions]:
-    """Title -> how it is exported."""
+    """Return the export options of each variant by title."""
     variants: dict[str, ExportOptions] = {
         _FIRST: {"precision": "fp32"},
         "fp32, int4 words": {"precision": "fp32", "word_table": "int4"},
@@ -182,7 +182,7 @@ class _Timing:
 
 
 def _time_in_turns(runs: Mapping[str, Run], texts: Sequence[str], rounds: int) -> dict[str, _Timing]:
-    """Let all encode the same texts, one after the other in each round: what disturbs one disturbs all."""
+    """Encode the same texts with all variants in turns, so that disturbances affect all alike."""
     timings = {title: _Timing([], [], len(texts)) for title in runs}
     for run in runs.values():
         run(texts)
@@ -202,7 +202,7 @@ def _seconds(run: Run, texts: Sequence[str]) -> float:
 
 
 def _load(path: Path, threads: int | None, providers: list[str] | None) -> Run:
-    """What encodes texts, or scores each with the first."""
+    """Return a function that encodes texts, or scores each with the first."""
     bundle = read_bundle(path)
     if bundle.manifest.kind == "cross-encoder":
         scorer = CrossEncoder(bundle, threads=threads, providers=providers)
@@ -215,7 +215,7 @@ def _describe(title: str, report: ExportReport | GateError, timings: Mapping[str
     if isinstance(report, GateError):
         return Variant(name=title, missed=str(report))
     gates, timing = report.manifest.gates, timings[title]
-    gates = gates.get("native", gates)  # of the kernel, where it can run and so was timed
+    gates = gates.get("native", gates)  # those of the native kernel, if it can run and was therefore timed
     ranking = gates.get("retention", gates.get("agreement", {}))
     seconds = statistics.median(timing.batches)
     first = next(iter(timings.values()))
@@ -234,7 +234,7 @@ def _describe(title: str, report: ExportReport | GateError, timings: Mapping[str
 
 
 def _mark(variants: Sequence[Variant]) -> list[Variant]:
-    """The same, with those marked that no other dominates."""
+    """Mark the variants that no other dominates."""
     merits = [_merits(each) for each in variants]
     return [
         dataclasses.replace(
@@ -250,7 +250,7 @@ def _mark(variants: Sequence[Variant]) -> list[Variant]:
 
 
 def _merits(variant: Variant) -> tuple[float, float, float] | None:
-    """Size, speed and score, each the better the larger, and as fine as they can be told apart."""
+    """Return size, speed and score, higher is better, at the resolution at which they differ meaningfully."""
     if variant.size_bytes is None or variant.speed is None or variant.score is None:
         return None
     return -variant.size_bytes, round(variant.speed, 1), round(variant.score, 3)

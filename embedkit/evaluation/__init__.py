@@ -1,4 +1,4 @@
-"""How good an encoder is: similarity, re-ranking, retrieval, pairs and transfer, on public sets or one's own."""
+"""Evaluation of encoders: similarity, re-ranking, retrieval, pairs and transfer, on public or custom sets."""
 
 from __future__ import annotations
 

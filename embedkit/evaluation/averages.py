@@ -1,4 +1,4 @@
-"""The mean over several sets, which has a published name only if all of them are there and whole."""
+"""The mean over several sets; it has its published name only if all sets are present and complete."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ __all__ = ["average"]
 
 
 def average(name: str, results: Sequence[Result], *, wanted: int, missing: Mapping[str, str]) -> Result:
-    """The unweighted mean over the sets that are the published ones.
+    """Return the unweighted mean over the complete published sets.
 
     Args:
-        name: of the result.
-        results: of the sets that are there.
-        wanted: how many sets the published average has.
+        name: name of the result.
+        results: results of the available sets.
+        wanted: number of sets in the published average.
         missing: set -> why it could not be loaded.
     """
     counted = [each for each in results if each.complete]
     values = [math.nan if each.value is None else each.value for each in counted]
     value = defined(float(np.mean(values))) if values else None
     measure = f"average of {wanted}" if len(counted) == wanted else f"mean of the {len(counted)} available"
-    notes = [f"{name} is not in the mean: {why}" for name, why in missing.items()]
+    notes = [f"{name} is excluded from the mean: {why}" for name, why in missing.items()]
     notes += [
-        f"{name} is not in the mean: it is not the published set"
+        f"{name} is excluded from the mean: it differs from the published set"
         for name in (each.name for each in results if not each.complete)
     ]
     evidence = [each.evidence for each in counted if each.evidence is not None]

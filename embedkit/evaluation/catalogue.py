@@ -1,4 +1,4 @@
-"""The evaluation tasks by name, and sets of one's own."""
+"""Evaluation tasks by name, and custom sets."""
 
 from __future__ import annotations
 
@@ -31,15 +31,16 @@ def load_task(
     """Load the data of a task.
 
     Args:
-        name: a name in :data:`TASKS`, with ``@revision`` for another one than the pinned one of the hub's
-            data set; or a set of one's own, a file, folder or hub id, told apart by its columns.
-        data: the folder in which named sets are looked for; without it they come from the hub.
-        convention: of re-ranking, ``"useb"`` or ``"mteb"``; None is every one that the data allow.
-        text: ``"raw"``, as the set has it, or ``"senteval"``, tokenized and lower-cased (STS sets only).
+        name: a name in :data:`TASKS`, optionally with ``@revision`` to override the pinned revision of the hub's
+            data set; or a custom set, given as file, folder or hub id and recognised by its columns.
+        data: the folder that contains named sets; if None, they are loaded from the hub.
+        convention: re-ranking convention, ``"useb"`` or ``"mteb"``; None is every convention that the data
+            supports.
+        text: ``"raw"``, unchanged, or ``"senteval"``, tokenized and lower-cased (STS sets only).
 
     Raises:
-        DataError: the data is missing or malformed, or does not allow the convention.
-        InputError: there is no such task, convention or text.
+        DataError: the data is missing or malformed, or does not support the convention.
+        InputError: the task, convention or text does not exist.
         MissingExtraError: the hub or a Parquet file without the extra ``bench``.
     """
     if convention is not None and convention not in CONVENTIONS:
@@ -53,7 +54,7 @@ def load_task(
 def _load(name: str, data: str | Path | None, convention: str | None) -> Task:
     folder = None if data is None else Path(data).expanduser()
     if folder is not None and not folder.is_dir():
-        raise DataError(f"there is no data folder {folder}")
+        raise DataError(f"the data folder {folder} does not exist")
     conventions = CONVENTIONS if convention is None else (convention,)
     known, _, revision = name.partition("@")
     if known in TASKS:
@@ -62,7 +63,7 @@ def _load(name: str, data: str | Path | None, convention: str | None) -> Task:
     if source is None:
         near = difflib.get_close_matches(name, TASKS, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"the tasks are {', '.join(TASKS)}, a file or a hub id"
-        raise InputError(f"there is no task {name!r}; {hint}")
+        raise InputError(f"unknown task {name!r}; {hint}")
     return load_own(source, conventions)
 
 
@@ -70,6 +71,7 @@ def _load_known(name: str, revision: str, folder: Path | None, conventions: tupl
     entry = TASKS[name]
     if revision and (folder is not None or entry.hub is None):
         raise InputError(
-            f"{name}@{revision}: a revision pins one data set on the hub, not a folder and not several sets"
+            f"{name}@{revision}: a revision applies to a single data set on the hub, not to a folder or several "
+            "sets"
         )
     return entry.load(Shelf(folder, revision or None), conventions)

@@ -1,9 +1,9 @@
-"""Logistic regression on embeddings, by the protocols of SentEval and of MTEB.
+"""Logistic regression on embeddings, following the protocols of SentEval and MTEB.
 
 SentEval (Conneau and Kiela, 2018, arXiv:1803.05449) has two classifiers: a linear layer trained by Adam, and
-scikit-learn's logistic regression (its setting ``usepytorch=False``), whose optimum does not depend on
-batches or an initial state. This is the second one, run to convergence. Folds, seeds, strengths of
-regularisation and how they are chosen are those of its ``tools/validation.py``.
+scikit-learn's logistic regression (its setting ``usepytorch=False``), whose optimum does not depend on batches or
+an initial state. This module implements the second, run to convergence. Folds, seeds, regularisation strengths and
+their selection follow its ``tools/validation.py``.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Float64Array = npt.NDArray[np.float64]
 _SEED = 1111
 _FOLDS = 10
 _STRENGTHS = [2.0**power for power in range(-2, 4)]
-"""C, one over the weight decay, for nested folds and for a development set."""
+"""C, the inverse of weight decay, for nested folds and for a development set."""
 _FOLD_STRENGTHS = [2.0**power for power in range(-1, 6)]
 """C, for folds of the training set."""
 _MOST_ITERATIONS = 1000
@@ -53,18 +53,18 @@ class Examples:
     labels: IntArray
 
     def of(self, rows: IntArray) -> Examples:
-        """Those at ``rows``."""
+        """Return the examples at ``rows``."""
         return Examples(self.features[rows], self.labels[rows])
 
 
 def nested_folds(examples: Examples) -> Float64Array:
-    """SentEval's protocol of MR, CR, SUBJ and MPQA: ten folds, each with a strength chosen by ten inner folds.
+    """SentEval's protocol for MR, CR, SUBJ and MPQA: ten folds, each with a strength selected by ten inner folds.
 
     Returns:
-        ``(N,) float64``: what each example, tested once, adds to the mean of the folds' accuracies, times N.
+        ``(N,) float64``: N times the contribution of each example, tested once, to the mean fold accuracy.
 
     Raises:
-        DataError: a class has too few examples for folds.
+        DataError: a class has too few examples for ten folds.
         MissingExtraError: scikit-learn is not installed.
     """
     scores = np.zeros(len(examples.labels))
@@ -78,10 +78,10 @@ def nested_folds(examples: Examples) -> Float64Array:
 
 
 def folds_then_test(train: Examples, test: Examples) -> Float64Array:
-    """SentEval's protocol of TREC and MRPC: the strength is chosen by ten folds of the training set.
+    """SentEval's protocol for TREC and MRPC: the strength is selected by ten folds of the training set.
 
     Returns:
-        ``(N,) float64``: 1 for each test example told right, else 0.
+        ``(N,) float64``: 1 for each correctly classified test example, else 0.
     """
     return _correct(train, test, _best_by_folds(train, _FOLD_STRENGTHS))
 
@@ -89,31 +89,31 @@ def folds_then_test(train: Examples, test: Examples) -> Float64Array:
 def validated_test(
     train: Examples, dev: Examples, test: Examples, *, strengths: Sequence[float] = ()
 ) -> Float64Array:
-    """SentEval's protocol of SST2 and SICK-E: the strength is chosen on a development set.
+    """SentEval's protocol for SST2 and SICK-E: the strength is selected on a development set.
 
     Args:
-        train: to learn from.
-        dev: to choose by.
-        test: to score.
-        strengths: C in place of the usual ones; a single one is not chosen at all (SNLI).
+        train: training set.
+        dev: development set.
+        test: test set.
+        strengths: candidates for C instead of the usual ones; a single one needs no selection (SNLI).
 
     Returns:
-        ``(N,) float64``: 1 for each test example told right, else 0.
+        ``(N,) float64``: 1 for each correctly classified test example, else 0.
     """
     wanted = strengths or _STRENGTHS
     return _correct(train, test, wanted[0] if len(wanted) == 1 else _best(wanted, train, dev))
 
 
 def few_shot(train: Examples, test: Examples) -> Float64Array:
-    """MTEB's protocol: ten times, learn from eight examples of each class.
+    """MTEB's protocol: ten times, train on eight examples of each class.
 
     Returns:
-        ``(N,) float64``: the share of the ten that told each test example right.
+        ``(N,) float64``: the share of the ten classifiers that classify each test example correctly.
     """
     rows = list(range(len(train.labels)))
     scores = np.zeros(len(test.labels))
     for _ in range(_EXPERIMENTS):
-        # As in MTEB, whose seed is the same each time, and the rows stay as they were left.
+        # As in MTEB: the seed is the same each time, and each shuffle continues from the previous order.
         np.random.RandomState(_SHOT_SEED).shuffle(rows)
         chosen = train.of(np.array(_first_of_each(rows, train.labels), dtype=np.int64))
         scores += _correct(chosen, test, 1.0, iterations=_SHOT_ITERATIONS)
@@ -121,7 +121,7 @@ def few_shot(train: Examples, test: Examples) -> Float64Array:
 
 
 def _first_of_each(rows: Sequence[int], labels: IntArray) -> list[int]:
-    """The first rows of each class, in their order."""
+    """Return the first rows of each class, in their order."""
     taken: dict[int, int] = {}
     chosen = []
     for row in rows:
@@ -133,7 +133,7 @@ def _first_of_each(rows: Sequence[int], labels: IntArray) -> list[int]:
 
 
 def _best_by_folds(examples: Examples, strengths: Sequence[float]) -> float:
-    """The strength of the best mean accuracy over ten folds."""
+    """Return the strength with the best mean accuracy over ten folds."""
     parts = [(examples.of(train), examples.of(test)) for train, test in _folds(examples)]
     return _first_best(
         strengths,
@@ -146,14 +146,14 @@ def _best(strengths: Sequence[float], train: Examples, dev: Examples) -> float:
 
 
 def _first_best(strengths: Sequence[float], accuracies: Sequence[float]) -> float:
-    """The first of the best; accuracies are compared in percent with two digits, as SentEval does."""
+    """Return the first of the best strengths, comparing accuracies in percent with two digits as SentEval does."""
     return strengths[int(np.argmax([round(100 * each, 2) for each in accuracies]))]
 
 
 def _correct(
     train: Examples, test: Examples, strength: float, *, iterations: int = _MOST_ITERATIONS
 ) -> Float64Array:
-    """1 for each test example that a classifier tells right, else 0."""
+    """Train a classifier; return 1 for each correctly classified test example, else 0."""
     model = _sklearn("linear_model").LogisticRegression(C=strength, max_iter=iterations)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", _sklearn("exceptions").ConvergenceWarning)  # MTEB stops early on purpose
@@ -162,7 +162,7 @@ def _correct(
 
 
 def _folds(examples: Examples) -> list[tuple[IntArray, IntArray]]:
-    """Rows to learn from and rows to test, of each of ten stratified folds."""
+    """Return the training and test rows of ten stratified folds."""
     fewest = int(np.unique(examples.labels, return_counts=True)[1].min())
     if fewest < _FOLDS:
         raise DataError(f"expected at least {_FOLDS} examples of each class, one for each fold, found {fewest}")

@@ -1,4 +1,4 @@
-"""Models beside each other: how sure their figures are, how they differ, and how much seeds matter."""
+"""Comparison of models: confidence intervals, differences between models, and variation over seeds."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from embedkit.evaluation.significance import LEVEL, SEED, Difference, Interval, 
 __all__ = ["Certainty", "Comparison", "Spread", "certainties", "seed_group", "spreads"]
 
 Key = tuple[str, str | None, str]
-"""Set, convention and headline."""
+"""Set, convention and headline measure."""
 
 _SEED = re.compile(r"[-_.]?(?:seed[-_.]?)?\d+$")
 
 
 @dataclass(frozen=True)
 class Certainty:
-    """One headline of one model.
+    """The confidence interval of one model's headline measure.
 
     Attributes:
         model: the model's name.
-        fingerprint: the model's.
-        set_name: what was measured.
-        convention: of re-ranking.
-        measure: the headline.
-        value: the figure.
-        rows: pairs, queries or texts that were drawn from; of several sets the fewest.
-        interval: where it lies in 95 of 100 samples.
-        difference: from the first model that was measured on this, None for that one itself.
+        fingerprint: the model's fingerprint.
+        set_name: name of the set.
+        convention: re-ranking convention.
+        measure: the headline measure.
+        value: its value.
+        rows: number of pairs, queries or texts to sample from; for several sets, the smallest.
+        interval: the 95 % bootstrap interval.
+        difference: from the first model measured on this set, None for that model itself.
     """
 
     model: str
@@ -50,15 +50,15 @@ class Certainty:
 
 @dataclass(frozen=True)
 class Spread:
-    """One headline over the seeds of one recipe.
+    """The headline measure over several seeds of one recipe.
 
     Attributes:
-        group: what the models have in common.
-        set_name: what was measured.
-        convention: of re-ranking.
-        measure: the headline.
-        values: of each seed.
-        mean: of the values.
+        group: the common part of the models' names.
+        set_name: name of the set.
+        convention: re-ranking convention.
+        measure: the headline measure.
+        values: the value for each seed.
+        mean: mean of the values.
         deviation: their standard deviation, with N - 1 in the denominator.
     """
 
@@ -73,12 +73,12 @@ class Spread:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What is added to a report.
+    """The statistics that are added to a report.
 
     Attributes:
-        samples: of the bootstrap.
-        certainties: intervals and differences; empty if they were not wanted.
-        spreads: over seeds; empty if they were not wanted.
+        samples: number of bootstrap samples.
+        certainties: intervals and differences; empty if not requested.
+        spreads: variation over seeds; empty if not requested.
     """
 
     samples: int
@@ -86,7 +86,7 @@ class Comparison:
     spreads: list[Spread]
 
     def to_json(self) -> dict[str, Any]:
-        """All of it in lists, dictionaries, strings and numbers."""
+        """Return a JSON-serialisable dictionary."""
         return {"level": LEVEL, "samples": self.samples, "seed": SEED} | {
             "certainties": [asdict(each) for each in self.certainties],
             "seeds": [asdict(each) for each in self.spreads],
@@ -94,11 +94,13 @@ class Comparison:
 
 
 def certainties(evaluations: Sequence[Evaluation], *, samples: int) -> list[Certainty]:
-    """The interval of every headline, and its difference from the first model; a set counts once for a model.
+    """Return the interval of every headline measure, and its difference from the first model.
+
+    Each set counts once per model.
 
     Args:
-        evaluations: of one or several models; results without evidence are passed over.
-        samples: of the bootstrap.
+        evaluations: evaluations of one or several models; results without evidence are skipped.
+        samples: number of bootstrap samples.
     """
     first: dict[Key, Samples] = {}
     found: dict[tuple[str, Key], Certainty] = {}
@@ -114,18 +116,18 @@ def certainties(evaluations: Sequence[Evaluation], *, samples: int) -> list[Cert
 
 
 def spreads(groups: Mapping[str, Sequence[Evaluation]]) -> list[Spread]:
-    """Mean and standard deviation of every headline over each group's models.
+    """Return mean and standard deviation of every headline measure over each group's models.
 
     Args:
-        groups: name -> evaluations of models that differ in their seed only; a single one has no spread.
+        groups: name -> evaluations of models that differ only in their seed; groups of one are skipped.
     """
     return [spread for name, found in groups.items() for spread in _spreads(name, found)]
 
 
 def seed_group(source: str) -> str:
-    """What the names of several seeds have in common.
+    """Return the part of a source that is common to all seeds.
 
-    ``runs/tiny`` of ``runs/tiny-seed-3`` and of ``runs/tiny-3.onnx``, ``runs`` of ``runs/3``.
+    For example ``runs/tiny`` for ``runs/tiny-seed-3`` and for ``runs/tiny-3.onnx``, ``runs`` for ``runs/3``.
     """
     path = PurePath(source)
     path = path.with_suffix("") if path.suffix == ".onnx" else path

@@ -1,4 +1,4 @@
-"""Tables of a comparison, figures times 100."""
+"""Tables of a comparison, with figures times 100."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ __all__ = ["comparison_tables"]
 Table = list[list[str]]
 
 _ENOUGH_ROWS = 30
-"""The bootstrap takes the rows for the population; of fewer than these its intervals mean little."""
+"""The bootstrap treats the rows as the population; with fewer rows than this, its intervals mean little."""
 
 
 def comparison_tables(comparison: Comparison | None) -> Iterator[tuple[str, Table]]:
-    """A title and a table, its header first, for each thing that was compared."""
+    """Yield a title and a table, starting with its header, for each kind of comparison."""
     if comparison is None:
         return
     if comparison.certainties:
@@ -25,7 +25,7 @@ def comparison_tables(comparison: Comparison | None) -> Iterator[tuple[str, Tabl
     different = [each for each in comparison.certainties if each.difference is not None]
     if different:
         yield (
-            f"Less {comparison.certainties[0].model}, over the same samples",
+            f"Difference from {comparison.certainties[0].model}, over the same samples",
             _by_model(different, _difference_cell),
         )
     if comparison.spreads:
@@ -33,11 +33,11 @@ def comparison_tables(comparison: Comparison | None) -> Iterator[tuple[str, Tabl
 
 
 def _by_model(certainties: list[Certainty], cell: Callable[[Certainty], str]) -> Table:
-    """A row for each set and a column for each model."""
+    """Return a table with a row for each set and a column for each model."""
     models = list(dict.fromkeys((each.model, each.fingerprint) for each in certainties))
     rows: dict[tuple[str, str], list[str]] = {}
     for each in certainties:
-        few = f", {each.rows} rows: too few to judge by" if each.rows < _ENOUGH_ROWS else ""
+        few = f", {each.rows} rows: too few to be meaningful" if each.rows < _ENOUGH_ROWS else ""
         row = rows.setdefault((_set(each) + few, each.measure), [""] * len(models))
         row[models.index((each.model, each.fingerprint))] = cell(each)
     return [["set", "measure", *(model for model, _ in models)], *([*key, *row] for key, row in rows.items())]

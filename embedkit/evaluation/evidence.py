@@ -1,4 +1,4 @@
-"""What a figure was computed from, row by row, so that it can be computed again on a sample of the rows."""
+"""The rows behind a figure, which allow computing it again on a sample."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from embedkit.protocols import FloatArray
 __all__ = ["Average", "Correlation", "Draw", "Evidence", "Mean", "Separation"]
 
 Draw = list[npt.NDArray[np.int64]]
-"""Rows drawn with replacement from each set behind a figure."""
+"""Row numbers drawn with replacement from each set behind a figure."""
 
 
 class Evidence(Protocol):
     """The rows behind one figure."""
 
     def sizes(self) -> list[int]:
-        """Rows of each set."""
+        """Number of rows in each set."""
 
     def figure(self, draw: Draw, /) -> float:
-        """The figure on drawn rows, NaN if it is undefined there."""
+        """Return the figure on the drawn rows, NaN if it is undefined there."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Mean:
         return [len(self.scores)]
 
     def figure(self, draw: Draw) -> float:
-        """The mean of the drawn scores."""
+        """Return the mean of the drawn scores."""
         return float(self.scores[draw[0]].mean())
 
 
@@ -65,18 +65,18 @@ class Correlation:
         return [len(self.wanted)]
 
     def figure(self, draw: Draw) -> float:
-        """The correlation over the drawn pairs."""
+        """Return the correlation over the drawn pairs."""
         return spearman(self.predicted[draw[0]], self.wanted[draw[0]])
 
 
 @dataclass(frozen=True)
 class Separation:
-    """How well scores tell labels apart.
+    """How well scores separate positive from negative pairs.
 
     Attributes:
         scores: ``(N,) float32``.
         labels: ``(N,) bool``.
-        measure: of the thresholds on the scores.
+        measure: computes the figure from thresholds on the scores.
     """
 
     scores: FloatArray
@@ -88,7 +88,7 @@ class Separation:
         return [len(self.labels)]
 
     def figure(self, draw: Draw) -> float:
-        """The measure over the drawn pairs."""
+        """Return the measure over the drawn pairs."""
         labels = self.labels[draw[0]]
         if labels.all() or not labels.any():
             return float("nan")
@@ -102,11 +102,11 @@ class Average:
     parts: Sequence[Evidence]
 
     def sizes(self) -> list[int]:
-        """Those of the parts, one after the other."""
+        """Sizes of all parts, in order."""
         return [size for part in self.parts for size in part.sizes()]
 
     def figure(self, draw: Draw) -> float:
-        """The mean of the parts, each on its share of the draw."""
+        """Return the mean of the parts, each on its share of the draw."""
         figures, start = [], 0
         for part in self.parts:
             end = start + len(part.sizes())

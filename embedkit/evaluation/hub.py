@@ -1,8 +1,8 @@
 """Data sets on the Hugging Face hub, read through the optional package ``datasets``.
 
-What was read of a pinned commit is kept under ``~/.cache/embedkit/sets`` (``$XDG_CACHE_HOME/embedkit/sets``)
-and never asked for again. Left to itself, ``datasets`` would need the hub to tell tables and splits, and
-offline would take whatever revision it read last.
+Rows of a pinned commit are cached under ``~/.cache/embedkit/sets`` (``$XDG_CACHE_HOME/embedkit/sets``) and never
+requested again. By itself, ``datasets`` would need the hub to list tables and splits, and offline it would use
+whatever revision it loaded last.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class HubDataset:
 
     Attributes:
         id: ``org/name``.
-        revision: branch, tag or commit; None is the newest.
-        split: the split to read where the caller names none.
+        revision: branch, tag or commit; None is the latest.
+        split: the split to read unless the caller names one.
     """
 
     id: str
@@ -44,21 +44,23 @@ class HubDataset:
 
     @classmethod
     def parse(cls, text: str) -> HubDataset:
-        """Read the written form.
+        """Parse the written form.
 
         Raises:
-            DataError: ``text`` is not of that form.
+            DataError: ``text`` does not have that form.
         """
         match = _WRITTEN.fullmatch(text)
         if match is None:
-            raise DataError(f"no file or folder {text!r}, nor a hub data set hf://org/name[@revision][:split]")
+            raise DataError(
+                f"{text!r} is neither a file or folder nor a hub data set hf://org/name[@revision][:split]"
+            )
         return cls(*match.groups())
 
     def __str__(self) -> str:
         return f"hf://{self.id}" + (f"@{self.revision}" if self.revision else "")
 
     def configurations(self) -> list[str]:
-        """The names of its tables, ``["default"]`` for a data set of one.
+        """Return the names of its tables, ``["default"]`` for a data set with a single table.
 
         Raises:
             MissingExtraError: the package ``datasets`` is not installed.
@@ -68,11 +70,12 @@ class HubDataset:
         return [row["name"] for row in rows]
 
     def rows(self, *, configuration: str | None = None, split: str = "test") -> Iterator[Row]:
-        """The rows of one split.
+        """Yield the rows of one split.
 
         Args:
-            configuration: which of its tables.
-            split: used where the written form names none; a table of one split is read whatever its name.
+            configuration: name of the table.
+            split: default split if the written form names none; the only split of a table is used whatever its
+                name.
 
         Raises:
             MissingExtraError: the package ``datasets`` is not installed.
@@ -89,7 +92,7 @@ class HubDataset:
         return cast("Iterable[Record]", self._call("load_dataset", configuration, split=found))
 
     def _kept(self, name: str, load: Callable[[], Iterable[Record]]) -> Iterator[Record]:
-        """Rows from the kept file, which a pinned commit gets the first time; else as they are loaded."""
+        """Yield rows from the cache file, which is written on first use of a pinned commit; else load them."""
         if self.revision is None or not _COMMIT.fullmatch(self.revision):
             yield from load()
             return
@@ -106,7 +109,7 @@ class HubDataset:
         try:
             return getattr(datasets, function)(self.id, *arguments, revision=self.revision, **options)
         except Exception as error:
-            # Network, authentication, unknown id, table or split: each of the clients beneath has its own tree.
+            # Network, authentication, unknown id, table or split: each underlying client has its own exceptions.
             reason = str(error).strip().partition("\n")[0] or type(error).__name__
             raise DataError(f"cannot load {self} from the hub: {reason}") from error
 
@@ -116,4 +119,4 @@ def _cache_folder() -> Path:
 
 
 def _no_json(_: object) -> None:
-    """Pictures, times and the like, which no task reads."""
+    """Replace images, timestamps and the like, which no task reads, by null."""

@@ -1,4 +1,4 @@
-"""What figures of speed depend on beside the program: processor, memory, versions, and what else is running."""
+"""The machine on which speed is measured: processor, memory, versions and load."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from embedkit.runtime.threads import available_threads
 
 __all__ = ["cpu_features", "describe_machine", "processor_name", "system_load"]
 
-# What decides how fast int8 runs, and with which target to export: see `embedkit export --help`.
+# Features that determine the speed of int8 and the best export target: see `embedkit export --help`.
 _CPU_FEATURES = ("avx2", "avx512f", "avx_vnni", "avx512_vnni", "amx_int8", "asimd", "asimddp", "i8mm", "sve")
 _PACKAGES = ("numpy", "onnxruntime", "tokenizers", "torch", "transformers")
 _CPUINFO = Path("/proc/cpuinfo")
 
 
 def describe_machine() -> dict[str, Any]:
-    """Everything by name, ready for JSON; None where the system does not tell."""
+    """Return a JSON-serialisable description; values are None where the system does not report them."""
     return {
         "processor": processor_name(),
         "processors": os.cpu_count(),
@@ -36,13 +36,13 @@ def describe_machine() -> dict[str, Any]:
 
 
 def processor_name(cpuinfo: Path = _CPUINFO) -> str:
-    """The processor's name; Linux tells it in a file only."""
+    """Return the processor's name, which Linux reports only in a file."""
     line = re.search(r"^model name\s*:(.*)$", _read(cpuinfo) or "", re.MULTILINE)
     return line.group(1).strip() if line else platform.processor() or platform.machine()
 
 
 def cpu_features(cpuinfo: Path = _CPUINFO) -> list[str] | None:
-    """The features of this processor that matter to int8, or None where the system does not tell."""
+    """Return the processor features relevant to int8, or None if the system does not report them."""
     text = _read(cpuinfo)
     if text is None:
         return None
@@ -52,7 +52,7 @@ def cpu_features(cpuinfo: Path = _CPUINFO) -> list[str] | None:
 
 
 def system_load() -> float | None:
-    """Programs that wanted to run in the last minute, on average; None where the system does not tell."""
+    """Return the load average of the last minute, or None if the system does not report it."""
     return round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None  # not on Windows
 
 

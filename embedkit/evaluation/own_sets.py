@@ -1,4 +1,4 @@
-"""Sets of one's own: found as a file, folder or hub id, and told apart by their columns."""
+"""Custom sets: given as a file, folder or hub id, and recognised by their columns."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ __all__ = ["find_own", "load_own"]
 
 
 def find_own(name: str, folder: Path | None) -> Source | None:
-    """A path, a file's name in the data folder with or without ``.jsonl``, or a hub id; None if it is none."""
+    """Locate a path, a file in the data folder (with or without ``.jsonl``) or a hub id; None if neither."""
     if folder is not None and not Path(name).expanduser().exists():
         try:
             return Shelf(folder).find(name, f"{name}.jsonl")
         except DataError:
-            pass  # then it may be a hub id
+            pass  # it may be a hub id
     if "/" not in name and not Path(name).exists() and not plain_suffix(Path(name)):
         return None
     return locate(name)
 
 
 def load_own(source: Source, conventions: Conventions) -> Task:
-    """Load a set, whatever it is.
+    """Load a set of any supported form.
 
     Raises:
-        DataError: it is malformed, or of no known form; says what was found.
+        DataError: it is malformed, or its form is not recognised; the message lists the columns found.
         MissingExtraError: the hub or a Parquet file without the extra ``bench``.
     """
     name = source.id if isinstance(source, HubDataset) else source.name.partition(".")[0]
@@ -58,7 +58,7 @@ def load_own(source: Source, conventions: Conventions) -> Task:
 
 
 def _load_rows(name: str, source: Source, conventions: Conventions) -> Task:
-    """A set whose first row tells what it is."""
+    """Load a set whose first row determines its form."""
     rows = source.rows() if isinstance(source, HubDataset) else any_rows(source)
     first = next(rows, None)
     if first is None:
@@ -78,7 +78,7 @@ def _load_rows(name: str, source: Source, conventions: Conventions) -> Task:
 
 
 def _form(row: Row) -> str:
-    """What a set is, by the columns of its first row."""
+    """Return the form of a set, determined by the columns of its first row."""
     form = next((form for form, columns in _FORMS.items() if all(_has(row, names) for names in columns)), None)
     if form is None:
         expected = "; ".join(
@@ -103,11 +103,11 @@ _FORMS = {
     "triplets": (ANCHOR, ("positive",), ("negative",)),
     "judged documents": (("query",), ("document",), ("score",)),
 }
-"""Form -> the names that each of its columns may have; lists in ``positive`` make it re-ranking."""
+"""Form -> the accepted names of each column; lists in ``positive`` make it re-ranking."""
 
 
 def _is_judgements(source: Source) -> TypeGuard[Path]:
-    """Whether it is one split of the judgements of a corpus, ``FOLDER/qrels/dev.tsv`` say."""
+    """Whether the source is one split of a corpus's judgements, for example ``FOLDER/qrels/dev.tsv``."""
     return (
         isinstance(source, Path)
         and source.is_file()

@@ -1,4 +1,4 @@
-"""Labelled pairs from rows, in the published layouts and under their usual names."""
+"""Labelled pairs from rows, in the published layouts and with the usual column names."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _LABELS = {
 
 
 def collect_labelled(name: str, rows: Iterable[Row]) -> LabelledPairs:
-    """Labelled pairs from rows of two texts and a label; a row may also hold whole columns, as MTEB 1's do.
+    """Collect labelled pairs from rows of two texts and a label; a row may hold whole columns, as in MTEB 1.
 
     Raises:
-        DataError: a row is malformed, its label is not known, or the pairs are not of both kinds.
+        DataError: a row is malformed, a label is unknown, or all pairs have the same label.
     """
     first, second, labels = list[str](), list[str](), list[bool]()
     for row in _single(rows):
@@ -38,12 +38,12 @@ def collect_labelled(name: str, rows: Iterable[Row]) -> LabelledPairs:
 
 
 def read_headless(path: Path) -> Iterator[Row]:
-    """Rows of the partition of Quora's questions that papers share: label, question, question, id, no header.
+    """Yield rows of the partition of Quora's questions used in papers: label, question, question, id, no header.
 
-    The published files hold characters cut in the middle; they are replaced.
+    The published files contain truncated characters, which are replaced.
 
     Raises:
-        DataError: the file is missing, or a line has fewer fields.
+        DataError: the file is missing, or a line has too few fields.
     """
     for place, line in read_lines(path, errors="replace"):
         fields = line.split("\t")
@@ -61,7 +61,7 @@ def _single(rows: Iterable[Row]) -> Iterator[Row]:
             name: row.value(*names) for name, names in (("text1", FIRST), ("text2", SECOND), ("label", LABEL))
         }
         if len({len(column) for column in columns.values()}) != 1:
-            raise DataError(f"{row.place}: expected as many first texts as second texts and labels")
+            raise DataError(f"{row.place}: expected equal numbers of first texts, second texts and labels")
         for values in zip(*columns.values(), strict=True):
             yield Row(row.place, dict(zip(columns, values, strict=True)))
 

@@ -1,4 +1,4 @@
-"""Pair classification: whether the likeness of two texts tells the pairs that belong together from the others."""
+"""Pair classification: how well the similarity of two texts separates matching pairs from others."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ MEASURES = {
 
 @dataclass(frozen=True)
 class LabelledPairs:
-    """Pairs of texts that belong together or do not.
+    """Pairs of texts that match or do not.
 
     Attributes:
-        name: what the set is called in messages and reports.
+        name: name of the set in messages and reports.
         first: N texts.
         second: N texts.
         labels: ``(N,) bool``.
 
     Raises:
-        DataError: there are not pairs of both kinds.
+        DataError: all pairs have the same label.
     """
 
     name: str
@@ -58,12 +58,12 @@ class PairTask:
     """Labelled pairs as a task.
 
     Attributes:
-        name: of the task.
+        name: name of the task.
         pairs: the set.
         headline: a name in :data:`MEASURES`.
         source: where the set came from.
-        expected: the published number of pairs, None if it is not known.
-        notes: what a reader must know, a sentence each.
+        expected: the published number of pairs, None if unknown.
+        notes: sentences for readers of the report.
     """
 
     needs_embeddings: ClassVar[bool] = False
@@ -76,17 +76,17 @@ class PairTask:
     notes: list[str] = field(default_factory=list)
 
     def texts(self) -> Iterator[str]:
-        """Every text to embed, repeated ones included."""
+        """Yield every text to encode, including repeated ones."""
         yield from self.pairs.first
         yield from self.pairs.second
 
     def results(self, pool: Pool) -> list[Result]:
-        """One result of every measure."""
+        """Return one result with all measures."""
         scores = pool.similarities(self.pairs.first, self.pairs.second)
         thresholds = Thresholds.of(scores, self.pairs.labels)
         measures = {name: measure(thresholds) for name, measure in MEASURES.items()}
         differs = self.expected is not None and len(self.pairs) != self.expected
-        different = [f"{len(self.pairs):,} pairs, published are {self.expected:,}"] if differs else []
+        different = [f"{len(self.pairs):,} pairs; the published set has {self.expected:,}"] if differs else []
         return [
             Result(
                 name=self.name,

@@ -1,4 +1,4 @@
-"""What a model makes of the texts of an evaluation: each is encoded once, or each pair scored once."""
+"""A model's outputs on the texts of an evaluation: each text is encoded once, or each pair scored once."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from embedkit.protocols import FloatArray, PairScorer, TextEncoder
 __all__ = ["EmbeddingPool", "PairPool", "Pool", "cosines"]
 
 _TEXTS_PER_CALL = 4096
-"""Texts or pairs: enough for a model to sort by length inside one call, few enough for the progress to move."""
+"""Texts or pairs per call: enough for a model to sort by length within a call, few enough to show progress."""
 
 
 class Pool(Protocol):
-    """What a task asks of a model."""
+    """The view of a model that tasks use."""
 
     def __len__(self) -> int:
-        """Distinct texts encoded, or distinct pairs scored."""
+        """Number of distinct texts encoded, or distinct pairs scored."""
 
     def similarities(self, first: Sequence[str], second: Sequence[str], /) -> FloatArray:
-        """How alike each text of ``first`` and the one at its place in ``second`` are: ``(N,) float32``."""
+        """Return the similarity of each text of ``first`` to its counterpart in ``second``: ``(N,) float32``."""
 
     def embeddings(self, texts: Sequence[str], /) -> FloatArray:
-        """Embedding of each text: ``(N, D) float32``.
+        """Return the embedding of each text: ``(N, D) float32``.
 
         Raises:
-            InputError: the model scores pairs and has none.
+            InputError: the model scores pairs and has no embeddings.
         """
 
 
@@ -38,10 +38,10 @@ class EmbeddingPool:
     """Embeddings by text.
 
     Args:
-        encoder: what encodes the texts.
-        texts: all texts that will be asked for; repeated ones are encoded once.
-        label: what the progress is called.
-        progress: False is silent; None shows it on a terminal, or logs it.
+        encoder: encodes the texts.
+        texts: all texts that will be requested; repeated ones are encoded once.
+        label: label of the progress bar.
+        progress: False is silent; None shows a bar on a terminal, or logs progress.
     """
 
     def __init__(
@@ -60,20 +60,20 @@ class EmbeddingPool:
         return len(self._rows)
 
     def similarities(self, first: Sequence[str], second: Sequence[str], /) -> FloatArray:
-        """Cosine of each text of ``first`` with the one at its place in ``second``: ``(N,) float32``."""
+        """Return the cosine of each text of ``first`` with its counterpart in ``second``: ``(N,) float32``."""
         return cosines(self.embeddings(first), self.embeddings(second))
 
     def embeddings(self, texts: Sequence[str], /) -> FloatArray:
-        """Embedding of each text: ``(N, D) float32``."""
+        """Return the embedding of each text: ``(N, D) float32``."""
         return self._embeddings[[self._rows[text] for text in texts]]
 
 
 class PairPool:
-    """Scores by pair, computed when they are asked for.
+    """Scores by pair, computed on request.
 
     Args:
         scorer: a cross-encoder.
-        bar: counts the pairs that were scored.
+        bar: counts the scored pairs.
     """
 
     def __init__(self, scorer: PairScorer, bar: Progress) -> None:
@@ -84,7 +84,7 @@ class PairPool:
         return len(self._scores)
 
     def similarities(self, first: Sequence[str], second: Sequence[str], /) -> FloatArray:
-        """Score of each pair in this one order: ``(N,) float32``."""
+        """Return the score of each pair, in the given order of its texts: ``(N,) float32``."""
         pairs = list(zip(first, second, strict=True))
         new = list(dict.fromkeys(pair for pair in pairs if pair not in self._scores))
         for start in range(0, len(new), _TEXTS_PER_CALL):
@@ -94,23 +94,23 @@ class PairPool:
         return np.array([self._scores[pair] for pair in pairs], dtype=np.float32)
 
     def embeddings(self, _: Sequence[str], /) -> FloatArray:
-        """Refused: a cross-encoder has none.
+        """Not available: a cross-encoder has no embeddings.
 
         Raises:
             InputError: always.
         """
         raise InputError(
-            f"{self._scorer.name} is a cross-encoder: it scores pairs, so it can be evaluated on similarity, "
-            "pairs and re-ranking, not where every text needs an embedding of its own"
+            f"{self._scorer.name} is a cross-encoder: it scores pairs, so it supports tasks of similarity, "
+            "pairs and re-ranking, but not those that need an embedding of each text"
         )
 
 
 def cosines(first: FloatArray, second: FloatArray) -> FloatArray:
-    """Cosine of each row of ``first`` with the same row of ``second``.
+    """Return the cosine of each row of ``first`` with the same row of ``second``.
 
     Computed in float64 and rounded to float32, so that pairs of equal texts tie exactly, whatever their
-    embedding and place; a broken embedding (zero, infinite or not a number) gives 0, as in the
-    evaluation code of SimCSE and SCT.
+    embedding and position; an invalid embedding (zero, infinite or not a number) gives 0, as in the evaluation
+    code of SimCSE and SCT.
 
     Args:
         first: ``(N, D) float32``.

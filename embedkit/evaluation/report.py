@@ -1,4 +1,4 @@
-"""Evaluations side by side: for machines, for a terminal, for a document."""
+"""Evaluations side by side, as JSON, text or Markdown."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _DECIDING_PACKAGES = ("numpy", "onnxruntime", "tokenizers", "torch", "transforme
 
 
 def to_json(evaluations: Sequence[Evaluation], comparison: Comparison | None = None) -> dict[str, Any]:
-    """Everything, with the versions of what decides the figures."""
+    """Return a JSON-serialisable report, including the versions of packages that affect results."""
     report = {"versions": _versions(), "evaluations": [each.to_json() for each in evaluations]}
     return report if comparison is None else report | {"comparison": comparison.to_json()}
 
 
 def to_text(evaluations: Sequence[Evaluation], comparison: Comparison | None = None) -> str:
-    """A table with a column for each model, figures times 100, and the notes below it."""
+    """Return a table with a column for each model, figures times 100, followed by notes."""
     lines = [*_aligned_table(_table(evaluations), texts=3), "", *_footnotes(evaluations)]
     for title, table in comparison_tables(comparison):
         lines += ["", title, "", *_aligned_table(table, texts=2)]
@@ -33,7 +33,7 @@ def to_text(evaluations: Sequence[Evaluation], comparison: Comparison | None = N
 
 
 def to_markdown(evaluations: Sequence[Evaluation], comparison: Comparison | None = None) -> str:
-    """The same as :func:`to_text`, as a Markdown document."""
+    """Return the report of :func:`to_text` as a Markdown document."""
     versions = ", ".join(f"{name} {version}" for name, version in _versions().items())
     notes = [f"- {note}" for note in _footnotes(evaluations)]
     lines = ["# Evaluation", "", *_markdown_table(_table(evaluations), texts=3), "", *notes, f"- {versions}"]
@@ -43,7 +43,7 @@ def to_markdown(evaluations: Sequence[Evaluation], comparison: Comparison | None
 
 
 def _aligned_table(table: list[list[str]], *, texts: int) -> list[str]:
-    """Lines of a table whose first ``texts`` columns are words, the others numbers."""
+    """Return the lines of a table whose first ``texts`` columns are text, the others numbers."""
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     cells = (
         [
@@ -67,7 +67,7 @@ def _versions() -> dict[str, str]:
 
 
 def _table(evaluations: Sequence[Evaluation]) -> list[list[str]]:
-    """A header and a row for each result, equal results of several models in one row."""
+    """Return a header and a row for each result, with equal results of several models in one row."""
     figures: dict[tuple[str, str, str], dict[int, str]] = {}
     models = list(dict.fromkeys((each.model, each.fingerprint) for each in evaluations))
     for each in evaluations:
@@ -80,7 +80,7 @@ def _table(evaluations: Sequence[Evaluation]) -> list[list[str]]:
 
 
 def _rows(result: Result) -> list[tuple[tuple[str, str, str], str]]:
-    """The headline, then the parts if they are what is averaged, then the other measures."""
+    """Return rows for the headline measure, the averaged parts if any, and the other measures."""
     name = f"{result.name} ({result.convention})" if result.convention else result.name
     size = f"{result.rows:,} {result.unit}" + ("*" if result.complete is False else "")
     rows = [((name, result.measure, size), _percent(result.value))]
@@ -96,12 +96,12 @@ def _percent(value: float | None) -> str:
 
 
 def _footnotes(evaluations: Sequence[Evaluation]) -> list[str]:
-    """What a reader must know, each sentence once."""
+    """Return the notes, each sentence once."""
     notes = []
     for each in evaluations:
-        notes.append(f"{each.model}: texts are cut off after {each.max_length} tokens")
+        notes.append(f"{each.model}: texts are truncated to {each.max_length} tokens")
         for result in each.results:
             name = f"{result.name} ({result.convention})" if result.convention else result.name
-            notes += [f"{name}: queries {reason}, left out: {count}" for reason, count in result.skipped.items()]
+            notes += [f"{name}: queries {reason}, skipped: {count}" for reason, count in result.skipped.items()]
             notes += [f"{name}: {note}" for note in result.notes]
     return list(dict.fromkeys(notes))

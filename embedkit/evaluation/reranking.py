@@ -1,10 +1,10 @@
 """Re-ranking: mean average precision (MAP) of candidates ordered by their cosine with a query.
 
-Published figures differ in how they order candidates of equal cosine. Each way is a :data:`Rule`:
+Published figures differ in how they order candidates of equal cosine. Each convention is a :data:`Rule`:
 
-- :func:`stable`: ties keep the order in which the candidates came (USEB's AskUbuntu).
-- :func:`trec_eval`: ties go by descending id, and relevant documents that are not among the candidates
-  count as never found (USEB's SciDocs; MTEB 2 with ``cutoff=1000``).
+- :func:`stable`: ties keep the original order of the candidates (USEB's AskUbuntu).
+- :func:`trec_eval`: ties are ordered by descending id, and relevant documents that are not among the candidates
+  count as not retrieved (USEB's SciDocs; MTEB 2 with ``cutoff=1000``).
 - :func:`merged`: ties are one step of the precision-recall curve (scikit-learn, MTEB 1).
 """
 
@@ -39,10 +39,10 @@ class Query:
 
     Attributes:
         text: the query.
-        ids: C distinct ids of the candidates, in the order they came.
+        ids: C distinct ids of the candidates, in their original order.
         candidates: C texts.
         relevant: ``(C,)`` bool.
-        missing: relevant documents that are not among the candidates.
+        missing: number of relevant documents that are not among the candidates.
     """
 
     text: str
@@ -54,15 +54,15 @@ class Query:
 
 @dataclass(frozen=True)
 class RerankingSet:
-    """Queries with a relevant document each.
+    """Queries that each have a relevant document.
 
     Attributes:
-        name: what the set is called in messages and reports.
-        queries: those that are scored.
-        skipped: reason -> number of queries left out for it.
+        name: name of the set in messages and reports.
+        queries: the queries to score.
+        skipped: reason -> number of skipped queries.
 
     Raises:
-        DataError: no query is left.
+        DataError: no query remains.
     """
 
     name: str
@@ -75,39 +75,39 @@ class RerankingSet:
             raise DataError(f"{self.name}: expected queries with candidates, found none{skipped}")
 
     def texts(self) -> Iterator[str]:
-        """Every text to embed, repeated ones included."""
+        """Yield every text to encode, including repeated ones."""
         for query in self.queries:
             yield query.text
             yield from query.candidates
 
 
 Rule = Callable[[FloatArray, Query], float]
-"""Average precision in [0, 1] of a query's candidates, given their scores ``(C,) float32``."""
+"""Computes the average precision in [0, 1] of a query's candidates from their scores ``(C,) float32``."""
 
 
 def average_precisions(pool: Pool, queries: list[Query], rule: Rule) -> npt.NDArray[np.float64]:
-    """Average precision of each query, ``(Q,) float64``; their mean is the MAP."""
+    """Return the average precision of each query, ``(Q,) float64``; their mean is the MAP."""
     scores = (pool.similarities([query.text] * len(query.candidates), query.candidates) for query in queries)
     return np.array([rule(row, query) for row, query in zip(scores, queries, strict=True)])
 
 
 def stable(scores: FloatArray, query: Query) -> float:
-    """Ties keep the order of the candidates; relevant documents elsewhere do not count."""
+    """Ties keep the order of the candidates; relevant documents outside the candidates are ignored."""
     order = np.argsort(-scores, kind="stable")
     return _mean_precision(query.relevant[order], int(query.relevant.sum()))
 
 
 def trec_eval(scores: FloatArray, query: Query, *, cutoff: int | None = None) -> float:
-    """The measure ``map`` of trec_eval, or ``map_cut`` if there is a cutoff.
+    """trec_eval's ``map``, or ``map_cut`` with a cutoff.
 
-    Ties go by descending id: in sorted order a relevant document with a low id comes last.
+    Ties are ordered by descending id: among equal scores, a relevant document with a low id comes last.
     """
     order = sorted(range(len(scores)), key=lambda row: (scores[row], query.ids[row]), reverse=True)
     return _mean_precision(query.relevant[order[:cutoff]], int(query.relevant.sum()) + query.missing)
 
 
 def trec_eval_1000(scores: FloatArray, query: Query) -> float:
-    """MTEB 2's ``map_at_1000``: :func:`trec_eval` over the best thousand candidates."""
+    """MTEB 2's ``map_at_1000``: :func:`trec_eval` over the top thousand candidates."""
     return trec_eval(scores, query, cutoff=1000)
 
 
@@ -117,6 +117,6 @@ def merged(scores: FloatArray, query: Query) -> float:
 
 
 def _mean_precision(relevant: BoolArray, total: int) -> float:
-    """Sum of the precision at each relevant rank of a ranking, over ``total`` relevant documents."""
+    """Return the sum of the precisions at all relevant ranks, divided by ``total`` relevant documents."""
     ranks = np.flatnonzero(relevant) + 1
     return float(np.sum(np.arange(1, len(ranks) + 1) / ranks) / total)

@@ -26,10 +26,10 @@ _NO_CANDIDATE = "without candidates"
 
 
 def load_lists(source: Path | HubDataset, *, name: str, split: str = "test") -> RerankingSet:
-    """Load a set in MTEB 1's form: a file, a folder that holds one for the split, or a hub data set.
+    """Load a set in MTEB 1's form: a file, a folder with a file for the split, or a hub data set.
 
     Raises:
-        DataError: missing, empty or malformed; says which file and line.
+        DataError: missing, empty or malformed; names the file and line.
     """
     if isinstance(source, HubDataset):
         return collect_lists(name, source.rows(split=split))
@@ -49,7 +49,7 @@ def load_tables(source: Path | HubDataset, *, name: str, split: str = "test") ->
         query_id, ids = row.identifier("query-id"), list(dict.fromkeys(row.texts("corpus-ids")))
         unknown = next((each for each in ids if each not in corpus), None)
         if query_id not in texts or unknown is not None:
-            raise DataError(f"{row.place}: query {query_id!r} or document {unknown!r} is in no table")
+            raise DataError(f"{row.place}: query {query_id!r} or document {unknown!r} is missing in its table")
         wanted = {document for document, mark in judgements.get(query_id, {}).items() if mark > 0}
         if not wanted or not ids:
             skipped[_NO_CANDIDATE if wanted else NO_POSITIVE] += 1
@@ -61,9 +61,9 @@ def load_tables(source: Path | HubDataset, *, name: str, split: str = "test") ->
 
 
 def collect_lists(name: str, rows: Iterable[Row]) -> RerankingSet:
-    """A set from rows of ``query, positive[], negative[]``; as in MTEB, a query needs one of each.
+    """Collect a set from rows of ``query, positive[], negative[]``; as in MTEB, queries need at least one of each.
 
-    Candidates get ids as MTEB 2 makes them when it converts this form: they decide its ties.
+    Candidates get the ids that MTEB 2 assigns when it converts this form, because ids break ties.
     """
     queries, skipped = [], Counter[str]()
     for row in rows:

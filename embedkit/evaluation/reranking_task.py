@@ -24,9 +24,9 @@ class RankingTest:
     Attributes:
         convention: ``"useb"`` or ``"mteb"``.
         sets: the headline is the unweighted mean of their MAPs.
-        rules: measure -> how a ranking is scored; the first one is the headline.
+        rules: measure -> scoring rule; the first is the headline.
         source: where the sets came from.
-        expected: the published number of queries, None if it is not known.
+        expected: the published number of queries, None if unknown.
     """
 
     convention: str
@@ -62,7 +62,7 @@ class RankingTest:
             complete=None if self.expected is None else not differs,
             parts={each.name: Part(size, value) for each, size, value in parts},
             skipped={reason: sum(n for other, n in skipped if other == reason) for reason, _ in skipped},
-            notes=[f"{rows} queries, published are {self.expected}"] if differs else [],
+            notes=[f"{rows} queries; the published set has {self.expected}"] if differs else [],
             evidence=Average([Mean(each) for each in precisions[headline]]),
         )
 
@@ -77,9 +77,9 @@ class RerankingTask:
     tests: list[RankingTest]
 
     def texts(self) -> Iterator[str]:
-        """Every text to embed, repeated ones included."""
+        """Yield every text to encode, including repeated ones."""
         return chain.from_iterable(each.texts() for test in self.tests for each in test.sets)
 
     def results(self, pool: Pool) -> list[Result]:
-        """A result for each convention."""
+        """Return a result for each convention."""
         return [test.result(self.name, pool) for test in self.tests]

@@ -1,4 +1,4 @@
-"""What an evaluation found, ready for JSON."""
+"""Results of evaluations, serialisable as JSON."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Evaluation", "Part", "Result", "defined"]
 
 @dataclass(frozen=True)
 class Part:
-    """One subset of a set: its size and the headline measure on it alone."""
+    """A subset of a set: its size and its headline measure."""
 
     rows: int
     value: float | None
@@ -25,19 +25,19 @@ class Result:
     """The figures of one model on one set, in [-1, 1]; None where a figure is undefined.
 
     Attributes:
-        name: of the set.
-        convention: ``"useb"`` or ``"mteb"`` where the two differ.
-        measure: name of the headline.
+        name: name of the set.
+        convention: ``"useb"`` or ``"mteb"`` where they differ.
+        measure: name of the headline measure.
         value: the headline.
-        measures: every figure by name, the headline among them.
-        rows: what was scored.
-        unit: what a row is: ``"pairs"``, ``"queries"`` or ``"sets"``.
-        expected: the published number of rows, None for a set of one's own.
-        complete: whether the set is the published one by its sizes; None if those are not known.
-        source: the file, folder or hub id that the set came from.
-        parts: by subset, where the set has several.
-        skipped: reason -> queries left out for it.
-        notes: what a reader must know to compare the figures, a sentence each.
+        measures: every figure by name, including the headline.
+        rows: number of scored rows.
+        unit: unit of the rows: ``"pairs"``, ``"queries"`` or ``"sets"``.
+        expected: the published number of rows, None for a custom set.
+        complete: whether the sizes equal those of the published set; None if these are unknown.
+        source: the file, folder or hub id of the set.
+        parts: results by subset, if there are several.
+        skipped: reason -> number of skipped queries.
+        notes: caveats for comparing the figures, one sentence each.
         evidence: the rows behind the headline, for intervals and comparisons; not part of the JSON.
     """
 
@@ -57,7 +57,7 @@ class Result:
     evidence: Evidence | None = field(default=None, repr=False, compare=False)
 
     def to_json(self) -> dict[str, Any]:
-        """All but the evidence in lists, dictionaries, strings and numbers."""
+        """Return a JSON-serialisable dictionary without the evidence."""
         fields = dataclasses.asdict(dataclasses.replace(self, evidence=None))
         del fields["evidence"]
         return fields
@@ -69,11 +69,11 @@ class Evaluation:
 
     Attributes:
         model: the model's name.
-        fingerprint: the model's, hex SHA-256.
-        dimension: of an encoder's embeddings, None for a cross-encoder.
-        max_length: tokens after which it cut texts off.
+        fingerprint: the model's fingerprint, hex SHA-256.
+        dimension: dimension of an encoder's embeddings, None for a cross-encoder.
+        max_length: number of tokens to which the model truncates texts.
         task: name of the task.
-        texts: distinct texts encoded, or pairs scored by a cross-encoder.
+        texts: number of distinct texts encoded, or pairs scored by a cross-encoder.
         seconds: wall-clock time of encoding and scoring.
         results: one for each set, convention or average.
     """
@@ -88,11 +88,11 @@ class Evaluation:
     results: list[Result]
 
     def to_json(self) -> dict[str, Any]:
-        """All of it in lists, dictionaries, strings and numbers."""
+        """Return a JSON-serialisable dictionary."""
         fields = dataclasses.asdict(dataclasses.replace(self, results=[]))
         return fields | {"results": [each.to_json() for each in self.results]}
 
 
 def defined(value: float) -> float | None:
-    """A figure for JSON, which has no NaN."""
+    """Replace NaN, which JSON lacks, by None."""
     return None if math.isnan(value) else value

@@ -1,7 +1,7 @@
-"""Retrieval: the documents of a corpus nearest to each query, exactly, and how good that ranking is.
+"""Retrieval: exact search of a corpus for the documents nearest to each query, and the quality of the ranking.
 
-Measures are those of trec_eval (``ndcg_cut``, ``recall``, ``map_cut``) as BEIR and MTEB report them, and
-MTEB's reciprocal rank. Equal scores are ordered by descending document id, as in all of these.
+Measures are those of trec_eval (``ndcg_cut``, ``recall``, ``map_cut``) as BEIR and MTEB report them, and MTEB's
+reciprocal rank. As in all of these, equal scores are ordered by descending document id.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ __all__ = [
 ]
 
 DEPTH = 1000
-"""Documents ranked for each query, as in BEIR and MTEB."""
+"""Number of documents to rank for each query, as in BEIR and MTEB."""
 
 _BLOCK_BYTES = 64 * 2**20
-"""What the scores of a block of queries may take."""
+"""Maximum size of the scores of a block of queries."""
 
 _ROUNDING = 1e-5
-"""More than float32 products of unit rows can be off."""
+"""An upper bound on the error of float32 products of unit rows."""
 
 Float64Array = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Judged:
-    """A query and what people said about documents.
+    """A query and the relevance judgements of documents.
 
     Attributes:
         text: the query.
         relevance: document id -> grade; above 0 is relevant.
-        hidden: id of a document that is the query itself, so is not ranked.
+        hidden: id of the document that is the query itself and is therefore not ranked.
     """
 
     text: str
@@ -59,16 +59,16 @@ class Judged:
 
 @dataclass(frozen=True)
 class RetrievalSet:
-    """A corpus and queries with a relevant document each.
+    """A corpus, and queries that each have a relevant document.
 
     Attributes:
-        name: what the set is called in messages and reports.
+        name: name of the set in messages and reports.
         documents: text by id.
-        queries: those that are scored.
-        skipped: reason -> number of queries left out for it.
+        queries: the queries to score.
+        skipped: reason -> number of skipped queries.
 
     Raises:
-        DataError: there is no document, or no query is left.
+        DataError: there are no documents, or no query remains.
     """
 
     name: str
@@ -85,7 +85,7 @@ class RetrievalSet:
             )
 
     def texts(self) -> Iterator[str]:
-        """Every text to embed, repeated ones included."""
+        """Yield every text to encode, including repeated ones."""
         yield from self.documents.values()
         for query in self.queries:
             yield query.text
@@ -96,8 +96,8 @@ class Ranking:
     """The grades of one query's ranked documents.
 
     Attributes:
-        gains: ``(R,) float64``, best document first; 0 for those that are not relevant.
-        wanted: ``(W,) float64``, grades of all its relevant documents, descending, found or not.
+        gains: ``(R,) float64``, best document first; 0 for irrelevant documents.
+        wanted: ``(W,) float64``, descending grades of all relevant documents, retrieved or not.
     """
 
     gains: Float64Array
@@ -108,23 +108,23 @@ Measure = Callable[[Ranking], float]
 
 
 def ndcg(ranking: Ranking, *, cutoff: int = 10) -> float:
-    """trec_eval's ``ndcg_cut``: grades over log2(rank + 1), of the ranking over those of the best one."""
+    """trec_eval's ``ndcg_cut``: discounted gain, grade / log2(rank + 1), relative to that of the ideal ranking."""
     return _discounted(ranking.gains[:cutoff]) / _discounted(ranking.wanted[:cutoff])
 
 
 def recall(ranking: Ranking, *, cutoff: int = 100) -> float:
-    """trec_eval's ``recall``: the share of the relevant documents that is found."""
+    """trec_eval's ``recall``: the share of relevant documents that are retrieved."""
     return float(np.count_nonzero(ranking.gains[:cutoff]) / len(ranking.wanted))
 
 
 def average_precision(ranking: Ranking, *, cutoff: int = DEPTH) -> float:
-    """trec_eval's ``map_cut``: the precision at each relevant document, over all relevant documents."""
+    """trec_eval's ``map_cut``: the sum of precisions at relevant documents, divided by their number."""
     ranks = np.flatnonzero(ranking.gains[:cutoff]) + 1
     return float(np.sum(np.arange(1, len(ranks) + 1) / ranks) / len(ranking.wanted))
 
 
 def reciprocal_rank(ranking: Ranking, *, cutoff: int = 10) -> float:
-    """MTEB's ``mrr``: one over the rank of the first relevant document, 0 if it comes after the cutoff."""
+    """MTEB's ``mrr``: the inverse rank of the first relevant document, 0 if it is beyond the cutoff."""
     ranks = np.flatnonzero(ranking.gains[:cutoff])
     return float(1 / (ranks[0] + 1)) if len(ranks) else 0.0
 
@@ -141,16 +141,16 @@ MEASURES: dict[str, Measure] = {
 def rank_documents(
     queries: FloatArray, documents: FloatArray, retrieval: RetrievalSet, *, depth: int = DEPTH
 ) -> Iterator[Ranking]:
-    """Rank the corpus for each query, by cosine and exactly.
+    """Rank the corpus for each query, exactly, by cosine.
 
-    Scores are first computed for blocks of queries in float32; what may be among the best is then scored
-    anew as in :func:`embedkit.evaluation.pool.cosines`, so that equal texts tie wherever they stand.
+    Scores are first computed for blocks of queries in float32; candidates for the top ranks are then scored
+    again as in :func:`embedkit.evaluation.pool.cosines`, so that equal texts tie wherever they are.
 
     Args:
         queries: ``(Q, D) float32``, in the order of ``retrieval.queries``.
         documents: ``(N, D) float32``, in the order of ``retrieval.documents``.
-        retrieval: who is relevant.
-        depth: documents to rank for each query.
+        retrieval: the corpus, queries and judgements.
+        depth: number of documents to rank for each query.
 
     Yields:
         the ranking of each query.
@@ -173,7 +173,7 @@ def rank_documents(
 
 
 def _near_the_best(scores: FloatArray, depth: int) -> npt.NDArray[np.intp]:
-    """Rows that can be among the best ``depth``, whatever was lost in rounding; not the hidden one."""
+    """Return the rows that can be among the best ``depth`` despite rounding errors, except the hidden one."""
     least = -np.inf if depth >= len(scores) else np.partition(scores, -depth)[-depth] - _ROUNDING
     return np.flatnonzero((scores >= least) & np.isfinite(scores))
 
@@ -189,7 +189,7 @@ def _discounted(gains: Float64Array) -> float:
 
 
 def _unit_rows(embeddings: FloatArray) -> FloatArray:
-    """Rows of length 1; broken ones become zero, as their cosines do."""
+    """Normalise rows; invalid ones become zero, like their cosines."""
     wide = embeddings.astype(np.float64)
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         rows = wide / np.linalg.norm(wide, axis=1, keepdims=True)

@@ -18,17 +18,17 @@ _NO_TEXT = "that are judged but have no text"
 
 
 def load_retrieval(source: Path | HubDataset, *, name: str, split: str = "test") -> RetrievalSet:
-    """Load a corpus, queries and the judgements of one split.
+    """Load a corpus, its queries and the judgements of one split.
 
-    Only judged queries are scored. As in trec_eval a relevant document that is not in the corpus counts
-    as never found.
+    Only judged queries are scored. As in trec_eval, a relevant document that is missing in the corpus counts as
+    not retrieved.
 
     Args:
         source: a folder of ``corpus.jsonl``, ``queries.jsonl`` and ``qrels/SPLIT.tsv``, also as Parquet and
             in the layout of the hub; one of the files in ``qrels``, whose name is then the split; or a
             hub data set.
-        name: what the set is called.
-        split: of the judgements.
+        name: name of the set.
+        split: split of the judgements.
 
     Raises:
         DataError: a table is missing, empty or malformed.
@@ -40,7 +40,7 @@ def load_retrieval(source: Path | HubDataset, *, name: str, split: str = "test")
 
 
 def collect_judgements(name: str, rows: Iterable[Row]) -> RetrievalSet:
-    """A set from rows of ``query, document, score``: its corpus is every document that is named."""
+    """Collect a set from rows of ``query, document, score``; the corpus consists of all documents in them."""
     judgements: dict[str, dict[str, float]] = {}
     documents: dict[str, str] = {}
     for row in rows:
@@ -69,9 +69,9 @@ def _collect(
 
 
 def _is_source(query: str, text: str, relevance: Mapping[str, float], documents: Mapping[str, str]) -> bool:
-    """Whether the query was taken from the document of its id: that has its text and is not an answer.
+    """Whether the query was taken from the document with the same id, which contains it and is not relevant.
 
-    BEIR leaves out every document of the query's id, MTEB does so in some sets. Where the ids of queries
-    and documents have nothing to do with each other, neither should.
+    BEIR excludes every document with the query's id, MTEB does so for some sets. Where the ids of queries and
+    documents are unrelated, none should be excluded.
     """
     return relevance.get(query, 0.0) <= 0 and bool(text.strip()) and text.strip() in documents.get(query, "")

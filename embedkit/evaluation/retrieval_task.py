@@ -21,10 +21,10 @@ class RetrievalTask:
     """A corpus searched by queries.
 
     Attributes:
-        name: of the task.
+        name: name of the task.
         retrieval: corpus, queries and judgements.
         source: where they came from.
-        expected: published numbers of queries and documents, None if they are not known.
+        expected: published numbers of queries and documents, None if unknown.
     """
 
     needs_embeddings: ClassVar[bool] = True
@@ -35,11 +35,11 @@ class RetrievalTask:
     expected: tuple[int, int] | None = None
 
     def texts(self) -> Iterator[str]:
-        """Every text to embed, repeated ones included."""
+        """Return every text to encode, including repeated ones."""
         return self.retrieval.texts()
 
     def results(self, pool: Pool) -> list[Result]:
-        """One result of every measure."""
+        """Return one result with all measures."""
         queries = pool.embeddings([query.text for query in self.retrieval.queries])
         documents = pool.embeddings(list(self.retrieval.documents.values()))
         rankings = list(rank_documents(queries, documents, self.retrieval))
@@ -69,10 +69,10 @@ class RetrievalTask:
         notes = [f"searched among {rows[1]:,} documents"]
         hidden = sum(query.hidden is not None for query in self.retrieval.queries)
         if hidden:
-            notes.append(f"{hidden:,} queries are documents themselves, which were not ranked for them")
+            notes.append(f"{hidden:,} queries are themselves documents, which are excluded from their own ranking")
         if self.expected is not None and not complete:
             found, published = (
                 f"{queries:,} queries and {documents:,} documents" for queries, documents in (rows, self.expected)
             )
-            notes.append(f"{found}, published are {published}")
+            notes.append(f"{found}; the published set has {published}")
         return notes

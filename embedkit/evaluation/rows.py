@@ -1,4 +1,4 @@
-"""Rows of evaluation files, each with the place to name when something is wrong with it."""
+"""Rows of evaluation files, each with its location for error messages."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from embedkit.records import read_records
 __all__ = ["RECORD_SUFFIXES", "Row", "plain_suffix", "read_lines", "read_rows", "read_table"]
 
 RECORD_SUFFIXES = (".jsonl", ".parquet")
-"""Files whose rows name their columns themselves."""
+"""File types whose rows are records with named columns."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One row: its fields by column name, and where it stands, ``file.tsv:12`` say.
+    """One row: its fields by column name, and its location, for example ``file.tsv:12``.
 
-    Each accessor takes the usual names of a column and reads the first that the row has.
+    Each accessor takes the usual names of a column and reads the first that exists.
     """
 
     place: str
     fields: Mapping[str, Any]
 
     def value(self, *columns: str) -> Any:
-        """The field as it is.
+        """Return the field unchanged.
 
         Raises:
             DataError: the row has none of ``columns``.
@@ -43,7 +43,7 @@ class Row:
         raise DataError(f"{self.place}: expected a column {' or '.join(columns)}; its columns are: {found:.200}")
 
     def text(self, *columns: str) -> str:
-        """The field, a string.
+        """Return a string field.
 
         Raises:
             DataError: no such column, or not a string.
@@ -54,7 +54,7 @@ class Row:
         return value
 
     def texts(self, *columns: str) -> list[str]:
-        """The field, a list of strings.
+        """Return a field that is a list of strings.
 
         Raises:
             DataError: no such column, or not a list of strings.
@@ -65,7 +65,7 @@ class Row:
         return value
 
     def identifier(self, *columns: str) -> str:
-        """The field, a string or an integer, as a string.
+        """Return a field that is a string or an integer, as a string.
 
         Raises:
             DataError: no such column, or neither.
@@ -76,7 +76,7 @@ class Row:
         return str(value)
 
     def number(self, *columns: str) -> float:
-        """The field, a finite number or the digits of one.
+        """Return a field that is a finite number, or the digits of one.
 
         Raises:
             DataError: no such column, or not a finite number.
@@ -92,7 +92,7 @@ class Row:
 
 
 def read_rows(path: Path) -> Iterator[Row]:
-    """The rows of a JSONL or Parquet file, or of a table whose first line names the columns.
+    """Yield the rows of a JSONL or Parquet file, or of a table with a header.
 
     Raises:
         DataError: the file cannot be read, or a row is malformed.
@@ -111,21 +111,21 @@ def read_rows(path: Path) -> Iterator[Row]:
 
 
 def plain_suffix(path: Path) -> str:
-    """The suffix that tells the form of a file: ``.jsonl`` for ``test.jsonl.gz``."""
+    """Return the suffix that determines the form of a file: ``.jsonl`` for ``test.jsonl.gz``."""
     return Path(path.stem).suffix if path.suffix in (".gz", ".xz") else path.suffix
 
 
 def read_lines(
     path: Path, *, encoding: str = "utf-8", errors: Literal["strict", "replace"] = "strict"
 ) -> Iterator[tuple[str, str]]:
-    r"""The place and text of each line of a file, also ``.gz`` or ``.xz``.
+    r"""Yield the location and text of each line of a file, optionally ``.gz`` or ``.xz``.
 
-    Lines end at ``\n`` or ``\r\n`` only: texts hold other characters that Python counts as line ends.
+    Lines end at ``\n`` or ``\r\n`` only: texts contain other characters that Python treats as line ends.
 
     Args:
         path: the file.
-        encoding: ``"utf-8"``, or that of an older file.
-        errors: ``"replace"`` puts U+FFFD where bytes are no text.
+        encoding: ``"utf-8"``, or the encoding of an older file.
+        errors: ``"replace"`` substitutes U+FFFD for invalid bytes.
 
     Raises:
         DataError: the file is missing, cannot be decompressed or is not UTF-8.
@@ -135,9 +135,9 @@ def read_lines(
 
 
 def read_table(path: Path) -> Iterator[tuple[str, list[str]]]:
-    """The place and fields of each line that is not blank.
+    """Yield the location and fields of each line that is not blank.
 
-    Lines are split at TABs, quotes being text, if the first one has a TAB; otherwise they are CSV.
+    If the first line contains a TAB, lines are split at TABs without quoting; otherwise they are CSV.
     """
     first = next(read_lines(path), ("", ""))[1]
     rows = ((place, line.split("\t")) for place, line in read_lines(path)) if "\t" in first else _read_csv(path)
@@ -145,7 +145,7 @@ def read_table(path: Path) -> Iterator[tuple[str, list[str]]]:
 
 
 def _raw_lines(path: Path, encoding: str = "utf-8", errors: str = "strict") -> Iterator[str]:
-    """Decoded lines with their ends, without the mark that some editors put before the first."""
+    """Yield decoded lines with their ends, without a byte order mark."""
     number = 0
     try:
         with _opened(path) as binary:

@@ -1,8 +1,8 @@
-"""Text as SentEval prepares it: tokenized by Moses' rules and, but for SICK, lower-cased.
+"""Text preprocessing of SentEval: tokenized by Moses' rules and, except for SICK, lower-cased.
 
-Source: SentEval's ``get_transfer_data.bash`` (``tokenizer.perl -l en -no-escape``, then ``lowercase.perl``), whose
-lines its evaluators split at white space and most papers' code joins again by single spaces. The tokenizer
-is the package sacremoses, a port of Moses' script.
+Source: SentEval's ``get_transfer_data.bash`` (``tokenizer.perl -l en -no-escape``, then ``lowercase.perl``). Its
+evaluators split the lines at whitespace, and the code of most papers joins them again by single spaces. The
+tokenizer is the package sacremoses, a port of Moses' script.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _ENGLISH = (*STS_YEARS, *STSB_NAMES, *SICK_NAMES)
 
 
 def as_senteval(task: Task) -> Task:
-    """The same task with its texts prepared; a set without any capital is taken to be prepared already.
+    """Preprocess the texts of a task; a set without any capital letter is assumed to be preprocessed already.
 
     Raises:
-        InputError: the task is not one of the STS sets that SentEval has.
+        InputError: the task is not one of SentEval's STS sets.
         MissingExtraError: sacremoses is not installed.
     """
     if not isinstance(task, StsTask) or any(each.name not in _ENGLISH for each in task.sets):
@@ -46,7 +46,7 @@ def _prepared(sts: StsSet) -> StsSet:
         for pairs in sts.subsets
     ]
     done = "tokenized and lower-cased" if lower else "tokenized"
-    return replace(sts, subsets=subsets, notes=[*sts.notes, f"the text was {done} as SentEval does it"])
+    return replace(sts, subsets=subsets, notes=[*sts.notes, f"the text was {done} as in SentEval"])
 
 
 def _prepare(text: str, *, tokenize: Callable[[str], str], lower: bool) -> str:

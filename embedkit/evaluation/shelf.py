@@ -1,4 +1,4 @@
-"""Where the sets of named tasks are: in a folder or, pinned to a revision, on the hub."""
+"""Location of named sets: in a folder or, pinned to a revision, on the hub."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Conventions", "Entry", "Shelf", "Source"]
 Source = Path | HubDataset
 
 Conventions = tuple[str, ...]
-"""Of re-ranking: those that are wanted, ``"useb"`` or ``"mteb"``."""
+"""Requested re-ranking conventions, ``"useb"`` or ``"mteb"``."""
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,8 @@ class Shelf:
     """A data folder or, without one, the hub.
 
     Attributes:
-        folder: where sets are looked for.
-        revision: of a hub data set, in place of the pinned one.
+        folder: the folder that contains the sets.
+        revision: revision of a hub data set, overriding the pinned one.
     """
 
     folder: Path | None
@@ -35,13 +35,13 @@ class Shelf:
         "", "sts", "STS", "rerank", "retrieval", "pairs", "transfer", "intents",
         "downstream", "downstream/STS", "data-eval",
     )  # fmt: skip
-    """Sub-folders that hold sets: of a data folder of one's own, of SentEval's, of USEB's."""
+    """Sub-folders that contain sets: of custom data folders, of SentEval's and of USEB's."""
 
     def find(self, *names: str, hub: HubDataset | None = None) -> Source:
-        """The first of ``names`` in the folder; without a folder the hub's data set.
+        """Return the first of ``names`` in the folder, or the hub's data set if there is no folder.
 
         Raises:
-            DataError: the folder has none of them, or the hub does not have the set.
+            DataError: the folder has none of them, or the set is not on the hub.
         """
         if self.folder is not None:
             places = (self.folder / place / name for place in self._PLACES for name in names)
@@ -50,7 +50,7 @@ class Shelf:
                 raise DataError(f"{self.folder} has no {' or '.join(names)}")
             return found
         if hub is None:
-            raise DataError(f"{names[0]} is not on the hub: a data folder must have it")
+            raise DataError(f"{names[0]} is not on the hub: it needs a data folder")
         return replace(hub, revision=self.revision or hub.revision)
 
 
@@ -59,10 +59,10 @@ class Entry:
     """A named task, before its data is loaded.
 
     Attributes:
-        what: the set in a few words.
-        size: its published size, in words.
+        what: short description of the set.
+        size: its published size, as text.
         load: loads it from a shelf.
-        hub: the pinned data set, None if it needs files.
+        hub: the pinned data set, None if it needs local files.
     """
 
     what: str

@@ -1,8 +1,8 @@
-"""How sure a figure is, and whether one model is really better than another: the bootstrap over rows.
+"""Confidence intervals and significance tests by the bootstrap over rows.
 
-Rows (pairs, queries, texts) are drawn with replacement, as many as there are, from every set of its own; the
-figure on many such samples shows how much it hangs on the rows that happen to be in the set. For two models
-the same samples are drawn, so that what is hard for both takes nothing from the comparison. Efron and
+Rows (pairs, queries, texts) of each set are drawn with replacement, as many as there are; the figure's
+distribution over many such samples shows how much it depends on the rows that happen to be in the set. Two models
+are compared on the same samples, so that rows that are hard for both do not blur the comparison. Efron and
 Tibshirani, An Introduction to the Bootstrap (1993), chapters 13 and 15; for two systems Koehn (2004) and
 Berg-Kirkpatrick, Burkett and Klein (2012).
 """
@@ -28,7 +28,7 @@ SAMPLES = 1000
 
 @dataclass(frozen=True)
 class Interval:
-    """Where a figure lies in 95 of 100 samples; None where it is undefined in all of them."""
+    """The central 95 % of a figure over the samples; None if it is undefined in all of them."""
 
     low: float | None
     high: float | None
@@ -36,12 +36,12 @@ class Interval:
 
 @dataclass(frozen=True)
 class Difference:
-    """One model less another on the same rows.
+    """The difference of two models on the same rows.
 
     Attributes:
-        value: on the rows as they are.
-        interval: over the samples.
-        p_value: two-sided, twice the share of samples in which the difference is zero or has the other sign.
+        value: difference on the original rows.
+        interval: its interval over the samples.
+        p_value: two-sided, twice the share of samples in which the difference is zero or has the opposite sign.
     """
 
     value: float | None
@@ -51,12 +51,12 @@ class Difference:
 
 @dataclass(frozen=True)
 class Samples:
-    """One figure on the rows as they are and on many samples of them.
+    """One figure on the original rows and on many samples of them.
 
     Attributes:
-        value: on the rows as they are, NaN if it is undefined.
-        figures: ``(samples,) float64``, NaN where it is undefined.
-        sizes: rows of each set.
+        value: value on the original rows, NaN if undefined.
+        figures: ``(samples,) float64``, NaN where undefined.
+        sizes: number of rows in each set.
     """
 
     value: float
@@ -65,29 +65,29 @@ class Samples:
 
     @classmethod
     def of(cls, evidence: Evidence, *, samples: int = SAMPLES, seed: int = SEED) -> Samples:
-        """Draw them; evidence of the same sizes meets the same samples.
+        """Draw samples; evidence of the same sizes gets the same samples.
 
         Args:
             evidence: the rows behind the figure.
-            samples: how many to draw.
-            seed: of the generator.
+            samples: number of samples.
+            seed: seed of the generator.
         """
         sizes = evidence.sizes()
         figures = np.array([evidence.figure(draw) for draw in _draws(sizes, samples, seed)])
         return cls(evidence.figure([np.arange(size) for size in sizes]), figures, sizes)
 
     def interval(self) -> Interval:
-        """The percentile interval of the figure."""
+        """Return the percentile interval of the figure."""
         return _between(self.figures)
 
     def less(self, other: Samples) -> Difference:
-        """How much better this model is than the other, and how sure that is.
+        """Return the difference from another model, with its interval and p-value.
 
         Args:
-            other: of another model on the same rows in the same order, from as many samples of one seed.
+            other: samples of another model on the same rows in the same order, with the same number and seed.
 
         Raises:
-            InputError: the two are not of the same rows.
+            InputError: the two are not based on the same rows.
         """
         if self.sizes != other.sizes:
             raise InputError(

@@ -1,4 +1,4 @@
-"""Where evaluation sets come from, and scored pairs in each of their forms."""
+"""Locations of evaluation sets, and scored pairs in all supported forms."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _FILE_SUFFIXES = (".csv", ".gz", ".jsonl", ".parquet", ".tsv", ".txt", ".xz")
 
 
 def locate(source: str | Path | HubDataset, *, revision: str | None = None) -> Path | HubDataset:
-    """Tell a path from a hub id: what exists here, or looks like a file, never goes to the network.
+    """Distinguish a path from a hub id: anything that exists locally or looks like a file is a path.
 
     Args:
         source: a path, a hub data set, ``org/name`` or ``hf://org/name[@revision][:split]``.
-        revision: of a hub id that names none.
+        revision: default revision of a hub id.
 
     Raises:
-        DataError: there is no such file, and it is no hub id.
+        DataError: the file does not exist, and it is not a hub id.
     """
     if isinstance(source, HubDataset):
         return source
@@ -55,12 +55,12 @@ def load_scored_pairs(
 
     Args:
         source: a path, a hub data set, ``org/name`` or ``hf://org/name[@revision][:split]``.
-        name: what the set is called; the file's or the hub's name if not given.
-        split: of a hub id that names none.
-        revision: of a hub id that names none.
+        name: name of the set; by default that of the file or hub data set.
+        split: default split of a hub id.
+        revision: default revision of a hub id.
 
     Raises:
-        DataError: missing, empty or malformed; says which file and line.
+        DataError: missing, empty or malformed; names the file and line.
         MissingExtraError: a hub id or a Parquet file without the extra ``bench``.
     """
     found = locate(source, revision=revision)
@@ -70,26 +70,26 @@ def load_scored_pairs(
 
 
 def any_rows(path: Path) -> Iterator[Row]:
-    """The rows of a file of any form; those of a table without a header are taken for scored pairs.
+    """Yield the rows of a file of any form; tables without a header are assumed to be scored pairs.
 
     Raises:
-        DataError: missing or malformed; says which line.
+        DataError: missing or malformed; names the line.
         MissingExtraError: a Parquet file without pyarrow.
     """
     if path.is_dir():
-        raise DataError(f"expected a file, {path} is a folder")
+        raise DataError(f"expected a file, but {path} is a folder")
     return read_rows(path) if plain_suffix(path) in RECORD_SUFFIXES else _table_rows(path)
 
 
 def collect_pairs(name: str, rows: Iterable[Row]) -> ScoredPairs:
-    """Scored pairs from rows that have two sentences and a score under their usual names."""
+    """Collect scored pairs from rows with two sentences and a score under their usual names."""
     triples = [(row.text(*FIRST), row.text(*SECOND), row.number(*SCORE)) for row in rows]
     scores = np.array([score for _, _, score in triples], dtype=np.float64)
     return ScoredPairs(name, [first for first, _, _ in triples], [second for _, second, _ in triples], scores)
 
 
 def _table_rows(path: Path) -> Iterator[Row]:
-    """Rows of a table with or without a header; extra fields are passed over (STS-B has sources there)."""
+    """Yield rows of a table with or without a header; extra fields are ignored (in STS-B, sources)."""
     columns: list[str] | None = None
     for place, fields in read_table(path):
         if columns is None:
@@ -103,7 +103,7 @@ def _table_rows(path: Path) -> Iterator[Row]:
 
 
 def _columns_without_header(fields: list[str]) -> list[str] | None:
-    """The columns of a table whose first line is data, told by where that line has a number."""
+    """Return the columns of a table without a header, recognised by the position of a number in the first line."""
     if len(fields) >= 7 and _is_number(fields[4]):
         return _STSB
     if len(fields) == 3 and _is_number(fields[2]):

@@ -1,4 +1,4 @@
-"""Semantic textual similarity: Spearman's correlation of cosines with the scores that people gave."""
+"""Semantic textual similarity: Spearman's correlation of cosines with human scores."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ Float64Array = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class ScoredPairs:
-    """Pairs of texts and how alike people found them.
+    """Pairs of texts with human similarity scores.
 
     Attributes:
-        name: what the set is called in messages and reports.
+        name: name of the set in messages and reports.
         first: N texts.
         second: N texts; ``second[i]`` was compared with ``first[i]``.
-        scores: ``(N,) float64``, finite, any scale: only their order counts.
+        scores: ``(N,) float64``, finite, on any scale: only their order matters.
 
     Raises:
         DataError: the set is empty, the three differ in length, or a score is not finite.
@@ -39,7 +39,7 @@ class ScoredPairs:
     def __post_init__(self) -> None:
         if not len(self.first) == len(self.second) == len(self.scores):
             raise DataError(
-                f"{self.name}: expected as many first texts as second texts and scores, "
+                f"{self.name}: expected equal numbers of first texts, second texts and scores, "
                 f"got {len(self.first)}, {len(self.second)} and {len(self.scores)}"
             )
         if not self.first:
@@ -56,10 +56,10 @@ class Correlations:
     """Spearman's correlations of one model on a set of one or more subsets, NaN where undefined.
 
     Attributes:
-        all: over the pairs of all subsets at once: the headline of the papers since SimCSE.
+        all: over the pairs of all subsets together: the headline of papers since SimCSE.
         mean: plain average over the subsets, the figure of the original SentEval.
         wmean: average over the subsets weighted by their sizes.
-        parts: by subset name.
+        parts: correlations by subset name.
         undefined: why ``all`` is NaN, empty if it is not.
     """
 
@@ -71,7 +71,7 @@ class Correlations:
 
 
 def spearman(a: npt.ArrayLike, b: npt.ArrayLike) -> float:
-    """Spearman's rank correlation; tied values share the average of their ranks.
+    """Return Spearman's rank correlation; ties get their average rank.
 
     Args:
         a: ``(N,)`` numbers.
@@ -90,7 +90,7 @@ def spearman(a: npt.ArrayLike, b: npt.ArrayLike) -> float:
 
 
 def correlate(pool: Pool, subsets: Sequence[ScoredPairs]) -> Correlations:
-    """Correlate the cosines of embedded pairs with their scores, over all subsets and over each."""
+    """Correlate the cosines of pairs with their scores, over all subsets together and over each."""
     predicted = [pool.similarities(pairs.first, pairs.second) for pairs in subsets]
     parts = [spearman(found, pairs.scores) for found, pairs in zip(predicted, subsets, strict=True)]
     similarities, scores = np.concatenate(predicted), np.concatenate([pairs.scores for pairs in subsets])
@@ -104,9 +104,9 @@ def correlate(pool: Pool, subsets: Sequence[ScoredPairs]) -> Correlations:
 
 
 def evaluate_pairs(encoder: TextEncoder, pairs: ScoredPairs) -> float:
-    """Spearman's correlation of the encoder's cosines with the scores of ``pairs``.
+    """Return Spearman's correlation of the encoder's cosines with the scores of ``pairs``.
 
-    Each distinct text is encoded once, silently. Texts are taken as they are, not lower-cased.
+    Each distinct text is encoded once, without progress output. Texts are not lower-cased.
 
     Returns:
         The correlation in [-1, 1] (tables print it times 100); NaN where it is undefined, see
@@ -117,7 +117,7 @@ def evaluate_pairs(encoder: TextEncoder, pairs: ScoredPairs) -> float:
 
 
 def evaluate_cross_encoder(scorer: PairScorer, pairs: ScoredPairs) -> float:
-    """Spearman's correlation of a cross-encoder's scores with those of ``pairs``, each in its one order.
+    """Return Spearman's correlation of a cross-encoder's scores with those of ``pairs``, each in its given order.
 
     Returns:
         The correlation in [-1, 1]; NaN where it is undefined, see :func:`spearman`.
@@ -126,7 +126,7 @@ def evaluate_cross_encoder(scorer: PairScorer, pairs: ScoredPairs) -> float:
 
 
 def _centred_ranks(values: Float64Array) -> Float64Array:
-    """Ranks from 1 with ties averaged, less their mean."""
+    """Return ranks from 1 with ties averaged, minus their mean."""
     _, group, counts = np.unique(values, return_inverse=True, return_counts=True)
     ranks = np.cumsum(counts) - (counts - 1) / 2
     return np.asarray(ranks[group] - (len(values) + 1) / 2, dtype=np.float64)

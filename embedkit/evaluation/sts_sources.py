@@ -1,6 +1,6 @@
-"""The published STS sets, from SentEval's files or from the hub, with the sizes that they should have.
+"""The published STS sets, from SentEval's files or from the hub, with their expected sizes.
 
-Text is taken raw. SentEval lower-cases and tokenizes its copy, which hardly changes an uncased model.
+Texts are used unchanged. SentEval's copies are lower-cased and tokenized, which hardly affects an uncased model.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ STS_YEARS: dict[str, dict[str, int]] = {
         "answer-answer": 254, "headlines": 249, "plagiarism": 230, "postediting": 244, "question-question": 209,
     },
 }  # fmt: skip
-"""Scored pairs by year and subset. STS13 is without SMT, whose text is not free."""
+"""Number of scored pairs by year and subset. STS13 excludes SMT, whose text is not freely available."""
 
 STS17_PAIRS = ("ar-ar", "es-es", "en-en", "en-ar", "es-en", "en-tr", "en-de", "fr-en")
-"""Languages of STS17 and, the last two, of its translated extension: the eight of the papers."""
+"""Language pairs of STS17, the last two from its translated extension: the eight of the papers."""
 
 _STSB = {"dev": ("sts-dev.csv", "validation", 1500), "test": ("sts-test.csv", "test", 1379)}
 _SICK = {"trial": ("SICK_trial.txt", 500), "test": ("SICK_test_annotated.txt", 4927)}
@@ -60,11 +60,11 @@ class StsSet:
     """A published set.
 
     Attributes:
-        name: of the task.
-        subsets: its parts; a single one if the source does not tell them apart.
-        expected: published number of scored pairs by subset, or in all under the set's own name.
-        source: the folder, file or hub id that it came from.
-        notes: what a reader must know, a sentence each.
+        name: name of the task.
+        subsets: its parts; a single one if the source does not separate them.
+        expected: published number of scored pairs by subset, or in total under the set's own name.
+        source: the folder, file or hub id of the set.
+        notes: caveats for readers, one sentence each.
     """
 
     name: str
@@ -75,7 +75,7 @@ class StsSet:
 
     @property
     def lower_cased(self) -> bool:
-        """Whether no text has a capital, as in SentEval's copies; the published texts have many."""
+        """Whether no text contains a capital letter, as in SentEval's copies; the published texts contain many."""
         return not any(
             text != text.lower()
             for pairs in self.subsets
@@ -85,27 +85,27 @@ class StsSet:
 
     @property
     def rows(self) -> int:
-        """Scored pairs in all."""
+        """Total number of scored pairs."""
         return sum(map(len, self.subsets))
 
     def differences(self) -> list[str]:
-        """Where the numbers of pairs differ from the published ones, a sentence each."""
+        """Return differences from the published numbers of pairs, one sentence each."""
         found = {pairs.name: len(pairs) for pairs in self.subsets}
         wrong = {name: size for name, size in self.expected.items() if found.get(name, 0) != size}
         return [
-            ("" if name == self.name else f"{name}: ") + f"{found.get(name, 0)} scored pairs, published are {size}"
+            ("" if name == self.name else f"{name}: ")
+            + f"{found.get(name, 0)} scored pairs; the published set has {size}"
             for name, size in wrong.items()
         ]
 
 
 def load_year(name: str, source: Path | HubDataset) -> StsSet:
-    """STS12 to STS16: a folder of ``STS.input.SUBSET.txt`` and ``STS.gs.SUBSET.txt``, or a hub data set.
+    """Load STS12 to STS16: a folder of ``STS.input.SUBSET.txt`` and ``STS.gs.SUBSET.txt``, or a hub data set.
 
-    Pairs whose line in the gold file is empty were not scored and are dropped. The hub has one pool
-    without the names of the subsets.
+    Pairs without a score in the gold file are dropped. The hub's data set does not separate the subsets.
 
     Raises:
-        DataError: nothing is there, or a file is malformed.
+        DataError: no files are found, or a file is malformed.
     """
     expected = STS_YEARS[name]
     if isinstance(source, HubDataset):
@@ -119,7 +119,7 @@ def load_year(name: str, source: Path | HubDataset) -> StsSet:
 
 
 def load_stsb(source: Path | HubDataset, split: str) -> StsSet:
-    """STS-B, ``"dev"`` or ``"test"``.
+    """Load STS-B, ``"dev"`` or ``"test"``.
 
     Raises:
         DataError: missing or malformed.
@@ -134,9 +134,9 @@ def load_stsb(source: Path | HubDataset, split: str) -> StsSet:
 
 
 def load_sick(source: Path | HubDataset, split: str) -> StsSet:
-    """SICK relatedness as released for SemEval-2014, ``"trial"`` or ``"test"``.
+    """Load SICK relatedness as released for SemEval-2014, ``"trial"`` or ``"test"``.
 
-    The hub's ``mteb/sickr-sts`` holds all 9,927 pairs under ``test``, so its figure is another one.
+    The hub's ``mteb/sickr-sts`` has all 9,927 pairs under ``test``, so its figures are not comparable.
 
     Raises:
         DataError: missing or malformed.
@@ -148,7 +148,7 @@ def load_sick(source: Path | HubDataset, split: str) -> StsSet:
 
 
 def load_sts17(languages: str, source: Path | HubDataset) -> StsSet:
-    """One pair of languages of STS17: ``STS.en-de.txt`` in a folder, or a table of the hub's data set.
+    """Load one language pair of STS17: ``STS.en-de.txt`` in a folder, or a table of the hub's data set.
 
     Raises:
         DataError: missing or malformed.
@@ -164,7 +164,7 @@ def load_sts17(languages: str, source: Path | HubDataset) -> StsSet:
 
 
 def load_translated_stsb(language: str, source: Path | HubDataset, split: str) -> StsSet:
-    """STS-B in another language, ``"dev"`` or ``"test"``: ``stsb-de-test.csv``, or a table on the hub.
+    """Load STS-B in another language, ``"dev"`` or ``"test"``: ``stsb-de-test.csv``, or a table on the hub.
 
     Raises:
         DataError: missing or malformed.
@@ -178,7 +178,7 @@ def load_translated_stsb(language: str, source: Path | HubDataset, split: str) -
 
 
 def _read_subset(subset: str, inputs: Path) -> ScoredPairs:
-    """Pairs (s1 TAB s2, further fields are sources) and the line-parallel gold scores."""
+    """Read pairs (s1 TAB s2; further fields are sources) and the line-parallel gold scores."""
     gold = inputs.with_name(f"STS.gs.{subset}.txt")
     texts, scores = list(read_lines(inputs)), list(read_lines(gold))
     if len(texts) != len(scores):

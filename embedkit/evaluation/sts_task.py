@@ -1,4 +1,4 @@
-"""Similarity as a task: sets of scored pairs, and the average over the published ones."""
+"""Similarity as a task: sets of scored pairs, and the average over the published sets."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class StsTask:
     """One or more sets of scored pairs.
 
     Attributes:
-        name: of the task.
-        sets: those that could be loaded.
-        average_of: how many sets a published average has; None reports no average.
+        name: name of the task.
+        sets: the sets that could be loaded.
+        average_of: number of sets in a published average; None reports no average.
         missing: set -> why it could not be loaded.
     """
 
@@ -41,13 +41,13 @@ class StsTask:
     missing: dict[str, str] = field(default_factory=dict)
 
     def texts(self) -> Iterator[str]:
-        """Every text to embed, repeated ones included."""
+        """Yield every text to encode, including repeated ones."""
         for pairs in chain.from_iterable(each.subsets for each in self.sets):
             yield from pairs.first
             yield from pairs.second
 
     def results(self, pool: Pool) -> list[Result]:
-        """A result for each set and, if the task has one, their average."""
+        """Return a result for each set and, if the task has one, their average."""
         results = [_sts_result(pool, each) for each in self.sets]
         if self.average_of is None:
             return results
@@ -63,7 +63,7 @@ def _sts_result(pool: Pool, sts: StsSet) -> Result:
     if len(sts.subsets) > 1:
         measures |= {"mean": defined(found.mean), "wmean": defined(found.wmean)}
     elif sts.name in STS_YEARS and sts.name in sts.expected:
-        notes.append("no mean and wmean: the source does not tell the subsets apart")
+        notes.append("no mean and wmean: the source does not separate the subsets")
     if sts.name in _CASED and sts.lower_cased and not sts.notes:
         notes.append("the text is lower-cased, as in SentEval's copy")
     sizes = {pairs.name: len(pairs) for pairs in sts.subsets}
@@ -84,6 +84,6 @@ def _sts_result(pool: Pool, sts: StsSet) -> Result:
 
 
 def _evidence(pool: Pool, sts: StsSet) -> Correlation:
-    """The pairs of all subsets."""
+    """Return the pairs of all subsets."""
     predicted = [pool.similarities(pairs.first, pairs.second) for pairs in sts.subsets]
     return Correlation(np.concatenate(predicted), np.concatenate([pairs.scores for pairs in sts.subsets]))

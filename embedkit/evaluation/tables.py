@@ -1,7 +1,7 @@
 """Sets of several tables, in BEIR's and MTEB 2's form, from a folder or from the hub.
 
 ``corpus`` (``_id, title, text``), ``queries`` (``_id, text``), ``qrels`` (``query-id, corpus-id, score``; on
-the hub often called ``default`` and kept in ``data/``) and, for re-ranking, ``top_ranked`` (``query-id,
+the hub often called ``default`` and stored in ``data/``) and, for re-ranking, ``top_ranked`` (``query-id,
 corpus-ids[]``).
 """
 
@@ -24,14 +24,14 @@ _TOP_RANKED = ("top_ranked",)
 
 
 def has_tables(source: Path | HubDataset) -> bool:
-    """Whether a folder or hub data set is in this form."""
+    """Whether a folder or hub data set has this form."""
     if isinstance(source, HubDataset):
         return "corpus" in source.configurations()
     return source.is_dir() and any(source.glob("corpus*"))
 
 
 def has_top_ranked(source: Path | HubDataset) -> bool:
-    """Whether a set in this form has candidates to re-rank; without them it is for retrieval."""
+    """Whether a set in this form has candidates to re-rank; otherwise it is a retrieval set."""
     if isinstance(source, HubDataset):
         return "top_ranked" in source.configurations()
     return any(source.glob("top_ranked*"))
@@ -43,14 +43,14 @@ class Tables:
 
     Attributes:
         source: a folder or a hub data set.
-        split: of the judgements; corpus and queries may be shared by several.
+        split: split of the judgements; several splits may share corpus and queries.
     """
 
     source: Path | HubDataset
     split: str = "test"
 
     def documents(self) -> dict[str, str]:
-        """Text by id, title and text joined as in BEIR and MTEB.
+        """Return text by id, with title and text joined as in BEIR and MTEB.
 
         Raises:
             DataError: the table is missing or malformed.
@@ -58,7 +58,7 @@ class Tables:
         return {row.identifier("_id", "id"): _document(row) for row in self._rows(_CORPUS)}
 
     def queries(self) -> dict[str, str]:
-        """Text by id.
+        """Return text by id.
 
         Raises:
             DataError: the table is missing or malformed.
@@ -66,7 +66,7 @@ class Tables:
         return {row.identifier("_id", "id"): row.text("text") for row in self._rows(_QUERIES)}
 
     def judgements(self) -> dict[str, dict[str, float]]:
-        """Relevance by query id and document id.
+        """Return relevance by query id and document id.
 
         Raises:
             DataError: the table is missing or malformed.
@@ -78,7 +78,7 @@ class Tables:
         return found
 
     def top_ranked(self) -> Iterator[Row]:
-        """The candidates of each query.
+        """Yield the candidates of each query.
 
         Raises:
             DataError: the table is missing.
@@ -92,12 +92,12 @@ class Tables:
         found = next((each for each in names if each in configurations), None)
         if found is None:
             expected = f"{self.source}: expected a table {names[0]}"
-            raise DataError(f"{expected}, it has {', '.join(configurations)}")
+            raise DataError(f"{expected}, but it has {', '.join(configurations)}")
         return self.source.rows(configuration=found, split=self.split)
 
 
 def folder_rows(folder: Path, names: Sequence[str], split: str) -> Iterator[Row]:
-    """Rows of the files of one table: ``NAME/SPLIT*`` in the hub's layout, ``NAME.*`` in BEIR's.
+    """Yield the rows of one table's files: ``NAME/SPLIT*`` in the hub's layout, ``NAME.*`` in BEIR's.
 
     Raises:
         DataError: there is no such file.
@@ -108,11 +108,11 @@ def folder_rows(folder: Path, names: Sequence[str], split: str) -> Iterator[Row]
         if files:
             return (row for file in files for row in read_rows(file))
     others = sorted(path.name for name in names if name for path in folder.glob(f"{name}/*"))
-    there = f"; {names[0]}/ has {', '.join(others)}: name the one to use" if others else ""
+    there = f"; {names[0]}/ has {', '.join(others)}: name one of them" if others else ""
     raise DataError(f"{folder}: expected {names[0] or '.'}/{split}.jsonl or .parquet, found no such file{there}")
 
 
 def _document(row: Row) -> str:
-    """Title and text in one."""
+    """Join title and text."""
     title = row.fields.get("title") or ""
     return f"{title} {row.text('text')}".strip()

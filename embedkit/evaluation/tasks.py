@@ -1,4 +1,4 @@
-"""Evaluation by name: a task knows its texts and turns their embeddings into results."""
+"""Evaluation tasks: a task knows its texts and turns their embeddings into results."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ class Task(Protocol):
 
     @property
     def name(self) -> str:
-        """What the command line calls it."""
+        """Name on the command line."""
 
     @property
     def needs_embeddings(self) -> bool:
-        """Whether it asks for embeddings of texts, which a cross-encoder does not have."""
+        """Whether the task needs embeddings of texts, which cross-encoders do not provide."""
 
     def texts(self) -> Iterator[str]:
-        """Every text to embed, repeated ones included."""
+        """Yield every text to encode, including repeated ones."""
 
     def results(self, pool: Pool, /) -> list[Result]:
-        """Score what the model finds alike."""
+        """Compute the results from the model's outputs."""
 
 
 def evaluate(model: TextEncoder | PairScorer, task: Task, *, progress: bool | None = None) -> Evaluation:
@@ -39,8 +39,8 @@ def evaluate(model: TextEncoder | PairScorer, task: Task, *, progress: bool | No
 
     Args:
         model: an encoder or a cross-encoder.
-        task: from :func:`embedkit.evaluation.catalogue.load_task`.
-        progress: False is silent; None shows it on a terminal, or logs it.
+        task: a task from :func:`embedkit.evaluation.catalogue.load_task`.
+        progress: False is silent; None shows a bar on a terminal, or logs progress.
     """
     started = time.perf_counter()
     label = f"{model.name} on {task.name}"

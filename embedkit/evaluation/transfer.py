@@ -1,4 +1,4 @@
-"""Transfer: what a linear classifier can read from frozen embeddings of texts, or of pairs of texts."""
+"""Transfer: what a linear classifier can predict from frozen embeddings of texts, or of pairs of texts."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ __all__ = [
 
 @dataclass(frozen=True)
 class ClassifiedTexts:
-    """One part of a set: texts, or pairs of texts, with a class each.
+    """One part of a set: texts, or pairs of texts, each with a class.
 
     Attributes:
-        name: what the part is called in messages.
+        name: name of the part in messages.
         columns: one list of N texts, or two.
         labels: N classes, numbers from 0.
 
@@ -53,17 +53,17 @@ class ClassifiedTexts:
         return len(self.labels)
 
     def examples(self, pool: Pool, features: Features) -> Examples:
-        """Their features and classes."""
+        """Return features and classes."""
         embeddings = [pool.embeddings(texts) for texts in self.columns]
         return Examples(features(*embeddings), np.array(self.labels, dtype=np.int64))
 
 
 Features = Callable[..., FloatArray]
-"""Embeddings of each column, ``(N, D) float32``, to what the classifier sees."""
+"""Maps the embeddings of each column, ``(N, D) float32``, to the classifier's input."""
 
 
 def single(u: FloatArray, /) -> FloatArray:
-    """The embedding, ``(N, D)``."""
+    """Return the embedding itself, ``(N, D)``."""
     return u
 
 
@@ -79,16 +79,16 @@ def pairs_differences_and_products(u: FloatArray, v: FloatArray, /) -> FloatArra
 
 @dataclass(frozen=True)
 class Probe:
-    """A set and how it is scored.
+    """A set and its protocol.
 
     Attributes:
-        name: of the set.
-        parts: training, development and test part; those that the protocol has.
-        protocol: examples of each part -> what each test example adds to the accuracy, times N.
-        features: of the texts.
+        name: name of the set.
+        parts: training, development and test part, as far as the protocol uses them.
+        protocol: maps the examples of each part to N times each test example's contribution to the accuracy.
+        features: features of the texts.
         source: where the set came from.
         expected: published sizes of the parts.
-        notes: what a reader must know, a sentence each.
+        notes: caveats for readers, one sentence each.
     """
 
     name: str
@@ -100,17 +100,17 @@ class Probe:
     notes: list[str] = field(default_factory=list)
 
     def texts(self) -> Iterator[str]:
-        """Every text to embed, repeated ones included."""
+        """Yield every text to encode, including repeated ones."""
         return chain.from_iterable(column for part in self.parts for column in part.columns)
 
     def result(self, pool: Pool) -> Result:
-        """The accuracy on the test part."""
+        """Return the accuracy on the test part."""
         scores = self.protocol(*(part.examples(pool, self.features) for part in self.parts))
         accuracy = float(scores.mean())
         sizes = tuple(map(len, self.parts))
         notes = list(self.notes)
         if sizes != self.expected:
-            notes.append(f"parts of {_listed(sizes)} texts, published are {_listed(self.expected)}")
+            notes.append(f"parts of {_listed(sizes)} texts; the published set has {_listed(self.expected)}")
         return Result(
             name=self.name,
             measure="accuracy",
@@ -131,9 +131,9 @@ class TransferTask:
     """One or more sets.
 
     Attributes:
-        name: of the task.
-        probes: those that could be loaded.
-        average_of: how many sets a published average has; None reports no average.
+        name: name of the task.
+        probes: the sets that could be loaded.
+        average_of: number of sets in a published average; None reports no average.
         missing: set -> why it could not be loaded.
     """
 
@@ -145,11 +145,11 @@ class TransferTask:
     missing: dict[str, str] = field(default_factory=dict)
 
     def texts(self) -> Iterator[str]:
-        """Every text to embed, repeated ones included."""
+        """Yield every text to encode, including repeated ones."""
         return chain.from_iterable(probe.texts() for probe in self.probes)
 
     def results(self, pool: Pool) -> list[Result]:
-        """A result for each set and, if the task has one, their average."""
+        """Return a result for each set and, if the task has one, their average."""
         results = [probe.result(pool) for probe in self.probes]
         if self.average_of is None:
             return results

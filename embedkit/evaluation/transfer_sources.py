@@ -1,7 +1,7 @@
-"""The sets of SentEval and their like, from files.
+"""The sets of SentEval and similar ones, from files.
 
-Texts are split at white space and joined by single spaces, as SentEval gives them to an encoder. They are
-ordered by their numbers of words and then by class, as SentEval does before it makes folds.
+Texts are split at whitespace and joined by single spaces, as in SentEval. They are ordered by their numbers of
+words and then by class, as in SentEval before it makes folds.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _Row = tuple[tuple[str, ...], int]
 
 
 def load_binary(folder: Path, positive: str, negative: str) -> list[ClassifiedTexts]:
-    """MR, CR, SUBJ or MPQA: two files of a text a line; one part.
+    """Load MR, CR, SUBJ or MPQA, two files with one text per line, as one part.
 
     Raises:
         DataError: a file is missing.
@@ -47,7 +47,7 @@ def load_binary(folder: Path, positive: str, negative: str) -> list[ClassifiedTe
 
 
 def load_sst(folder: Path) -> list[ClassifiedTexts]:
-    """SST2: ``stsa.binary.SPLIT`` (class, space, text) or SentEval's ``sentiment-SPLIT`` (text, TAB, class).
+    """Load SST2: ``stsa.binary.SPLIT`` (class, space, text) or SentEval's ``sentiment-SPLIT`` (text, TAB, class).
 
     Raises:
         DataError: a file is missing or malformed.
@@ -56,7 +56,7 @@ def load_sst(folder: Path) -> list[ClassifiedTexts]:
 
 
 def load_trec(folder: Path) -> list[ClassifiedTexts]:
-    """TREC's questions by their coarse classes: ``train_5500.label`` and ``TREC_10.label``.
+    """Load TREC's questions by their coarse classes: ``train_5500.label`` and ``TREC_10.label``.
 
     Raises:
         DataError: a file is missing or malformed.
@@ -68,7 +68,7 @@ def load_trec(folder: Path) -> list[ClassifiedTexts]:
 
 
 def load_mrpc(folder: Path) -> list[ClassifiedTexts]:
-    """MRPC: its two parts as published; the first may be split into ``-train`` and ``-val``.
+    """Load MRPC's two published parts; the first may be split into ``-train`` and ``-val``.
 
     Raises:
         DataError: a file is missing or malformed.
@@ -91,7 +91,7 @@ def load_mrpc(folder: Path) -> list[ClassifiedTexts]:
 
 
 def load_sick_entailment(folder: Path) -> list[ClassifiedTexts]:
-    """SICK's judgements of entailment, as released for SemEval-2014.
+    """Load SICK's entailment judgements, as released for SemEval-2014.
 
     Raises:
         DataError: a file is missing or malformed.
@@ -112,7 +112,7 @@ def load_sick_entailment(folder: Path) -> list[ClassifiedTexts]:
 
 
 def load_nli(folder: Path) -> list[ClassifiedTexts]:
-    """SNLI in SentEval's form: the line-parallel files ``s1.SPLIT``, ``s2.SPLIT`` and ``labels.SPLIT``.
+    """Load SNLI in SentEval's form: the line-parallel files ``s1.SPLIT``, ``s2.SPLIT`` and ``labels.SPLIT``.
 
     Raises:
         DataError: a file is missing, or they differ in length.
@@ -121,10 +121,10 @@ def load_nli(folder: Path) -> list[ClassifiedTexts]:
 
 
 def load_intents(rows: Mapping[str, Iterable[Row]]) -> list[ClassifiedTexts]:
-    """Texts with the name or number of an intent; as they are and in their order.
+    """Collect texts with the name or number of an intent, unchanged and in their order.
 
     Args:
-        rows: of each part.
+        rows: rows of each part.
 
     Raises:
         DataError: a row is malformed.
@@ -163,7 +163,7 @@ def _sst_rows(folder: Path, split: str) -> list[_Row]:
 
 
 def _trec_row(place: str, line: str) -> _Row:
-    """SentEval takes quotes out of the questions."""
+    """Parse a line; as in SentEval, quotes are removed from the question."""
     label, _, rest = line.replace("`", "").replace("'", "").partition(":")
     return (rest.partition(" ")[2],), _class(place, label, _TREC)
 

@@ -1,4 +1,4 @@
-"""Triplets: how often an anchor is nearer to what belongs to it than to what does not."""
+"""Triplets: how often an anchor is nearer to its positive than to its negative."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ ANCHOR = ("anchor", "query")
 
 @dataclass(frozen=True)
 class Triplets:
-    """Texts with one that belongs to each and one that does not.
+    """Anchors with a positive and a negative each.
 
     Attributes:
-        name: what the set is called in messages and reports.
+        name: name of the set in messages and reports.
         anchors: N texts.
         positives: N texts.
         negatives: N texts.
@@ -54,13 +54,13 @@ class TripletTask:
     source: str
 
     def texts(self) -> Iterator[str]:
-        """Every text to embed, repeated ones included."""
+        """Yield every text to encode, including repeated ones."""
         yield from self.triplets.anchors
         yield from self.triplets.positives
         yield from self.triplets.negatives
 
     def results(self, pool: Pool) -> list[Result]:
-        """The share of triplets in order; equal likeness is not in order (sentence-transformers' rule)."""
+        """Return the share of correctly ordered triplets; ties are wrong, as in sentence-transformers."""
         near = pool.similarities(self.triplets.anchors, self.triplets.positives)
         far = pool.similarities(self.triplets.anchors, self.triplets.negatives)
         right = (near > far).astype(np.float64)
@@ -80,7 +80,7 @@ class TripletTask:
 
 
 def collect_triplets(name: str, rows: Iterable[Row]) -> Triplets:
-    """Triplets from rows of ``anchor, positive, negative``."""
+    """Collect triplets from rows of ``anchor, positive, negative``."""
     texts = [(row.text(*ANCHOR), row.text("positive"), row.text("negative")) for row in rows]
     return (
         Triplets(name, *(list(column) for column in zip(*texts, strict=True)))

@@ -1,6 +1,6 @@
-"""AskUbuntu and SciDocs as the Unsupervised Sentence Embedding Benchmark (USEB) lays them out.
+"""AskUbuntu and SciDocs in the layout of the Unsupervised Sentence Embedding Benchmark (USEB).
 
-Source: the benchmark's published evaluators, which SCT's Table 3 was measured with. Both read titles only.
+Source: the benchmark's published evaluators, with which SCT's Table 3 was measured. Both use titles only.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _SCIDOCS_TASKS = ("cite", "cocite", "coview", "coread")
 _NO_TITLE = "without a title"
 
 
-# AskUbuntu: dev.txt and test.txt of query id, similar ids, 20 candidate ids and their BM25 scores.
+# AskUbuntu: dev.txt and test.txt contain query id, similar ids, 20 candidate ids and their BM25 scores.
 
 
 class _Question(NamedTuple):
@@ -35,19 +35,19 @@ class _Question(NamedTuple):
 
 
 def has_askubuntu(folder: Path) -> bool:
-    """Whether the folder holds AskUbuntu's questions and their titles."""
+    """Whether the folder contains AskUbuntu's questions and their titles."""
     return (folder / "test.txt").is_file() and _titles_file(folder).is_file()
 
 
 def load_askubuntu(folder: Path, split: str = "test") -> RerankingSet:
-    """AskUbuntu: candidates in BM25 order, queries without a similar question left out.
+    """Load AskUbuntu: candidates in BM25 order, without queries that have no similar question.
 
     Args:
         folder: has ``text_tokenized.txt`` or ``.gz``, ``dev.txt`` and ``test.txt``.
         split: ``"dev"`` or ``"test"``.
 
     Raises:
-        DataError: a file is missing or malformed, or a question has no title there.
+        DataError: a file is missing or malformed, or a question has no title.
     """
     questions = list(_questions(folder / f"{split}.txt"))
     titles = _titles(folder, questions)
@@ -62,10 +62,10 @@ def load_askubuntu(folder: Path, split: str = "test") -> RerankingSet:
 
 
 def load_askubuntu_pooled(folder: Path) -> RerankingSet:
-    """MTEB's AskUbuntuDupQuestions from the same files: dev and test, each query with both kinds.
+    """Load MTEB's AskUbuntuDupQuestions from the same files: dev and test, queries with both kinds of candidates.
 
     Raises:
-        DataError: as :func:`load_askubuntu`.
+        DataError: as for :func:`load_askubuntu`.
     """
     questions = [*_questions(folder / "dev.txt"), *_questions(folder / "test.txt")]
     titles = _titles(folder, questions)
@@ -90,7 +90,9 @@ def _questions(path: Path) -> Iterator[_Question]:
             )
         query, similar, candidates, scores = fields[0], *(field.split() for field in fields[1:])
         if len(candidates) != len(scores) or not set(similar) <= set(candidates):
-            raise DataError(f"{place}: expected a score for each candidate, similar questions among them")
+            raise DataError(
+                f"{place}: expected a score for each candidate, and similar questions among the candidates"
+            )
         bm25 = np.array([Row(place, {"BM25 score": score}).number("BM25 score") for score in scores])
         yield _Question(place, query, similar, [candidates[row] for row in np.argsort(-bm25, kind="stable")])
 
@@ -106,7 +108,9 @@ def _titles(folder: Path, questions: list[_Question]) -> dict[str, str]:
     titles = {fields[0]: fields[1].strip() for fields in lines if len(fields) > 1 and fields[0] in wanted}
     if len(titles) < len(wanted):
         example = min(wanted - titles.keys())
-        raise DataError(f"{_titles_file(folder)}: {len(wanted) - len(titles)} titles are missing, {example} say")
+        raise DataError(
+            f"{_titles_file(folder)}: {len(wanted) - len(titles)} titles are missing, for example {example}"
+        )
     return titles
 
 
@@ -114,15 +118,15 @@ def _titles(folder: Path, questions: list[_Question]) -> dict[str, str]:
 
 
 def has_scidocs(folder: Path) -> bool:
-    """Whether the folder holds SciDocs in USEB's form or in its authors'."""
+    """Whether the folder contains SciDocs in USEB's form or in its authors'."""
     return (folder / "data.json").is_file() or (folder / "cite" / "test.qrel").is_file()
 
 
 def load_scidocs(folder: Path) -> list[RerankingSet]:
-    """SciDocs: one set for each of cite, co-cite, co-view and co-read.
+    """Load SciDocs: one set for each of cite, co-cite, co-view and co-read.
 
-    As in USEB, queries and candidates without a title are left out; a relevant paper without one still
-    counts as not found.
+    As in USEB, queries and candidates without a title are skipped; a relevant paper without one still counts as
+    not retrieved.
 
     Args:
         folder: has ``data.json`` (USEB: ``corpus`` and, under ``test``, relevance by task), or
@@ -139,7 +143,7 @@ def load_scidocs(folder: Path) -> list[RerankingSet]:
         judgements = {task: _read_qrel(folder / task / "test.qrel") for task in _SCIDOCS_TASKS}
     missing = [task for task in _SCIDOCS_TASKS if task not in judgements]
     if missing:
-        raise DataError(f"{folder}: expected the tasks {', '.join(_SCIDOCS_TASKS)}; {', '.join(missing)} missing")
+        raise DataError(f"{folder}: expected the tasks {', '.join(_SCIDOCS_TASKS)}; missing: {', '.join(missing)}")
     titles = {paper: (fields.get("title") or "") for paper, fields in papers.items()}
     return [_scidocs_set(task, judgements[task], titles) for task in _SCIDOCS_TASKS]
 

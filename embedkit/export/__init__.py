@@ -1,4 +1,4 @@
-"""From a torch encoder to a verified bundle: graph, quantization, gates."""
+"""Export of torch models to verified bundles: graph, quantization, gates."""
 
 from __future__ import annotations
 

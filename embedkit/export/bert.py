@@ -1,9 +1,9 @@
 """The ONNX graph of a BERT-family encoder or cross-encoder, written operator by operator from its weights.
 
-Nothing is traced, so the graph is the same for every version of torch and transformers, and each
-operator in it is there on purpose. Folded in beforehand: query, key and value are one product,
-the queries' scale is in their weights, the one token type that a text has is in the position rows,
-the position table ends at ``max_length``, the word table at the last id of the tokenizer.
+Nothing is traced, so the graph does not depend on the versions of torch and transformers, and every operator in it
+is intentional. Some computations are folded into the weights: query, key and value are one product that includes
+the scale of the queries, and position rows include the single token type of a text. The position table ends at
+``max_length``, the word table at the last id of the tokenizer.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ __all__ = ["is_bert", "write_bert"]
 
 _FAMILY = ("bert", "roberta", "xlm-roberta", "camembert")
 _GELU = {"gelu": "none", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh"}
-# Added to the scores of padding; its exponential is 0, and two of them added are still finite.
+# Added to the scores of padding; its exponential is 0, and the sum of two is still finite.
 _MASKED = -1e9
 
 Weights = Mapping[str, FloatArray]
 
 
 def is_bert(config: Any) -> bool:
-    """Whether a transformers configuration is of a network that can be written here."""
+    """Whether this module supports the network of a transformers configuration."""
     return (
         config.model_type in _FAMILY
         and config.hidden_act in _GELU
@@ -51,7 +51,7 @@ def is_bert(config: Any) -> bool:
 
 
 def write_bert(model: SentenceEncoder | PairEncoder, arithmetic: Arithmetic) -> onnx.ModelProto:
-    """Write the graph of an encoder or a cross-encoder for whose configuration :func:`is_bert` holds."""
+    """Write the graph of an encoder or a cross-encoder whose configuration passes :func:`is_bert`."""
     if isinstance(model, PairEncoder):
         prefix = f"network.{model.network.base_model_prefix}."
         weights = _read_weights(model.state_dict(), (prefix, "network."))
@@ -60,7 +60,7 @@ def write_bert(model: SentenceEncoder | PairEncoder, arithmetic: Arithmetic) -> 
 
 
 class _BodyWriter:
-    """Writes the layers of a transformer, from the ids down to the states of the tokens."""
+    """Writes the layers of a transformer, from token ids to token states."""
 
     def __init__(
         self, config: Any, tokenizer: Tokenizer | PairTokenizer, weights: Weights, arithmetic: Arithmetic
@@ -72,13 +72,13 @@ class _BodyWriter:
         self.heads = int(config.num_attention_heads)
         self.epsilon = float(config.layer_norm_eps)
         self.gelu = _GELU[config.hidden_act]
-        # RoBERTa and its kin count positions from pad_token_id + 1.
+        # RoBERTa and its derivatives count positions from pad_token_id + 1.
         self.first_position = 0 if config.model_type == "bert" else int(config.pad_token_id or 0) + 1
         self.typed = False
         self.graph = GraphWriter()
 
     def body(self) -> tuple[str, str]:
-        """The states ``(B, L, H)`` and the mask as floats ``(B, L)``."""
+        """Write the body; return the states ``(B, L, H)`` and the mask as floats ``(B, L)``."""
         graph = self.graph
         mask = graph.add("Cast", "mask", "attention_mask", to=TensorProto.FLOAT)
         ignored = graph.add("Sub", "padding", graph.number("one", 1.0), mask)
@@ -90,7 +90,7 @@ class _BodyWriter:
         return states, mask
 
     def first_states(self, name: str, states: str) -> str:
-        """The state of the first token: ``(B, H)``."""
+        """Return the state of the first token: ``(B, H)``."""
         return self.graph.add("Gather", name, states, self.graph.constant("first", np.array(0)), axis=1)
 
     def _embed(self) -> str:
@@ -142,7 +142,7 @@ class _BodyWriter:
         return graph.add("Reshape", f"{name}.context", context, graph.integers(0, 0, hidden))
 
     def _project(self, name: str, states: str) -> str:
-        """Query, key and value in one product, the query's scale folded in: ``(B, L, 3H)``."""
+        """Compute query, key and value in one product that includes the query's scale: ``(B, L, 3H)``."""
         scale = np.float32(1.0 / math.sqrt(self.hidden // self.heads))
         scales = {"query": scale, "key": np.float32(1.0), "value": np.float32(1.0)}
         weight = np.hstack([self.weights[f"{name}.{part}.weight"].T * by for part, by in scales.items()])
@@ -163,7 +163,7 @@ class _BodyWriter:
 
 
 class _EncoderWriter(_BodyWriter):
-    """Writes one encoder, down to the unit row."""
+    """Writes an encoder up to its unit rows."""
 
     def __init__(self, model: SentenceEncoder, weights: Weights, arithmetic: Arithmetic) -> None:
         super().__init__(model.backbone.config, model.tokenizer, weights, arithmetic)
@@ -185,12 +185,12 @@ class _EncoderWriter(_BodyWriter):
         return self.first_states("pooled", states) if self.model.pooling == "cls" else self._mean(states, mask)
 
     def _remember(self, mask: str) -> str:
-        """The mean of the tokens' rows in the word memory: ``(B, M)``."""
+        """Return the mean of the tokens' rows in the word memory: ``(B, M)``."""
         table = self.weights[f"{MEMORY_ROWS}.weight"][: self.vocabulary_size]
         return self._mean(self.arithmetic.gather(self.graph, MEMORY_ROWS, table, "input_ids"), mask, "memory.")
 
     def _mean(self, rows: str, mask: str, prefix: str = "") -> str:
-        """The mean over the tokens of each text; ONNX Runtime counts them once, however often this is written."""
+        """Return the mean over each text's tokens; ONNX Runtime merges repeated computations of the count."""
         graph = self.graph
         row = graph.add("Unsqueeze", f"{prefix}mask_row", mask, graph.integers(1))
         summed = graph.add("MatMul", f"{prefix}masked_sum", row, rows)
@@ -201,31 +201,31 @@ class _EncoderWriter(_BodyWriter):
 
 
 class _CrossEncoderWriter(_BodyWriter):
-    """Writes one cross-encoder, down to the sigmoid of its logit."""
+    """Writes a cross-encoder up to the sigmoid of its logit."""
 
     def __init__(self, model: PairEncoder, weights: Weights, arithmetic: Arithmetic) -> None:
         super().__init__(model.config, model.tokenizer, weights, arithmetic)
-        self.typed = model.token_types > 1  # a single type is in the position rows, as for texts
+        self.typed = model.token_types > 1  # a single type is folded into the position rows, as for texts
 
     def write(self) -> onnx.ModelProto:
         graph = self.graph
         states, _ = self.body()
-        # BERT: pooler.dense and classifier; RoBERTa and its kin: classifier.dense and classifier.out_proj.
+        # BERT: pooler.dense and classifier; RoBERTa and derivatives: classifier.dense and classifier.out_proj.
         bert = "pooler.dense.weight" in self.weights
         dense, last = ("pooler.dense", "classifier") if bert else ("classifier.dense", "classifier.out_proj")
         pooled = graph.add("Tanh", "pooled", self._linear(dense, self.first_states("first_states", states)))
-        # One column: in int8 it would save H bytes of 4H and blur every score.
+        # A single column stays float32: int8 would save 3H bytes and blur every score.
         self.arithmetic = FloatArithmetic()
         logit = graph.add("Squeeze", "logit", self._linear(last, pooled), graph.integers(1))
         return graph.finish("cross_encoder", PAIR_INPUTS, graph.add("Sigmoid", "score", logit))
 
 
 def _read_weights(tensors: Mapping[str, Tensor], prefixes: Sequence[str]) -> Weights:
-    """All weights as float32 arrays, under transformers' names for a bare body; what is behind it keeps its own.
+    """Return all weights as float32 arrays, with names relative to the body; weights outside it keep their names.
 
     Args:
         tensors: the model's state.
-        prefixes: taken off the names, one after the other.
+        prefixes: prefixes to remove from the names, in this order.
     """
     return {
         functools.reduce(str.removeprefix, prefixes, name): tensor.detach().float().cpu().numpy()

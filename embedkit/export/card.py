@@ -1,4 +1,4 @@
-"""Where a model comes from: read from its run folder, told by the manifest of its bundle."""
+"""The origin of a model: read from its run folder and stored in the manifest of its bundle."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ __all__ = ["Card", "find_model_folder", "read_card"]
 
 _RUN_CARD = "run.json"
 _CROSS_FIGURES = "cross-model.json"
-# Where the run happened, not what it did.
+# Settings that describe the machine, not the model.
 _LOCAL_SETTINGS = ("data", "cache", "device", "threads", "trackers")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Card:
-    """What the manifest says beside the model itself; the fields are those of the manifest."""
+    """The parts of the manifest that describe the model's origin, with the same field names."""
 
     name: str | None = None
     base: str = ""
@@ -34,7 +34,7 @@ class Card:
 
 
 def find_model_folder(source: str) -> str:
-    """``RUN/model`` for a finished run folder, anything else as it is.
+    """Return ``RUN/model`` for a finished run folder, any other source unchanged.
 
     Raises:
         ModelError: the run has not finished.
@@ -48,12 +48,12 @@ def find_model_folder(source: str) -> str:
 
 
 def read_card(source: str, *, licence: str = "") -> Card:
-    """Read ``run.json`` and ``config.toml`` of a run folder; anything else has an empty card.
+    """Read ``run.json`` and ``config.toml`` of a run folder; other sources have an empty card.
 
-    ``RUN/cross-model``, which a recipe leaves beside ``RUN/model``, has the run's card, with a name and
-    figures of its own.
+    ``RUN/cross-model``, which a recipe writes next to ``RUN/model``, has the run's card with its own name and
+    scores.
 
-    Absolute paths are cut to their last part: a bundle is for other machines.
+    Absolute paths are reduced to their last part, because a bundle is used on other machines.
 
     Raises:
         ModelError: ``run.json`` is damaged.
@@ -86,7 +86,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise ModelError(f"{path} cannot be read as JSON: {error}") from error
     if not isinstance(facts, dict):
-        raise ModelError(f"{path} should hold a JSON object")
+        raise ModelError(f"{path} must contain a JSON object")
     return facts
 
 

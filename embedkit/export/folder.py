@@ -1,15 +1,15 @@
-"""A model or a bundle as a folder in the layout of sentence-transformers, for it, fastembed and others to load.
+"""Export of a model or a bundle to a folder in sentence-transformers' layout, also for fastembed and others.
 
 ::
 
-    what embedkit.modeling.layout lists        from a model with its weights, for sentence-transformers on torch
-    onnx/model.onnx                            float32; of a bundle the graph that it has
+    see embedkit.modeling.layout               for models with weights, to be loaded on torch
+    onnx/model.onnx                            float32; for a bundle, its own graph
     onnx/model_fp16.onnx                       float16, for GPUs
-    onnx/model_qint8_*.onnx                    quantized, under sentence-transformers' name for the processor
-    README.md                                  what the model is, and what the gates measured of each graph
+    onnx/model_qint8_*.onnx                    quantized, with sentence-transformers' name for the processor
+    README.md                                  the model card, with the gates' measurements of each graph
 
-Each graph was a bundle that passed its gates. The folder appears only if pooling, head and normalisation by its
-settings make of each graph's token states what the graph itself gives.
+Each graph comes from a bundle that passed its gates. The folder is written only if pooling, head and normalisation
+according to its settings reproduce each graph's embeddings from its token states.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ _PROCESSORS = {"cpu-avx2": "avx2", "cpu-vnni": "avx512_vnni", "arm64": "arm64"}
 
 @dataclass(frozen=True)
 class FolderReport:
-    """What was written.
+    """The result of an export.
 
     Attributes:
         path: the folder.
-        graphs: file in it -> manifest of the bundle that the graph is of, gates included.
-        size_bytes: of all files.
+        graphs: file in the folder -> manifest of the bundle that the graph comes from, including gates.
+        size_bytes: size of all files.
     """
 
     path: Path
@@ -73,28 +73,27 @@ def export_folder(
     max_length: int | None = None,
     **options: Unpack[ExportOptions],
 ) -> FolderReport:
-    """Write a folder of a run, a model or a bundle.
+    """Write a folder from a run, a model or a bundle.
 
     Args:
-        source: a run folder, a model folder or a hub id; or the file or name of a bundle, of which nothing but
-            its own graph can be had.
-        output: the folder to write; one that is there is replaced.
-        licence: of the weights.
-        max_length: tokens of the longest text or pair; None leaves it to the model.
-        options: as of :func:`~embedkit.export.pipeline.export`. Beside float32 there is a graph of this precision.
+        source: a run folder, a model folder or a hub id; or the file or name of a bundle, which provides only
+            its own graph.
+        output: the folder to write; an existing one is replaced.
+        licence: licence of the weights.
+        max_length: maximum length of a text or pair in tokens; if None, the model's.
+        options: options of :func:`~embedkit.export.pipeline.export`; a graph of this precision is added to
+            float32.
 
     Raises:
         ModelNotFoundError, ModelError, ConfigError, BundleError: the source cannot be loaded.
-        ExportError: the source cannot become such a folder.
-        GateError: a graph missed a gate; nothing was written.
+        ExportError: the source cannot be exported to such a folder.
+        GateError: a graph failed a gate; nothing was written.
         StorageError: the folder cannot be written.
     """
     if Path(source).expanduser().is_file() or source in bundled_names():
         return _write(output, None, {"model.onnx": read_bundle(find_model(source))})
     if options.get("vocabulary") is not None:
-        raise ExportError(
-            "a folder holds torch's weights, which have the whole vocabulary; export a bundle instead"
-        )
+        raise ExportError("a folder contains torch weights with the whole vocabulary; export a bundle instead")
     card = read_card(source, licence=licence)
     model = load_source(source, max_length=max_length)
     if isinstance(model, SentenceEncoder) and model.memory is not None:
@@ -139,10 +138,10 @@ def _write(
 
 
 def _write_settings(folder: Path, bundle: Bundle) -> None:
-    """What a model folder says beside its weights, as far as a bundle knows it."""
+    """Write the settings of a model folder, as far as a bundle contains them."""
     manifest = bundle.manifest
     if manifest.kind != "encoder":
-        raise ExportError(f"{bundle.path} is a cross-encoder; export the model that it was made of")
+        raise ExportError(f"{bundle.path} is a cross-encoder; export the model that it was made from")
     if has_memory(bundle):
         raise _memory_error(str(bundle.path))
     tokenizer = Tokenizer(bundle.tokenizer_json, manifest.max_length)
@@ -162,7 +161,7 @@ def _write_settings(folder: Path, bundle: Bundle) -> None:
     if head is not None and layout.head is not None:
         weights = {"linear.weight": head.weight, "linear.bias": head.bias}
         save_file(weights, layout.head / "model.safetensors")
-    # Enough for libraries that ask for the kind of a model before they load its graph.
+    # Enough for libraries that read the model type before they load its graph.
     config = {
         "model_type": "bert",
         "hidden_size": hidden,
@@ -175,13 +174,12 @@ def _write_settings(folder: Path, bundle: Bundle) -> None:
 
 def _memory_error(source: str) -> ExportError:
     return ExportError(
-        f"{source} has a word memory, for which sentence-transformers and others have no module; "
-        "use a bundle instead"
+        f"{source} has a word memory, which sentence-transformers and others do not support;  use a bundle instead"
     )
 
 
 def _check_pooling(bundle: Bundle, content: bytes) -> None:
-    """Do by hand with the token states what the settings tell other libraries to do."""
+    """Verify the embeddings that other libraries compute from the token states according to the settings."""
     tokenizer = Tokenizer(bundle.tokenizer_json, bundle.manifest.max_length)
     batch = tokenizer.pad(tokenizer.tokenize(PROBE_TEXTS).ids)
     states, expected = (
@@ -192,7 +190,8 @@ def _check_pooling(bundle: Bundle, content: bytes) -> None:
     if not cosine >= _SMALLEST_COSINE:
         figures = {"smallest_cosine": round(cosine, 6), "smallest_cosine_allowed": _SMALLEST_COSINE}
         raise GateError(
-            f"nothing was written: pooling the token states gives other embeddings: {describe_figures(figures)}",
+            "nothing was written: pooling the token states gives different embeddings: "
+            f"{describe_figures(figures)}",
             figures,
         )
 
@@ -205,20 +204,20 @@ def _apply_head(pooled: FloatArray, head: Head | None) -> FloatArray:
 
 
 def _describe(bundles: Mapping[str, Bundle]) -> str:
-    """The model's card, in Markdown."""
+    """Return the model card in Markdown."""
     manifest = next(iter(bundles.values())).manifest
     facts = {
         "base": manifest.base,
         "method": manifest.method,
         "teacher": manifest.teacher.get("name", ""),
-        "longest text": f"{manifest.max_length} tokens",
-        "written by": manifest.created_by,
+        "maximum length": f"{manifest.max_length} tokens",
+        "created by": manifest.created_by,
     }
     head = ["---", "library_name: sentence-transformers"]
     head += [f"license: {manifest.licence.lower()}"] if manifest.licence else []
     lines = [*head, "---", "", f"# {manifest.name}", ""]
     lines += [f"- {name}: {value}" for name, value in facts.items() if value]
     for name, bundle in bundles.items():
-        lines += ["", f"## onnx/{name}", "", f"{bundle.manifest.precision}; what was measured of it:", ""]
+        lines += ["", f"## onnx/{name}", "", f"{bundle.manifest.precision}; measurements:", ""]
         lines += [f"- {gate}: {json.dumps(figures)}" for gate, figures in bundle.manifest.gates.items()]
     return "\n".join(lines) + "\n"

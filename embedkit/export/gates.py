@@ -24,7 +24,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """One measurement and whether it is good enough."""
+    """One measurement and its verdict."""
 
     name: str
     passed: bool
@@ -32,9 +32,9 @@ class Gate:
 
 
 def check_retention(expected: FloatArray, got: FloatArray, dev: ScoredPairs, least: float) -> Gate:
-    """Compare the Spearman with people's scores of the torch model's values and of the file's, ``(N,)`` each."""
+    """Compare Spearman's correlation with human scores of the torch model and of the file, ``(N,)`` each."""
     torch_score, file_score = (spearman(values, dev.scores) for values in (expected, got))
-    # A model that ranks nothing has nothing to retain; NaN fails the comparison.
+    # A model without a positive correlation has nothing to retain; NaN fails the comparison.
     passed = torch_score > 0 and file_score / torch_score >= least
     figures = {"pairs": dev.name, "torch": _score(torch_score), "file": _score(file_score)}
     retention = _score(file_score / torch_score) if torch_score > 0 else None
@@ -42,7 +42,7 @@ def check_retention(expected: FloatArray, got: FloatArray, dev: ScoredPairs, lea
 
 
 def check_agreement(expected: FloatArray, got: FloatArray, described: str, least: float) -> Gate:
-    """Compare the order of the torch model's values with that of the file's, ``(N,)`` each."""
+    """Compare the rank order of the torch model's values with that of the file's, ``(N,)`` each."""
     agreement = spearman(expected, got)
     return Gate(
         "agreement",
@@ -52,7 +52,7 @@ def check_agreement(expected: FloatArray, got: FloatArray, described: str, least
 
 
 def check_batch_invariance(alone: FloatArray, together: FloatArray, limit: float | None) -> Gate:
-    """Compare what texts or pairs give alone and among others."""
+    """Compare the outputs of texts or pairs alone and in a batch."""
     difference = largest_difference(alone, together)
     return Gate(
         "batch_invariance",
@@ -62,23 +62,23 @@ def check_batch_invariance(alone: FloatArray, together: FloatArray, limit: float
 
 
 def check_native(gates: Sequence[Gate]) -> Gate:
-    """All that was measured of embedkit's own kernel, as one gate."""
+    """Combine all measurements of embedkit's native kernel into one gate."""
     return Gate("native", all(gate.passed for gate in gates), {gate.name: dict(gate.figures) for gate in gates})
 
 
 def check_size(content: bytes, limit: int | None) -> Gate:
-    """Measure the graph's size."""
+    """Check the graph's size."""
     figures = {"graph_bytes": len(content), "graph_bytes_allowed": limit}
     return Gate("size", limit is None or len(content) <= limit, figures)
 
 
 def largest_difference(a: FloatArray, b: FloatArray) -> float:
-    """Largest absolute difference of any value; a NaN counts as infinitely far."""
+    """Return the maximum absolute difference of any value; NaN counts as infinite."""
     return float(np.nan_to_num(np.abs(a - b), nan=np.inf).max())
 
 
 def rounded(value: float) -> float | None:
-    """Two digits are enough to judge by; JSON knows no infinity."""
+    """Round to two digits; None for infinity, which JSON lacks."""
     return float(f"{value:.2g}") if np.isfinite(value) else None
 
 

@@ -1,7 +1,7 @@
 """The ONNX graph of any encoder or cross-encoder.
 
-``input_ids, attention_mask (B, L) int64 -> sentence_embedding (B, D) float32, unit rows``, and of a cross-encoder
-``input_ids, attention_mask, token_type_ids (B, L) int64 -> score (B,) float32``, past the sigmoid, so in (0, 1).
+``input_ids, attention_mask (B, L) int64 -> sentence_embedding (B, D) float32, unit rows``; for a cross-encoder
+``input_ids, attention_mask, token_type_ids (B, L) int64 -> score (B,) float32`` in (0, 1), after the sigmoid.
 
 The BERT family is written operator by operator; every other architecture is traced. The same arithmetic stores
 and multiplies the large weights of both.
@@ -34,4 +34,6 @@ def build_graph(model: SentenceEncoder | PairEncoder, arithmetic: Arithmetic) ->
 def _check_weights(model: SentenceEncoder | PairEncoder) -> None:
     for name, tensor in model.state_dict().items():
         if tensor.is_floating_point() and not tensor.isfinite().all():
-            raise ExportError(f"{name} of {model.name} holds values that are not finite; was the training stable?")
+            raise ExportError(
+                f"{name} of {model.name} contains values that are not finite; was the training stable?"
+            )

@@ -1,9 +1,9 @@
-"""float16, which GPUs multiply several times faster than float32: the layers in it, what stands behind them not.
+"""Conversion to float16, which GPUs multiply several times faster than float32, of all layers but the last steps.
 
-Everything on which the states of the tokens depend is made float16, weights included, and so are the rows of a
-word memory. What comes after them stays float32, pooling, head and normalisation, or a cross-encoder's pooler and
-classifier: sums over long texts and squares are what float16 loses, and they cost next to nothing. Inputs and
-output are those of any bundle.
+All operations on token states become float16, including weights and the rows of a word memory. Everything after
+them stays float32, that is pooling, head and normalisation, or a cross-encoder's pooler and classifier: float16 is
+too imprecise for sums over long texts and for squares, and these steps cost almost nothing. Inputs and outputs are
+those of any bundle.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from embedkit.export.writer import MEMORY_ROWS
 
 __all__ = ["halve"]
 
-# Instead of what float16 does not hold; masks are such numbers, and the exponential of this one is 0 as well.
+# Replaces values beyond float16's range, such as masks; the exponential of its negative is 0 as well.
 _LARGEST = 6e4
 
 
 def halve(model: onnx.ModelProto, pooling: str | None) -> onnx.ModelProto:
-    """The same graph with its layers in float16.
+    """Return a copy of the graph with its layers in float16.
 
     Args:
         model: the graph of an encoder or a cross-encoder, in float32.
-        pooling: of the encoder; None of a cross-encoder.
+        pooling: the encoder's pooling; None for a cross-encoder.
 
     Raises:
-        ExportError: the graph has branches, or its states are not found.
+        ExportError: the graph contains branches, or its token states are not found.
     """
     halved = onnx.ModelProto()
     halved.CopyFrom(model)
@@ -50,7 +50,7 @@ def halve(model: onnx.ModelProto, pooling: str | None) -> onnx.ModelProto:
     kept = {name for node in tail for name in node.input}
     weights = [tensor for tensor in graph.initializer if tensor.data_type == TensorProto.FLOAT]
     for tensor in weights:
-        if tensor.name in used & kept:  # a number that both need
+        if tensor.name in used & kept:  # a constant used by both
             copied = numpy_helper.to_array(tensor)
             graph.initializer.append(numpy_helper.from_array(copied, f"{tensor.name}_float32"))
             _read_instead(tail, tensor.name, f"{tensor.name}_float32")
@@ -71,14 +71,14 @@ def halve(model: onnx.ModelProto, pooling: str | None) -> onnx.ModelProto:
 
 
 def _float_values(graph: onnx.GraphProto) -> set[str]:
-    """Names of the values inside the graph that are float32."""
+    """Return the names of intermediate values that are float32."""
     return {value.name for value in graph.value_info if value.type.tensor_type.elem_type == TensorProto.FLOAT}
 
 
 def _last_of_tokens(graph: onnx.GraphProto) -> set[str]:
-    """The values ``(B, L, ...)`` behind which there are rows ``(B, ...)`` only: states, or states under the mask.
+    """Return the last values ``(B, L, ...)``, after which there are only rows ``(B, ...)``: (masked) token states.
 
-    Where they stand depends on the architecture and not on a name. A value of unknown shape counts as one of them.
+    Their position depends on the architecture, not on a name. A value of unknown shape counts as one of them.
     """
     types = {value.name: value.type.tensor_type for value in graph.value_info}
     axes = {name: len(each.shape.dim) for name, each in types.items() if each.HasField("shape")}
@@ -94,7 +94,7 @@ def _last_of_tokens(graph: onnx.GraphProto) -> set[str]:
 
 
 def _ancestors(graph: onnx.GraphProto, values: Iterable[str]) -> set[str]:
-    """Values and all on which they depend."""
+    """Return values and everything they depend on."""
     writers = {output: node for node in graph.node for output in node.output}
     found, waiting = set[str](), list(values)
     while waiting:
@@ -106,10 +106,10 @@ def _ancestors(graph: onnx.GraphProto, values: Iterable[str]) -> set[str]:
 
 
 def _halve_node(node: onnx.NodeProto) -> None:
-    """Make float16 of the numbers that stand in a node itself."""
+    """Convert the constants in a node's attributes to float16."""
     for attribute in node.attribute:
         if attribute.type == onnx.AttributeProto.GRAPH:
-            raise ExportError(f"{node.name} has branches, which fp16 cannot have; use fp32")
+            raise ExportError(f"{node.name} has branches, which fp16 does not support; use fp32")
         if attribute.name == "to" and attribute.i == TensorProto.FLOAT:
             attribute.i = TensorProto.FLOAT16
         if attribute.HasField("t") and attribute.t.data_type == TensorProto.FLOAT:

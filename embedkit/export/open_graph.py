@@ -1,8 +1,8 @@
-"""A bundle's graph as other libraries run it: with the outputs that they pool and activate themselves.
+"""A bundle's graph with additional outputs, for libraries that apply pooling and activation themselves.
 
-They want the states of the tokens, ``last_hidden_state (B, L, H)``, or the ``logits (B, 1)`` of a cross-encoder.
-Both are values inside the graph of a bundle already, in front of its pooling or its sigmoid, and become outputs.
-What the bundle gives stays an output, for libraries that take embeddings as they come.
+They need the token states, ``last_hidden_state (B, L, H)``, or the ``logits (B, 1)`` of a cross-encoder. Both
+already exist inside a bundle's graph, before its pooling or its sigmoid, and become outputs. The bundle's own
+output is kept for libraries that use embeddings directly.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from embedkit.runtime.bundle import Bundle
 
 __all__ = ["Head", "find_states", "has_memory", "open_graph", "read_head"]
 
-# Name of the node that pools -> which of its inputs are the states; as it is written, and as it is traced.
+# Name of the pooling node -> index of its input with the token states, for written and for traced graphs.
 _POOLS = {
     "mean": {"masked_sum": 1, "/MatMul": 1},
     "cls": {"pooled": 0, "/Gather": 0},
 }
-# Name of the head's product -> of the node that adds its bias; as it is written, and as it is traced.
+# Name of the head's product -> name of the node that adds its bias, for written and for traced graphs.
 _HEADS = {"head.linear": "head.linear.sum", "head.linear.product": "head.linear"}
 
 
@@ -46,10 +46,10 @@ class Head:
 
 
 def open_graph(bundle: Bundle) -> bytes:
-    """The serialized graph with one more output in front of its own, and without the bundle's metadata.
+    """Return the serialized graph with one more output before its own, and without the bundle's metadata.
 
     Raises:
-        ExportError: there are no states or logits in it.
+        ExportError: the graph contains no token states or logits.
     """
     model = onnx.load_from_string(bundle.model)
     del model.metadata_props[:]
@@ -63,12 +63,12 @@ def open_graph(bundle: Bundle) -> bytes:
 
 
 def has_memory(bundle: Bundle) -> bool:
-    """Whether there is a word memory beside the transformer."""
+    """Whether the graph contains a word memory."""
     return any(node.name == MEMORY_ROWS for node in onnx.load_from_string(bundle.model).graph.node)
 
 
 def read_head(bundle: Bundle) -> Head | None:
-    """The dense head, its integers scaled back; None without one.
+    """Return the dense head with weights converted to float32, or None.
 
     Raises:
         ExportError: there is a head that cannot be read.
@@ -82,7 +82,7 @@ def read_head(bundle: Bundle) -> Head | None:
     weight, added = _read_weight(arrays, found[0]), sums[_HEADS[found[0]]]
     if weight is None:
         raise ExportError(
-            f"{bundle.path} has a dense head that cannot be read; export the model that it was made of"
+            f"{bundle.path} has a dense head that cannot be read; export the model that it was made from"
         )
     (bias,) = (arrays[name] for name in added.input if name in arrays)
     is_tanh = any(node.op_type == "Tanh" and added.output[0] in node.input for node in graph.node)
@@ -90,13 +90,13 @@ def read_head(bundle: Bundle) -> Head | None:
 
 
 def _read_weight(arrays: Mapping[str, FloatArray], name: str) -> FloatArray | None:
-    """The weight ``(I, O) float32`` of a product, however it is stored."""
+    """Return the weight ``(I, O) float32`` of a product, however it is stored."""
     if f"{name}.weight" in arrays:
         return arrays[f"{name}.weight"]
     if f"{name}.weight_int8" not in arrays:
         return None
     weight = arrays[f"{name}.weight_int8"].astype(np.float32) * arrays[f"{name}.weight_scale"]
-    factors = arrays.get(f"{name}.factors")  # of inputs with fixed scales, by which the weight was divided
+    factors = arrays.get(f"{name}.factors")  # for inputs with fixed scales, by which the weight was divided
     return weight if factors is None else weight * factors[:, None]
 
 
@@ -108,7 +108,7 @@ def _add_logits(graph: onnx.GraphProto) -> None:
 
 
 def find_states(graph: onnx.GraphProto, pooling: str) -> str:
-    """Name of the value that is pooled.
+    """Return the name of the value that is pooled.
 
     Raises:
         ExportError: it was not found.
@@ -116,7 +116,7 @@ def find_states(graph: onnx.GraphProto, pooling: str) -> str:
     known = _POOLS[pooling]
     values = [node.input[known[node.name]] for node in graph.node if node.name in known]
     if len(values) != 1:
-        raise ExportError("the states of the tokens were not found; only graphs written by embedkit have them")
+        raise ExportError("the token states were not found; only graphs written by embedkit are supported")
     return str(values[0])
 
 

@@ -1,7 +1,7 @@
-"""Whether a graph consists of the operators that it should, as it was written and as ONNX Runtime rewrites it.
+"""Checks that a graph consists of the expected operators, both as written and as optimized by ONNX Runtime.
 
-A LayerNormalization or a Gelu that fell into pieces gives the same numbers several times slower, and so does a
-product that was to be quantized and is not.
+A LayerNormalization or a Gelu that was decomposed gives the same results several times slower, and so does a
+product that should have been quantized and was not.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from embedkit.runtime.session import write_optimized
 
 __all__ = ["check_operators"]
 
-# Operators that do the same work; ONNX Runtime writes the later ones of a row for the first.
+# Equivalent operators; ONNX Runtime replaces the first of a set by the others.
 _OPERATORS = {
     "layer_norms": {"LayerNormalization", "SkipLayerNormalization"},
     "gelus": {"Gelu", "BiasGelu", "FastGelu"},
@@ -41,15 +41,15 @@ def check_operators(
 ) -> Gate:
     """Count operators.
 
-    A graph of the BERT family has exactly those that its layers need. A traced one has at least the
-    LayerNormalizations and Gelus that torch called, and, if quantized, no product by a weight in float.
+    A graph of the BERT family has exactly the operators that its layers need. A traced graph has at least the
+    LayerNormalizations and Gelus that torch called and, if quantized, no product with a float weight.
 
     Args:
-        model: what was exported.
+        model: the exported model.
         content: the serialized graph.
-        quantized: whether the products should be quantized ones.
-        for_gpu: count as written only: what ONNX Runtime makes of float16 on a CPU, for which it has few kernels
-            there, tells nothing of a GPU.
+        quantized: whether products should be quantized.
+        for_gpu: count operators only as written, because ONNX Runtime's optimization of float16 for CPUs, where
+            it has few kernels, says nothing about GPUs.
     """
     exact = is_bert(model.config)
     expected = _expect(model, quantized=quantized) if exact else _count_calls(model, quantized=quantized)
@@ -79,15 +79,15 @@ def _count(model: onnx.ModelProto, groups: Iterable[str]) -> dict[str, int]:
 
 
 def _count_float_products(model: onnx.ModelProto) -> int:
-    """Products of float values by a matrix of more than one column."""
+    """Count products of float values with a matrix of more than one column."""
     matrices = {tensor.name for tensor in model.graph.initializer if len(tensor.dims) == 2 and tensor.dims[1] > 1}
     return sum(node.op_type in _FLOAT_PRODUCTS and node.input[1] in matrices for node in model.graph.node)
 
 
 def _expect(model: SentenceEncoder | PairEncoder, *, quantized: bool) -> dict[str, int]:
-    """How often each group of operators stands in a graph of the BERT family."""
+    """Return the number of operators of each group in a graph of the BERT family."""
     layers = int(model.config.num_hidden_layers)
-    # Behind the layers a cross-encoder's pooler is quantized; its last product has a single column.
+    # After the layers, a cross-encoder's pooler is quantized; its last product has a single column.
     dense = 1 if isinstance(model, PairEncoder) else int(model.head is not None)
     products = 4 * layers + dense  # projection, attention's output, two of the feed-forward
     return {
@@ -99,7 +99,7 @@ def _expect(model: SentenceEncoder | PairEncoder, *, quantized: bool) -> dict[st
 
 
 def _count_calls(model: SentenceEncoder | PairEncoder, *, quantized: bool) -> dict[str, int]:
-    """How often torch calls what each group of operators stands for."""
+    """Return how often torch calls the operation of each group."""
     was_training = model.training
     model.eval()
     try:

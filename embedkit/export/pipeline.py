@@ -1,4 +1,4 @@
-"""A torch model in, a verified bundle out: write the graph, measure it, and only then put it in its place."""
+"""Export of a torch model to a verified bundle: write the graph, measure it, and move the file into place."""
 
 from __future__ import annotations
 
@@ -46,25 +46,25 @@ logger = logging.getLogger("embedkit")
 
 PRECISIONS = tuple(THRESHOLDS)
 
-# The word table that goes with a precision unless another is asked for.
+# The default word table of each precision.
 _WORD_TABLE = {"fp32": "float32", "fp16": "float32", "int8": "int8", "int8-static": "int8"}
 
 _TARGET = {"fp32": "", "fp16": "gpu"}
 
-# What other processors may make of the golden texts: float32 differs in the last digits of its sums, int8
-# where a value falls to the other side of a rounding.
+# Tolerance on other processors: float32 differs in the last digits of sums, int8
+# where a value is rounded to the other side.
 _GOLDEN_TOLERANCE = {"fp32": 1e-4, "fp16": 5e-3, "int8": 5e-3, "int8-static": 5e-3}
 
 
 @dataclasses.dataclass(frozen=True)
 class ExportReport:
-    """What was written, and what the gates measured.
+    """The written bundle and the gates' measurements.
 
     Attributes:
         path: the bundle.
-        manifest: what the bundle says of itself, the gates' figures included.
+        manifest: the bundle's manifest, including the gates' figures.
         fingerprint: hex SHA-256 of its content.
-        size_bytes: of the whole file.
+        size_bytes: size of the file.
     """
 
     path: Path
@@ -74,7 +74,7 @@ class ExportReport:
 
 
 class ExportOptions(TypedDict, total=False):
-    """Keywords of :func:`export` that go with any source."""
+    """Keyword arguments of :func:`export` that apply to any source."""
 
     precision: Required[str]
     target: str
@@ -98,11 +98,12 @@ def export_source(
     """Export a run folder, a model folder or a hub id; see :func:`export`.
 
     Args:
-        source: a folder whose ``config.json`` names a ``...ForSequenceClassification`` holds a cross-encoder.
+        source: the model; a folder whose ``config.json`` names a ``...ForSequenceClassification`` contains a
+            cross-encoder.
         output: the file to write.
-        licence: of the weights.
-        max_length: tokens of the longest text or pair; None leaves it to the model.
-        options: the keywords of :func:`export`.
+        licence: licence of the weights.
+        max_length: maximum length of a text or pair in tokens; if None, the model's.
+        options: the keyword arguments of :func:`export`.
 
     Raises:
         ModelNotFoundError, ModelError, ConfigError: the source cannot be loaded.
@@ -142,24 +143,25 @@ def export(
 
     Args:
         model: an encoder or a cross-encoder.
-        output: the file to write; an older file is replaced once the new one is complete.
+        output: the file to write; an existing file is replaced once the new one is complete.
         precision: ``"fp32"``; ``"fp16"``, for GPUs; ``"int8"``, with scales that depend on the batch; or
-            ``"int8-static"``, without.
-        target: the processor that int8 is for; ``"cpu-avx2"`` (7-bit weights) is right on every CPU. With
-            ``"gpu"`` there is no int8.
-        word_table: how words are stored, ``"float32"``, ``"int8"`` or ``"int4"``; by default as the precision.
-        name: what people will call it; by default what the card, else the model says.
-        card: where the model comes from.
+            ``"int8-static"``, with fixed scales.
+        target: the processor that int8 is for; ``"cpu-avx2"`` (7-bit weights) works on every CPU. With
+            ``"gpu"``, int8 is not available.
+        word_table: storage of the word table, ``"float32"``, ``"int8"`` or ``"int4"``; by default as the
+            precision.
+        name: name of the model; by default from the card or else the model.
+        card: origin of the model.
         dev: scored pairs on which the file must rank as the model does.
-        vocabulary: texts; only the pieces of the vocabulary that they need are kept.
-        vocabulary_size: the most pieces that are kept for them.
-        calibration: texts like those to come. They give the ranges of an encoder's ``int8`` and ``uint8``
-            embeddings; ``"int8-static"`` measures its activations on them, and cannot do without.
-        thresholds: what the gates of such a model demand; by default what the precision allows.
+        vocabulary: texts; only the vocabulary pieces that they use are kept.
+        vocabulary_size: maximum number of pieces to keep for them.
+        calibration: representative texts. They determine the ranges of an encoder's ``int8`` and ``uint8``
+            embeddings; ``"int8-static"`` requires them to measure its activations.
+        thresholds: the gates' thresholds; by default those of the precision.
 
     Raises:
-        ExportError: the model cannot be exported, its vocabulary cannot be pruned so, or ``output`` is a folder.
-        GateError: the file missed a gate; nothing was written.
+        ExportError: the model cannot be exported, its vocabulary cannot be pruned, or ``output`` is a folder.
+        GateError: the file failed a gate; nothing was written.
         StorageError: the file cannot be written.
     """
     card, path = card or Card(), Path(output)
@@ -212,7 +214,7 @@ def _write(model: SentenceEncoder | PairEncoder, arithmetic: Arithmetic, precisi
 
 
 def _describe(model: SentenceEncoder | PairEncoder) -> dict[str, Any]:
-    """The fields of the manifest that depend on the kind."""
+    """Return the fields of the manifest that depend on the kind."""
     if isinstance(model, PairEncoder):
         return {"kind": "cross-encoder", "dimension": 1, "pooling": "cls", "normalize": False}
     return {
@@ -226,10 +228,10 @@ def _describe(model: SentenceEncoder | PairEncoder) -> dict[str, Any]:
 def _prune(
     model: SentenceEncoder | PairEncoder, texts: Sequence[str] | None, size: int | None
 ) -> tuple[SentenceEncoder | PairEncoder, list[Gate]]:
-    """The model with the vocabulary that was asked for."""
+    """Return the model with the requested vocabulary."""
     if texts is None:
         if size is not None:
-            raise ExportError("vocabulary_size says how much of a vocabulary to keep; give texts that use it, too")
+            raise ExportError("vocabulary_size limits a vocabulary that is pruned to texts: set vocabulary, too")
         return model, []
     logger.info("pruning the vocabulary of %s to %d texts", model.name, len(texts))
     pruned, gate = prune_vocabulary(model, texts, size)
@@ -258,7 +260,7 @@ def _measure(
 
 
 def _allowed(model: SentenceEncoder | PairEncoder, precision: str, words: str) -> Thresholds:
-    """What the gates of a precision demand; a rounded word table strays from torch as far as int8 does."""
+    """Return the thresholds of a precision; a rounded word table deviates from torch as much as int8 does."""
     thresholds = PAIR_THRESHOLDS if isinstance(model, PairEncoder) else THRESHOLDS
     limits = thresholds[precision]
     return limits if words == "float32" else dataclasses.replace(thresholds["int8"], invariance=limits.invariance)
@@ -271,20 +273,20 @@ def _check_forms(
     words: str,
     calibration: Sequence[str] | None,
 ) -> None:
-    """Refuse what does not exist before the work and not after."""
+    """Reject unsupported combinations before any work."""
     if precision not in PRECISIONS:
-        raise ExportError(f"precision is one of {', '.join(PRECISIONS)}, not {precision!r}")
+        raise ExportError(f"precision must be one of {', '.join(PRECISIONS)}, not {precision!r}")
     if target == "gpu" and precision.startswith("int8"):
-        raise ExportError(f"{precision} is for CPUs; the target gpu has fp16 and fp32")
+        raise ExportError(f"{precision} is for CPUs; the target gpu supports fp16 and fp32")
     if target != "gpu":
         largest_weight(target)
     choose_word_table(words)
     if precision == "int8-static" and calibration is None:
-        raise ExportError("int8-static needs texts for its calibration")
+        raise ExportError("int8-static needs calibration texts")
     if calibration is not None and not calibration:
-        raise ExportError("calibration takes at least one text")
+        raise ExportError("calibration needs at least one text")
     if calibration and precision != "int8-static" and isinstance(model, PairEncoder):
-        raise ExportError("calibration of a cross-encoder is for int8-static: it has no embeddings of int8")
+        raise ExportError("calibration of a cross-encoder requires int8-static: it has no embeddings to quantize")
 
 
 def _choose_products(
@@ -301,15 +303,15 @@ def _require(gates: Sequence[Gate]) -> None:
     if missed:
         figures = "; ".join(f"{gate.name}: {describe_figures(gate.figures)}" for gate in missed)
         raise GateError(
-            f"nothing was written: the exported graph missed {len(missed)} of {len(gates)} gates: {figures}",
+            f"nothing was written: the exported graph failed {len(missed)} of {len(gates)} gates: {figures}",
             {gate.name: {"passed": gate.passed, **gate.figures} for gate in gates},
         )
 
 
 def _make_golden(model: SentenceEncoder | PairEncoder, content: bytes, tolerance: float) -> Golden | GoldenPairs:
-    """The graph's own values in ONNX Runtime.
+    """Return the graph's own values in ONNX Runtime.
 
-    What runs it elsewhere may round otherwise and stray from torch as far again, the other way.
+    Other runtimes and processors may round differently and deviate from torch as much, in the opposite direction.
     """
     items: list[Any] = GOLDEN_PAIRS if isinstance(model, PairEncoder) else GOLDEN_TEXTS
     tokens = model.tokenizer.tokenize(items)
@@ -328,7 +330,7 @@ def _digests(content: bytes, tokens: Tokens, *, pairs: bool) -> dict[str, str]:
 
 
 def _measure_ranges(model: SentenceEncoder | PairEncoder, content: bytes, texts: Sequence[str] | None) -> str:
-    """Ranges of what an encoder's graph makes of texts, a few at a time, as the manifest holds them; else none."""
+    """Return the ranges of an encoder's embeddings of texts, in the manifest's format; empty without texts."""
     if isinstance(model, PairEncoder) or not texts:
         return ""
     graph, tokens = Candidate(content, model.tokenizer), model.tokenizer.tokenize(texts)
@@ -338,11 +340,11 @@ def _measure_ranges(model: SentenceEncoder | PairEncoder, content: bytes, texts:
 
 
 def _require_golden(path: Path) -> None:
-    """Load the finished file as a user would."""
+    """Load the finished file as a user would and verify its golden values."""
     bundle = read_bundle(path)
     found = (Encoder(bundle) if bundle.manifest.kind == "encoder" else CrossEncoder(bundle)).verify()
     if not found["passed"]:
-        tokens = "the same tokens" if found["same_tokens"] else "other tokens"
+        tokens = "the same tokens" if found["same_tokens"] else "different tokens"
         raise GateError(
             f"nothing was written: on its golden texts the finished file gives {tokens}, and values "
             f"{found['difference']:.2g} apart (at most {found['tolerance']:.2g}"

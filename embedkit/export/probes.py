@@ -1,10 +1,10 @@
-"""Texts that come with embedkit: golden ones for every bundle, probes for an export without labelled pairs."""
+"""Texts that come with embedkit: golden texts for every bundle, probe texts for exports without labelled pairs."""
 
 from __future__ import annotations
 
 __all__ = ["GOLDEN_PAIRS", "GOLDEN_TEXTS", "PROBE_PAIRS", "PROBE_TEXTS"]
 
-# Short and long, several scripts, digits, an emoji of several code points, a text of nothing but blanks.
+# Short and long texts, several scripts, digits, an emoji of several code points, and a blank text.
 GOLDEN_TEXTS = [
     "A man is playing a guitar.",
     "ok",
@@ -24,10 +24,10 @@ GOLDEN_TEXTS = [
     ),
 ]
 
-# Each text with the next: a short one with a long one both ways round, and two of other scripts.
+# Each text with the next: a short one with a long one in both orders, and two in other scripts.
 GOLDEN_PAIRS = list(zip(GOLDEN_TEXTS, [*GOLDEN_TEXTS[1:], GOLDEN_TEXTS[0]], strict=True))
 
-# Twenty-four matters, each said twice, so that the cosines of all pairs spread from alike to unrelated.
+# Pairs of paraphrases on different subjects, so that the cosines of all pairs range from similar to unrelated.
 PROBE_TEXTS = [
     "A woman is slicing tomatoes in the kitchen.",
     "Someone cuts vegetables for dinner.",

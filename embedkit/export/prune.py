@@ -1,9 +1,9 @@
-"""A vocabulary cut down to the pieces that a corpus uses, with a tokenizer and a word table to fit.
+"""Pruning of a vocabulary to the pieces that a corpus uses, with a matching tokenizer and word table.
 
-A text whose pieces were all kept is cut into the same pieces as before: WordPiece takes the longest piece at each
-place and Unigram the likeliest way through all, and neither had a better one before. Of any other text the missing
-pieces fall apart into shorter ones, down to single characters, which are all kept. So are pieces with a character
-that the vocabulary does not have on its own: what was known before is not unknown afterwards.
+A text whose pieces were all kept is tokenized as before: WordPiece takes the longest piece at each position and
+Unigram the most likely segmentation, and pruning adds no alternatives. In any other text, missing pieces are split
+into shorter ones, down to single characters, which are all kept. Pieces with a character that the vocabulary does
+not contain on its own are kept, too: nothing that was known before becomes unknown.
 """
 
 from __future__ import annotations
@@ -35,24 +35,24 @@ Model = TypeVar("Model", bound=SentenceEncoder | PairEncoder)
 
 
 def prune_vocabulary(model: Model, texts: Sequence[str], size: int | None = None) -> tuple[Model, Gate]:
-    """Keep the pieces that texts use, the special tokens, and what spells out everything else.
+    """Keep the pieces that texts use, the special tokens, and the pieces needed to spell everything else.
 
     Args:
-        model: stays as it is.
-        texts: the corpus; of a text longer than the model takes, what the model sees of it counts.
-        size: the most pieces to keep, the ones that are used most; by default all that are used.
+        model: an encoder or a cross-encoder; not changed.
+        texts: the corpus; of texts longer than the model's maximum length, only the part that the model sees
+            counts.
+        size: maximum number of pieces to keep, the most frequent first; by default all that are used.
 
     Returns:
-        a copy of the model with the smaller vocabulary, and the gate ``vocabulary``, which is missed if a token
-        of the corpus became unknown, or a text changed though all its pieces were kept.
+        a copy of the model with the smaller vocabulary, and the gate ``vocabulary``, which fails if a token
+        of the corpus became unknown, or a text changed although all its pieces were kept.
 
     Raises:
-        ExportError: there are no texts, ``size`` is too small, or the tokenizer is of another kind than WordPiece
-            and Unigram.
-        InputError: an item of ``texts`` is no text.
+        ExportError: there are no texts, ``size`` is too small, or the tokenizer is neither WordPiece nor Unigram.
+        InputError: an item of ``texts`` is not a string.
     """
     if not texts:
-        raise ExportError("the vocabulary cannot be pruned to a corpus of no texts")
+        raise ExportError("the vocabulary cannot be pruned without texts")
     before = Tokenizer(model.tokenizer.json, model.max_length)
     content = json.loads(before.json)
     pieces = _read_pieces(content)
@@ -64,7 +64,7 @@ def prune_vocabulary(model: Model, texts: Sequence[str], size: int | None = None
 
 
 def _read_pieces(content: Mapping[str, Any]) -> dict[str, int]:
-    """Piece -> id, added tokens included."""
+    """Return the id of each piece, including added tokens."""
     model = content["model"]
     algorithm = model.get("type")
     if algorithm not in _ALGORITHMS:
@@ -78,7 +78,7 @@ def _read_pieces(content: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _required(content: Mapping[str, Any], pieces: Mapping[str, int]) -> set[int]:
-    """Ids that stay whatever the corpus: added and unknown tokens, and what cannot be spelled out by others."""
+    """Return ids that are always kept: added and unknown tokens, and pieces that others cannot spell."""
     model = content["model"]
     prefix = model.get("continuing_subword_prefix") or ""
     stay = {token["content"] for token in content.get("added_tokens", [])} | {model.get("unk_token")}
@@ -93,7 +93,7 @@ def _required(content: Mapping[str, Any], pieces: Mapping[str, int]) -> set[int]
 
 
 def _spell(piece: str, prefix: str) -> list[str]:
-    """A piece as pieces of one character, which may be the piece itself."""
+    """Spell a piece as pieces of one character, which may be the piece itself."""
     body = piece.removeprefix(prefix)
     start = prefix if len(body) < len(piece) else ""
     return [start + body[:1], *(prefix + character for character in body[1:])]
@@ -104,17 +104,18 @@ def _is_spelled(piece: str, spelling: Sequence[str], pieces: Mapping[str, int]) 
 
 
 def _choose(used: Mapping[int, int], required: set[int], size: int | None) -> list[int]:
-    """Ids to keep, ascending, so that the special tokens stay where they are used to be: at the start."""
+    """Return the ids to keep, ascending, so that special tokens stay at the start as usual."""
     if size is not None and size < len(required):
         raise ExportError(
-            f"a vocabulary of {size} pieces is too small: special tokens and single characters are {len(required)}"
+            f"a vocabulary of {size} pieces is too small: special tokens and single characters need "
+            f"{len(required)}"
         )
     wanted = sorted(used.keys() - required, key=lambda number: (-used[number], number))
     return sorted([*required, *wanted[: None if size is None else size - len(required)]])
 
 
 def _renumber(content: dict[str, Any], pieces: Mapping[str, int], kept: Sequence[int]) -> dict[str, Any]:
-    """The ``tokenizer.json`` with the kept pieces only, numbered from 0 wherever it names an id."""
+    """Return the ``tokenizer.json`` with only the kept pieces, renumbered from 0."""
     numbers = {old: new for new, old in enumerate(kept)}
     model = dict(content["model"])
     if isinstance(model["vocab"], dict):
@@ -133,7 +134,7 @@ def _renumber(content: dict[str, Any], pieces: Mapping[str, int], kept: Sequence
 
 
 def _renumber_frame(processor: dict[str, Any] | None, numbers: Mapping[int, int]) -> dict[str, Any] | None:
-    """The post-processor, which puts the special tokens around a text."""
+    """Renumber the post-processor, which adds special tokens to a text."""
     if processor is None:
         return None
     renumbered = dict(processor)
@@ -152,7 +153,7 @@ def _renumber_frame(processor: dict[str, Any] | None, numbers: Mapping[int, int]
 
 
 def _with_vocabulary(model: Model, tokenizer_json: str, kept: Sequence[int]) -> Model:
-    """A copy of the model with these rows of its word table and of its word memory."""
+    """Return a copy of the model with the kept rows of its word table and word memory."""
     pruned = copy.deepcopy(model)
     network = pruned.network if isinstance(pruned, PairEncoder) else pruned.backbone
     config = network.config
@@ -174,7 +175,7 @@ def _keep_rows(table: nn.Module, kept: Sequence[int]) -> Tensor:
 
 
 def _measure(before: Tokenizer, after: Tokenizer, texts: Sequence[str], kept: Sequence[int]) -> Gate:
-    """Cut the corpus by both tokenizers, and count what stayed."""
+    """Tokenize the corpus by both tokenizers and count the differences."""
     known = set(kept)
     unknown = _unknown_id(before)
     counts: Counter[str] = Counter()
@@ -209,7 +210,7 @@ def _tokenize(tokenizer: Tokenizer, texts: Sequence[str]) -> Iterator[list[int]]
 
 
 def _unknown_id(tokenizer: Tokenizer) -> int:
-    """The id of unknown pieces, -1 if there is none."""
+    """Return the id of unknown pieces, -1 if there is none."""
     content = json.loads(tokenizer.json)
     model = content["model"]
     if "unk_token" in model:

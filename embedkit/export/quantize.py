@@ -1,13 +1,12 @@
-"""int8 weights: dynamic quantization of the matrix products, and a word table of one byte a value.
+"""int8 weights: dynamic quantization of the matrix products, and a word table of one byte per value.
 
 Each product is written as the group of standard operators that ONNX Runtime fuses into one kernel
-(DynamicQuantizeLinear, MatMulInteger, Cast, Mul); activations become uint8 with one scale for the whole
-batch, weights int8 with one symmetric scale for each output. ``onnxruntime.quantization.quantize_dynamic``
-writes the same group, with one scale for the whole word table. What is written here has a scale for each
-word, and is thirty lines where the other takes a round through files.
+(DynamicQuantizeLinear, MatMulInteger, Cast, Mul); activations become uint8 with one scale for the whole batch,
+weights int8 with one symmetric scale for each output. ``onnxruntime.quantization.quantize_dynamic`` writes the
+same group, but uses one scale for the whole word table and works on files; this module uses a scale for each word.
 
-The processor decides how many bits a weight may have. AVX2 without VNNI multiplies with VPMADDUBSW, which
-adds pairs of products in 16 bits and saturates: ``2 * 255 * 127`` does not fit, ``2 * 255 * 64`` does.
+The processor limits the range of weights. AVX2 without VNNI multiplies with VPMADDUBSW, which adds pairs of
+products in 16 bits and saturates: ``2 * 255 * 127`` overflows, ``2 * 255 * 64`` does not.
 """
 
 from __future__ import annotations
@@ -24,42 +23,42 @@ from embedkit.protocols import FloatArray
 
 __all__ = ["TARGETS", "Int8Arithmetic", "largest_weight", "multiply", "quantize"]
 
-# Target -> the largest magnitude of a weight that its multiplication takes without saturating.
+# Target -> the largest magnitude of a weight that cannot saturate its multiplication.
 TARGETS = {"cpu-avx2": 64, "cpu-vnni": 127, "arm64": 127}
 
 _TABLE_LARGEST = 127  # looked up, never multiplied as integers
 
 
 def largest_weight(target: str) -> int:
-    """The largest magnitude of an int8 weight on a target.
+    """Return the largest magnitude of an int8 weight for a target.
 
     Raises:
         ExportError: the target is unknown.
     """
     if target not in TARGETS:
-        raise ExportError(f"target is one of {', '.join(TARGETS)}, not {target!r}")
+        raise ExportError(f"target must be one of {', '.join(TARGETS)}, not {target!r}")
     return TARGETS[target]
 
 
 @dataclass(frozen=True, slots=True)
 class Int8Arithmetic:
-    """Weights as int8.
+    """Stores weights as int8.
 
     Attributes:
-        largest: the largest magnitude of a weight in a product.
+        largest: maximum magnitude of a weight in a product.
     """
 
     largest: int
 
     def matmul(self, graph: GraphWriter, name: str, value: str, weight: FloatArray) -> str:
-        """Quantize the activations, multiply integers, scale back to float32."""
+        """Quantize the activations, multiply integers, and scale back to float32."""
         integers, scales = quantize(weight, self.largest, axis=0)
         outputs = [f"{name}.{part}" for part in ("activations", "activation_scale", "activation_zero")]
         quantized, scale, zero = graph.add_many("DynamicQuantizeLinear", outputs[0], outputs, value)
         return multiply(graph, name, quantized, zero, scale, integers, scales)
 
     def gather(self, graph: GraphWriter, name: str, table: FloatArray, rows: str) -> str:
-        """Look up integers and their row's scale, and multiply."""
+        """Look up integers and the scales of their rows, and multiply."""
         integers, scales = quantize(table, _TABLE_LARGEST, axis=1)
         looked_up = graph.add("Gather", f"{name}.integers", graph.constant(f"{name}.weight_int8", integers), rows)
         looked_up = graph.add("Cast", f"{name}.floats", looked_up, to=TensorProto.FLOAT)
@@ -76,14 +75,14 @@ def multiply(
     integers: npt.NDArray[np.int8],
     scales: FloatArray,
 ) -> str:
-    """Multiply integers, and scale back to float32: the operators that ONNX Runtime has one kernel for.
+    """Multiply integers and scale back to float32, with the operators that ONNX Runtime fuses into one kernel.
 
     Args:
-        graph: where they are written.
-        name: what the product is to be called.
+        graph: the graph to write to.
+        name: name of the product.
         quantized: activations ``(..., I) uint8``.
-        zero: the integer that is 0 among them, a scalar.
-        scale: what one of them stands for, a scalar; no constant.
+        zero: their zero point, a scalar.
+        scale: their scale, a scalar; must not be a constant.
         integers: ``(I, O) int8``.
         scales: ``(1, O) float32``.
     """
@@ -101,7 +100,7 @@ def quantize(weight: FloatArray, largest: int, *, axis: int) -> tuple[npt.NDArra
 
     Args:
         weight: ``(I, O) float32``.
-        largest: the largest magnitude, at most 127.
+        largest: maximum magnitude of an integer, at most 127.
         axis: the axis over which a scale is shared: 0 gives a scale for each column, 1 for each row.
 
     Returns:

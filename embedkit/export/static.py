@@ -1,13 +1,13 @@
-"""int8 products whose activations have scales fixed beforehand, so that no text sees its batch-mates.
+"""int8 products with fixed activation scales, so that results do not depend on other texts in the batch.
 
-Dynamic quantization gives all texts of a batch one scale, which the largest value among them decides. Here what
-goes into each product is measured on texts, and its range, from the least value to the largest, is cut into
-255 steps once and for all. What lies beyond it, in texts unlike those measured, is cut off.
+Dynamic quantization uses one scale for all texts of a batch, determined by their largest value. Here the inputs of
+each product are measured on texts, and their range is divided into 255 steps once and for all. Values outside the
+range, in texts unlike those measured, are clipped.
 
-Behind a LayerNorm a few inputs are many times larger than the others, which one step for all of them blurs. Such a
-product's inputs are first brought nearer to each other, half by themselves and half by the weights they meet
-(Xiao et al. 2023, SmoothQuant, equation 4 with alpha = 0.5). That costs a multiplication of each value, and does
-harm where large values are rare, as behind a Gelu; so it is done where the error to expect falls by a third.
+After a LayerNorm, a few inputs are many times larger than the others, which suffer from a common step. The inputs
+of such a product are first equalised, half by their own range and half by that of their weights (Xiao et al. 2023,
+SmoothQuant, equation 4 with alpha = 0.5). This costs a multiplication per value, and is harmful where large values
+are rare, as after a Gelu; it is applied only where it reduces the expected error by a third.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ __all__ = ["InputRange", "StaticInt8Products", "measure_ranges"]
 _MOST_TEXTS = 2000
 _LEVELS = 255
 _SMALLEST = 1e-5
-# Smoothing is worth its time where the squared error to expect falls below this share of that without.
+# Smoothing is applied if it reduces the expected squared error to less than this share.
 _WORTH = 2 / 3
 
 
 @dataclass(frozen=True, slots=True)
 class InputRange:
-    """What was seen of the I inputs of one product.
+    """Measured ranges of the I inputs of one product.
 
     Attributes:
-        least: ``(I,) float32``, the least value of each, at most 0.
-        largest: ``(I,) float32``, the largest value of each, at least 0.
-        power: ``(I,) float32``, the mean square of each.
+        least: ``(I,) float32``, minimum of each input, at most 0.
+        largest: ``(I,) float32``, maximum of each input, at least 0.
+        power: ``(I,) float32``, mean square of each input.
     """
 
     least: FloatArray
@@ -54,21 +54,21 @@ class InputRange:
 
 @dataclass(frozen=True)
 class StaticInt8Products:
-    """Products of int8 weights and of activations of known ranges.
+    """Products of int8 weights and activations of known ranges.
 
     Attributes:
-        largest: the largest magnitude of a weight.
-        ranges: name of a product -> what its inputs were.
+        largest: maximum magnitude of a weight.
+        ranges: name of a product -> range of its inputs.
     """
 
     largest: int
     ranges: Mapping[str, InputRange]
 
     def matmul(self, graph: GraphWriter, name: str, value: str, weight: FloatArray) -> str:
-        """Bring inputs nearer to each other if that helps, round, multiply integers, scale back to float32."""
+        """Smooth inputs if that helps, quantize them, multiply integers, and scale back to float32."""
         rounding = _choose_rounding(self.ranges[name], weight, self.largest)
-        # ONNX Runtime works out a product of constants beforehand, and then misses the group of operators that
-        # it has one kernel for. An input, though it has a value already, is no constant.
+        # ONNX Runtime folds products of constants, and then does not recognise the group of operators that it can
+        # fuse into one kernel. An input is not a constant, even with a default value.
         step = graph.default_input(f"{name}.activation_scale", rounding.step)
         zero = graph.constant(f"{name}.activation_zero", np.array(rounding.zero, dtype=np.uint8))
         if rounding.factors is not None:
@@ -79,16 +79,16 @@ class StaticInt8Products:
 
 
 def measure_ranges(model: SentenceEncoder | PairEncoder, texts: Sequence[str]) -> dict[str, InputRange]:
-    """What the inputs of each product are, over texts or, for a cross-encoder, over neighbours.
+    """Measure the inputs of each product over texts or, for a cross-encoder, pairs of neighbouring texts.
 
-    At most 2,000 of them are run, one by one: padding would be measured too.
+    At most 2,000 of them are run, one at a time, because padding would be measured too.
 
     Args:
         model: an encoder or a cross-encoder.
-        texts: like those that will be encoded.
+        texts: representative texts.
 
     Returns:
-        name of a product -> the range of its inputs.
+        name of a product -> range of its inputs.
 
     Raises:
         ExportError: there are too few texts, or the model cannot be exported.
@@ -116,7 +116,7 @@ def measure_ranges(model: SentenceEncoder | PairEncoder, texts: Sequence[str]) -
 
 @dataclass(frozen=True, slots=True)
 class _Rounding:
-    """How inputs become integers: times factors if there are any, divided by the step, rounded, zero added."""
+    """Quantization of inputs: multiply by factors, if any, divide by the step, round, add the zero point."""
 
     factors: FloatArray | None
     step: float
@@ -134,13 +134,13 @@ def _choose_rounding(seen: InputRange, weight: FloatArray, largest: int) -> _Rou
 
 
 def _fit(factors: FloatArray, seen: InputRange) -> tuple[float, float]:
-    """The least input times its factor, and the step that the largest leaves room for."""
+    """Return the smallest scaled input and the step that covers the range."""
     least, largest = float((seen.least * factors).min()), float((seen.largest * factors).max())
     return least, max(largest - least, _SMALLEST) / _LEVELS
 
 
 def _expect_error(factors: FloatArray, seen: InputRange, weight: FloatArray, largest: int) -> float:
-    """Twelve times the squared error of a row's outputs, if all roundings are independent and uniform."""
+    """Return twelve times the expected squared error of a row's outputs, for independent rounding errors."""
     steps = _fit(factors, seen)[1] / factors
     weight_steps = np.abs(weight / factors[:, None]).max(axis=0) / largest
     of_inputs = (np.square(weight) * np.square(steps)[:, None]).sum()
@@ -149,7 +149,7 @@ def _expect_error(factors: FloatArray, seen: InputRange, weight: FloatArray, lar
 
 
 class _Recorder(FloatArithmetic):
-    """Floats, and beside each product what its inputs are."""
+    """Float arithmetic that also records the inputs of each product."""
 
     def __init__(self) -> None:
         self.products: dict[str, tuple[str, int]] = {}
@@ -165,7 +165,7 @@ class _Recorder(FloatArithmetic):
         return super().matmul(graph, name, value, weight)
 
     def finish(self, model: SentenceEncoder | PairEncoder) -> bytes:
-        """The serialized graph with one more output, ``ranges``: those of all products, one after the other."""
+        """Return the serialized graph with an additional output, ``ranges``, the concatenation of all ranges."""
         written = build_graph(model, self)
         names = [name for name, _ in self.products.values()]
         written.graph.node.append(helper.make_node("Concat", names, ["ranges"], axis=1))

@@ -1,8 +1,8 @@
-"""Whether every weight is stored as the number that it is, as near as its form allows.
+"""Checks that every stored weight equals the original, within the precision of its format.
 
-Gates that look at embeddings allow what rounding all weights does to them, and would not see one weight of a
-million go wrong. So each one is scaled back and compared: rounding moves it by half a step, or, where 4
-bits clip the largest values of a block, by up to 2.4. Biases and what else stays float32 must be equal.
+Gates on embeddings allow for rounding of all weights, and would not notice a single wrong weight among a million.
+Here each weight is converted back and compared: rounding moves it by half a step, or by up to 2.4 steps where 4
+bits clip the largest values of a block. Biases and other float32 values must be equal.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from embedkit.protocols import FloatArray
 
 __all__ = ["check_weights"]
 
-# Half a step, or what clipping allows; the rest is the rounding of the scales' own float32 and float16.
+# Half a step, or the effect of clipping, plus the rounding of scales to float32 or float16.
 _LIMITS = {"float32": 0.0, "int8": 0.51, "int4": INT4_ERROR + 0.01}
 
 Doubles = npt.NDArray[np.float64]
@@ -29,11 +29,11 @@ Arrays = Mapping[str, npt.NDArray[Any]]
 
 
 def check_weights(model: onnx.ModelProto, content: bytes) -> Gate:
-    """Compare the numbers in a graph with those in the same graph in float32.
+    """Compare the weights in a graph with those in the same graph in float32.
 
     Args:
         model: the graph in float32.
-        content: the serialized graph that is to be shipped.
+        content: the serialized graph to be shipped.
     """
     wanted, stored = _arrays(model), _arrays(onnx.load_from_string(content))
     errors = list(_measure(wanted, stored))
@@ -54,7 +54,7 @@ def _arrays(model: onnx.ModelProto) -> Arrays:
 
 
 def _measure(wanted: Arrays, stored: Arrays) -> Iterator[tuple[str, float]]:
-    """The form of each tensor, and the largest error of a number in steps of that form."""
+    """Yield the format of each tensor and the maximum error of its values, in steps of that format."""
     for name, weight in wanted.items():
         if f"{name}_int8" in stored:
             yield "int8", _error(weight, *_read_int8(name, stored))
@@ -72,15 +72,15 @@ def _error(weight: FloatArray, restored: Doubles, step: Doubles) -> float:
 
 
 def _read_int8(name: str, stored: Arrays) -> tuple[Doubles, Doubles]:
-    """The weights as they count, and what one step of them is."""
+    """Return the effective weights and the size of their steps."""
     step = stored[f"{name}_scale"].astype(np.float64)
-    factors = stored.get(f"{name.removesuffix('.weight')}.factors")  # of inputs with fixed scales
+    factors = stored.get(f"{name.removesuffix('.weight')}.factors")  # for inputs with fixed scales
     step = step if factors is None else step * factors[:, None]
     return stored[f"{name}_int8"] * step, step
 
 
 def _read_int4(name: str, stored: Arrays) -> tuple[Doubles, Doubles]:
-    """As :func:`_read_int8`, of rows whose halves share bytes and whose blocks have scales ``(V, blocks, 1)``."""
+    """As :func:`_read_int8`, for rows whose halves share bytes and whose blocks have scales ``(V, blocks, 1)``."""
     packed = stored[f"{name}_int4"]
     integers = np.hstack([packed & 15, packed >> 4]).astype(np.float64) - 8
     scales = stored[f"{name}_scale"].astype(np.float64)[..., 0]

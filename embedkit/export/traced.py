@@ -1,9 +1,9 @@
-"""The ONNX graph of a network of any architecture, traced by torch and then written anew with our arithmetic.
+"""The ONNX graph of any architecture, traced by torch and rewritten with embedkit's arithmetic.
 
-torch's tracer keeps each LayerNormalization, Gelu and product of a module one operator. What it wrote is copied
-node by node, except where a weight is multiplied or a word is looked up: there the arithmetic decides, so that
-every precision and word table goes with every architecture. Whether the traced graph is the network, for batches
-and lengths other than those it was traced with, is for the gates to find out.
+torch's tracer keeps each LayerNormalization, Gelu and linear product as one operator. The traced nodes are copied
+one by one, except for products with weights and word lookups, which the arithmetic writes, so that every precision
+and word table is available for every architecture. The gates verify that the traced graph equals the network for
+batch sizes and lengths other than those of the trace.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from embedkit.modeling.encoder import SentenceEncoder
 __all__ = ["example_inputs", "trace_graph"]
 
 _OUTPUT = "traced"
-_PRODUCTS = ("MatMul", "Gemm")  # torch asks for no other form of Gemm than values @ weight.T + bias
+_PRODUCTS = ("MatMul", "Gemm")  # torch writes Gemm only as values @ weight.T + bias
 
 
 def trace_graph(model: SentenceEncoder | PairEncoder, arithmetic: Arithmetic) -> onnx.ModelProto:
@@ -49,7 +49,7 @@ def trace_graph(model: SentenceEncoder | PairEncoder, arithmetic: Arithmetic) ->
 
 
 def example_inputs(model: SentenceEncoder | PairEncoder) -> tuple[torch.Tensor, ...]:
-    """What the model takes, for two texts or pairs of different lengths: ``(2, L) int64`` each."""
+    """Return the model's inputs for two texts or pairs of different lengths: ``(2, L) int64`` each."""
     tokens = (
         model.tokenizer.tokenize(GOLDEN_PAIRS[:2])
         if isinstance(model, PairEncoder)
@@ -61,11 +61,11 @@ def example_inputs(model: SentenceEncoder | PairEncoder) -> tuple[torch.Tensor, 
 
 
 def _trace(model: SentenceEncoder | PairEncoder) -> onnx.ModelProto:
-    """What torch makes of the model, up to the pooled embedding or the logit."""
+    """Return torch's trace of the model, up to the pooled embedding or the logit."""
     names = PAIR_INPUTS if isinstance(model, PairEncoder) else TEXT_INPUTS
     inputs, shape = example_inputs(model), {0: "batch", 1: "length"}
     with tempfile.TemporaryDirectory() as folder, _ready(model), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of values that a trace holds fixed: the gates look at other shapes
+        warnings.simplefilter("ignore")  # about values fixed by the trace: the gates test other shapes
         path = Path(folder) / "traced.onnx"
         try:
             torch.onnx.export(
@@ -96,7 +96,7 @@ def _ready(model: SentenceEncoder | PairEncoder) -> Iterator[None]:
 
 
 class _SharingWriter(GraphWriter):
-    """Stores equal constants once: layers may share their weights."""
+    """Stores equal constants once, because layers may share weights."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -108,7 +108,7 @@ class _SharingWriter(GraphWriter):
 
 
 class _Copier:
-    """Copies a traced graph, and writes its large weights by an arithmetic."""
+    """Copies a traced graph, writing large weights with a given arithmetic."""
 
     def __init__(
         self, graph: GraphWriter, traced: onnx.ModelProto, arithmetic: Arithmetic, vocabulary_size: int
@@ -119,10 +119,10 @@ class _Copier:
         self.nodes = [node for node in traced.graph.node if not self._is_weight(node)]
 
     def copy(self) -> str:
-        """Write all nodes; products and the words that were looked up are called after their modules.
+        """Write all nodes; products and word lookups are named after their modules.
 
         Returns:
-            name of the output, which is itself a product behind a linear head.
+            name of the output, which is itself a product after a linear head.
         """
         large = [node for node in self.nodes if self._is_product(node) or self._is_word_table(node)]
         names = {node.output[0]: _module(node.name) for node in large}
@@ -138,7 +138,7 @@ class _Copier:
         return names.get(_OUTPUT, _OUTPUT)
 
     def _is_weight(self, node: onnx.NodeProto) -> bool:
-        """Whether a node only passes on a weight that several modules share, as it is or turned over."""
+        """Whether a node only passes on a weight shared by several modules, possibly transposed."""
         source = self.tensors.get(node.input[0]) if node.input else None
         if source is not None and node.op_type == "Identity":
             self.tensors[node.output[0]] = source
@@ -157,10 +157,10 @@ class _Copier:
         return tensor is not None and tensor.dtype == np.float32 and tensor.ndim == 2
 
     def _multiply(self, node: onnx.NodeProto) -> None:
-        """MatMul of values by a weight; Gemm, as torch writes a product of rows, also adds a bias."""
+        """Write MatMul by a weight, or Gemm, which torch uses for products of rows and which adds a bias."""
         name, weight = node.output[0], self.tensors[node.input[1]]
         value = self._constant(node.input[0]) if node.input[0] in self.tensors else node.input[0]
-        # One column, as of a cross-encoder: in int8 it would save H bytes of 4H and blur every score.
+        # A single column, as in a cross-encoder: int8 would save 3H bytes and blur every score.
         arithmetic = self.arithmetic if min(weight.shape) > 1 else FloatArithmetic()
         if node.op_type == "MatMul":
             arithmetic.matmul(self.graph, name, value, weight)
@@ -178,7 +178,7 @@ class _Copier:
 
 
 def _walk(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
-    """Nodes, and those of the branches inside them."""
+    """Yield nodes, including those in branches."""
     for node in nodes:
         yield node
         for attribute in node.attribute:
@@ -186,13 +186,13 @@ def _walk(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
 
 
 def _rename(nodes: Iterable[onnx.NodeProto], names: Mapping[str, str]) -> None:
-    """Call values by other names wherever they are written and read."""
+    """Rename values wherever they are written and read."""
     for node in _walk(nodes):
         node.input[:] = [names.get(name, name) for name in node.input]
         node.output[:] = [names.get(name, name) for name in node.output]
 
 
 def _module(node_name: str) -> str:
-    """``/backbone/layers.0/attn/Wo/MatMul`` -> ``layers.0.attn.Wo``."""
+    """Convert ``/backbone/layers.0/attn/Wo/MatMul`` to ``layers.0.attn.Wo``."""
     _, *path, _ = node_name.split("/")
     return ".".join(path).removeprefix("backbone.").removeprefix("network.")

@@ -1,17 +1,18 @@
-"""The gates: what an exported graph must show, measured on the very bytes that are shipped.
+"""The gates: properties of an exported graph, measured on the very bytes that are shipped.
 
-parity            embeddings or scores against the torch model, over batches and lengths and the whole vocabulary
+parity            embeddings or scores compared with the torch model, over batch sizes, lengths and the
+                  whole vocabulary
 operators         every LayerNormalization, Gelu and quantized product is one operator, in the graph as written
-                  and as ONNX Runtime rewrites it
-retention         with scored pairs: Spearman of the file, divided by Spearman of the torch model, of the one
-                  with the whole vocabulary if the file's was pruned
-agreement         without: Spearman between the cosines of the file and of the torch model, over all pairs of
-                  the probe texts; of a cross-encoder, between the scores of probe pairs
-batch_invariance  the same text or pair alone and among others; int8 shares one activation scale in a batch, so
-                  there it is measured and stated, not limited; int8-static does not, and is held to a bound
-size              bytes of the graph
-native            parity, retention or agreement, and batch_invariance, which then is exact, with embedkit's own
-                  kernel; where the machine and the graph are such that it can run
+                  and as optimized by ONNX Runtime
+retention         with scored pairs: Spearman of the file divided by Spearman of the torch model, the one with the
+                  whole vocabulary if the file's was pruned
+agreement         without scored pairs: Spearman between the cosines of the file and of the torch model, over all
+                  pairs of the probe texts; of a cross-encoder, between the scores of probe pairs
+batch_invariance  the same text or pair alone and in a batch; int8 shares one activation scale in a batch, so there
+                  it is measured but not limited; int8-static does not, and has a limit
+size              size of the graph in bytes
+native            parity, retention or agreement, and exact batch_invariance of embedkit's native kernel, if the
+                  graph is supported
 """
 
 from __future__ import annotations
@@ -49,20 +50,20 @@ __all__ = ["PAIR_THRESHOLDS", "THRESHOLDS", "Thresholds", "verify"]
 
 _BATCHES = (1, 2, 7, 32)
 _LENGTHS = (2, 3, 5, 8, 17, 64)  # and max_length
-_MOST_TOKENS = 16_384  # in a batch of the grid: of very long texts there are fewer
+_MOST_TOKENS = 16_384  # in a batch of the grid; limits the number of very long texts
 
 
 @dataclass(frozen=True, kw_only=True)
 class Thresholds:
-    """What the gates demand; None demands nothing.
+    """Thresholds of the gates; None is no limit.
 
     Attributes:
-        difference: largest absolute difference of a value from the torch model's.
-        invariance: largest absolute difference between the values of a text or pair alone and in a batch.
-        cosine: smallest cosine of an embedding with the torch model's; None of cross-encoders.
-        retention: smallest share of the torch model's Spearman on scored pairs.
-        agreement: smallest Spearman between the two models' cosines or scores.
-        graph_bytes: largest size of the graph.
+        difference: maximum absolute difference of a value from the torch model's.
+        invariance: maximum absolute difference between the values of a text or pair alone and in a batch.
+        cosine: minimum cosine of an embedding with the torch model's; None for cross-encoders.
+        retention: minimum share of the torch model's Spearman on scored pairs.
+        agreement: minimum Spearman between the two models' cosines or scores.
+        graph_bytes: maximum size of the graph.
     """
 
     difference: float | None
@@ -87,7 +88,7 @@ THRESHOLDS = {
 PAIR_THRESHOLDS = {
     "fp32": Thresholds(difference=1e-5, invariance=1e-5, retention=0.999, agreement=0.999),
     "fp16": Thresholds(difference=5e-3, invariance=5e-3, retention=0.999, agreement=0.999),
-    # The grid holds random words, on whose scores near the middle the sigmoid is steepest.
+    # The grid contains random words, whose scores are near the middle, where the sigmoid is steepest.
     "int8": Thresholds(difference=0.2, invariance=None, retention=0.99, agreement=0.98),
     "int8-static": Thresholds(difference=0.2, invariance=2e-3, retention=0.99, agreement=0.98),
 }
@@ -106,16 +107,16 @@ def verify(
     """Measure all gates.
 
     Args:
-        model: what was exported.
-        content: the serialized graph that is to be shipped.
-        thresholds: what is demanded.
-        quantized: whether the products should be quantized ones.
-        for_gpu: whether operators count as written, and not as ONNX Runtime rewrites them for a CPU.
+        model: the exported model.
+        content: the serialized graph to be shipped.
+        thresholds: thresholds of the gates.
+        quantized: whether products should be quantized.
+        for_gpu: whether to count operators only as written, not as optimized by ONNX Runtime for a CPU.
         dev: scored pairs for ``retention``; without them ``agreement`` is measured.
-        original: the model before its vocabulary was pruned, whose ranking is to be retained; else ``model``.
+        original: the model before its vocabulary was pruned, the reference for ``retention``; else ``model``.
 
     Raises:
-        ModelError: ONNX Runtime refuses the graph.
+        ModelError: ONNX Runtime rejects the graph.
     """
     measure = _Measure(model, original or model, thresholds, dev)
     parity, ranking, invariance = measure.gates(Candidate(content, model.tokenizer), thresholds.invariance)
@@ -138,7 +139,7 @@ def _check_native(measure: _Measure, content: bytes) -> list[Gate]:
 
 @dataclass(frozen=True)
 class _Measure:
-    """What the torch model gives, and the comparisons with it."""
+    """Outputs of the torch model, and comparisons with them."""
 
     model: SentenceEncoder | PairEncoder
     original: SentenceEncoder | PairEncoder

@@ -1,11 +1,11 @@
-"""How the word table is stored: it is most of a small model, so it has a choice of its own.
+"""Storage of the word table, which is most of a small model and therefore configured separately.
 
-float32   4 bytes a value
-int8      1 byte a value and a scale for each row
-int4      2 values a byte and a float16 scale for each 32 values of a row
+float32   4 bytes per value
+int8      1 byte per value, and a scale for each row
+int4      half a byte per value, and a float16 scale for each 32 values of a row
 
-What is looked up is made float32 by standard operators that any ONNX runtime has. ONNX Runtime's own
-GatherBlockQuantized would do the same for int4 in one operator that no other runtime knows.
+Looked-up rows are converted to float32 by standard operators that any ONNX runtime supports. ONNX Runtime's own
+GatherBlockQuantized would do the same for int4 in one operator, but no other runtime knows it.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ __all__ = [
 ]
 
 _BLOCK = 32
-_CLIPPED = (0.95, 0.9, 0.85)  # shares of the largest magnitude that are tried
-_ZERO = 8  # stored values are 0 to 15, and mean -8 to 7
+_CLIPPED = (0.95, 0.9, 0.85)  # clipping thresholds to try, as shares of the largest magnitude
+_ZERO = 8  # stored values 0 to 15 represent -8 to 7
 
 INT4_ERROR = _ZERO / _CLIPPED[-1] - (_ZERO - 1)
-"""How many steps a clipped value is off at most; others are off by half a step."""
+"""Maximum error of a clipped value in steps; for other values it is half a step."""
 
 
 @dataclass(frozen=True, slots=True)
 class MixedArithmetic:
-    """Products of one kind, a word table of another.
+    """Combines the products of one arithmetic with the word table of another.
 
     Attributes:
         products: multiplies.
@@ -52,22 +52,22 @@ class MixedArithmetic:
     words: WordTable
 
     def matmul(self, graph: GraphWriter, name: str, value: str, weight: FloatArray) -> str:
-        """As ``products`` does."""
+        """Multiply with ``products``."""
         return self.products.matmul(graph, name, value, weight)
 
     def gather(self, graph: GraphWriter, name: str, table: FloatArray, rows: str) -> str:
-        """As ``words`` does."""
+        """Look up with ``words``."""
         return self.words.gather(graph, name, table, rows)
 
 
 class Int4WordTable:
-    """Rows of half a byte a value."""
+    """Rows with half a byte per value."""
 
     def gather(self, graph: GraphWriter, name: str, table: FloatArray, rows: str) -> str:
-        """Look up bytes, part them into the two halves of a row, and scale block by block."""
+        """Look up bytes, split them into the two halves of a row, and scale block by block."""
         width = table.shape[1]
         if width % 2:
-            raise ExportError(f"rows of {width} values cannot be stored two a byte; choose another word table")
+            raise ExportError(f"rows of {width} values cannot be packed two per byte; choose another word table")
         integers, scales = quantize_blocks(table)
         stored = graph.constant(f"{name}.weight_int4", pack(integers))
         looked_up = graph.add("Gather", f"{name}.bytes", stored, rows)
@@ -93,21 +93,21 @@ WORD_TABLES: dict[str, WordTable] = {
 
 
 def choose_word_table(name: str) -> WordTable:
-    """The word table of a name.
+    """Return the word table of a given name.
 
     Raises:
-        ExportError: there is none of that name.
+        ExportError: the name is unknown.
     """
     if name not in WORD_TABLES:
-        raise ExportError(f"the word table is one of {', '.join(WORD_TABLES)}, not {name!r}")
+        raise ExportError(f"the word table must be one of {', '.join(WORD_TABLES)}, not {name!r}")
     return WORD_TABLES[name]
 
 
 def quantize_blocks(table: FloatArray) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.float16]]:
-    """Round rows to integers in [-8, 7] with a scale for each block of 32 values, or of a row if that is none.
+    """Round rows to integers in [-8, 7] with a scale for each block of 32 values, or for a row without blocks.
 
-    A scale has the sign that makes the largest magnitude negative, as there are more integers below 0 than above.
-    It maps that magnitude to -8, or beyond where clipping it leaves a smaller squared error in the block.
+    A scale has the sign that makes the largest magnitude negative, because there are more negative integers than
+    positive ones. It maps that magnitude to -8, or beyond if clipping reduces the squared error of the block.
 
     Args:
         table: ``(V, H) float32``.
@@ -130,7 +130,7 @@ def quantize_blocks(table: FloatArray) -> tuple[npt.NDArray[np.int8], npt.NDArra
 
 
 def _round_blocks(blocks: FloatArray, largest: FloatArray) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.float16]]:
-    """Integers, and the scales that make ``largest`` of each block -8."""
+    """Return integers, and the scales that map ``largest`` of each block to -8."""
     scales = (largest / -_ZERO).astype(np.float16)
     scales = np.where(scales == 0, np.float16(1.0), scales)
     return np.rint(blocks / scales.astype(np.float32)).clip(-_ZERO, _ZERO - 1).astype(np.int8), scales
@@ -139,7 +139,7 @@ def _round_blocks(blocks: FloatArray, largest: FloatArray) -> tuple[npt.NDArray[
 def _squared_error(
     blocks: FloatArray, integers: npt.NDArray[np.int8], scales: npt.NDArray[np.float16]
 ) -> FloatArray:
-    """Of each block: ``(V, blocks, 1)``."""
+    """Return the squared error of each block: ``(V, blocks, 1)``."""
     error: FloatArray = np.square(integers * scales.astype(np.float32) - blocks).sum(axis=-1, keepdims=True)
     return error
 

@@ -1,6 +1,6 @@
-"""How a graph is written: nodes and constants one by one, and the arithmetic of its large weights.
+"""Construction of ONNX graphs: nodes and constants one by one, and the arithmetic of large weights.
 
-Opset 20 is where LayerNormalization and Gelu are single operators; ONNX Runtime runs it from 1.17 on.
+In opset 20, LayerNormalization and Gelu are single operators; ONNX Runtime supports it since version 1.17.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = [
 OPSET = 20
 TEXT_INPUTS = ("input_ids", "attention_mask")
 PAIR_INPUTS = (*TEXT_INPUTS, "token_type_ids")
-MEMORY_ROWS = "memory.rows"  # value of a word memory's rows, as it is written and as it is traced
+MEMORY_ROWS = "memory.rows"  # name of a word memory's rows in written and traced graphs
 
 _SHORTEST_NORM = 1e-12
 _IR_VERSION = 9  # the file format that belongs to opset 20
@@ -45,13 +45,13 @@ class GraphWriter:
         self._defaults: dict[str, onnx.TensorProto] = {}
 
     def constant(self, name: str, value: npt.NDArray[np.generic]) -> str:
-        """Store a tensor under a name of its own; the same name is stored once."""
+        """Store a tensor under a unique name; a known name is not stored again."""
         if name not in self._constants:
             self._constants[name] = numpy_helper.from_array(np.asarray(value, order="C"), name)
         return name
 
     def integers(self, *values: int) -> str:
-        """Store a list of int64, as shapes, axes and bounds are given."""
+        """Store a list of int64, for shapes, axes and bounds."""
         return self.constant("int64_" + "_".join(map(str, values)), np.array(values, dtype=np.int64))
 
     def number(self, name: str, value: float) -> str:
@@ -59,12 +59,12 @@ class GraphWriter:
         return self.constant(name, np.array(value, dtype=np.float32))
 
     def default_input(self, name: str, value: float) -> str:
-        """Store a float32 scalar as the value of an input that nobody need feed."""
+        """Store a float32 scalar as the default value of an optional input."""
         self._defaults[name] = numpy_helper.from_array(np.array(value, dtype=np.float32), name)
         return name
 
     def add(self, operator: str, name: str, *inputs: str, **attributes: Any) -> str:
-        """Write a node with one output, which bears the node's name."""
+        """Write a node with one output, which has the node's name."""
         (output,) = self.add_many(operator, name, [name], *inputs, **attributes)
         return output
 
@@ -81,17 +81,17 @@ class GraphWriter:
         return outputs
 
     def copy(self, node: onnx.NodeProto) -> None:
-        """Take over a node as it is."""
+        """Add an existing node unchanged."""
         self._nodes.append(node)
 
     def unit_rows(self, pooled: str) -> str:
-        """Scale rows ``(B, D)`` to length 1; a row of zeros stays one. The last node of every encoder."""
+        """Normalise rows ``(B, D)``; rows of zeros are unchanged. The last node of every encoder."""
         norm = self.add("ReduceL2", "norm", pooled, self.integers(-1), keepdims=1)
         norm = self.add("Max", "safe_norm", norm, self.number("shortest_norm", _SHORTEST_NORM))
         return self.add("Div", "sentence_embedding", pooled, norm)
 
     def finish(self, name: str, inputs: Sequence[str], output: str, *shape: int) -> onnx.ModelProto:
-        """The checked model, of inputs ``(B, L)``; the last node must have written ``output``, ``(B, *shape)``."""
+        """Return the checked model with inputs ``(B, L)``; the last node must write ``output (B, *shape)``."""
         axes = ["batch", "length"]
         fed = [helper.make_tensor_value_info(each, TensorProto.INT64, axes) for each in inputs]
         defaults = [helper.make_tensor_value_info(each, TensorProto.FLOAT, []) for each in self._defaults]
@@ -109,30 +109,30 @@ class GraphWriter:
 
 
 class Products(Protocol):
-    """How the weights of products are stored and multiplied."""
+    """Storage and multiplication of the weights of products."""
 
     def matmul(self, graph: GraphWriter, name: str, value: str, weight: FloatArray) -> str:
-        """Multiply ``(..., I)`` by a weight ``(I, O) float32``; the product bears the name."""
+        """Multiply ``(..., I)`` by a weight ``(I, O) float32``; the result has the given name."""
 
 
 class WordTable(Protocol):
-    """How the word table is stored and looked up."""
+    """Storage and lookup of the word table."""
 
     def gather(self, graph: GraphWriter, name: str, table: FloatArray, rows: str) -> str:
-        """Look up rows ``(B, L)`` of a table ``(V, H) float32``: ``(B, L, H)``, which bear the name."""
+        """Look up rows ``(B, L)`` of a table ``(V, H) float32``: ``(B, L, H)``, with the given name."""
 
 
 class Arithmetic(Products, WordTable, Protocol):
-    """How all large weights are stored and used."""
+    """Storage and use of all large weights."""
 
 
 class FloatArithmetic:
-    """Weights as they are, float32."""
+    """Unchanged float32 weights."""
 
     def matmul(self, graph: GraphWriter, name: str, value: str, weight: FloatArray) -> str:
-        """One MatMul."""
+        """Write a MatMul."""
         return graph.add("MatMul", name, value, graph.constant(f"{name}.weight", weight))
 
     def gather(self, graph: GraphWriter, name: str, table: FloatArray, rows: str) -> str:
-        """One Gather."""
+        """Write a Gather."""
         return graph.add("Gather", name, graph.constant(f"{name}.weight", table), rows)

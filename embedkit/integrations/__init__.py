@@ -1,4 +1,4 @@
-"""Encoders as other packages want them: one file for each package."""
+"""Adapters of encoders to other packages, one module for each package."""
 
 from __future__ import annotations
 

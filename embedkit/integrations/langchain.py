@@ -1,4 +1,4 @@
-"""An encoder as LangChain's ``Embeddings``, within the process: for vector stores, retrievers and caches.
+"""LangChain's ``Embeddings`` in the same process: for vector stores, retrievers and caches.
 
     from langchain_core.vectorstores import InMemoryVectorStore
     from embedkit.integrations.langchain import EmbedkitEmbeddings
@@ -21,13 +21,13 @@ except ImportError as error:
 __all__ = ["EmbedkitEmbeddings"]
 
 
-class EmbedkitEmbeddings(Embeddings):  # type: ignore[misc]  # LangChain's types are left out
-    """Embeds queries and documents, each with the model's prompt for them if it has one.
+class EmbedkitEmbeddings(Embeddings):  # type: ignore[misc]  # LangChain's types are not available
+    """Embeds queries and documents with the model's respective prompts, if any.
 
     Args:
-        model: what :meth:`embedkit.Encoder.load` takes: a path, a bundled name or a hub id.
-        truncate_dim: keep only the first so many dimensions.
-        threads: threads to keep busy; as many as the process may use if None.
+        model: argument of :meth:`embedkit.Encoder.load`: a path, a bundled name or a hub id.
+        truncate_dim: number of leading dimensions to keep; all if None.
+        threads: number of threads; if None, all available.
 
     Raises:
         ModelNotFoundError, ModelError: the model cannot be loaded.
@@ -40,19 +40,19 @@ class EmbedkitEmbeddings(Embeddings):  # type: ignore[misc]  # LangChain's types
         self._truncate_dim = truncate_dim
 
     def embed_documents(self, texts: list[str]) -> list[list[float]]:
-        """Embed documents: N lists of D numbers, each list of length 1 as a vector.
+        """Embed documents: N lists of D numbers, unit vectors.
 
         Raises:
-            InputError: an item is no text, or ``truncate_dim`` does not fit the model.
+            InputError: an item is not a string, or ``truncate_dim`` does not fit the model.
         """
         rows = self._encoder.encode_document(texts, truncate_dim=self._truncate_dim, show_progress_bar=False)
         return list(rows.tolist())
 
     def embed_query(self, text: str) -> list[float]:
-        """Embed a query: D numbers, of length 1 as a vector.
+        """Embed a query: D numbers, a unit vector.
 
         Raises:
-            InputError: this is no text, or ``truncate_dim`` does not fit the model.
+            InputError: ``text`` is not a string, or ``truncate_dim`` does not fit the model.
         """
         row = self._encoder.encode_query([text], truncate_dim=self._truncate_dim, show_progress_bar=False)[0]
         return list(row.tolist())

@@ -1,4 +1,4 @@
-"""An encoder as LlamaIndex' ``BaseEmbedding``, within the process: for indexes and ingestion pipelines.
+"""LlamaIndex's ``BaseEmbedding`` in the same process: for indexes and ingestion pipelines.
 
     from llama_index.core import Settings
     from embedkit.integrations.llama_index import EmbedkitEmbedding
@@ -25,17 +25,17 @@ except ImportError as error:
 __all__ = ["EmbedkitEmbedding"]
 
 
-class EmbedkitEmbedding(BaseEmbedding):  # type: ignore[misc]  # LlamaIndex' types are left out
-    """Embeds queries and documents, each with the model's prompt for them if it has one.
+class EmbedkitEmbedding(BaseEmbedding):  # type: ignore[misc]  # LlamaIndex's types are not available
+    """Embeds queries and documents with the model's respective prompts, if any.
 
-    Can be copied, pickled and sent to other processes, which load the model for themselves.
+    Can be copied, pickled and sent to other processes, which load the model themselves.
 
     Attributes:
-        model_name: what :meth:`embedkit.Encoder.load` takes: a path, a bundled name or a hub id.
-        embed_batch_size: documents that LlamaIndex hands over at once, at most 2048.
-        truncate_dim: keep only the first so many dimensions.
-        threads: threads to keep busy; as many as the process may use if None. With ``num_workers`` say 1.
-        fingerprint: the model's, so that LlamaIndex' caches tell models of one name apart; found out by itself.
+        model_name: argument of :meth:`embedkit.Encoder.load`: a path, a bundled name or a hub id.
+        embed_batch_size: number of documents that LlamaIndex passes at once, at most 2048.
+        truncate_dim: number of leading dimensions to keep; all if None.
+        threads: number of threads; if None, all available. Use 1 with ``num_workers``.
+        fingerprint: set to the model's fingerprint, so that LlamaIndex's caches distinguish models of equal name.
 
     Raises:
         ModelNotFoundError, ModelError: the model cannot be loaded.
@@ -55,7 +55,7 @@ class EmbedkitEmbedding(BaseEmbedding):  # type: ignore[misc]  # LlamaIndex' typ
 
     @classmethod
     def class_name(cls) -> str:
-        """How LlamaIndex files it."""
+        """Name of the class in LlamaIndex's serialisation."""
         return "EmbedkitEmbedding"
 
     def _get_text_embeddings(self, texts: list[str]) -> list[list[float]]:

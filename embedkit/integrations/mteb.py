@@ -7,7 +7,7 @@
     model = MtebEncoder(Encoder.load("tiny-sct.onnx"))
     mteb.evaluate(model, mteb.get_tasks(["STSBenchmark"]))
 
-Needs ``pip install "embedkit-onnx[mteb]"``, and was written for MTEB 2.
+Needs ``pip install "embedkit-onnx[mteb]"``; written for MTEB 2.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from embedkit.protocols import FloatArray, PairScorer, TextEncoder
 __all__ = ["Batch", "MtebCrossEncoder", "MtebEncoder"]
 
 Batch = Mapping[str, Any]
-"""What MTEB's data loaders yield: lists by the kind of input, ``{"text": [...]}``."""
+"""A batch of MTEB's data loaders: lists by kind of input, ``{"text": [...]}``."""
 
 
 @runtime_checkable
@@ -35,14 +35,14 @@ class _Prompting(Protocol):
 
 
 class MtebEncoder:
-    """MTEB's ``EncoderProtocol`` over an encoder.
+    """MTEB's ``EncoderProtocol`` for an encoder.
 
-    Where MTEB tells queries from documents, an encoder's own prompts for them are put before the texts, as
-    MTEB does for models of sentence-transformers. Batches are the encoder's business: MTEB's
-    ``batch_size`` has no effect.
+    Where MTEB distinguishes queries from documents, the encoder's own prompts for them are prepended to the texts,
+    as MTEB does for sentence-transformers models. The encoder chooses its own batches: MTEB's ``batch_size`` has
+    no effect.
 
     Args:
-        encoder: a bundle, a torch encoder or anything with the attributes of ``TextEncoder``.
+        encoder: a bundle, a torch encoder or any object with the attributes of ``TextEncoder``.
 
     Raises:
         MissingExtraError: MTEB is not installed.
@@ -61,10 +61,10 @@ class MtebEncoder:
         Args:
             inputs: batches with the key ``text``.
             prompt_type: ``"query"``, ``"document"`` or None.
-            precision: ``"float32"``, the only one.
+            precision: only ``"float32"`` is supported.
 
         Raises:
-            InputError: the inputs are no texts, or another precision is wanted.
+            InputError: the inputs are not texts, or another precision is requested.
         """
         if precision != "float32":
             raise InputError(f"expected the precision float32 from MTEB, got {precision!r}")
@@ -76,19 +76,19 @@ class MtebEncoder:
         )
 
     def similarity(self, embeddings1: FloatArray, embeddings2: FloatArray) -> Any:
-        """Cosine of each row with each row, a torch tensor as MTEB wants it."""
+        """Return the cosine of each row with each row, a torch tensor as required by MTEB."""
         return self._similarity.cos_sim(embeddings1, embeddings2)
 
     def similarity_pairwise(self, embeddings1: FloatArray, embeddings2: FloatArray) -> Any:
-        """Cosine of each row with the one at its place, a torch tensor as MTEB wants it."""
+        """Return the cosine of each row with its counterpart, a torch tensor as required by MTEB."""
         return self._similarity.pairwise_cos_sim(embeddings1, embeddings2)
 
 
 class MtebCrossEncoder:
-    """MTEB's ``CrossEncoderProtocol`` over a cross-encoder.
+    """MTEB's ``CrossEncoderProtocol`` for a cross-encoder.
 
     Args:
-        scorer: the bundle of a cross-encoder, or anything with the attributes of ``PairScorer``.
+        scorer: the bundle of a cross-encoder, or any object with the attributes of ``PairScorer``.
 
     Raises:
         MissingExtraError: MTEB is not installed.
@@ -99,10 +99,10 @@ class MtebCrossEncoder:
         self.mteb_model_meta = _describe(scorer, "cross-encoder", embed_dim=None)
 
     def predict(self, inputs1: Iterable[Batch], inputs2: Iterable[Batch], **_: Any) -> FloatArray:
-        """Score pairs, the texts of two data loaders one by one: ``(N,) float32``.
+        """Score the pairs of texts from two data loaders: ``(N,) float32``.
 
         Raises:
-            InputError: the inputs are no texts.
+            InputError: the inputs are not texts.
         """
         return self._scorer.predict(list(zip(_texts(inputs1), _texts(inputs2), strict=True)))
 
@@ -111,13 +111,13 @@ def _texts(inputs: Iterable[Batch]) -> list[str]:
     texts: list[str] = []
     for batch in inputs:
         if "text" not in batch:
-            raise InputError(f"expected texts from MTEB, got {', '.join(batch)}: the model reads nothing else")
+            raise InputError(f"expected texts from MTEB, got {', '.join(batch)}: the model supports only texts")
         texts += batch["text"]
     return texts
 
 
 def _describe(model: TextEncoder | PairScorer, kind: str, *, embed_dim: int | None) -> Any:
-    """What MTEB files results under: the fingerprint is the revision, so that no other model shares them."""
+    """Return the metadata under which MTEB stores results; the fingerprint as revision keeps models apart."""
     module = require("mteb.models.model_meta", extra="mteb")
     about = {
         "name": f"embedkit/{model.name.replace('/', '-')}",

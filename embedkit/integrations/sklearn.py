@@ -1,4 +1,4 @@
-"""An encoder as a transformer of scikit-learn: texts in, features out, in pipelines and grid searches.
+"""scikit-learn's transformer interface: texts in, features out, for pipelines and grid searches.
 
     from sklearn.linear_model import LogisticRegression
     from sklearn.pipeline import make_pipeline
@@ -7,7 +7,7 @@
     classifier = make_pipeline(TextEmbedder("tiny-sct"), LogisticRegression())
     classifier.fit(texts, labels)
 
-Needs ``pip install "embedkit-onnx[bench]"``, or scikit-learn 1.6 and newer by itself.
+Needs ``pip install "embedkit-onnx[bench]"``, or scikit-learn 1.6 or newer.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ __all__ = ["TextEmbedder"]
 
 
 class TextEmbedder(TransformerMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
-    """Embeds texts; learns nothing from them. Can be cloned, pickled and searched over like any estimator.
+    """Embeds texts without learning from them. Can be cloned, pickled and tuned like any estimator.
 
     Args:
-        model: what :meth:`embedkit.Encoder.load` takes: a path, a bundled name or a hub id. It is loaded on
+        model: argument of :meth:`embedkit.Encoder.load`: a path, a bundled name or a hub id. It is loaded on
             first use, in every process.
-        truncate_dim: keep only the first so many dimensions.
-        prompt_name: name of one of the model's prompts, put before every text.
-        threads: threads to keep busy; as many as the process may use if None. With ``n_jobs`` say 1.
+        truncate_dim: number of leading dimensions to keep; all if None.
+        prompt_name: name of one of the model's prompts, prepended to every text.
+        threads: number of threads; if None, all available. Use 1 with ``n_jobs``.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class TextEmbedder(TransformerMixin, BaseEstimator):  # type: ignore[misc]  # sc
         self.model, self.truncate_dim, self.prompt_name, self.threads = model, truncate_dim, prompt_name, threads
 
     def fit(self, X: Iterable[str], y: object = None) -> Self:  # noqa: ARG002, N803 - scikit-learn's names
-        """Load the model: there is nothing to learn.
+        """Load the model; nothing is learned from ``X``.
 
         Raises:
             ModelNotFoundError, ModelError: the model cannot be loaded.
@@ -64,18 +64,18 @@ class TextEmbedder(TransformerMixin, BaseEstimator):  # type: ignore[misc]  # sc
         """Embed N texts: ``(N, D) float32, unit rows``.
 
         Raises:
-            InputError: an item is no text, or the settings do not fit the model.
+            InputError: an item is not a string, or the settings do not fit the model.
             ModelNotFoundError, ModelError: the model cannot be loaded.
         """
         if isinstance(X, str):
-            raise InputError("expected several texts, got one: put it into a list")
+            raise InputError("expected several texts, got one: pass a list")
         rows: FloatArray = self._load().encode(
             X, truncate_dim=self.truncate_dim, prompt_name=self.prompt_name, show_progress_bar=False
         )
         return rows
 
     def get_feature_names_out(self, input_features: object = None) -> npt.NDArray[np.object_]:  # noqa: ARG002
-        """``embedding0`` and so on, one name for each of the D dimensions."""
+        """Return ``embedding0`` and so on, one name for each of the D dimensions."""
         width = self.truncate_dim or self._load().dimension
         return np.array([f"embedding{number}" for number in range(width)], dtype=object)
 
@@ -89,7 +89,7 @@ class TextEmbedder(TransformerMixin, BaseEstimator):  # type: ignore[misc]  # sc
         return {name: value for name, value in super().__getstate__().items() if name != "_loaded"}
 
     def _load(self) -> Encoder:
-        """The model with the settings as they are now."""
+        """Return the model for the current settings."""
         wanted = (self.model, self.threads)
         if getattr(self, "_loaded", (None,))[0] != wanted:
             self._loaded = (wanted, Encoder.load(self.model, threads=self.threads))

@@ -1,4 +1,4 @@
-"""Pages for people: drawings, tables and what they compare."""
+"""Reports for people: charts, tables and comparisons."""
 
 from __future__ import annotations
 

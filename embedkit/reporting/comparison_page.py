@@ -1,4 +1,4 @@
-"""Students, teachers and variants on one page: quality, speed, size, and the recipe of each."""
+"""Students, teachers and variants on one page: quality, speed, size and recipe of each."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def write_comparison(
     evaluations: Sequence[Mapping[str, Any]] = (),
     title: str = "Comparison",
 ) -> None:
-    """Write one page about all entries.
+    """Write a page that compares all entries.
 
     Args:
-        entries: with different labels; at least one.
-        path: of the page.
-        reports: timings; models in them that are no entries are shown too.
-        evaluations: as :func:`~embedkit.reporting.quality.read_evaluations` gives them.
-        title: of the page.
+        entries: entries with distinct labels; at least one.
+        path: path of the page.
+        reports: timings; models in them that are not entries are shown too.
+        evaluations: the result of :func:`~embedkit.reporting.quality.read_evaluations`.
+        title: title of the page.
 
     Raises:
         DataError: an evaluation is malformed.
@@ -52,7 +52,7 @@ def write_comparison(
 
 
 def _judge(entries: Sequence[Entry], evaluations: Sequence[Mapping[str, Any]]) -> Quality:
-    """What was evaluated, and the scores on each development set, of which one stands in where nothing was."""
+    """Return the evaluations, plus development scores, which serve as headline if there are no evaluations."""
     quality = judge({each.label: each.fingerprint for each in entries if each.fingerprint}, evaluations)
     own: dict[str, dict[str, float]] = {}
     for each in entries:
@@ -75,7 +75,7 @@ def _body(entries: Sequence[Entry], quality: Quality, reports: Sequence[SpeedRep
         yield sheet(Table("Quality, times 100", *quality.table([each.label for each in entries])))
     yield _recipes(entries)
     yield _links(entries)
-    yield "<h2>Each of them</h2>"
+    yield "<h2>Details</h2>"
     for each in entries:
         yield facts(html.escape(each.label), _facts(each), folded=True)
     yield notes(_notes(reports))
@@ -112,7 +112,7 @@ def _table(entries: Sequence[Entry], reports: Sequence[SpeedReport]) -> Table:
                 *("" if cell is None else f"{cell.p50_ms:.3g}" for cell in cells),
             ]
         )
-    return Table("What they are and what they cost", header, rows, words=4)
+    return Table("Overview", header, rows, words=4)
 
 
 def _recipes(entries: Sequence[Entry]) -> str:
@@ -121,9 +121,9 @@ def _recipes(entries: Sequence[Entry]) -> str:
     if len(recipes) < 2:
         return ""
     if not rows:
-        return "<h2>Recipes</h2>\n<p>All recipes are the same.</p>"
+        return "<h2>Recipes</h2>\n<p>All recipes are identical.</p>"
     header = ["setting", *(each.label for each in recipes)]
-    return sheet(Table("Where recipes differ", header, rows, words=len(header)))
+    return sheet(Table("Differences between recipes", header, rows, words=len(header)))
 
 
 def _links(entries: Sequence[Entry]) -> str:

@@ -1,4 +1,4 @@
-"""What is compared in charts, and how each is drawn so that it is known again in all of them."""
+"""Models in charts, with a consistent appearance in all of them."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from embedkit.reporting.drawing import HUES
 __all__ = ["Contender", "Look", "legend", "looks"]
 
 _KEY = "filled: int8; hollow: other precisions; squares: torch"
-_KEY_TO_LINES = "; upright lines: quality not known"
+_KEY_TO_LINES = "; vertical lines: quality unknown"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Contender:
-    """A model among others.
+    """A model in a chart.
 
     Attributes:
-        label: no other has the same.
-        name: the model's; one model in several precisions has one name.
-        precision: of its weights.
-        quality: times 100; None where it is not known.
+        label: unique label.
+        name: name of the model, common to all its precisions.
+        precision: precision of the weights.
+        quality: quality times 100; None if unknown.
     """
 
     label: str
@@ -33,12 +33,12 @@ class Contender:
 
 @dataclass(frozen=True)
 class Look:
-    """How a contender is drawn.
+    """The appearance of a contender.
 
     Attributes:
-        hue: name of a colour; all precisions of a model share it.
-        filled: int8 is filled and its lines are whole; other precisions are hollow, with broken lines.
-        torch: squares and dots for what runs on torch.
+        hue: name of a colour, common to all precisions of a model.
+        filled: int8 is filled with solid lines; other precisions are hollow with dashed lines.
+        torch: models on torch have squares and dotted lines.
     """
 
     hue: str
@@ -47,17 +47,17 @@ class Look:
 
     @property
     def marker(self) -> str:
-        """Matplotlib's name of it."""
+        """Matplotlib's marker."""
         return "s" if self.torch else "o"
 
     @property
     def line(self) -> str:
-        """Matplotlib's name of it."""
+        """Matplotlib's line style."""
         return "-" if self.filled else ":" if self.torch else "--"
 
 
 def looks(contenders: Sequence[Contender]) -> Mapping[str, Look]:
-    """Label -> look. Hues go by name, in order; if they do not suffice, the last one is for all the others."""
+    """Return the look of each label. Hues are assigned to names in order; the last one repeats if necessary."""
     names = list(dict.fromkeys(each.name for each in contenders))
     hues = {name: HUES[min(place, len(HUES) - 1)] for place, name in enumerate(names)}
     return {
@@ -67,7 +67,7 @@ def looks(contenders: Sequence[Contender]) -> Mapping[str, Look]:
 
 
 def legend(contenders: Sequence[Contender]) -> str:
-    """HTML that says who is drawn how."""
+    """Return the legend in HTML."""
     appearance = looks(contenders)
     items = "".join(f"<li>{_mark(appearance[each.label])}{html.escape(each.label)}</li>" for each in contenders)
     scored = sum(each.quality is not None for each in contenders)

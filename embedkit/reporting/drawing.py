@@ -1,4 +1,4 @@
-"""Drawings by matplotlib: SVG that takes the colours of the page around it, and PNG on white."""
+"""Drawing with matplotlib: SVG in the colours of the surrounding page, and PNG on white."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ COLOURS: Mapping[str, str] = {
     "hue7": "#0e8488",
     "hue8": "#6b7280",
 }
-"""What is drawn in on white; a page sets ``--ink``, ``--rule`` and so on instead."""
+"""Colours on a white background; a page overrides them by ``--ink``, ``--rule`` and so on."""
 
 DARK_COLOURS: Mapping[str, str] = {
     "ink": "#9198a1",
@@ -47,25 +47,25 @@ DARK_COLOURS: Mapping[str, str] = {
     "hue7": "#4dd0d3",
     "hue8": "#b1bac4",
 }
-"""The same on a dark page."""
+"""Colours on a dark page."""
 
 HUES = tuple(name for name in COLOURS if name.startswith("hue"))
-"""Names of the colours by which several things are told apart."""
+"""Names of the colours that distinguish items."""
 
 Drawing = Callable[[Axes, Mapping[str, str]], None]
-"""Draws on axes, in colours by name."""
+"""Draws on axes, with colours by name."""
 
-# Colours that stand for the names while an SVG is drawn: #010101, #020202 ...
+# Placeholders for the named colours while an SVG is drawn: #010101, #020202 ...
 _STAND_INS = {name: f"#{3 * f'{number:02d}'}" for number, name in enumerate(COLOURS, 1)}
 
 
 def to_svg(draws: Sequence[Drawing], *, label: str, inches: tuple[float, float]) -> str:
-    """Drawings side by side, which share their vertical axis, as an ``<svg>`` to stand in a page.
+    """Draw side by side, with a common vertical axis, as an inline ``<svg>``.
 
     Args:
-        draws: each draws one.
-        label: what it shows, for those who do not see it.
-        inches: width and height of all; the page scales it.
+        draws: one function per drawing.
+        label: text alternative.
+        inches: total width and height; the page scales them.
     """
     with mpl.rc_context(_style(_STAND_INS)):
         figure = Figure(figsize=inches, layout="constrained")
@@ -78,13 +78,13 @@ def to_svg(draws: Sequence[Drawing], *, label: str, inches: tuple[float, float])
 
 
 def write_png(draws: Sequence[Drawing], path: Path, *, columns: int, inches: tuple[float, float]) -> None:
-    """Several drawings on white.
+    """Write several drawings to one PNG on white.
 
     Args:
-        draws: each draws one.
+        draws: one function per drawing.
         path: the file.
-        columns: drawings in a row.
-        inches: width and height of one.
+        columns: number of drawings in a row.
+        inches: width and height of one drawing.
 
     Raises:
         StorageError: the file cannot be written.
@@ -98,7 +98,7 @@ def write_png(draws: Sequence[Drawing], path: Path, *, columns: int, inches: tup
             figure.savefig(temporary, format="png", dpi=120)
 
 
-def _style(colours: Mapping[str, str]) -> Any:  # matplotlib's type for it lists every key there is
+def _style(colours: Mapping[str, str]) -> Any:  # matplotlib's type lists every existing key
     ink, rule = colours["ink"], colours["rule"]
     return {
         "axes.edgecolor": rule,
@@ -124,7 +124,7 @@ def _style(colours: Mapping[str, str]) -> Any:  # matplotlib's type for it lists
 
 
 def _fit_page(svg: str, *, label: str) -> str:
-    """Without prolog, size, names of groups and fonts of its own, in the page's colours."""
+    """Remove prolog, size, group names and fonts, and use the page's colours."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", svg, count=1)
     svg = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", svg, count=1)

@@ -1,4 +1,4 @@
-"""What a comparison has of each model, wherever the model came from."""
+"""The models of a comparison, regardless of their origin."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ class Entry:
     """A run, a bundle, a model folder, or a model that was only timed.
 
     Attributes:
-        label: no other has the same, see :func:`distinct`.
-        name: the model's.
-        kind: what it is, in a word or two.
-        precision: of its weights.
+        label: unique label, see :func:`distinct`.
+        name: name of the model.
+        kind: short description of its kind.
+        precision: precision of the weights.
         source: where it came from.
-        fingerprint: by which evaluations and timings find it; empty if nobody asked.
-        size_bytes: of its files, None if it has none yet.
-        recipe: settings it was made with, by dotted names.
-        facts: what else there is to tell, by name.
-        development: its own best score on its development set, times 100.
-        development_set: name of that set; empty if it is not known.
-        page: address of a page about it alone.
+        fingerprint: identifies its evaluations and timings; empty if not computed.
+        size_bytes: size of its files, None if there are none yet.
+        recipe: training settings by dotted name.
+        facts: other facts by name.
+        development: its best score on its development set, times 100.
+        development_set: name of that set; empty if unknown.
+        page: address of its own page.
     """
 
     label: str
@@ -50,7 +50,7 @@ class Entry:
 
 
 def distinct(entries: Sequence[Entry]) -> list[Entry]:
-    """The entries with labels that differ: by their sources, where they did not."""
+    """Return the entries with unique labels, adding the source where necessary."""
     labels = [each.label for each in entries]
     return [
         each if labels.count(each.label) == 1 else dataclasses.replace(each, label=f"{each.label} ({each.source})")
@@ -59,7 +59,7 @@ def distinct(entries: Sequence[Entry]) -> list[Entry]:
 
 
 def timed_only(reports: Sequence[SpeedReport], entries: Sequence[Entry]) -> list[Entry]:
-    """An entry for each model that was timed and is not among the entries, once."""
+    """Return an entry for each model that was timed but is not among the entries."""
     known = {each.fingerprint for each in entries}
     found: dict[str, ModelFigures] = {}
     for model in (model for report in reports for model in report.models):
@@ -69,7 +69,7 @@ def timed_only(reports: Sequence[SpeedReport], entries: Sequence[Entry]) -> list
         Entry(
             label=model.label,
             name=model.about["name"],
-            kind="only timed",
+            kind="timing only",
             precision=model.about["precision"],
             source=model.note or model.source,
             fingerprint=mark,
@@ -80,7 +80,7 @@ def timed_only(reports: Sequence[SpeedReport], entries: Sequence[Entry]) -> list
 
 
 def contenders_of(entries: Iterable[Entry], quality: Quality) -> list[Contender]:
-    """The entries as charts take them."""
+    """Convert entries to contenders for charts."""
     return [
         Contender(
             label=each.label, name=each.name, precision=each.precision, quality=quality.values.get(each.label)
@@ -90,9 +90,9 @@ def contenders_of(entries: Iterable[Entry], quality: Quality) -> list[Contender]
 
 
 def differences(entries: Sequence[Entry]) -> list[list[str]]:
-    """Settings in which recipes differ: a row for each, the setting and then its value in each recipe.
+    """Return a row for each setting in which recipes differ: its name, then its value in each recipe.
 
-    Entries without a recipe have no column; a setting that a recipe lacks is empty. The corpus is one row.
+    Entries without a recipe have no column; missing settings are empty. The corpus is one row.
     """
     recipes = [_with_one_corpus(each.recipe) for each in entries if each.recipe]
     names = dict.fromkeys(name for recipe in recipes for name in recipe)
@@ -101,7 +101,7 @@ def differences(entries: Sequence[Entry]) -> list[list[str]]:
 
 
 def _with_one_corpus(recipe: Mapping[str, str]) -> dict[str, str]:
-    """The recipe with the settings of its sources, several dozen in all, joined into one."""
+    """Return the recipe with the settings of its sources, often several dozen, joined into one."""
     sources: dict[str, dict[str, str]] = {}
     rest = {}
     for name, value in recipe.items():
@@ -115,7 +115,7 @@ def _with_one_corpus(recipe: Mapping[str, str]) -> dict[str, str]:
 
 
 def _describe_source(settings: Mapping[str, str]) -> str:
-    """The file's name, and in parentheses what decides which of its texts are read."""
+    """Return the file's name and, in parentheses, the settings that select its texts."""
     chosen = (f"{key} {value}" for key, value in settings.items() if key not in ("path", "name", "licence"))
     details = ", ".join(each for each in chosen if not each.endswith((" []", " ()")))
     name = PurePath(settings.get("path", "")).name
@@ -123,5 +123,5 @@ def _describe_source(settings: Mapping[str, str]) -> str:
 
 
 def flat_recipe(config: Mapping[str, Any]) -> dict[str, str]:
-    """Settings by dotted names, without the name of the run, which is no setting."""
+    """Return settings by dotted names, without the name of the run."""
     return {name: value for name, value in flat(config) if name != "name"}

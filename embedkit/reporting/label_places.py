@@ -1,4 +1,4 @@
-"""Where labels of points stand so that they hide neither each other nor other points."""
+"""Placement of point labels so that they do not hide each other or other points."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import NamedTuple
 
 __all__ = ["LabelPlaces", "Place"]
 
-# Sizes of a letter of eight points, about, in parts of axes three or four inches wide.
+# Approximate size of a letter in 8 pt, relative to axes three or four inches wide.
 _LETTER_WIDTH, _LETTER_HEIGHT = 0.017, 0.045
 
 
 class Place(NamedTuple):
-    """Where a label stands, in parts of the axes, and which part of it stands there."""
+    """Position of a label relative to the axes, and its alignment there."""
 
     x: float
     y: float
@@ -26,17 +26,17 @@ class _Box(NamedTuple):
     top: float
 
     def shared_with(self, other: _Box) -> float:
-        """The area of both."""
+        """Return the area of the intersection."""
         width = min(self.right, other.right) - max(self.left, other.left)
         height = min(self.top, other.top) - max(self.bottom, other.bottom)
         return max(0.0, width) * max(0.0, height)
 
     def outside(self) -> float:
-        """How far it lies outside the axes."""
+        """Return the distance by which the box exceeds the axes."""
         return sum(max(0.0, by) for by in (-self.left, self.right - 1.0, -self.bottom, self.top - 1.0))
 
 
-# Tried in this order: beside the point, above, below, and at its corners.
+# In order of preference: beside the point, above, below, and diagonally.
 _AROUND = (
     Place(0.028, 0.0, "left"),
     Place(-0.028, 0.0, "right"),
@@ -50,17 +50,17 @@ _AROUND = (
 
 
 class LabelPlaces:
-    """Gives each label the place around its point that is least crowded.
+    """Assigns each label the least crowded position around its point.
 
     Args:
-        points: all that must not be hidden, in parts of the axes.
+        points: points that must not be hidden, relative to the axes.
     """
 
     def __init__(self, points: Iterable[tuple[float, float]]) -> None:
         self._taken = [_box(Place(x, y, "center"), 1) for x, y in points]
 
     def choose(self, point: tuple[float, float], letters: int) -> Place:
-        """The place of a label of so many letters; it is taken from now on."""
+        """Choose and occupy the position of a label with a given number of letters."""
         x, y = point
         places = [Place(x + right, y + up, alignment) for right, up, alignment in _AROUND]
         chosen = min(places, key=lambda place: self._crowding(_box(place, letters)))

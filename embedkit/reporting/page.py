@@ -1,4 +1,4 @@
-"""One HTML page that needs no other file: headings, figures, drawings and tables, in light and in dark."""
+"""Self-contained HTML pages with headings, figures, drawings and tables, in light and dark mode."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ summary { cursor: pointer; font-size: 1.15rem; font-weight: 600; margin: 1.4rem 
 @media print {
   html, body { font-size: 11px; }
   body { margin: 0; max-width: none; padding: 0; }
-  details::details-content { content-visibility: visible; }  /* what is folded on a screen is not on paper */
+  details::details-content { content-visibility: visible; }  /* expand folded sections on paper */
   .charts { grid-template-columns: 1fr 1fr; }
   .wide { overflow: visible; }
   .wide > svg { min-width: 0; }
@@ -61,12 +61,12 @@ summary { cursor: pointer; font-size: 1.15rem; font-weight: 600; margin: 1.4rem 
 
 
 def build_page(title: str, about: str, body: Iterable[str]) -> str:
-    """The whole page.
+    """Return the whole page.
 
     Args:
         title: plain text.
         about: a line below the title, plain text.
-        body: HTML, part by part; empty parts are left out.
+        body: HTML in parts; empty parts are skipped.
     """
     style = _STYLE.replace("DARK_VARIABLES", _variables(DARK_COLOURS)).replace("VARIABLES", _variables(COLOURS))
     return "\n".join([
@@ -82,7 +82,7 @@ def build_page(title: str, about: str, body: Iterable[str]) -> str:
 
 
 def figures(pairs: Iterable[tuple[str, str]]) -> str:
-    """Terms and figures, large."""
+    """Return terms with large figures."""
     cells = "".join(
         f"<div><dt>{html.escape(term)}</dt><dd>{html.escape(figure)}</dd></div>" for term, figure in pairs
     )
@@ -90,7 +90,7 @@ def figures(pairs: Iterable[tuple[str, str]]) -> str:
 
 
 def facts(heading: str, rows: Iterable[tuple[str, str]], *, folded: bool = False) -> str:
-    """A table of names and values under a heading; nothing if there are none."""
+    """Return a table of names and values under a heading; nothing if it is empty."""
     cells = "\n".join(
         f"<tr><th>{html.escape(name)}</th><td><code>{html.escape(value)}</code></td></tr>" for name, value in rows
     )
@@ -103,16 +103,16 @@ def facts(heading: str, rows: Iterable[tuple[str, str]], *, folded: bool = False
 
 
 def wide(content: str) -> str:
-    """What is moved sideways where a page is narrower than it needs."""
+    """Wrap content that scrolls horizontally if the page is too narrow."""
     return f'<div class="wide">{content}</div>' if content else ""
 
 
 def sheet(table: Table, *, folded: str = "") -> str:
-    """A table of figures under its title.
+    """Return a table of figures under its title.
 
     Args:
         table: plain text.
-        folded: a title under which the table is folded instead.
+        folded: if given, the table is collapsed under this title.
     """
     rows = [_row("th", table.header, table.words), *(_row("td", row, table.words) for row in table.rows)]
     content = wide(f'<table class="sheet">{"".join(rows)}</table>')
@@ -122,12 +122,12 @@ def sheet(table: Table, *, folded: str = "") -> str:
 
 
 def notes(sentences: Iterable[str]) -> str:
-    """Small print."""
+    """Return notes in small print."""
     return f'<ul class="notes">{"".join(f"<li>{html.escape(sentence)}</li>" for sentence in sentences)}</ul>'
 
 
 def flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Dotted names and values of nested tables."""
+    """Yield dotted names and values of nested tables."""
     for key, value in table.items():
         if isinstance(value, Mapping):
             yield from flat(value, f"{prefix}{key}.")

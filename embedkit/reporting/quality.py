@@ -1,4 +1,4 @@
-"""The quality of models, out of what `embedkit evaluate` wrote about them."""
+"""The quality of models, from the output of `embedkit evaluate`."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ __all__ = ["Quality", "judge", "read_evaluations"]
 
 @dataclass(frozen=True)
 class Quality:
-    """What is known of the quality of models.
+    """Quality of models.
 
     Attributes:
-        headline: name of the figure that stands for the others; empty if nothing is known.
-        figures: figure -> label of a model -> value times 100; the headline is among them.
+        headline: name of the main figure; empty if there are none.
+        figures: figure -> label of a model -> value times 100; includes the headline.
     """
 
     headline: str = ""
@@ -27,11 +27,11 @@ class Quality:
 
     @property
     def values(self) -> Mapping[str, float]:
-        """Label -> the headline, of the models of which it is known."""
+        """The headline of each model for which it is known, by label."""
         return self.figures.get(self.headline, {})
 
     def table(self, labels: Sequence[str]) -> tuple[list[str], list[list[str]]]:
-        """Header and rows of those of these models of which anything is known."""
+        """Return header and rows for those of the models with any figures."""
         known = [label for label in labels if any(label in values for values in self.figures.values())]
         rows = [
             [label, *(f"{values[label]:.2f}" if label in values else "" for values in self.figures.values())]
@@ -41,29 +41,29 @@ class Quality:
 
 
 def read_evaluations(path: Path, *, required: bool = True) -> list[dict[str, Any]]:
-    """The evaluations in a file that `embedkit evaluate` wrote as JSON, or in an object of several of them.
+    """Read the evaluations in a JSON file written by `embedkit evaluate`, or in an object of several of them.
 
     Raises:
-        DataError: it cannot be read; or it holds none, and they are required.
+        DataError: the file cannot be read, or contains no evaluations although they are required.
     """
     try:
         found = list(_find(json.loads(path.read_text(encoding="utf-8"))))
     except (OSError, ValueError) as error:
         raise DataError(f"{path} cannot be read as JSON: {error}") from error
     if required and not found:
-        raise DataError(f"{path} holds no evaluations; `embedkit evaluate --json` writes them")
+        raise DataError(f"{path} contains no evaluations; create them with `embedkit evaluate --json`")
     return found
 
 
 def judge(models: Mapping[str, str], evaluations: Sequence[Mapping[str, Any]]) -> Quality:
-    """Bring models and evaluations together by the models' fingerprints.
+    """Match models and evaluations by fingerprint.
 
-    The headline is the last figure of a task (the mean, where it has one): of the task that was evaluated for the
-    most models, and of several such of the first.
+    The headline is the last figure of a task (its mean, if any), of the task that was evaluated for the most
+    models; ties go to the first such task.
 
     Args:
         models: label -> fingerprint.
-        evaluations: as :func:`read_evaluations` gives them; those of other models are passed over.
+        evaluations: the result of :func:`read_evaluations`; those of other models are ignored.
 
     Raises:
         DataError: an evaluation lacks a field.
@@ -79,7 +79,9 @@ def judge(models: Mapping[str, str], evaluations: Sequence[Mapping[str, Any]]) -
                 if result["value"] is not None:
                     figures.setdefault(name, {}).update(dict.fromkeys(labels, 100 * result["value"]))
     except (KeyError, TypeError) as error:
-        raise DataError(f"an evaluation is not as `embedkit evaluate --json` writes it: {error}") from error
+        raise DataError(
+            f"an evaluation does not have the format of `embedkit evaluate --json`: {error}"
+        ) from error
     headline = max(last_of_task.values(), key=lambda name: len(figures.get(name, ())), default="")
     return Quality(headline, figures)
 

@@ -1,4 +1,4 @@
-"""Quality against what it costs."""
+"""Charts of quality against cost."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from embedkit.reporting.label_places import LabelPlaces
 
 __all__ = ["Cost", "draw_quality"]
 
-_INCHES = 3.9  # of a drawing, of which three fill the width of a page
-_MANY_MAGNITUDES = 1000  # between the cheapest and the dearest; then a tick for each is enough
-_CLOSE = 0.03  # lines so near each other, in parts of the axes, that their labels would touch
+_INCHES = 3.9  # of a drawing; three fill the width of a page
+_MANY_MAGNITUDES = 1000  # ratio of the highest to the lowest cost above which one tick per magnitude suffices
+_CLOSE = 0.03  # distance of lines, relative to the axes, below which labels would touch
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What contenders cost.
+    """A cost of contenders.
 
     Attributes:
-        title: of its drawing.
-        unit: of the horizontal axis.
-        prices: label -> price, above 0, of those of which it is known.
+        title: title of the drawing.
+        unit: unit of the horizontal axis.
+        prices: label -> positive cost, where known.
     """
 
     title: str
@@ -37,17 +37,17 @@ class Cost:
 
 
 def draw_quality(contenders: Sequence[Contender], costs: Sequence[Cost], *, quality: str) -> str:
-    """For each cost a drawing with a point for each contender; without a known quality it is a line at its cost.
+    """Draw a chart for each cost, with a point for each contender, or a line if its quality is unknown.
 
-    A broken line joins the points that no other one beats in both.
+    A dashed line joins the points that are not dominated.
 
     Args:
-        contenders: those without a price are left out of its drawing.
-        costs: what stands on the horizontal axes.
-        quality: what stands on the vertical axis.
+        contenders: those without a price are omitted from that chart.
+        costs: costs on the horizontal axes.
+        quality: label of the vertical axis.
 
     Returns:
-        An ``<svg>`` to stand in a page; empty if no contender has both.
+        An inline ``<svg>``; empty if no contender has both a quality and a cost.
     """
     known = [each for each in contenders if each.quality is not None]
     shown = [cost for cost in costs if any(each.label in cost.prices for each in known)]
@@ -92,12 +92,12 @@ def _draw(
 def _set_frame(
     axes: Axes, prices: Sequence[float], values: Sequence[float]
 ) -> Callable[[float, float], tuple[float, float]]:
-    """Fix the limits, with room for labels; returns where a point lies in parts of the axes."""
+    """Set limits that leave space for labels; return a function that maps points to axes coordinates."""
     left, right = math.log(min(prices)), math.log(max(prices))
     margin = max(0.1 * (right - left), 0.3)
     left, right = left - margin, right + margin
-    room = max(0.15 * (max(values) - min(values)), 0.5)
-    low, high = min(values) - 2.5 * room, max(values) + room
+    space = max(0.15 * (max(values) - min(values)), 0.5)
+    low, high = min(values) - 2.5 * space, max(values) + space
     axes.set_xscale("log")
     axes.set_xlim(math.exp(left), math.exp(right))
     axes.set_ylim(low, high)
@@ -116,14 +116,14 @@ def _in_parts(
 
 
 def _unbeaten(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Those for which no other is at least as cheap and as good."""
+    """Return the points for which no other is at least as cheap and as good."""
     return [(x, y) for x, y in points if not any(a <= x and b >= y and (a, b) != (x, y) for a, b in points)]
 
 
 def _draw_unscored(
     axes: Axes, priced: Sequence[tuple[float, str]], appearance: Mapping[str, Look], colours: Mapping[str, str]
 ) -> None:
-    """Lines with upright labels at the foot, one above the other where lines are close."""
+    """Draw lines with vertical labels at the bottom, stacked where lines are close."""
     span = math.log(axes.get_xlim()[1] / axes.get_xlim()[0])
     height, before = 0.01, 0.0
     for price, label in sorted(priced):

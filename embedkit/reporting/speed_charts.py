@@ -1,4 +1,4 @@
-"""Latency and throughput, drawn."""
+"""Charts of latency and throughput."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _WIDTH = 11.7  # inches
 
 
 def contenders_of(report: SpeedReport, quality: Mapping[str, float]) -> list[Contender]:
-    """The models of a report.
+    """Return the models of a report as contenders.
 
     Args:
-        report: of one machine.
-        quality: label -> quality times 100, of those of which it is known.
+        report: a speed report.
+        quality: label -> quality times 100, where known.
     """
     return [
         Contender(
@@ -36,9 +36,9 @@ def contenders_of(report: SpeedReport, quality: Mapping[str, float]) -> list[Con
 
 
 def draw_latency(report: SpeedReport) -> str:
-    """For each kind of text a row for each model.
+    """Draw a chart for each kind of text, with a row for each model.
 
-    A point at the median, and a line to the 99th percentile; with few calls to the 95th.
+    A row has a point at the median and a line to the 99th percentile, or to the 95th if there are few calls.
     """
     rows = {name: [m.cell(name, 1) for m in report.models] for name in report.words}
     shown = {name: cells for name, cells in rows.items() if any(cells)}
@@ -52,7 +52,7 @@ def draw_latency(report: SpeedReport) -> str:
 
 
 def draw_throughput(report: SpeedReport) -> str:
-    """For each kind of text a line for each model: texts per second by the texts of a call."""
+    """Draw a chart for each kind of text: texts per second by batch size, with a line for each model."""
     if not any(cell.batch > 1 for model in report.models for cell in model.cells):
         return ""
     appearance = looks(contenders_of(report, {}))
@@ -77,7 +77,7 @@ def _draw_latency(
     axes.set_ylim(len(models) - 0.4, -0.6)
     _set_log(axes, "x")
     left, right = axes.get_xlim()
-    axes.set_xlim(left, right * (right / left) ** 0.15)  # room for the figure of the slowest
+    axes.set_xlim(left, right * (right / left) ** 0.15)  # space for the figure of the slowest
     axes.grid(visible=False, axis="y")
 
 
@@ -114,7 +114,7 @@ def _draw_throughput(
         points = [cell.batch for cell in cells], [cell.texts_per_second for cell in cells]
         axes.plot(*points, look.line, color=colour, marker=look.marker, markersize=4, markerfacecolor=fill)
     axes.set_title(f"texts of {texts}, per second", loc="left")
-    axes.set_xlabel("texts of a call, log scale")
+    axes.set_xlabel("texts per call, log scale")
     axes.set_xscale("log")
     axes.xaxis.set_major_locator(FixedLocator(sorted(batches)))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))

@@ -1,4 +1,4 @@
-"""The report of `embedkit bench`: quality and cost on one page, and the same as Markdown and as JSON."""
+"""The report of `embedkit bench`: quality and cost on one page, also as Markdown and JSON."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["check_path", "read_reports", "write_speed_page"]
 
 
 def check_path(path: Path) -> None:
-    """Refuse another form before the work and not after.
+    """Check the suffix of a report file, before any work.
 
     Raises:
         InputError: the name does not end in ``.html``.
@@ -33,17 +33,17 @@ def check_path(path: Path) -> None:
 
 
 def read_reports(path: Path) -> list[SpeedReport]:
-    """The timings in a file that `embedkit bench` wrote as JSON.
+    """Read the timings in a JSON file written by `embedkit bench`.
 
     Raises:
-        DataError: it cannot be read, or is something else.
+        DataError: the file cannot be read, or contains something else.
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise DataError(f"{path} cannot be read as JSON: {error}") from error
     if not isinstance(content, dict) or not isinstance(content.get("reports"), list):
-        raise DataError(f"{path} holds no timings; `embedkit bench --json` writes them")
+        raise DataError(f"{path} contains no timings; create them with `embedkit bench --json`")
     return [SpeedReport.from_json(report) for report in content["reports"]]
 
 
@@ -54,14 +54,14 @@ def write_speed_page(
     evaluations: Sequence[Mapping[str, Any]] = (),
     title: str = "Speed",
 ) -> list[Path]:
-    """Write the page, and beside it the same as ``.md`` and ``.json``.
+    """Write the page, and the same content as ``.md`` and ``.json`` next to it.
 
     Args:
-        reports: of one machine, with different numbers of threads; at least one.
-        path: of the page.
-        evaluations: as :func:`~embedkit.reporting.quality.read_evaluations` gives them; those of other models are
-            passed over.
-        title: of the page.
+        reports: reports of one machine, with different numbers of threads; at least one.
+        path: path of the page.
+        evaluations: the result of :func:`~embedkit.reporting.quality.read_evaluations`; those of other models are
+            ignored.
+        title: title of the page.
 
     Returns:
         The files written.
@@ -111,7 +111,7 @@ def _body(reports: Sequence[SpeedReport], quality: Quality) -> Iterator[str]:
 
 
 def _costs(reports: Sequence[SpeedReport], texts: str) -> Iterator[Cost]:
-    """Latency with each number of threads, and size."""
+    """Yield latency for each number of threads, and size."""
     for report in reports:
         cells = {model.label: model.cell(texts, 1) for model in report.models}
         prices = {label: cell.p50_ms for label, cell in cells.items() if cell is not None}
@@ -121,9 +121,9 @@ def _costs(reports: Sequence[SpeedReport], texts: str) -> Iterator[Cost]:
 
 
 def _first_figures(reports: Sequence[SpeedReport], texts: str, quality: Quality) -> Iterator[tuple[str, str]]:
-    """What one wants to know of the first model."""
+    """Yield the key figures of the first model."""
     first = reports[0].models[0]
-    yield "compared with", first.label
+    yield "reference", first.label
     for report in reports:
         if cell := report.models[0].cell(texts, 1):
             yield f"one text of {texts}, {report.threads_in_words()}", f"{cell.p50_ms:.3g} ms"

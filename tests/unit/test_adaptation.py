@@ -79,7 +79,7 @@ def test_it_can_be_interrupted_and_goes_on(student, changes, tmp_path):
 def test_what_is_no_better_is_not_written(student, changes, tmp_path, monkeypatch):
     monkeypatch.setattr("embedkit.adaptation._cosines", lambda *_: {"own": 0.5})
     (tmp_path / "new.onnx").write_bytes(b"precious")
-    with pytest.raises(GateError, match="nothing was written: on text kept apart"):
+    with pytest.raises(GateError, match="nothing was written: on held-out text"):
         adapt(adaptation_config(student, changes), tmp_path / "run", tmp_path / "new.onnx")
     assert (tmp_path / "new.onnx").read_bytes() == b"precious"
 
@@ -92,7 +92,7 @@ def test_the_teacher_is_the_one_that_the_bundle_names(student, changes):
 
 def test_a_bundle_that_names_no_teacher_needs_one(toy_bundle, changes):
     del changes["teacher"]
-    with pytest.raises(ConfigError, match="does not say who taught it; name the teacher with --teacher"):
+    with pytest.raises(ConfigError, match="does not record its teacher; name it with --teacher"):
         adaptation_config(toy_bundle, changes)
 
 

@@ -1,4 +1,4 @@
-"""The published sets by name: what they are, their sizes, and where they are found."""
+"""Published sets by name: their content, sizes and locations."""
 
 from __future__ import annotations
 

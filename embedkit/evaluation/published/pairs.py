@@ -21,7 +21,7 @@ _GLUE = HubDataset("nyu-mll/glue", "bcdcba79d07bc864c1c254ccfcedcce55bcc9a8c")
 
 
 class _Set(NamedTuple):
-    """A published set: its folder's names, the names of its file there, and where the hub has it."""
+    """A published set: its folder names, its file names in them, and its location on the hub."""
 
     what: str
     rows: int
@@ -43,16 +43,16 @@ _MTEB_FILES = ("test.jsonl.gz", "test.jsonl", "data/test-00000-of-00001.parquet"
 _MRPC = ("mrpc", "MRPC", "MSRParaphraseCorpus")
 
 _SETS = {
-    "qqp": _Set("duplicate questions of Quora", 10000, "auc", ("qqp", "QQP"), ("test.tsv",), read=read_headless),
-    "qqp-dev": _Set("their development part", 10000, "auc", ("qqp", "QQP"), ("dev.tsv",), read=read_headless),
+    "qqp": _Set("duplicate questions on Quora", 10000, "auc", ("qqp", "QQP"), ("test.tsv",), read=read_headless),
+    "qqp-dev": _Set("development part of qqp", 10000, "auc", ("qqp", "QQP"), ("dev.tsv",), read=read_headless),
     "qnli": _Set(
-        "whether a sentence answers a question, GLUE's development part",
+        "does a sentence answer a question? GLUE's development part",
         5463, "auc", ("qnli", "QNLI"), ("dev.tsv",), _GLUE, "qnli", "validation",
     ),
     "mrpc": _Set(
         "paraphrases in news", 1725, "auc", _MRPC, ("msr-para-test.tsv", "msr_paraphrase_test.txt"), _GLUE, "mrpc",
     ),
-    "mrpc-dev": _Set("their development part", 500, "auc", _MRPC, ("msr-para-val.tsv",)),
+    "mrpc-dev": _Set("development part of mrpc", 500, "auc", _MRPC, ("msr-para-val.tsv",)),
     "twitter-semeval": _mteb(
         "paraphrases in tweets", 16777, "twittersemeval2015", "70970daeab8776df92f5ea462b6173c0b46fd2d1"
     ),
@@ -75,7 +75,7 @@ def _load(name: str, shelf: Shelf, _: Conventions) -> Task:
         rows = wanted.read(_file(source, wanted.files))
     pairs = collect_labelled(name, rows)
     broken = sum("\N{REPLACEMENT CHARACTER}" in a + b for a, b in zip(pairs.first, pairs.second, strict=True))
-    notes = [f"{broken:,} pairs hold characters that cannot be read"] if broken else []
+    notes = [f"{broken:,} pairs contain unreadable characters"] if broken else []
     return PairTask(name, pairs, wanted.headline, str(source), wanted.rows, notes)
 
 

@@ -25,7 +25,7 @@ from embedkit.evaluation.useb import (
 __all__ = ["RERANKING_TASKS", "mteb_task"]
 
 Tests = Mapping[str, Callable[[], RankingTest]]
-"""Convention -> what loads its test."""
+"""Convention -> loader of its test."""
 
 _LIST_RULES: dict[str, Rule] = {"map": merged, "map_at_1000": trec_eval_1000}
 _TABLE_RULES: dict[str, Rule] = {"map_at_1000": trec_eval_1000}
@@ -39,10 +39,10 @@ _SCIDOCS_HUB = HubDataset("mteb/scidocs-reranking", "d3c5e1fc0b855ab6097bf1cda04
 
 
 def mteb_task(name: str, source: Source, conventions: Conventions) -> Task:
-    """A set of one's own in MTEB's form.
+    """Return a task for a custom set in MTEB's form.
 
     Raises:
-        DataError: it is malformed, or MTEB's convention is not wanted.
+        DataError: it is malformed, or MTEB's convention was not requested.
     """
     return _task(name, source, {"mteb": partial(_mteb_test, name, source, None)}, conventions)
 
@@ -73,10 +73,10 @@ def _scidocs(shelf: Shelf, conventions: Conventions) -> Task:
 
 
 def _task(name: str, source: Source, tests: Tests, conventions: Conventions) -> Task:
-    """A task of those tests that are wanted, loaded now."""
+    """Load the requested tests and return a task of them."""
     wanted = [load() for convention, load in tests.items() if convention in conventions]
     if not wanted:
-        raise DataError(f"{source} allows the convention {' or '.join(tests)} only")
+        raise DataError(f"{source} supports only the convention {' or '.join(tests)}")
     return RerankingTask(name, wanted)
 
 
@@ -102,7 +102,7 @@ RERANKING_TASKS: dict[str, Entry] = {
     "askubuntu": Entry(
         "re-ranking of similar questions", "186 queries (useb), 361 (mteb)", _askubuntu, _ASKUBUNTU_HUB
     ),
-    "askubuntu-dev": Entry("its development questions", "189 queries (useb)", _askubuntu_dev),
+    "askubuntu-dev": Entry("development questions of askubuntu", "189 queries (useb)", _askubuntu_dev),
     "scidocs": Entry(
         "re-ranking of related papers", "four tasks (useb), 3,978 queries (mteb)", _scidocs, _SCIDOCS_HUB
     ),

@@ -1,4 +1,4 @@
-"""Published corpora to search, small ones of BEIR."""
+"""Published retrieval corpora: small ones of BEIR."""
 
 from __future__ import annotations
 

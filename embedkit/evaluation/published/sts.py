@@ -58,7 +58,7 @@ SEVEN: dict[str, Callable[[Shelf], StsSet]] = {
     "stsb": partial(_stsb, "test"),
     "sickr": partial(_sick, "test"),
 }
-"""The sets of the papers."""
+"""The seven sets of the papers."""
 
 
 def _sts17(languages: str, shelf: Shelf) -> StsSet:
@@ -70,12 +70,12 @@ def _translated(language: str, split: str, shelf: Shelf) -> StsSet:
 
 
 def _sts(shelf: Shelf, _: Conventions) -> Task:
-    """The seven sets, those that are there."""
+    """Return a task of the seven sets, those that are available."""
     return _several("sts", SEVEN, shelf)
 
 
 def _sts17_all(shelf: Shelf, _: Conventions) -> Task:
-    """The eight pairs of languages, those that are there."""
+    """Return a task of the eight language pairs, those that are available."""
     return _several("sts17", {f"sts17-{pair}": partial(_sts17, pair) for pair in STS17_PAIRS}, shelf)
 
 

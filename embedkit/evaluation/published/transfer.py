@@ -1,4 +1,4 @@
-"""Published sets of classified texts: SentEval's transfer tasks, its probes of inference, and intents."""
+"""Published sets of classified texts: SentEval's transfer tasks, its inference probes, and intents."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _NO_DECAY = [1e9]
 
 
 class _Set(NamedTuple):
-    """A published set: its folder's names, what reads it there, how it is scored."""
+    """A published set: its folder names, its reader and its protocol."""
 
     what: str
     folders: tuple[str, ...]
@@ -97,7 +97,7 @@ _SETS = {
 }  # fmt: skip
 
 SEVEN = ("mr", "cr", "subj", "mpqa", "sst2", "trec", "mrpc-transfer")
-"""The sets of the papers' average."""
+"""The sets in the papers' average."""
 
 _BANKING_HUB = HubDataset("mteb/banking77", "0fd18e25b25c072e09e0d92ab615fda904d66300")
 _BANKING_SIZES = (10003, 3080)
@@ -114,7 +114,7 @@ def _one(name: str, shelf: Shelf, _: Conventions) -> Task:
 
 
 def _transfer(shelf: Shelf, _: Conventions) -> Task:
-    """The seven sets, those that are there."""
+    """Return a task of the seven sets, those that are available."""
     probes, missing = [], {}
     for name in SEVEN:
         try:
@@ -141,7 +141,7 @@ def _size(sizes: tuple[int, ...]) -> str:
 
 
 TRANSFER_TASKS: dict[str, Entry] = {
-    "transfer": Entry("the seven sets that follow, and their mean", "seven sets", _transfer),
+    "transfer": Entry("the next seven sets, and their mean", "seven sets", _transfer),
     **{name: Entry(each.what, _size(each.sizes), partial(_one, name)) for name, each in _SETS.items()},
     "banking77": Entry("intents of bank customers", _size(_BANKING_SIZES), _banking, _BANKING_HUB),
 }

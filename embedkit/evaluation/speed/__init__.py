@@ -1,4 +1,4 @@
-"""How fast an encoder is, and what it takes: latency, throughput, cold start, memory, size, energy."""
+"""Speed and resource use of encoders: latency, throughput, cold start, memory, size, energy."""
 
 from __future__ import annotations
 

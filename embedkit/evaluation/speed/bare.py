@@ -1,7 +1,7 @@
-"""Models for ONNX Runtime to time, bare folders among them: a graph and a tokenizer, and no word about their use.
+"""Models for ONNX Runtime to time, including bare folders that hold only a graph and a tokenizer.
 
-How the tokens of such a folder become an embedding is a guess, mean and unit length here. To encode with it in
-earnest would be wrong; to its speed it makes no difference.
+For a bare folder, mean pooling and normalisation are assumed. That would be wrong for real embeddings, but makes
+no difference to speed.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ __all__ = ["read_encoder"]
 
 _GRAPHS = ("model.onnx", "onnx/model.onnx")
 _OUTPUTS = ("sentence_embedding", "last_hidden_state", "token_embeddings")
-_LONGEST = 512  # tokens, where the folder does not say
+_LONGEST = 512  # tokens, if the folder does not specify it
 
 
 def read_encoder(source: str, threads: int) -> tuple[Encoder, int]:
-    """The encoder of a bundle or of a folder with a graph, and the bytes on disk of what it reads.
+    """Load the encoder of a bundle or of a folder with a graph; return it with the size in bytes of its files.
 
     Raises:
-        ModelNotFoundError, BundleError, ModelError: there is none.
+        ModelNotFoundError, BundleError, ModelError: it cannot be loaded.
     """
     path = find_model(source)
     if not path.is_dir():
@@ -47,7 +47,9 @@ def _find_graph(folder: Path) -> Path:
     named = [folder / name for name in _GRAPHS if (folder / name).is_file()]
     found = named or sorted(folder.glob("*.onnx"))
     if not named and len(found) != 1:
-        raise ModelError(f"{folder} should hold {' or '.join(_GRAPHS)}, or one .onnx file; it has {len(found)}")
+        raise ModelError(
+            f"{folder} must contain {' or '.join(_GRAPHS)}, or exactly one .onnx file; it has {len(found)}"
+        )
     return found[0]
 
 
@@ -66,17 +68,17 @@ def _read_bare(folder: Path, graph: Path) -> FolderModel:
 
 
 def _dimension(folder: Path, content: bytes) -> int:
-    """As the configuration says; without one the graph is opened to see."""
+    """Return the embedding dimension from the configuration or, without one, from the graph."""
     if isinstance(hidden := _setting(folder / "config.json", "hidden_size"), int):
         return hidden
     width = Session(content, outputs=_OUTPUTS, threads=1).width
     if width is None:
-        raise ModelError(f"neither {folder}/config.json nor the graph says how wide an embedding is")
+        raise ModelError(f"neither {folder}/config.json nor the graph specifies the embedding dimension")
     return width
 
 
 def _max_length(folder: Path) -> int:
-    """Tokenizers without a limit write 1e30."""
+    """Return the maximum length; tokenizers without a limit store 1e30, which is ignored."""
     named = [
         _setting(folder / "tokenizer_config.json", "model_max_length"),
         _setting(folder / "config.json", "max_position_embeddings"),

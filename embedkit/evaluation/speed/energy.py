@@ -1,6 +1,7 @@
-"""Energy that processors used, where Linux tells it: the RAPL counters of Intel and AMD.
+"""Energy used by the processors, from Linux's RAPL counters of Intel and AMD.
 
-A counter covers its whole processor, whatever runs on it, idle cores included. Most systems let only root read it.
+A counter covers its whole processor, including other programs and idle cores. On most systems only root can read
+it.
 """
 
 from __future__ import annotations
@@ -16,20 +17,20 @@ class EnergyMeter:
     """Counts joules since :meth:`start`.
 
     Args:
-        root: where the counters stand; another place only in tests.
+        root: folder of the counters; other values are for tests.
     """
 
     def __init__(self, root: Path = _COUNTERS) -> None:
-        # intel-rapl:0 is a processor; intel-rapl:0:1 is a part of it, and would count twice.
+        # intel-rapl:0 is a processor; intel-rapl:0:1 is a part of it that would be counted twice.
         self._counters = [path for path in sorted(root.glob("intel-rapl:*")) if path.name.count(":") == 1]
         self._before = self._read()
 
     def start(self) -> None:
-        """Begin at 0."""
+        """Reset the count to 0."""
         self._before = self._read()
 
     def joules(self) -> float | None:
-        """Used since the start by all processors together; None where the machine does not tell."""
+        """Return the energy used by all processors since the start, or None if it is not available."""
         now = self._read()
         if not now or len(now) != len(self._before):
             return None
@@ -37,7 +38,7 @@ class EnergyMeter:
         return sum((after - before) % around for (after, around), (before, _) in pairs) / 1e6
 
     def _read(self) -> list[tuple[int, int]]:
-        """Microjoules of each processor, and where its counter starts again."""
+        """Return the microjoules of each processor, and the value at which its counter wraps around."""
         try:
             return [
                 (int((path / "energy_uj").read_text()), int((path / "max_energy_range_uj").read_text()) + 1)

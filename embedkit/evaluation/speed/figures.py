@@ -1,4 +1,4 @@
-"""What timings say: medians, percentiles and how far they can be trusted."""
+"""Statistics of timings: medians, percentiles and their spread."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from embedkit.evaluation.speed.process import Start
 
 __all__ = ["CellFigures", "ModelFigures", "SpeedReport", "Turn", "summarise"]
 
-# Calls without which a percentile would be an extreme.
+# Minimum number of calls for a percentile to differ from the maximum.
 _CALLS_OF_P95, _CALLS_OF_P99 = 20, 100
 
 
 @dataclass(frozen=True)
 class Turn:
-    """What a model did in one turn.
+    """The measurements of a model in one turn.
 
     Attributes:
-        seconds: of each call.
-        joules: of all calls; None where the machine does not tell, as for the memory.
-        most_memory_bytes: that the process ever held until then.
+        seconds: duration of each call.
+        joules: energy of all calls; like memory, None if not available.
+        most_memory_bytes: peak memory of the process so far.
     """
 
     seconds: Sequence[float]
@@ -37,17 +37,17 @@ class Turn:
 
 @dataclass(frozen=True, kw_only=True)
 class CellFigures:
-    """One model at one cell.
+    """One model in one cell.
 
     Attributes:
         texts: name of the texts.
-        batch: texts of a call.
-        calls: that were timed.
-        p50_ms: median of a call, as are the two other percentiles; None where there were too few calls.
-        texts_per_second: at the median.
-        spread_percent: largest less smallest of the rounds' medians, of their median; None of a single round.
-        ratio: median over the rounds of this model's time to that of the first one; above 1 is slower.
-        joules_per_text: of the whole machine while it ran; None where the machine does not tell.
+        batch: number of texts in a call.
+        calls: number of timed calls.
+        p50_ms: median duration of a call; the other percentiles are None if there are too few calls.
+        texts_per_second: throughput at the median.
+        spread_percent: range of the rounds' medians, relative to their median; None for a single round.
+        ratio: median over the rounds of this model's time relative to the first model's; above 1 is slower.
+        joules_per_text: energy of the whole machine while the model ran; None if not available.
     """
 
     texts: str
@@ -67,13 +67,13 @@ class ModelFigures:
     """One model.
 
     Attributes:
-        label: what to call it; no other has the same.
+        label: unique label of the model.
         source: where it came from.
-        note: what a reader must know.
-        about: what it says of itself, see :class:`~embedkit.evaluation.speed.worker.TimedModel`.
+        note: a caveat for readers.
+        about: the model's description, see :class:`~embedkit.evaluation.speed.worker.TimedModel`.
         start: medians of its cold starts.
-        memory_bytes: after loading, None where the system does not tell.
-        most_memory_bytes: while the largest batches ran, loading included.
+        memory_bytes: memory after loading, None if not available.
+        most_memory_bytes: peak memory, including loading.
         cells: its figures.
     """
 
@@ -87,7 +87,7 @@ class ModelFigures:
     cells: list[CellFigures]
 
     def cell(self, texts: str, batch: int) -> CellFigures | None:
-        """The figures of a cell, None if it was left out."""
+        """Return the figures of a cell, None if it was skipped."""
         return next((each for each in self.cells if (each.texts, each.batch) == (texts, batch)), None)
 
 
@@ -97,11 +97,11 @@ class SpeedReport:
 
     Attributes:
         machine: see :func:`~embedkit.evaluation.machine.describe_machine`.
-        threads: of each model.
-        rounds: that were finished.
+        threads: number of threads of each model.
+        rounds: number of completed rounds.
         words: name of texts -> their mean length in words.
-        models: in the order given; ratios are to the first.
-        notes: what a reader must know, a sentence each.
+        models: in the given order; ratios are relative to the first.
+        notes: caveats for readers, one sentence each.
     """
 
     machine: Mapping[str, Any]
@@ -112,24 +112,24 @@ class SpeedReport:
     notes: list[str] = field(default_factory=list)
 
     def middle(self) -> str:
-        """Name of the texts of middle length, which stand for all where there is room for one."""
+        """Return the name of the texts of medium length, for places that show only one."""
         names = sorted(self.words, key=lambda name: self.words[name])
         return names[(len(names) - 1) // 2]
 
     def threads_in_words(self) -> str:
-        """``1 thread``, ``2 threads``."""
+        """Return ``1 thread`` or ``2 threads``."""
         return f"{self.threads} threads" if self.threads > 1 else "1 thread"
 
     def to_json(self) -> dict[str, Any]:
-        """All of it in lists, dictionaries, strings and numbers."""
+        """Return a JSON-serialisable dictionary."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> SpeedReport:
-        """What :meth:`to_json` gave.
+        """Return a report from the output of :meth:`to_json`.
 
         Raises:
-            DataError: it is something else.
+            DataError: the content is not a report.
         """
         try:
             models = [
@@ -148,12 +148,12 @@ class SpeedReport:
 
 
 def summarise(cell: Cell, turns: Sequence[Turn], first: Sequence[Turn] | None) -> CellFigures:
-    """The figures of one model at one cell.
+    """Return the figures of one model in one cell.
 
     Args:
-        cell: what was timed.
-        turns: of the model, one for each round.
-        first: of the model that it is compared with, in the same rounds; None if that one has none.
+        cell: the cell.
+        turns: the model's turns, one per round.
+        first: turns of the reference model in the same rounds, None if it has none.
     """
     seconds = np.array([each for turn in turns for each in turn.seconds])
     p50, p95, p99 = (1000 * float(value) for value in np.percentile(seconds, (50, 95, 99)))

@@ -1,4 +1,4 @@
-"""The processes that are timed, as the one that times them sees them."""
+"""Processes to be timed, as seen by the measuring process."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class Candidate:
     """A model to time.
 
     Attributes:
-        source: path, name or hub id, as its worker understands it.
+        source: path, name or hub id, as understood by its worker.
         worker: the module that runs it, see :mod:`~embedkit.evaluation.speed.worker`.
-        name: what to call it; empty to ask the model, as for the precision.
-        precision: of its weights.
-        note: what a reader must know, e.g. that weights are random.
+        name: display name; if empty, taken from the model, like the precision.
+        precision: precision of its weights.
+        note: a caveat for readers, for example that weights are random.
     """
 
     source: str
@@ -47,12 +47,12 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Start:
-    """Seconds from the start of a fresh process on, files being in the system's cache.
+    """Seconds since the start of a fresh process, with files in the system's cache.
 
     Attributes:
-        imported: Python is up and packages are imported.
+        imported: Python has started and packages are imported.
         loaded: the model is loaded.
-        embedded: the first text is embedded.
+        embedded: the first text is encoded.
     """
 
     imported: float
@@ -64,22 +64,22 @@ class WorkerProcess:
     """A model in a process of its own, bound to as many processors as it has threads.
 
     Args:
-        candidate: what to load.
-        threads: of one call.
+        candidate: the model to load.
+        threads: number of threads of a call.
 
     Attributes:
-        start: how long it took.
-        about: what the model says of itself, see :class:`~embedkit.evaluation.speed.worker.TimedModel`; the
-            candidate's own name and precision go before.
-        memory_bytes: that it holds after its first text, None where the system does not tell.
+        start: duration of its start.
+        about: the model's description, see :class:`~embedkit.evaluation.speed.worker.TimedModel`; the candidate's
+            own name and precision take precedence.
+        memory_bytes: memory after its first text, None if not available.
 
     Raises:
-        ModelError: the model cannot be loaded; says why.
+        ModelError: the model cannot be loaded.
     """
 
     def __init__(self, candidate: Candidate, threads: int) -> None:
         self.candidate = candidate
-        # In a file: a pipe that nobody reads would fill up and stop the worker.
+        # A file, because an unread pipe would fill up and block the worker.
         self._messages = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115 - see close
         began = time.perf_counter()
         with _bound_to(threads):
@@ -91,7 +91,7 @@ class WorkerProcess:
                 text=True,
                 encoding="utf-8",
                 env={**os.environ, **dict.fromkeys(_THREAD_SETTINGS, str(threads))},
-                start_new_session=True,  # Ctrl-C is for us; we end them
+                start_new_session=True,  # Ctrl-C reaches only this process, which stops the workers
             )
         try:
             reached = [(self._read(mark), time.perf_counter() - began) for mark in _MARKS]
@@ -99,10 +99,10 @@ class WorkerProcess:
             self.close(patience_seconds=0)
             raise
         self.start = Start(*(seconds for _, seconds in reached))
-        told, _ = reached[-1]
+        ready, _ = reached[-1]
         given = {"name": candidate.name, "precision": candidate.precision}
-        self.about: dict[str, Any] = told["about"] | {key: value for key, value in given.items() if value}
-        self.memory_bytes: int | None = told["memory_bytes"]
+        self.about: dict[str, Any] = ready["about"] | {key: value for key, value in given.items() if value}
+        self.memory_bytes: int | None = ready["memory_bytes"]
 
     def __enter__(self) -> Self:
         return self
@@ -113,15 +113,15 @@ class WorkerProcess:
         self.close(patience_seconds=0 if kind else _PATIENCE_SECONDS)
 
     def keep(self, name: str, texts: list[str]) -> None:
-        """Send texts, to be timed by their name."""
+        """Send texts to the worker under a name."""
         self._ask({"keep": name, "texts": texts})
 
     def time(self, name: str, *, batch: int, calls: int, warm_up: int) -> dict[str, Any]:
-        """``seconds`` of each call, ``joules`` of all of them, memory after them."""
+        """Return ``seconds`` of each call, ``joules`` of all calls, and the memory after them."""
         return self._ask({"time": name, "batch": batch, "calls": calls, "warm_up": warm_up})
 
     def close(self, *, patience_seconds: float = _PATIENCE_SECONDS) -> None:
-        """End the process; it may finish its call if that does not take longer."""
+        """Stop the process, allowing it to finish its current call within ``patience_seconds``."""
         with contextlib.suppress(OSError):
             self._pipe("stdin").close()
         try:
@@ -161,7 +161,7 @@ class WorkerProcess:
 
 @contextlib.contextmanager
 def _bound_to(threads: int) -> Iterator[None]:
-    """Start processes that may use so many processors, the same ones for all; no effect outside Linux."""
+    """Bind started processes to the same ``threads`` processors; has no effect outside Linux."""
     if not hasattr(os, "sched_setaffinity"):
         yield
         return
@@ -174,7 +174,7 @@ def _bound_to(threads: int) -> Iterator[None]:
 
 
 def choose_processors(usable: set[int], threads: int, topology: Path = _TOPOLOGY) -> set[int]:
-    """So many of the usable processors, on cores of their own while there are such."""
+    """Choose processors from the usable ones, on separate cores as far as possible."""
     cores: dict[str, int] = {}
     for processor in sorted(usable):
         siblings = topology / f"cpu{processor}" / "topology" / "thread_siblings_list"

@@ -1,4 +1,4 @@
-"""A report of speed for people: tables, and the sentences that belong to them."""
+"""A speed report for people: tables and notes."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ __all__ = ["about_the_machine", "footnotes", "speed_tables", "to_markdown", "to_
 
 
 def to_text(report: SpeedReport) -> str:
-    """Tables for a terminal, notes below them."""
+    """Return tables for a terminal, followed by notes."""
     tables = (table.to_text() for table in speed_tables(report))
     return "\n\n".join([*tables, "\n".join(footnotes(report))]) + "\n"
 
 
 def to_markdown(report: SpeedReport) -> str:
-    """The same as a document."""
+    """Return the report as a Markdown document."""
     tables = (table.to_markdown() for table in speed_tables(report))
     notes = "\n".join(f"- {note}" for note in footnotes(report))
     return "\n\n".join(["# Speed", *tables, notes]) + "\n"
 
 
 def speed_tables(report: SpeedReport) -> list[Table]:
-    """Latency, throughput, and what a model takes before it embeds anything."""
+    """Return tables of latency, throughput and resource use."""
     return [_latency(report), _throughput(report), _cost(report)]
 
 
 def about_the_machine(report: SpeedReport) -> str:
-    """One sentence about what the figures were measured on."""
+    """Return one sentence about the machine."""
     machine = report.machine
     memory = f"{machine['memory_bytes'] / 2**30:.0f} GiB" if machine["memory_bytes"] else "memory unknown"
     features = " ".join(machine["features"] or []) or "none of the int8 features"
@@ -39,28 +39,30 @@ def about_the_machine(report: SpeedReport) -> str:
 
 
 def footnotes(report: SpeedReport) -> list[str]:
-    """What a reader must know, a sentence each."""
+    """Return the notes, one sentence each."""
     threads = report.threads_in_words()
     lengths = ", ".join(f"{name}: {words:.1f}" for name, words in report.words.items())
     packages = ", ".join(f"{name} {version}" for name, version in report.machine["packages"].items())
-    told = any(cell.joules_per_text is not None for model in report.models for cell in model.cells)
+    metered = any(cell.joules_per_text is not None for model in report.models for cell in model.cells)
     return [
         f"{threads}; {report.rounds} rounds in which all models take turns, each in a process of its own",
-        f"spread: between the medians of the rounds, of their median; ratio: time beside {report.models[0].label}",
-        f"mean words of a text: {lengths}",
+        f"spread: range of the rounds' medians over their median; ratio: relative to {report.models[0].label}",
+        f"mean words per text: {lengths}",
         *_grouped(report, [model.note for model in report.models]),
         *_grouped(
-            report, [f"texts are cut off after {model.about['max_length']} tokens" for model in report.models]
+            report, [f"texts are truncated to {model.about['max_length']} tokens" for model in report.models]
         ),
         *report.notes,
-        "energy: of the whole processor, idle cores included" if told else "energy: not told by this machine",
+        "energy: of the whole processor, idle cores included"
+        if metered
+        else "energy: not available on this machine",
         about_the_machine(report),
         f"Python {report.machine['python']}, {packages}",
     ]
 
 
 def _grouped(report: SpeedReport, notes: Sequence[str]) -> list[str]:
-    """Each sentence once, with the models it is about."""
+    """Return each sentence once, with the models it applies to."""
     about: dict[str, list[str]] = {}
     for model, note in zip(report.models, notes, strict=True):
         about.setdefault(note, []).append(model.label)
@@ -70,7 +72,7 @@ def _grouped(report: SpeedReport, notes: Sequence[str]) -> list[str]:
 def _latency(report: SpeedReport) -> Table:
     header = ["model", "text", "p50", "p95", "p99", "spread", "ratio", "calls"]
     cells = [(m, cell) for name in report.words for m in report.models if (cell := m.cell(name, 1))]
-    told = any(cell.joules_per_text is not None for _, cell in cells)
+    metered = any(cell.joules_per_text is not None for _, cell in cells)
     rows = [
         [
             model.label,
@@ -79,11 +81,11 @@ def _latency(report: SpeedReport) -> Table:
             "" if cell.spread_percent is None else f"{cell.spread_percent:.0f} %",
             "" if cell.ratio is None else f"{cell.ratio:.2f}",
             f"{cell.calls:,}",
-            *([_millijoules(cell)] if told else []),
+            *([_millijoules(cell)] if metered else []),
         ]
         for model, cell in cells
     ]
-    return Table("One text, ms", [*header, *(["mJ"] if told else [])], rows, words=2)
+    return Table("One text, ms", [*header, *(["mJ"] if metered else [])], rows, words=2)
 
 
 def _throughput(report: SpeedReport) -> Table:
@@ -103,7 +105,7 @@ def _cost(report: SpeedReport) -> Table:
         "runtime",
         "file MB",
         "memory MB",
-        "most MB",
+        "peak MB",
         "cold start s",
         "imports",
         "loading",
@@ -117,7 +119,7 @@ def _cost(report: SpeedReport) -> Table:
         rows.append(
             [model.label, model.about["runtime"], *map(_megabytes, sizes), *(f"{part:.3f}" for part in parts)]
         )
-    return Table("What it takes", header, rows, words=2)
+    return Table("Resource use", header, rows, words=2)
 
 
 def _ms(value: float | None) -> str:
@@ -136,4 +138,4 @@ def _rate(model: ModelFigures, texts: str, batch: int) -> str:
 
 
 def _megabytes(size: int | None) -> str:
-    return "not told" if size is None else f"{size / 1e6:,.1f}"
+    return "unknown" if size is None else f"{size / 1e6:,.1f}"

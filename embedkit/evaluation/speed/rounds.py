@@ -1,4 +1,4 @@
-"""Times several models side by side: all are loaded, each in its own process, and take turns."""
+"""Times several models side by side: all are loaded in processes of their own and take turns."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ __all__ = ["measure"]
 
 logger = logging.getLogger("embedkit")
 
-_WARMED_BELOW = 0.1  # seconds; caches that the others' turns emptied are nothing to a longer call
+_WARMED_BELOW = 0.1  # seconds; for longer calls, cold caches do not matter
 
-# Seconds of one call of each cell that is timed, by the place of the model.
+# Seconds of a call in each timed cell, by model.
 Costs = list[dict[Cell, float]]
 Turns = list[dict[Cell, list[Turn]]]
 
 
 def measure(candidates: Sequence[Candidate], plan: Plan, *, progress: bool | None = None) -> SpeedReport:
-    """Time models in turns, and say beforehand how long it will take.
+    """Time models in turns, and log an estimate of the duration beforehand.
 
-    Interrupted after the first round, it reports the rounds that were finished.
+    If interrupted after the first round, it reports the completed rounds.
 
     Args:
-        candidates: of which the first is the one that others are compared with; at least one.
+        candidates: the models, at least one; the first is the reference.
         plan: what to time.
-        progress: False is silent; None shows it on a terminal, or logs it.
+        progress: False is silent; None shows a bar on a terminal, or logs progress.
 
     Raises:
-        ModelError: a model cannot be loaded or run; says which and why.
+        ModelError: a model cannot be loaded or run.
     """
     machine = describe_machine()
     with ExitStack() as stack:
@@ -73,10 +73,10 @@ def measure(candidates: Sequence[Candidate], plan: Plan, *, progress: bool | Non
 def _start(
     stack: ExitStack, candidates: Sequence[Candidate], plan: Plan, *, progress: bool | None
 ) -> tuple[list[list[Start]], list[WorkerProcess]]:
-    """Start each model several times, in turns; the last process of each stays."""
+    """Start each model several times, in turns; keep the last process of each."""
     starts: list[list[Start]] = [[] for _ in candidates]
     workers: list[WorkerProcess] = []
-    logger.info("starting %d processes, to see how long it takes", len(candidates) * (plan.starts + 1))
+    logger.info("starting %d processes to measure cold starts", len(candidates) * (plan.starts + 1))
     with Progress("start", len(candidates) * (plan.starts + 1), unit="processes", enabled=progress) as bar:
         for number in range(plan.starts + 1):
             for place, candidate in enumerate(candidates):
@@ -95,7 +95,7 @@ def _start(
 
 
 def _probe(worker: WorkerProcess, plan: Plan) -> dict[Cell, float]:
-    """Seconds of a call of each cell; the batches that would take too long are left out."""
+    """Return the seconds of a call in each cell, skipping batches that would take too long."""
     costs: dict[Cell, float] = {}
     for cell in plan.cells():
         smaller = [each for each in costs if each.texts == cell.texts]
@@ -103,14 +103,14 @@ def _probe(worker: WorkerProcess, plan: Plan) -> dict[Cell, float]:
             continue
         if cell.batch > min(plan.batches) and not smaller:
             continue
-        # The second call: the first may make room for shapes that are new.
+        # Time the second call: the first may allocate memory for new shapes.
         worker.time(cell.texts, batch=cell.batch, calls=1, warm_up=0)
         (costs[cell],) = worker.time(cell.texts, batch=cell.batch, calls=1, warm_up=0)["seconds"]
     return costs
 
 
 def _announce(labels: Sequence[str], costs: Costs, plan: Plan) -> list[str]:
-    """Tell what it will take; returns what was left out, for the report."""
+    """Log the estimated duration; return notes on skipped cells for the report."""
     seconds = plan.rounds * sum(
         (plan.calls(cell, one) + _warm_up(one)) * one for model_costs in costs for cell, one in model_costs.items()
     )
@@ -120,14 +120,16 @@ def _announce(labels: Sequence[str], costs: Costs, plan: Plan) -> list[str]:
     for label, found in zip(labels, costs, strict=True):
         left_out = [f"{cell.batch} x {cell.texts}" for cell in plan.cells() if cell not in found]
         if left_out:
-            notes.append(f"{label}: calls of over {plan.patience_seconds:g} s are left out: {', '.join(left_out)}")
+            notes.append(
+                f"{label}: calls of more than {plan.patience_seconds:g} s are skipped: {', '.join(left_out)}"
+            )
     return notes
 
 
 def _take_turns(
     workers: Sequence[WorkerProcess], costs: Costs, turns: Turns, plan: Plan, *, progress: bool | None
 ) -> int:
-    """Fill ``turns``; returns the number of whole rounds."""
+    """Fill ``turns``; return the number of complete rounds."""
     label = f"bench, {plan.threads} threads" if plan.threads > 1 else "bench, 1 thread"
     with Progress(label, plan.rounds * sum(map(len, costs)), unit="turns", enabled=progress) as bar:
         for number in range(plan.rounds):
@@ -146,7 +148,7 @@ def _take_turns(
 def _round(
     workers: Sequence[WorkerProcess], costs: Costs, plan: Plan, bar: Progress, *, backwards: bool
 ) -> list[tuple[int, Cell, Turn]]:
-    """One turn of every model at every cell; every other round backwards, so that nobody always goes first."""
+    """Run one turn of every model in every cell; alternate rounds are reversed, so that the order varies."""
     found = []
     places = range(len(workers))[:: -1 if backwards else 1]
     for cell in plan.cells():
@@ -165,8 +167,8 @@ def _warm_up(seconds: float) -> int:
 
 
 def _most_memory(turns: dict[Cell, list[Turn]]) -> int | None:
-    told = [turn.most_memory_bytes for each in turns.values() for turn in each]
-    return max((size for size in told if size is not None), default=None)
+    peaks = [turn.most_memory_bytes for each in turns.values() for turn in each]
+    return max((size for size in peaks if size is not None), default=None)
 
 
 def _median_start(starts: Sequence[Start]) -> Start:
@@ -178,7 +180,7 @@ def _median_start(starts: Sequence[Start]) -> Start:
 
 
 def _labels(workers: Sequence[WorkerProcess]) -> list[str]:
-    """Name and precision; where that is the same for two, the source as well."""
+    """Return name and precision of each model, with the source where these are not unique."""
     named = [f"{worker.about['name']} {worker.about['precision']}".strip() for worker in workers]
     return [
         label if named.count(label) == 1 else f"{label} ({worker.candidate.source})"

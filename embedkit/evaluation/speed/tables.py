@@ -1,4 +1,4 @@
-"""Tables of a report, for a terminal and for a document."""
+"""Tables for terminals and documents."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ __all__ = ["Table"]
 
 @dataclass(frozen=True)
 class Table:
-    """Cells of text.
+    """A table of text cells.
 
     Attributes:
-        title: what it shows, with units.
+        title: title, including units.
         header: a name for each column.
-        rows: as long as the header.
-        words: how many columns are words, from the left; the others are figures.
+        rows: rows as long as the header.
+        words: number of text columns, from the left; the others are figures.
     """
 
     title: str
@@ -25,13 +25,13 @@ class Table:
     words: int = 1
 
     def to_text(self) -> str:
-        """Aligned columns under the title."""
+        """Return aligned columns under the title."""
         table = [self.header, *self.rows]
         widths = [max(len(row[column]) for row in table) for column in range(len(self.header))]
         return "\n".join([self.title, *(f"  {self._aligned(row, widths)}" for row in table)])
 
     def to_markdown(self) -> str:
-        """A section of a Markdown document."""
+        """Return a section of a Markdown document."""
         rule = "|" + "---|" * self.words + "---:|" * (len(self.header) - self.words)
         header, *rows = (f"| {' | '.join(row)} |" for row in [self.header, *self.rows])
         return "\n".join([f"## {self.title}", "", header, rule, *rows])

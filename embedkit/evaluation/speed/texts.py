@@ -1,7 +1,7 @@
-"""English texts of wanted lengths, made up from a small grammar: equal on every machine, and nobody's property.
+"""English texts of given lengths, generated from a small grammar: equal on every machine and free of copyright.
 
-What an encoder costs depends on the number of tokens and hardly on the words. These texts have about as many word
-pieces for a word, 1.35 of BERT's, as Wikipedia has, because names, numbers and rare words are among them.
+The cost of encoding depends on the number of tokens and hardly on the words. These texts contain names, numbers
+and rare words, and therefore about as many word pieces per word as Wikipedia, 1.35 of BERT's.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from collections.abc import Iterator
 __all__ = ["WORDS", "english_texts"]
 
 WORDS = (8, 24, 72)
-"""Lengths in words that are measured if nothing else is asked for: a question, a sentence, a paragraph."""
+"""Default lengths in words: a question, a sentence, a paragraph."""
 
-# Words of a kind, and groups of them with _ for the blanks.
+# Words of each kind, and phrases with _ for spaces.
 _OPENINGS = """
     in_the_morning after_the_war two_years_later for_most_visitors according_to_the_report in_1874
     during_the_summer as_a_result on_the_other_hand in_recent_decades by_contrast despite_the_delay in_2019
@@ -47,12 +47,12 @@ _JOINTS = """
 
 
 def english_texts(words: int, count: int, *, seed: int = 0) -> list[str]:
-    """Texts of exactly so many words; the last sentence of a text may end early.
+    """Return texts of an exact number of words; the last sentence of a text may be cut short.
 
     Args:
-        words: of each text, separated by blanks; at least 1.
-        count: of texts.
-        seed: the same for the same texts.
+        words: number of words in each text, at least 1.
+        count: number of texts.
+        seed: determines the texts.
     """
     generator = random.Random(f"{seed} {words}")  # noqa: S311 - for texts, not secrets
     stream = _sentences(generator)
@@ -70,7 +70,7 @@ def _text(stream: Iterator[list[str]], words: int) -> str:
 
 
 def _sentences(generator: random.Random) -> Iterator[list[str]]:
-    """Sentences in words, without end."""
+    """Yield sentences as lists of words, endlessly."""
     while True:
         sentence = _pick(generator, _OPENINGS) if generator.random() < 0.4 else []
         sentence += _clause(generator)

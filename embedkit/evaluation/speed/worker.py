@@ -1,13 +1,13 @@
-"""The process in which one model is timed: reads JSON lines, answers each with one.
+"""The process in which one model is timed: reads JSON lines and answers each with one.
 
     python -m embedkit.evaluation.speed.worker MODEL THREADS
 
-Before anything is asked it tells three times where it is: packages imported, model loaded, first text embedded;
-the last of them says what the model is. Then ``{"keep": NAME, "texts": [...]}`` keeps texts, and ``{"time": NAME,
-"batch": B, "calls": N, "warm_up": M}`` gives the seconds of each of N calls with B of these texts, after M that
-are not timed; with the joules of the N calls, where the machine tells them, and the memory held.
+Before the first request it reports three times on its start: packages imported, model loaded, first text encoded;
+the last report describes the model. Then ``{"keep": NAME, "texts": [...]}`` stores texts, and ``{"time": NAME,
+"batch": B, "calls": N, "warm_up": M}`` returns the seconds of each of N calls with B of these texts, after M
+untimed calls, with the energy of the N calls if available, and memory use.
 
-Another module that has another way to run a model calls :func:`serve` with it.
+Modules that run models in another way call :func:`serve` with their own loader.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ _STATUS = Path("/proc/self/status")
 
 @dataclass(frozen=True)
 class TimedModel:
-    """A loaded model, and what to tell of it.
+    """A loaded model and its description.
 
     Attributes:
-        embed: texts in, embeddings out.
+        embed: maps texts to embeddings.
         about: ``name``, ``precision``, ``runtime``, ``fingerprint``, ``dimension``, ``max_length`` and
-            ``size_bytes``, of all that is read from the disk.
+            ``size_bytes``, the size of all files it reads.
     """
 
     embed: Callable[[list[str]], object]
@@ -49,7 +49,7 @@ class TimedModel:
 
 
 def main() -> None:
-    """Time what embedkit's runtime runs."""
+    """Time models on embedkit's runtime."""
     serve(_load)
 
 
@@ -70,25 +70,25 @@ def _load(source: str, threads: int) -> TimedModel:
 
 
 def serve(load: Callable[[str, int], TimedModel]) -> None:
-    """Load the model that the command line names and answer until the input ends."""
+    """Load the model named on the command line and answer requests until the input ends."""
     source, threads = sys.argv[1], int(sys.argv[2])
-    answers, sys.stdout = sys.stdout, sys.stderr  # what packages print is no answer
+    answers, sys.stdout = sys.stdout, sys.stderr  # keeps output of packages out of the answers
 
-    def tell(**answer: Any) -> None:
+    def report(**answer: Any) -> None:
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
 
-    tell(reached="imported")
+    report(reached="imported")
     try:
         model = load(source, threads)
     except EmbedkitError as error:
-        tell(error=str(error))
+        report(error=str(error))
         sys.exit(1)
-    tell(reached="loaded")
+    report(reached="loaded")
     model.embed([_FIRST_TEXT])
-    tell(reached="embedded", about=dict(model.about), **_memory())
+    report(reached="embedded", about=dict(model.about), **_memory())
     for answer in _answers(model):
-        tell(**answer)
+        report(**answer)
 
 
 def _answers(model: TimedModel) -> Iterator[dict[str, Any]]:
@@ -104,7 +104,7 @@ def _answers(model: TimedModel) -> Iterator[dict[str, Any]]:
 
 
 def _time(model: TimedModel, texts: list[str], request: Mapping[str, Any], meter: EnergyMeter) -> dict[str, Any]:
-    """Call by call; each takes the texts that follow those of the call before."""
+    """Time calls one by one; each takes the texts after those of the previous call."""
     size, seconds = request["batch"], []
     places = range(0, size * (request["warm_up"] + request["calls"]), size)
     batches = [[texts[(place + i) % len(texts)] for i in range(size)] for place in places]
@@ -119,7 +119,7 @@ def _time(model: TimedModel, texts: list[str], request: Mapping[str, Any], meter
 
 
 def _memory() -> dict[str, int | None]:
-    """What this process holds of the machine's memory, in bytes: now, and when it held most."""
+    """Return this process's memory use in bytes: current and peak."""
     try:
         lines = dict(line.split(":", 1) for line in _STATUS.read_text(encoding="ascii").splitlines())
         now, most = (1024 * int(lines[name].split()[0]) for name in ("VmRSS", "VmHWM"))

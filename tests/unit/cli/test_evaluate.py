@@ -35,8 +35,8 @@ def test_a_table_on_stdout_and_nothing_else(toy_bundle, pairs, lists, capsys):
     assert header.split() == ["set", "measure", "rows", "toy"]
     assert rows[0].split() == ["pairs", "all", "3", "pairs", "100.00"]
     assert rows[1].split() == ["lists", "(mteb)", "map", "1", "queries", "100.00"]
-    assert "lists (mteb): queries without a positive, left out: 1" in rows
-    assert "toy: texts are cut off after 12 tokens" in rows
+    assert "lists (mteb): queries without a positive, skipped: 1" in rows
+    assert "toy: texts are truncated to 12 tokens" in rows
 
 
 def test_json_names_the_model_by_its_fingerprint(toy_bundle, pairs, capsys):
@@ -126,7 +126,7 @@ def test_models_are_compared_on_request(toy_bundle, write_toy_bundle, pairs, tmp
     out = capsys.readouterr().out
     assert "95% intervals over 20 samples of the rows, seed 0" in out
     assert "p = 1.000" in out
-    assert "pairs, 3 rows: too few to judge by" in out
+    assert "pairs, 3 rows: too few to be meaningful" in out
     assert main([*command, "--json", "-o", str(tmp_path / "report.md")]) == 0
     report = json.loads(capsys.readouterr().out)
     assert [each["model"] for each in report["comparison"]["certainties"]] == ["toy", "other"]

@@ -28,7 +28,11 @@ def test_mrpc_as_published(words, write_lines, tmp_path):
     assert task.pairs.first == ['a "b', "a b"]
     assert task.pairs.labels.tolist() == [True, False]
     (result,) = evaluate(words, task).results
-    assert (result.measure, result.complete, result.notes) == ("auc", False, ["2 pairs, published are 1,725"])
+    assert (result.measure, result.complete, result.notes) == (
+        "auc",
+        False,
+        ["2 pairs; the published set has 1,725"],
+    )
 
 
 def test_qnli_as_published(write_lines, tmp_path):
@@ -48,7 +52,7 @@ def test_characters_that_were_cut_in_the_published_file_are_counted(tmp_path):
     (folder / "dev.tsv").write_bytes(b"1\tWhy?\tHow come \xe2\x80?\t7\n0\tWhy?\tWhen?\t8\n")
     task = load_task("qqp-dev", data=tmp_path)
     assert task.pairs.second == ["How come \N{REPLACEMENT CHARACTER}?", "When?"]
-    assert task.notes == ["1 pairs hold characters that cannot be read"]
+    assert task.notes == ["1 pairs contain unreadable characters"]
     with pytest.raises(DataError, match=r"qqp has no test\.tsv"):
         load_task("qqp", data=tmp_path)
     (folder / "test.tsv").write_text("1\tWhy?\n")

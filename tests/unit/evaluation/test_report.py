@@ -20,7 +20,7 @@ STS = Result(
     expected=1500,
     complete=False,
     parts={"FNWN": Part(189, 0.5)},
-    notes=["OnWN: 560 scored pairs, published are 561"],
+    notes=["OnWN: 560 scored pairs; the published set has 561"],
 )
 SCIDOCS = Result(
     name="scidocs",
@@ -66,10 +66,10 @@ def test_models_stand_side_by_side():
         "  cite          map      1,000 queries      60.00",
     ]
     assert notes.splitlines() == [
-        "tiny: texts are cut off after 128 tokens",
-        "sts13: OnWN: 560 scored pairs, published are 561",
-        "scidocs (useb): queries without a title, left out: 2",
-        "small: texts are cut off after 128 tokens",
+        "tiny: texts are truncated to 128 tokens",
+        "sts13: OnWN: 560 scored pairs; the published set has 561",
+        "scidocs (useb): queries without a title, skipped: 2",
+        "small: texts are truncated to 128 tokens",
     ]
 
 

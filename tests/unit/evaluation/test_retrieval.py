@@ -86,7 +86,7 @@ def test_a_folder_is_a_task(words, beir):
     assert result.complete is None
     assert result.notes == [
         "searched among 4 documents",
-        "1 queries are documents themselves, which were not ranked for them",
+        "1 queries are themselves documents, which are excluded from their own ranking",
     ]
 
 
@@ -101,14 +101,12 @@ def test_a_published_corpus_of_other_sizes_is_named(words, beir):
     beir.rename(beir.with_name("scifact"))
     (result,) = evaluate(words, load_task("scifact", data=beir.parent)).results
     assert (result.complete, result.expected) == (False, 300)
-    assert result.notes[-1] == "3 queries and 4 documents, published are 300 queries and 5,183 documents"
+    assert result.notes[-1] == "3 queries and 4 documents; the published set has 300 queries and 5,183 documents"
 
 
 def test_what_is_missing_is_named(beir, tmp_path, write_json_lines):
     (beir / "qrels" / "test.tsv").unlink()
-    with pytest.raises(
-        DataError, match=r"expected qrels/test\.jsonl .*; qrels/ has dev\.tsv: name the one to use"
-    ):
+    with pytest.raises(DataError, match=r"expected qrels/test\.jsonl .*; qrels/ has dev\.tsv: name one of them"):
         load_retrieval(beir, name="set")
     write_json_lines("empty/corpus.jsonl", *CORPUS)
     write_json_lines("empty/queries.jsonl", *QUERIES)

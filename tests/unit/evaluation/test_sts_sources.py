@@ -32,11 +32,11 @@ def test_unscored_rows_are_dropped(sts16):
 
 def test_subsets_that_differ_from_the_published_ones_are_named(sts16):
     assert load_year("sts16", sts16).differences() == [
-        "answer-answer: 0 scored pairs, published are 254",
-        "headlines: 2 scored pairs, published are 249",
-        "plagiarism: 1 scored pairs, published are 230",
-        "postediting: 0 scored pairs, published are 244",
-        "question-question: 0 scored pairs, published are 209",
+        "answer-answer: 0 scored pairs; the published set has 254",
+        "headlines: 2 scored pairs; the published set has 249",
+        "plagiarism: 1 scored pairs; the published set has 230",
+        "postediting: 0 scored pairs; the published set has 244",
+        "question-question: 0 scored pairs; the published set has 209",
     ]
 
 
@@ -68,8 +68,8 @@ def test_an_empty_folder_is_named(tmp_path):
 def test_benchmark_and_sick_splits(write_lines):
     stsb = write_lines("STSBenchmark/sts-dev.csv", "g\tf\ty\t1\t2.5\tone\ttwo").parent
     sick = write_lines("SICK/SICK_trial.txt", "sentence_A\tsentence_B\trelatedness_score", "one\ttwo\t3").parent
-    assert load_stsb(stsb, "dev").differences() == ["1 scored pairs, published are 1500"]
-    assert load_sick(sick, "trial").differences() == ["1 scored pairs, published are 500"]
+    assert load_stsb(stsb, "dev").differences() == ["1 scored pairs; the published set has 1500"]
+    assert load_sick(sick, "trial").differences() == ["1 scored pairs; the published set has 500"]
     with pytest.raises(DataError, match=r"there is no file or folder .*sts-test\.csv"):
         load_stsb(stsb, "test")
 
@@ -112,7 +112,7 @@ def test_translated_stsb_from_files(write_lines, tmp_path):
     write_lines("sts/stsb-multi-mt/stsb-de-test.csv", 'Ein Mann.,"Ein Mann, ja.",5.0')
     (sts,) = load_task("stsb-de", data=tmp_path).sets
     assert sts.subsets[0].second == ["Ein Mann, ja."]
-    assert sts.differences() == ["1 scored pairs, published are 1379"]
+    assert sts.differences() == ["1 scored pairs; the published set has 1379"]
 
 
 def test_lower_cased_copies_are_named(words, write_lines, tmp_path):

@@ -71,7 +71,7 @@ def test_a_set_is_scored_and_its_size_compared(words, folders):
     (result,) = evaluate(words, load_task("mr", data=folders)).results
     assert (result.name, result.measure, result.value, result.unit) == ("mr", "accuracy", 1.0, "texts")
     assert (result.rows, result.expected, result.complete) == (24, 10662, False)
-    assert result.notes == ["parts of 24 texts, published are 10,662"]
+    assert result.notes == ["parts of 24 texts; the published set has 10,662"]
 
 
 def test_transfer_is_the_mean_of_what_is_whole(words, folders, monkeypatch):

@@ -41,7 +41,7 @@ def test_pooled_leaves_out_one_sided_queries_of_dev_and_test(askubuntu):
     [
         ("1\t2\t2 3", "expected query, similar, candidates and scores"),
         ("1\t2\t2 3\t1", "expected a score for each candidate"),
-        ("1\t5\t2 3\t2 1", "similar questions among them"),
+        ("1\t5\t2 3\t2 1", "similar questions among the candidates"),
         ("1\t2\t2 3\t2 high", "expected a finite number as BM25 score, got 'high'"),
     ],
 )

@@ -157,7 +157,7 @@ def test_a_folder_is_not_overwritten(encoder, tmp_path):
 def test_unknown_forms_are_refused_before_any_work(encoder, tmp_path, monkeypatch, precision, target):
     monkeypatch.setattr(pipeline, "build_graph", None)
 
-    with pytest.raises(ExportError, match="is one of"):
+    with pytest.raises(ExportError, match="must be one of"):
         export(encoder, tmp_path / "toy.onnx", precision=precision, target=target)
 
 

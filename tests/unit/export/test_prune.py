@@ -178,7 +178,7 @@ def test_no_texts_are_no_corpus(make_encoder):
 
 
 def test_a_size_needs_texts(make_encoder, tmp_path):
-    with pytest.raises(ExportError, match="give texts"):
+    with pytest.raises(ExportError, match="set vocabulary"):
         export(make_encoder(), tmp_path / "toy.onnx", precision="fp32", vocabulary_size=200)
 
 

@@ -212,7 +212,7 @@ def test_ranges_much_too_small_are_found(encoder, tmp_path, monkeypatch):
 
 
 def test_static_scales_need_texts(encoder, tmp_path):
-    with pytest.raises(ExportError, match="int8-static needs texts"):
+    with pytest.raises(ExportError, match="int8-static needs calibration texts"):
         export(encoder, tmp_path / "toy.onnx", precision="int8-static")
 
 

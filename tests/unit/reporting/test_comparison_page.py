@@ -49,10 +49,10 @@ def test_everything_known_of_an_entry_is_in_its_row(entries, write, make_speed, 
     text = write(entries, reports=reports, evaluations=evaluations)
     table = rows(text)
     assert ["student int8", "bundle", "sct", "a &lt;teacher&gt;", "5.0", "90.0", "0.30", "0.25", "0.25"] in table
-    assert ["bert-base fp32", "only timed", "", "", "5.0", "90.0", "0.30", "50", "50"] in table
+    assert ["bert-base fp32", "timing only", "", "", "5.0", "90.0", "0.30", "50", "50"] in table
     assert ["student fp32", "77.00", "83.10"] in table
     assert 'aria-label="latency, 1 thread; latency, 2 threads; size"' in text
-    assert "3 models: run, bundle, only timed" in text
+    assert "3 models: run, bundle, timing only" in text
     assert '<a href="runs/student/report.html">student</a>' in text
 
 
@@ -76,7 +76,7 @@ def test_scores_on_different_development_sets_stand_in_different_columns(entries
 
 def test_recipes_are_set_against_each_other(entries, write):
     text = write(entries)
-    assert "Where recipes differ" in text
+    assert "Differences between recipes" in text
     assert ["seed", "1", "2"] in rows(text)
     assert ["lr", "0.1", "0.1"] not in rows(text)
     assert ["recipe: lr", "<code>0.1</code>"] in rows(text)

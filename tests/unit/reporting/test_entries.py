@@ -24,7 +24,7 @@ def test_models_that_were_only_timed_are_entries_once(make_speed):
         "bert-base fp32",
         "bert-base",
         "fp32",
-        "only timed",
+        "timing only",
     )
     assert found.size_bytes == 5_000_000
 

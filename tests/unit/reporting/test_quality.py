@@ -66,7 +66,7 @@ def test_files_may_hold_several_reports(make_evaluation, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("content", "message"), [("[", "cannot be read as JSON"), ("[1]", "holds no evaluations")]
+    ("content", "message"), [("[", "cannot be read as JSON"), ("[1]", "contains no evaluations")]
 )
 def test_other_files_are_refused(tmp_path, content, message):
     (tmp_path / "other.json").write_text(content)

@@ -38,7 +38,7 @@ def test_throughput_leaves_empty_what_was_left_out(report):
 
 
 def test_what_a_model_takes(report):
-    _, tiny, huge = rows(to_text(report), "What it takes")
+    _, tiny, huge = rows(to_text(report), "Resource use")
     assert tiny[3:] == ["4.9", "91.5", "103.2", "0.300", "0.200", "0.050", "0.050"]
     assert huge[3:6] == ["4.9", "not", "told"]
 
@@ -47,8 +47,8 @@ def test_a_reader_learns_what_figures_depend_on(report):
     text = to_text(report)
     assert "huge: random weights" in text
     assert "huge: left out" in text
-    assert "tiny, huge: texts are cut off after 128 tokens" in text
-    assert "energy: not told by this machine" in text
+    assert "tiny, huge: texts are truncated to 128 tokens" in text
+    assert "energy: not available on this machine" in text
     machine = "Fast CPU, 2 of 4 processors, avx2, 8 GiB; Linux x86_64; load 0.1 before, 0.9 after"
     assert machine in text
 
@@ -56,7 +56,7 @@ def test_a_reader_learns_what_figures_depend_on(report):
 def test_lengths_that_differ_are_told_of_each_model(make_model, make_report):
     models = [make_model("tiny", FAST), make_model("huge", SLOW)]
     models[1] = dataclasses.replace(models[1], about={**models[1].about, "max_length": 512})
-    assert "huge: texts are cut off after 512 tokens" in to_text(make_report(models))
+    assert "huge: texts are truncated to 512 tokens" in to_text(make_report(models))
 
 
 def test_energy_where_it_is_told(make_model, make_report):

@@ -78,7 +78,7 @@ def test_starts_are_in_turns_too_and_the_first_ones_do_not_count(slow):
 def test_what_takes_too_long_is_left_out_and_named(slow):
     report = measure(CANDIDATES, PLAN, progress=False)
     assert [(cell.texts, cell.batch) for cell in report.models[1].cells] == [("short", 1)]
-    assert report.notes == ["other fp32: calls of over 1 s are left out: 8 x short"]
+    assert report.notes == ["other fp32: calls of more than 1 s are skipped: 8 x short"]
 
 
 def test_figures_of_a_model_and_its_ratio_to_the_first(slow):
