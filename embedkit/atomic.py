@@ -12,7 +12,7 @@ from pathlib import Path
 
 from embedkit.errors import EmbedkitError, StorageError
 
-__all__ = ["atomic_file", "atomic_folder", "storage_errors"]
+__all__ = ["atomic_file", "atomic_folder", "flush_folder", "storage_errors"]
 
 
 @contextlib.contextmanager
@@ -73,8 +73,7 @@ def atomic_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
     try:
         with storage_errors(target):
             yield temporary
-            for file in temporary.rglob("*"):
-                _flush(file)
+            flush_folder(temporary)
             if target.exists():
                 target.rename(retired)
             temporary.rename(target)
@@ -84,6 +83,12 @@ def atomic_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
             retired.rename(target)
         shutil.rmtree(temporary, ignore_errors=True)
         shutil.rmtree(retired, ignore_errors=True)
+
+
+def flush_folder(folder: Path) -> None:
+    """Flush all files and folders in ``folder`` to disk."""
+    for file in folder.rglob("*"):
+        _flush(file)
 
 
 def _name_beside(target: Path) -> Path:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+
 import numpy as np
 import pytest
 
@@ -11,6 +13,7 @@ from embedkit.serving.retrieval.exact_index import ExactIndex
 from embedkit.serving.retrieval.index_kinds import index_class
 
 pytest.importorskip("faiss")
+approximate_indexes = importlib.import_module("embedkit.serving.retrieval.approximate_indexes")
 
 COUNT, WIDTH = 3_000, 32
 
@@ -93,6 +96,23 @@ def test_finds_only_what_is_allowed(index, share):
     assert share == 0 or recall(rows, expected) > 0.97
 
 
+@pytest.mark.parametrize("share", [0.05, 0.1, 0.5])
+def test_a_filter_loses_no_recall_and_does_not_scan(kind, monkeypatch, share):
+    monkeypatch.setattr(approximate_indexes, "_SCANNED", 100)
+    rows = clustered(20_000, seed=6)
+    index = kind.build(rows)
+    scanned = []
+    flat = index._flat.search
+    monkeypatch.setattr(index._flat, "search", lambda *given, **named: scanned.append(1) or flat(*given, **named))
+    allowed = np.random.default_rng(3).random(len(rows)) < share
+    expected = {mask is None: ExactIndex(rows).search(QUERIES, 10, allowed=mask)[1] for mask in (None, allowed)}
+    unfiltered = recall(index.search(QUERIES, 10)[1], expected[True])
+    found = index.search(QUERIES, 10, allowed=allowed)[1]
+    assert allowed[found].all()
+    assert recall(found, expected[False]) >= unfiltered - 0.02
+    assert len(scanned) < 10
+
+
 def test_little_effort_does_not_scan_where_rows_are_deleted(index, monkeypatch):
     allowed = np.random.default_rng(3).random(COUNT) < 0.9
     scanned = []
@@ -103,14 +123,19 @@ def test_little_effort_does_not_scan_where_rows_are_deleted(index, monkeypatch):
     assert len(scanned) < 5
 
 
-def test_a_whole_topic_may_be_deleted(index):
-    """All that is near the query is gone, so an index that only looks there finds nothing."""
+def test_a_whole_topic_may_be_deleted(kind, index):
+    """All that is near the query is gone, so an index that only looks there finds nothing.
+
+    What is left is far from the query; an index of those rows alone would not find all of the nearest either.
+    """
     nearest = ExactIndex(ROWS).search(QUERIES[:1], COUNT * 2 // 5)[1][0]
     allowed = np.ones(COUNT, dtype=bool)
     allowed[nearest] = False
     rows = index.search(QUERIES[:1], 10, allowed=allowed)[1]
     assert allowed[rows].all()
-    assert recall(rows, ExactIndex(ROWS).search(QUERIES[:1], 10, allowed=allowed)[1]) > 0.8
+    expected = ExactIndex(ROWS).search(QUERIES[:1], 10, allowed=allowed)[1]
+    alone = np.flatnonzero(allowed)[kind.build(ROWS[allowed]).search(QUERIES[:1], 10)[1]]
+    assert recall(rows, expected) >= min(recall(alone, expected), 0.9)
 
 
 def test_equal_rows_come_in_their_order(kind):

@@ -4,9 +4,8 @@ What FAISS keeps of each row is coarse (a byte or less a dimension), and so are 
 Candidates are scored again with the rows, which may be mapped from a file: float32 inner products, each row by
 itself, so that a score does not depend on what else is searched for. A neighbour that is not proposed is missed.
 
-Where some rows are not allowed, candidates are sought among all, as many more as that takes; so those that are
-left are the nearest. A query around which most are not allowed, and every query where fewer than half of the rows
-are allowed, is answered by a scan.
+Where some rows are not allowed, the small index proposes only those that are, and looks further the fewer they
+are. A few thousand rows are scanned instead, and so is a query for which too few are proposed.
 """
 
 from __future__ import annotations
@@ -33,7 +32,25 @@ __all__ = ["BinaryIndex", "HnswIndex", "IvfPqIndex", "RescoredIndex", "Sq8Index"
 
 _QUERY_BLOCK = 1024
 _ROW_BLOCK = 65536
-_SPARE = 8  # so that equal rows at the end come in their order, and little effort finds enough that are allowed
+_WALKED = 0.1  # share of rows allowed from which on a walk through the graph has to be broader
+_SPARE = 8  # so that equal rows at the end come in their order
+_SCANNED = 8192  # so many rows are scanned as fast as candidates are found
+
+
+class _Selection:
+    """Rows that may be found.
+
+    Args:
+        allowed: ``(N,) bool``, which they are.
+        share: of all rows, above 0.
+
+    Attributes:
+        selector: the same for FAISS.
+    """
+
+    def __init__(self, allowed: BoolArray, share: float) -> None:
+        self.allowed, self.share = allowed, share
+        self.selector = faiss.IDSelectorBitmap(np.packbits(allowed, bitorder="little"))
 
 
 class RescoredIndex(abc.ABC):
@@ -93,13 +110,14 @@ class RescoredIndex(abc.ABC):
         """
         queries, k = checked_queries(queries, k, self._rows.shape, allowed)
         available = len(self) if allowed is None else int(np.count_nonzero(allowed))
-        if k == 0 or 2 * available < len(self):
+        if k == 0 or (2 * available <= len(self) and available <= _SCANNED):
             return self._flat.search(queries, max(k, 1), allowed=allowed)
+        selection = None if allowed is None else _Selection(allowed, available / len(self))
         scores = np.empty((len(queries), k), dtype=np.float32)
         rows = np.empty((len(queries), k), dtype=np.int64)
         for start in range(0, len(queries), _QUERY_BLOCK):
             block = slice(start, start + _QUERY_BLOCK)
-            self._search_block(queries[block], allowed, effort, scores[block], rows[block])
+            self._search_block(queries[block], selection, effort, scores[block], rows[block])
         return scores, rows
 
     @abc.abstractmethod
@@ -121,27 +139,35 @@ class RescoredIndex(abc.ABC):
         """The small index of these rows from a file."""
 
     @abc.abstractmethod
-    def _candidates(self, queries: FloatArray, k: int, effort: float) -> RowNumbers:
-        """Rows worth scoring for each query: ``(Q, C) int64``, ``C >= k``; -1 at the end where there are fewer."""
+    def _candidates(self, queries: FloatArray, k: int, effort: float, selection: _Selection | None) -> RowNumbers:
+        """Rows worth scoring for each query: ``(Q, C) int64``, ``C >= k``; -1 at the end where there are fewer.
+
+        Fewer than ``k`` make it scan all that are allowed. So a kind that looks only around the query, and finds
+        that hardly any row is allowed there, proposes none.
+
+        Args:
+            queries: ``(Q, D) float32``.
+            k: results wanted.
+            effort: how many times as much as by itself it looks at.
+            selection: the rows to choose from; None for all.
+        """
 
     def _bounded(self, k: int, wanted: float) -> int:
         """So many, but at least ``k`` and not more than there are."""
         return min(len(self), max(k, math.ceil(wanted)))
 
     def _search_block(
-        self, queries: FloatArray, allowed: BoolArray | None, effort: float, scores: FloatArray, rows: RowNumbers
+        self,
+        queries: FloatArray,
+        selection: _Selection | None,
+        effort: float,
+        scores: FloatArray,
+        rows: RowNumbers,
     ) -> None:
         """Fill ``scores`` and ``rows``, both ``(Q, k)``."""
         k = scores.shape[1]
-        if allowed is None:
-            found = self._candidates(queries, k, effort)
-            enough = found[:, k - 1] >= 0
-        else:
-            share = np.count_nonzero(allowed) / len(self)
-            found = self._candidates(queries, math.ceil((k + _SPARE) / share), effort)
-            found = np.where(allowed[found], found, -1)
-            enough = (found >= 0).sum(axis=1) >= max(k, share * found.shape[1] / 2)
-            found = -np.sort(-found, axis=1)  # FAISS reads them up to the first -1
+        found = self._candidates(queries, k, effort, selection)
+        enough = found[:, k - 1] >= 0
         products, found = self._best(queries, found, min(found.shape[1], k + _SPARE))
         if (products[:, 1:] == products[:, :-1]).any():  # FAISS orders equal ones as it likes
             order = np.lexsort((found, -products))
@@ -150,6 +176,7 @@ class RescoredIndex(abc.ABC):
         scores[:], rows[:] = products[:, :k], found[:, :k]
         for query in () if enough.all() else np.flatnonzero(~enough):
             alone = queries[query : query + 1]
+            allowed = None if selection is None else selection.allowed
             (scores[query],), (rows[query],) = self._flat.search(alone, k, allowed=allowed)
 
     def _best(self, queries: FloatArray, found: RowNumbers, k: int) -> tuple[FloatArray, RowNumbers]:
@@ -212,8 +239,9 @@ class Sq8Index(_FaissFile):
         index.train(_sample(rows, 2**17))
         return cls._filled(index, rows, show_progress_bar=show_progress_bar)
 
-    def _candidates(self, queries: FloatArray, k: int, effort: float) -> RowNumbers:
-        _, found = self._small.search(queries, self._bounded(k, effort * (2 * k + 10)))
+    def _candidates(self, queries: FloatArray, k: int, effort: float, selection: _Selection | None) -> RowNumbers:
+        parameters = faiss.SearchParameters(sel=selection.selector) if selection else None
+        _, found = self._small.search(queries, self._bounded(k, effort * (2 * k + 10)), params=parameters)
         return np.asarray(found)
 
 
@@ -230,11 +258,20 @@ class HnswIndex(_FaissFile):
         index.train(_sample(rows, 2**17))
         return cls._filled(index, rows, show_progress_bar=show_progress_bar)
 
-    def _candidates(self, queries: FloatArray, k: int, effort: float) -> RowNumbers:
+    def _candidates(self, queries: FloatArray, k: int, effort: float, selection: _Selection | None) -> RowNumbers:
         wanted = 2 * k + 10
-        breadth = self._bounded(k, effort * max(96, 2 * wanted))
-        _, found = self._small.search(queries, min(wanted, breadth), params=_breadth(breadth))
-        return np.asarray(found)
+        breadth = effort * max(96, 2 * wanted)
+        if selection is None:
+            breadth = self._bounded(k, breadth)
+            _, found = self._small.search(queries, min(wanted, breadth), params=_breadth(breadth))
+            return np.asarray(found)
+        # The walk passes through all rows and notes those that are allowed. It scores many rows for each that it
+        # passes, so a broader walk is needed only where few are allowed.
+        breadth = self._bounded(k, breadth * max(1.0, _WALKED / selection.share))
+        parameters = faiss.SearchParametersHNSW(efSearch=breadth, sel=selection.selector)
+        _, found = self._small.search(queries, breadth, params=parameters)
+        least = min(breadth, max(k, math.ceil(2 * selection.share * breadth)))
+        return _unless_few(found, least)[:, : max(k, wanted)]
 
 
 class IvfPqIndex(_FaissFile):
@@ -256,11 +293,17 @@ class IvfPqIndex(_FaissFile):
         index.train(_sample(rows, max(64 * clusters, 2**12)))
         return cls._filled(index, rows, show_progress_bar=show_progress_bar)
 
-    def _candidates(self, queries: FloatArray, k: int, effort: float) -> RowNumbers:
+    def _candidates(self, queries: FloatArray, k: int, effort: float, selection: _Selection | None) -> RowNumbers:
         wanted, clusters = self._bounded(k, effort * max(10 * k, 100)), self._small.nlist
-        probes = max(math.ceil(effort * max(16, clusters // 8)), math.ceil(wanted * clusters / len(self)))
-        _, found = self._small.search(queries, wanted, params=_probes(min(clusters, probes)))
-        return np.asarray(found)
+        available = len(self) * (selection.share if selection else 1.0)
+        probes = max(math.ceil(effort * max(16, clusters // 8)), math.ceil(2 * wanted * clusters / available))
+        probes = min(clusters, probes)
+        if selection is None:
+            _, found = self._small.search(queries, wanted, params=_probes(probes))
+            return np.asarray(found)
+        parameters = faiss.SearchParametersIVF(nprobe=probes, sel=selection.selector)
+        _, found = self._small.search(queries, wanted, params=parameters)
+        return _unless_few(found, min(wanted, math.ceil(available)))
 
 
 class BinaryIndex(RescoredIndex):
@@ -286,10 +329,12 @@ class BinaryIndex(RescoredIndex):
         """Write the signs as a ``.npy`` file."""
         write_array(path, self._small.shape, "|u1", [self._small])
 
-    def _candidates(self, queries: FloatArray, k: int, effort: float) -> RowNumbers:
-        wanted = max(20 * k + 200, len(self) // 200)  # the more rows, the more of them have nearly the same signs
-        _, found = faiss.knn_hamming(_signs(queries), self._small, self._bounded(k, effort * wanted))
-        return np.asarray(found)
+    def _candidates(self, queries: FloatArray, k: int, effort: float, selection: _Selection | None) -> RowNumbers:
+        rows = None if selection is None else np.flatnonzero(selection.allowed)
+        signs = self._small if rows is None else self._small[rows]
+        wanted = max(20 * k + 200, len(signs) // 200)  # the more rows, the more of them have nearly the same signs
+        _, found = faiss.knn_hamming(_signs(queries), signs, min(len(signs), self._bounded(k, effort * wanted)))
+        return np.asarray(found if rows is None else rows[found])
 
 
 @functools.lru_cache(128)  # making one costs as much as scoring the candidates of a query
@@ -300,6 +345,12 @@ def _breadth(efsearch: int) -> Any:
 @functools.lru_cache(128)
 def _probes(nprobe: int) -> Any:
     return faiss.SearchParametersIVF(nprobe=nprobe)
+
+
+def _unless_few(found: RowNumbers, least: int) -> RowNumbers:
+    """The candidates of each query, none where there are fewer than ``least``."""
+    found[found[:, least - 1] < 0] = -1
+    return found
 
 
 def _signs(rows: FloatArray) -> npt.NDArray[np.uint8]:

@@ -1,76 +1,115 @@
 """A column: one field of the metadata of a segment's documents, in a form that is quick to compare.
 
-Values are numbered in their order: nothing (null), false, true, numbers, texts. So a comparison is an interval of
-numbers, and whom it concerns is found by comparing integers. A list counts with each of its items.
+The distinct values are sorted: null, false, true, numbers, texts. Each row holds the position of its value, its
+code, so a comparison is an interval of codes and a filter compares small integers. A list counts with each item.
 """
 
 from __future__ import annotations
 
 import bisect
 from collections.abc import Iterable, Sequence
-from typing import Any, Self
+from dataclasses import dataclass
+from typing import Any, Final, overload
 
 import numpy as np
 import numpy.typing as npt
 
-from embedkit.serving.retrieval.exact_index import BoolArray, RowNumbers
+from embedkit.serving.retrieval.exact_index import BoolArray
 
-__all__ = ["Column", "Scalar", "is_scalar", "kind_of"]
+__all__ = ["Codes", "Column", "Scalar", "Values", "is_scalar", "kind_of"]
 
 Scalar = str | int | float | bool | None
+Codes = npt.NDArray[np.unsignedinteger[Any]]
 
-_KINDS = ("null", "boolean", "number", "text")
+_KINDS: Final = ("null", "boolean", "number", "text")
+_NULL, _BOOLEAN, _NUMBER, _TEXT = range(4)
+_FEW = 4
 _Key = tuple[int, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Values(Sequence[_Key]):
+    """The distinct values of a column in ascending order, each as ``(kind, value)``; null as ``(0, 0)``.
+
+    Attributes:
+        nulls: ``[None]`` if null occurs, else empty.
+        booleans: those of False and True that occur.
+        numbers: ascending; int64, float64, or a list where numbers fit neither.
+        texts: ascending by code points.
+    """
+
+    nulls: Sequence[None]
+    booleans: Sequence[bool]
+    numbers: npt.NDArray[Any] | Sequence[int | float]
+    texts: Sequence[str]
+
+    @property
+    def by_kind(self) -> tuple[Sequence[Any] | npt.NDArray[Any], ...]:
+        """The values of each kind."""
+        return self.nulls, self.booleans, self.numbers, self.texts
+
+    def __len__(self) -> int:
+        """The number of distinct values."""
+        return sum(map(len, self.by_kind))
+
+    @overload
+    def __getitem__(self, place: int) -> _Key: ...
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[_Key]: ...
+    def __getitem__(self, place: int | slice) -> _Key | Sequence[_Key]:
+        """The value with a code."""
+        if isinstance(place, slice):
+            return [self[one] for one in range(*place.indices(len(self)))]
+        for values in self.by_kind:
+            if place < len(values):
+                value = values[place]
+                return _key(value.item() if isinstance(value, np.generic) else value)
+            place -= len(values)
+        raise IndexError(place)
+
+    def find(self, value: Scalar) -> int | None:
+        """The code of a value, None if it does not occur."""
+        key = _key(value)
+        place = bisect.bisect_left(self, key)
+        return place if place < len(self) and self[place] == key else None
 
 
 class Column:
     """Which rows hold which values.
 
     Args:
-        count: rows of the segment.
-        keys: the values that occur, ordered by kind and then by themselves.
-        rows: ``(E,) int64``, the row of each entry.
-        codes: ``(E,) int64``, the position of its value among ``keys``.
+        count: N, the rows of the segment.
+        values: the values that occur.
+        codes: ``(N,)``, the code of each row's value, ``len(values)`` where it has none; with ``rows``, ``(E,)``,
+            the code of each entry.
+        rows: ``(E,)``, the row of each entry, where rows hold several values; None otherwise.
     """
 
-    def __init__(self, count: int, keys: Sequence[_Key], rows: RowNumbers, codes: RowNumbers) -> None:
-        self._count, self._keys, self._rows, self._codes = count, keys, rows, codes
+    def __init__(self, count: int, values: Values, codes: Codes, rows: Codes | None = None) -> None:
+        self._count, self.values, self.codes, self.rows = count, values, codes, rows
 
     @classmethod
-    def of(cls, values: Iterable[Any]) -> Self:
-        """Read the values of all rows; a row without one, and an object, is no entry."""
-        numbers: dict[_Key, int] = {}
-        rows: list[int] = []
-        codes: list[int] = []
-        count = 0
-        for row, value in enumerate(values):
-            count += 1
-            for item in value if isinstance(value, list) else (value,):
-                if is_scalar(item):
-                    rows.append(row)
-                    codes.append(numbers.setdefault(_key(item), len(numbers)))
-        keys = sorted(numbers)
-        places = np.empty(len(keys), dtype=np.int64)
-        places[[numbers[key] for key in keys]] = np.arange(len(keys))
-        return cls(count, keys, np.array(rows, dtype=np.int64), places[np.array(codes, dtype=np.int64)])
-
-    @classmethod
-    def empty(cls, count: int) -> Self:
+    def empty(cls, count: int) -> Column:
         """A field that none of ``count`` rows has."""
-        nothing = np.empty(0, dtype=np.int64)
-        return cls(count, [], nothing, nothing)
+        return cls(count, Values((), (), (), ()), np.zeros(count, dtype=np.uint8))
 
     @property
     def samples(self) -> dict[str, Scalar]:
         """The kinds of value that occur, each with its smallest."""
-        return {_KINDS[rank]: value for rank, value in reversed(self._keys)}
+        found = ((_KINDS[kind], values[0]) for kind, values in enumerate(self.values.by_kind) if len(values))
+        return {kind: value.item() if isinstance(value, np.generic) else value for kind, value in found}
 
     def equal(self, values: Iterable[Scalar]) -> BoolArray:
         """Rows that hold one of the values: ``(N,) bool``."""
-        keys = [_key(value) for value in values]
-        places = [bisect.bisect_left(self._keys, key) for key in keys]
-        found = [place for place, key in zip(places, keys, strict=True) if self._keys[place : place + 1] == [key]]
-        return self._mask(np.isin(self._codes, found))
+        found = [code for code in map(self.values.find, values) if code is not None]
+        if len(found) > _FEW:
+            wanted = np.zeros(len(self.values) + 1, dtype=np.bool_)
+            wanted[found] = True
+            return self._mask(wanted[self.codes])
+        entries = np.zeros(len(self.codes), dtype=np.bool_)
+        for code in found:
+            entries |= self.codes == code
+        return self._mask(entries)
 
     def between(self, low: Scalar, high: Scalar, *, low_included: bool, high_included: bool) -> BoolArray:
         """Rows that hold a value in an interval of numbers or texts; None is no bound.
@@ -78,20 +117,22 @@ class Column:
         Returns:
             ``(N,) bool``.
         """
-        rank = _key(high if low is None else low)[0]
+        kind = _key(high if low is None else low)[0]
         cut_low = bisect.bisect_left if low_included else bisect.bisect_right
         cut_high = bisect.bisect_right if high_included else bisect.bisect_left
-        first = bisect.bisect_left(self._keys, (rank,)) if low is None else cut_low(self._keys, _key(low))
-        last = bisect.bisect_left(self._keys, (rank + 1,)) if high is None else cut_high(self._keys, _key(high))
-        return self._mask((self._codes >= first) & (self._codes < last))
+        first = bisect.bisect_left(self.values, (kind,)) if low is None else cut_low(self.values, _key(low))
+        last = bisect.bisect_left(self.values, (kind + 1,)) if high is None else cut_high(self.values, _key(high))
+        return self._mask((self.codes >= first) & (self.codes < last))
 
     def present(self) -> BoolArray:
         """Rows that hold anything, be it null: ``(N,) bool``."""
-        return self._mask(np.ones(len(self._rows), dtype=np.bool_))
+        return self._mask(self.codes < len(self.values))
 
-    def _mask(self, entries: npt.NDArray[np.bool_]) -> BoolArray:
+    def _mask(self, entries: BoolArray) -> BoolArray:
+        if self.rows is None:
+            return entries
         mask = np.zeros(self._count, dtype=np.bool_)
-        mask[self._rows[entries]] = True
+        mask[self.rows[entries]] = True
         return mask
 
 
@@ -107,7 +148,7 @@ def kind_of(value: Scalar) -> str:
 
 def _key(value: Scalar) -> _Key:
     if value is None:
-        return 0, 0
+        return _NULL, 0
     if isinstance(value, bool):
-        return 1, value
-    return (3, value) if isinstance(value, str) else (2, value)
+        return _BOOLEAN, value
+    return (_TEXT, value) if isinstance(value, str) else (_NUMBER, value)

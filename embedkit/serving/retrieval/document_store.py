@@ -26,7 +26,7 @@ from embedkit.serving.retrieval.text_hash import text_hash
 __all__ = ["DocumentStore", "write_documents"]
 
 _LINES, _OFFSETS, _IDS = "documents.jsonl", "offsets.npy", "ids.npy"
-_BLOCK = 4096
+_BLOCK, _BLOCK_BYTES = 4096, 2**18
 
 
 class DocumentStore:
@@ -74,8 +74,11 @@ class DocumentStore:
         Raises:
             CollectionError: the files are damaged.
         """
-        for start in range(0, len(self), _BLOCK):
-            end = min(start + _BLOCK, len(self))
+        end = 0
+        while end < len(self):
+            start, most = end, int(self._offsets[end]) + _BLOCK_BYTES
+            end = int(np.searchsorted(self._offsets[: start + _BLOCK + 1], most, "right")) - 1
+            end = min(max(end, start + 1), len(self))
             lines = self._lines[self._offsets[start] : self._offsets[end]].tobytes()
             try:
                 # A line break ends a line and is nowhere else: in a string of JSON it is escaped.

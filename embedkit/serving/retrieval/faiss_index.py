@@ -29,6 +29,7 @@ __all__ = ["FlatIndex"]
 
 _SPARE = 16
 _QUERY_BLOCK = 1024
+_COPIED = 2**23  # numbers, 32 MB
 _RANK_BLOCK = 32  # small enough for a processor's cache
 
 
@@ -87,12 +88,19 @@ class FlatIndex:
             InputError: the queries have another width or are not finite, or ``k`` is below 1.
         """
         queries, k = checked_queries(queries, k, self._rows.shape, allowed)
+        if allowed is not None and np.count_nonzero(allowed) <= min(len(self) // 2, _COPIED // queries.shape[1]):
+            return self._search_among(np.flatnonzero(allowed), queries, k)
         scores = np.empty((len(queries), k), dtype=np.float32)
         rows = np.empty((len(queries), k), dtype=np.int64)
         for start in range(0, len(queries) if k else 0, _QUERY_BLOCK):
             block = slice(start, start + _QUERY_BLOCK)
             self._search_block(queries[block], allowed, scores[block], rows[block])
         return scores, rows
+
+    def _search_among(self, numbers: RowNumbers, queries: FloatArray, k: int) -> tuple[FloatArray, RowNumbers]:
+        """The same among few rows, which are copied: FAISS' selector is asked about every row for every query."""
+        found = FlatIndex(self._rows[numbers]).search(queries, max(k, 1))
+        return found[0], numbers[found[1]]
 
     def _search_block(
         self, queries: FloatArray, allowed: BoolArray | None, scores: FloatArray, rows: RowNumbers

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
+from embedkit.atomic import flush_folder
+from embedkit.errors import CollectionBusyError
 from embedkit.protocols import FloatArray, TextEncoder
 from embedkit.serving.retrieval import writer
 from embedkit.serving.retrieval.documents import Document
 from embedkit.serving.retrieval.generations import claim, claim_merge
 from embedkit.serving.retrieval.index_kinds import checked_kind
-from embedkit.serving.retrieval.manifest import Manifest
+from embedkit.serving.retrieval.manifest import Manifest, SegmentEntry
 from embedkit.serving.retrieval.models import Models
-from embedkit.serving.retrieval.segment import words_module
+from embedkit.serving.retrieval.segment import Segment, has_columns, words_module
 from embedkit.serving.retrieval.snapshot import Snapshot
 from embedkit.serving.retrieval.sources import Maker, Source
 from embedkit.serving.retrieval.store import Plan, Upserted
@@ -38,6 +41,7 @@ class FolderStore:
         self.path = path
         self._snapshot, self._models = snapshot, models
         self._one_writer, self._one_refresh = threading.Lock(), threading.Lock()
+        self._merged: Segment | None = None
 
     @classmethod
     def build(cls, address: str, source: Source, plan: Plan, *, show_progress_bar: bool | None) -> Self:
@@ -119,29 +123,52 @@ class FolderStore:
 
     def merge(self) -> bool:
         """Merge small segments; only putting the new one in their place keeps other writers out."""
-        before = self._snapshot
-        first = writer.tail(before.manifest.segments)
-        if first is None:
-            return False
-        with claim_merge(self.path) as files:
-            if not any(segment.remaining for segment in before.manifest.segments[first:]):
-                return False
-            entry = writer.write_merged(files, before, first, show_progress_bar=False)
-            with self._writing() as generations:
-                return writer.adopt(self.path, next(generations), files, entry, before, first, self._snapshot)
+        first = writer.tail(self.about.segments)
+        return first is not None and self._merge_from(first, show_progress_bar=False)
 
     def compact(self, *, index: str | None, lexical: bool | None, show_progress_bar: bool | None) -> None:
-        """Write all documents into one segment; does nothing where nothing would change."""
+        """Write all documents into one segment; does nothing where nothing would change.
+
+        Other writers go on meanwhile, unless the kind of index or the words change.
+        """
+        self.refresh()
+        new = self._changed(index=index, lexical=lexical)
+        _check_kinds(new.index, lexical=new.lexical)
+        if new == self.about and _is_compact(new):
+            return
+        with contextlib.suppress(CollectionBusyError):  # of another merge, which gives way
+            if new == self.about and self._merge_from(0, show_progress_bar=show_progress_bar):
+                return
         with self._writing() as generations:
-            old = self.about
-            new = dataclasses.replace(
-                old, index=index or old.index, lexical=old.lexical if lexical is None else lexical
-            )
-            _check_kinds(new.index, lexical=new.lexical)
-            if new != old or len(old.segments) > 1 or any(segment.deleted for segment in old.segments):
+            new = self._changed(index=index, lexical=lexical)
+            if new != self.about or not _is_compact(new):
                 writer.merge(
                     self.path, next(generations), self._snapshot, 0, new, show_progress_bar=show_progress_bar
                 )
+
+    def _changed(self, *, index: str | None, lexical: bool | None) -> Manifest:
+        old = self.about
+        return dataclasses.replace(
+            old, index=index or old.index, lexical=old.lexical if lexical is None else lexical
+        )
+
+    def _merge_from(self, first: int, *, show_progress_bar: bool | None) -> bool:
+        """Merge the segments from number ``first`` on; False if other writes took them away meanwhile.
+
+        The new files are flushed, checked and mapped before the lock is taken, under which they are only renamed.
+        """
+        before = self._snapshot
+        with claim_merge(self.path) as files:
+            if not any(segment.remaining for segment in before.manifest.segments[first:]):
+                return False
+            entry = writer.write_merged(files, before, first, show_progress_bar=show_progress_bar)
+            flush_folder(files)
+            self._merged = _open_ahead(files, entry, before)
+            try:
+                with self._writing() as generations:
+                    return writer.adopt(self.path, next(generations), files, entry, before, first, self._snapshot)
+            finally:
+                self._merged = None
 
     def refresh(self) -> bool:
         """Open what other processes have written."""
@@ -149,7 +176,7 @@ class FolderStore:
             before = self._snapshot
             if Manifest.read(self.path) == before.manifest:
                 return False
-            self._snapshot = Snapshot.latest(self.path, self._models, before)
+            self._snapshot = Snapshot.latest(self.path, self._models, before, self._merged)
             return True
 
     def verify(self) -> None:
@@ -179,6 +206,17 @@ class FolderStore:
                 self.refresh()
                 yield generations
                 self.refresh()
+
+
+def _open_ahead(files: Path, entry: SegmentEntry, snapshot: Snapshot) -> Segment | None:
+    """The segment whose files are going to be moved; None on Windows, where mapped files cannot be."""
+    return None if os.name == "nt" else Segment(files, entry, snapshot.manifest.dimension)
+
+
+def _is_compact(manifest: Manifest) -> bool:
+    """Whether there is one segment at most, with its columns, and nothing deleted in it."""
+    stale = any(segment.deleted or not has_columns(segment) for segment in manifest.segments)
+    return len(manifest.segments) <= 1 and not stale
 
 
 def _check_kinds(index: str, *, lexical: bool) -> None:

@@ -25,7 +25,7 @@ _MERGING = ".merging"
 
 _GENERATION = re.compile(r"generation-\d{6,9}")
 _UNFINISHED = re.compile(r"\.(generation-\d{6,9}|manifest\.json)\..+\.(part|old)")
-_CONTENT = re.compile(r"documents\.jsonl|[a-z]+(-\d{6,9})?\.npy|[a-z]+\.faiss")
+_CONTENT = re.compile(r"documents\.jsonl|columns\.json|[a-z]+(-\d{6,9})?\.npy|[a-z]+\.faiss")
 
 
 @contextlib.contextmanager

@@ -4,7 +4,7 @@ Layout of a collection::
 
     idx/manifest.json           replaced atomically; names all that counts
     idx/generation-000002/      what one write added; never changed once it is named
-        documents.jsonl  offsets.npy  ids.npy  vectors.npy  ...   a segment: documents that came together
+        documents.jsonl  offsets.npy  ids.npy  vectors.npy  columns.npy  columns.json  ...   a segment
         deleted-000001.npy                                        rows of an older segment that are deleted
 """
 
@@ -30,7 +30,8 @@ from embedkit.serving.retrieval.lexical import WordCounts
 
 __all__ = ["FORMAT", "MANIFEST", "VECTORS", "Manifest", "QueryModel", "SegmentEntry", "Tombstones"]
 
-FORMAT: Final = 2
+FORMAT: Final = 3
+_READABLE: Final = (2, 3)  # segments of format 2 have no columns
 MANIFEST: Final = "manifest.json"
 VECTORS: Final = "vectors.npy"
 
@@ -210,9 +211,11 @@ class Manifest:
                 f"{path} has format {version}, this embedkit knows {FORMAT}: pip install --upgrade embedkit-onnx"
             )
         if version == 1:
-            raise CollectionError(f"{path} has format 1, this embedkit reads {FORMAT}: build the collection again")
+            raise CollectionError(
+                f"{path} has format 1, this embedkit reads 2 and {FORMAT}: build the collection again"
+            )
         checksum = fields.pop("checksum", None)
-        if version != FORMAT or checksum != _checksum({_KEY: version, **fields}):
+        if version not in _READABLE or checksum != _checksum({_KEY: version, **fields}):
             raise CollectionError(f"{path} is damaged: it was changed after it was written")
         for name, is_valid in _CHECKS.items():
             if name not in fields or not is_valid(fields[name]):

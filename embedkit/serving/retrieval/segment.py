@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -15,6 +15,8 @@ from embedkit.extras import require
 from embedkit.progress import Progress
 from embedkit.protocols import FloatArray
 from embedkit.serving.retrieval.array_file import map_array, write_array
+from embedkit.serving.retrieval.column_builder import ColumnBuilder
+from embedkit.serving.retrieval.column_files import ColumnFiles, write_columns
 from embedkit.serving.retrieval.columns import Column
 from embedkit.serving.retrieval.document_store import DocumentStore
 from embedkit.serving.retrieval.exact_index import BoolArray, RowNumbers
@@ -23,9 +25,9 @@ from embedkit.serving.retrieval.index_kinds import index_class, kind_for
 from embedkit.serving.retrieval.lexical import LexicalIndex, WordCounts, Words
 from embedkit.serving.retrieval.manifest import VECTORS, Manifest, SegmentEntry, Tombstones
 
-__all__ = ["Segment", "read_alive", "words_module", "write_segment", "write_tombstones"]
+__all__ = ["Segment", "has_columns", "read_alive", "words_module", "write_segment", "write_tombstones"]
 
-_ABSENT: list[Any] = []  # no entry; null would be one
+_ABSENT: Final[list[Any]] = []  # no entry; null would be one
 _MOST_COLUMNS = 32
 
 
@@ -42,30 +44,33 @@ class Segment:
         MissingExtraError: its index needs FAISS, which is not installed.
 
     Attributes:
+        files: its files, as the manifest names them.
         documents: the documents, deleted ones included.
         embeddings: ``(N, D) float32``, mapped.
         index: the index over them.
         lexical: its words, if they are indexed.
-        scan: an exact index over them, for searches among few.
     """
 
     def __init__(self, folder: Path, entry: SegmentEntry, dimension: int) -> None:
         kind = index_class(entry.index)
         index_files = {kind.FILE} if kind.FILE else set()
         word_files = LexicalIndex.FILES if entry.words else frozenset()
-        if entry.files.keys() != DocumentStore.FILES | {VECTORS} | index_files | word_files:
+        needed = DocumentStore.FILES | {VECTORS} | index_files | word_files
+        column_files = ColumnFiles.FILES if has_columns(entry) else frozenset()
+        if entry.files.keys() != needed | column_files:
             raise CollectionError(f"{folder.parent} is damaged: its manifest names other files than its index has")
         for name, seal in entry.files.items():
             seal.check_length(folder / name)
-        for name in index_files:
+        for name in index_files | (ColumnFiles.PARSED & column_files):
             entry.files[name].check_content(folder / name)
+        self.files = entry.files
         self.documents = DocumentStore(folder, entry.count)
         self.embeddings: FloatArray = map_array(folder / VECTORS, (entry.count, dimension), "<f4")
         self.index = kind.load(folder / kind.FILE, self.embeddings) if kind.FILE else kind.build(self.embeddings)
         self.lexical = LexicalIndex(folder, entry.words, entry.count) if entry.words else None
-        self.scan = index_class("exact" if entry.index == "exact" else "flat").build(self.embeddings)
+        self._column_files = ColumnFiles(folder, entry.count) if column_files else None
         self._columns: OrderedDict[str, Column] = OrderedDict()
-        self._fields: frozenset[str] | None = None
+        self._fields = self._column_files.names if self._column_files else None
         self._one_at_a_time = threading.Lock()
 
     def __len__(self) -> int:
@@ -73,10 +78,10 @@ class Segment:
         return len(self.documents)
 
     def column(self, field: str) -> Column:
-        """A field of the documents' metadata; the first time, all of them are read, which takes a while.
+        """A field of the documents' metadata, mapped.
 
-        The columns of the fields that were asked for last are kept. A field that no document has costs nothing
-        once any metadata was read.
+        Where the segment has no column of it, the first time the metadata of all documents are read, which takes
+        seconds for a million; the columns of the fields that were asked for last are kept.
 
         Raises:
             CollectionError: a file is damaged.
@@ -96,20 +101,24 @@ class Segment:
 
     @property
     def fields(self) -> frozenset[str]:
-        """The fields of the documents' metadata, as far as :meth:`column` has read them."""
+        """The fields of the documents' metadata, as far as they are known."""
         return self._fields or frozenset()
 
     def _read_column(self, field: str) -> Column:
+        if self._column_files and field in self._column_files.fields:
+            return self._column_files.column(field)
         fields: set[str] = set()
-
-        def values() -> Iterator[Any]:
-            for metadata in self.documents.metadata():
-                fields.update(metadata)
-                yield metadata.get(field, _ABSENT)
-
-        column = Column.of(values())
+        builder = ColumnBuilder()
+        for row, metadata in enumerate(self.documents.metadata()):
+            fields.update(metadata)
+            builder.add(row, metadata.get(field, _ABSENT))
         self._fields = frozenset(fields)
-        return column
+        return builder.column(len(self))
+
+
+def has_columns(entry: SegmentEntry) -> bool:
+    """Whether a segment has its columns on disk; those of format 2 have not."""
+    return not entry.files.keys().isdisjoint(ColumnFiles.FILES)
 
 
 def write_segment(
@@ -120,7 +129,7 @@ def write_segment(
     *,
     show_progress_bar: bool | None,
 ) -> SegmentEntry:
-    """Add embeddings and index to documents that are already in ``folder``.
+    """Add embeddings, index and columns to documents that are already in ``folder``.
 
     Args:
         folder: a generation's folder in the making; its final name is not known here.
@@ -139,6 +148,7 @@ def write_segment(
         rows = map_array(folder / VECTORS, shape, "<f4")
         kind.build(rows, show_progress_bar=show_progress_bar).save(folder / kind.FILE)
     words = _write_words(folder, store, show_progress_bar=show_progress_bar) if manifest.lexical else None
+    write_columns(folder, store.metadata(), len(store))
     files = {file.name: FileSeal.of(file) for file in sorted(folder.iterdir())}
     return SegmentEntry(generation="", count=len(store), index=index, files=files, words=words)
 

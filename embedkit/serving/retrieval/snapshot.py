@@ -40,7 +40,7 @@ class Selection:
 
     Attributes:
         masks: for each segment ``(N,) bool``, or None for all.
-        filtered: whether conditions were asked for; searches are exact then.
+        filtered: whether conditions were asked for.
         warnings: sentences on conditions that are likely mistakes.
     """
 
@@ -62,13 +62,16 @@ class Snapshot:
         self._parts = parts
 
     @classmethod
-    def latest(cls, folder: Path, models: Models, previous: Snapshot | None = None) -> Self:
+    def latest(
+        cls, folder: Path, models: Models, previous: Snapshot | None = None, merged: Segment | None = None
+    ) -> Self:
         """Open what the manifest on disk names.
 
         Args:
             folder: the collection's folder.
             models: the models that have to belong to it.
             previous: a snapshot whose segments are taken over where they are still there.
+            merged: a segment that was opened before it got its place.
 
         Raises:
             CollectionError: there is no collection, or a file of it is missing or damaged; says which.
@@ -79,7 +82,7 @@ class Snapshot:
         while True:
             models.check(str(folder), manifest)
             try:
-                return cls.open(folder, manifest, previous)
+                return cls.open(folder, manifest, previous, merged)
             except CollectionError:
                 # Between the manifest and its files, another process may have put a new generation in place.
                 current = Manifest.read(folder)
@@ -88,8 +91,14 @@ class Snapshot:
                 manifest = current
 
     @classmethod
-    def open(cls, folder: Path, manifest: Manifest, previous: Snapshot | None = None) -> Self:
-        """Open the segments that ``manifest`` names, but for those that ``previous`` has open.
+    def open(
+        cls,
+        folder: Path,
+        manifest: Manifest,
+        previous: Snapshot | None = None,
+        merged: Segment | None = None,
+    ) -> Self:
+        """Open the segments that ``manifest`` names, but for ``merged`` and those that ``previous`` has open.
 
         Raises:
             CollectionError: a file is missing or damaged; says which.
@@ -98,6 +107,8 @@ class Snapshot:
         parts, start = [], 0
         for entry in manifest.segments:
             segment = None if previous is None else previous.segment(entry)
+            if segment is None and merged is not None and merged.files == entry.files:
+                segment = merged
             if segment is None:
                 segment = Segment(folder / entry.generation, entry, manifest.dimension)
             parts.append(_Part(segment, read_alive(folder, entry), start))
@@ -148,7 +159,12 @@ class Snapshot:
         for condition in conditions:
             columns = [part.segment.column(condition.field) for part in self._parts]
             condition.check_kinds({kind: value for column in columns for kind, value in column.samples.items()})
-            found = [condition.rows(column) for column in columns]
+            try:
+                found = [condition.rows(column) for column in columns]
+            except IndexError as error:
+                raise CollectionError(
+                    f"{self._folder} has a damaged column {condition.field!r}: verify it"
+                ) from error
             masks = [rows if mask is None else mask & rows for mask, rows in zip(masks, found, strict=True)]
             known = frozenset().union(*(part.segment.fields for part in self._parts))
             if self._parts and condition.field not in known:
@@ -182,8 +198,7 @@ class Snapshot:
         nothing = np.empty((len(queries), 0), np.float32), np.empty((len(queries), 0), np.int64)
         found = [nothing]
         for part, allowed in zip(self._parts, selection.masks, strict=True):
-            index = part.segment.scan if selection.filtered else part.segment.index
-            scores, rows = index.search(queries, max(k, 1), allowed=allowed, effort=effort)
+            scores, rows = part.segment.index.search(queries, max(k, 1), allowed=allowed, effort=effort)
             found.append((scores, rows + part.start))
         scores, rows = found[1] if len(found) == 2 else _best(found, k)
         if not np.isfinite(scores).all():

@@ -100,6 +100,8 @@ def test_the_files_of_a_generation(collection):
         "offsets.npy",
         "ids.npy",
         "vectors.npy",
+        "columns.npy",
+        "columns.json",
     }
     assert {path.name for path in collection.path.iterdir()} == {"manifest.json", "generation-000001"}
 
@@ -451,8 +453,9 @@ NAMES = {"sq8.faiss", "signs.npy", "hnsw.faiss", "ivfpq.faiss"}
 
 
 def test_files_of_two_collections_do_not_mix(tmp_path, encoder, kind):
-    one = Collection.build(["a b", "c d"], encoder=encoder, path=tmp_path / "one", index=kind)
-    other = Collection.build(["a b", "c d", "e"], encoder=encoder, path=tmp_path / "other", index=kind)
+    documents = [{"text": text, "number": number} for number, text in enumerate(["a b", "c d", "e"])]
+    one = Collection.build(documents[:2], encoder=encoder, path=tmp_path / "one", index=kind)
+    other = Collection.build(documents, encoder=encoder, path=tmp_path / "other", index=kind)
     for path in data_files(other):
         backup = (generation_of(one) / path.name).read_bytes()
         shutil.copy(path, generation_of(one) / path.name)

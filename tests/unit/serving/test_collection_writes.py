@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import json
 import threading
 
@@ -13,7 +15,10 @@ from hypothesis import strategies as st
 from embedkit import write_lock
 from embedkit.errors import CollectionError, DataError, FingerprintError, InputError
 from embedkit.serving.retrieval import Collection, Document
+from embedkit.serving.retrieval import folder_store as folder_store_module
+from embedkit.serving.retrieval import manifest as manifest_module
 from embedkit.serving.retrieval import writer as writer_module
+from embedkit.serving.retrieval.file_seal import FileSeal
 
 TEXTS = ["tea", "bees find home", "ships sail", "rye bread", "snow and ice"]
 
@@ -242,7 +247,8 @@ def test_a_second_writer_is_told(collection, encoder):
     other = Collection.open(collection.path, encoder=encoder)
 
     def documents():
-        for write in (lambda: other.upsert([("a", "b")]), lambda: other.delete("tea"), other.compact):
+        compact = functools.partial(other.compact, lexical=True)
+        for write in (lambda: other.upsert([("a", "b")]), lambda: other.delete("tea"), compact):
             with pytest.raises(CollectionError, match=r"another process is writing to .*idx; wait"):
                 write()
         yield "outer", "outer"
@@ -404,3 +410,57 @@ def test_one_merges_at_a_time_and_leftovers_are_cleared(in_pieces, encoder, monk
     assert in_pieces.merge()
     in_pieces.verify()
     assert not (in_pieces.path / ".merging").exists()
+
+
+def test_compacting_lets_others_write(in_pieces, encoder, monkeypatch):
+    def write():
+        Collection.open(in_pieces.path, encoder=encoder).upsert([("late", "a late one")], merge=False)
+
+    meanwhile(monkeypatch, write)
+    in_pieces.compact()
+    assert len(in_pieces.manifest.segments) == 2
+    assert in_pieces.get("late").text == "a late one"
+    in_pieces.verify()
+
+
+def test_under_the_lock_a_merge_reads_no_file(in_pieces, monkeypatch):
+    """Putting the merged segment in place takes renames, however large its files are."""
+    waiting, read = [], []
+    real = folder_store_module.writer.adopt
+    monkeypatch.setattr(folder_store_module.writer, "adopt", lambda *given: (waiting.append(1), real(*given))[1])
+    for name in ("of", "check_content"):
+        check = getattr(FileSeal, name)
+        monkeypatch.setattr(
+            FileSeal, name, lambda *given, check=check: (read.append(1) if waiting else None, check(*given))[1]
+        )
+    assert in_pieces.merge()
+    assert waiting
+    assert not read
+
+
+def test_a_collection_of_format_2_stays_readable(collection, encoder):
+    """One without columns: filters read the documents, writes add columns, and compacting adds those that miss."""
+    manifest = collection.manifest
+    (segment,) = manifest.segments
+    files = {name: seal for name, seal in segment.files.items() if not name.startswith("columns")}
+    old = dataclasses.replace(manifest, segments=(dataclasses.replace(segment, files=files),))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(manifest_module, "FORMAT", 2)
+        old.write(collection.path)
+    for name in ("columns.npy", "columns.json"):
+        (collection.path / segment.generation / name).unlink()
+    opened = Collection.open(collection.path, encoder=encoder)
+    found = [item for hit in opened.search("a", k=99) for item in (hit.metadata or {}).items()]
+    field, value = next((name, value) for name, value in found if isinstance(value, int))
+    wanted = {hit.id for hit in opened.search("a", k=99) if (hit.metadata or {}).get(field) == value}
+    assert {hit.id for hit in opened.search("a", k=99, filter={field: value})} == wanted
+    opened.upsert([{"id": "new", "text": "a b", field: value}], merge=False)
+    assert {hit.id for hit in opened.search("a", k=99, filter={field: value})} == wanted | {"new"}
+    opened.compact()
+    (segment,) = opened.manifest.segments
+    assert "columns.json" in segment.files
+    assert {hit.id for hit in opened.search("a", k=99, filter={field: value})} == wanted | {"new"}
+    opened.verify()
+    files = set(segment.files)
+    opened.compact()
+    assert set(opened.manifest.segments[0].files) == files

@@ -3,13 +3,16 @@ from __future__ import annotations
 import json
 import operator
 import random
+import tempfile
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from embedkit.errors import InputError
 from embedkit.serving.retrieval import Collection
-from embedkit.serving.retrieval.columns import Column
+from embedkit.serving.retrieval.column_builder import ColumnBuilder
+from embedkit.serving.retrieval.column_files import ColumnFiles, write_columns
 from embedkit.serving.retrieval.filters import parse_filter
 
 ABSENT: list = []
@@ -34,8 +37,18 @@ VALUES = [
 
 
 def matching(values, condition):
+    """The rows that match, found alike in memory and in files."""
     (parsed,) = parse_filter({"field": condition})
-    return np.flatnonzero(parsed.rows(Column.of(values))).tolist()
+    builder = ColumnBuilder()
+    for row, value in enumerate(values):
+        builder.add(row, value)
+    with tempfile.TemporaryDirectory() as folder:
+        write_columns(Path(folder), [{"field": value} for value in values], len(values))
+        files = ColumnFiles(Path(folder), len(values))
+        stored = parsed.rows(files.column("field")) if values else np.empty(0)
+    found = np.flatnonzero(parsed.rows(builder.column(len(values)))).tolist()
+    assert np.flatnonzero(stored).tolist() == found
+    return found
 
 
 def obvious(values, name, wanted):

@@ -104,7 +104,7 @@ def test_a_folder_in_its_place_is_refused(tmp_path):
 
 
 def test_a_newer_format_says_what_to_upgrade(tmp_path):
-    forge(tmp_path, **{"embedkit.collection": 3, "segments": "another form"})
+    forge(tmp_path, **{"embedkit.collection": 4, "segments": "another form"})
     with pytest.raises(CollectionError, match="upgrade embedkit"):
         Manifest.read(tmp_path)
 

@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+import json
+import random
+
+import numpy as np
+import pytest
+
+from embedkit.errors import CollectionError
+from embedkit.serving.retrieval import column_files
+from embedkit.serving.retrieval.column_files import ColumnFiles, write_columns
+
+
+def written(folder, metadata):
+    write_columns(folder, metadata, len(metadata))
+    return ColumnFiles(folder, len(metadata))
+
+
+def test_values_come_back_in_order_with_small_codes(tmp_path):
+    kinds = [3, 1, 2.5, "b", "ä", "\U0001f41d", None, True, "", -7]
+    files = written(tmp_path, [{"f": value} for value in kinds])
+    column = files.column("f")
+    assert [value for _, value in column.values] == [0, True, -7, 1, 2.5, 3, "", "b", "ä", "\U0001f41d"]
+    assert column.codes.dtype == np.uint8
+    assert column.rows is None
+    assert column.samples == {"null": None, "boolean": True, "number": -7, "text": ""}
+    assert files.names == files.fields == {"f"}
+
+
+@pytest.mark.parametrize(("distinct", "dtype"), [(255, np.uint8), (256, np.uint16), (70_000, np.uint32)])
+def test_codes_are_as_wide_as_they_need_to_be(tmp_path, distinct, dtype):
+    metadata = [{"n": number, "t": f"text {number}"} for number in range(distinct)] + [{}]
+    files = written(tmp_path, metadata)
+    for field in ("n", "t"):
+        column = files.column(field)
+        assert column.codes.dtype == dtype
+        assert column.present().sum() == distinct
+        value = metadata[distinct // 2][field]
+        assert np.flatnonzero(column.equal([value])).tolist() == [distinct // 2]
+    some = [f"text {number}" for number in range(5, 90)]
+    assert np.flatnonzero(files.column("t").equal(some)).tolist() == list(range(5, 90))
+
+
+def test_lists_have_an_entry_for_each_item(tmp_path):
+    column = written(tmp_path, [{"tags": ["x", "y"]}, {"tags": []}, {}, {"tags": "y"}]).column("tags")
+    assert column.rows.tolist() == [0, 0, 3]
+    assert column.equal(["y"]).tolist() == [True, False, False, True]
+    assert column.present().tolist() == [True, False, False, True]
+
+
+def test_numbers_that_no_dtype_holds_stay_with_the_documents(tmp_path):
+    huge = [{"a": 2**70, "b": 2**53 + 1, "c": 2**60}, {"a": 1, "b": 0.5, "c": 1}]
+    files = written(tmp_path, huge)
+    assert files.fields == {"c"}
+    assert files.names == {"a", "b", "c"}
+    assert files.column("c").equal([2**60]).tolist() == [True, False]
+
+
+def test_long_texts_and_many_fields_stay_with_the_documents(tmp_path, monkeypatch):
+    monkeypatch.setattr(column_files, "_MOST_TEXT", 100)
+    monkeypatch.setattr(column_files, "_MOST_FIELDS", 3)
+    metadata = [{"long": f"{number:030}", "short": number % 3} for number in range(9)]
+    files = written(tmp_path, [*metadata, {"third": 1}])
+    assert files.fields == {"short", "third"}
+    assert files.names == {"short", "third", "long"}
+    files = written(tmp_path, [*metadata, {"third": 1, "fourth": 2}])
+    assert files.names is None
+
+
+def test_random_values_survive(tmp_path):
+    chance = random.Random(3)
+    pool = [1, -2, 0.5, "a", "ü", None, True, ["a", 1], [], {"x": 1}]
+    metadata = [{field: chance.choice(pool) for field in "abc" if chance.random() < 0.8} for _ in range(200)]
+    files = written(tmp_path, metadata)
+    for field in "abc":
+        column = files.column(field)
+        items = [row.get(field, []) for row in metadata]
+        items = [value if isinstance(value, list) else [value] for value in items]
+        for wanted in (1, "ü", None, True):
+            expected = [any(type(one) is type(wanted) and one == wanted for one in row) for row in items]
+            assert column.equal([wanted]).tolist() == expected
+
+
+def test_no_metadata_at_all(tmp_path):
+    files = written(tmp_path, [{}, {}])
+    assert files.fields == frozenset()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda directory: directory.pop("columns"),
+        lambda directory: directory.update(bytes=10**9),
+        lambda directory: directory["columns"]["f"].pop("codes"),
+        lambda directory: directory["columns"]["f"].update(codes=[0, 10**6, "|u1"]),
+        lambda directory: directory["columns"]["f"].update(codes=[0, 1, "|u1"]),
+        lambda directory: directory["columns"]["f"].update(codes=[0, 8, "|O"]),
+    ],
+)
+def test_damage_is_told(tmp_path, damage):
+    written(tmp_path, [{"f": value} for value in ("a", "b", 3)])
+    path = tmp_path / "columns.json"
+    directory = json.loads(path.read_text())
+    damage(directory)
+    path.write_text(json.dumps(directory))
+    with pytest.raises(CollectionError, match="columns"):
+        ColumnFiles(tmp_path, 3).column("f")
+
+
+def test_a_missing_file_is_told(tmp_path):
+    written(tmp_path, [{"f": 1}])
+    (tmp_path / "columns.json").unlink()
+    with pytest.raises(CollectionError, match="columns"):
+        ColumnFiles(tmp_path, 1)
