@@ -65,6 +65,11 @@ class Tokens(NamedTuple):
             return self.ids.lengths
         return np.fromiter(map(len, self.ids), dtype=np.int64, count=len(self.ids))
 
+    @property
+    def total(self) -> int:
+        """Tokens of all texts or pairs."""
+        return len(self.ids.flat) if isinstance(self.ids, TokenIds) else sum(map(len, self.ids))
+
     def batch(self, rows: Sequence[int] | npt.NDArray[np.intp], pad_id: int) -> TokenBatch:
         """Some of the texts or pairs, in the order of ``rows``, as one token batch."""
         batch = _pad(_choose(self.ids, rows), pad_id)
