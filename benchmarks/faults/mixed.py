@@ -2,11 +2,11 @@
 
     python benchmarks/faults/mixed.py --minutes 60
 
-Serves two models and a collection that clients write to. In every round, clients that wait for each answer find out
-how much the server does at present, as other programs may take a part of the machine; then requests are sent at 1.2
-times that rate, at random moments, for the rest of the round: single texts, lists, searches, re-ranking, reads,
-upserts and deletions, in the shares of ``MIX``. There are more clients than the server takes requests at once, so
-some are refused.
+Serves two models and a collection that clients write to. In every round, clients that wait for each answer find
+out how much the server does at present, as other programs may take a part of the machine; then requests are sent
+at 1.2 times that rate, at random moments, for the rest of the round: single texts, lists, searches, re-ranking,
+reads, upserts and deletions, in the shares of ``MIX``. There are more clients than the server takes requests at
+once, so some are refused.
 
 - Lost: a request is neither answered nor refused (429, 504), or an acknowledged write is not there at the end.
 - Crossed: an embedding is not that of its text by the model asked for; a search for a document's own text, or a
@@ -242,7 +242,7 @@ def make_texts() -> list[str]:
 
 
 def load_in_rounds(clients: list[Client], seconds: float) -> tuple[list[float], float]:
-    """Measure the capacity and exceed it, again and again: the capacities, and all answers a second beyond them."""
+    """Measure the capacity and exceed it, again and again: the capacities, and answers a second beyond them."""
     capacities, answers, spent = [], 0.0, 0.0
     rounds = max(1, round(seconds / ROUND_S))
     for _ in range(rounds):

@@ -64,9 +64,11 @@ class TokenIds(Sequence[list[int]]):
         """The texts of all parts, of which there is at least one."""
         if len(parts) == 1:
             return parts[0]
-        offsets = np.cumsum([0, *(len(part.flat) for part in parts)])
-        bounds = [part.bounds[:-1] + offset for part, offset in zip(parts, offsets[:-1], strict=True)]
-        return cls(np.concatenate([part.flat for part in parts]), np.concatenate([*bounds, offsets[-1:]]))
+        first = np.cumsum([len(part.bounds) for part in parts[:-1]])  # of each part but the first, in `steps`
+        steps = np.diff(np.concatenate([part.bounds for part in parts]), prepend=0)
+        bounds = np.zeros(len(steps) - len(parts) + 1, dtype=np.int64)
+        np.cumsum(np.delete(steps, [0, *first]), out=bounds[1:])
+        return cls(np.concatenate([part.flat for part in parts]), bounds)
 
     @property
     def lengths(self) -> npt.NDArray[np.int64]:

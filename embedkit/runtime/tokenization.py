@@ -65,6 +65,11 @@ class Tokens(NamedTuple):
             return self.ids.lengths
         return np.fromiter(map(len, self.ids), dtype=np.int64, count=len(self.ids))
 
+    @property
+    def total(self) -> int:
+        """Tokens of all texts or pairs."""
+        return len(self.ids.flat) if isinstance(self.ids, TokenIds) else sum(map(len, self.ids))
+
     def choose(self, rows: Sequence[int] | npt.NDArray[np.intp]) -> Tokens:
         """Some of the texts or pairs, in the order of ``rows``; none of them counts as overflowing."""
         return Tokens(_choose(self.ids, rows), [], self.type_ids and _choose(self.type_ids, rows))

@@ -16,7 +16,7 @@ __all__ = ["CALLER", "Admission", "Caller", "Held", "Rate"]
 
 _LARGEST_PART = 4  # one request counts for this part of the queue at most
 _ROOM = 2  # a request has to find room for itself and another one like it
-_DIGITS = 9  # of seconds: admitted work is counted in whole nanoseconds
+_NS = 1_000_000_000  # admitted work is counted in whole nanoseconds, so that what came and went leaves 0
 _MEMORY = 0.2  # weight of the newest work in a rate
 
 
@@ -66,12 +66,14 @@ class Held:
     """Work that was let in and is not done yet.
 
     Attributes:
-        seconds: that it takes.
-        charge: what it counts for in the queue.
+        work_ns: nanoseconds that it takes.
+        charge_ns: nanoseconds that it counts for in the queue.
     """
 
+    __slots__ = ("charge_ns", "work_ns")
+
     def __init__(self) -> None:
-        self.seconds = self.charge = 0.0
+        self.work_ns = self.charge_ns = 0
 
 
 class Admission:
@@ -88,13 +90,14 @@ class Admission:
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
-        self._held_s = self._charged_s = 0.0
-        self._charged_by_name: defaultdict[str, float] = defaultdict(float)
+        self._largest_s = limit_s / _LARGEST_PART
+        self._held_ns = self._charged_ns = 0
+        self._charged_ns_by_name: defaultdict[str, int] = defaultdict(int)
 
     @property
     def held_s(self) -> float:
         """Seconds of work that were let in and are not done."""
-        return self._held_s
+        return self._held_ns / _NS
 
     @contextlib.contextmanager
     def hold(self, seconds: float) -> Iterator[Held]:
@@ -117,23 +120,19 @@ class Admission:
 
     def correct(self, held: Held, seconds: float) -> None:
         """Replace the estimate of work that was let in."""
-        seconds, charge = round(seconds, _DIGITS), round(self._charge(seconds), _DIGITS)
-        name = CALLER.get().name
-        self._held_s = _sum(self._held_s, seconds - held.seconds)
-        self._charged_s = _sum(self._charged_s, charge - held.charge)
-        self._charged_by_name[name] = _sum(self._charged_by_name[name], charge - held.charge)
-        held.seconds, held.charge = seconds, charge
-
-    def _charge(self, seconds: float) -> float:
-        return min(seconds, self._limit_s / _LARGEST_PART)
+        work_ns, charge_ns = int(seconds * _NS), int(min(seconds, self._largest_s) * _NS)
+        self._held_ns += work_ns - held.work_ns
+        self._charged_ns += charge_ns - held.charge_ns
+        self._charged_ns_by_name[CALLER.get().name] += charge_ns - held.charge_ns
+        held.work_ns, held.charge_ns = work_ns, charge_ns
 
     def _require_room(self, seconds: float, caller: Caller) -> None:
-        wanted = _ROOM * self._charge(seconds)
-        mine = self._charged_by_name[caller.name]
-        if self._charged_s > 0 and self._charged_s + wanted > self._limit_s:
-            raise OverloadedError(
-                f"{self._held_s:.2f} s of work are waiting; try again later", _whole_seconds(self._held_s)
-            )
+        if not self._held_ns:
+            return
+        wanted, held_s = _ROOM * min(seconds, self._largest_s), self.held_s
+        mine = self._charged_ns_by_name[caller.name] / _NS
+        if self._charged_ns and self._charged_ns / _NS + wanted > self._limit_s:
+            raise OverloadedError(f"{held_s:.2f} s of work are waiting; try again later", _whole_seconds(held_s))
         if mine > 0 and mine + wanted > caller.share * self._limit_s:
             raise OverloadedError(
                 f"requests with the key {caller.name!r} have {mine:.2f} s of work waiting, which is all of their "
@@ -141,16 +140,11 @@ class Admission:
                 _whole_seconds(mine),
             )
         left = math.inf if caller.deadline is None else caller.deadline - time.monotonic()
-        if 0 < left < self._held_s:  # a deadline that has passed already is the guard's to answer
+        if 0 < left < held_s:  # a deadline that has passed already is the guard's to answer
             raise OverloadedError(
-                f"{self._held_s:.2f} s of work are waiting, more than this request's timeout; try again later",
-                _whole_seconds(self._held_s),
+                f"{held_s:.2f} s of work are waiting, more than this request's timeout; try again later",
+                _whole_seconds(held_s),
             )
-
-
-def _sum(held: float, more: float) -> float:
-    """To the nanosecond, as all that is added is, so that what came and went leaves 0."""
-    return max(0.0, round(held + more, _DIGITS))
 
 
 def _whole_seconds(seconds: float) -> int:

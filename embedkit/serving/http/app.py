@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator
+from typing import NamedTuple
 
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -23,19 +24,31 @@ from embedkit.serving.http.problems import explain, explain_http, explain_valida
 from embedkit.serving.http.routes import cohere, embeddings, operations, page, rerank, search, tei
 from embedkit.serving.http.service import Service
 
-__all__ = ["create_app", "create_routes"]
+__all__ = ["Application", "create_app", "create_routes"]
 
 
-def create_app(service: Service, keys: KeyRing, agents: Agents | None = None) -> ASGIApp:
-    """A service as an ASGI application, observed and guarded.
+class Application(NamedTuple):
+    """A service, observed and guarded.
+
+    Attributes:
+        express: answers most requests with a JSON body.
+        asgi: answers all others.
+    """
+
+    express: Express
+    asgi: ASGIApp
+
+
+def create_app(service: Service, keys: KeyRing, agents: Agents | None = None) -> Application:
+    """The application of a service.
 
     Args:
         service: what it does.
         keys: API keys; none means that no key is needed.
         agents: answers under ``/mcp``.
     """
-    routes = Express(create_routes(service, agents), _routers(service), service)
-    guarded: ASGIApp = Guard(routes, service.settings, keys)
+    guarded: ASGIApp
+    guarded = guard = Guard(create_routes(service, agents), service.settings, keys)
     if service.settings.cors_origins:  # around the guard, as preflights bring no key
         guarded = CORSMiddleware(
             guarded,
@@ -44,7 +57,8 @@ def create_app(service: Service, keys: KeyRing, agents: Agents | None = None) ->
             allow_headers=["authorization", "content-type", "x-request-id", "x-request-timeout"],
             expose_headers=["retry-after", "x-request-id"],
         )
-    return Observer(guarded, service.metrics)
+    observer = Observer(guarded, service.metrics)
+    return Application(Express(_routers(service), service, guard, observer), observer)
 
 
 def create_routes(service: Service, agents: Agents | None = None) -> FastAPI:

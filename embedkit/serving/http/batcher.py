@@ -6,12 +6,13 @@ import asyncio
 import functools
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from embedkit.protocols import FloatArray
+from embedkit.runtime.token_ids import TokenIds
 from embedkit.runtime.tokenization import Tokens
 from embedkit.serving.http.background import background_threads
 
@@ -77,6 +78,12 @@ class _Part:
     start: int
     stop: int
     tokens: int
+
+    @property
+    def ids(self) -> Sequence[list[int]]:
+        """Their tokens."""
+        ids = self.job.tokens.ids
+        return ids if self.stop - self.start == len(ids) else ids[self.start : self.stop]
 
 
 class Batcher:
@@ -192,9 +199,10 @@ class Batcher:
 
 
 def _join(parts: list[_Part]) -> Tokens:
-    ids = [row for part in parts for row in part.job.tokens.ids[part.start : part.stop]]
+    found = [part.ids for part in parts]
     if any(part.job.tokens.type_ids is None for part in parts):
-        return Tokens(ids, [])
+        return Tokens(TokenIds.join([TokenIds.of(one) for one in found]), [])
+    ids = [row for rows in found for row in rows]
     types = [row for part in parts for row in (part.job.tokens.type_ids or [])[part.start : part.stop]]
     return Tokens(ids, [], types)
 

@@ -12,6 +12,7 @@ from typing import Any
 from starlette.responses import Response
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
+from embedkit.serving.http.express import Exchange, Express
 from embedkit.serving.http.problems import problem
 from embedkit.serving.http.settings import ServerSettings
 
@@ -74,27 +75,51 @@ class Connection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """Its headers are complete."""
         self.headers_since, self.body_since = None, time.monotonic()
-        super().on_headers_complete()
+        if not self._board():
+            super().on_headers_complete()
         if self._registry.draining:
             self.cycle.keep_alive = False
 
+    def _board(self) -> bool:
+        """Whether the express takes the request, which it does while no other is at work here."""
+        parser, express = self.parser, self._registry.express
+        if self.url not in express.urls or self.is_at_work or parser.get_http_version() != "1.1":
+            return False
+        self.scope["method"] = parser.get_method().decode("ascii")
+        self.scope["path"], self.scope["raw_path"] = self.url.decode("ascii"), self.url
+        self.scope["query_string"] = b""
+        exchange = express.board(self, keep_alive=parser.should_keep_alive() and not self._registry.draining)
+        if exchange is not None:
+            self.cycle = exchange  # type: ignore[assignment]  # which has what the protocol asks of a cycle
+        return exchange is not None
+
     def on_body(self, body: bytes) -> None:
         """A piece of its body, which is kept only until the answer is complete."""
-        if not self.cycle.response_complete:
-            self.body_bytes += len(body)
-        super().on_body(body)
+        cycle = self.cycle
+        if cycle.response_complete:
+            return
+        self.body_bytes += len(body)
+        if isinstance(cycle, Exchange):
+            cycle.body += body
+        else:
+            super().on_body(body)
 
     def on_message_complete(self) -> None:
         """It is complete."""
         self.body_since, self.body_bytes = None, 0
-        super().on_message_complete()
+        cycle = self.cycle
+        if not isinstance(cycle, Exchange):
+            super().on_message_complete()
+        elif not cycle.response_complete:
+            cycle.start(self.tasks)
         self._rest()
 
     def on_response_complete(self) -> None:
         """Its answer is written."""
         self.body_bytes = 0
-        super().on_response_complete()
-        self._unset_keepalive_if_required()  # `Connections.sweep` closes idle connections
+        if self.pipeline or not isinstance(self.cycle, Exchange):
+            super().on_response_complete()
+            self._unset_keepalive_if_required()  # `Connections.sweep` closes idle connections
         self._rest()
 
     def _rest(self) -> None:
@@ -140,14 +165,15 @@ class Connections:
 
     Args:
         settings: bounds and time limits.
+        express: takes the requests that it can from the connections.
 
     Attributes:
-        settings: as given.
+        settings, express: as given.
         draining: whether each answer is its connection's last.
     """
 
-    def __init__(self, settings: ServerSettings) -> None:
-        self.settings = settings
+    def __init__(self, settings: ServerSettings, express: Express) -> None:
+        self.settings, self.express = settings, express
         self.draining = False
         self._most = min(settings.max_connections, _files_allowed() - _SPARE_FILES)
         self._all: dict[Connection, None] = {}

@@ -120,7 +120,7 @@ class Embedder:
         for _ in range(2):  # the first time something may be allocated
             began = time.perf_counter()
             self.encoder.encode_tokens(tokens)
-            self._rate.learn(int(tokens.lengths.sum()), time.perf_counter() - began)
+            self._rate.learn(tokens.total, time.perf_counter() - began)
 
     def price(self, texts: Sequence[str]) -> float:
         """About how many seconds embedding these texts will take, from their lengths alone."""
@@ -184,7 +184,7 @@ class Embedder:
             raise InputError("expected at least one list of token ids, got none")
         self.check_dimensions(dimensions)
         tokens = self.encoder.check_token_ids(ids)
-        count = int(tokens.lengths.sum())
+        count = tokens.total
         with self._admission.hold(self._rate.seconds(count)):
             rows = await self._batcher.submit(tokens)
         return self._cut(Embedded(rows, count, 0), dimensions)
@@ -221,7 +221,7 @@ class Embedder:
                 sum(map(len, texts)), lambda: self.encoder.tokenize(texts, role=role, prompt_name=prompt_name)
             )
         self._gate.accept(tokens, self.encoder, truncate=truncate)
-        count = int(tokens.lengths.sum())
+        count = tokens.total
         if held is not None:
             self._admission.correct(held, self._rate.seconds(count))
         with span("wait and embed", model=self.encoder.name, tokens=count):

@@ -1,17 +1,20 @@
-"""The express: requests with a JSON body go straight from bytes to their route's function.
+"""The express: requests with a JSON body go straight from the connection to their route's function.
 
-FastAPI finds a route by trying one after the other, parses JSON to Python, copies that into a model, resolves
-dependencies and enters several context managers; for a short text all this takes longer than embedding it. The
-express looks the path up, lets pydantic read the bytes into the same model, and calls the same function. FastAPI
-keeps everything else, and makes the OpenAPI document.
+ASGI sends a request through a task of its own, events, dictionaries and a write for the headers; FastAPI finds a
+route by trying one after the other, parses JSON to Python, copies that into a model, resolves dependencies and
+enters several context managers. For a short text all this takes longer than embedding it. The express looks the
+path up, lets pydantic read the bytes into the same model, calls the same function, and writes the answer at once.
+The guard and the observer are the same. FastAPI keeps everything else, and makes the OpenAPI document.
 """
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import typing
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, MutableSet
 from dataclasses import dataclass
+from typing import Any
 
 from fastapi import APIRouter
 from fastapi.routing import APIRoute
@@ -19,21 +22,27 @@ from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Scope
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from embedkit.errors import EmbedkitError
 from embedkit.serving.http.catalogue import Catalogue
+from embedkit.serving.http.guard import Admitted, Guard, RawHeaders, too_late
+from embedkit.serving.http.observer import NOTES, Observer
 from embedkit.serving.http.problems import explain, explain_http, explain_validation
 from embedkit.serving.http.service import Service
+from embedkit.serving.http.tracing import TRACING
 
-__all__ = ["Express"]
+__all__ = ["Exchange", "Express", "Stop"]
 
 _JSON = b"application/json"
 _PARAMETERS = {"body", "request", "catalogue"}
+# What a connection may want to hear before its body, and what a page of another origin asks for.
+_LEFT_TO_ASGI = frozenset({b"expect", b"origin", b"transfer-encoding", b"upgrade"})
 
 
 @dataclass(frozen=True, slots=True)
-class _Stop:
+class Stop:
     """A route, the model of its body, and the function that answers it."""
 
     route: APIRoute
@@ -42,38 +51,128 @@ class _Stop:
 
 
 class Express:
-    """Answers ``POST`` requests with a JSON body; hands all others on.
-
-    The whole body has to come as one message, as :class:`~embedkit.serving.http.guard.Guard` sends it.
+    """Answers ``POST`` requests with a JSON body; a connection hands all others to the ASGI application.
 
     Args:
-        app: answers the others.
         routers: whose routes are taken, where they are functions of ``body``, ``request`` and ``catalogue``.
         service: leases its catalogue to those functions.
+        guard: admits requests, as it does those of the application.
+        observer: observes them.
+
+    Attributes:
+        service, guard, observer: as given.
+        urls: of requests that it may take, as they are sent.
     """
 
-    def __init__(self, app: ASGIApp, routers: Iterable[APIRouter], service: Service) -> None:
-        self._app, self._service = app, service
+    def __init__(self, routers: Iterable[APIRouter], service: Service, guard: Guard, observer: Observer) -> None:
+        self.service, self.guard, self.observer = service, guard, observer
         self._stops = {stop.route.path: stop for router in routers for stop in _stops(router)}
+        self.urls = frozenset(path.encode("ascii") for path in self._stops)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request."""
-        stop = self._stops.get(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
-        if stop is None or not _is_json(scope):
-            await self._app(scope, receive, send)
-            return
+    def board(self, connection: Any, *, keep_alive: bool) -> Exchange | None:
+        """Take a request whose headers are complete and whose URL is among :attr:`urls`, if the rest of it fits.
+
+        Args:
+            connection: uvicorn's protocol, with ``scope``, ``transport``, ``flow`` and ``server_state``.
+            keep_alive: whether another request may follow on the connection.
+        """
+        scope = connection.scope
+        if scope["method"] != "POST":
+            return None
+        headers = dict(scope["headers"])
+        if not _is_json(headers) or b"content-length" not in headers or not _LEFT_TO_ASGI.isdisjoint(headers):
+            return None
+        stop = self._stops[scope["path"]]
         scope["route"] = stop.route
-        content = (await receive())["body"]
-        with self._service.lease() as catalogue:
-            answer = await self._answer(stop, content, Request(scope, receive), catalogue)
-        await answer(scope, receive, send)
+        exchange = Exchange(self, stop, scope, connection, keep_alive=keep_alive)
+        exchange.admit(headers)
+        return exchange
 
-    @staticmethod
-    async def _answer(stop: _Stop, content: bytes, request: Request, catalogue: Catalogue) -> Response:
-        path = request.scope["path"]
+
+class Exchange:
+    """A request and its answer; a cycle, in the words of uvicorn's protocol, which sees to the rest of them.
+
+    Attributes:
+        body: what has come of the request.
+        keep_alive: whether another request may follow on the connection.
+        more_body, response_started, response_complete, disconnected: as those of uvicorn's cycles.
+    """
+
+    def __init__(self, express: Express, stop: Stop, scope: Scope, connection: Any, *, keep_alive: bool) -> None:
+        self._express, self._stop, self._scope, self._connection = express, stop, scope, connection
+        self._observation = express.observer.begin(scope)
+        self._admitted: Admitted | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._is_late = False
+        self.body, self.more_body, self.keep_alive = bytearray(), True, keep_alive
+        self.response_started = self.response_complete = self.disconnected = False
+
+    @property
+    def message_event(self) -> Exchange:
+        """What uvicorn's protocol sets when the connection is lost."""
+        return self
+
+    def set(self) -> None:
+        """The connection is lost: a request that is not complete never will be."""
+        if self.disconnected and self.more_body and not self.response_complete:
+            self._express.observer.end(self._observation)
+
+    def admit(self, headers: RawHeaders) -> None:
+        """Let the guard look at the headers, and write its answer if it refuses the request."""
+        admitted = self._express.guard.admit(self._scope, headers)
+        if isinstance(admitted, Response):
+            self._reply(admitted)
+            self._express.observer.end(self._observation)
+        else:
+            self._admitted = admitted
+
+    def start(self, tasks: MutableSet[asyncio.Task[Any]]) -> None:
+        """Answer, now that the request is complete, in a task that is among ``tasks`` meanwhile."""
+        self.more_body = False
+        self._task = task = asyncio.get_running_loop().create_task(self._run())
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+
+    async def _run(self) -> None:
+        observer, scope = self._express.observer, self._scope
         try:
-            body = stop.schema.model_validate_json(content)
-            return await stop.answer(body=body, request=request, catalogue=catalogue)
+            with TRACING.request(scope["method"], scope["headers"]) as span:
+                answer = await self._answer_in_time()
+                if self._connection.flow.write_paused:
+                    await self._connection.flow.drain()
+                self._reply(answer)
+                if span is not None:
+                    seen = self._observation
+                    TRACING.describe(span, scope["method"], seen.route, seen.status, scope[NOTES])
+        except Exception as error:  # noqa: BLE001 - a client gets an answer whatever happens
+            self._reply(observer.explain_bug(error, self._observation))
+        finally:
+            observer.end(self._observation)
+
+    async def _answer_in_time(self) -> Response:
+        admitted, guard, path = self._admitted, self._express.guard, self._scope["path"]
+        assert admitted is not None
+        try:
+            guard.enter(admitted)
+        except EmbedkitError as error:
+            return explain(error, path)
+        timer = asyncio.get_running_loop().call_later(admitted.seconds, self._expire)
+        try:
+            with self._express.service.lease() as catalogue:
+                return await self._answer(catalogue)
+        except asyncio.CancelledError:
+            if not self._is_late:
+                raise
+            return too_late(path, admitted.seconds)
+        finally:
+            timer.cancel()
+            guard.leave()
+
+    async def _answer(self, catalogue: Catalogue) -> Response:
+        stop, path = self._stop, self._scope["path"]
+        try:
+            body = stop.schema.model_validate_json(self.body)
+            return await stop.answer(body=body, request=Request(self._scope), catalogue=catalogue)
         except ValidationError as error:
             return explain_validation(error.errors(include_url=False, include_input=False), path)
         except EmbedkitError as error:
@@ -81,15 +180,35 @@ class Express:
         except HTTPException as error:
             return explain_http(error, path)
 
+    def _expire(self) -> None:
+        assert self._task is not None
+        self._is_late = True
+        self._task.cancel()
 
-def _stops(router: APIRouter) -> Iterator[_Stop]:
+    def _reply(self, answer: Response) -> None:
+        """Write an answer whole."""
+        self._observation.status = answer.status_code
+        self.response_started = self.response_complete = True
+        connection, transport = self._connection, self._connection.transport
+        if self.disconnected or transport.is_closing():
+            return
+        lines = [b"%b: %b\r\n" % pair for pair in (*connection.server_state.default_headers, *answer.raw_headers)]
+        lines.append(b"x-request-id: %b\r\n" % self._observation.request_id)
+        if not self.keep_alive:
+            lines.append(b"connection: close\r\n")
+        transport.write(b"".join([STATUS_LINE[answer.status_code], *lines, b"\r\n", answer.body]))
+        if not self.keep_alive:
+            transport.close()
+        connection.on_response_complete()
+
+
+def _stops(router: APIRouter) -> Iterator[Stop]:
     for route in router.routes:
         if isinstance(route, APIRoute) and route.methods == {"POST"}:
             parameters = inspect.signature(route.endpoint).parameters
             if parameters.keys() == _PARAMETERS:
-                yield _Stop(route, typing.get_type_hints(route.endpoint)["body"], route.endpoint)
+                yield Stop(route, typing.get_type_hints(route.endpoint)["body"], route.endpoint)
 
 
-def _is_json(scope: Scope) -> bool:
-    kind: bytes = next((value for name, value in scope["headers"] if name == b"content-type"), b"")
-    return kind.partition(b";")[0].strip().lower() == _JSON
+def _is_json(headers: RawHeaders) -> bool:
+    return headers.get(b"content-type", b"").partition(b";")[0].strip().lower() == _JSON

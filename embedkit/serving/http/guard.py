@@ -6,8 +6,9 @@ import asyncio
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass
 
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from embedkit.errors import InputError, OverloadedError, TooLargeError
@@ -17,7 +18,7 @@ from embedkit.serving.http.observer import NOTES
 from embedkit.serving.http.problems import explain, problem
 from embedkit.serving.http.settings import ServerSettings
 
-__all__ = ["Guard"]
+__all__ = ["Admitted", "Guard", "RawHeaders", "too_late"]
 
 RawHeaders = Mapping[bytes, bytes]
 
@@ -28,10 +29,24 @@ _READING = frozenset({"GET", "HEAD"})
 _PAGE_FOLDER = "/page/"
 _ADMIN_FOLDER = "/admin/"
 _WRITING_PATHS = frozenset({"/v1/documents", "/v1/documents/delete"})
+_ANYBODY = Caller()
 
 
 class ClientGoneError(Exception):
     """The client closed the connection before its request was complete."""
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """A request that may enter.
+
+    Attributes:
+        caller: who sent it; None for what needs no key.
+        seconds: that its work may take.
+    """
+
+    caller: Caller | None
+    seconds: float = math.inf
 
 
 class Guard:
@@ -57,62 +72,90 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers, path = dict(scope["headers"]), scope["path"]
-        is_page = scope["method"] in _READING and (path == "/" or path.startswith(_PAGE_FOLDER))
-        is_open = is_page or path in _PROBES
-        if self._hosts is not None and path not in _PROBES and _host_name(headers) not in self._hosts:
-            message = "Host: this server does not go by that name; an operator can add it to hosts"
-            await problem(path, 400, message)(scope, receive, send)
-        elif is_open:
+        admitted = self.admit(scope, dict(scope["headers"]))
+        if isinstance(admitted, Response):
+            await admitted(scope, receive, send)
+        elif admitted.caller is None:
             await self._app(scope, _replay(b"", receive), send)
-        elif not self._keys and _needed_scope(path) == "admin":
-            message = (
-                "Authorization: this route needs an API key with the scope 'admin', and this server has no keys"
-            )
-            await problem(path, 403, message)(scope, receive, send)
-        elif not self._keys:
-            await self._pass(scope, headers, Caller(), receive, send)
-        elif (key := self._keys.find(_bearer(headers))) is None:
-            message = "Authorization: this server wants an API key, as in `Authorization: Bearer KEY`"
-            headers_back = {"www-authenticate": "Bearer"}
-            await problem(path, 401, message, headers=headers_back)(scope, receive, send)
-        elif (needed := _needed_scope(path)) not in key.scopes:
-            message = f"Authorization: this key does not have the scope {needed!r}"
-            await problem(path, 403, message)(scope, receive, send)
-        elif wait_s := key.wait_s():
-            message = f"this key may send {key.requests_per_s:g} requests a second; try again later"
-            await explain(OverloadedError(message, math.ceil(wait_s)), path)(scope, receive, send)
         else:
-            if key.name:
-                scope[NOTES]["key"] = key.name
-            await self._pass(
-                scope, headers, Caller(key.name, key.share, may_write="write" in key.scopes), receive, send
-            )
+            await self._pass(scope, admitted, receive, send)
 
-    async def _pass(self, scope: Scope, headers: RawHeaders, caller: Caller, receive: Receive, send: Send) -> None:
+    def admit(self, scope: Scope, headers: RawHeaders) -> Admitted | Response:
+        """Whether a request may enter, by its headers alone; an answer if it may not."""
         path = scope["path"]
+        is_page = scope["method"] in _READING and (path == "/" or path.startswith(_PAGE_FOLDER))
+        if self._hosts is not None and path not in _PROBES and _host_name(headers) not in self._hosts:
+            return problem(
+                path, 400, "Host: this server does not go by that name; an operator can add it to hosts"
+            )
+        if is_page or path in _PROBES:
+            return Admitted(None)
+        caller = self._identify(scope, headers)
+        if isinstance(caller, Response):
+            return caller
         try:
             seconds = self._timeout_s(headers)
             self._require_place()
-            body = await self._read(headers, receive)
-            self._require_place()
+            self._check_declared_size(headers)
+        except (InputError, OverloadedError) as error:
+            return explain(error, path)
+        return Admitted(caller, seconds)
+
+    def enter(self, admitted: Admitted) -> None:
+        """Take a place for a request that is complete; :meth:`leave` gives it back.
+
+        Raises:
+            OverloadedError: there is none.
+        """
+        self._require_place()
+        self._at_work += 1
+        caller = admitted.caller or _ANYBODY
+        deadline = time.monotonic() + admitted.seconds
+        CALLER.set(Caller(caller.name, caller.share, deadline, caller.may_write))
+
+    def leave(self) -> None:
+        """Give a place back."""
+        self._at_work -= 1
+
+    def _identify(self, scope: Scope, headers: RawHeaders) -> Caller | Response:
+        """Who sent a request, by its key."""
+        path = scope["path"]
+        needed = _needed_scope(path)
+        if not self._keys:
+            if needed == "admin":
+                message = "this route needs an API key with the scope 'admin', and this server has no keys"
+                return problem(path, 403, f"Authorization: {message}")
+            return _ANYBODY
+        key = self._keys.find(_bearer(headers))
+        if key is None:
+            message = "Authorization: this server wants an API key, as in `Authorization: Bearer KEY`"
+            return problem(path, 401, message, headers={"www-authenticate": "Bearer"})
+        if needed not in key.scopes:
+            return problem(path, 403, f"Authorization: this key does not have the scope {needed!r}")
+        if wait_s := key.wait_s():
+            message = f"this key may send {key.requests_per_s:g} requests a second; try again later"
+            return explain(OverloadedError(message, math.ceil(wait_s)), path)
+        if key.name:
+            scope[NOTES]["key"] = key.name
+        return Caller(key.name, key.share, may_write="write" in key.scopes)
+
+    async def _pass(self, scope: Scope, admitted: Admitted, receive: Receive, send: Send) -> None:
+        path = scope["path"]
+        try:
+            body = await self._read(receive)
+            self.enter(admitted)
         except (InputError, OverloadedError) as error:
             await explain(error, path)(scope, receive, send)
         except ClientGoneError:
             pass
         else:
-            self._at_work += 1
             try:
-                CALLER.set(replace(caller, deadline=time.monotonic() + seconds))
-                async with asyncio.timeout(seconds):
+                async with asyncio.timeout(admitted.seconds):
                     await self._app(scope, _replay(body, receive), send)
             except TimeoutError:
-                message = (
-                    f"the work was not done within {seconds:g} s (X-Request-Timeout, or timeout_s of the server)"
-                )
-                await problem(path, 504, message)(scope, receive, send)
+                await too_late(path, admitted.seconds)(scope, receive, send)
             finally:
-                self._at_work -= 1
+                self.leave()
 
     def _timeout_s(self, headers: RawHeaders) -> float:
         """How long the work of a request may take: what it says, but not longer than the settings."""
@@ -131,14 +174,17 @@ class Guard:
         if self._at_work >= self._settings.concurrent_requests:
             raise OverloadedError(f"{self._at_work} requests are at work already; try again later")
 
-    async def _read(self, headers: RawHeaders, receive: Receive) -> bytes:
-        """The whole body, if it is not too large."""
+    def _check_declared_size(self, headers: RawHeaders) -> None:
         most = self._settings.max_body_bytes
         declared = headers.get(b"content-length", b"")[:20]
         if declared.isdigit() and int(declared) > most:
             raise TooLargeError(
                 f"Content-Length: the request has {int(declared)} bytes; at most {most} are allowed"
             )
+
+    async def _read(self, receive: Receive) -> bytes:
+        """The whole body, if it is not too large."""
+        most = self._settings.max_body_bytes
         chunks, size, more = [], 0, True
         while more:
             message = await receive()
@@ -150,6 +196,12 @@ class Guard:
                 raise TooLargeError(f"the request has more than {most} bytes, which is the most allowed")
             more = message.get("more_body", False)
         return b"".join(chunks)
+
+
+def too_late(path: str, seconds: float) -> Response:
+    """The answer to a request whose work took too long."""
+    message = f"the work was not done within {seconds:g} s (X-Request-Timeout, or timeout_s of the server)"
+    return problem(path, 504, message)
 
 
 def _bearer(headers: RawHeaders) -> bytes:

@@ -7,15 +7,17 @@ import random
 import re
 import time
 import traceback
+from dataclasses import dataclass, field
 from typing import Any
 
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from embedkit.serving.http.metrics import Metrics
 from embedkit.serving.http.problems import problem
 from embedkit.serving.http.tracing import TRACING
 
-__all__ = ["NOTES", "Observer"]
+__all__ = ["NOTES", "Observation", "Observer"]
 
 logger = logging.getLogger(__name__)
 
@@ -23,6 +25,28 @@ NOTES = "embedkit.notes"  # where routes leave in the scope what the log shall t
 _REQUEST_ID = re.compile(rb"[\w.-]{1,64}", flags=re.ASCII)
 _UNANSWERED = 499  # as nginx counts clients that have gone
 _QUIET = ("/health", "/metrics")
+
+
+@dataclass(slots=True, eq=False)
+class Observation:
+    """What is known of a request.
+
+    Attributes:
+        scope: of ASGI.
+        request_id: its client's, or ours.
+        status: of the answer, once there is one.
+        began: by the performance counter.
+    """
+
+    scope: Scope
+    request_id: bytes
+    status: int = _UNANSWERED
+    began: float = field(default_factory=time.perf_counter)
+
+    @property
+    def route(self) -> str:
+        """The route that answers, as the OpenAPI document writes it."""
+        return str(getattr(self.scope.get("route"), "path", "other"))
 
 
 class Observer:
@@ -41,54 +65,64 @@ class Observer:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        began, status = time.perf_counter(), _UNANSWERED
+        seen = self.begin(scope)
+
+        async def observed_send(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                seen.status = message["status"]
+                message["headers"] = [*message["headers"], (b"x-request-id", seen.request_id)]
+            await send(message)
+
+        try:
+            with TRACING.request(scope["method"], scope["headers"]) as span:
+                await self._app(scope, receive, observed_send)
+                if span is not None:
+                    TRACING.describe(span, scope["method"], seen.route, seen.status, scope[NOTES])
+        except Exception as error:  # noqa: BLE001 - a client gets an answer whatever happens
+            answered = seen.status != _UNANSWERED
+            answer = self.explain_bug(error, seen)
+            if not answered:
+                await answer(scope, receive, observed_send)
+        finally:
+            self.end(seen)
+
+    def begin(self, scope: Scope) -> Observation:
+        """A request has come."""
         given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
         request_id = given if _REQUEST_ID.fullmatch(given) else b"%016x" % random.getrandbits(64)
         scope[NOTES] = {}
-
-        async def observed_send(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-                message["headers"] = [*message["headers"], (b"x-request-id", request_id)]
-            await send(message)
-
         self._metrics.begin_request()
-        try:
-            with TRACING.request(scope["method"], scope["headers"]) as found:
-                await self._app(scope, receive, observed_send)
-                if found is not None:
-                    TRACING.describe(found, scope["method"], _route(scope), status, scope[NOTES])
-        except Exception as error:  # noqa: BLE001 - a client gets an answer whatever happens
-            _log_bug(error, request_id.decode())
-            if status == _UNANSWERED:
-                await problem(scope["path"], 500, "something went wrong here; the server's log says where")(
-                    scope, receive, observed_send
-                )
-        finally:
-            self._metrics.end_request()
-            self._tell(scope, status, time.perf_counter() - began, request_id.decode())
+        return Observation(scope, request_id)
 
-    def _tell(self, scope: Scope, status: int, seconds: float, request_id: str) -> None:
-        route = _route(scope)
-        self._metrics.count_request(route, status, seconds)
+    def end(self, seen: Observation) -> None:
+        """It is answered, or its client has gone."""
+        self._metrics.end_request()
+        route, seconds = seen.route, time.perf_counter() - seen.began
+        self._metrics.count_request(route, seen.status, seconds)
         level = logging.DEBUG if route.startswith(_QUIET) else logging.INFO
         if logger.isEnabledFor(level):
-            fields = {"method": scope["method"], "route": route, "status": status, "ms": round(1000 * seconds, 2)}
-            logger.log(level, "request", extra={"fields": {**fields, **scope[NOTES], "request_id": request_id}})
+            scope = seen.scope
+            fields = {
+                "method": scope["method"],
+                "route": route,
+                "status": seen.status,
+                "ms": round(1000 * seconds, 2),
+                **scope[NOTES],
+                "request_id": seen.request_id.decode(),
+            }
+            logger.log(level, "request", extra={"fields": fields})
 
+    @staticmethod
+    def explain_bug(error: Exception, seen: Observation) -> Response:
+        """The answer to a request that met an error nobody expected.
 
-def _route(scope: Scope) -> str:
-    """The route that answers, as the OpenAPI document writes it."""
-    return str(getattr(scope.get("route"), "path", "other"))
-
-
-def _log_bug(error: Exception, request_id: str) -> None:
-    """The kind of an error and where it came from; not its message, which may hold somebody's text."""
-    places = traceback.extract_tb(error.__traceback__)
-    fields: dict[str, Any] = {
-        "error": type(error).__name__,
-        "trace": [f"{place.filename}:{place.lineno} {place.name}" for place in places],
-        "request_id": request_id,
-    }
-    logger.error("unexpected error", extra={"fields": fields})
+        The log gets its kind and where it came from; not its message, which may hold somebody's text.
+        """
+        places = traceback.extract_tb(error.__traceback__)
+        fields: dict[str, Any] = {
+            "error": type(error).__name__,
+            "trace": [f"{place.filename}:{place.lineno} {place.name}" for place in places],
+            "request_id": seen.request_id.decode(),
+        }
+        logger.error("unexpected error", extra={"fields": fields})
+        return problem(seen.scope["path"], 500, "something went wrong here; the server's log says where")

@@ -23,6 +23,7 @@ from embedkit.serving.http.connections import Connections
 from embedkit.serving.http.keys import KeyRing
 from embedkit.serving.http.listener import Listener, bind, url_of
 from embedkit.serving.http.service import Service
+from embedkit.serving.http.tracing import TRACING
 
 __all__ = ["Parent", "Server"]
 
@@ -72,7 +73,8 @@ class Server(uvicorn.Server):
     ) -> None:
         settings = service.settings
         self._service, self._keys = service, keys or KeyRing()
-        self._connections = Connections(settings)
+        application = create_app(service, self._keys, agents)
+        self._connections = Connections(settings, application.express)
         self._parent = parent
         self._listener: Listener | None = None
         self._url = ""
@@ -80,7 +82,7 @@ class Server(uvicorn.Server):
         self._reloading: asyncio.Task[None] | None = None
         super().__init__(
             uvicorn.Config(
-                create_app(service, self._keys, agents),
+                application.asgi,
                 host=settings.host,
                 port=settings.port,
                 http=self._connections.protocol,  # type: ignore[arg-type]  # called, never inherited from
@@ -104,6 +106,7 @@ class Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:  # noqa: ARG002 - uvicorn's
         """Listen, and report where."""
+        TRACING.look()
         await self.lifespan.startup()
         settings = self._service.settings
         try:

@@ -16,6 +16,7 @@ VARIABLES = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
 """Of the environment; one of them, as OpenTelemetry defines them, says where spans are sent."""
 
 _SERVER_ERROR = 500
+_NOTHING: Final = contextlib.nullcontext()
 _QUIET: Final = {"record_exception": False, "set_status_on_exception": False}  # messages may hold somebody's text
 
 
@@ -23,9 +24,13 @@ class Tracing:
     """Makes a span of each request, and of its parts, in the trace that its headers name.
 
     Without OpenTelemetry's API, or where nobody has set up a provider of tracers, all of this does nothing.
+
+    Attributes:
+        is_on: whether spans go anywhere, as :meth:`look` has found out.
     """
 
     def __init__(self) -> None:
+        self.is_on = False
         try:
             self._api: Any = require("opentelemetry.trace", extra="otel")
             self._propagate: Any = require("opentelemetry.propagate", extra="otel")
@@ -50,22 +55,25 @@ class Tracing:
         self._api.set_tracer_provider(provider)
         return True
 
-    @property
-    def is_on(self) -> bool:
-        """Whether spans go anywhere."""
-        return self._api is not None and type(self._api.get_tracer_provider()).__name__ != "ProxyTracerProvider"
+    def look(self) -> None:
+        """Find out whether spans go anywhere; call this when the server starts, as asking takes long."""
+        self.is_on = (
+            self._api is not None and type(self._api.get_tracer_provider()).__name__ != "ProxyTracerProvider"
+        )
 
-    @contextlib.contextmanager
-    def request(self, method: str, headers: Iterable[tuple[bytes, bytes]]) -> Iterator[Any]:
+    def request(
+        self, method: str, headers: Iterable[tuple[bytes, bytes]]
+    ) -> contextlib.AbstractContextManager[Any]:
         """The span of a request, or None.
 
         Args:
             method: of HTTP.
             headers: one of which may name the trace that the request belongs to.
         """
-        if not self.is_on:
-            yield None
-            return
+        return self._request(method, headers) if self.is_on else _NOTHING
+
+    @contextlib.contextmanager
+    def _request(self, method: str, headers: Iterable[tuple[bytes, bytes]]) -> Iterator[Any]:
         tracer = self._api.get_tracer("embedkit")
         context = self._propagate.extract(
             {name.decode("latin-1"): value.decode("latin-1") for name, value in headers}
@@ -85,12 +93,12 @@ class Tracing:
         if status >= _SERVER_ERROR:
             found.set_status(self._api.StatusCode.ERROR)
 
-    @contextlib.contextmanager
-    def part(self, name: str, **numbers: str | float) -> Iterator[None]:
+    def part(self, name: str, **numbers: str | float) -> contextlib.AbstractContextManager[None]:
         """A span inside that of the request."""
-        if not self.is_on:
-            yield
-            return
+        return self._part(name, **numbers) if self.is_on else _NOTHING
+
+    @contextlib.contextmanager
+    def _part(self, name: str, **numbers: str | float) -> Iterator[None]:
         attributes = {f"embedkit.{key}": value for key, value in numbers.items()}
         with self._api.get_tracer("embedkit").start_as_current_span(name, attributes=attributes, **_QUIET):
             yield

@@ -42,9 +42,17 @@ Serving = Annotated[Catalogue, Depends(_catalogue)]
 """The catalogue that answers the request."""
 
 
+class _JsonAnswer(Response):
+    """Bytes of JSON; their two headers are made without the conversions of the base class."""
+
+    def __init__(self, body: bytes) -> None:
+        self.body, self.status_code, self.background = body, 200, None
+        self.raw_headers = [(b"content-length", b"%d" % len(body)), (b"content-type", b"application/json")]
+
+
 def answer(content: Any) -> Response:
     """Content, numpy's numbers and rows included, as JSON; the schema in the route documents it."""
-    return Response(orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY), media_type="application/json")
+    return _JsonAnswer(orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY))
 
 
 def note(request: Request, **numbers: float) -> None:

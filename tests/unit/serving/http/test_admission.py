@@ -197,7 +197,7 @@ def test_nothing_is_left_of_much_work_of_all_sizes():
         with admission.hold(source.random() / 3) as first, admission.hold(source.random() / 7):
             admission.correct(first, source.random() / 11)
     assert admission.held_s == 0
-    assert admission._charged_s == 0
+    assert admission._charged_ns == 0
 
 
 def test_nothing_is_left_of_work_that_is_done():
