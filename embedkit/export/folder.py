@@ -177,7 +177,7 @@ def _write_settings(folder: Path, bundle: Bundle) -> None:
 
 def _memory_error(source: str) -> ExportError:
     return ExportError(
-        f"{source} has a word memory, which sentence-transformers and others do not support;  use a bundle instead"
+        f"{source} has a word memory, which sentence-transformers and others do not support; use a bundle instead"
     )
 
 
