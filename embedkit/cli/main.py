@@ -42,6 +42,7 @@ COMMANDS = {
     "report": Command("embedkit.cli.report", extra="train"),
     "rewrite": Command("embedkit.cli.rewrite", extra="train"),
     "export": Command("embedkit.cli.export", extra="export"),
+    "push": Command("embedkit.cli.push", extra="export"),
     "inspect": Command("embedkit.cli.inspect"),
     "encode": Command("embedkit.cli.encode"),
     "evaluate": Command("embedkit.cli.evaluate", extra="export"),

@@ -27,6 +27,7 @@ from safetensors.numpy import save_file
 from embedkit.atomic import atomic_folder
 from embedkit.errors import ExportError, GateError
 from embedkit.export.card import read_card
+from embedkit.export.hub import model_card
 from embedkit.export.open_graph import Head, has_memory, open_graph, read_head
 from embedkit.export.pipeline import ExportOptions, export, load_source
 from embedkit.export.probes import PROBE_TEXTS
@@ -132,9 +133,11 @@ def _write(
             if bundle.manifest.kind == "encoder":
                 _check_pooling(bundle, content)
             (folder / "onnx" / name).write_bytes(content)
-        (folder / "README.md").write_text(_describe(bundles), encoding="utf-8")
+        graphs = {f"onnx/{name}": each.manifest for name, each in bundles.items()}
+        text = model_card(graphs, "sentence-transformers", name=next(iter(graphs.values())).name)
+        (folder / "README.md").write_text(text, encoding="utf-8")
         size_bytes = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-    return FolderReport(output, {f"onnx/{name}": each.manifest for name, each in bundles.items()}, size_bytes)
+    return FolderReport(output, graphs, size_bytes)
 
 
 def _write_settings(folder: Path, bundle: Bundle) -> None:
@@ -174,7 +177,7 @@ def _write_settings(folder: Path, bundle: Bundle) -> None:
 
 def _memory_error(source: str) -> ExportError:
     return ExportError(
-        f"{source} has a word memory, which sentence-transformers and others do not support;  use a bundle instead"
+        f"{source} has a word memory, which sentence-transformers and others do not support; use a bundle instead"
     )
 
 
@@ -201,23 +204,3 @@ def _apply_head(pooled: FloatArray, head: Head | None) -> FloatArray:
         return pooled
     product = pooled @ head.weight.T + head.bias
     return np.tanh(product) if head.activation == "tanh" else product
-
-
-def _describe(bundles: Mapping[str, Bundle]) -> str:
-    """Return the model card in Markdown."""
-    manifest = next(iter(bundles.values())).manifest
-    facts = {
-        "base": manifest.base,
-        "method": manifest.method,
-        "teacher": manifest.teacher.get("name", ""),
-        "maximum length": f"{manifest.max_length} tokens",
-        "created by": manifest.created_by,
-    }
-    head = ["---", "library_name: sentence-transformers"]
-    head += [f"license: {manifest.licence.lower()}"] if manifest.licence else []
-    lines = [*head, "---", "", f"# {manifest.name}", ""]
-    lines += [f"- {name}: {value}" for name, value in facts.items() if value]
-    for name, bundle in bundles.items():
-        lines += ["", f"## onnx/{name}", "", f"{bundle.manifest.precision}; measurements:", ""]
-        lines += [f"- {gate}: {json.dumps(figures)}" for gate, figures in bundle.manifest.gates.items()]
-    return "\n".join(lines) + "\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -9,9 +10,17 @@ from pathlib import Path
 from embedkit.errors import InputError, ModelError
 from embedkit.runtime.bundle import Bundle, Manifest, read_bundle
 from embedkit.runtime.location import find_model
-from embedkit.runtime.sentence_transformers import FolderModel, read_cross_encoder_folder, read_folder
+from embedkit.runtime.sentence_transformers import (
+    DEFAULT_FILE,
+    FolderModel,
+    read_cross_encoder_folder,
+    read_folder,
+)
 
-__all__ = ["check_kind", "load_model"]
+__all__ = ["BUNDLE_FOLDER_KEY", "check_kind", "load_model"]
+
+BUNDLE_FOLDER_KEY = "embedkit_bundle"
+"""Key of ``config.json`` in a folder whose ``onnx/model.onnx`` is a bundle, as ``embedkit push`` writes it."""
 
 _LOADERS = {"encoder": "Encoder.load", "cross-encoder": "CrossEncoder.load"}
 
@@ -44,6 +53,8 @@ def load_model(
         if file is not None:
             raise InputError(f"file={file!r} chooses from a folder, and {path} is a file")
         return path, read_bundle(path)
+    if file is None and _is_repository(path):
+        return path, read_bundle(path / DEFAULT_FILE)
     if (path / marker).exists():
         folder = read(path, file=file)
         if Path(source).expanduser() != path:
@@ -55,6 +66,15 @@ def load_model(
         found = f"{len(bundles)} .onnx files, of which one has to be chosen" if bundles else "neither"
         raise ModelError(f"{path} should hold one bundle or a {marker}; it has {found}")
     return path, read_bundle(bundles[0])
+
+
+def _is_repository(folder: Path) -> bool:
+    """Whether a folder declares that its graph is a bundle."""
+    try:
+        config = json.loads((folder / "config.json").read_bytes())
+    except (OSError, ValueError, RecursionError):  # the reader of such folders names what is wrong
+        return False
+    return isinstance(config, dict) and BUNDLE_FOLDER_KEY in config
 
 
 def check_kind(manifest: Manifest, wanted: str) -> None:

@@ -51,6 +51,10 @@ class PooledEncoder(Protocol):
     def fingerprint(self) -> str:
         """Hex SHA-256 of everything that determines the embeddings."""
 
+    @property
+    def numerics(self) -> str:
+        """The arithmetic of the embeddings."""
+
     def encode(self, texts: str | Iterable[str], **options: Unpack[EncodeOptions]) -> npt.NDArray[Any]:
         """Encode texts in this process."""
 

@@ -16,9 +16,9 @@ from embedkit.runtime.graph import refuse_external_data
 from embedkit.runtime.manifest import Manifest
 from embedkit.runtime.tokenization import TokenBatch
 
-__all__ = ["FolderModel", "pool", "read_cross_encoder_folder", "read_folder"]
+__all__ = ["DEFAULT_FILE", "FolderModel", "pool", "read_cross_encoder_folder", "read_folder"]
 
-_DEFAULT_FILE = "onnx/model.onnx"
+DEFAULT_FILE = "onnx/model.onnx"
 _POOLINGS = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls"}
 _OPTIONAL = ("Dense", "Normalize")
 _ADVICE = "make a bundle of it with `embedkit export`"
@@ -62,7 +62,7 @@ def read_folder(folder: Path, *, file: str | None = None) -> FolderModel:
     prompts, default_prompt = _read_prompts(folder)
     max_length = _read_max_length(folder)
     tokenizer_json = _read(folder / "tokenizer.json").decode("utf-8", errors="replace")
-    model = _read_graph(folder / (file or _DEFAULT_FILE))
+    model = _read_graph(folder / (file or DEFAULT_FILE))
     manifest = Manifest(
         name=folder.resolve().name,
         dimension=dimension,
@@ -95,7 +95,7 @@ def read_cross_encoder_folder(folder: Path, *, file: str | None = None) -> Folde
     _check_classifier(folder / "config.json")
     max_length = _read_max_length(folder)
     tokenizer_json = _read(folder / "tokenizer.json").decode("utf-8", errors="replace")
-    model = _read_graph(folder / (file or _DEFAULT_FILE))
+    model = _read_graph(folder / (file or DEFAULT_FILE))
     manifest = Manifest(
         name=folder.resolve().name,
         kind="cross-encoder",

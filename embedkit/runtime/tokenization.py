@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -83,15 +84,12 @@ class Tokens(NamedTuple):
         return TokenBatch(batch.input_ids, batch.attention_mask, types)
 
 
-class Tokenizer:
-    """A fast tokenizer with one way of truncating and padding, whatever its JSON asks for.
-
-    Texts are cut on the right to ``max_length`` tokens, special tokens included, and padded to the
-    longest text of a batch. An empty text is its special tokens. Safe to share between threads.
+class _FastTokenizer(ABC):
+    """What tokenizers of texts and of pairs have in common. Safe to share between threads.
 
     Args:
         json: content of a ``tokenizer.json``; padding and truncation in it are overridden.
-        max_length: the longest text in tokens, special tokens included.
+        max_length: the longest text or pair in tokens, special tokens included.
 
     Attributes:
         json: the content as given.
@@ -102,28 +100,29 @@ class Tokenizer:
 
     Raises:
         ModelError: ``json`` is not a tokenizer.
-        InputError: ``max_length`` leaves no room for a token of the text.
+        InputError: ``max_length`` leaves no room for a token of each text.
     """
+
+    _texts: ClassVar[int]  # in an item
 
     def __init__(self, json: str, max_length: int) -> None:
         self._tokenizer = _parse(json)
         with _contradictions():
-            least = self._tokenizer.num_special_tokens_to_add(is_pair=False) + 1
+            self._frame = self._tokenizer.num_special_tokens_to_add(is_pair=self._texts == 2)
+            least = self._frame + self._texts
             if max_length < least:
-                raise InputError(f"max_length must be at least {least} for this tokenizer, not {max_length}")
+                what = "this tokenizer" if self._texts == 1 else "pairs with this tokenizer"
+                raise InputError(f"max_length must be at least {least} for {what}, not {max_length}")
             self.json = json
             self.max_length = max_length
             self.pad_id = _find_pad_id(self._tokenizer)
             self.vocabulary_size: int = self._tokenizer.get_vocab_size(with_added_tokens=True)
             self.special_ids = _find_special_ids(self._tokenizer)
             self._tokenizer.no_padding()
-            self._tokenizer.enable_truncation(max_length)
-            self._tokenizer.encode(_PROBE)
-            self._plain = PlainTexts.find(self._tokenizer, max_length)
-            self._words = WordPieces.find(self._tokenizer, self._plain)
+            self._prepare()
 
     @classmethod
-    def load(cls, path: str | Path, max_length: int) -> Tokenizer:
+    def load(cls, path: str | Path, max_length: int) -> Self:
         """Read ``path``, a ``tokenizer.json`` or a folder that holds one.
 
         Raises:
@@ -139,9 +138,29 @@ class Tokenizer:
         except (OSError, UnicodeDecodeError, ModelError) as error:
             raise ModelError(f"cannot use the tokenizer {file}: {error}") from error
 
-    def with_max_length(self, max_length: int) -> Tokenizer:
+    def with_max_length(self, max_length: int) -> Self:
         """The same tokenizer, cutting at another length."""
-        return Tokenizer(self.json, max_length)
+        return type(self)(self.json, max_length)
+
+    @abstractmethod
+    def _prepare(self) -> None:
+        """Set the truncation, encode a probe, and find the kernel."""
+
+
+class Tokenizer(_FastTokenizer):
+    """A fast tokenizer with one way of truncating and padding, whatever its JSON asks for.
+
+    Texts are cut on the right to ``max_length`` tokens, special tokens included, and padded to the
+    longest text of a batch. An empty text is its special tokens.
+    """
+
+    _texts = 1
+
+    def _prepare(self) -> None:
+        self._tokenizer.enable_truncation(self.max_length)
+        self._tokenizer.encode(_PROBE)
+        self._plain = PlainTexts.find(self._tokenizer, self.max_length)
+        self._words = WordPieces.find(self._tokenizer, self._plain)
 
     def tokenize(self, texts: Sequence[str], *, prompt: str = "", first: int = 0, threads: int = 1) -> Tokens:
         """Turn texts into token ids.
@@ -208,53 +227,21 @@ class Tokenizer:
         return _pad(ids, self.pad_id)
 
 
-class PairTokenizer:
+class PairTokenizer(_FastTokenizer):
     """A fast tokenizer for pairs of texts: ``[CLS] first [SEP] second [SEP]`` in BERT's case.
 
     A pair of more than ``max_length`` tokens loses them on the right of its longer text until both are
-    equally long, then of both in turn, as with ``longest_first`` in transformers. Safe to share between
-    threads.
-
-    Args:
-        json: content of a ``tokenizer.json``; padding and truncation in it are overridden.
-        max_length: the longest pair in tokens, special tokens included.
-
-    Attributes:
-        json: the content as given.
-        max_length: as given.
-        pad_id: id that fills a token batch; the attention mask is 0 there.
-        vocabulary_size: number of ids, added tokens included.
-        special_ids: ids of special tokens, e.g. of ``[CLS]`` and ``[SEP]``.
-
-    Raises:
-        ModelError: ``json`` is not a tokenizer.
-        InputError: ``max_length`` leaves no room for a token of each text.
+    equally long, then of both in turn, as with ``longest_first`` in transformers.
     """
 
-    def __init__(self, json: str, max_length: int) -> None:
-        self._tokenizer = _parse(json)
-        with _contradictions():
-            self._frame = self._tokenizer.num_special_tokens_to_add(is_pair=True)
-            if max_length < self._frame + 2:
-                least = self._frame + 2
-                raise InputError(
-                    f"max_length must be at least {least} for pairs with this tokenizer, not {max_length}"
-                )
-            self.json = json
-            self.max_length = max_length
-            self.pad_id = _find_pad_id(self._tokenizer)
-            self.vocabulary_size: int = self._tokenizer.get_vocab_size(with_added_tokens=True)
-            self.special_ids = _find_special_ids(self._tokenizer)
-            self._tokenizer.no_padding()
-            # tokenizers would keep what it cuts off in pieces, each piece of one text joined to each of the
-            # other: two texts of a thousand words took it 45 seconds, longer ones all memory. So it cuts nothing.
-            self._tokenizer.no_truncation()
-            self._tokenizer.encode(_PROBE, _PROBE)
-            self._pieces = PairPieces.find(self._tokenizer, max_length)
+    _texts = 2
 
-    def with_max_length(self, max_length: int) -> PairTokenizer:
-        """The same tokenizer, cutting at another length."""
-        return PairTokenizer(self.json, max_length)
+    def _prepare(self) -> None:
+        # tokenizers would keep what it cuts off in pieces, each piece of one text joined to each of the
+        # other: two texts of a thousand words took it 45 seconds, longer ones all memory. So it cuts nothing.
+        self._tokenizer.no_truncation()
+        self._tokenizer.encode(_PROBE, _PROBE)
+        self._pieces = PairPieces.find(self._tokenizer, self.max_length)
 
     def tokenize(self, pairs: Sequence[tuple[str, str]], *, first: int = 0) -> Tokens:
         """Turn pairs of texts into token ids and token types.
