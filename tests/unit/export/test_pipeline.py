@@ -102,7 +102,7 @@ def test_a_missed_gate_writes_nothing_and_carries_the_figures(encoder, tmp_path)
     (tmp_path / "toy.onnx").write_text("older")
     strict = dataclasses.replace(THRESHOLDS["int8"], graph_bytes=10)
 
-    with pytest.raises(GateError, match=r"missed 1 of 6 gates: size: graph bytes \d+ \(at most 10\)") as caught:
+    with pytest.raises(GateError, match=r"failed 1 of 6 gates: size: graph bytes \d+ \(at most 10\)") as caught:
         export(encoder, tmp_path / "toy.onnx", precision="int8", thresholds=strict)
 
     assert caught.value.figures["size"]["passed"] is False

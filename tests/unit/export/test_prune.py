@@ -236,6 +236,6 @@ def test_a_tokenizer_rewritten_wrongly_is_found(make_encoder, tmp_path, monkeypa
 
     monkeypatch.setattr(prune, "_renumber", swap)
 
-    with pytest.raises(GateError, match=r"missed 1 of 6 gates: vocabulary: .*texts broken 3"):
+    with pytest.raises(GateError, match=r"failed 1 of 6 gates: vocabulary: .*texts broken 3"):
         export(make_encoder(), tmp_path / "toy.onnx", precision="fp32", vocabulary=CORPUS)
     assert list(tmp_path.iterdir()) == []

@@ -194,7 +194,7 @@ def test_scales_of_a_batch_miss_the_gate(encoder, tmp_path, monkeypatch):
 
     monkeypatch.setattr(StaticInt8Products, "matmul", dynamic)
 
-    with pytest.raises(GateError, match="missed 1 of 6 gates: batch_invariance"):
+    with pytest.raises(GateError, match="failed 1 of 6 gates: batch_invariance"):
         export(encoder, tmp_path / "toy.onnx", precision="int8-static", calibration=PROBE_TEXTS)
 
 
