@@ -1,10 +1,10 @@
-"""What `embedkit adapt` gives on two kinds of text, and what it costs elsewhere.
+"""Effect of `embedkit adapt` on two kinds of text, and on other text.
 
     python benchmarks/adaptation/run.py --data DIR --teacher MODEL
 
-Adapts a bundled encoder to scientific text and to questions of communities, with the defaults of the command, and
-measures each result, and the encoder that it started from, on test sets of that kind and on the STS sets. They
-choose nothing. Writes results.json and results.md beside this file.
+Adapts a bundled encoder to scientific text and to community questions, with the defaults of the command, and
+evaluates each result and the original encoder on test sets of that kind and on the STS sets. No choice depends on
+them. Writes results.json and results.md next to this file.
 """
 
 from __future__ import annotations
@@ -46,13 +46,15 @@ TITLES = {
 
 
 def main() -> None:
-    """Adapt to each kind of text, and measure."""
+    """Adapt to each kind of text, and evaluate."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="folder of text and test sets")
     parser.add_argument("--teacher", required=True, help="all-MiniLM-L6-v2: folder, hub id or bundle")
     parser.add_argument("--models", nargs="+", default=["tiny", "tiny-sct"], help="bundles to start from")
     parser.add_argument("--cache", default=".embedkit-cache", help="prepared text and teacher vectors")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="any setting of the runs")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="override a setting of the runs"
+    )
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO)
     os.environ["OMP_NUM_THREADS"] = "1"
@@ -68,7 +70,7 @@ def main() -> None:
 
 
 def measure(model: str, kind: str, arguments: argparse.Namespace) -> dict[str, Any]:
-    """One adaptation, and the scores of both ends."""
+    """Adapt to one kind of text; return the scores before and after."""
     text = KINDS[kind]["text"]
     changes: dict[str, Any] = {
         "name": f"{model}, {kind}",
@@ -84,7 +86,7 @@ def measure(model: str, kind: str, arguments: argparse.Namespace) -> dict[str, A
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "adapted.onnx"
         found = adapt(config, Path(folder) / "run", output)
-        assert found is not None  # nothing stops it
+        assert found is not None  # runs to completion
         tests = {**KINDS[kind]["tests"], **EVERYWHERE}
         return {
             "model": model,
@@ -98,7 +100,7 @@ def measure(model: str, kind: str, arguments: argparse.Namespace) -> dict[str, A
 
 
 def scores(encoder: Encoder, tests: dict[str, str | None], data: Path) -> dict[str, float]:
-    """Test set -> its figure x 100."""
+    """Return the score of each test set x 100."""
     found = {}
     for name, measure_name in tests.items():
         results = evaluate(encoder, load_task(name, data=data)).results
@@ -109,10 +111,10 @@ def scores(encoder: Encoder, tests: dict[str, str | None], data: Path) -> dict[s
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Before and after."""
+    """Return a table of scores before and after."""
     lines = [
-        "`embedkit adapt` with its defaults. The cosine is that with the teacher, on text of each kind that was",
-        "kept out of training. tiny had seen part of this text before.",
+        "`embedkit adapt` with its defaults. The cosine with the teacher is measured on held-out",
+        "text of each kind. tiny was trained on part of this text before.",
         "",
         "| start | text | steps | minutes, one thread | measure | before | after |",
         "|---|---|---:|---:|---|---:|---:|",

@@ -1,4 +1,4 @@
-"""MTEB's own tasks, given local rows in place of those they would download."""
+"""MTEB's own tasks, with local rows instead of downloaded ones."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["few_shot", "pairs", "reranking", "retrieval", "similarity"]
 
 
 def similarity(name: str, task: StsTask) -> Any:
-    """An STS task with the pairs of all subsets."""
+    """Return an STS task with the pairs of all subsets."""
     subsets = task.sets[0].subsets
     rows = {
         "sentence1": [text for each in subsets for text in each.first],
@@ -30,14 +30,14 @@ def similarity(name: str, task: StsTask) -> Any:
 
 
 def pairs(task: PairTask) -> Any:
-    """Pair classification, whose code does not depend on the set."""
+    """Return a pair classification task, whose code does not depend on the set."""
     labels = [int(label) for label in task.pairs.labels]
     rows = {"sentence1": task.pairs.first, "sentence2": task.pairs.second, "labels": labels}
     return _filled("TwitterSemEval2015", DatasetDict({"test": Dataset.from_dict(rows)}))
 
 
 def retrieval(folder: Path) -> Any:
-    """A folder in BEIR's form, read by itself."""
+    """Return a retrieval task for a folder in BEIR's form, read independently of embedkit."""
     relevant: dict[str, dict[str, int]] = {}
     with (folder / "qrels" / "test.tsv").open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file, delimiter="\t"):
@@ -57,7 +57,7 @@ def retrieval(folder: Path) -> Any:
 
 
 def reranking(path: Path) -> Any:
-    """A file of ``query, positive[], negative[]``, turned into tables by MTEB's own code."""
+    """Return a re-ranking task for a file of ``query, positive[], negative[]``, converted by MTEB's own code."""
     rows = [{key: row[key] for key in ("query", "positive", "negative")} for row in _json_lines(path)]
     task = _Lists()
     OLD_FORMAT_RERANKING_TASKS.append(task.metadata.name)
@@ -66,13 +66,13 @@ def reranking(path: Path) -> Any:
 
 
 class _Lists(AbsTaskReranking):
-    """A set in MTEB 1's form, under a name that MTEB knows."""
+    """A set in MTEB 1's form, under a name known to MTEB."""
 
     metadata = mteb.get_task("AskUbuntuDupQuestions").metadata
 
 
 def few_shot(folder: Path) -> Any:
-    """Intents: ``train.csv`` and ``test.csv`` of ``text, category``."""
+    """Return an intent classification task from ``train.csv`` and ``test.csv`` of ``text, category``."""
     parts = {}
     for part in ("train", "test"):
         with (folder / f"{part}.csv").open(encoding="utf-8", newline="") as file:

@@ -1,12 +1,11 @@
-"""Our figures beside those of MTEB's own code, on the same rows and the same embeddings.
+"""embedkit's figures compared with those of MTEB's own code, on the same rows and the same embeddings.
 
     python benchmarks/agreement/run.py --data DIR --model tiny-sct --model FOLDER
 
-Needs `pip install "embedkit-onnx[bench,mteb]"`, and nothing from the network: MTEB's tasks are given the rows in
-DIR (see docs/evaluation.md for its layout) in place of those that they would download; sets that DIR lacks
-are left out. Each text is embedded once for both, since embeddings of int8 bundles depend a little on their
-batch. Writes results.json and results.md beside this file, and fails if two figures differ by more than
-MTEB's rounding.
+Needs `pip install "embedkit-onnx[bench,mteb]"`, but no network: MTEB's tasks use the rows in DIR
+(docs/evaluation.md describes its layout) instead of downloading them; sets that DIR lacks are skipped. Each text
+is embedded once for both, because embeddings of int8 bundles depend slightly on their batch. Writes results.json
+and results.md next to this file, and fails if two figures differ by more than MTEB's rounding.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from embedkit.protocols import FloatArray, TextEncoder
 
 HERE = Path(__file__).parent
 ROUNDING = 1e-5
-"""Of MTEB's figures of retrieval, which have five digits; the others have all."""
+"""Precision of MTEB's retrieval figures, which are rounded to five digits; the others are not rounded."""
 
 SIMILARITY = {
     "sts12": "STS12",
@@ -62,11 +61,11 @@ SAME_NAMES = {
     "map_at_1000": "map_at_1000",
     "accuracy": "accuracy",
 }
-"""Our measure -> MTEB's."""
+"""embedkit's measure -> MTEB's."""
 
 
 class Remembering:
-    """An encoder that embeds each text once, whoever asks."""
+    """An encoder that embeds each distinct text only once."""
 
     def __init__(self, encoder: TextEncoder) -> None:
         self.name, self.fingerprint = encoder.name, encoder.fingerprint
@@ -75,7 +74,7 @@ class Remembering:
         self._rows: dict[str, FloatArray] = {}
 
     def encode(self, texts: Sequence[str], /) -> FloatArray:
-        """Embed texts, from memory where they were embedded before."""
+        """Embed texts, reusing earlier embeddings."""
         new = list(dict.fromkeys(text for text in texts if text not in self._rows))
         if new:
             self._rows.update(zip(new, self._encoder.encode(new), strict=True))
@@ -83,7 +82,7 @@ class Remembering:
 
 
 def main() -> None:
-    """Compare every model on every set that is there."""
+    """Compare every model on every available set."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="folder of the sets")
     parser.add_argument("--model", dest="models", action="append", required=True, help="a model; may be repeated")
@@ -107,7 +106,7 @@ def main() -> None:
 
 
 def sets(data: Path) -> Iterator[tuple[Task, Callable[[], Any]]]:
-    """Our task and what makes MTEB's, for every set in the folder."""
+    """Yield embedkit's task and a function that creates MTEB's, for every set in the folder."""
     for name in (*SIMILARITY, *PAIRS, *RERANKING, "scifact", "banking77"):
         try:
             task = load_task(name, data=data, convention="mteb")
@@ -118,7 +117,7 @@ def sets(data: Path) -> Iterator[tuple[Task, Callable[[], Any]]]:
 
 
 def theirs_of(name: str, task: Task, data: Path) -> Any:
-    """MTEB's task over the same rows."""
+    """Return MTEB's task over the same rows."""
     if isinstance(task, StsTask):
         return mteb_tasks.similarity(SIMILARITY[name], task)
     if isinstance(task, PairTask):
@@ -131,7 +130,7 @@ def theirs_of(name: str, task: Task, data: Path) -> Any:
 
 
 def compared(encoder: TextEncoder, task: Task, theirs: Callable[[], Any]) -> list[dict[str, Any]]:
-    """A row for each measure that both have."""
+    """Return a row for each measure that both compute."""
     (result,) = evaluate(encoder, task, progress=False).results
     found = mteb.evaluate(MtebEncoder(encoder), theirs(), cache=None, co2_tracker=False, show_progress_bar=False)
     (scores,) = found.task_results[0].scores["test"]
@@ -150,7 +149,7 @@ def compared(encoder: TextEncoder, task: Task, theirs: Callable[[], Any]) -> lis
 
 
 def table(rows: Sequence[dict[str, Any]], versions: dict[str, str]) -> str:
-    """Figures times 100."""
+    """Return a table of figures times 100."""
     lines = ["| model | set | measure | rows | embedkit | MTEB | difference |", "|---|---|---|---|---:|---:|---:|"]
     for row in rows:
         figures = 100 * row["ours"], 100 * row["mteb"]

@@ -1,9 +1,9 @@
-"""Documents by one model and queries by another: what it gives on SciFact, and what a query costs.
+"""Different models for documents and queries: quality on SciFact, and the cost of a query.
 
     python benchmarks/asymmetric/run.py --data DIR --documents teacher.onnx models/mini.onnx tiny --queries ...
 
-Builds a collection of the documents by each of --documents, and searches it by each of --queries and by the model
-itself. Reads DIR/retrieval/scifact, and writes results.json and results.md beside this file.
+Builds a collection with each model of --documents, and searches it with each of --queries and with the model
+itself. Reads DIR/retrieval/scifact, and writes results.json and results.md next to this file.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ HERE = Path(__file__).parent
 
 
 def main() -> None:
-    """Build, search, time, write."""
+    """Build, search, time, and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="folder of the test sets")
     parser.add_argument("--documents", nargs="+", required=True, metavar="MODEL", help="bundles or bundled names")
@@ -52,7 +52,7 @@ def main() -> None:
 def pairs(
     retrieval: RetrievalSet, path: Path, encoders: dict[str, Encoder], source: str, queries: list[str]
 ) -> list[dict[str, Any]]:
-    """One collection, searched by its own model and by each of ``queries`` that belongs to it."""
+    """Build one collection; search it with its own model and with each compatible one of ``queries``."""
     encoder = encoders[source]
     started = time.perf_counter()
     collection = Collection.build(list(retrieval.documents.items()), encoder=encoder, path=path, index="exact")
@@ -86,13 +86,13 @@ def pairs(
 
 
 def times(collection: Collection, texts: list[str]) -> tuple[float, float]:
-    """Medians over all queries, one at a time: milliseconds to encode one, and of all stages together."""
+    """Return medians over single queries: milliseconds to encode one, and for all stages together."""
     laps = [collection.search(text, k=10).latency_ms for text in texts]
     return statistics.median(lap["encode"] for lap in laps), statistics.median(sum(lap.values()) for lap in laps)
 
 
 def page(results: dict[str, Any]) -> str:
-    """The table."""
+    """Return the results page."""
     conditions = (
         f"SciFact: 5,183 documents, {results['queries']} queries of the test set. Index `exact`, models in int8, "
         f"{results['threads']} thread. Milliseconds are medians over single queries, on a machine with other work."
@@ -109,7 +109,7 @@ def page(results: dict[str, Any]) -> str:
     lines = [
         "# Documents by one model, queries by another",
         "",
-        "`python benchmarks/asymmetric/run.py` makes this page.",
+        "`python benchmarks/asymmetric/run.py` generates this page.",
         conditions,
         "",
         f"| {' | '.join(columns)} |",

@@ -1,13 +1,13 @@
-"""From nothing to the first embedding, and what has to be installed for it: embedkit beside other libraries.
+"""Time from process start to the first embedding, and installed size: embedkit compared with other libraries.
 
     python benchmarks/coldstart/run.py --run RUN --python fastembed=VENV/bin/python --python model2vec=...
 
---run is a folder that `embedkit train` wrote; its model is exported as fp32 and as int8, and fastembed gets the
-very graph of the fp32 file. model2vec has no such model and gets random rows of 256 dimensions for each piece of
-the vocabulary: a static model does less, and its time is a limit. Each start is a fresh process (starter.py); all
-take turns, after one that fills the system's file cache. Libraries live in environments of their own: --python
-LIBRARY=PYTHON; one that is not there is left out and named. What is installed is counted by package: the library,
-what it requires, and so on. Writes results.json and results.md beside this file.
+--run is a folder written by `embedkit train`; its model is exported as fp32 and int8, and fastembed gets the graph
+of the fp32 file. model2vec has no such model and gets random rows of 256 dimensions for each piece of the
+vocabulary: a static model computes less, so its time is a lower bound. Each start is a fresh process (starter.py);
+all contenders take turns, after one start that fills the system's file cache. Libraries are installed in separate
+environments: --python LIBRARY=PYTHON; missing ones are skipped and listed. Installed size is counted by package,
+including all requirements. Writes results.json and results.md next to this file.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from embedkit.export.pipeline import export_source
 
 HERE = Path(__file__).parent
 STARTER = str(HERE / "starter.py")
-# Contender -> its model, of those that `prepare` makes.
+# Contender -> its model, created by `prepare`.
 CONTENDERS = {
     "embedkit int8": "int8.onnx",
     "embedkit fp32": "fp32.onnx",
@@ -40,7 +40,7 @@ STEPS = ("imports", "loading", "first text")
 
 
 def main() -> None:
-    """Start everything in turns."""
+    """Start all contenders in turns."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run", required=True)
     parser.add_argument("--python", action="append", default=[], metavar="LIBRARY=PYTHON")
@@ -57,7 +57,7 @@ def main() -> None:
 
 
 def prepare(run: str, folder: Path, model2vec: str) -> None:
-    """The model in the form of every library."""
+    """Write the model in the format of every library."""
     for precision in ("fp32", "int8"):
         export_source(run, folder / f"{precision}.onnx", precision=precision)
     (folder / "model").symlink_to((Path(run) / "model").resolve())
@@ -72,7 +72,7 @@ def prepare(run: str, folder: Path, model2vec: str) -> None:
 def start_in_turns(
     folder: Path, pythons: dict[str, str], count: int
 ) -> tuple[dict[str, list[list[float]]], list[str]]:
-    """Contender -> seconds of the steps of each start; and those that could not be started."""
+    """Return seconds of the steps of each start by contender, and the contenders that could not be started."""
     starts: dict[str, list[list[float]]] = {name: [] for name in CONTENDERS}
     missing: list[str] = []
     for turn in range(count + 1):
@@ -88,7 +88,7 @@ def start_in_turns(
 
 
 def start(name: str, model: Path, pythons: dict[str, str]) -> list[float]:
-    """Seconds of each step that was reached; the first begins with the process."""
+    """Return the seconds of each completed step; the first begins with the process."""
     library = name.split(" ", maxsplit=1)[0]
     before = time.perf_counter()
     process = subprocess.Popen(
@@ -108,7 +108,7 @@ def start(name: str, model: Path, pythons: dict[str, str]) -> list[float]:
 
 
 def summarise(name: str, folder: Path, starts: list[list[float]], pythons: dict[str, str]) -> dict[str, Any]:
-    """Medians of the steps and of the whole, and what is installed."""
+    """Return medians of the steps and of the total, and the installed packages."""
     library = name.split(" ", maxsplit=1)[0]
     command = [pythons.get(library, sys.executable), STARTER, "size", library]
     packages = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
@@ -128,11 +128,11 @@ def summarise(name: str, folder: Path, starts: list[list[float]], pythons: dict[
 
 
 def write(rows: list[dict[str, Any]], about: dict[str, Any], path: Path) -> None:
-    """The two files."""
+    """Write both files."""
     content = {"about": about, "rows": rows}
     path.with_suffix(".json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     lines = [
-        "From the start of a process to its first embedding, medians; and what is installed (see run.py).",
+        "From the start of a process to its first embedding, medians; and installed size (see run.py).",
         "",
         *(f"- {name}: {plain(value)}" for name, value in about.items()),
         "",
@@ -150,7 +150,7 @@ def write(rows: list[dict[str, Any]], about: dict[str, Any], path: Path) -> None
 
 
 def plain(value: object) -> str:
-    """Lists and tables in one line."""
+    """Format lists and tables in one line."""
     if isinstance(value, dict):
         return ", ".join(f"{name} {each}" for name, each in value.items())
     return ", ".join(map(str, value)) or "nothing" if isinstance(value, list) else str(value)

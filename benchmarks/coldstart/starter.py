@@ -1,12 +1,12 @@
-"""One library from nothing to its first embedding; run.py starts it, with whatever Python has the library.
+"""One library from process start to its first embedding; started by run.py with the Python that has the library.
 
     python starter.py start LIBRARY MODEL
     python starter.py size LIBRARY
     python starter.py make TOKENIZER FOLDER
 
-``start`` writes a line when packages are imported, one when the model is loaded and one when a text is embedded.
-``size`` tells the bytes of each package that the library needs, itself among them, as JSON. ``make`` writes a
-static model of random rows for model2vec. It needs embedkit only where that is what it starts.
+``start`` prints a line when packages are imported, when the model is loaded and when a text is embedded. ``size``
+prints the size in bytes of the library and each package it requires, as JSON. ``make`` writes a static model of
+random rows for model2vec. embedkit is needed only for starting embedkit itself.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ STATIC_DIMENSIONS = 256
 
 
 def main() -> None:
-    """Do what the first argument says."""
+    """Run the command given by the first argument."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     match sys.argv[1:]:
         case ["start", library, model]:
-            lines, sys.stdout = sys.stdout, sys.stderr  # what packages print is no line of ours
+            lines, sys.stdout = sys.stdout, sys.stderr  # keep output of packages out of our lines
             for _ in LIBRARIES[library](model):
                 print("reached", file=lines, flush=True)
         case ["size", library]:
@@ -49,7 +49,7 @@ def embedkit(model: str) -> Iterator[None]:
 
 
 def fastembed(model: str) -> Iterator[None]:
-    """``TextEmbedding.embed``; MODEL is a folder whose graph pools by itself."""
+    """``TextEmbedding.embed``; MODEL is a folder whose graph includes pooling."""
     from fastembed import TextEmbedding
     from fastembed.common.model_description import ModelSource, PoolingType
 
@@ -93,7 +93,7 @@ LIBRARIES: dict[str, Callable[[str], Iterator[None]]] = {
 
 
 def make_static_model(tokenizer: str, folder: str) -> None:
-    """What model2vec loads: a row for each piece of a vocabulary."""
+    """Write a model for model2vec: a row for each piece of a vocabulary."""
     import numpy as np
     from model2vec import StaticModel
     from tokenizers import Tokenizer
@@ -104,17 +104,17 @@ def make_static_model(tokenizer: str, folder: str) -> None:
 
 
 def package_bytes(library: str) -> dict[str, int]:
-    """Package -> bytes that it installed; the library, what it requires, what that requires, and so on."""
+    """Return the installed bytes of the library and, recursively, of its requirements, by package."""
     wanted, found = {library}, {}
     while wanted:
         name = wanted.pop()
         try:
             distribution = metadata.distribution("embedkit-onnx" if name == "embedkit" else name)
         except metadata.PackageNotFoundError:
-            if name == "embedkit":  # run from its sources
+            if name == "embedkit":  # running from its source tree
                 found[name] = source_bytes()
                 wanted |= {"numpy", "onnxruntime", "tokenizers"}
-            continue  # others are for another system or version of Python
+            continue  # a requirement for another system or Python version
         files = (Path(distribution.locate_file(file)) for file in distribution.files or ())
         found[name] = sum(file.stat().st_size for file in files if file.exists())
         needed = (re.match(r"[\w.-]+", each) for each in distribution.requires or () if "extra ==" not in each)
@@ -123,7 +123,7 @@ def package_bytes(library: str) -> dict[str, int]:
 
 
 def source_bytes() -> int:
-    """Of embedkit, where it runs from its sources."""
+    """Return the size of embedkit's source tree."""
     import embedkit
 
     folder = Path(embedkit.__file__).parent

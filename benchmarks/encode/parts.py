@@ -1,9 +1,9 @@
-"""Where the time of `Encoder.encode` goes, in processor time of one thread.
+"""Breakdown of `Encoder.encode` by processor time of one thread.
 
     python benchmarks/encode/parts.py --data DIR --model tiny-sct
 
-Processor time and not the clock's: it hardly changes when other programs run, so the parts can be compared on a
-machine that is not quiet. It says nothing about several threads; run.py does. All parts take turns; figures are
+Processor time hardly changes when other programs run, unlike wall-clock time, so the parts can be compared on a
+busy machine. It does not apply to several threads; run.py measures those. All parts take turns; figures are
 medians. Prints JSON.
 """
 
@@ -29,7 +29,7 @@ ONE_CALLS = 300
 
 
 def main() -> None:
-    """Time the parts of many texts, and of one."""
+    """Time the parts for many texts, and for one."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--model", default="tiny-sct")
@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def parts_of_many(encoder: Encoder, budgets: dict[int, Encoder], texts: list[str]) -> dict[str, Callable[[], Any]]:
-    """The whole, tokens, and the graph with batches of several sizes."""
+    """Return the whole call, tokenization, and the graph with several batch sizes."""
     tokens = encoder.tokenize(texts)
     return {
         "encode": partial(encoder.encode, texts),
@@ -63,7 +63,7 @@ def parts_of_many(encoder: Encoder, budgets: dict[int, Encoder], texts: list[str
 
 
 def parts_of_one(encoder: Encoder) -> dict[str, Callable[[], Any]]:
-    """The whole, the same text as a list of one, and what the whole cannot do without."""
+    """Return the whole call, the same text as a list of one, and the indispensable parts."""
     tokens = encoder.tokenize([ONE])
     return {
         "encode a text": partial(encoder.encode, ONE),
@@ -74,7 +74,7 @@ def parts_of_one(encoder: Encoder) -> dict[str, Callable[[], Any]]:
 
 
 def take_turns(parts: dict[str, Callable[[], Any]], turns: int, calls: int) -> dict[str, float]:
-    """Median milliseconds of a call of each part, after a turn that warms up."""
+    """Return the median milliseconds of a call of each part, after a warm-up turn."""
     times: dict[str, list[float]] = {name: [] for name in parts}
     for turn in range(turns + 1):
         for name, go in parts.items():

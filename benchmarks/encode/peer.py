@@ -1,10 +1,10 @@
-"""One way to embed texts, timed in a process of its own; run.py starts it, with whatever Python has the package.
+"""One way to embed texts, timed in its own process; started by run.py with the Python that has the package.
 
     python peer.py KIND MODEL THREADS
 
-Reads JSON lines and answers each with one: ``{"name", "texts"}`` keeps texts, ``{"time", "turns"}`` gives the
-seconds of each turn over the texts of that name, and ``{"vectors"}`` their embeddings. It needs embedkit only
-where it measures it. Packages are imported by the peers that they are: no environment has them all.
+Reads JSON lines and answers each with one: ``{"name", "texts"}`` stores texts, ``{"time", "turns"}`` returns the
+seconds of each turn over the texts of that name, and ``{"vectors"}`` their embeddings. embedkit is needed only to
+measure it. Each peer imports its own packages, because no environment has them all.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-# Texts in, (N, D) rows out; None where a part of the work is timed alone.
+# Maps texts to (N, D) rows; None if only part of the work is timed.
 Embed = Callable[[list[str]], Any]
 
 
 def main() -> None:
-    """Answer until the input ends."""
+    """Answer requests until the input ends."""
     kind, model, threads = sys.argv[1], sys.argv[2], int(sys.argv[3])
-    answers, sys.stdout = sys.stdout, sys.stderr  # what packages print is no answer
+    answers, sys.stdout = sys.stdout, sys.stderr  # keep output of packages out of the answers
     prepare, packages = PEERS[kind.split(":")[0]]
     make = prepare(model, threads, kind.partition(":")[2])
     kept: dict[str, Callable[[], Any]] = {}
@@ -47,17 +47,17 @@ def main() -> None:
 
 
 def clock(go: Callable[[], Any]) -> float:
-    """Seconds that a call takes."""
+    """Return the seconds of a call."""
     began = time.perf_counter()
     go()
     return time.perf_counter() - began
 
 
 def embedkit(model: str, threads: int, way: str) -> Callable[[list[str]], Callable[[], Any]]:
-    """``Encoder.encode``; one text is given as it is, not in a list.
+    """``Encoder.encode``; a single text is passed as a string, not as a list.
 
-    WAY is nothing; or ``onnxruntime``, instead of embedkit's own kernel; or ``tokens`` or ``graph``, half of the
-    work alone.
+    WAY is empty; or ``onnxruntime``, instead of embedkit's own kernel; or ``tokens`` or ``graph``, for half of the
+    work.
     """
     from embedkit import Encoder
 
@@ -77,9 +77,10 @@ def embedkit(model: str, threads: int, way: str) -> Callable[[list[str]], Callab
 
 
 def ort(model: str, threads: int, way: str) -> Callable[[list[str]], Callable[[], Any]]:
-    """ONNX Runtime alone, on batches of all texts sorted by length, tokenized and padded before the clock runs.
+    """ONNX Runtime only, on batches of all texts sorted by length, tokenized and padded before timing.
 
-    WAY is the tokens of a batch; with ``/apart`` behind, each thread runs batches of its own, in its own session.
+    WAY is the number of tokens in a batch; with the suffix ``/apart``, each thread runs its own batches in its own
+    session.
     """
     import numpy as np
     import onnxruntime
@@ -120,7 +121,7 @@ def ort(model: str, threads: int, way: str) -> Callable[[list[str]], Callable[[]
 
 
 def batches(ids: list[list[int]], budget: int) -> Iterator[tuple[list[int], dict[str, Any]]]:
-    """Positions and padded arrays of token batches, longest texts first, of at most so many tokens each."""
+    """Yield positions and padded arrays of batches with a maximum number of tokens, longest texts first."""
     import numpy as np
 
     order = sorted(range(len(ids)), key=lambda row: len(ids[row]), reverse=True)
@@ -134,7 +135,7 @@ def batches(ids: list[list[int]], budget: int) -> Iterator[tuple[list[int], dict
 
 
 def tokenization(model: str, _: int, __: str) -> Callable[[list[str]], Callable[[], Any]]:
-    """The bundle's tokenizer alone, 4096 texts a call, on RAYON_NUM_THREADS threads."""
+    """The bundle's tokenizer only, 4096 texts per call, on RAYON_NUM_THREADS threads."""
     tokenizer = bundled_tokenizer(model)
 
     def make(texts: list[str]) -> Callable[[], None]:
@@ -148,7 +149,7 @@ def tokenization(model: str, _: int, __: str) -> Callable[[list[str]], Callable[
 
 
 def bundled_tokenizer(model: str) -> Any:
-    """The tokenizer of a bundle, cutting where the model does."""
+    """Return the tokenizer of a bundle, truncating at the model's maximum length."""
     from tokenizers import Tokenizer
 
     from embedkit.runtime.bundle import read_bundle
@@ -161,7 +162,7 @@ def bundled_tokenizer(model: str) -> Any:
 
 
 def plain_transformers(model: str, threads: int, _: str) -> Callable[[list[str]], Callable[[], Any]]:
-    """AutoModel with the pooling of a model card, 32 texts a batch as they come; no dense head, if any."""
+    """AutoModel with the pooling of a model card, 32 texts per batch in input order; no dense head."""
     import torch
     from torch.nn import functional
     from transformers import AutoModel, AutoTokenizer
@@ -185,12 +186,12 @@ def plain_transformers(model: str, threads: int, _: str) -> Callable[[list[str]]
 
 
 def longest_text(model: str) -> int:
-    """What sentence-transformers would cut texts to."""
+    """Return the maximum length that sentence-transformers would use."""
     return int(json.loads((Path(model) / "sentence_bert_config.json").read_text())["max_seq_length"])
 
 
 def sentence_transformers(model: str, threads: int, backend: str) -> Callable[[list[str]], Callable[[], Any]]:
-    """``SentenceTransformer.encode`` with its defaults; it sorts by length, 32 texts a batch."""
+    """``SentenceTransformer.encode`` with its defaults: sorted by length, 32 texts per batch."""
     import torch
     from sentence_transformers import SentenceTransformer
 
@@ -200,7 +201,7 @@ def sentence_transformers(model: str, threads: int, backend: str) -> Callable[[l
 
 
 def fastembed(model: str, threads: int, _: str) -> Callable[[list[str]], Callable[[], Any]]:
-    """``TextEmbedding.embed`` with its defaults, 256 texts a batch as they come; MODEL is a folder."""
+    """``TextEmbedding.embed`` with its defaults, 256 texts per batch in input order; MODEL is a folder."""
     import numpy as np
     from fastembed import TextEmbedding
     from fastembed.common.model_description import ModelSource, PoolingType
@@ -212,11 +213,11 @@ def fastembed(model: str, threads: int, _: str) -> Callable[[list[str]], Callabl
 
 
 def openvino(model: str, threads: int, precision: str) -> Callable[[list[str]], Callable[[], Any]]:
-    """The bundle's graph in OpenVINO, as one would write it by hand, with the tokenizer of ``model`` beside it.
+    """The bundle's graph in OpenVINO, hand-written, with the tokenizer next to ``model``.
 
-    Texts are sorted by length, 1024 tokens a batch, which was quickest; an asynchronous queue has a stream for
-    each thread. One text goes to a second compilation, which is for latency. PRECISION is ``bf16`` where the
-    processor should multiply floats in bfloat16, as OpenVINO would unasked on those that can; else float32.
+    Texts are sorted by length, 1024 tokens per batch, which was fastest; an asynchronous queue has one stream per
+    thread. A single text uses a second compilation for latency. PRECISION is ``bf16`` to multiply floats in
+    bfloat16, OpenVINO's default on processors that support it; otherwise float32.
     """
     import numpy as np
     from openvino import AsyncInferQueue, Core
@@ -254,7 +255,7 @@ def openvino(model: str, threads: int, precision: str) -> Callable[[list[str]], 
     return lambda texts: lambda: (embed_one if len(texts) == 1 else embed_many)(texts)
 
 
-# How a peer is prepared, and the packages whose versions tell its story.
+# Preparation of each peer, and the packages whose versions matter.
 PEERS: dict[str, tuple[Callable[[str, int, str], Callable[[list[str]], Callable[[], Any]]], tuple[str, ...]]] = {
     "embedkit": (embedkit, ("onnxruntime", "tokenizers", "numpy")),
     "ort": (ort, ("onnxruntime",)),

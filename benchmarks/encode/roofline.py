@@ -1,17 +1,17 @@
-"""How far from the processor's peak encoding is: operations a text needs, and how quickly they could be done.
+"""Roofline analysis of encoding: operations per text, relative to the processor's peak.
 
     python benchmarks/encode/roofline.py --data DIR --run RUN
 
-The peak is measured: the quickest product of large matrices through ONNX Runtime, of floats and of bytes. What a
-text needs is counted at its length, from the shapes of every product in the graph as it runs; a product of bytes
-takes the peak of bytes, any other that of floats. All else (normalisation, softmax, Gelu, tables, tokens, memory)
-is taken to be free; so this roofline cannot be reached, and the share of it says how much of the time goes into
-what has to be done.
+The peak is measured: the fastest product of large matrices in ONNX Runtime, for floats and for bytes. The
+operations of a text are counted at its length, from the shapes of all products in the optimized graph; products of
+bytes are related to the peak of bytes, all others to that of floats. Everything else (normalisation, softmax,
+Gelu, tables, tokenization, memory) counts as free. The roofline therefore cannot be reached, and the share of it
+is the share of time spent on necessary products.
 
-Matrices of a small network are far too small for the peak. So there is a second roof: the graph's products with
-weights, each on its own at its own shape with the rows of a token batch, one thread each; what else is multiplied
-takes the peak. --run is a folder of `embedkit train`, exported as fp32 and int8; further bundles may follow. Use a
-machine that does nothing else. Writes roofline.json and roofline.md beside this file.
+Matrices of a small network are far too small to reach the peak. A second roof therefore times each product of the
+graph with weights separately, at its own shape with the rows of a token batch, on one thread each; other products
+are related to the peak. --run is a folder of `embedkit train`, exported as fp32 and int8; more bundles may follow.
+Use an idle machine. Writes roofline.json and roofline.md next to this file.
 """
 
 from __future__ import annotations
@@ -39,28 +39,28 @@ from embedkit.export.pipeline import export_source
 from embedkit.runtime.bundle import read_bundle
 
 HERE = Path(__file__).parent
-SIDES = (256, 512, 1024, 2048)  # of the square matrices, of which the best tells the peak
-ROWS, COPIES = 256, 16  # tokens of a batch; products in a row, so that a call costs nothing
+SIDES = (256, 512, 1024, 2048)  # of the square matrices; the best one determines the peak
+ROWS, COPIES = 256, 16  # tokens per batch; consecutive products, to amortise the call
 SECONDS = 1.0  # for each measurement
 LEAST_CALLS = 3
-NO_PRODUCT = ("Attention", "MultiHeadAttention", "QAttention", "Conv", "Einsum", "LSTM")  # would go uncounted
+NO_PRODUCT = ("Attention", "MultiHeadAttention", "QAttention", "Conv", "Einsum", "LSTM")  # would not be counted
 
 
 class Kind(NamedTuple):
-    """Products of one sort: of bytes or of floats, and the shape of their weights; None where there are none."""
+    """A kind of product: of bytes or of floats, and the shape of the weights; None without weights."""
 
     of_bytes: bool
     weights: tuple[int, int] | None
 
 
-# Operations, a multiplication or an addition each, by kind.
+# Operations (multiplications and additions) by kind.
 Needed = Counter[Kind]
-# Operations a second, of floats and of bytes.
+# Operations per second, for floats and bytes.
 Peak = tuple[float, float]
 
 
 def main() -> None:
-    """Measure peaks, count, time, compare."""
+    """Measure peaks, count operations, time, and compare."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("bundles", nargs="*", type=Path, help="further bundles")
     parser.add_argument("--data", type=Path, required=True)
@@ -70,7 +70,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("-o", "--output", default="roofline", help="name of the two files")
     arguments = parser.parse_args()
-    logging.getLogger("embedkit").setLevel(logging.ERROR)  # that texts are cut is intended
+    logging.getLogger("embedkit").setLevel(logging.ERROR)  # truncation is intended
     texts = read_texts(arguments.data / "train", arguments.texts)
     about = describe(arguments, texts) | {"onnxruntime": onnxruntime.__version__}
     peaks = {threads: measure_peak(threads) for threads in arguments.threads}
@@ -86,7 +86,7 @@ def main() -> None:
 
 
 def measure_peak(threads: int) -> Peak:
-    """Operations a second that ONNX Runtime reaches with large matrices."""
+    """Return the operations per second that ONNX Runtime reaches with large matrices."""
     of_floats, of_bytes = (
         max(reach(kind, rows=side, shape=(side, side), copies=1, threads=threads) for side in SIDES)
         for kind in (False, True)
@@ -96,7 +96,7 @@ def measure_peak(threads: int) -> Peak:
 
 @cache
 def reach(of_bytes: bool, *, rows: int, shape: tuple[int, int], copies: int, threads: int) -> float:  # noqa: FBT001
-    """Operations a second, with so many rows and weights of a shape."""
+    """Return the operations per second for a number of rows and a shape of weights."""
     go = make_products(of_bytes, rows, shape, copies, threads)
     seconds: list[float] = []
     until = time.perf_counter() + SECONDS
@@ -114,7 +114,7 @@ def make_products(
     copies: int,
     threads: int,
 ) -> Callable[[], object]:
-    """One matrix times several that are known beforehand, as weights are."""
+    """Build a graph of one matrix times several constant ones, as weights are."""
     generator = np.random.default_rng(0)
     operator, left, right, result = (
         ("MatMulInteger", np.uint8, np.int8, TensorProto.INT32)
@@ -139,7 +139,7 @@ def make_products(
 
 
 def open_session(model: bytes, threads: int) -> onnxruntime.InferenceSession:
-    """ONNX Runtime on so many threads."""
+    """Open a session with a given number of threads."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 3
@@ -147,10 +147,10 @@ def open_session(model: bytes, threads: int) -> onnxruntime.InferenceSession:
 
 
 class Products:
-    """Counts what the products of a graph need for one text of a length.
+    """Counts the operations of a graph's products for one text of a given length.
 
     Raises:
-        SystemExit: the graph has operators that multiply out of sight.
+        SystemExit: the graph contains operators with hidden products.
     """
 
     def __init__(self, content: bytes) -> None:
@@ -172,7 +172,7 @@ class Products:
         )
 
     def count(self, length: int) -> Needed:
-        """Operations for one text of so many tokens."""
+        """Return the operations for one text of a number of tokens."""
         ones = np.ones((1, length), dtype=np.int64)
         feed = {item.name: ones for item in self._session.get_inputs()}
         found = dict(zip(self._names, self._session.run(self._names, feed), strict=True)) | self._known
@@ -187,7 +187,7 @@ class Products:
 def compare(
     name: str, path: Path, texts: dict[str, list[str]], peaks: dict[int, Peak], turns: int
 ) -> Iterator[dict[str, Any]]:
-    """A row for each kind of text and number of threads."""
+    """Return a row for each kind of text and number of threads."""
     products = Products(read_bundle(path).model)
     encoders = {threads: Encoder.load(path, threads=threads) for threads in peaks}
     for kind, rows in texts.items():
@@ -221,14 +221,14 @@ def compare(
 
 
 def at_own_shape(kind: Kind, peak: Peak, threads: int) -> float:
-    """Operations a second of products of a kind, each thread at its own."""
+    """Return the operations per second of products of a kind, with separate products on each thread."""
     if kind.weights is None:
         return peak[kind.of_bytes]
     return threads * reach(kind.of_bytes, rows=ROWS, shape=kind.weights, copies=COPIES, threads=1)
 
 
 def time_turns(parts: list[Callable[[], object]], turns: int) -> list[float]:
-    """Median seconds of each part, in turns, after one that warms up."""
+    """Return the median seconds of each part, in turns, after a warm-up turn."""
     seconds: list[list[float]] = [[] for _ in parts]
     for turn in range(turns + 1):
         for part, found in zip(parts, seconds, strict=True):
@@ -240,7 +240,7 @@ def time_turns(parts: list[Callable[[], object]], turns: int) -> list[float]:
 
 
 def write(rows: list[dict[str, Any]], peaks: dict[int, Peak], about: dict[str, Any], path: Path) -> None:
-    """The two files."""
+    """Write both files."""
     giga = {
         threads: {"fp32": round(floats / 1e9, 1), "int8": round(of_bytes / 1e9, 1)}
         for threads, (floats, of_bytes) in peaks.items()

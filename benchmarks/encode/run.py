@@ -1,21 +1,20 @@
-"""Encoding on a CPU: embedkit beside its own limit and beside other libraries with the same weights.
+"""Encoding on a CPU: embedkit compared with its own limit and with other libraries on the same weights.
 
     python benchmarks/encode/run.py --data DIR --run RUN --python sentence-transformers=VENV/bin/python
 
---run is a folder that `embedkit train` wrote; its model is exported as fp32 and int8 into a temporary folder,
-which every peer reads. --data holds train/stackoverflow-titles.txt.xz and train/wikipedia.txt.xz.
+--run is a folder written by `embedkit train`; its model is exported as fp32 and int8 into a temporary folder that
+every peer reads. --data contains train/stackoverflow-titles.txt.xz and train/wikipedia.txt.xz.
 
-Every peer is a process of its own (peer.py) with as many threads, and stands by while another is timed: they
-take turns over the same texts, and ratios are of one turn. "embedkit:onnxruntime" is embedkit without its own
-kernel, "embedkit:tokens" and "embedkit:graph" are the two halves of its work alone. Libraries can live in
-environments of their own: --python PEER=PYTHON; a peer whose package is not there is left out and named. Two
-peers are the limit: the tokenizer alone, and ONNX Runtime alone on batches of all texts sorted by length,
-tokenized and padded before the clock runs, with the best of several batch sizes, all threads in each batch or
-("apart") each in one of its own, with a session of its own. The limit is the larger of the two, as if they cost
-each other nothing. "sentence-transformers:onnx" is its ONNX backend, which wants an older version of it
-(--python sentence-transformers:onnx=PYTHON). "openvino:bf16" multiplies floats in bfloat16, which the others do
-not. Use a machine that does nothing else; the load before is written down. Writes results.json and results.md
-beside this file.
+Every peer is a process of its own (peer.py) with the same number of threads, idle while another is timed: they
+take turns over the same texts, and ratios are computed per turn. "embedkit:onnxruntime" is embedkit without its
+own kernel; "embedkit:tokens" and "embedkit:graph" are the two halves of its work. Libraries can be installed in
+separate environments: --python PEER=PYTHON; a peer whose package is missing is skipped and listed. Two peers
+define the limit: the tokenizer only, and ONNX Runtime only on batches of all texts sorted by length, tokenized and
+padded before timing, with the best of several batch sizes, either with all threads in each batch or ("apart") with
+one batch and one session per thread. The limit is the slower of the two, as if they did not affect each other.
+"sentence-transformers:onnx" is its ONNX backend, which requires an older version of it
+(--python sentence-transformers:onnx=PYTHON). "openvino:bf16" multiplies floats in bfloat16, unlike the others. Use
+an idle machine; the load before the start is recorded. Writes results.json and results.md next to this file.
 """
 
 from __future__ import annotations
@@ -43,9 +42,9 @@ HERE = Path(__file__).parent
 TITLE_WORDS = (8, 16)
 MIXED_WORDS = (5, 120)
 ONE = "How do I page a collection with LINQ?"
-ONE_TURNS = 50  # one text is timed so many times a turn
-BUDGETS = (256, 512, 1024, 2048)  # tokens of a batch, of which the best is ONNX Runtime's limit
-# Peer -> the folder or file it reads, of those that `prepare` makes.
+ONE_TURNS = 50  # repetitions of a single text per turn
+BUDGETS = (256, 512, 1024, 2048)  # tokens per batch; the best one is ONNX Runtime's limit
+# Peer -> the folder or file it reads, created by `prepare`.
 PEERS = {
     "embedkit fp32": "fp32.onnx",
     "embedkit int8": "int8.onnx",
@@ -69,8 +68,8 @@ PEERS = {
     "openvino int8": "int8.onnx",
     "openvino:bf16 fp32": "fp32.onnx",
 }
-ABOUT_ONE_TEXT = ("tokenization", "ort")  # limits of many texts, that say nothing about one
-SAME = 0.999  # least cosine of a peer's embeddings with those of embedkit's fp32
+ABOUT_ONE_TEXT = ("tokenization", "ort")  # limits for many texts, not applicable to one
+SAME = 0.999  # minimum cosine of a peer's embeddings with embedkit's fp32
 
 
 def main() -> None:
@@ -105,7 +104,7 @@ def main() -> None:
 
 
 def prepare(run: str, folder: Path) -> None:
-    """The same weights in the form of every peer."""
+    """Write the same weights in the format of every peer."""
     for precision in ("fp32", "int8"):
         export_source(run, folder / f"{precision}.onnx", precision=precision)
     (folder / "model").symlink_to((Path(run) / "model").resolve())
@@ -116,7 +115,7 @@ def prepare(run: str, folder: Path) -> None:
 
 
 def read_texts(folder: Path, count: int) -> dict[str, list[str]]:
-    """Titles as they are; and sentences joined and cut to numbers of words that are even on a log scale."""
+    """Return titles unchanged; and sentences joined and cut to lengths that are evenly spaced on a log scale."""
     titles = [text for text in lines(folder / "stackoverflow-titles.txt.xz") if is_title(text)]
     generator = random.Random(1)
     words = (word for text in lines(folder / "wikipedia.txt.xz") for word in text.split())
@@ -129,12 +128,12 @@ def read_texts(folder: Path, count: int) -> dict[str, list[str]]:
 
 
 def lines(path: Path) -> Iterator[str]:
-    """Lines of a compressed file."""
+    """Yield the lines of a compressed file."""
     return (str(record["text"]) for _, record in read_records(path))
 
 
 def is_title(text: str) -> bool:
-    """Whether a title is of the usual length."""
+    """Whether a title has a typical length."""
     return TITLE_WORDS[0] <= len(text.split()) <= TITLE_WORDS[1]
 
 
@@ -164,7 +163,7 @@ class Peer:
         self._process.communicate()
 
     def ask(self, **request: Any) -> Any:
-        """One request, one answer."""
+        """Send one request and return its answer."""
         print(json.dumps(request), file=self._process.stdin, flush=True)
         return self._read()
 
@@ -178,7 +177,7 @@ class Peer:
 def take_turns(
     peers: dict[str, Peer], texts: dict[str, list[str]], turns: int
 ) -> dict[str, dict[str, list[float]]]:
-    """Kind of text -> peer -> seconds of each turn, after one that warms up."""
+    """Return seconds of each turn by kind of text and peer, after a warm-up turn."""
     seconds: dict[str, dict[str, list[float]]] = {}
     for kind, rows in texts.items():
         timed = {
@@ -198,7 +197,7 @@ def take_turns(
 
 
 def check_same(peers: dict[str, Peer], kind: str, texts: list[str]) -> None:
-    """A peer that gives other embeddings is fast at something else."""
+    """Check that all peers return the same embeddings."""
     found = {}
     for name, peer in peers.items():
         peer.ask(name="sample", texts=texts[:8])
@@ -212,7 +211,7 @@ def check_same(peers: dict[str, Peer], kind: str, texts: list[str]) -> None:
 
 
 def summarise(seconds: dict[str, dict[str, list[float]]], texts: dict[str, list[str]]) -> list[dict[str, Any]]:
-    """A row for each kind of text and peer; of ONNX Runtime alone only the fastest batch size."""
+    """Return a row for each kind of text and peer; for ONNX Runtime only the fastest batch size."""
     rows: list[dict[str, Any]] = []
     for kind, peers in seconds.items():
         for name, turns in choose_budgets(peers).items():
@@ -229,7 +228,7 @@ def summarise(seconds: dict[str, dict[str, list[float]]], texts: dict[str, list[
 
 
 def find_limit(peers: dict[str, list[float]], precision: str) -> float | None:
-    """Seconds of the slower of tokenization and the best batches, where both were timed."""
+    """Return the seconds of the slower of tokenization and the best batches, if both were timed."""
     bare = [statistics.median(turns) for name, turns in choose_budgets(peers).items()
             if name.startswith("ort:") and name.endswith(precision)]  # fmt: skip
     tokens = peers.get("tokenization")
@@ -237,7 +236,7 @@ def find_limit(peers: dict[str, list[float]], precision: str) -> float | None:
 
 
 def choose_budgets(peers: dict[str, list[float]]) -> dict[str, list[float]]:
-    """Peers without the slower ones of those that differ in their batch size alone."""
+    """Remove the slower ones of peers that differ only in batch size."""
     chosen = {name: turns for name, turns in peers.items() if not name.startswith("ort:")}
     for precision in ("fp32", "int8"):
         runs = [name for name in peers if name.startswith("ort:") and name.endswith(precision)]
@@ -248,7 +247,7 @@ def choose_budgets(peers: dict[str, list[float]]) -> dict[str, list[float]]:
 
 
 def describe(arguments: argparse.Namespace, texts: dict[str, list[str]]) -> dict[str, Any]:
-    """What the figures depend on."""
+    """Return the circumstances of the measurements."""
     words = {kind: [len(text.split()) for text in rows] for kind, rows in texts.items()}
     processor = next(
         (line.split(":", 1)[1] for line in cpu_lines() if line.startswith("model name")), platform.machine()
@@ -271,7 +270,7 @@ def describe(arguments: argparse.Namespace, texts: dict[str, list[str]]) -> dict
 
 
 def cpu_lines() -> list[str]:
-    """What Linux knows of its processor."""
+    """Return Linux's description of the processor."""
     path = Path("/proc/cpuinfo")
     return path.read_text().splitlines() if path.exists() else []
 
@@ -279,7 +278,7 @@ def cpu_lines() -> list[str]:
 def write(
     rows: list[dict[str, Any]], versions: dict[str, dict[str, str]], about: dict[str, Any], path: Path
 ) -> None:
-    """The two files."""
+    """Write both files."""
     content = {"about": about, "versions": versions, "rows": rows}
     path.with_suffix(".json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     text = [

@@ -1,10 +1,10 @@
-"""Whether memory stays where it is: resident size while texts of all lengths are encoded for minutes.
+"""Memory stability: resident size while texts of all lengths are encoded for minutes.
 
     python benchmarks/encode/soak.py --model tiny-sct --minutes 2
 
-Random words, from none to far more than the model takes, as an endless stream, in token batches of every shape.
-The first third of the time may fill arenas; the largest size after it may exceed the largest before by --slack.
-Prints JSON; exit code 1 if it grew by more. Linux only: the size is read from /proc.
+Encodes an endless stream of random words, from empty texts to far more than the maximum length, in token batches
+of every shape. The first third of the time may fill arenas; the peak after it may exceed the peak before by
+--slack. Prints JSON; the exit code is 1 if memory grew by more. Linux only: the size is read from /proc.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ SHOWN = 12  # sizes in the output
 
 
 def main() -> None:
-    """Encode until the time is up, then judge."""
+    """Encode until the time is up, then check memory growth."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="tiny-sct")
     parser.add_argument("--minutes", type=float, default=2.0)
     parser.add_argument("--max-tokens-per-batch", type=int)
     parser.add_argument("--threads", type=int)
-    parser.add_argument("--slack", type=float, default=8.0, help="MB that may come after the first third")
+    parser.add_argument("--slack", type=float, default=8.0, help="MB of growth allowed after the first third")
     arguments = parser.parse_args()
-    logging.getLogger("embedkit").setLevel(logging.ERROR)  # that texts are cut is intended
+    logging.getLogger("embedkit").setLevel(logging.ERROR)  # truncation is intended
     encoder = Encoder.load(
         arguments.model, threads=arguments.threads, max_tokens_per_batch=arguments.max_tokens_per_batch
     )
@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def soak(encoder: Encoder, seconds: float) -> dict[str, Any]:
-    """Sizes in MB: at the start, some on the way, and how far they went beyond that after a third of the time."""
+    """Return sizes in MB: at the start, in between, and the growth of the peak after a third of the time."""
     start, began, texts = resident_mb(), time.monotonic(), 0
     sizes: list[tuple[float, float]] = []
     for rows in encoder.encode_batches(endless_texts()):
@@ -67,7 +67,7 @@ def soak(encoder: Encoder, seconds: float) -> dict[str, Any]:
 
 
 def endless_texts() -> Iterator[str]:
-    """Random words; most texts are short, some are cut."""
+    """Yield random words; most texts are short, some are truncated."""
     generator = random.Random(1)
     while True:
         count = int(MOST_WORDS * generator.random() ** 3)
@@ -75,7 +75,7 @@ def endless_texts() -> Iterator[str]:
 
 
 def resident_mb() -> float:
-    """What this process holds of the machine's memory."""
+    """Return the resident memory of this process."""
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     return round(pages * os.sysconf("SC_PAGE_SIZE") / 1e6, 1)
 

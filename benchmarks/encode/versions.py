@@ -1,10 +1,10 @@
-"""Two versions of embedkit side by side: what a change does to the time of `Encoder.encode`.
+"""Two versions of embedkit side by side: the effect of a change on the time of `Encoder.encode`.
 
     git worktree add ../before REV
     python benchmarks/encode/versions.py ../before . --model tiny-sct --texts texts.txt
 
-Each version is a process of its own, and they take turns. Prints the median over the turns of the second's time
-over the first's, for many texts, a few, and one.
+Each version runs in a process of its own, and they take turns. Prints the median over the turns of the second
+version's time relative to the first's, for many texts, a few, and one.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 SETS = {"many": (4096, 1), "few": (64, 30), "one": (1, 200)}
-"""Name -> texts of a call, calls of a turn."""
+"""Name -> texts per call, calls per turn."""
 
 
 def main() -> None:
-    """Time both, or be one of them."""
+    """Time both versions, or run one of them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("trees", nargs="*", type=Path, help="folders that hold embedkit/, the older first")
+    parser.add_argument("trees", nargs="*", type=Path, help="folders that contain embedkit/, the older first")
     parser.add_argument("--model", required=True)
-    parser.add_argument("--texts", required=True, type=Path, help="one text a line, 4096 or more")
+    parser.add_argument("--texts", required=True, type=Path, help="one text per line, at least 4096")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--turns", type=int, default=11)
     arguments = parser.parse_args()
@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def start(tree: Path, arguments: argparse.Namespace) -> Callable[[str], float]:
-    """Seconds of a call with one of the sets, by the version in a folder."""
+    """Return a function that times a call with one of the sets in the version of a folder."""
     options = ["--model", arguments.model, "--texts", str(arguments.texts), "--threads", str(arguments.threads)]
     process = subprocess.Popen(
         [sys.executable, __file__, *options],
@@ -70,7 +70,7 @@ def start(tree: Path, arguments: argparse.Namespace) -> Callable[[str], float]:
 
 
 def serve(arguments: argparse.Namespace) -> None:
-    """Time the sets that are asked for, until nobody asks any more."""
+    """Time the requested sets until the input ends."""
     from embedkit import Encoder  # noqa: PLC0415 - of the version that PYTHONPATH names
 
     encoder = Encoder.load(arguments.model, threads=arguments.threads)

@@ -1,10 +1,10 @@
-"""Damages the files of collections and bundles in random ways, and uses them: an error of ours, or right answers.
+"""Fuzzing of collection and bundle files: damage must lead to an EmbedkitError or to correct results.
 
     python benchmarks/faults/fuzz.py --mutations 10000
 
-Each round changes one file: bytes, runs of bytes, its length, or another file's content in its place. Then the
-collection is opened, searched in all ways and verified, or the bundle is loaded. That happens in processes of
-their own, so that a crash is seen; any exception that is not an `EmbedkitError` is a failure, and so is damage
+Each round changes one file: bytes, runs of bytes, its length, or its content for that of another file. Then the
+collection is opened, searched in all ways and verified, or the bundle is loaded. This happens in separate
+processes, so that crashes are detected; any exception other than `EmbedkitError` is a failure, and so is damage
 that `verify` misses.
 """
 
@@ -35,7 +35,7 @@ WORDS = ["bee", "ant", "tea", "sea", "sky", "fly", "rye", "ice", "sun", "fog"]
 
 
 class WordHashes:
-    """An encoder that needs no model: the hash of a text decides its direction."""
+    """An encoder without a model: the hash of a text determines its direction."""
 
     name, dimension, max_length = "word-hashes", 32, 512
     fingerprint = hashlib.sha256(name.encode()).hexdigest()
@@ -48,7 +48,7 @@ class WordHashes:
 
 
 def build(folder: Path) -> None:
-    """A collection of each kind, each with words, two segments and deleted rows."""
+    """Build a collection of each kind, with lexical search, two segments and deleted rows."""
     chance = random.Random(0)
     texts = (f"{number} {' '.join(chance.choices(WORDS, k=6))}" for number in range(1_200))
     documents = [
@@ -75,7 +75,7 @@ def use(path: Path) -> None:
 
 
 def tolerate(way: Callable[[], object]) -> bool:
-    """Whether it succeeded; an error of ours is a way to fail, any other is not."""
+    """Whether the call succeeded; an EmbedkitError counts as no success, other exceptions propagate."""
     try:
         way()
     except EmbedkitError:
@@ -84,7 +84,7 @@ def tolerate(way: Callable[[], object]) -> bool:
 
 
 def mutate(content: bytes, other: bytes, chance: random.Random) -> bytes:
-    """One change, small or large."""
+    """Apply one small or large change."""
     changed = bytearray(content)
     place, length = chance.randrange(len(changed) or 1), chance.choice((1, 4, 64, 1_000))
     match chance.randrange(8):
@@ -109,7 +109,7 @@ def mutate(content: bytes, other: bytes, chance: random.Random) -> bytes:
 
 
 def fuzz_collection(folder: Path, chance: random.Random) -> str:
-    """Change one file of a collection, use it, and put the file back."""
+    """Change one file of a collection, use the collection, and restore the file."""
     path = folder / chance.choice(KINDS)
     files = [path / "manifest.json", *Collection.open(path).manifest.files(path)]
     file = chance.choice(files)
@@ -117,13 +117,13 @@ def fuzz_collection(folder: Path, chance: random.Random) -> str:
     changed = mutate(content, chance.choice(files).read_bytes(), chance)
     file.write_bytes(changed)
     tolerate(lambda: use(path))
-    if changed != content and file.name != "manifest.json":  # which may be written in other words
+    if changed != content and file.name != "manifest.json":  # equivalent JSON is allowed
         try:
             Collection.open(path).verify()
         except CollectionError:
             pass
         else:
-            raise SystemExit(f"verify does not see that {file} was changed")
+            raise SystemExit(f"verify misses the change of {file}")
     file.write_bytes(content)
     return f"{path.name} {file.name}"
 
@@ -140,7 +140,7 @@ def fuzz_bundle(folder: Path, bundle: Path, chance: random.Random) -> str:
 
 
 def work(folder: Path, bundle: Path | None, first: int, rounds: int) -> None:
-    """Some rounds in this process; tells each before it begins."""
+    """Run some rounds in this process; print each before it begins."""
     index_kinds._SMALL = 500  # noqa: SLF001  # or small collections would not have the kinds asked for
     logging.getLogger("embedkit").setLevel(logging.ERROR)
     with tempfile.TemporaryDirectory(dir=folder) as own:
@@ -156,12 +156,12 @@ def work(folder: Path, bundle: Path | None, first: int, rounds: int) -> None:
 
 
 def main() -> None:
-    """Run all rounds, and tell which files were changed how often."""
+    """Run all rounds, and print how often each file was changed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mutations", type=int, default=10_000)
-    parser.add_argument("--bundle", type=Path, help="a bundle to damage too; default: tiny-sct as it comes along")
+    parser.add_argument("--bundle", type=Path, help="a bundle to damage too; default: the bundled tiny-sct")
     parser.add_argument("--no-bundle", action="store_true", help="collections only")
-    parser.add_argument("--folder", type=Path, help="where to work; default: a temporary folder")
+    parser.add_argument("--folder", type=Path, help="working folder; default: a temporary folder")
     parser.add_argument("--work", type=int, nargs=2, metavar=("FIRST", "ROUNDS"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     bundle = None if arguments.no_bundle else arguments.bundle or bundled()
@@ -177,14 +177,14 @@ def main() -> None:
             changed.update(run_process(Path(folder), bundle, first, rounds))
             print(f"{first + rounds:,} of {arguments.mutations:,}", file=sys.stderr, flush=True)
     print("\n".join(f"{count:6,}  {name}" for name, count in sorted(changed.items())))
-    print(f"{changed.total():,} mutations: errors of ours or right answers, and no crash")
+    print(f"{changed.total():,} mutations: only EmbedkitErrors or correct results, no crash")
 
 
 def run_process(folder: Path, bundle: Path | None, first: int, rounds: int) -> list[str]:
-    """What was changed in some rounds.
+    """Run some rounds in a new process; return what was changed.
 
     Raises:
-        SystemExit: the process died or failed; says in which round.
+        SystemExit: the process crashed or failed; names the round.
     """
     given = ["--bundle", str(bundle)] if bundle else ["--no-bundle"]
     command = [sys.executable, __file__, "--folder", str(folder), *given, "--work", str(first), str(rounds)]
@@ -197,7 +197,7 @@ def run_process(folder: Path, bundle: Path | None, first: int, rounds: int) -> l
 
 
 def bundled() -> Path:
-    """The bundle that comes with the package."""
+    """Return the path of the bundled model."""
     import embedkit.bundled  # noqa: PLC0415  # a folder of files, wanted here only
 
     return next(Path(embedkit.bundled.__path__[0]).glob("*.onnx"))

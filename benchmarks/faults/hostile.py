@@ -1,11 +1,12 @@
-"""Clients that a server on an open network will meet, and what a well-behaved client sees meanwhile.
+"""Hostile clients on an open network, and their effect on a well-behaved client.
 
-    python benchmarks/faults/hostile.py                   # all of them, some five minutes
+    python benchmarks/faults/hostile.py                   # all attacks, about five minutes
     python benchmarks/faults/hostile.py idle stop         # some of them
 
-Each attack has a server of its own, `embedkit serve tiny-sct`, with default settings but for those that make the
-attack small. Prints a line of JSON for each: its figures, and whether the server kept its promise. Exits with 1 if
-it broke one. Searches are re-ranked by a cross-encoder with random weights, in the shape of MiniLM with 6 layers.
+Each attack runs against its own server, `embedkit serve tiny-sct`, with default settings except those that make
+the attack small. Prints a line of JSON for each: its figures, and whether the server met its guarantees. Exits
+with 1 if it did not. Searches are re-ranked by a cross-encoder with random weights, in the shape of MiniLM with 6
+layers.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ class Server:
     """`embedkit serve` in a process of its own.
 
     Args:
-        arguments: of the command, after the model.
-        files: limit on the files that it may have open.
+        arguments: arguments of the command, after the model.
+        files: limit on open files.
     """
 
     def __init__(self, *arguments: str, files: int | None = None) -> None:
@@ -75,7 +76,7 @@ class Server:
         self.process.wait()
 
     def ask(self, method: str, path: str, content: Any = None, timeout: float = 60) -> tuple[int, Any]:
-        """One request of a good client: the status, 0 if there was no answer, and what came."""
+        """Send one well-behaved request; return the status, 0 without an answer, and the answer."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
         headers = {"authorization": f"Bearer {KEY}", "content-type": "application/json"}
         try:
@@ -88,7 +89,7 @@ class Server:
             connection.close()
 
     def open(self, content: bytes = b"", receive_bytes: int | None = None) -> socket.socket:
-        """A connection on which something was sent, and nothing read."""
+        """Return a connection on which ``content`` was sent and nothing read."""
         connection = socket.socket()
         if receive_bytes:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
@@ -98,31 +99,31 @@ class Server:
         return connection
 
     def sockets(self) -> int:
-        """Sockets that the process has open. Linux only."""
+        """Return the number of sockets that the process has open. Linux only."""
         files = Path(f"/proc/{self.process.pid}/fd").iterdir()
         return sum(str(file.readlink()).startswith("socket:") for file in files)
 
     def resident_mb(self) -> float:
-        """What the process holds of the machine's memory. Linux only."""
+        """Return the resident memory of the process. Linux only."""
         pages = int(Path(f"/proc/{self.process.pid}/statm").read_text(encoding="ascii").split()[1])
         return round(pages * os.sysconf("SC_PAGE_SIZE") / 1e6, 1)
 
 
 def head(method: str, path: str, length: int, *, key: bool = True) -> bytes:
-    """The headers of a request with a body of so many bytes."""
+    """Return the headers of a request with a body of a given length."""
     lines = [f"{method} {path} HTTP/1.1", "host: 127.0.0.1", "content-type: application/json"]
     lines += [f"content-length: {length}", *([f"authorization: Bearer {KEY}"] if key else [])]
     return "\r\n".join([*lines, "", ""]).encode()
 
 
 def whole(path: str, content: Any) -> bytes:
-    """A request as it goes over the wire."""
+    """Return a complete request in wire format."""
     body = json.dumps(content).encode()
     return head("POST", path, len(body)) + body
 
 
 def count_open(connections: Sequence[socket.socket]) -> int:
-    """Connections that the server has not ended."""
+    """Return the number of connections that the server has not closed."""
     still = 0
     for connection in connections:
         connection.setblocking(False)
@@ -137,7 +138,7 @@ def count_open(connections: Sequence[socket.socket]) -> int:
 
 
 def keyless() -> tuple[Figures, bool]:
-    """Clients without a key take all places with bodies that never end."""
+    """Clients without a key occupy all slots with bodies that never end."""
     with Server("--set", "concurrent_requests=16") as server:
         half = [server.open(head("POST", "/health", 1000, key=False) + b"{") for _ in range(16)]
         half += [server.open(head("POST", "/v1/embeddings", 1000) + b"{") for _ in range(16)]
@@ -148,7 +149,7 @@ def keyless() -> tuple[Figures, bool]:
 
 
 def idle() -> tuple[Figures, bool]:
-    """More idle and half-sent connections than the process may have files."""
+    """More idle and half-sent connections than the process may have open files."""
     with Server(files=128) as server:
         idlers = [server.open(b"GET / HT" * (number % 2)) for number in range(140)]
         time.sleep(0.5)
@@ -158,20 +159,20 @@ def idle() -> tuple[Figures, bool]:
 
 
 def slow() -> tuple[Figures, bool]:
-    """Half-sent headers, which nothing ends but a time limit."""
+    """Half-sent headers, which only a time limit ends."""
     with Server() as server:
         half = [server.open(b"POST /v1/embeddings HTTP/1.1\r\nhost: 127") for _ in range(200)]
         for _ in range(12):
             time.sleep(1)
             for connection in half:
                 with contextlib.suppress(OSError):
-                    connection.sendall(b".")  # a byte a second, so that something always comes
+                    connection.sendall(b".")  # a byte per second, so that the connection is never idle
         still = count_open(half)
     return {"opened": 200, "open after 12 s": still}, still == 0
 
 
 def endless_headers() -> tuple[Figures, bool]:
-    """One request whose headers do not end."""
+    """A request whose headers never end."""
     with Server() as server:
         before, sent = server.resident_mb(), 0
         connection = server.open(b"GET / HTTP/1.1\r\n")
@@ -183,7 +184,7 @@ def endless_headers() -> tuple[Figures, bool]:
 
 
 def unread() -> tuple[Figures, bool]:
-    """Answers of some megabytes that nobody reads."""
+    """Responses of several megabytes that are never read."""
     with Server() as server:
         request = whole("/v1/embeddings", {"input": [" ".join(WORDS[:3])] * 2000})
         server.ask("POST", "/v1/embeddings", {"input": ["a"] * 2000})
@@ -199,7 +200,7 @@ def unread() -> tuple[Figures, bool]:
 
 
 def searches() -> tuple[Figures, bool]:
-    """Costly searches, all at once, beside cheap ones."""
+    """Many expensive searches at once, next to cheap ones."""
     with collection() as (folder, reranker), Server("--collection", folder, "--reranker", reranker) as server:
         long = " ".join(random.Random(1).choices(WORDS, k=400))
         costly = {"query": long, "rerank": True, "candidates": 200}
@@ -245,12 +246,12 @@ def filters() -> tuple[Figures, bool]:
             server.ask("POST", "/v1/search", {"query": "bees", "filter": {f"field {number}": 3}})
             seconds.append(time.monotonic() - began)
         grown = server.resident_mb() - before
-    slowest = sorted(seconds)[-4]  # of a shared machine
+    slowest = sorted(seconds)[-4]  # tolerates outliers on a shared machine
     return {"slowest s": round(slowest, 3), "grown MB": round(grown, 1)}, slowest < 0.05 and grown < 10
 
 
 def writes() -> tuple[Figures, bool]:
-    """Upserts large enough to set off merges of an approximate index, and maps after each."""
+    """Upserts large enough to trigger merges of an approximate index, with a request for maps after each."""
     with (
         collection("hnsw", DOCUMENTS // 2) as (folder, _),
         Server("--collection", folder, "--allow-writes") as server,
@@ -271,7 +272,7 @@ def writes() -> tuple[Figures, bool]:
 
 
 def stop() -> tuple[Figures, bool]:
-    """SIGTERM under load, ten times: what becomes of requests, and what a readiness probe sees."""
+    """SIGTERM under load, ten times: outcomes of requests, and results of a readiness probe."""
     outcomes: Counter[str] = Counter()
     probes: Counter[str] = Counter()
     for _ in range(10):
@@ -281,7 +282,7 @@ def stop() -> tuple[Figures, bool]:
 
 
 def one_stop(outcomes: Counter[str], probes: Counter[str]) -> None:
-    """64 clients that keep their connections, some with 1,000 texts, meet a server that is told to stop."""
+    """64 clients with persistent connections, some with 1,000 texts, while the server shuts down."""
     with Server() as server:
         threads = [threading.Thread(target=client, args=(server, number, outcomes)) for number in range(64)]
         for thread in threads:
@@ -297,7 +298,7 @@ def one_stop(outcomes: Counter[str], probes: Counter[str]) -> None:
 
 
 def client(server: Server, number: int, outcomes: Counter[str]) -> None:
-    """Ask on one connection until the server closes it, connect again, and end when nobody listens."""
+    """Send requests on one connection, reconnecting when the server closes it, until connections are refused."""
     body = json.dumps({"input": [" ".join(WORDS[:6])] * (1000 if number % 8 == 0 else 1)})
     headers = {"authorization": f"Bearer {KEY}", "content-type": "application/json"}
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
@@ -322,7 +323,7 @@ def client(server: Server, number: int, outcomes: Counter[str]) -> None:
 
 @contextlib.contextmanager
 def collection(index: str = "exact", count: int = DOCUMENTS) -> Iterator[tuple[str, str]]:
-    """A collection of documents with metadata, and a re-ranker."""
+    """Create a collection of documents with metadata, and a re-ranker."""
     from embedkit import Collection, Encoder  # noqa: PLC0415 - the clients need nothing of it
 
     generator = random.Random(0)
@@ -337,7 +338,7 @@ def collection(index: str = "exact", count: int = DOCUMENTS) -> Iterator[tuple[s
 
 
 def write_reranker(folder: Path) -> Path:
-    """A cross-encoder with random weights."""
+    """Write a cross-encoder with random weights."""
     from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast  # noqa: PLC0415
 
     from embedkit.export.pipeline import export_source  # noqa: PLC0415
@@ -373,7 +374,7 @@ ATTACKS: dict[str, Callable[[], tuple[Figures, bool]]] = {
 
 
 def main() -> None:
-    """Run the attacks that were asked for."""
+    """Run the requested attacks."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("attacks", nargs="*", choices=[*ATTACKS, []], default=list(ATTACKS))
     broken = 0

@@ -1,7 +1,8 @@
-"""Kills a process that writes to a collection, at random moments, and looks at what is left.
+"""Kills a process that writes to a collection at random moments, and checks the remaining state.
 
-The process upserts, merges, deletes, compacts and builds without end. All its writes keep a promise: of each group
-of documents there are all or none, and all have the same version. So a state that is not whole shows.
+The process upserts, merges, deletes, compacts and builds in an endless loop. All writes preserve an invariant: of
+each group of documents, either all exist or none, and all have the same version. An inconsistent state is thus
+detected.
 
     python benchmarks/faults/kills.py --kills 50
 """
@@ -25,13 +26,13 @@ import numpy.typing as npt
 
 from embedkit.serving.retrieval import Collection
 
-GROUPS = {"a": 80, "b": 30, "c": 9, "d": 2}  # documents of each; unlike, so that segments stay apart
+GROUPS = {"a": 80, "b": 30, "c": 9, "d": 2}  # documents in each; different sizes, so that segments are not merged
 ACTIONS = ["upsert", "merge", "delete", "compact", "build"]
 LONGEST_SECONDS = 0.3
 
 
 class WordHashes:
-    """An encoder that needs no model: the hash of a text decides its direction."""
+    """An encoder without a model: the hash of a text determines its direction."""
 
     name, dimension, max_length = "word-hashes", 64, 512
     fingerprint = hashlib.sha256(name.encode()).hexdigest()
@@ -44,18 +45,18 @@ class WordHashes:
 
 
 def ids(group: str) -> list[str]:
-    """The ids of a group."""
+    """Return the ids of a group."""
     return [f"{group}{number}" for number in range(GROUPS[group])]
 
 
 def documents(groups: Iterable[str], version: int) -> Iterator[dict[str, object]]:
-    """The documents of some groups in a version."""
+    """Yield the documents of some groups in a version."""
     for id_ in (id_ for group in groups for id_ in ids(group)):
         yield {"id": id_, "text": f"{id_} in version {version}", "version": version}
 
 
 def write_without_end(path: Path, index: str) -> None:
-    """Tell that it begins, then write until somebody ends this."""
+    """Print a line when starting, then write until killed."""
     encoder = WordHashes()
     collection = Collection.open(path, encoder=encoder)
     chance = random.Random(time.time_ns())
@@ -77,11 +78,11 @@ def write_without_end(path: Path, index: str) -> None:
 
 
 def kill_once(path: Path, index: str, chance: random.Random) -> str:
-    """Start a writer, kill it at a random moment, and return what it was doing then."""
+    """Start a writer, kill it at a random moment, and return its last operation."""
     command = [sys.executable, __file__, "--write", str(path), "--index", index]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
         if writer.stdout is None or writer.stdout.readline() != "ready\n":
-            raise SystemExit("the writer did not begin")
+            raise SystemExit("the writer did not start")
         time.sleep(chance.uniform(0, LONGEST_SECONDS))
         writer.send_signal(signal.SIGKILL)
         actions = writer.stdout.read().split()
@@ -89,7 +90,7 @@ def kill_once(path: Path, index: str, chance: random.Random) -> str:
 
 
 def check(path: Path) -> None:
-    """Open, verify, read and search what is left."""
+    """Open, verify, read and search the remaining state."""
     collection = Collection.open(path, encoder=WordHashes())
     collection.verify()
     total = 0
@@ -97,21 +98,21 @@ def check(path: Path) -> None:
         found = [document for document in collection.get(ids(group)) if document]
         versions = {(document.metadata or {})["version"] for document in found}
         if len(versions) > 1 or len(found) not in (0, size):
-            raise SystemExit(f"not a whole state: {len(found)} documents of group {group}, of {versions}")
+            raise SystemExit(f"inconsistent state: {len(found)} documents of group {group}, of {versions}")
         for document in found[:5]:
             if collection.search(document.text, k=1)[0].id != document.id:
                 raise SystemExit(f"{document.id} is not found by its own text")
         total += len(found)
     if total != len(collection):
-        raise SystemExit(f"not a whole state: {len(collection)} documents, {total} found")
+        raise SystemExit(f"inconsistent state: {len(collection)} documents, {total} found")
 
 
 def main() -> None:
-    """Kill, check, and tell how often what was going on."""
+    """Kill, check, and print how often each operation was interrupted."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--index", default="exact", help="kind of index; default: exact")
-    parser.add_argument("--folder", type=Path, help="where to work; default: a temporary folder")
+    parser.add_argument("--folder", type=Path, help="working folder; default: a temporary folder")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--write", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -128,8 +129,8 @@ def main() -> None:
         for _ in range(arguments.kills):
             during[kill_once(path, arguments.index, chance)] += 1
             check(path)
-    told = ", ".join(f"{count} during {action}" for action, count in sorted(during.items()))
-    print(f"{arguments.kills} kills ({told}): every collection opened, verified and held a whole state")
+    counts = ", ".join(f"{count} during {action}" for action, count in sorted(during.items()))
+    print(f"{arguments.kills} kills ({counts}): every collection could be opened, verified and was consistent")
 
 
 if __name__ == "__main__":

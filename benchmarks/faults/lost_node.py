@@ -1,8 +1,8 @@
-"""A Ray cluster of two nodes, on this machine, loses one in the middle of a bulk encoding.
+"""A Ray cluster of two nodes on this machine loses one in the middle of a bulk encoding.
 
     python benchmarks/faults/lost_node.py
 
-The output has to be the bytes that one process writes. Exits with 1 if it is not.
+The output must equal that of a single process, byte for byte. Exits with 1 if it does not.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ WORDS = ["a", "dog", "in", "the", "garden", "music", "sea", "rain", "child", "ho
 
 
 def main() -> None:
-    """Encode alone and on a cluster that loses a node, and compare."""
+    """Encode in one process and on a cluster that loses a node, and compare."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         words = np.random.default_rng(0).choice(WORDS, size=(ROWS, 12))
@@ -42,27 +42,27 @@ def main() -> None:
         ray.shutdown()
         cluster.shutdown()
         same = digests(folder / "cluster") == digests(folder / "alone")
-    print(f"{alive.count(False)} of {len(alive)} nodes lost; the bytes are {'the same' if same else 'others'}")
+    print(f"{alive.count(False)} of {len(alive)} nodes lost; the bytes are {'equal' if same else 'different'}")
     sys.exit(0 if same and not all(alive) else 1)
 
 
 def prepare(folder: Path, output: str) -> BulkEncoding:
-    """The same encoding into another folder."""
+    """Prepare the same encoding into another folder."""
     return BulkEncoding.prepare(
         folder / "in.parquet", folder / output, model="tiny-sct", rows_per_shard=ROWS_PER_SHARD
     )
 
 
 def lose(cluster: Cluster, node: object, output: Path) -> None:
-    """Kill a node when some shards are there."""
+    """Kill a node once some shards exist."""
     while len(list(output.glob("shard-*"))) < LOST_AFTER:
         time.sleep(0.02)
     cluster.remove_node(node, allow_graceful=False)
-    print(f"killed a node when {len(list(output.glob('shard-*')))} of {ROWS // ROWS_PER_SHARD} shards were there")
+    print(f"killed a node when {len(list(output.glob('shard-*')))} of {ROWS // ROWS_PER_SHARD} shards existed")
 
 
 def digests(folder: Path) -> dict[str, str]:
-    """SHA-256 of every file."""
+    """Return the SHA-256 of every file."""
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()}
 
 

@@ -1,20 +1,20 @@
-"""A server under mixed load beyond its capacity for as long as you like: nothing is lost, crossed or growing.
+"""A server under mixed load beyond its capacity, for any length of time: nothing is lost, mixed up or leaking.
 
     python benchmarks/faults/mixed.py --minutes 60
 
-Serves two models and a collection that clients write to. In every round, clients that wait for each answer find
-out how much the server does at present, as other programs may take a part of the machine; then requests are sent
-at 1.2 times that rate, at random moments, for the rest of the round: single texts, lists, searches, re-ranking,
-reads, upserts and deletions, in the shares of ``MIX``. There are more clients than the server takes requests at
-once, so some are refused.
+Serves two models and a collection with concurrent writes. In every round, closed-loop clients measure the server's
+current capacity, because other programs may use part of the machine; for the rest of the round, requests arrive at
+random at 1.2 times that rate: single texts, lists, searches, re-ranking, reads, upserts and deletions, in the
+shares of ``MIX``. There are more clients than the server admits requests, so some are rejected.
 
-- Lost: a request is neither answered nor refused (429, 504), or an acknowledged write is not there at the end.
-- Crossed: an embedding is not that of its text by the model asked for; a search for a document's own text, or a
-  re-ranking, does not put that text first.
-- Growing: after the first third, resident memory exceeds the largest size before by more than ``SLACK_MB``; or
-  threads, files, admitted work or queues are left over when the load has ended.
+- Lost: a request is neither answered nor rejected (429, 504), or an acknowledged write is missing at the end.
+- Mixed up: an embedding does not belong to its text and model; a search for a document's own text, or a
+re-ranking,
+  does not rank that text first.
+- Leaking: after the first third, resident memory exceeds the previous peak by more than ``SLACK_MB``; or threads,
+  files, admitted work or queues remain after the load has ended.
 
-Prints one line of JSON, and exits with 1 if one of these was seen.
+Prints one line of JSON, and exits with 1 if any of these was observed.
 """
 
 from __future__ import annotations
@@ -46,10 +46,12 @@ ROUND_S, CALIBRATION_S = 120.0, 10.0
 SLACK_MB = 32.0
 SETTLE_S = 5.0
 IDLE_S = 15.0  # less than the server's keep_alive_s
-SPARE = {"threads": 8, "files": 64}  # pools fill when needed; each segment not merged yet has some files open
-LEAST_COSINE = 0.98  # int8 embeddings depend on their batch a little; those of other texts are far away
+SPARE = {"threads": 8, "files": 64}  # pools grow on demand; each unmerged segment has some files open
+LEAST_COSINE = 0.98  # int8 embeddings depend slightly on their batch
 DOCUMENTS, TEXTS = 500, 400
-WORDS = Path(__file__).with_name("hostile.py").read_text(encoding="utf-8").split()  # some hundreds, of any kind
+WORDS = (
+    Path(__file__).with_name("hostile.py").read_text(encoding="utf-8").split()
+)  # several hundred arbitrary words
 MIX = {"one": 60, "list": 12, "search": 14, "rerank": 3, "get": 4, "upsert": 5, "delete": 2}
 
 
@@ -57,10 +59,10 @@ class Client:
     """Sends requests of all kinds over one connection, and checks each answer.
 
     Args:
-        port: of the server.
-        number: of this client; its documents are its own.
+        port: the server's port.
+        number: number of this client, which owns its documents.
         known: model -> embeddings of ``texts``, ``(N, D) float32``.
-        texts: N of them; the collection's documents that stay come first.
+        texts: N texts; those of the collection's permanent documents come first.
     """
 
     def __init__(self, port: int, number: int, known: dict[str, np.ndarray], texts: list[str]) -> None:
@@ -75,7 +77,7 @@ class Client:
         self.written, self.used = 0, time.monotonic()
 
     def act(self) -> None:
-        """One request."""
+        """Send one request."""
         kind = self.random.choices(list(MIX), list(MIX.values()))[0]
         try:
             status = getattr(self, f"_{kind}")()
@@ -88,9 +90,9 @@ class Client:
             self.lost.append(f"{kind}: {status}")
 
     def ask(self, method: str, path: str, content: Any = None) -> tuple[int, Any]:
-        """A request: its status and its answer."""
+        """Send a request; return its status and its answer."""
         if time.monotonic() - self.used > IDLE_S:
-            self.connection.close()  # it connects again by itself; the server may have closed its end meanwhile
+            self.connection.close()  # reconnects automatically; the server may have closed its end
         self.used = time.monotonic()
         body = None if content is None else json.dumps(content)
         self.connection.request(method, path, body, {"content-type": "application/json"})
@@ -144,7 +146,7 @@ class Client:
         if status == 200:
             self.there[id_] = text
             self.gone.discard(id_)
-        elif status == 504:  # it may have been written, or not
+        elif status == 504:  # the write may or may not have happened
             self.there.pop(id_, None)
             self.gone.discard(id_)
         return status
@@ -161,7 +163,7 @@ class Client:
         return status
 
     def check_writes(self) -> None:
-        """Look for everything that was acknowledged."""
+        """Check that every acknowledged write exists."""
         for id_, text in self.there.items():
             status, answer = self.ask("GET", f"/v1/documents/{id_}")
             if status != 200 or answer["text"] != text:
@@ -172,12 +174,12 @@ class Client:
 
 
 def load(clients: list[Client], seconds: float, rate: float | None = None) -> float:
-    """Let clients send for so long: answers a second.
+    """Let clients send requests; return the answers per second.
 
     Args:
         clients: each gets a thread.
-        seconds: how long.
-        rate: requests a second of all together, at random moments; None: each sends when it has its answer.
+        seconds: duration.
+        rate: total requests per second, at random moments; if None, each client waits for its answer.
     """
     ends = time.monotonic() + seconds
     before = answered(clients)
@@ -199,12 +201,12 @@ def load(clients: list[Client], seconds: float, rate: float | None = None) -> fl
 
 
 def answered(clients: list[Client]) -> int:
-    """Requests that got 200."""
+    """Return the number of requests answered with 200."""
     return sum(count for client in clients for what, count in client.counts.items() if what.endswith(" 200"))
 
 
 def usage(pid: int) -> dict[str, float]:
-    """Resident megabytes, threads and open files of a process."""
+    """Return resident megabytes, threads and open files of a process."""
     fields = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
     return {
         "mb": int(fields["VmRSS"].split()[0]) / 1024,
@@ -214,7 +216,7 @@ def usage(pid: int) -> dict[str, float]:
 
 
 def watch(pid: int, every_s: float, stop: threading.Event) -> list[tuple[float, float]]:
-    """A list that fills with moments and resident megabytes until it is told to stop."""
+    """Return a list that a thread fills with times and resident megabytes until ``stop`` is set."""
     sizes: list[tuple[float, float]] = []
 
     def run() -> None:
@@ -226,7 +228,7 @@ def watch(pid: int, every_s: float, stop: threading.Event) -> list[tuple[float, 
 
 
 def gauges(client: Client) -> dict[str, float]:
-    """Work that the server believes it still has."""
+    """Return the server's gauges of pending work."""
     client.connection.request("GET", "/metrics")
     lines = client.connection.getresponse().read().decode().splitlines()
     names = ("embedkit_admitted_work_seconds", "embedkit_queue_tokens", "embedkit_requests_at_work")
@@ -234,7 +236,7 @@ def gauges(client: Client) -> dict[str, float]:
 
 
 def make_texts() -> list[str]:
-    """Texts that no two share, of 4 to 60 words."""
+    """Return distinct texts of 4 to 60 words."""
     source = random.Random(7)
     return [
         f"number {n} " + " ".join(source.choices(WORDS, k=source.randint(3, 58))) for n in range(DOCUMENTS + TEXTS)
@@ -242,7 +244,7 @@ def make_texts() -> list[str]:
 
 
 def load_in_rounds(clients: list[Client], seconds: float) -> tuple[list[float], float]:
-    """Measure the capacity and exceed it, again and again: the capacities, and answers a second beyond them."""
+    """Alternate between measuring the capacity and exceeding it; return capacities, and answers per second."""
     capacities, answers, spent = [], 0.0, 0.0
     rounds = max(1, round(seconds / ROUND_S))
     for _ in range(rounds):
@@ -254,7 +256,7 @@ def load_in_rounds(clients: list[Client], seconds: float) -> tuple[list[float], 
 
 
 def soak(minutes: float, start: Callable[[Path], tuple[subprocess.Popen[str], int]]) -> dict[str, Any]:
-    """Run all of it: the figures."""
+    """Run the whole test; return its figures."""
     texts = make_texts()
     encoders = {name: Encoder.load(name, threads=1) for name in MODELS}
     known = {name: encoder.encode(texts) for name, encoder in encoders.items()}
@@ -306,7 +308,7 @@ def soak(minutes: float, start: Callable[[Path], tuple[subprocess.Popen[str], in
 
 
 def start_server(collection: Path) -> tuple[subprocess.Popen[str], int]:
-    """`embedkit serve` of two models and a collection: its process and its port."""
+    """Start `embedkit serve` with two models and a collection; return its process and port."""
     command = [sys.executable, "-m", "embedkit", "serve", *MODELS, "--port", "0", "--threads", "1"]
     command += ["--collection", str(collection), "--allow-writes", "--set", "refresh_s=0"]
     command += ["--set", f"concurrent_requests={AT_ONCE}"]
@@ -320,7 +322,7 @@ def start_server(collection: Path) -> tuple[subprocess.Popen[str], int]:
 
 
 def main() -> int:
-    """Print the figures; 1 if the server broke a promise."""
+    """Print the figures; return 1 if a check failed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, default=60.0, help="how long; default: 60")
     arguments = parser.parse_args()

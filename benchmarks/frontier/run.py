@@ -1,11 +1,11 @@
-"""The frontier: quality against time for a text, and against bytes.
+"""The frontier: quality against encoding time, and against size.
 
     python benchmarks/frontier/run.py --teacher TEACHER.onnx --static FOLDER tiny-sct tiny models/mini.onnx
 
-Takes the quality from benchmarks/quality/results.json, which has to be of the same models, and measures time here:
-one thread, a call of 64 texts, titles of about 10 words and passages of about 100, models in turn, medians. The
-static model is the one that the package model2vec distils from a folder of the teacher. Writes results.json,
-results.md and frontier.svg beside this file.
+Reads quality from benchmarks/quality/results.json, which must contain the same models, and measures time: one
+thread, 64 texts per call, titles of about 10 words and passages of about 100, models in turns, medians. The static
+model is distilled by the package model2vec from a folder of the teacher. Writes results.json, results.md and
+frontier.svg next to this file.
 """
 
 from __future__ import annotations
@@ -50,7 +50,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="+", metavar="MODEL", help="bundles, or names of bundles")
     parser.add_argument("--teacher", required=True, help="bundle of the teacher")
-    parser.add_argument("--static", metavar="FOLDER", help="of the teacher, for a static model by model2vec")
+    parser.add_argument(
+        "--static", metavar="FOLDER", help="folder of the teacher, to distil a static model by model2vec"
+    )
     parser.add_argument("--rounds", type=int, default=30, help="calls of each model on each kind of text")
     arguments = parser.parse_args()
     quality = json.loads((QUALITY / "results.json").read_text(encoding="utf-8"))
@@ -83,7 +85,7 @@ def main() -> None:
 
 
 def measure(models: Mapping[str, TextEncoder], rounds: int) -> dict[str, dict[str, float]]:
-    """Model -> kind of text -> median microseconds a text."""
+    """Return the median microseconds per text by model and kind of text."""
     turns: dict[str, dict[str, list[float]]] = {label: {kind: [] for kind in TEXTS} for label in models}
     batches = {kind: [f"{text} {number}" for number in range(BATCH)] for kind, text in TEXTS.items()}
     for turn in range(rounds + 2):
@@ -91,17 +93,17 @@ def measure(models: Mapping[str, TextEncoder], rounds: int) -> dict[str, dict[st
             for label, model in models.items():
                 began = time.perf_counter()
                 model.encode(batch)
-                if turn > 1:  # the first ones are warm-up
+                if turn > 1:  # skip the warm-up
                     turns[label][kind].append(1e6 * (time.perf_counter() - began) / BATCH)
     return {label: {kind: statistics.median(of) for kind, of in kinds.items()} for label, kinds in turns.items()}
 
 
 def table(report: Mapping[str, Any]) -> str:
-    """All figures."""
+    """Return a table of all figures."""
     machine = report["machine"]
     lines = [
-        f"One thread, {report['batch']} texts a call, median of {report['rounds']} calls in turn,",
-        f"{machine['processor']}. Microseconds are those of one text.",
+        f"One thread, {report['batch']} texts per call, medians of {report['rounds']} calls in turns,",
+        f"{machine['processor']}. Microseconds are per text.",
         "",
         "| | MB | µs a title | µs a passage | " + " | ".join(PANELS) + " |",
         "|---|---:|---:|---:|" + "---:|" * len(PANELS),
@@ -114,7 +116,7 @@ def table(report: Mapping[str, Any]) -> str:
 
 
 def draw(rows: Mapping[str, Mapping[str, float]], path: Path) -> None:
-    """A panel for each measure: above against time, below against bytes."""
+    """Draw a panel for each measure: above against time, below against size."""
     mpl.rcParams.update({"svg.hashsalt": "embedkit", "svg.fonttype": "none", "font.size": 8})
     figure, panels = plt.subplots(
         2, len(PANELS), figsize=(11, 6), layout="constrained", sharex="row", sharey="col"
@@ -129,14 +131,14 @@ def draw(rows: Mapping[str, Mapping[str, float]], path: Path) -> None:
 
 
 def panel(axes: Any, rows: Mapping[str, Mapping[str, float]], x: str, scale: float, y: str) -> None:
-    """The points, named; those that no other beats in both are joined."""
+    """Draw labelled points; join those that are not dominated."""
     points = {label: (row[x] * scale, row[y]) for label, row in rows.items()}
     best = sorted(point for point in points.values() if not _beaten(point, points.values()))
     axes.plot(*zip(*best, strict=True), color="#0b6e99", linewidth=0.8, alpha=0.5)
     for number, label in enumerate(sorted(points, key=points.__getitem__)):
         static = label.startswith("model2vec")
         axes.plot(*points[label], "s" if static else "o", color="#d9730d" if static else "#0b6e99")
-        below = -10 if number % 2 else 5  # neighbours' names on different sides
+        below = -10 if number % 2 else 5  # alternate sides of neighbouring labels
         axes.annotate(_short(label), points[label], xytext=(0, below), textcoords="offset points", ha="center")
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter(ScalarFormatter())

@@ -1,12 +1,11 @@
-"""Students beside large teachers on a CPU: latency, throughput, size and, where weights are real, quality.
+"""Students and large teachers on a CPU: latency, throughput, size and, for trained models, quality.
 
     python benchmarks/latency/run.py --teacher FOLDER --data DIR
 
 tiny, mini and small are timed as they are and in fp32, with the weights of the int8 bundle. --teacher is
-all-MiniLM-L6-v2 and is exported in both precisions. BERT-Base and Large have random weights: for timing only.
-With --data, STS sets are scored with the files that are timed. All are timed with one thread and with two; use a
-machine that does nothing else. It needs 12 GB of memory and 2 GB for temporary files. Writes results.html, .md and
-.json beside this file.
+all-MiniLM-L6-v2 and is exported in both precisions. BERT-Base and Large have random weights, for timing only. With
+--data, STS sets are scored with the files that are timed. All are timed with one thread and with two; use an idle
+machine. Needs 12 GB of memory and 2 GB for temporary files. Writes results.html, .md and .json next to this file.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ logger = logging.getLogger("embedkit")
 
 
 def main() -> None:
-    """Export, evaluate, time and write."""
+    """Export, evaluate, time, and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--teacher", required=True, help="model folder of all-MiniLM-L6-v2")
     parser.add_argument("--data", type=Path, help="folder of the STS test sets; without it there is no quality")
@@ -57,7 +56,7 @@ def main() -> None:
     data = arguments.data.resolve() if arguments.data else None
     task = load_task("sts", data=data) if data else None
     teacher, output = (Path(each).resolve() for each in (arguments.teacher, arguments.output))
-    # Inside it, files have names and no folders, which nobody needs to read in the results.
+    # Relative file names keep temporary folders out of the results.
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         trained = list(export_trained(teacher))
         untrained = list(write_all_untrained(arguments.untrained))
@@ -80,7 +79,7 @@ def main() -> None:
 
 
 def export_trained(teacher: Path) -> Iterator[Candidate]:
-    """The students as they are, and exported with all gates: the same weights in fp32, and the teacher."""
+    """Yield the students, and bundles exported with all gates: the same weights in fp32, and the teacher."""
     for name, source in STUDENTS.items():
         yield Candidate(source=source)
         path = Path(f"{name}-fp32.onnx")
@@ -93,7 +92,7 @@ def export_trained(teacher: Path) -> Iterator[Candidate]:
 
 
 def write_all_untrained(names: tuple[str, ...]) -> Iterator[Candidate]:
-    """Graphs of architectures."""
+    """Yield graphs of architectures with random weights."""
     tokenizer = bert_tokenizer()
     for name in names:
         for precision in PRECISIONS:

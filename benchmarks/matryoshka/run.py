@@ -3,7 +3,7 @@
     python benchmarks/matryoshka/run.py --data DIR --teacher FOLDER
 
 Trains the Tiny student of benchmarks/methods/recipe.toml with and without it, three seeds each, and writes
-results.json and results.md beside this file: STS-B dev by all dimensions and by the first ones. No test set is
+results.json and results.md next to this file: STS-B dev with all and with the leading dimensions. No test set is
 read.
 """
 
@@ -42,11 +42,11 @@ SHARES = (2, 4, 8)
 
 
 def main() -> None:
-    """Train every way with every seed."""
+    """Train every variant with every seed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", required=True, help="folder of the recipe's text and of STS-B")
     parser.add_argument("--teacher", required=True, help="folder or hub id of all-MiniLM-L6-v2")
-    parser.add_argument("--steps", type=int, default=200, help="optimizer steps of a run")
+    parser.add_argument("--steps", type=int, default=200, help="optimizer steps per run")
     parser.add_argument("--cache", default=".embedkit-cache", help="prepared text and teacher vectors")
     arguments = parser.parse_args()
     rows: list[dict[str, Any]] = []
@@ -58,7 +58,7 @@ def main() -> None:
 
 
 def train(arguments: argparse.Namespace, method: str, changes: dict[str, Any]) -> dict[str, float]:
-    """One run: STS-B dev x 100 by all dimensions and by the first ones."""
+    """Train one run; return STS-B dev x 100 with all and with the leading dimensions."""
     recipe = load_toml(RECIPE) | {"method": method, "settings": {}}
     recipe["teacher"]["source"] = arguments.teacher
     places = {"data": arguments.data, "cache": arguments.cache, "optim.steps": arguments.steps, "dev.every": 100}
@@ -71,7 +71,7 @@ def train(arguments: argparse.Namespace, method: str, changes: dict[str, Any]) -
 
 
 def scores(encoder: TorchEncoder, pairs: ScoredPairs) -> dict[str, float]:
-    """Share of the dimensions kept -> Spearman x 100."""
+    """Return Spearman x 100 by share of the dimensions kept."""
     first, second = (encoder.encode(texts) for texts in (pairs.first, pairs.second))
     widths = {f"1/{share}": encoder.dimension // share for share in (1, *SHARES)}
     return {
@@ -81,13 +81,13 @@ def scores(encoder: TorchEncoder, pairs: ScoredPairs) -> dict[str, float]:
 
 
 def write(rows: list[dict[str, Any]], steps: int) -> None:
-    """Save what is there so far."""
+    """Save the results so far."""
     (HERE / "results.json").write_text(
         json.dumps({"steps": steps, "rows": rows}, indent=1) + "\n", encoding="utf-8"
     )
     shares = list(rows[0]["dev"][0])
     lines = [
-        f"STS-B dev (Spearman x 100) of Tiny after {steps} steps of 64, by all dimensions and by the first ones;",
+        f"STS-B dev (Spearman x 100) of Tiny after {steps} steps of 64, with all and with the leading dimensions;",
         f"mean and standard deviation of {len(SEEDS)} seeds.",
         "",
         f"| method | | {' | '.join(shares)} |",

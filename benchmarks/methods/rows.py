@@ -1,4 +1,4 @@
-"""The rows of the comparison: which method, with which settings, and where its rates and steps stand."""
+"""The rows of the comparison: methods, their settings, and the location of their rates and steps."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class Row:
     """A row of the comparison.
 
     Attributes:
-        method: a name that `embedkit methods` lists.
-        settings: of the method.
-        rates: where learning rates stand, each with the row whose choice it takes; None: the row's own choice.
-        steps: where numbers of steps stand, each with its share of the budget.
+        method: a name listed by `embedkit methods`.
+        settings: settings of the method.
+        rates: settings of learning rates, each with the row whose choice it uses; None is the row's own choice.
+        steps: settings of numbers of steps, each with its share of the budget.
         teacher: whether it learns from the teacher.
         pairs: whether it learns from pairs of sentences.
     """
@@ -33,7 +33,7 @@ class Row:
 
     @property
     def swept(self) -> bool:
-        """Whether it chooses a learning rate of its own."""
+        """Whether the row chooses a learning rate of its own."""
         return None in self.rates.values()
 
 
@@ -79,4 +79,4 @@ ROWS = {
     ),
     "mse, joint": Row("mse", {"joint": True, "self_supervised": QUEUE}, rates={"optim.lr": "mse"}, teacher=True),
 }
-"""Those whose rates others take come first."""
+"""Rows whose rates are used by others come first."""

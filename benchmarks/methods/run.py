@@ -1,11 +1,11 @@
-"""Every method and recipe at Tiny under one budget: same text, same student, same number of steps.
+"""Every method and recipe at Tiny with one budget: the same text, student and number of steps.
 
     python benchmarks/methods/run.py --data DIR --teacher FOLDER
 
-Each method is trained once with each learning rate of a grid; the rate with the best STS-B dev score is
-trained with three other seeds, and these runs are scored on the test sets. Recipes take the rates chosen
-for their methods. Every run is a process of its own, with one thread. Results are saved after every run, and
-a second call goes on where the first was stopped. Writes results.json, results.md and results.svg.
+Each method is trained once with each learning rate of a grid; the rate with the best STS-B dev score is trained
+with three other seeds, and these runs are scored on the test sets. Recipes use the rates chosen for their methods.
+Every run is a process of its own, with one thread. Results are saved after every run, and a second call resumes.
+Writes results.json, results.md and results.svg.
 
 Test sets choose nothing: rates and checkpoints are chosen on STS-B dev.
 """
@@ -51,11 +51,11 @@ Job = dict[str, Any]
 
 
 def main() -> None:
-    """Train what results.json lacks, then write the table and the plot."""
+    """Train the runs missing in results.json, then write the table and the plot."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", required=True, help="folder of the recipe's text and of the evaluation sets")
     parser.add_argument("--teacher", required=True, help="folder or hub id of all-MiniLM-L6-v2")
-    parser.add_argument("--steps", type=int, default=200, help="optimizer steps of a run")
+    parser.add_argument("--steps", type=int, default=200, help="optimizer steps per run")
     parser.add_argument("--start", choices=["teacher", "random"], default="teacher", help="the student's start")
     parser.add_argument("--cache", default=".embedkit-cache", help="prepared text and teacher vectors")
     parser.add_argument("--output", type=Path, default=HERE, help="folder of the results")
@@ -66,7 +66,7 @@ def main() -> None:
     saved = arguments.output / "results.json"
     report = json.loads(saved.read_text(encoding="utf-8")) if saved.exists() else {"budget": budget, "runs": {}}
     if report["budget"] != budget:
-        parser.error(f"{saved} is of {report['budget']}, not of {budget}: move it away")
+        parser.error(f"{saved} has the budget {report['budget']}, not {budget}: move it away")
     runs = report["runs"]
     with Progress("runs", 1 + len(SEEDS) + sum(map(_count, ROWS)), unit="runs") as progress:
         for label, job in _jobs(arguments, runs):
@@ -83,7 +83,7 @@ def _count(name: str) -> int:
 
 
 def _jobs(arguments: argparse.Namespace, runs: Mapping[str, Any]) -> Iterator[tuple[str, Job]]:
-    """Every run in order, labelled; what comes later depends on what came before."""
+    """Yield every run in order, labelled; later ones depend on earlier results."""
     yield "teacher", {"kind": "teacher", **_job("mse", arguments, SEEDS[0], {})}
     for seed in SEEDS:
         yield f"before training, seed {seed}", {"kind": "start", **_job("mse", arguments, seed, {})}
@@ -97,7 +97,7 @@ def _jobs(arguments: argparse.Namespace, runs: Mapping[str, Any]) -> Iterator[tu
 
 
 def _chosen(name: str, runs: Mapping[str, Any]) -> float:
-    """The rate of the grid with the best development score."""
+    """Return the rate of the grid with the best development score."""
     return max(RATES, key=lambda rate: runs[f"{name}, rate {rate:g}"]["dev"])
 
 
@@ -127,7 +127,7 @@ def _in_process(job: Job) -> dict[str, Any]:
 
 
 def perform(job: Job) -> dict[str, Any]:
-    """One job: development score, test scores (a grid's runs read none), time and memory."""
+    """Run one job; return development score, test scores (not for the grid), time and memory."""
     data = Path(job["data"])
     if job["kind"] == "teacher":
         return _scores(TorchEncoder(SentenceEncoder.load(job["teacher"])), data, job["recipe"])
@@ -156,7 +156,7 @@ def perform(job: Job) -> dict[str, Any]:
 
 
 def _start(recipe: Job) -> Path:
-    """The student of a seed before training, kept: a start from the teacher encodes its whole vocabulary."""
+    """Return the cached initial student of a seed: starting from the teacher encodes the whole vocabulary."""
     folder = Path(recipe["cache"]) / "starts" / f"{recipe['student']['start']}-{recipe['seed']}"
     if not folder.exists():
         build_student(resolve(recipe)).save(folder)
@@ -164,7 +164,7 @@ def _start(recipe: Job) -> Path:
 
 
 def _scores(model: TextEncoder | PairScorer, data: Path, recipe: Job) -> dict[str, float]:
-    """STS-B dev and the headline of every test set, x 100."""
+    """Return STS-B dev and the headline of every test set, x 100."""
     tasks = [load_task(name, data=data) for name in TESTS]
     dev = evaluate(model, load_task(str(data / recipe["dev"]["pairs"]))).results[0]
     found = {each.name: each for task in tasks for each in evaluate(model, task).results} | {"dev": dev}
@@ -172,7 +172,7 @@ def _scores(model: TextEncoder | PairScorer, data: Path, recipe: Job) -> dict[st
 
 
 def _step_seconds(folder: Path) -> Iterator[float]:
-    """Seconds a step between the log's marks, in every stage of a run."""
+    """Return the seconds per step between log records, in every stage of a run."""
     for metrics in folder.rglob("metrics.jsonl"):
         records = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
         marks = [(0, 0.0), *((each["step"], each["seconds"]) for each in records if "seconds" in each)]
@@ -181,7 +181,7 @@ def _step_seconds(folder: Path) -> Iterator[float]:
 
 
 def _pairs(data: Path, folder: Path) -> Job:
-    """The sentence pairs of STS-B's training part, without their scores, as a source of pairs."""
+    """Return the sentence pairs of STS-B's training part without their scores, as a corpus source."""
     rows = (data / "sts" / "STSBenchmark" / "sts-train.csv").read_text(encoding="utf-8").splitlines()
     path = folder / "pairs.tsv"
     path.write_text("".join("\t".join(row.split("\t")[5:7]) + "\n" for row in rows), encoding="utf-8")

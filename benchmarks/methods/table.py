@@ -62,7 +62,7 @@ def _spread(values: Iterable[float]) -> str:
 
 
 def _plot(rows: dict[str, list[dict[str, Any]]], teacher: float, path: Path) -> None:
-    """STS mean of each row, best at the top, with the teacher's and the start's as lines."""
+    """Plot the STS mean of each row, best at the top, with lines for the teacher and the initial student."""
     mpl.rcParams.update({"svg.hashsalt": "embedkit", "svg.fonttype": "none"})
     start = statistics.mean(run["sts"] for run in rows["before training"])
     trained = {name: [run["sts"] for run in runs] for name, runs in rows.items() if name in ROWS}

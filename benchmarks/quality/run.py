@@ -1,12 +1,12 @@
-"""Quality of encoders beside their teacher: similarity, re-ranking, retrieval, intents and pairs.
+"""Quality of encoders compared with their teacher: similarity, re-ranking, retrieval, intents and pairs.
 
     python benchmarks/quality/run.py --data DIR --teacher MODEL tiny-sct tiny models/mini.onnx --static FOLDER
 
-Reads the test sets in DIR (docs/evaluation.md describes their layout) and writes results.json and results.md
-beside this file. Models are bundles, names of bundles, or model folders, which torch runs. Nothing is chosen here:
-the models were selected on the development data that their cards name. With --static there is a row for the
-static model that the package model2vec, which has to be installed, distils from a folder of the teacher. What was
-measured before is not measured again.
+Reads the test sets in DIR (docs/evaluation.md describes their layout) and writes results.json and results.md next
+to this file. Models are bundles, names of bundles, or model folders, which run on torch. Nothing is chosen here:
+models were selected on the development data named by their cards. --static adds a row for the static model that
+the package model2vec, which must be installed, distils from a folder of the teacher. Existing results are not
+measured again.
 """
 
 from __future__ import annotations
@@ -60,7 +60,9 @@ def main() -> None:
     parser.add_argument("models", nargs="+", metavar="MODEL", help="bundle, name of a bundle, or model folder")
     parser.add_argument("--data", type=Path, required=True, help="folder of the test sets")
     parser.add_argument("--teacher", required=True, help="folder or hub id of the teacher, the first row")
-    parser.add_argument("--static", metavar="FOLDER", help="of the teacher, for a static model by model2vec")
+    parser.add_argument(
+        "--static", metavar="FOLDER", help="folder of the teacher, to distil a static model by model2vec"
+    )
     arguments = parser.parse_args()
     tasks = [load_task(name, data=arguments.data) for name in TASKS]
     models = [_load(source) for source in (arguments.teacher, *arguments.models)]
@@ -92,7 +94,7 @@ def _load(source: str) -> tuple[str, TextEncoder]:
 
 
 def _figures(report: dict[str, Any]) -> dict[str, float]:
-    """Column -> figure x 100: Spearman of STS, MAP of re-ranking, and what the other columns name."""
+    """Return figures x 100 by column: Spearman for STS, MAP for re-ranking, others as named by the column."""
     found = {
         each["name"]: each["measures"] | {"": each["value"]}
         for e in report["evaluations"]
@@ -111,7 +113,7 @@ def _figures(report: dict[str, Any]) -> dict[str, float]:
 
 
 def _table(rows: dict[str, dict[str, Any]]) -> str:
-    """All figures, then those of the goals as shares of the first row, the teacher."""
+    """Return a table of all figures, then the goals as shares of the first row, the teacher."""
     teacher = next(iter(rows.values()))
     goals = ("STS mean", "re-ranking mean", *OTHERS)
     shares = {

@@ -1,4 +1,4 @@
-"""A static model distilled from the teacher by model2vec, as an encoder: a table of words, no network at all."""
+"""A static model distilled from the teacher by model2vec, as an encoder: a word table without a network."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ __all__ = ["StaticModel"]
 
 
 class StaticModel:
-    """What model2vec's own ``distill`` makes of a teacher with its defaults.
+    """The result of model2vec's own ``distill`` with its defaults.
 
     Args:
         model: a model2vec ``StaticModel``.
-        name: what tables call it.
+        name: name in tables.
     """
 
     max_length = 512
@@ -40,7 +40,7 @@ class StaticModel:
         return cls(model, f"model2vec {model2vec.__version__} of the teacher, {model.dim}, float16")
 
     def encode(self, texts: Sequence[str], /) -> FloatArray:
-        """``(N, D) float32``, unit rows."""
+        """Encode texts: ``(N, D) float32``, unit rows."""
         rows = self._model.encode(list(texts), use_multiprocessing=False).astype(np.float32)
         lengths = np.linalg.norm(rows, axis=1, keepdims=True)
         unit: FloatArray = rows / np.maximum(lengths, 1e-12)
@@ -48,7 +48,7 @@ class StaticModel:
 
     @property
     def size_bytes(self) -> int:
-        """Of the folder that model2vec writes."""
+        """Return the size of the folder that model2vec writes."""
         with tempfile.TemporaryDirectory() as folder:
             self._model.save_pretrained(folder)
             return sum(path.stat().st_size for path in Path(folder).iterdir())

@@ -1,12 +1,12 @@
-"""What 10^5, 10^7 and 10^9 texts take: processor hours and bytes, computed from what was measured.
+"""Cost of 10^5, 10^7 and 10^9 texts: processor hours and bytes, computed from measurements.
 
     python benchmarks/scale/run.py
     python benchmarks/scale/run.py --rows 50000 --texts 3e6 5e8
 
-Measured here: bytes a document of every kind of index, by building one over clustered random rows, and of a bulk
-encoding's shards. Taken from other results: texts a second (`benchmarks/encode`, `benchmarks/latency`). Computed:
-the rest, by the formula above each table. Writes results.json and results.md beside this file; when speeds are
-measured again, run this again.
+Measured here: bytes per document of every kind of index, built over clustered random rows, and of a bulk
+encoding's shards. Taken from other results: texts per second (`benchmarks/encode`, `benchmarks/latency`).
+Everything else is computed by the formula above each table. Writes results.json and results.md next to this file;
+rerun it after new speed measurements.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ SHARD_ROWS = 4096
 
 
 def main() -> None:
-    """Measure bytes, take speeds, compute, write."""
+    """Measure bytes, read speeds, compute, and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=200_000, help="rows of the indexes that are measured")
+    parser.add_argument("--rows", type=int, default=200_000, help="rows of the measured indexes")
     parser.add_argument("--texts", type=float, nargs="+", default=[1e5, 1e7, 1e9])
     arguments = parser.parse_args()
     print(f"builds {len(INDEX_KINDS)} indexes over {arguments.rows:,} rows of {DIMENSION} dimensions")
@@ -57,7 +57,7 @@ def main() -> None:
 
 
 def index_bytes(count: int) -> dict[str, float]:
-    """Bytes a document of the file of each kind of index, beside the embeddings."""
+    """Return the bytes per document of each kind of index, excluding embeddings."""
     rows, _ = clustered(count, 1, dimension=DIMENSION)
     measured = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -70,7 +70,7 @@ def index_bytes(count: int) -> dict[str, float]:
 
 
 def shard_bytes() -> float:
-    """Bytes a row of a bulk encoding that keeps nothing but a number for each text."""
+    """Return the bytes per row of a bulk encoding that stores only a number for each text."""
     with tempfile.TemporaryDirectory() as folder:
         table = {"id": range(SHARD_ROWS), "text": [f"text number {row}" for row in range(SHARD_ROWS)]}
         parquet.write_table(
@@ -83,7 +83,7 @@ def shard_bytes() -> float:
 
 
 def encode_speeds() -> list[dict[str, Any]]:
-    """Texts a second and processor of the bundled model, many texts at once."""
+    """Return the texts per second and processor of the bundled model, with many texts at once."""
     measured = json.loads((HERE.parent / "encode" / "results.json").read_text(encoding="utf-8"))
     threads = measured["about"]["threads"]
     return [
@@ -99,7 +99,7 @@ def encode_speeds() -> list[dict[str, Any]]:
 
 
 def teacher_speeds() -> list[dict[str, Any]]:
-    """The same of larger models, in the largest batches of one thread."""
+    """Return the same for larger models, with the largest batches on one thread."""
     reports = json.loads((HERE.parent / "latency" / "results.json").read_text(encoding="utf-8"))["reports"]
     single = next(report for report in reports if report["threads"] == 1)
     speeds = []
@@ -119,7 +119,7 @@ def teacher_speeds() -> list[dict[str, Any]]:
 
 
 def page(results: dict[str, Any], counts: list[int]) -> str:
-    """The tables, each under its formula."""
+    """Return the tables, each with its formula."""
     return (
         f"Computed by run.py for N texts and embeddings of D = {results['dimension']} dimensions.\n\n"
         "**Encoding.** Processor hours = N / (texts a second and processor) / 3600; W processors take that "
@@ -132,7 +132,7 @@ def page(results: dict[str, Any], counts: list[int]) -> str:
 
 
 def encoding_table(results: dict[str, Any], counts: list[int]) -> str:
-    """Processor hours by model and number of texts."""
+    """Return processor hours by model and number of texts."""
     heads = "".join(f" N = {count:,} |" for count in counts)
     lines = [
         f"| model | texts | texts/s and processor |{heads} measured by |",
@@ -146,7 +146,7 @@ def encoding_table(results: dict[str, Any], counts: list[int]) -> str:
 
 
 def storing_table(results: dict[str, Any], counts: list[int]) -> str:
-    """Bytes by what is stored and number of texts."""
+    """Return bytes by kind of storage and number of texts."""
     heads = "".join(f" N = {count:,} |" for count in counts)
     lines = [f"| what |{heads}", f"|---|{'---:|' * len(counts)}"]
     for name in stored(results, counts[0]):
@@ -156,9 +156,9 @@ def storing_table(results: dict[str, Any], counts: list[int]) -> str:
 
 
 def stored(results: dict[str, Any], count: int) -> dict[str, float]:
-    """What takes up space, with its bytes a text where there are so many."""
+    """Return the bytes per text of each kind of storage, for a number of texts."""
     width, measured = results["dimension"], dict(results["index_bytes"])
-    codes = width / 4 + 8  # of ivf-pq: half a byte for two dimensions, and a number
+    codes = width / 4 + 8  # ivf-pq: half a byte for two dimensions, and an id
     measured["ivf-pq"] = codes + (measured["ivf-pq"] - codes) * (results["rows"] / count) ** 0.5
     return {
         "embeddings, float32": 4.0 * width,
@@ -169,12 +169,12 @@ def stored(results: dict[str, Any], count: int) -> dict[str, float]:
 
 
 def hours(value: float) -> str:
-    """Three figures, or as many as there are."""
+    """Format with three significant figures, or all digits."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def amount(size: float) -> str:
-    """Bytes in the unit that suits them."""
+    """Format bytes in a suitable unit."""
     for unit, scale in (("TB", 1e12), ("GB", 1e9)):
         if size >= scale:
             return f"{size / scale:,.1f} {unit}"

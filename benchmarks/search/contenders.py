@@ -1,4 +1,4 @@
-"""Ways to search the same rows: ours of each kind, the same in bare FAISS, and other libraries where installed."""
+"""Ways to search the same rows: every kind of embedkit index, the same in plain FAISS, and other libraries."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FloatArray = npt.NDArray[np.float32]
 KINDS = ("exact", "flat", "sq8", "binary", "hnsw", "ivf-pq")
 K = 10
 EFFORTS = (0.25, 4.0)  # besides 1
-BREADTH = 96  # of a walk through a graph, with effort 1
+BREADTH = 96  # of a graph search with effort 1
 
 Search = Callable[[FloatArray], npt.NDArray[np.int64]]
 
@@ -34,10 +34,10 @@ class Contender:
     """One way to search.
 
     Attributes:
-        name: what it is called in the results.
-        search: queries ``(Q, D) float32`` -> rows ``(Q, 10) int64``.
-        build_s: seconds to build it; None where another one's was taken.
-        megabytes: what it keeps besides the rows; None where that is not known.
+        name: name in the results.
+        search: maps queries ``(Q, D) float32`` to rows ``(Q, 10) int64``.
+        build_s: seconds to build it; None if it reuses another one's index.
+        megabytes: its size, excluding the rows; None if unknown.
         rival: name of the contender that it is compared with turn by turn.
     """
 
@@ -49,14 +49,14 @@ class Contender:
 
 
 def contenders(rows: FloatArray, threads: int) -> Iterator[list[Contender]]:
-    """Groups of contenders that belong together: ours, and the same in bare FAISS; then other libraries.
+    """Yield groups of contenders: an embedkit index and the same in plain FAISS, then other libraries.
 
-    Everything is built by all processors, and searches with ``threads``.
+    Everything is built with all processors, and searches with ``threads``.
     """
     with tempfile.TemporaryDirectory() as folder:
         for build in (*(functools.partial(_kind, kind, Path(folder)) for kind in KINDS), _others):
             group = list(build(rows, threads))
-            with threadpool_limits(threads):  # of FAISS, and of numpy's products
+            with threadpool_limits(threads):  # threads of FAISS and of numpy's products
                 yield group
 
 
@@ -89,7 +89,7 @@ def _ours(kind: str, file: Path, rows: FloatArray) -> Iterator[Contender]:
 
 
 def _bare(kind: str, file: Path, rows: FloatArray) -> Iterator[Contender]:
-    """The same without us: FAISS' index read from our file and its own refinement, or a few lines of numpy."""
+    """Return the equivalents without embedkit: FAISS's index read from our file, or a few lines of numpy."""
     if kind == "exact":
         yield Contender("numpy", lambda queries: _by_products(queries, rows), rival="embedkit exact")
     if kind == "flat":
@@ -109,7 +109,9 @@ def _bare(kind: str, file: Path, rows: FloatArray) -> Iterator[Contender]:
 
 
 def _by_products(queries: FloatArray, rows: FloatArray) -> npt.NDArray[np.int64]:
-    blocks = (queries[start : start + 32] for start in range(0, len(queries), 32))  # else memory is what it takes
+    blocks = (
+        queries[start : start + 32] for start in range(0, len(queries), 32)
+    )  # otherwise memory bandwidth dominates
     return np.concatenate([_best(block @ rows.T) for block in blocks])
 
 
@@ -126,14 +128,14 @@ def _by_signs(rows: FloatArray) -> Search:
 
 
 def _best(scores: FloatArray) -> npt.NDArray[np.int64]:
-    """The places of the ten best along the last axis, best first."""
+    """Return the positions of the ten best along the last axis, best first."""
     found = np.argpartition(scores, -K)[..., -K:]
     order = np.argsort(-np.take_along_axis(scores, found, axis=-1))
     return np.asarray(np.take_along_axis(found, order, axis=-1), dtype=np.int64)
 
 
 def _proposals(kind: str, base: Any) -> tuple[int, Any]:
-    """Candidates and search parameters as `approximate_indexes` sets them for k = 10."""
+    """Return candidates and search parameters as `approximate_indexes` sets them for k = 10."""
     if kind == "hnsw":
         return 30, faiss.SearchParametersHNSW(efSearch=BREADTH)
     if kind == "ivf-pq":
@@ -152,7 +154,7 @@ def _hnswlib(rows: FloatArray, threads: int) -> Iterator[Contender]:
     if library is None:
         return
     index = library.Index(space="ip", dim=rows.shape[1])
-    index.init_index(max_elements=len(rows), M=16, ef_construction=80)  # its M is half of that of FAISS
+    index.init_index(max_elements=len(rows), M=16, ef_construction=80)  # its M is half of FAISS's
     announce("hnswlib")
     started = time.perf_counter()
     index.add_items(rows)
@@ -189,7 +191,7 @@ def _usearch(rows: FloatArray, threads: int) -> Iterator[Contender]:
 
 
 def _broader(name: str, search: Callable[..., npt.NDArray[np.int64]]) -> Iterator[Contender]:
-    """A walk as broad as ours is with the other efforts."""
+    """Return a breadth equal to embedkit's for the other efforts."""
     for effort in EFFORTS:
         breadth = round(effort * BREADTH)
         yield Contender(f"{name}, ef {breadth}", functools.partial(search, breadth=breadth))
@@ -199,16 +201,16 @@ def _installed(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError:
-        print(f"{name} is not installed and left out", flush=True)
+        print(f"{name} is not installed; skipping it", flush=True)
         return None
 
 
 def announce(what: str) -> None:
-    """Tell on stderr what is going to take a while."""
+    """Announce a long operation on stderr."""
     print(f"{time.strftime('%X')} building {what}", file=sys.stderr, flush=True)
 
 
 def resident_megabytes() -> float:
-    """Memory of this process."""
+    """Return the memory of this process."""
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / 1e6

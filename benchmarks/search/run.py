@@ -1,12 +1,13 @@
-"""Recall and speed of every kind of index, beside bare FAISS and other libraries, and what a collection adds.
+"""Recall and speed of every kind of index, compared with plain FAISS and other libraries, and collection overhead.
 
     python benchmarks/search/run.py --sizes 100000 1000000 --turns 3
     python benchmarks/search/run.py --sizes 100000 --texts FILE.txt --model tiny-sct --name texts
 
-Contenders of a group search the same queries in turns, so that what else the machine does meets all alike;
-*embedkit takes* is the median over the turns of how many times as long ours took. A turn takes about half a second
-or 30 queries: the slower a group, the fewer queries it gets. Recall is counted against an exact search. hnswlib
-and usearch take part where they are installed. Writes results-NAME.json and results-NAME.md beside this file.
+Contenders of a group search the same queries in turns, so that other load on the machine affects all alike;
+*embedkit takes* is the median over the turns of embedkit's time relative to the other's. A turn takes about half a
+*second or 30
+queries: the slower a group, the fewer queries it gets. Recall is relative to an exact search. hnswlib and usearch
+are included if installed. Writes results-NAME.json and results-NAME.md next to this file.
 """
 
 from __future__ import annotations
@@ -64,14 +65,14 @@ def main() -> None:
 
 
 def foretell(sizes: Sequence[int]) -> None:
-    """What this is going to cost."""
+    """Print the estimated cost."""
     minutes = sum(1 + 11 * size / 1e6 for size in sizes)
     memory = 1 + 4 * max(sizes) / 1e6
     print(f"takes about {minutes:.0f} minutes on two processors and {memory:.1f} GB of memory", file=sys.stderr)
 
 
 def machine(threads: int) -> dict[str, Any]:
-    """Where this runs."""
+    """Describe the machine."""
     return {
         "threads": threads,
         "processors": os.cpu_count(),
@@ -83,7 +84,7 @@ def machine(threads: int) -> dict[str, Any]:
 
 
 def measure(rows: FloatArray, queries: FloatArray, arguments: argparse.Namespace) -> dict[str, Any]:
-    """All contenders over some rows, and a collection of them."""
+    """Measure all contenders over some rows, and a collection of them."""
     faiss.omp_set_num_threads(os.cpu_count() or 1)
     nearest = faiss.knn(queries, rows, K, metric=faiss.METRIC_INNER_PRODUCT)[1]
     found: list[dict[str, Any]] = []
@@ -104,7 +105,7 @@ def measure(rows: FloatArray, queries: FloatArray, arguments: argparse.Namespace
 def compare(
     group: Sequence[Contender], more: Sequence[Contender], queries: FloatArray, nearest: Any, turns: int
 ) -> list[dict[str, Any]]:
-    """Let a group search in turns; ``more`` take part but have their figures already."""
+    """Let a group search in turns; ``more`` take part, but already have results."""
     runners = {one.name: one for one in (*more, *group)}
     queries = queries[: affordable([one.search for one in runners.values()], queries)]
     alone = queries[
@@ -134,14 +135,14 @@ def compare(
 
 
 def affordable(searches: Sequence[Callable[[FloatArray], Any]], queries: FloatArray, most: int = QUERIES) -> int:
-    """With how many queries the slowest needs about a turn's time; at least 30."""
+    """Return the number of queries that the slowest completes in about a turn's time, at least 30."""
     few = {str(place): functools.partial(search, queries[:5]) for place, search in enumerate(searches)}
     slowest_s = max(map(statistics.median, in_turns(few, 3).values()))
     return min(most, max(LEAST, int(5 * TURN_S / slowest_s)))
 
 
 def in_turns(runners: dict[str, Callable[[], Any]], turns: int) -> dict[str, list[float]]:
-    """Seconds of each turn, after one that does not count."""
+    """Return the seconds of each turn, after a warm-up turn."""
     seconds: dict[str, list[float]] = {name: [] for name in runners}
     for turn in range(turns + 1):
         for name, run in runners.items():
@@ -153,18 +154,18 @@ def in_turns(runners: dict[str, Callable[[], Any]], turns: int) -> dict[str, lis
 
 
 def one_by_one(contender: Contender, queries: FloatArray) -> None:
-    """Search for queries, each alone."""
+    """Search for queries one by one."""
     for place in range(len(queries)):
         contender.search(queries[place : place + 1])
 
 
 def ratio(seconds: Sequence[float], others: Sequence[float]) -> float:
-    """Median over the turns of how many times as long it took."""
+    """Return the median over the turns of the ratio of times."""
     return statistics.median(one / other for one, other in zip(seconds, others, strict=True))
 
 
 class Given:
-    """An encoder whose embeddings are there already; texts are their numbers."""
+    """An encoder with precomputed embeddings; texts are their row numbers."""
 
     name, fingerprint, max_length = "given", "0" * 64, 512
 
@@ -177,7 +178,7 @@ class Given:
 
 
 def collection_costs(rows: FloatArray, queries: FloatArray, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Seconds to build, open, upsert, filter and search a collection of the kind that its size chooses."""
+    """Time building, opening, upserting, filtering and searching a collection of the default kind for its size."""
     announce(f"a collection of {len(rows):,}")
     documents = ({"id": f"d{place}", "text": str(place), "year": 1990 + place % 40} for place in range(len(rows)))
     with tempfile.TemporaryDirectory() as folder:
@@ -210,7 +211,7 @@ def collection_costs(rows: FloatArray, queries: FloatArray, arguments: argparse.
 
 
 def write(results: dict[str, Any], path: Path) -> None:
-    """Save what is there so far."""
+    """Save the results so far."""
     path.with_suffix(".json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     lines = [f"- {name}: {value}" for name, value in results["machine"].items()]
     for size in results["sizes"]:
@@ -220,7 +221,7 @@ def write(results: dict[str, Any], path: Path) -> None:
 
 
 def table(found: Sequence[dict[str, Any]]) -> list[str]:
-    """One line for each contender."""
+    """Return one line for each contender."""
     speeds = [f"{name}{alone}" for alone in ("", " one by one") for name in ("queries/s", "embedkit takes")]
     names = ["recall", *speeds, "build_s", "megabytes"]
     lines = [f"| | {' | '.join(names)} |", "|---|" + "---:|" * len(names)]
@@ -228,7 +229,7 @@ def table(found: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def figure(value: Any) -> str:
-    """A number as people read it."""
+    """Format a number for people."""
     if not isinstance(value, float):
         return "" if value is None else str(value)
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

@@ -14,9 +14,9 @@ FloatArray = npt.NDArray[np.float32]
 
 
 def clustered(count: int, queries: int, *, dimension: int = 128) -> tuple[FloatArray, FloatArray]:
-    """Rows and queries around centres whose sizes differ, as topics' do.
+    """Return rows and queries around centres of different sizes, like those of topics.
 
-    The spread around a centre lies in 32 of the dimensions mostly, which is about what embeddings of texts have.
+    The spread around a centre is mostly in 32 dimensions, similar to embeddings of texts.
     """
     chance = np.random.default_rng(0)
     topics = max(16, count // 1_000)
@@ -47,7 +47,7 @@ def _around(
 
 
 def embedded(path: Path, model: str, count: int, queries: int) -> tuple[FloatArray, FloatArray]:
-    """Embeddings of the different texts of a file; queries are taken out of the same file, spread over it."""
+    """Return embeddings of the distinct texts of a file; queries are evenly spaced texts of the same file."""
     texts = list(dict.fromkeys(record["text"] for _, record in read_records(path) if record["text"].strip()))
     texts = texts[: count + queries]
     chosen = set(range(0, len(texts), max(2, len(texts) // queries)))

@@ -1,4 +1,4 @@
-"""Answers every request with the same bytes, to find what the load generator itself can do.
+"""Answers every request with the same bytes, to measure the limit of the load generator.
 
 python canned.py PORT TEXTS DIMENSION
 """
@@ -15,33 +15,33 @@ import uvloop
 
 
 class Canned(asyncio.Protocol):
-    """One connection."""
+    """A connection."""
 
     def __init__(self, answer: bytes) -> None:
         self._answer, self._parser = answer, httptools.HttpRequestParser(self)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """It is there."""
+        """Store the transport."""
         self._transport: Any = transport
 
     def data_received(self, data: bytes) -> None:
-        """A piece of a request."""
+        """Parse a part of a request."""
         self._parser.feed_data(data)
 
     def on_message_complete(self) -> None:
-        """A request has come whole."""
+        """Answer a complete request."""
         self._transport.write(self._answer)
 
 
 def make_answer(texts: int, dimension: int) -> bytes:
-    """An answer as long as a real one."""
+    """Return an answer of realistic length."""
     row = {"object": "embedding", "index": 0, "embedding": [-0.012398436] * dimension}
     body = json.dumps({"object": "list", "data": [row] * texts, "model": "canned"}).encode()
     return b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body) + body
 
 
 async def serve(port: int, answer: bytes) -> None:
-    """Answer until told to end."""
+    """Answer until terminated."""
     server = await asyncio.get_running_loop().create_server(lambda: Canned(answer), "127.0.0.1", port)
     await server.serve_forever()
 

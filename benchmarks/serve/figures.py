@@ -1,4 +1,4 @@
-"""What the measurements of run.py say, and how it is written down."""
+"""Statistics of the measurements of run.py, and the results files."""
 
 from __future__ import annotations
 
@@ -10,9 +10,17 @@ from pathlib import Path
 from typing import Any
 
 Runs = dict[tuple[str, int], dict[float, list[dict[str, Any]]]]
-"""Server, texts of a request -> offered rate, 0 for clients that wait -> what load.py found in each turn."""
+"""Server, texts per request -> offered rate, 0 for closed-loop clients -> results of load.py in each turn."""
 
-LADDER = (0.5, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25)  # offered rates, of that at which 64 clients are answered
+LADDER = (
+    0.5,
+    0.7,
+    0.8,
+    0.9,
+    1.0,
+    1.1,
+    1.25,
+)  # offered rates, relative to the throughput of 64 closed-loop clients
 OVERLOAD = 2.0
 COMPARED = "plain fp32"
 _PERCENTILES = ("p50_ms", "p95_ms", "p99_ms")
@@ -20,14 +28,14 @@ _PERCENTILES = ("p50_ms", "p95_ms", "p99_ms")
 
 @dataclass(frozen=True)
 class Plan:
-    """How much is measured.
+    """Extent of the measurements.
 
     Attributes:
-        threads: of a server.
-        per_request: texts of a request.
-        turns: of each server.
-        seconds: of a measurement.
-        bound_ms: that p95 shall keep below.
+        threads: threads of a server.
+        per_request: texts per request.
+        turns: turns of each server.
+        seconds: duration of a measurement.
+        bound_ms: upper bound for p95.
     """
 
     threads: int
@@ -37,11 +45,11 @@ class Plan:
     bound_ms: float
 
     def ladder(self, rate: float) -> list[float]:
-        """Offered rates, of which the last is overload, for a server that answers 64 clients at a rate."""
+        """Return the offered rates, the last being overload, for a server with a given closed-loop throughput."""
         return [round(share * rate, 1) for share in (*LADDER, OVERLOAD)]
 
     def describe(self) -> dict[str, Any]:
-        """What a reader must know of it."""
+        """Describe the plan for readers."""
         return {
             "threads": self.threads,
             "turns": self.turns,
@@ -51,7 +59,7 @@ class Plan:
 
 
 def highest(runs: Runs, plan: Plan) -> list[dict[str, Any]]:
-    """For each server the highest rate of the ladder that it keeps up with, and how that compares."""
+    """Return the highest sustainable rate of each server, and its ratio to the others."""
     kept = {
         key: [_highest(rates, turn, plan.bound_ms) for turn in range(plan.turns)] for key, rates in runs.items()
     }
@@ -76,7 +84,7 @@ def highest(runs: Runs, plan: Plan) -> list[dict[str, Any]]:
 
 
 def _highest(rates: dict[float, list[dict[str, Any]]], turn: int, bound_ms: float) -> float:
-    """The highest offered rate of a turn at which nothing was lost and p95 kept below the bound; 0 if none is."""
+    """Return a turn's highest offered rate without losses and with p95 below the bound; 0 if there is none."""
     return max((rate for rate, found in rates.items() if rate and _is_kept(found[turn], bound_ms)), default=0.0)
 
 
@@ -85,7 +93,7 @@ def _is_kept(found: dict[str, Any], bound_ms: float) -> bool:
 
 
 def summarise(runs: Runs) -> list[dict[str, Any]]:
-    """A row for each server, texts of a request and load."""
+    """Return a row for each server, texts per request and load."""
     return [
         {
             "server": server,
@@ -105,7 +113,7 @@ def _name(rate: float, *, last: bool) -> str:
 
 
 def _figures(turns: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Medians of turns, the spread of p95, and the share that was refused."""
+    """Return medians over turns, the spread of p95, and the share of rejected requests."""
     medians = {name: _median(turn[name] for turn in turns) for name in ("answered_per_s", *_PERCENTILES)}
     slowest = [turn["p95_ms"] for turn in turns if turn["p95_ms"] is not None]
     return {
@@ -125,7 +133,7 @@ def _median(values: Any) -> float | None:
 
 
 def write(about: dict[str, Any], best: list[dict[str, Any]], rows: list[dict[str, Any]], path: Path) -> None:
-    """The two files."""
+    """Write both files."""
     content = {"about": about, "highest": best, "rows": rows}
     path.with_suffix(".json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     lines = [
@@ -134,7 +142,7 @@ def write(about: dict[str, Any], best: list[dict[str, Any]], rows: list[dict[str
         "",
         *(f"- {name}: {_plain(value)}" for name, value in about.items()),
         "",
-        "The highest offered rate at which nothing was refused and p95 kept below the bound:",
+        "The highest offered rate at which nothing was rejected and p95 stayed below the bound:",
         "",
         *_table(best),
         "",
@@ -153,7 +161,7 @@ def _table(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def _plain(value: object) -> str:
-    """Lists and tables in one line."""
+    """Format lists and tables in one line."""
     if isinstance(value, dict):
         return ", ".join(f"{name} {each}" for name, each in value.items()) or "nothing"
     return ", ".join(map(str, value)) or "nothing" if isinstance(value, list) else str(value)

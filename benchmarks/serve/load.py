@@ -3,13 +3,12 @@
     python load.py < JOB
 
 JOB is a JSON object: ``port``, ``path`` and ``model`` of the server; ``texts``, a JSON file with a list of texts,
-and ``per_request``, how many of them a request has; ``seconds``; and either ``rate``, requests a second that come
-by chance, whether or not earlier ones were answered, and ``seed``; or ``clients``, which send one request after
-the other. Prints a JSON object.
+and ``per_request``, the number of texts per request; ``seconds``; and either ``rate``, requests per second with
+random (Poisson) arrivals, whether or not earlier ones were answered, and ``seed``; or ``clients``, which send one
+request after the other. Prints a JSON object.
 
-A request that comes by chance is timed from the moment when it was due, so that a server that stalls is charged
-for all that it keeps waiting. It takes a connection that is free, or opens another one, or waits if there are too
-many.
+A request with random arrival is timed from the moment it was due, so that a stalled server is charged for all
+waiting requests. It uses a free connection, opens another one, or waits if there are too many.
 """
 
 from __future__ import annotations
@@ -33,13 +32,13 @@ import uvloop
 
 MOST_CONNECTIONS = 512
 PATIENCE_SECONDS = 30.0
-BODIES = 512  # different requests, sent again and again
+BODIES = 512  # distinct requests, sent in rotation
 OK, REFUSED = 200, 429
-_TIMER_SECONDS = 0.002  # nearer than this, the loop's timers are too coarse
+_TIMER_SECONDS = 0.002  # below this, the loop's timers are too coarse
 
 
 def main() -> None:
-    """One measurement."""
+    """Run one measurement."""
     job = json.load(sys.stdin)
     texts = json.loads(Path(job["texts"]).read_text(encoding="utf-8"))
     requests = itertools.cycle(make_requests(texts[: BODIES * job["per_request"]], job))
@@ -49,7 +48,7 @@ def main() -> None:
 
 
 def make_requests(texts: Sequence[str], job: dict[str, Any]) -> list[bytes]:
-    """Whole requests, in OpenAI's form; the last texts are left out where they do not fill one."""
+    """Return complete requests in OpenAI's format; leftover texts that do not fill a request are dropped."""
     size = job["per_request"]
     groups = [texts[start : start + size] for start in range(0, len(texts) - size + 1, size)]
     inputs = [group[0] if size == 1 else group for group in groups]
@@ -57,7 +56,7 @@ def make_requests(texts: Sequence[str], job: dict[str, Any]) -> list[bytes]:
 
 
 def make_request(job: dict[str, Any], content: Any) -> bytes:
-    """One request as it goes over the wire."""
+    """Return one request in wire format."""
     body = json.dumps(content).encode()
     head = (
         f"POST {job['path']} HTTP/1.1\r\nhost: 127.0.0.1:{job['port']}\r\ncontent-type: application/json\r\n"
@@ -68,7 +67,7 @@ def make_request(job: dict[str, Any], content: Any) -> bytes:
 
 @dataclass
 class Outcome:
-    """What became of the requests; seconds of each, from when it was due."""
+    """Outcomes of requests, and the seconds of each since it was due."""
 
     began: float = field(default_factory=time.perf_counter)
     sent: int = 0
@@ -79,7 +78,7 @@ class Outcome:
     failed: int = 0
 
     def note(self, status: int, due: float) -> None:
-        """One answer."""
+        """Record one answer."""
         now = time.perf_counter()
         if status == OK:
             self.accepted.append(now - due)
@@ -90,9 +89,9 @@ class Outcome:
             self.failed += 1
 
     def figures(self, seconds: float) -> dict[str, Any]:
-        """Figures of a measurement of so many seconds, and those until the last answer.
+        """Return the figures of a measurement, and those until the last answer.
 
-        Requests that were never answered have failed.
+        Requests that were never answered count as failed.
         """
         answered = len(self.accepted) + len(self.refused) + self.failed
         return {
@@ -107,35 +106,35 @@ class Outcome:
 
 
 def percentile_ms(seconds: Sequence[float], share: float) -> float | None:
-    """Milliseconds that a share of them, in percent, does not exceed."""
+    """Return the percentile in milliseconds."""
     return round(1000 * float(np.percentile(seconds, share)), 3) if seconds else None
 
 
 class Connection(asyncio.Protocol):
-    """A connection, for one request after the other; ``answer`` gets the status, or 0 if the server hung up."""
+    """A connection for consecutive requests; ``answer`` gets the status, or 0 if the server disconnected."""
 
     def __init__(self) -> None:
         self.answer: asyncio.Future[int] | None = None
         self._parser = httptools.HttpResponseParser(self)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """It is there."""
+        """Store the transport."""
         self.transport: Any = transport
 
     def data_received(self, data: bytes) -> None:
-        """A piece of an answer."""
+        """Parse a part of an answer."""
         self._parser.feed_data(data)
 
     def on_message_complete(self) -> None:
-        """An answer has come whole."""
+        """Complete an answer."""
         self._settle(self._parser.get_status_code())
 
     def connection_lost(self, _: Exception | None) -> None:
-        """It is gone."""
+        """Fail a pending request."""
         self._settle(0)
 
     def send(self, request: bytes) -> asyncio.Future[int]:
-        """Send a request: the status of its answer."""
+        """Send a request; the future resolves to the status."""
         self.answer = asyncio.get_running_loop().create_future()
         self.transport.write(request)
         return self.answer
@@ -146,7 +145,7 @@ class Connection(asyncio.Protocol):
 
 
 class Pool:
-    """Connections that are free, the newest first; opened as they are wanted."""
+    """Free connections, most recent first; opened on demand."""
 
     def __init__(self, port: int) -> None:
         self._port, self._opened = port, 0
@@ -154,7 +153,7 @@ class Pool:
         self._waiting: deque[asyncio.Future[Connection]] = deque()
 
     async def take(self) -> Connection:
-        """A free connection."""
+        """Return a free connection."""
         while self._free:
             connection = self._free.pop()
             if not connection.transport.is_closing():
@@ -169,7 +168,7 @@ class Pool:
         return await self._waiting[-1]
 
     def give_back(self, connection: Connection) -> None:
-        """It is free again."""
+        """Return a connection to the pool."""
         if self._waiting:
             self._waiting.popleft().set_result(connection)
         else:
@@ -193,7 +192,7 @@ async def measure(requests: Iterator[bytes], job: dict[str, Any]) -> Outcome:
 async def come_by_chance(
     requests: Iterator[bytes], pool: Pool, outcome: Outcome, job: dict[str, Any]
 ) -> set[asyncio.Task[None]]:
-    """Poisson arrivals: the tasks that wait for answers still."""
+    """Send requests with Poisson arrivals; return the tasks that still wait for answers."""
     tasks: set[asyncio.Task[None]] = set()
     for due in arrivals(job["rate"], job["seconds"], job["seed"]):
         await sleep_until(outcome.began + due)
@@ -204,7 +203,7 @@ async def come_by_chance(
 
 
 def arrivals(rate: float, seconds: float, seed: int) -> Iterator[float]:
-    """Moments at which requests are due, in seconds."""
+    """Yield the times in seconds at which requests are due."""
     generator = random.Random(seed)
     due = generator.expovariate(rate)
     while due < seconds:
@@ -213,19 +212,19 @@ def arrivals(rate: float, seconds: float, seed: int) -> Iterator[float]:
 
 
 async def sleep_until(moment: float) -> None:
-    """Sleep as far as timers are good for, then look again and again, while answers are read."""
+    """Sleep with the precision of timers, then poll while answers are read."""
     while (left := moment - time.perf_counter()) > 0:  # noqa: ASYNC110 - no event, but the clock
         await asyncio.sleep(left - _TIMER_SECONDS if left > 2 * _TIMER_SECONDS else 0)
 
 
 async def come_in_turn(requests: Iterator[bytes], pool: Pool, outcome: Outcome, until: float) -> None:
-    """A client that sends a request when the one before is answered."""
+    """Send a request whenever the previous one is answered."""
     while (now := time.perf_counter()) < until:
         await exchange(next(requests), pool, outcome, now)
 
 
 async def exchange(request: bytes, pool: Pool, outcome: Outcome, due: float) -> None:
-    """One request and its answer."""
+    """Send one request and record its answer."""
     outcome.sent += 1
     outcome.late.append(time.perf_counter() - due)
     connection = await pool.take()

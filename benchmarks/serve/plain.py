@@ -1,4 +1,4 @@
-"""A server as many write it in twenty lines: FastAPI, and sentence-transformers in FastAPI's own pool of threads.
+"""A typical server in twenty lines: FastAPI, and sentence-transformers in FastAPI's own thread pool.
 
 MODEL=FOLDER THREADS=1 uvicorn plain:app
 """
@@ -19,7 +19,7 @@ encoder = SentenceTransformer(os.environ["MODEL"], device="cpu")
 
 
 class EmbeddingsRequest(BaseModel):
-    """The part of OpenAI's request that counts here."""
+    """The relevant part of OpenAI's request."""
 
     input: str | list[str]
     model: str

@@ -1,22 +1,22 @@
-"""`embedkit serve` under load, beside FastAPI with sentence-transformers, and infinity, with the same weights.
+"""`embedkit serve` under load, compared with FastAPI plus sentence-transformers and with infinity.
 
     python benchmarks/serve/run.py --run RUN --texts FILE FILE --python plain=VENV/bin/python --python infinity=...
 
---run is a folder that `embedkit train` wrote; its model is exported as fp32 and int8, and as a folder of
-sentence-transformers for the others. --texts are files of texts, of which as many from each are sent in random
-order. Servers live in environments of their own: --python SERVER=PYTHON; one that does not start is left out and
-named. All have the same processors and as many threads; the load generator (load.py) has the others, and what it
-can do at most is measured against answers that are ready (canned.py).
+--run is a folder written by `embedkit train`; its model is exported as fp32 and int8, and as a
+sentence-transformers folder for the others. --texts are files of texts; an equal number from each is sent in
+random order. Servers are installed in separate environments: --python SERVER=PYTHON; one that does not start is
+skipped and listed. All use the same processors and number of threads; the load generator (load.py) uses the
+others, and its limit is measured against canned answers (canned.py).
 
-The rate at which 64 clients are answered, each of which waits for its answer, sets a ladder of offered rates for
-each server. Requests then come by chance (Poisson), whether or not earlier ones were answered, at each rate of the
-ladder; its last rate is overload. Servers take turns; figures are medians of turns. The figure to compare is the
-highest rate of the ladder at which nothing is refused and p95 keeps below a bound. Use a machine that does nothing
-else. Writes results.json and results.md beside this file.
+The throughput of 64 closed-loop clients determines a ladder of offered rates for each server. Requests then arrive
+at random (Poisson), whether or not earlier ones were answered, at each rate of the ladder; its last rate is
+overload. Servers take turns; figures are medians over turns. The figure to compare is the highest rate of the
+ladder at which nothing is rejected and p95 stays below a bound. Use an idle machine. Writes results.json and
+results.md next to this file.
 
     python benchmarks/serve/run.py --run RUN --texts FILE FILE --soak 10
 
-loads embedkit's int8 server for minutes instead, and judges its memory; see soak.py.
+loads embedkit's int8 server for minutes instead, and checks its memory; see soak.py.
 """
 
 from __future__ import annotations
@@ -44,23 +44,23 @@ from embedkit.export.pipeline import export_source
 from embedkit.records import read_records
 
 TEXTS = 8192
-SAME = {"fp32": 0.999, "int8": 0.95}  # least cosine of a server's embeddings with those of the first
+SAME = {"fp32": 0.999, "int8": 0.95}  # minimum cosine of a server's embeddings with those of the first
 
 
 def main() -> None:
-    """Start everything, take turns, write."""
+    """Start everything, take turns, and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run", required=True)
     parser.add_argument("--texts", required=True, nargs="+", type=Path)
     parser.add_argument("--python", action="append", default=[], metavar="SERVER=PYTHON")
     parser.add_argument("--servers", nargs="+", choices=CONTENDERS, default=list(CONTENDERS), metavar="SERVER")
-    parser.add_argument("--threads", type=int, default=1, help="processors of a server, of which it uses all")
+    parser.add_argument("--threads", type=int, default=1, help="processors and threads of a server")
     parser.add_argument("--per-request", type=int, nargs="+", default=[1, 16], help="texts of a request")
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=2.0, help="of a measurement")
-    parser.add_argument("--bound-ms", type=float, default=50.0, help="that p95 shall keep below")
+    parser.add_argument("--bound-ms", type=float, default=50.0, help="upper bound for p95")
     parser.add_argument(
-        "--soak", type=float, metavar="MINUTES", help="load one server instead, and judge its memory"
+        "--soak", type=float, metavar="MINUTES", help="load one server instead, and check its memory"
     )
     parser.add_argument("-o", "--output", default="results", help="name of the two files")
     arguments = parser.parse_args()
@@ -77,7 +77,7 @@ def main() -> None:
 
 
 def prepare(run: str, texts: list[Path], folder: Path) -> None:
-    """The same weights in the form of every server, and the texts."""
+    """Write the same weights in the format of every server, and the texts."""
     for precision in ("fp32", "int8"):
         export_source(run, folder / f"{precision}.onnx", precision=precision, name=MODEL)
     export_folder(run, folder / "folder", precision="fp32")
@@ -91,11 +91,11 @@ def prepare(run: str, texts: list[Path], folder: Path) -> None:
 
 
 class Bench:
-    """The machine: who runs where, and how load is made.
+    """The machine: assignment of processors, and load generation.
 
     Args:
-        folder: of models and texts.
-        plan: how much is measured.
+        folder: folder of models and texts.
+        plan: extent of the measurements.
 
     Attributes:
         folder, plan: as given.
@@ -109,15 +109,15 @@ class Bench:
         self.theirs = sorted(choose_processors(usable, plan.threads))
         self.ours = sorted(usable - set(self.theirs))
         if not self.ours:
-            raise SystemExit("the load generator needs a processor that no server has; choose fewer --threads")
+            raise SystemExit("the load generator needs a processor of its own; choose fewer --threads")
 
     def texts(self) -> list[str]:
-        """What is sent."""
+        """Return the texts to send."""
         texts: list[str] = json.loads((self.folder / "texts.json").read_text(encoding="utf-8"))
         return texts
 
     def load(self, port: int, path: str, per_request: int, **how: float) -> dict[str, Any]:
-        """One measurement by load.py: ``rate`` and ``seed``, or ``clients``, and ``seconds`` unless as planned."""
+        """Run load.py once: with ``rate`` and ``seed``, or ``clients``, and ``seconds`` unless as planned."""
         about = {"port": port, "path": path, "model": MODEL, "texts": str(self.folder / "texts.json")}
         job = {**about, "per_request": per_request, "seconds": self.plan.seconds, **how}
         command = [*bound_to(self.ours), sys.executable, str(HERE / "load.py")]
@@ -127,7 +127,7 @@ class Bench:
 
 
 def compare(bench: Bench, arguments: argparse.Namespace) -> None:
-    """All servers in turns."""
+    """Compare all servers in turns."""
     pythons = dict(choice.split("=", 1) for choice in arguments.python)
     about: dict[str, Any] = {**describe_machine(), **bench.plan.describe(), "processors of a server": bench.theirs}
     with ExitStack() as stack:
@@ -147,7 +147,7 @@ def compare(bench: Bench, arguments: argparse.Namespace) -> None:
 
 
 def check_same(servers: list[Server], texts: list[str]) -> None:
-    """A server that gives other embeddings is fast at something else."""
+    """Check that all servers return the same embeddings."""
     first = servers[0].embed(texts)
     for server in servers:
         cosine = float((server.embed(texts) * first).sum(axis=1).min())
@@ -158,7 +158,7 @@ def check_same(servers: list[Server], texts: list[str]) -> None:
 
 
 def find_ceiling(bench: Bench, size: int) -> float:
-    """Answers a second that the load generator takes from a server that has them ready."""
+    """Return the answers per second that the load generator handles with canned answers."""
     port = free_port()
     dimension = json.loads((bench.folder / "folder" / "2_Dense" / "config.json").read_text())["out_features"]
     command = [sys.executable, str(HERE / "canned.py"), str(port), str(size), str(dimension)]
@@ -172,11 +172,11 @@ def find_ceiling(bench: Bench, size: int) -> float:
 
 
 def take_turns(bench: Bench, servers: list[Server]) -> Runs:
-    """What was measured in each turn, at rates that a server's first answers set."""
+    """Return the measurements of each turn, at rates determined by a server's first answers."""
     runs: Runs = {}
     for size in bench.plan.per_request:
         for server in servers:
-            # The best of three: the first warms up, and what else a machine does makes a server look slow only.
+            # The best of three: the first warms up, and other load only makes a server look slower.
             tries = [bench.load(server.port, server.path, size, clients=64) for _ in range(3)]
             ladder = bench.plan.ladder(max(found["answered_per_s"] for found in tries))
             runs[server.name, size] = {rate: [] for rate in (0.0, *ladder)}

@@ -1,4 +1,4 @@
-"""The servers that are measured, each a process bound to the processors it is given."""
+"""The measured servers, each a process bound to its processors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 HERE = Path(__file__).parent
-MODEL = "measured"  # what all of them call the model
+MODEL = "measured"  # name of the model in all of them
 START_SECONDS = 120.0
 STOP_SECONDS = 40.0
 _THREAD_SETTINGS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS", "THREADS")
@@ -27,13 +27,13 @@ _THREAD_SETTINGS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS", "
 
 @dataclass(frozen=True)
 class Contender:
-    """How a server is started.
+    """How to start a server.
 
     Attributes:
-        model: the folder or file it reads, of those that run.py makes.
-        path: of its route.
-        command: made of the Python that has it, the model, the port and the number of threads.
-        packages: whose versions tell its story.
+        model: the folder or file it reads, created by run.py.
+        path: path of its route.
+        command: built from its Python, the model, the port and the number of threads.
+        packages: packages whose versions matter.
     """
 
     model: str
@@ -78,26 +78,26 @@ CONTENDERS = {
 
 
 class ServerError(Exception):
-    """A server does not start, or gives what it should not."""
+    """A server does not start, or returns wrong results."""
 
 
 class Server:
     """A contender's process.
 
     Args:
-        name: of the contender.
-        python: that has its packages.
-        folder: of the models.
-        processors: that it may use; it gets as many threads.
+        name: name of the contender.
+        python: the Python that has its packages.
+        folder: folder of the models.
+        processors: processors it may use; it gets as many threads.
 
     Attributes:
         name: as given.
-        port: where it listens.
-        path: of its route.
-        pid: of its process.
+        port: port it listens on.
+        path: path of its route.
+        pid: its process id.
 
     Raises:
-        ServerError: it did not start; says why.
+        ServerError: it did not start.
     """
 
     def __init__(self, name: str, python: str, folder: Path, processors: Sequence[int]) -> None:
@@ -133,7 +133,7 @@ class Server:
         self._log.close()
 
     def embed(self, texts: list[str]) -> npt.NDArray[np.float64]:
-        """Embeddings of texts, ``(N, D)``."""
+        """Return embeddings of texts, ``(N, D)``."""
         body = json.dumps({"input": texts, "model": MODEL}).encode()
         url = f"http://127.0.0.1:{self.port}{self.path}"
         request = urllib.request.Request(url, body, {"content-type": "application/json"})
@@ -141,7 +141,7 @@ class Server:
             return np.array([each["embedding"] for each in json.load(answer)["data"]])
 
     def resident_mb(self) -> float:
-        """What the process holds of the machine's memory. Linux only."""
+        """Return the resident memory of the process. Linux only."""
         pages = int(Path(f"/proc/{self.pid}/statm").read_text(encoding="ascii").split()[1])
         return round(pages * os.sysconf("SC_PAGE_SIZE") / 1e6, 1)
 
@@ -158,12 +158,12 @@ class Server:
 
 
 def bound_to(processors: Sequence[int]) -> list[str]:
-    """Words before a command that let it use these processors only."""
+    """Return a command prefix that binds a process to these processors."""
     return ["taskset", "--cpu-list", ",".join(map(str, processors))]
 
 
 def free_port() -> int:
-    """A port that nobody listens on."""
+    """Return an unused port."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port: int = found.getsockname()[1]
@@ -171,7 +171,7 @@ def free_port() -> int:
 
 
 def versions(name: str, python: str) -> dict[str, str]:
-    """Versions of the packages that a contender stands on."""
+    """Return the versions of a contender's packages."""
     script = (
         "import importlib.metadata as m, json, sys; print(json.dumps({n: m.version(n) for n in sys.argv[1:]}))"
     )

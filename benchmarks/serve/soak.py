@@ -1,4 +1,4 @@
-"""Whether a server's memory stays where it is, with requests of all sizes, and too many of them, for minutes."""
+"""Memory stability of a server for minutes, with requests of all sizes and overload."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from servers import Server
 PIECE_SECONDS = 5.0
 SLACK_MB = 16.0
 LOADS = ((1, 0.7), (16, 0.7), (128, 0.7), (1, 2.0), (16, 2.0), (128, 2.0))
-"""Texts of a request, and the offered rate as a share of what 64 clients are answered; they take turns."""
+"""Texts per request, and the offered rate relative to the throughput of 64 closed-loop clients, in rotation."""
 
 
 def soak(load: Callable[..., dict[str, Any]], server: Server, seconds: float) -> bool:
-    """Load a server, print what its memory did as JSON, and say whether it grew.
+    """Load a server, print its memory use as JSON, and return whether it grew.
 
-    The first third of the time may fill arenas and caches; after it the resident size, looked at after every
-    piece, may exceed the largest before by ``SLACK_MB``. A request that is neither answered nor refused is a
-    failure too.
+    The first third of the time may fill arenas and caches; after it the resident size, sampled after every piece,
+    may exceed the previous peak by ``SLACK_MB``. A request that is neither answered nor rejected is a failure,
+    too.
     """
     pieces = list(run_pieces(load, server, seconds))
     settled = max((size for moment, size, _ in pieces if moment <= seconds / 3), default=pieces[0][1])
@@ -48,7 +48,7 @@ def soak(load: Callable[..., dict[str, Any]], server: Server, seconds: float) ->
 def run_pieces(
     load: Callable[..., dict[str, Any]], server: Server, seconds: float
 ) -> Iterator[tuple[float, float, dict[str, Any]]]:
-    """Seconds since the beginning, resident size in MB and figures after each piece."""
+    """Return the elapsed seconds, resident size in MB and figures after each piece."""
     sizes = sorted({size for size, _ in LOADS})
     rates = {size: load(server.port, server.path, size, clients=64)["answered_per_s"] for size in sizes}
     began = time.monotonic()

@@ -1,11 +1,11 @@
-"""Two versions of `embedkit serve` side by side: what a change does to the cost of a request.
+"""Two versions of `embedkit serve` side by side: the effect of a change on the cost of a request.
 
     git worktree add ../before REV
     python benchmarks/serve/versions.py ../before . --model tiny-sct --texts texts.txt
 
 Each version is a server on one processor; the load generator (load.py) has another. They take turns. Prints, for
-texts of a request and clients that wait for their answers, medians of the requests answered in a second and of the
-processor time of a request in µs, which other programs disturb less. Linux only.
+several numbers of texts per request and closed-loop clients, medians of requests per second and of processor time
+per request in µs, which other programs disturb less. Linux only.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Self
 from servers import HERE, bound_to, free_port
 
 LOADS = ((1, 1), (1, 64), (16, 1), (16, 64))
-"""Texts of a request, clients."""
+"""Texts per request, clients."""
 
 
 class Version:
@@ -52,14 +52,14 @@ class Version:
         self._log.close()
 
     def measure(self, job: dict[str, object]) -> tuple[float, float]:
-        """Answers a second, and µs of processor time of a request."""
+        """Return answers per second, and µs of processor time per request."""
         before = self._processor_s()
         command = [*bound_to([1]), sys.executable, str(HERE / "load.py")]
         given = json.dumps({**job, "port": self.port, "path": "/v1/embeddings"})
         done = subprocess.run(command, input=given, check=True, stdout=subprocess.PIPE, text=True)
         found = json.loads(done.stdout)
         if found["failed"] or found["refused"]:
-            raise SystemExit(f"{self.name} failed or refused: {found}")
+            raise SystemExit(f"{self.name} failed or rejected requests: {found}")
         return found["answered_per_s"], 1e6 * (self._processor_s() - before) / found["sent"]
 
     def _processor_s(self) -> float:
@@ -70,9 +70,9 @@ class Version:
 def main() -> None:
     """Measure both in turns."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("trees", nargs=2, type=Path, help="folders that hold embedkit/, the older first")
+    parser.add_argument("trees", nargs=2, type=Path, help="folders that contain embedkit/, the older first")
     parser.add_argument("--model", default="tiny-sct", help="a bundled name")
-    parser.add_argument("--texts", required=True, type=Path, help="one text a line, 8192 or more")
+    parser.add_argument("--texts", required=True, type=Path, help="one text per line, at least 8192")
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=2.0)
     arguments = parser.parse_args()

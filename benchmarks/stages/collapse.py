@@ -1,11 +1,10 @@
-"""Why SCT's self-supervised stage does harm on a short schedule: watch the embeddings fall together.
+"""Why SCT's self-supervised stage is harmful on a short schedule: the embeddings collapse.
 
     python benchmarks/stages/collapse.py --data DIR --teacher FOLDER
 
-Trains the Tiny student of recipes/tiny-sct.toml by `sct` with several learning rates and warm-ups, from queues
-of random rows and from queues that hold sentences, and writes collapse.json and collapse.md beside this file:
-STS-B dev, and the mean cosine of 500 different sentences, which is 1 where all embeddings are the same.
-No test set is read.
+Trains the Tiny student of recipes/tiny-sct.toml by `sct` with several learning rates and warm-ups, from queues of
+random rows and from queues of sentences, and writes collapse.json and collapse.md next to this file: STS-B dev,
+and the mean cosine of 500 different sentences, which is 1 if all embeddings are equal. No test set is read.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ LOOKS = (0, 25, 50, 100, 200)
 
 
 def main() -> None:
-    """Train every way; the corpus is read once."""
+    """Train all variants; the corpus is read once."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", required=True, help="folder of the recipe's text and of STS-B")
     parser.add_argument("--teacher", required=True, help="folder or hub id of all-MiniLM-L6-v2")
@@ -55,7 +54,7 @@ def main() -> None:
 def train(
     arguments: argparse.Namespace, rate: float, warmup: float, *, filled: bool
 ) -> Iterator[tuple[int, dict[str, float]]]:
-    """One run: what is seen at every look."""
+    """Train one run; return its measurements."""
     config = configure(arguments, rate, warmup)
     torch.manual_seed(config.seed)
     encoder, materials = build_student(config), prepare(config, Control(), teacher=False)
@@ -83,7 +82,7 @@ def train(
 
 
 def configure(arguments: argparse.Namespace, rate: float, warmup: float) -> RunConfig:
-    """The recipe of the bundled model, but by `sct`, and short."""
+    """Return the recipe of the bundled model, but with `sct` and a short schedule."""
     recipe = load_toml(RECIPE) | {"method": "sct", "settings": {}}
     del recipe["teacher"]
     changes = {
@@ -101,7 +100,7 @@ def configure(arguments: argparse.Namespace, rate: float, warmup: float) -> RunC
 
 
 def look(method: SCT, materials: Materials) -> dict[str, float]:
-    """STS-B dev x 100, and the mean cosine between different sentences of the corpus."""
+    """Return STS-B dev x 100, and the mean cosine between different sentences of the corpus."""
     encoder = TorchEncoder(method.encoder)
     rows = np.linspace(0, len(materials.corpus) - 1, PROBES).astype(np.int64)
     embeddings = encoder.encode(materials.corpus.texts(rows)).astype(np.float64)
@@ -112,7 +111,7 @@ def look(method: SCT, materials: Materials) -> dict[str, float]:
 
 
 def write(rows: list[dict[str, Any]]) -> None:
-    """Save what is there so far."""
+    """Save the results so far."""
     (HERE / "collapse.json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
     cosines = " | ".join(f"cosine at {step}" for step in LOOKS)
     lines = [

@@ -1,10 +1,10 @@
-"""SCT with a teacher: distillation alone, after a self-supervised stage, or joined with it.
+"""SCT with a teacher: distillation only, after a self-supervised stage, or joint with it.
 
     python benchmarks/stages/run.py --data DIR --teacher FOLDER
 
-Trains the Tiny student of recipes/tiny-sct.toml three ways and from two starts, with the same number of
-optimizer steps in all and three seeds each, and writes results.json and results.md beside this file.
-The figures are STS-B dev, the set that chooses; no test set is read.
+Trains the Tiny student of recipes/tiny-sct.toml in three ways from two starts, with the same total number of
+optimizer steps and three seeds each, and writes results.json and results.md next to this file. The figures are
+STS-B dev, the development set; no test set is read.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ SELF_SUPERVISED = {"queue_size": QUEUE}
 
 
 def main() -> None:
-    """Train every way from every start with every seed."""
+    """Train all ways from all starts with all seeds."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", required=True, help="folder of the recipe's text and of STS-B")
     parser.add_argument("--teacher", required=True, help="folder or hub id of all-MiniLM-L6-v2")
-    parser.add_argument("--steps", type=int, default=150, help="optimizer steps of a run, both stages together")
+    parser.add_argument("--steps", type=int, default=150, help="optimizer steps per run, over both stages")
     parser.add_argument("--cache", default=".embedkit-cache", help="prepared text and teacher vectors")
     arguments = parser.parse_args()
     rows: list[dict[str, Any]] = []
@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def ways(steps: int) -> dict[str, dict[str, Any]]:
-    """The three ways, as changes to the recipe; a third of the two stages' steps goes to the first."""
+    """Return the three ways, as changes to the recipe; the first of two stages gets a third of the steps."""
     first = steps // 3
     return {
         "distillation alone": {"method": "sct-distillation", "optim.steps": steps, "settings": DISTILLATION},
@@ -70,7 +70,7 @@ def ways(steps: int) -> dict[str, dict[str, Any]]:
 
 
 def train(arguments: argparse.Namespace, changes: dict[str, Any]) -> float:
-    """One run; the best development score, times 100."""
+    """Train one run; return the best development score, times 100."""
     recipe = load_toml(RECIPE)
     recipe["settings"] = changes.pop("settings")
     recipe["teacher"]["source"] = arguments.teacher
@@ -83,7 +83,7 @@ def train(arguments: argparse.Namespace, changes: dict[str, Any]) -> float:
 
 
 def write(rows: list[dict[str, Any]], steps: int) -> None:
-    """Save what is there so far."""
+    """Save the results so far."""
     report = json.dumps({"steps": steps, "rows": rows}, indent=1)
     (HERE / "results.json").write_text(report + "\n", encoding="utf-8")
     lines = [

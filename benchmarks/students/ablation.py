@@ -1,10 +1,10 @@
-"""What makes a small student good: one change at a time from one base, under a fixed small budget.
+"""Ablation of a small student: one change at a time from a common base, with a fixed small budget.
 
     python benchmarks/students/ablation.py --data DIR --teacher MODEL --tokenizer MODEL
 
 The base is recipes/tiny.toml with Muon on recipes/english-questions.toml. Each row is one run of `--steps` steps.
-Scores are of held-out text and of development sets; no test set is read. Results are saved after every run, and a
-second call goes on where the first was stopped. Writes ablation.json and ablation.md beside this file.
+Scores are on held-out text and development sets; no test set is read. Results are saved after every run, and a
+second call resumes. Writes ablation.json and ablation.md next to this file.
 """
 
 from __future__ import annotations
@@ -58,14 +58,16 @@ ROWS: dict[str, dict[str, Any]] = {
 
 
 def main() -> None:
-    """Run what ablation.json lacks, then write the table."""
+    """Train the runs missing in ablation.json, then write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--data", type=Path, required=True, help="folder of the recipe's text and development sets"
     )
     parser.add_argument("--teacher", required=True, help="all-MiniLM-L6-v2: folder, hub id or bundle")
-    parser.add_argument("--tokenizer", required=True, help="its folder or hub id, where the student starts")
-    parser.add_argument("--steps", type=int, default=600, help="optimizer steps of a run")
+    parser.add_argument(
+        "--tokenizer", required=True, help="folder or hub id of the model that the student starts from"
+    )
+    parser.add_argument("--steps", type=int, default=600, help="optimizer steps per run")
     parser.add_argument("--rows", nargs="+", default=list(ROWS), metavar="ROW", help="default: all")
     parser.add_argument("--cache", default=".embedkit-cache", help="prepared text and teacher vectors")
     parser.add_argument("--runs", type=Path, default=Path("runs/ablation"), help="run folders")
@@ -77,7 +79,7 @@ def main() -> None:
         json.loads(saved.read_text(encoding="utf-8")) if saved.exists() else {"steps": arguments.steps, "rows": {}}
     )
     if report["steps"] != arguments.steps:
-        parser.error(f"{saved} is of {report['steps']} steps: move it away")
+        parser.error(f"{saved} has {report['steps']} steps: move it away")
     with Progress("runs", len(arguments.rows), unit="runs") as progress:
         for name in arguments.rows:
             if name not in report["rows"]:
@@ -112,7 +114,7 @@ def _trial(arguments: argparse.Namespace, name: str) -> Trial:
 
 
 def _table(report: dict[str, Any]) -> str:
-    """All rows; scores of the others as differences from the first."""
+    """Return a table of all rows, with scores as differences from the first."""
     rows = report["rows"]
     base = rows[next(iter(ROWS))]
     lines = [

@@ -1,6 +1,6 @@
-"""A trial: a student trained in a process of its own, the processor time that it took, and what it is worth.
+"""A trial: a student trained in a process of its own, with its processor time and scores.
 
-A trial that was interrupted goes on from its last checkpoint.
+An interrupted trial resumes from its last checkpoint.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ DEV = {
     "TrecQA dev": "rerank/trecqa-dev.jsonl",
     "SemEval CQA dev": "rerank/semeval2016-cqa-dev.jsonl",
 }
-"""Development sets: they may choose."""
+"""Development sets, which may be used for choices."""
 TESTS = ("sts", "semeval2016-cqa-train2", "trecqa-test", "scirepeval-search")
-"""Test sets: they choose nothing."""
+"""Test sets, which must not be used for choices."""
 _CALIBRATION_STEPS = 25
 _WARM_STEPS = 8
 
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-    """A run of recipes laid over each other, with some settings changed.
+    """A run of merged recipes with some settings changed.
 
     Attributes:
-        recipes: files.
+        recipes: recipe files.
         changes: setting, such as ``optim.lr``, to its value.
         data: folder of text and evaluation sets.
-        folder: of the run.
+        folder: the run folder.
     """
 
     recipes: Sequence[Path]
@@ -66,7 +66,7 @@ class Trial:
 
     @property
     def mapping(self) -> dict[str, Any]:
-        """What the recipes and the changes say together."""
+        """Merge the recipes and the changes."""
         mapping: dict[str, Any] = {}
         for recipe in self.recipes:
             mapping = merge(mapping, load_toml(recipe))
@@ -76,7 +76,7 @@ class Trial:
 
 
 class _Clock:
-    """Processor time at the end of each step; asks to stop after some steps."""
+    """Records processor time at the end of each step; requests a stop after ``most`` steps."""
 
     def __init__(self, most: int | None = None) -> None:
         self.marks: list[float] = []
@@ -118,7 +118,7 @@ def _perform(trial: Trial, names: Sequence[str]) -> dict[str, Any]:
 
 
 def _held_out(folder: Path) -> dict[str, float]:
-    """Cosine with the teacher's vectors on text kept out of training, x 100, where the run measured it."""
+    """Return the cosine with the teacher's vectors on held-out text, x 100, if the run measured it."""
     records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     measured = [record["dev"] for record in records if any(key.startswith("held_out/") for key in record)]
     return {"held-out cosine": 100 * measured[-1]} if measured else {}

@@ -1,17 +1,17 @@
-"""What a training step costs beside its networks.
+"""Overhead of a training step over the passes of its networks.
 
     OMP_NUM_THREADS=1 python benchmarks/training/run.py
     python benchmarks/training/run.py --device cuda --amp bf16 --batch 512 -o results-cuda
 
-For every method two things are timed in turns, in one process, on the same batches:
+For every method, two things are timed in turns, in one process, on the same batches:
 
-- the step: forward pass, loss, backward pass, clipping, optimizer, queues and averages, as the loop does them;
+- the step: forward pass, loss, backward pass, clipping, optimizer, queues and averages, as in the training loop;
 - the floor: the same passes of the same networks (encoder, dense head, projector, predictor, averaged copy), each
   with or without gradient as in the step, and a backward pass from the sum of their outputs. No loss and
   no optimizer.
 
-Text is random word pieces, teacher vectors are random unit rows: neither changes what a step costs. Writes
-results.json and results.md beside this file.
+Texts are random word pieces and teacher vectors random unit rows, which does not affect the cost of a step. Writes
+results.json and results.md next to this file.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ HERE = Path(__file__).parent
 BUNDLE = "tiny-sct"
 QUEUES = (16_384, 131_072)
 TEACHER_WIDTH = 384
-LENGTHS = (12, 21)  # tokens of a text, from and to before; 16 on average
+LENGTHS = (12, 21)  # tokens per text, from (inclusive) and to (exclusive); 16 on average
 BATCHES = 4
 AMP = {"off": torch.float32, "bf16": torch.bfloat16}
 PAIRS = {"encoder-to-cross": EncoderToCross, "cross-to-encoder": CrossToEncoder}
@@ -58,12 +58,12 @@ HEADS = (DenseHead, Projector, Predictor)
 
 
 def main() -> None:
-    """Time every method, with every queue that it can have."""
+    """Time every method, with every kind of queue."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--methods", nargs="+", default=[*METHODS, *PAIRS])
     parser.add_argument("--size", choices=SIZES, default="tiny")
     parser.add_argument("--batch", type=int, default=128, help="rows a batch")
-    parser.add_argument("--rounds", type=int, default=15, help="times that step and floor take turns")
+    parser.add_argument("--rounds", type=int, default=15, help="number of turns of step and floor")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--amp", choices=AMP, default="off")
     parser.add_argument("--threads", type=int, default=1)
@@ -85,7 +85,7 @@ def has_queue(name: str) -> bool:
 
 
 def measure(name: str, queue: int | None, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Median milliseconds of step and floor, and their ratio."""
+    """Return the median milliseconds of step and floor, and their ratio."""
     torch.manual_seed(0)
     method = build(name, queue, arguments.size).to(arguments.device).train()
     batches = [make_batch(method, arguments.batch, seed).to(method.encoder.device) for seed in range(BATCHES)]
@@ -100,7 +100,7 @@ def measure(name: str, queue: int | None, arguments: argparse.Namespace) -> dict
         for turn in range(arguments.rounds + 2):
             for way, go in ways.items():
                 elapsed = clock(go, turn % BATCHES, method.encoder.device)
-                if turn > 1:  # the first two warm up
+                if turn > 1:  # skip the warm-up
                     times[way].append(1000 * elapsed)
     medians = {way: round(statistics.median(values), 2) for way, values in times.items()}
     ratio = statistics.median(step / floor for step, floor in zip(*times.values(), strict=True))
@@ -108,7 +108,7 @@ def measure(name: str, queue: int | None, arguments: argparse.Namespace) -> dict
 
 
 def clock(go: Callable[[int], None], number: int, device: torch.device) -> float:
-    """Seconds that a call takes, on the device too."""
+    """Return the seconds of a call, including work on the device."""
     synchronize(device)
     began = time.perf_counter()
     go(number)
@@ -117,13 +117,13 @@ def clock(go: Callable[[int], None], number: int, device: torch.device) -> float
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait for what the device has still to do."""
+    """Wait until the device is idle."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def build(name: str, queue: int | None, size: str) -> Learner:
-    """A method on a new encoder, with its defaults but for the queue."""
+    """Return a method on a new encoder, with its defaults except for the queue."""
     tokenizer = Tokenizer(read_bundle(find_model(BUNDLE)).tokenizer_json, 128)
     encoder = random(tokenizer, SIZES[size], max_length=128, seed=0)
     if name == "encoder-to-cross":
@@ -136,7 +136,7 @@ def build(name: str, queue: int | None, size: str) -> Learner:
 
 
 def make_batch(method: Learner, rows: int, seed: int) -> Batch:
-    """As many views as the method needs of random word pieces; each has teacher vectors of its own."""
+    """Return a batch with the views that the method needs, of random word pieces with random teacher vectors."""
     generator = np.random.default_rng(seed)
     spec = method.batch_spec
     views = []
@@ -153,7 +153,7 @@ def make_batch(method: Learner, rows: int, seed: int) -> Batch:
 
 @dataclasses.dataclass(frozen=True)
 class Pass:
-    """One call of a network: what it was given, and whether its gradients were wanted."""
+    """One call of a network: its arguments, and whether gradients were enabled."""
 
     network: nn.Module
     arguments: tuple[Tensor, ...]
@@ -161,7 +161,7 @@ class Pass:
     learns: bool
 
     def __call__(self) -> Tensor:
-        """The sum of the outputs, with their graph if gradients were wanted."""
+        """Return the sum of the outputs, with their graph if gradients were enabled."""
         with torch.set_grad_enabled(self.learns):
             inputs = [tensor.detach().requires_grad_(self.learns) for tensor in self.arguments]
             output = self.network(*inputs, **self.named)
@@ -171,7 +171,7 @@ class Pass:
 
 
 class Stepper:
-    """Takes training steps, and what is left of them without anything but the networks."""
+    """Runs training steps, and the passes of their networks only."""
 
     def __init__(self, method: Learner, amp: str) -> None:
         self.method, self.amp = method, amp
@@ -179,7 +179,7 @@ class Stepper:
         self.optimizer = build_optimizer(method, self.optim)
 
     def step(self, batch: Batch) -> None:
-        """One training step."""
+        """Run one training step."""
         with self.autocast():
             output = self.method(batch)
         output.loss.backward()
@@ -190,19 +190,19 @@ class Stepper:
         self.method.after_step([output])
 
     def floor(self, passes: list[Pass]) -> None:
-        """The same passes and nothing else."""
+        """Run the same passes and nothing else."""
         with self.autocast():
             sums = [call() for call in passes]
         torch.stack([total for total in sums if total.requires_grad]).sum().backward()
         self.optimizer.zero_grad(set_to_none=True)
 
     def autocast(self) -> torch.autocast:
-        """Half precision if it is wanted."""
+        """Return the autocast context."""
         return torch.autocast(self.method.encoder.device.type, AMP[self.amp], enabled=self.amp != "off")
 
 
 def record(stepper: Stepper, batch: Batch) -> list[Pass]:
-    """The calls of networks in one step."""
+    """Record the calls of networks in one step."""
     passes: list[Pass] = []
 
     def remember(network: nn.Module, arguments: tuple[Tensor, ...], named: dict[str, Tensor]) -> None:
@@ -217,7 +217,7 @@ def record(stepper: Stepper, batch: Batch) -> list[Pass]:
 
 
 def networks(method: Learner) -> Iterator[nn.Module]:
-    """Bodies of encoders, and heads."""
+    """Yield bodies of encoders, and heads."""
     for module in method.modules():
         if isinstance(module, SentenceEncoder):
             yield module.backbone
@@ -264,7 +264,7 @@ def write(rows: list[dict[str, Any]], arguments: argparse.Namespace) -> None:
 
 
 def device_name(device: str) -> str:
-    """What the hardware calls itself."""
+    """Return the name of the hardware."""
     if torch.device(device).type == "cuda":
         return torch.cuda.get_device_name(device)
     cpuinfo = Path("/proc/cpuinfo")

@@ -1,9 +1,9 @@
-"""What each variant of an exported encoder costs and keeps: size, speed, dev score, independence of the batch.
+"""Cost and accuracy of each variant of an exported encoder: size, speed, dev score, batch invariance.
 
     OMP_NUM_THREADS=1 python benchmarks/variants/run.py RUN --texts texts.txt --dev sts-dev.csv
 
-What `embedkit export --all` does, on one thread and in more rounds. ``texts.txt`` calibrates, prunes and is
-encoded. Writes results.json and results.md beside this file.
+Like `embedkit export --all`, but on one thread and with more rounds. ``texts.txt`` is used for calibration,
+pruning and timing. Writes results.json and results.md next to this file.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ROUNDS = 41
 
 
 def main() -> None:
-    """Export all variants, and write what was measured of them."""
+    """Export all variants, and write their measurements."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run")
     parser.add_argument("--texts", required=True, type=Path)
@@ -52,11 +52,11 @@ def main() -> None:
 
 
 def to_table(variants: Sequence[Variant], target: str) -> str:
-    """The results in Markdown."""
+    """Return the results in Markdown."""
     lines = [
-        f"Variants of one encoder for {target}; speed of `encode`, tokenization and all, on one thread, in",
-        "multiples of fp32. Company: how far a value moves when its text is in a batch with others. Bold: no",
-        "other variant is as small, as fast and as faithful.",
+        f"Variants of one encoder for {target}; speed of `encode`, including tokenization, on one thread,",
+        "relative to fp32. Invariance: the largest change of a value when a text is batched with others. Bold:",
+        "not dominated in size, speed and retention.",
         "",
         "| variant | MB | speed | one text, ms | retention | smallest cosine on random words | invariance |",
         "|---|---:|---:|---:|---:|---:|---:|",
@@ -68,7 +68,7 @@ def to_table(variants: Sequence[Variant], target: str) -> str:
         for each in variants
         if not each.missed
     ]
-    lines += [f"| {each.name} | missed a gate | | | | | |" for each in variants if each.missed]
+    lines += [f"| {each.name} | failed a gate | | | | | |" for each in variants if each.missed]
     return "\n".join(lines) + "\n"
 
 

@@ -1,16 +1,16 @@
-"""Assemble English training text from public data sets of the Hugging Face hub, like that of the bundled models.
+"""Assemble English training text from public data sets on the Hugging Face hub, similar to the bundled models'.
 
     python examples/corpus/english.py DIR --exclude sts/*.csv scifact/*.jsonl
     embedkit train DIR/english.toml recipes/tiny.toml --data DIR --teacher sentence-transformers/all-MiniLM-L6-v2
 
-Writes one file DIR/train/NAME.txt.xz for each source, one text a line, and DIR/english.toml, which names them with
-their licences. A file that is there already is kept, so an interrupted call goes on with the next source. Texts
-that equal a text of the files in --exclude, or share a run of ten words with one, are left out: name the sets that
-you evaluate on.
+Writes one file DIR/train/NAME.txt.xz for each source, one text per line, and DIR/english.toml, which lists them
+with their licences. Existing files are kept, so an interrupted call continues with the next source. Texts that
+equal a text of the files in --exclude, or share a run of ten words with one, are dropped: list your evaluation
+sets there.
 
-The bundled models saw recipes/english.toml, part of which is not on the hub in this form: documentation,
-glossaries and dialogues are missing here, and Wikipedia, arXiv and Stack Exchange are other samples. Models made
-from this text are like the bundled ones, not the same.
+The bundled models were trained on recipes/english.toml, part of which is not on the hub in this form:
+documentation, glossaries and dialogues are missing here, and Wikipedia, arXiv and Stack Exchange are different
+samples. Models trained on this text are similar to the bundled ones, but not equal.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ __all__ = ["SOURCES", "Source", "assemble"]
 
 logger = logging.getLogger("embedkit.corpus")
 
-_RUN = 10  # words in a row that no text shares with an evaluation set
+_RUN = 10  # length of word sequences that no text may share with an evaluation set
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[\"'(]?[A-Z0-9])")
 _WORD = re.compile(r"\w+")
 _SENTENCE_WORDS = 5, 40
@@ -49,16 +49,16 @@ Row = Mapping[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """A part of the text.
+    """A source of text.
 
     Attributes:
-        repository: on the hub.
-        read: a row's text.
-        licence: of the text.
-        configuration: of the data set.
-        form: cuts the text of a row into texts; as it is by default.
-        limit: texts in all.
-        repeat: times that an epoch goes over them.
+        repository: repository on the hub.
+        read: returns a row's text.
+        licence: licence of the text.
+        configuration: configuration of the data set.
+        form: splits the text of a row into texts; by default it is kept whole.
+        limit: maximum number of texts.
+        repeat: number of times each text occurs in an epoch.
     """
 
     repository: str
@@ -71,7 +71,7 @@ class Source:
 
 
 def sentences(text: str) -> Iterator[str]:
-    """The sentences of a text, without those that are very short or long."""
+    """Yield the sentences of a text, except very short and long ones."""
     least, most = _SENTENCE_WORDS
     for paragraph in text.splitlines():
         for sentence in _SENTENCE_END.split(paragraph):
@@ -80,7 +80,7 @@ def sentences(text: str) -> Iterator[str]:
 
 
 def passages(text: str) -> Iterator[str]:
-    """The paragraphs of a text, joined where they are short and cut at sentences where they are long."""
+    """Yield the paragraphs of a text, joined if short and split at sentences if long."""
     least, most = _PASSAGE_WORDS
     gathered: list[str] = []
     for sentence in itertools.chain.from_iterable(map(_SENTENCE_END.split, text.splitlines())):
@@ -162,10 +162,10 @@ SOURCES = {
 
 
 class Excluded:
-    """Texts of evaluation sets, and what shares a run of words with them.
+    """Detects texts of evaluation sets, and texts that share a sequence of words with them.
 
     Args:
-        paths: files of any form; every text in them counts, whatever its column is called.
+        paths: files of any supported form; every string in them counts, in any column.
     """
 
     def __init__(self, paths: Iterable[Path]) -> None:
@@ -202,13 +202,13 @@ def assemble(
     sources: Mapping[str, Source] = SOURCES,
     show_progress: bool | None = None,
 ) -> Path:
-    """Write the text of every source that is not there yet, and the recipe that names them all.
+    """Write the missing sources and the recipe that lists all of them.
 
     Returns:
         path of the recipe.
 
     Raises:
-        DataError: a data set cannot be read; what was written before stays.
+        DataError: a data set cannot be read; files written before are kept.
         MissingExtraError: the package ``datasets`` is missing.
     """
     (folder / "train").mkdir(parents=True, exist_ok=True)
@@ -236,7 +236,7 @@ def _entry(name: str, source: Source) -> dict[str, Any]:
 
 
 def _texts(name: str, source: Source, excluded: Excluded, *, show_progress: bool | None) -> Iterator[str]:
-    """Different texts of one source, as many as it may give."""
+    """Yield distinct texts of one source, up to its limit."""
     seen: set[int] = set()
     with Progress(name, source.limit, unit="texts", enabled=show_progress) as progress:
         for row in _rows(source):
@@ -256,12 +256,12 @@ def _rows(source: Source) -> Iterator[Row]:
     configuration = [] if source.configuration is None else [source.configuration]
     try:
         yield from datasets.load_dataset(source.repository, *configuration, split="train", streaming=True)
-    except Exception as error:  # the hub client raises many kinds; all mean that the text cannot be had
+    except Exception as error:  # the hub client raises many types; all mean that the data cannot be read
         raise DataError(f"{source.repository} cannot be read from the hub: {error}") from error
 
 
 def main() -> None:
-    """Assemble what the command line asks for."""
+    """Assemble the text requested on the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, metavar="DIR")
     parser.add_argument("--exclude", type=Path, nargs="+", default=[], metavar="FILE", help="evaluation sets")

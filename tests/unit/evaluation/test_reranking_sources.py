@@ -106,7 +106,7 @@ def test_tables_on_the_hub(monkeypatch):
     assert has_tables(source)
     check_tables(load_tables(source, name="set"))
     del tables["top_ranked"]
-    with pytest.raises(DataError, match="expected a table top_ranked, it has corpus, queries, default"):
+    with pytest.raises(DataError, match="expected a table top_ranked, but it has corpus, queries, default"):
         load_tables(source, name="set")
 
 

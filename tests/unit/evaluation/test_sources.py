@@ -68,7 +68,7 @@ def test_what_exists_is_a_path_and_never_a_hub_id(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("source", ["gone.jsonl", "org/gone.tsv", Path("gone"), "a/b/c", "gone"])
 def test_what_looks_like_a_file_never_goes_to_the_network(source):
-    with pytest.raises(DataError, match=r"there is no file|no file or folder"):
+    with pytest.raises(DataError, match=r"there is no file|neither a file or folder"):
         locate(source)
 
 

@@ -203,5 +203,5 @@ def test_a_broken_cross_encoder_is_refused(make_pair_encoder):
     with torch.no_grad():
         model.network.classifier.bias.fill_(float("nan"))
 
-    with pytest.raises(ExportError, match=r"network\.classifier\.bias of toy holds values that are not finite"):
+    with pytest.raises(ExportError, match=r"network\.classifier\.bias of toy contains values that are not finite"):
         build_graph(model, FloatArithmetic())
