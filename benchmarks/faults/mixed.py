@@ -9,8 +9,7 @@ shares of ``MIX``. There are more clients than the server admits requests, so so
 
 - Lost: a request is neither answered nor rejected (429, 504), or an acknowledged write is missing at the end.
 - Mixed up: an embedding does not belong to its text and model; a search for a document's own text, or a
-re-ranking,
-  does not rank that text first.
+  re-ranking, does not rank that text first.
 - Leaking: after the first third, resident memory exceeds the previous peak by more than ``SLACK_MB``; or threads,
   files, admitted work or queues remain after the load has ended.
 
