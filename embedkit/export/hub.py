@@ -119,7 +119,7 @@ def push(
         if not path.is_dir():
             folder = Path(place) / "repository"
             save_repository(read_bundle(path), folder, repository=repository, card=card)
-        elif missing := [name for name in ("README.md", "onnx/model.onnx") if not (path / name).is_file()]:
+        elif missing := [name for name in _REQUIRED if not (path / name).is_file()]:
             raise ExportError(
                 f"{path} lacks {' and '.join(missing)}; push a bundle, or a folder of `embedkit export`"
             )
