@@ -1,4 +1,4 @@
-# make demo | test | test-release | check | docs | clean: each sets up what it needs in .venv first.
+# make demo | test | test-release | check | sanitize | fuzz | docs | clean: each sets up what it needs in .venv first.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -11,7 +11,12 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-release check docs clean
+# Seconds of make fuzz.
+FUZZ ?= 300
+SANITIZED := build/sanitized
+SANITIZERS := -fsanitize=address,undefined -fno-sanitize-recover=all
+
+.PHONY: demo test test-release check sanitize fuzz docs clean
 
 demo: $(READY)
 	$(BIN)/python examples/demo/demo.py
@@ -26,6 +31,21 @@ check: $(READY)
 	$(BIN)/ruff check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# Tests of the kernels under AddressSanitizer and UndefinedBehaviorSanitizer. Python frees nothing at its end, and its
+# own allocator would hide the ends of buffers.
+sanitize: $(READY)
+	EMBEDKIT_KERNEL_FLAGS="-O1 -g $(SANITIZERS)" LDFLAGS="$(SANITIZERS)" EMBEDKIT_REQUIRE_KERNELS=1 \
+	  $(BIN)/python -c "from setuptools import setup; setup()" --quiet \
+	  build --build-base $(SANITIZED) --build-lib $(SANITIZED)/lib
+	ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc PYTHONPATH=$(SANITIZED)/lib \
+	  LD_PRELOAD=$$(cc -print-file-name=libasan.so) \
+	  $(BIN)/pytest tests/contracts/test_hostile_arguments.py tests/unit/runtime/test_word_pieces.py
+	$(BIN)/python -m pytest -m release tests/contracts/test_instruction_sets.py
+
+fuzz: $(READY)
+	$(BIN)/python tests/kernels/fuzz.py --seconds $(FUZZ)
+	$(BIN)/python benchmarks/faults/bundles.py --mutations 1000
 
 docs: $(READY)
 	$(PIP) install --editable '.[docs]'

@@ -2,11 +2,13 @@
 
 An instruction set that the compiler does not know is left out, and so is a module that cannot be compiled at all:
 embedkit works without. ``EMBEDKIT_REQUIRE_KERNELS=1``, set for releases, makes both an error.
+``EMBEDKIT_KERNEL_FLAGS`` holds further flags for the compiler, such as those of sanitizers.
 """
 
 from __future__ import annotations
 
 import os
+import shlex
 import sysconfig
 from pathlib import Path
 from typing import ClassVar
@@ -36,6 +38,18 @@ _ARM = {
 _MACHINES = {"x86_64": _X86, "amd64": _X86, "aarch64": _ARM, "arm64": _ARM}
 
 
+def machine_flags(platform: str, *, msvc: bool = False) -> dict[str, list[str]]:
+    """The flags of each instruction set of a machine beyond the portable one, by its name.
+
+    Args:
+        platform: as `sysconfig.get_platform` names it.
+        msvc: whether flags are those of Microsoft's compiler.
+    """
+    machine = platform.replace("-", "_").lower()
+    found = next((targets for name, targets in _MACHINES.items() if machine.endswith(name)), {})
+    return {name: theirs if msvc else unix for name, (unix, theirs) in found.items()}
+
+
 class BuildKernels(build_ext):
     """``build_ext`` that compiles one source for several instruction sets."""
 
@@ -45,14 +59,16 @@ class BuildKernels(build_ext):
         """Compile the instruction sets of a module before the module."""
         is_required = os.environ.get("EMBEDKIT_REQUIRE_KERNELS") == "1"
         ext.optional = not is_required
-        ext.extra_compile_args = _STRICT[self.compiler.compiler_type]
+        further = shlex.split(os.environ.get("EMBEDKIT_KERNEL_FLAGS", ""))
+        ext.extra_compile_args = [*_STRICT[self.compiler.compiler_type], *further]
         ext.depends = [str(path) for pattern in _HEADERS for path in Path().glob(pattern)]
         if sysconfig.get_config_var("Py_GIL_DISABLED"):  # has no limited API
             ext.define_macros, ext.py_limited_api = [], False
         if ext.name == self._MULTIPLE:
             self.force = True  # macros that say what was compiled are no reason for setuptools to compile anew
             self._compile_target(ext, "portable", [])
-            for name, flags in self._flags().items():
+            is_msvc = self.compiler.compiler_type == "msvc"
+            for name, flags in machine_flags(self.plat_name, msvc=is_msvc).items():
                 try:
                     self._compile_target(ext, name, flags)
                 except CompileError:
@@ -60,12 +76,6 @@ class BuildKernels(build_ext):
                         raise
                     self.warn(f"this compiler has no {name}: {self._MULTIPLE} is built without")
         super().build_extension(ext)
-
-    def _flags(self) -> dict[str, list[str]]:
-        machine = self.plat_name.replace("-", "_").lower()
-        is_msvc = self.compiler.compiler_type == "msvc"
-        found = next((targets for name, targets in _MACHINES.items() if machine.endswith(name)), {})
-        return {name: msvc if is_msvc else unix for name, (unix, msvc) in found.items()}
 
     def _compile_target(self, ext: Extension, name: str, flags: list[str]) -> None:
         ext.extra_objects += self.compiler.compile(

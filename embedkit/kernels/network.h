@@ -102,7 +102,7 @@ static void pool(const Net *n, const float *states, int length, float *pooled) {
     }
 }
 
-/* The mean of a text's rows in the memory, if there is one; zeros of a text without tokens. */
+/* The mean of a text's rows in the memory; zeros of a text without tokens. */
 static void remember(const Net *n, const int32_t *ids, int length, float *mean) {
     const Floats divisor = splat((float)(length ? length : 1));
     memset(mean, 0, sizeof(float) * (size_t)n->memory.width);
@@ -128,14 +128,14 @@ static void finish(const Net *n, const int32_t *ids, const int32_t *starts, int 
         const int start = starts[t], length = starts[t + 1] - start;
         float *pooled = (n->has_head ? w->pooled : rows) + (size_t)t * pooled_width(n);
         pool(n, w->states + (size_t)start * n->hidden, length, pooled);
-        remember(n, ids + start, length, pooled + n->hidden);
+        if (n->memory.width) remember(n, ids + start, length, pooled + n->hidden);
     }
     if (n->has_head) apply(&n->head, w->pooled, texts, rows, n->head_kind, &w->narrow_bytes, w);
     for (int t = 0; t < texts; t++) {
         float *row = rows + (size_t)t * n->dimension;
         w->finite &= is_finite(row, n->dimension);
         if (n->score) out[t] = score_of(n, row);
-        if (n->unit) scale_to_unit(row, n->dimension);
+        if (n->unit) w->finite &= scale_to_unit(row, n->dimension);
     }
 }
 

@@ -22,7 +22,7 @@ INLINE Floats exp_of(Floats x) {
     return where_less(x, lowest, splat(0.0f), times_power_of_2(value, n));
 }
 
-/* x times the normal distribution's share below x, to 2e-6. The share minus a half, divided by x, is a
+/* x times the normal distribution's share below x, to 2e-6 and, above 5, to 2e-7 of it. The share minus a half, divided by x, is a
    polynomial of x^2, in Chebyshev's interpolation on |x| <= 5. Beyond that the share is 0 or 1: below, x counts
    as -5. */
 INLINE Floats gelu_erf(Floats x) {
@@ -114,11 +114,12 @@ INLINE bool is_finite(const float *row, int width) {
     return sum_of(check) == 0.0f;
 }
 
-/* A row of length 1; one of zeros stays as it is. */
-INLINE void scale_to_unit(float *row, int width) {
+/* A row of length 1; one of zeros stays as it is. False if the length is not finite, as of values above 1e19. */
+INLINE bool scale_to_unit(float *row, int width) {
     const float length = sqrtf(squares_of(row, width));
     const Floats divisor = splat(length < 1e-12f ? 1e-12f : length);
     for (int i = 0; i < width; i += LANES) store(row + i, divide(load(row + i), divisor));
+    return length <= FLT_MAX;
 }
 
 #endif

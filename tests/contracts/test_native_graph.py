@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import platform
+import signal
+import subprocess
 import sys
+import textwrap
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -27,7 +31,7 @@ from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.memory import WordMemory
 from embedkit.runtime import native_graph
 from embedkit.runtime.bert_graph import read_bert
-from embedkit.runtime.bert_weights import BertGraph, Product
+from embedkit.runtime.bert_weights import BertGraph, Norm, Product
 from embedkit.runtime.bundle import read_bundle, write_bundle
 from embedkit.runtime.encoder import Encoder
 from embedkit.runtime.location import bundled_names, find_model
@@ -248,6 +252,74 @@ def test_many_threads_share_one_network(make_encoder: Any, tokens: Tokens) -> No
     with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(lambda _: run(graph, tokens), range(40)))
     assert all(np.array_equal(rows, expected) for rows in found)
+
+
+def run_script(script: str) -> str:
+    """What a process with the bundled encoder prints."""
+    begin = (
+        'import os, signal, threading\nfrom embedkit import Encoder\nTEXTS = ["a good dog", "tea " * 90] * 40\n'
+    )
+    command = [sys.executable, "-c", begin + textwrap.dedent(script)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@needs_kernel
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_forked_process_goes_on_while_threads_of_its_parent_encode() -> None:
+    script = """
+        encoder = Encoder.load("tiny-sct", threads=2, instructions="portable")
+        expected, going = encoder.encode(TEXTS).tobytes(), True
+        def encode():
+            while going:
+                encoder.encode(TEXTS)
+        thread = threading.Thread(target=encode)
+        thread.start()
+        for _ in range(5):
+            child = os.fork()
+            if child == 0:
+                signal.alarm(30)  # of a child that waits for a lock which nobody will release
+                os._exit(encoder.encode(TEXTS).tobytes() != expected)
+            print(os.waitpid(child, 0)[1])
+        going = False
+        thread.join()
+    """
+    assert run_script(script).split() == ["0"] * 5
+
+
+@needs_kernel
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no timers here")
+def test_an_interrupted_call_leaves_a_working_encoder() -> None:
+    script = """
+        encoder = Encoder.load("tiny-sct", threads=2, instructions="portable")
+        expected = encoder.encode(TEXTS).tobytes()
+        for milliseconds in (1, 3, 9, 20):
+            signal.signal(signal.SIGALRM, signal.default_int_handler)
+            signal.setitimer(signal.ITIMER_REAL, milliseconds / 1e3)
+            try:
+                while True:
+                    encoder.encode(TEXTS)
+            except KeyboardInterrupt:
+                print(encoder.encode(TEXTS).tobytes() == expected)
+    """
+    assert run_script(script).split() == ["True"] * 4
+
+
+@needs_kernel
+def test_a_row_too_long_for_its_length_is_an_error(make_encoder: Any) -> None:
+    """Its values are finite, and the sum of their squares is not: nothing can make it a unit row."""
+    graph = read_bert(write(make_encoder("mean", None), "fp32"))
+    assert graph is not None
+    last = graph.layers[-1]
+    layers = (
+        *graph.layers[:-1],
+        dataclasses.replace(last, norm=Norm(last.norm.weight * np.float32(1e25), last.norm.bias)),
+    )
+    for instructions in native_instructions():
+        network = NativeGraph(dataclasses.replace(graph, layers=layers), instructions=instructions)
+        with pytest.raises(ModelError, match="NaN or infinite"):
+            run(network, Tokens([[5, 6]], []))
 
 
 @needs_kernel

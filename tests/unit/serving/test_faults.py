@@ -33,5 +33,10 @@ def test_kills_at_random_moments_leave_a_whole_state(tmp_path):
     assert "6 kills" in run("kills.py", "--kills", "6", "--folder", tmp_path)
 
 
+def test_hostile_bundles_are_refused_or_harmless(toy_bundle, toy_cross_bundle):
+    for bundle in (toy_bundle, toy_cross_bundle):
+        assert "60 mutations, 0 failures" in run("bundles.py", "--mutations", "60", "--bundle", bundle)
+
+
 def test_random_damage_is_an_error_or_harmless(tmp_path):
     assert "80 mutations" in run("fuzz.py", "--mutations", "80", "--no-bundle", "--folder", tmp_path)

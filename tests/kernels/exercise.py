@@ -1,0 +1,227 @@
+"""Calls the kernels with arguments made of arbitrary bytes, valid ones and broken ones.
+
+``fuzz.c`` calls it under libFuzzer, which looks for bytes that reach new code; ``tests/contracts/test_fuzzing.py``
+with a few hundred random inputs. It needs the kernels and the standard library, nothing else.
+"""
+
+from __future__ import annotations
+
+import random
+from array import array
+from typing import Any
+
+__all__ = ["exercise", "random_input"]
+
+REFUSALS = (ValueError, ArithmeticError)
+"""What the kernels may raise, `OverflowError` among the second."""
+
+ALPHABET = "abcß#. \n€雪\ud800\U0001f600"
+INPUT_BYTES = 400
+
+
+def exercise(data: bytes, bert: Any, wordpiece: Any) -> str | None:
+    """Use one of the kernels as the bytes say.
+
+    Args:
+        data: any bytes.
+        bert: the module `embedkit.kernels.bert`, compiled in whatever way.
+        wordpiece: the module `embedkit.kernels.wordpiece`.
+
+    Returns:
+        the sentence with which the kernel refused its arguments; None if it took them.
+
+    Raises:
+        AssertionError: a result is impossible, or instruction sets differ.
+    """
+    draw = Draw(data)
+    try:
+        if draw.below(4):
+            run_network(draw, bert)
+        else:
+            cut_texts(draw, wordpiece)
+    except REFUSALS as error:
+        return str(error)
+    return None
+
+
+def random_input(seed: int) -> bytes:
+    """Bytes for :func:`exercise`."""
+    return random.Random(seed).randbytes(INPUT_BYTES)
+
+
+class Draw:
+    """Choices by the bytes of an input, which is read over and over."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data, self._at = data or b"\0", 0
+
+    def byte(self) -> int:
+        """The next byte."""
+        self._at += 1
+        return self._data[self._at % len(self._data)]
+
+    def below(self, limit: int) -> int:
+        """A number from 0."""
+        return self.byte() % limit
+
+    def rarely(self) -> bool:
+        """True for about one byte in a hundred."""
+        return self.byte() in (7, 77, 177)
+
+    def one_of(self, usual: list[int], broken: list[int]) -> int:
+        """A usual value, rarely a broken one."""
+        values = broken if self.rarely() else usual
+        return values[self.below(len(values))]
+
+    def bytes(self, count: int) -> bytes:
+        """So many bytes, rarely more or fewer."""
+        count = max(0, count + (self.below(9) - 4 if self.rarely() else 0))
+        first = self._at % len(self._data)
+        self._at += min(count, 16)
+        around = self._data[first:] + self._data[:first]
+        return (around * (count // len(around) + 1))[:count]
+
+    def floats(self, count: int, size: float = 0.02) -> bytes:
+        """So many floats from ``-128 size`` to ``127 size``, rarely bytes that may be any floats."""
+        if self.rarely():
+            return self.bytes(4 * count)
+        return array("f", [(byte - 128) * size for byte in self.bytes(count)]).tobytes()
+
+    def text(self, most: int) -> str:
+        """A text of few different characters."""
+        return "".join(ALPHABET[self.below(len(ALPHABET))] for _ in range(self.below(most + 1)))
+
+
+def run_network(draw: Draw, bert: Any) -> None:
+    """Run the same texts on every instruction set: all give the same bits, or all refuse."""
+    options, ids, types, starts, rows = network_arguments(draw)
+    results = set()
+    for instructions in bert.instructions():
+        found = bytearray(rows)
+        try:
+            bert.Network(**options, instructions=instructions).run(ids, types, starts, found)
+        except REFUSALS as error:
+            results.add(str(error).replace(instructions, ""))
+        else:
+            results.add(bytes(found))
+    assert len(results) == 1, "instruction sets differ"
+    (result,) = results
+    if isinstance(result, str):
+        raise ValueError(result)
+
+
+def network_arguments(draw: Draw) -> tuple[dict[str, Any], bytes, bytes | None, bytes, int]:
+    """The arguments of a network and of a run of it, and the bytes of its rows."""
+    hidden = draw.one_of([64, 128], [0, -64, 32, 2**31 - 64])
+    heads = draw.one_of([1, 2, 4], [0, -1, 3, 64])
+    inner = draw.one_of([64, 192], [0, 1, 2**31 - 64])
+    memory = draw.one_of([0, 0, 64], [-64, 16, 2**31 - 64])
+    vocabulary, places = draw.one_of([3, 8], [0, -1, 2**31 - 1]), draw.one_of([5, 9], [0])
+    with_head, with_types, with_score = draw.below(2), draw.below(2), draw.below(3) == 0
+    is_byte, is_static, kind = draw.below(3) > 0, draw.below(2) == 1, draw.below(3)
+    sizes = hidden, inner, memory, vocabulary
+    if not all(0 <= size < 1000 for size in sizes):  # the kernel has to refuse them, whatever stands in buffers
+        hidden_bytes, inner_bytes, memory_bytes, words = 64, 64, 0, 3
+    else:
+        hidden_bytes, inner_bytes, memory_bytes, words = sizes
+    pooled = hidden_bytes + memory_bytes
+    dimension = 64 if with_head else pooled
+
+    def product(inputs: int, outputs: int) -> tuple[Any, ...]:
+        bias, factors = draw.floats(outputs), draw.floats(inputs, 0.01) if is_static else None
+        if not is_byte:
+            return draw.floats(inputs * outputs, 0.001), None, bias, None, 0.0, 0.0
+        step = draw.one_of([3, 6], [0, -1, 255]) / 100 if is_static else 0.0
+        return draw.bytes(inputs * outputs), draw.floats(outputs, 1e-4), bias, factors, step, -128 * step
+
+    def norm(width: int) -> tuple[bytes, bytes]:
+        return draw.floats(width), draw.floats(width)
+
+    def table(width: int) -> tuple[bytes, bytes | None]:
+        if kind == 0:
+            return draw.floats(words * width), None
+        if kind == 1:
+            return draw.bytes(words * width), draw.floats(words, 0.001)
+        return draw.bytes(words * width // 2), bytes(draw.below(0x38) for _ in range(2 * 2 * words))
+
+    def layer() -> tuple[Any, ...]:
+        return (
+            product(hidden_bytes, 3 * hidden_bytes),
+            product(hidden_bytes, hidden_bytes),
+            norm(hidden_bytes),
+            product(hidden_bytes, inner_bytes),
+            product(inner_bytes, hidden_bytes),
+            norm(hidden_bytes),
+        )
+
+    (word_values, word_scales), (memory_values, memory_scales) = (
+        table(hidden_bytes),
+        table(memory_bytes) if memory_bytes else (None, None),
+    )
+    options = {
+        "hidden": hidden,
+        "heads": heads,
+        "intermediate": inner,
+        "memory_width": memory,
+        "dimension": draw.one_of([dimension], [0, -1, 16]),
+        "vocabulary": vocabulary,
+        "epsilon": draw.one_of([1, 1, 0], [-100]) * 1e-5,
+        "tanh": draw.below(2),
+        "first_token": draw.below(2),
+        "unit": draw.below(2),
+        "words": word_values,
+        "word_scales": word_scales,
+        "memory": memory_values,
+        "memory_scales": memory_scales,
+        "positions": draw.floats(places * hidden_bytes),
+        "types": draw.floats(2 * hidden_bytes) if with_types else None,
+        "norm": norm(hidden_bytes),
+        "layers": [layer() for _ in range(draw.below(3))],
+        "head": product(pooled, dimension) if with_head else None,
+        "tanh_head": draw.below(2),
+        "score": draw.floats(dimension + 1) if with_score else None,
+    }
+    lengths = [draw.below(places + 1) for _ in range(draw.below(6))]
+    starts = array("i", [0] + [sum(lengths[: number + 1]) for number in range(len(lengths))])
+    if draw.rarely():
+        starts[draw.below(len(starts))] = draw.one_of([3], [-1, 2**31 - 1])
+    count = max(0, sum(lengths))
+    ids = array("i", [draw.one_of([number % max(words, 1)], [-1, words, 2**31 - 1]) for number in range(count)])
+    types = array("i", [draw.one_of([0, 1], [-1, 2]) for _ in range(count)]).tobytes() if with_types else None
+    rows = max(0, len(lengths) * 4 * (1 if with_score else dimension) + (4 if draw.rarely() else 0))
+    return options, ids.tobytes(), types, starts.tobytes(), rows
+
+
+def cut_texts(draw: Draw, wordpiece: Any) -> None:
+    """Cut texts into pieces: ids of the vocabulary, in bounds that follow each other."""
+    entries = list(dict.fromkeys(draw.text(6).replace("\ud800", "") for _ in range(draw.below(20))))
+    vocabulary: dict[str, int] = {
+        entry: draw.one_of([number], [-1, 2**31]) for number, entry in enumerate(entries)
+    }
+    kinds: list[dict[str, str]] = [{}, {}, {}]
+    for character in ALPHABET.replace("\ud800", ""):
+        kinds[draw.below(3)][character] = draw.text(3).replace("\ud800", "") if draw.below(2) else character
+    unknown, room = 1000, draw.one_of([0, 3, 40], [-1, 2**40])
+    before, after = array("i", [2000] * draw.below(3)).tobytes(), array("i", [3000] * draw.below(3)).tobytes()
+    pieces = wordpiece.WordPieces(
+        vocabulary=vocabulary,
+        unknown=unknown,
+        prefix=draw.text(2).replace("\ud800", ""),
+        longest_word=draw.one_of([0, 3, 256], [-1, 257]),
+        letters=kinds[0],
+        marks=kinds[1],
+        spaces=kinds[2],
+        added=tuple(draw.text(4) for _ in range(draw.below(3))),
+        before=before,
+        after=after,
+        room=room,
+    )
+    texts = [draw.text(60) * (1 + 50 * draw.rarely()) for _ in range(draw.below(6))]
+    ids, bounds, outcomes = pieces.tokenize(texts)
+    found, ends = array("i", ids), array("q", bounds)
+    assert len(outcomes) == len(texts) == len(ends) - 1
+    assert list(ends) == sorted(ends)
+    assert (ends[0], ends[-1]) == (0, len(found))
+    assert set(found) <= {*vocabulary.values(), unknown, 2000, 3000}
+    longest = room + (len(before) + len(after)) // 4
+    assert all(end - start <= longest for start, end in zip(ends, ends[1:], strict=False))
