@@ -22,8 +22,8 @@ class Fusion:
 
     Attributes:
         method: ``"rrf"`` adds ``weight / (constant + rank)`` over the rankings (reciprocal rank fusion, Cormack,
-            Clarke and Büttcher, SIGIR 2009) and needs no scores; ``"weighted"`` adds the scores, each ranking's
-            brought to 0...1.
+            Clarke and Büttcher, SIGIR 2009), multiplied such that 1 is first in both, and needs no scores;
+            ``"weighted"`` adds the scores, each ranking's brought to 0...1.
         dense_weight: weight of the ranking by meaning, 0...1; that by words has the rest.
         constant: of reciprocal rank fusion; larger ones care less about the first ranks.
 
@@ -55,7 +55,8 @@ class Fusion:
 
     def _credit(self, scores: FloatArray) -> FloatArray:
         if self.method == "rrf":
-            return np.asarray(1 / (self.constant + np.arange(1, len(scores) + 1)), dtype=np.float32)
+            ranks = np.arange(1, len(scores) + 1)
+            return np.asarray((self.constant + 1) / (self.constant + ranks), dtype=np.float32)
         if not len(scores) or scores[0] == scores[-1]:
             return np.ones_like(scores)
         return np.asarray((scores - scores[-1]) / (scores[0] - scores[-1]), dtype=np.float32)

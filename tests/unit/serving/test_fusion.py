@@ -21,12 +21,18 @@ def fused(fusion, dense, lexical):
 def test_reciprocal_ranks_are_added():
     found = fused(Fusion(constant=10), ranking(r3=0.9, r1=0.8, r2=0.1), ranking(r2=7.0, r5=6.0))
     assert found == {
-        "r2": 0.5 / 13 + 0.5 / 11,
-        "r3": 0.5 / 11,
-        "r1": 0.5 / 12,
-        "r5": 0.5 / 12,
+        "r2": 11 * (0.5 / 13 + 0.5 / 11),
+        "r3": 11 * 0.5 / 11,
+        "r1": 11 * 0.5 / 12,
+        "r5": 11 * 0.5 / 12,
     }
     assert list(found) == ["r2", "r3", "r1", "r5"]
+
+
+@pytest.mark.parametrize("method", ["rrf", "weighted"])
+def test_what_both_rankings_have_first_has_a_score_of_one(method):
+    first, others = {"r1": 0.9}, {"r2": 0.2, "r3": 0.1}
+    assert fused(Fusion(method=method), ranking(**first, **others), ranking(**first, r4=0.3))["r1"] == 1.0
 
 
 def test_scores_are_brought_to_one_scale():

@@ -17,6 +17,8 @@ _TYPES = {
     "page.css": "text/css; charset=utf-8",
     "page.js": "text/javascript; charset=utf-8",
     "search.js": "text/javascript; charset=utf-8",
+    "filter.js": "text/javascript; charset=utf-8",
+    "highlight.js": "text/javascript; charset=utf-8",
     "compare.js": "text/javascript; charset=utf-8",
     "map.js": "text/javascript; charset=utf-8",
 }

@@ -198,6 +198,73 @@ def test_results_appear_as_one_types(browser, library, toy_encoder):
     assert {address.split("/")[2] for address in browser.addresses()} == {library.split("/")[2]}
 
 
+@pytest.fixture(scope="module")
+def shelf(serve, toy_encoder, tmp_path_factory):
+    documents = [
+        {
+            "id": f"n{n}",
+            "text": f"bees and {word}",
+            "year": 2018 + n,
+            "lang": "de, at" if n % 2 else "en",
+            "tags": ["a"],
+        }
+        for n, word in enumerate(["ships", "Shipping", "dogs", "salt", "sugar", "the sea"])
+    ]
+    path = tmp_path_factory.mktemp("page") / "idx"
+    collection = Collection.build(documents, encoder=toy_encoder, path=path, lexical=True, show_progress_bar=False)
+    with serve(collection=collection) as url:
+        yield url
+
+
+SHOWN = "[...document.querySelectorAll('.column:first-child li')].map((item) => item.dataset.id).sort().join(' ')"
+
+
+def fill_in(browser, name, value):
+    element = f"document.querySelector('#{name}')"
+    browser.run(f"{element}.value = {value!r}; {element}.dispatchEvent(new Event('input')); 0")
+
+
+def test_results_can_be_filtered_and_counted(browser, shelf):
+    browser.open(shelf)
+    browser.wait("document.activeElement?.id === 'query'")
+    browser.type("bees ships")
+    browser.wait(f"{SHOWN} === 'n0 n1 n2 n3 n4 n5'")
+    browser.run("document.querySelector('.field button[title]').click()")
+    browser.wait("document.querySelector('#filter').value.startsWith('year = ')")
+    fill_in(browser, "filter", 'year >= 2019, lang = "de, at"')
+    browser.wait(f"{SHOWN} === 'n1 n3 n5'")
+    fill_in(browser, "filter", "year >= 2019, year < 2021, lang != en, tags = a")
+    browser.wait(f"{SHOWN} === 'n1'")
+    fill_in(browser, "filter", "year 2019")
+    browser.wait(
+        "document.querySelector('#filter-problem').textContent.includes('“year 2019” is not a condition')"
+    )
+    fill_in(browser, "filter", "nix = 1")
+    browser.wait("document.querySelector('#warnings').textContent.includes('nix')")
+    fill_in(browser, "filter", "")
+    fill_in(browser, "k", "2")
+    browser.wait("document.querySelectorAll('.column:first-child li').length === 2")
+    assert browser.problems() == []
+
+
+def test_hits_show_metadata_and_the_words_of_the_query(browser, shelf):
+    browser.open(shelf)
+    browser.wait("document.activeElement?.id === 'query'")
+    browser.type("the bees and a ship")
+    browser.wait(f"{SHOWN} === 'n0 n1 n2 n3 n4 n5'")
+    marks = "[...document.querySelectorAll('.column:first-child li[data-id=n{}] mark')].map((m) => m.textContent)"
+    assert browser.run(marks.format(0)) == ["bees", "ships"]
+    assert browser.run(marks.format(1)) == ["bees"]  # Shipping is another word
+    fields = (
+        "[...document.querySelectorAll('.column:first-child li[data-id=n1] .field')].map((f) => f.textContent)"
+    )
+    assert browser.run(fields) == ["year2019", "langde, at", "tagsa"]
+    assert browser.run("document.querySelector('#legend').textContent").count("Hybrid") == 1
+    scores = "[...document.querySelectorAll('.column:last-child .score')].map((s) => Number(s.textContent))"
+    assert all(0 < score <= 1 for score in browser.run(scores))
+    assert browser.run("document.querySelector('.column:last-child meter').max") == 1
+
+
 def test_the_last_answer_wins(browser, library):
     """An answer that is late is not shown over a newer one."""
     browser.open(library)
