@@ -1,4 +1,4 @@
-"""Serving: what is done with embeddings once they exist. Needs no torch."""
+"""Serving: search, bulk encoding and the HTTP server. Does not need torch."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A collection on Qdrant, under ``qdrant:URL#NAME``, or in a folder of Qdrant's own, ``qdrant:FOLDER#NAME``.
 
-Qdrant finds and filters; words are sparse vectors of term counts that Qdrant weighs by their rarity. Needs
-``pip install "embedkit-onnx[qdrant]"``. The only file that imports qdrant_client.
+Qdrant searches and filters; words are sparse vectors of term counts that Qdrant weights by inverse document
+frequency. Needs ``pip install "embedkit-onnx[qdrant]"``. The only module that imports qdrant_client.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _USUAL_EF = 128
 _NAME = "embedkit"
 _SCHEME = "qdrant:"
 _ROWS_PER_REQUEST = 500
-_IDS = uuid.UUID("5c3f4bd2-6c0a-4b6e-9d52-1f0e5d1f7c11")  # of points: Qdrant takes numbers and UUIDs only
+_IDS = uuid.UUID("5c3f4bd2-6c0a-4b6e-9d52-1f0e5d1f7c11")  # namespace of point ids, which must be numbers or UUIDs
 
 
 class QdrantDocuments(RemoteStore):
@@ -69,11 +69,11 @@ class QdrantDocuments(RemoteStore):
 
     @classmethod
     def build(cls, address: str, source: Source, plan: Plan, *, show_progress_bar: bool | None) -> Self:
-        """Send documents to a new collection of Qdrant.
+        """Write documents to a new collection on Qdrant.
 
         Raises:
-            InputError: an index is asked for that Qdrant does not have.
-            CollectionError: there is such a collection, or Qdrant refuses; says why.
+            InputError: Qdrant does not support the index.
+            CollectionError: the collection exists, or Qdrant rejects the request.
         """
         if plan.index not in (AUTO, _INDEX):
             raise InputError(f"there is no index {plan.index!r} on Qdrant; the kinds are {AUTO}, {_INDEX}")
@@ -101,7 +101,7 @@ class QdrantDocuments(RemoteStore):
 
     @classmethod
     def open(cls, address: str, models: Models) -> Self:
-        """Find a collection that :meth:`build` made."""
+        """Open a collection created by :meth:`build`."""
         with _connection(address) as (client, name):
             if not client.collection_exists(name):
                 raise CollectionError(f"there is no collection at {address}")
@@ -114,7 +114,7 @@ class QdrantDocuments(RemoteStore):
         return opened
 
     def get(self, ids: Sequence[str], /) -> list[Document | None]:
-        """The documents with these ids, None where there is none."""
+        """Return the documents with these ids, None for unknown ids."""
         found = {document.id: document for document in map(_document, self._points(ids, with_payload=True))}
         return [found.get(id_) for id_ in ids]
 
@@ -134,28 +134,28 @@ class QdrantDocuments(RemoteStore):
         lexical: bool | None,
         show_progress_bar: bool | None,  # noqa: ARG002 - there is nothing to wait for
     ) -> None:
-        """Nothing to do: Qdrant compacts by itself.
+        """Do nothing: Qdrant compacts automatically.
 
         Raises:
-            InputError: another index or words are asked for.
+            InputError: ``index`` or ``lexical`` would change.
         """
         if lexical not in (None, self.about.lexical) or index not in (None, AUTO, _INDEX):
             raise InputError(f"index and words are chosen when a collection is built; build {self._address} again")
 
     def verify(self) -> None:
-        """Compare up to 100 points with what a collection holds; Qdrant keeps checksums of its own."""
+        """Check up to 100 points; Qdrant keeps checksums of its own."""
         documents, embeddings = self.sample(SAMPLE)
         for document, embedding in zip(documents, embeddings, strict=True):
             check_row(self._address, document, embedding.tolist())
 
     def sample(self, most: int, /) -> tuple[list[Document], FloatArray]:
-        """Documents that Qdrant chooses, and their embeddings."""
+        """Return documents chosen by Qdrant, and their embeddings."""
         points = list(itertools.islice(self._all(), most))
         rows = np.array([point.vector["embedding"] for point in points], dtype=np.float32)
         return [_document(point) for point in points], rows.reshape(len(points), self.about.dimension)
 
     def source(self) -> Source:
-        """All documents and embeddings."""
+        """Return all documents and embeddings."""
 
         def embeddings() -> Iterator[FloatArray]:
             points = self._all()
@@ -167,20 +167,20 @@ class QdrantDocuments(RemoteStore):
         return Source(map(_document, self._all()), embeddings, maker)
 
     def close(self) -> None:
-        """End the connection; a folder can then be opened by others."""
+        """Close the connection; others can then open a folder."""
         self._client.close()
 
     def search(
         self, queries: FloatArray, k: int, where: rest.Filter | None, effort: float, /
     ) -> list[list[tuple[float, Document]]]:
-        """The documents nearest to each query, with their inner products."""
+        """Return the documents nearest to each query, with their inner products."""
         wide = rest.SearchParams(hnsw_ef=max(k, round(_USUAL_EF * checked_effort(effort))))
-        breadth = wide if "://" in self._address else None  # a folder's search is exact and takes no parameters
+        breadth = wide if "://" in self._address else None  # search in a folder is exact and has no parameters
         queries, _ = checked_queries(queries, k, (self._count, self.about.dimension))
         return [self._found(row.tolist(), "embedding", k, where, breadth) for row in queries]
 
     def search_words(self, query: str, k: int, where: rest.Filter | None, /) -> list[tuple[float, Document]]:
-        """The documents that share words with a query, rare ones first."""
+        """Return the documents that share words with a query, weighted by rarity."""
         if not self.about.lexical:
             raise InputError("hybrid: the collection was built without words; build it again with lexical=True")
         words = _words(query)
@@ -202,7 +202,7 @@ class QdrantDocuments(RemoteStore):
 
     @staticmethod
     def _check(document: Document) -> None:
-        """Qdrant keeps any."""
+        """Accept any document."""
 
     def _kept_facts(self) -> Mapping[str, Any]:
         return self._metadata
@@ -210,7 +210,9 @@ class QdrantDocuments(RemoteStore):
     def _keep_facts(self, facts: Mapping[str, Any]) -> None:
         changed = {name: value for name, value in facts.items() if value != self._metadata.get(name)}
         with self._asking():
-            self._client.update_collection(self._name, metadata=changed)  # which Qdrant merges into the others
+            self._client.update_collection(
+                self._name, metadata=changed
+            )  # Qdrant merges this into existing metadata
         self._metadata = dict(facts)
 
     def _count_documents(self) -> int:
@@ -246,7 +248,7 @@ class QdrantDocuments(RemoteStore):
         return found
 
     def _all(self) -> Iterator[rest.Record]:
-        """All points, with payload and embedding, in the order of their ids."""
+        """Yield all points, with payload and embedding, ordered by id."""
         offset: Any = None
         while True:
             with self._asking():
@@ -263,7 +265,7 @@ class QdrantDocuments(RemoteStore):
 
 @contextlib.contextmanager
 def _connection(address: str) -> Iterator[tuple[QdrantClient, str]]:
-    """A client and the collection's name; the connection ends if what is done with them fails."""
+    """Yield a client and the collection's name; the connection is closed if an exception occurs."""
     place, _, name = address.removeprefix(_SCHEME).partition("#")
     if not place:
         raise InputError(f"expected qdrant:http://HOST:PORT#NAME or qdrant:FOLDER#NAME, got {address}")
@@ -343,7 +345,7 @@ def _point_id(id_: str) -> str:
 
 
 def _words(text: str) -> rest.SparseVector:
-    """How often each word occurs, by the lower 32 bits of its hash."""
+    """Count each word, identified by the lower 32 bits of its hash."""
     counts = Counter(text_hash(word) & 0xFFFFFFFF for word in split_words(text))
     return rest.SparseVector(indices=list(counts), values=[float(count) for count in counts.values()])
 

@@ -1,4 +1,4 @@
-"""A server for one machine: embeddings, re-ranking and search, as OpenAI's clients and others expect them."""
+"""An HTTP server for one machine: embeddings, re-ranking and search, for OpenAI's and other clients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tools for agents, by the Model Context Protocol: search a collection, add to it, embed texts."""
+"""Tools for agents, over the Model Context Protocol: search a collection, add to it, embed texts."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class AgentDocument(BaseModel):
 
 
 class Agents:
-    """An MCP server over a service that has a collection, by the official SDK.
+    """An MCP server, based on the official SDK, for a service that has a collection.
 
     Args:
-        service: answers; writes are a tool only where its settings allow them.
+        service: answers the calls; a tool for writing exists only if its settings allow writes.
 
     Raises:
         MissingExtraError: the SDK is not installed.
@@ -52,11 +52,11 @@ class Agents:
         self._server.add_tool(self.embed)
         if service.settings.allow_writes:
             self._server.add_tool(self.add)
-        self._server.streamable_http_app(  # makes the manager that `__call__` hands requests to
+        self._server.streamable_http_app(  # creates the manager to which `__call__` passes requests
             json_response=True,
             stateless_http=True,  # so that any worker can answer any request
             transport_security=security.TransportSecuritySettings(
-                enable_dns_rebinding_protection=False  # the guard checks the host's name
+                enable_dns_rebinding_protection=False  # the guard checks the Host header
             ),
         )
 
@@ -108,7 +108,7 @@ class Agents:
 
     @contextlib.contextmanager
     def _answering(self) -> Iterator[Catalogue]:
-        """Lease the catalogue; agents read the message of an error of ours, and of no other."""
+        """Lease the catalogue; report only the messages of embedkit's own errors to agents."""
         try:
             with self._service.lease() as catalogue:
                 yield catalogue
@@ -116,12 +116,12 @@ class Agents:
             raise self._tool_error(str(error)) from error
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request over streamable HTTP."""
+        """Handle one request over streamable HTTP."""
         await self._server.session_manager.handle_request(scope, receive, send)
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Answer requests over HTTP meanwhile."""
+        """Answer requests over HTTP within the block."""
         async with self._server.session_manager.run():
             yield
 

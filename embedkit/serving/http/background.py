@@ -1,4 +1,4 @@
-"""Threads that give way to the event loop."""
+"""Background threads that yield to the event loop."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _LOWER_PRIORITY = 5  # in the steps of nice
 
 
 def background_threads(count: int, name: str) -> ThreadPoolExecutor:
-    """Threads whose priority, and that of threads they start, is below the event loop's where the system has that.
+    """Return threads that, with the threads they start, have a lower priority than the event loop if supported.
 
-    Where processors are few, what is refused is to be refused at once, whatever is being computed.
+    On machines with few processors, requests can then be rejected immediately during computation.
     """
     return ThreadPoolExecutor(count, thread_name_prefix=name, initializer=_give_way)
 
 
 def _give_way() -> None:
-    if sys.platform == "linux":  # where a thread has a priority of its own, and gives it to threads that it starts
+    if sys.platform == "linux":  # threads have their own priority, inherited by threads they start
         os.nice(_LOWER_PRIORITY)

@@ -1,4 +1,4 @@
-"""What a server answers with: its models, found by their names, and its collection."""
+"""The catalogue of a server: its models by name, and its collection."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from embedkit.serving.retrieval.collection import Collection
 
 __all__ = ["Assets", "Catalogue"]
 
-_TOKENS_TO_LEARN_FROM = 256  # the time of a smaller batch is not that of its tokens
+_TOKENS_TO_LEARN_FROM = 256  # in smaller batches, tokens do not dominate the time
 
 
 @dataclass(frozen=True, slots=True)
 class Assets:
-    """Models and a collection as they were loaded.
+    """Loaded models and collection.
 
     Attributes:
-        encoders: the models that embed; the first is the default.
-        reranker: the model that scores pairs, if there is one.
-        collection: opened with encoders among these, if there is one.
+        encoders: encoders; the first is the default.
+        reranker: the cross-encoder, if any.
+        collection: the collection, opened with encoders among these, if any.
     """
 
     encoders: Sequence[Encoder]
@@ -49,8 +49,8 @@ class Assets:
             settings: name the re-ranker and the collection.
 
         Raises:
-            ModelError: a model computes different results on this machine; says how far off they are.
-            FingerprintError: none of the models fits the collection.
+            ModelError: a model computes different results on this machine.
+            FingerprintError: none of the models matches the collection.
             EmbedkitError: something cannot be loaded.
         """
         encoders = [Encoder.load(model, threads=settings.threads) for model in models]
@@ -63,22 +63,22 @@ class Assets:
 
 
 class Catalogue:
-    """The models and the collection that answer requests. It never changes: a reload makes another one.
+    """The models and the collection that answer requests. It is immutable: a reload creates another one.
 
     Args:
-        assets: what it answers with.
+        assets: models and collection.
         settings: limits and permissions.
-        metrics: counts what happens.
+        metrics: counts events.
         admission: admits work.
 
     Attributes:
         settings: as given.
-        gate: what texts have to pass.
-        library: the collection, if there is one.
-        users: requests that are being answered with it.
+        gate: checks applied to all texts.
+        library: the collection, if any.
+        users: number of requests in progress that use the catalogue.
 
     Raises:
-        ConfigError: two models have one name, or an alias is of no model.
+        ConfigError: two models have the same name, or an alias refers to no model.
     """
 
     def __init__(self, assets: Assets, settings: ServerSettings, metrics: Metrics, admission: Admission) -> None:
@@ -102,10 +102,10 @@ class Catalogue:
         )
 
     def embedder(self, name: str | None = None) -> Embedder:
-        """The model with this name or alias; the default one without a name.
+        """Return the model with this name or alias, or the default one.
 
         Raises:
-            ModelNotFoundError: no encoder has this name; says which names there are.
+            ModelNotFoundError: no encoder has this name; lists the existing names.
         """
         real = self._real_name(name)
         if real is None:
@@ -115,12 +115,12 @@ class Catalogue:
         return self._embedders[real]
 
     def ranker(self, name: str | None = None) -> Ranker:
-        """What ranks under this name or alias: the cross-encoder, or an encoder by cosine.
+        """Return the ranker with this name or alias: the cross-encoder, or an encoder by cosine.
 
-        Without a name, the cross-encoder if there is one, else the default encoder.
+        Without a name, return the cross-encoder if there is one, else the default encoder.
 
         Raises:
-            ModelNotFoundError: no model has this name; says which names there are.
+            ModelNotFoundError: no model has this name; lists the existing names.
         """
         real = self._real_name(name)
         if self.cross is not None and real in {None, self.cross.manifest.name}:
@@ -130,7 +130,7 @@ class Catalogue:
         return CosineRanker(self.embedder(real), self.gate, self._admission)
 
     def needed_cross(self) -> CrossRanker:
-        """The cross-encoder.
+        """Return the cross-encoder.
 
         Raises:
             InputError: the server has none.
@@ -140,7 +140,7 @@ class Catalogue:
         return self.cross
 
     def needed_library(self) -> Library:
-        """The collection.
+        """Return the collection.
 
         Raises:
             InputError: the server has none.
@@ -150,11 +150,11 @@ class Catalogue:
         return self.library
 
     def cards(self) -> list[dict[str, Any]]:
-        """What ``/v1/models`` lists."""
+        """Return the content of ``/v1/models``."""
         return list(self._cards.values())
 
     def card(self, name: str) -> dict[str, Any]:
-        """What ``/v1/models/NAME`` describes.
+        """Return the content of ``/v1/models/NAME``.
 
         Raises:
             ModelNotFoundError: there is no such model.
@@ -168,26 +168,26 @@ class Catalogue:
 
     @property
     def queues(self) -> Mapping[str, Callable[[], int]]:
-        """Model -> what counts the tokens that wait for one of its batches."""
+        """Return a function for each model that counts the tokens waiting for a batch."""
         return self._queues
 
     def warm_up(self) -> None:
-        """Learn how long the models take; call this before requests come."""
+        """Measure the speed of the models; call this before accepting requests."""
         for embedder in self._embedders.values():
             embedder.warm_up()
 
     def close(self) -> None:
-        """Let all threads end."""
+        """Stop all threads."""
         for part in (*self._embedders.values(), self.cross, self.library):
             if part is not None:
                 part.close()
 
     def _real_name(self, name: str | None) -> str | None:
-        """An alias resolved; None for the default model of what is asked for."""
+        """Resolve an alias; None means the default model."""
         return self._aliases.get(name, name) if name is not None else None
 
     def _searcher(self, collection: Collection) -> Embedder:
-        """The model that embeds the queries of the collection."""
+        """Return the model that embeds the queries of the collection."""
         encoder = collection.query_encoder
         return next(one for one in self._embedders.values() if one.encoder is encoder)
 
@@ -213,9 +213,9 @@ class Catalogue:
 
 
 def _open(path: str, encoders: Sequence[Encoder]) -> Collection:
-    """Open a collection with the model that built it and the one that embeds its queries, as far as they are here.
+    """Open a collection with the models that embedded its documents and that embed its queries, as far as loaded.
 
-    Without either of them, the default model has to be a student of the one that built it.
+    Without either, the default model must be a student of the one that embedded its documents.
     """
     about = Collection.describe(path)
     here = {encoder.fingerprint: encoder for encoder in encoders}
@@ -239,7 +239,7 @@ def _check_names(assets: Assets) -> None:
 
 
 def _aliases(given: Sequence[str], names: set[str]) -> dict[str, str | None]:
-    """Alias -> the name of a model, or None for the default model."""
+    """Return the model name of each alias, or None for the default model."""
     found: dict[str, str | None] = {}
     for alias in given:
         name, equals, model = alias.partition("=")

@@ -1,4 +1,4 @@
-"""Log lines as JSON objects, which log collectors read without rules of their own."""
+"""Log records as JSON lines, for log collectors."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ __all__ = ["JsonFormatter", "log_as_json"]
 
 
 class JsonFormatter(logging.Formatter):
-    """``{"time", "level", "message"}`` and what the record carries in ``fields``, on one line."""
+    """Formats ``{"time", "level", "message"}`` and the record's ``fields`` on one line."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """One record as one line."""
+        """Format one record as one line."""
         moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
         line: dict[str, Any] = {
             "time": f"{moment}.{int(record.msecs):03d}Z",
@@ -29,8 +29,8 @@ class JsonFormatter(logging.Formatter):
 
 
 def log_as_json(logger: logging.Logger) -> None:
-    """Let the handlers of a logger write JSON from here on, and uvicorn's warnings as well."""
-    # What no line holds need not be found out for each, see "Optimization" in Python's logging HOWTO.
+    """Make the handlers of a logger, and uvicorn's warnings, write JSON from now on."""
+    # Skip unused information about the caller, see "Optimization" in Python's logging HOWTO.
     logging._srcfile = None  # noqa: SLF001 - documented there
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     theirs = logging.getLogger("uvicorn")

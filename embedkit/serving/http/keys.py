@@ -1,4 +1,4 @@
-"""API keys: what each may do and how much of the server it may take, from a file that may change meanwhile."""
+"""API keys: their permissions and shares of the server, from a file that may change at any time."""
 
 from __future__ import annotations
 
@@ -57,10 +57,10 @@ class Key:
 
     Attributes:
         digest: its SHA-256.
-        name: for the log and for messages; empty if it has none.
-        scopes: what it may do, of :data:`SCOPES`.
-        share: part of the queue that its requests may hold.
-        requests_per_s: that it may send; None for any number.
+        name: name in logs and messages; empty if it has none.
+        scopes: permissions, a subset of :data:`SCOPES`.
+        share: share of the queue that its requests may hold.
+        requests_per_s: rate limit; None is unlimited.
     """
 
     digest: bytes
@@ -71,9 +71,9 @@ class Key:
     _ready_at: float = field(default=0.0, init=False)
 
     def wait_s(self) -> float:
-        """Count one request: 0, or the seconds after which it would be within the limit.
+        """Count one request; return 0, or the seconds until it would be within the limit.
 
-        A key that was silent may send some at once: those of one second, or one.
+        After a pause, a key may burst: one second's worth of requests, at least one.
         """
         if self.requests_per_s is None:
             return 0.0
@@ -87,11 +87,11 @@ class Key:
 
 
 class KeyRing:
-    """The keys of a server; none means that no key is needed.
+    """The keys of a server; without any, no key is required.
 
     Args:
-        keys: all of them.
-        path: the file that they came from, which :meth:`refresh` reads again when it changes.
+        keys: all keys.
+        path: the file they came from, which :meth:`refresh` reads again when it changes.
     """
 
     def __init__(self, keys: Iterable[Key] = (), path: Path | None = None) -> None:
@@ -101,15 +101,15 @@ class KeyRing:
 
     @classmethod
     def of(cls, *secrets: str) -> KeyRing:
-        """Keys without names that may do everything."""
+        """Create keys without names that have all permissions."""
         return cls(Key(_digest(secret.encode())) for secret in secrets)
 
     @classmethod
     def load(cls, settings: ServerSettings) -> KeyRing:
-        """The keys in ``api_key_file``, or else the one in the environment.
+        """Load the keys in ``api_key_file``, or the one in the environment.
 
         Raises:
-            ConfigError: the file cannot be read, holds no key, or describes one wrongly; or a key is too short.
+            ConfigError: the file cannot be read, contains no key or an invalid one, or a key is too short.
         """
         if settings.api_key_file is not None:
             path = Path(settings.api_key_file)
@@ -118,11 +118,11 @@ class KeyRing:
         return cls() if value is None else cls(_plain_keys([value], KEY_VARIABLE))
 
     def __len__(self) -> int:
-        """How many there are."""
+        """Number of keys."""
         return len(self._keys)
 
     def find(self, given: bytes) -> Key | None:
-        """The key that a request brought; all are compared, in a time that says nothing about them."""
+        """Return the key that a request brought; all are compared, in constant time."""
         digest, found = _digest(given), None
         for key in self._keys:
             if hmac.compare_digest(digest, key.digest):
@@ -130,7 +130,7 @@ class KeyRing:
         return found
 
     def refresh(self) -> None:
-        """Read the file again if it has changed; where it is wrong now, say so in the log and keep the keys."""
+        """Read the file again if it has changed; if it is invalid, log an error and keep the current keys."""
         now = time.monotonic()
         if self._path is None or now - self._looked < _LOOK_S:
             return

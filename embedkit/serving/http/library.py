@@ -1,4 +1,4 @@
-"""The collection of a server: searched and changed in threads of its own."""
+"""The collection of a server, searched and changed in its own threads."""
 
 from __future__ import annotations
 
@@ -32,26 +32,26 @@ logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
-# Until the first search or write says how many: documents a second, characters of an upsert, ids of a deletion.
+# Initial estimates of rates per second: documents scanned, characters upserted, ids deleted.
 _GUESSES_PER_S: Final = {"filter": 5e6, "dense": 5e6, "lexical": 5e6, "upsert": 1e5, "delete": 1e4}
 _CHARACTERS = 400
 _MAP_POINTS = 4000
 _MAP_CHARACTERS = 200
-_PATIENCE_S, _RETRY_S = 10.0, 0.02  # of a write whose collection another process writes to
+_PATIENCE_S, _RETRY_S = 10.0, 0.02  # for a write while another process is writing to the collection
 
 
 class Library:
-    """A collection that many requests search; what other processes write is seen within ``refresh_s`` seconds.
+    """A collection shared by many requests; writes of other processes become visible within ``refresh_s`` seconds.
 
-    Only what needs no model runs in threads of the library. Queries and candidates go through the batchers of the
-    server's models, in turn with all other texts.
+    Only work that needs no model runs in the library's threads. Queries and candidates go through the batchers of
+    the server's models, interleaved with all other texts.
 
     Args:
-        collection: what is searched.
-        embedder: the model that made it.
-        ranker: the re-ranker, if the server has one.
-        admission: lets work in.
-        refresh_s: longest until the writes of other processes are seen.
+        collection: the collection.
+        embedder: the model that embeds its queries.
+        ranker: the re-ranker, if any.
+        admission: admits work.
+        refresh_s: maximum delay until writes of other processes are visible.
 
     Attributes:
         collection: as given.
@@ -89,19 +89,19 @@ class Library:
         candidates: int | None = None,
         effort: float = 1.0,
     ) -> Hits:
-        """The best hits, with the scores and the milliseconds of each stage.
+        """Return the best hits, with the scores and the milliseconds of each stage.
 
         Args:
             query: a text.
-            k: hits wanted.
-            conditions: what has to hold for the metadata.
-            hybrid: how a search by words is fused with that by meaning, True for by ranks; None or False for none.
-            rerank: whether the re-ranker has the last word.
-            candidates: documents that a stage hands on to the next.
-            effort: how hard an approximate index looks.
+            k: number of hits.
+            conditions: filter on metadata.
+            hybrid: how lexical results are fused, True for by ranks; None or False for no lexical search.
+            rerank: whether the re-ranker determines the final order.
+            candidates: number of documents that a stage passes to the next.
+            effort: search breadth of an approximate index.
 
         Raises:
-            InputError: an argument makes no sense, the collection has no words, or there is no re-ranker.
+            InputError: an argument is invalid, the collection has no lexical index, or there is no re-ranker.
             CollectionError: a file is damaged.
             OverloadedError: too much work is waiting.
         """
@@ -128,7 +128,7 @@ class Library:
         return hits
 
     async def _run(self, steps: Steps) -> Hits:
-        """Run a search whose models are the server's."""
+        """Run a search with the server's models."""
         result: Any = None
         while True:
             with span("search the index"):
@@ -148,7 +148,7 @@ class Library:
         return (await self._ranker.run(query, texts)).scores
 
     def card(self) -> dict[str, Any]:
-        """What the collection holds."""
+        """Describe the collection."""
         manifest = self.collection.manifest
         return {
             "model": manifest.model,
@@ -158,7 +158,7 @@ class Library:
         }
 
     async def map(self) -> dict[str, Any]:
-        """The documents in two dimensions; computed once for each state of the collection.
+        """Return the documents in two dimensions, computed once for each state of the collection.
 
         Raises:
             CollectionError: a file is damaged.
@@ -179,7 +179,7 @@ class Library:
         return self._drawn[1]
 
     async def get(self, id_: str) -> Document | None:
-        """The document with this id, or None."""
+        """Return the document with this id, or None."""
 
         def work() -> Document | None:
             self._refresh()
@@ -188,11 +188,11 @@ class Library:
         return await _beside(self._readers, work)
 
     async def upsert(self, records: Sequence[Mapping[str, Any]]) -> tuple[int, int]:
-        """Add and replace documents: how many of each.
+        """Add and replace documents; return the number of each.
 
         Raises:
-            DataError: a document is malformed or empty, or an id is given twice.
-            CollectionBusyError: another process has been writing there for some seconds.
+            DataError: a document is malformed or empty, or an id is not unique.
+            CollectionBusyError: another process has been writing for some seconds.
             OverloadedError: too much work is waiting.
         """
         texts = [text for record in records if isinstance(text := record.get("text"), str)]
@@ -209,20 +209,20 @@ class Library:
         return self.collection.upsert(records, merge=False, show_progress_bar=False)
 
     def _merge(self) -> None:
-        """Merge what upserts have left; a merge that fails is tried again after the next upsert."""
+        """Merge segments left by upserts; a failed merge is retried after the next upsert."""
         try:
             while not self._closed and self.collection.merge():
                 pass
         except CollectionBusyError:
-            pass  # by another worker of this server, for one, which merges as well
+            pass  # another worker may be merging already
         except EmbedkitError as error:
             logger.warning("segments were not merged: %s", error)
 
     async def delete(self, ids: Sequence[str]) -> int:
-        """Delete documents: how many were there.
+        """Delete documents; return the number of existing ones.
 
         Raises:
-            CollectionBusyError: another process has been writing there for some seconds.
+            CollectionBusyError: another process has been writing for some seconds.
             OverloadedError: too much work is waiting.
         """
         with self._admission.hold(self._rates["delete"].seconds(len(ids))):
@@ -232,7 +232,7 @@ class Library:
         return deleted
 
     def close(self) -> None:
-        """Let the threads end."""
+        """Stop the threads."""
         self._closed = True
         for threads in (self._readers, self._writer, self._cartographer, self._merger):
             threads.shutdown(wait=False)
@@ -245,7 +245,7 @@ class Library:
 
 
 def _advance(steps: Steps, result: Any) -> Encode | Score | list[Hits]:
-    """The next step of a search, or what it has found: StopIteration cannot pass through a future."""
+    """Return the next step of a search, or its result: StopIteration cannot pass through a future."""
     try:
         return steps.send(result)
     except StopIteration as done:
@@ -254,7 +254,7 @@ def _advance(steps: Steps, result: Any) -> Encode | Score | list[Hits]:
 
 
 def _patiently(write: Callable[[], Result]) -> Result:
-    """Write, and wait for another process that writes to the same collection, but not for ever."""
+    """Write, waiting for a limited time while another process is writing to the same collection."""
     until = time.monotonic() + _PATIENCE_S
     while True:
         try:

@@ -1,4 +1,4 @@
-"""The listener: takes connections from a socket, and leaves none behind when it stops."""
+"""The listener accepts connections from a socket, and drops none when it stops."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ _OUT_OF_FILES_S = 0.1
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A socket that has an address and does not listen yet.
+    """Return a socket that is bound but not listening yet.
 
     Args:
         host: address or name to listen on.
-        port: 0 takes a free one.
+        port: 0 selects an unused port.
 
     Raises:
-        OSError: the address cannot be had.
+        OSError: the address is not available.
     """
     bound = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     try:
-        if sys.platform != "win32":  # where it would let two servers have one port
+        if sys.platform != "win32":  # where it would allow two servers on one port
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if bound.family == socket.AF_INET6:
             bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
@@ -39,20 +39,20 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def url_of(bound: socket.socket, *, tls: bool) -> str:
-    """Where a socket can be reached."""
+    """Return the URL of a socket."""
     host, port = bound.getsockname()[:2]
     return f"{'https' if tls else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 class Listener:
-    """A listening socket. The event loop's own servers close theirs with connections still in its backlog.
+    """A listening socket. The event loop's own servers close theirs with connections left in the backlog.
 
     Args:
-        bound: the socket, which other processes may listen on too.
-        make: makes a connection's protocol.
+        bound: the socket; other processes may listen on it too.
+        make: creates a connection's protocol.
         tls: the context for HTTPS, or None.
-        handshake_timeout_s: longest that a TLS handshake may take.
-        most_handshakes: beyond, the oldest is given up.
+        handshake_timeout_s: maximum duration of a TLS handshake.
+        most_handshakes: maximum number of handshakes; beyond it, the oldest is aborted.
     """
 
     def __init__(
@@ -72,16 +72,16 @@ class Listener:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Listen, and take connections from now on.
+        """Listen and accept connections.
 
         Raises:
-            OSError: another socket listens on the same address.
+            OSError: another socket is listening on the same address.
         """
         self._socket.listen(BACKLOG)
         self._task = asyncio.get_running_loop().create_task(self._accept())
 
     async def stop(self) -> None:
-        """Take the connections that wait in the backlog, and no more."""
+        """Accept the connections in the backlog, and no more."""
         if self._task is None:
             return
         self._task.cancel()
@@ -99,7 +99,7 @@ class Listener:
             try:
                 accepted, _ = await loop.sock_accept(self._socket)
             except ConnectionError:
-                continue  # it has gone already
+                continue  # the client has disconnected
             except OSError:
                 await asyncio.sleep(_OUT_OF_FILES_S)
                 continue

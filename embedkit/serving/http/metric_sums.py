@@ -1,4 +1,4 @@
-"""Metrics of several workers as those of one server."""
+"""Metrics of several workers, aggregated as those of one server."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ __all__ = ["Snapshot", "snapshot", "sum_up"]
 
 Series = tuple[str, tuple[tuple[str, str], ...]]
 
-_EARLIEST = ("process_start_time_seconds", "process_max_fds")  # the least one counts, as of `_created`
+_EARLIEST = ("process_start_time_seconds", "process_max_fds")  # aggregated by minimum, like `_created`
 
 Snapshot = list[Any]
-"""``[name, documentation, type, [[sample, labels, value], ...]]`` of each metric, as JSON can hold it."""
+"""``[name, documentation, type, [[sample, labels, value], ...]]`` of each metric, serialisable as JSON."""
 
 
 def snapshot(registry: CollectorRegistry) -> Snapshot:
-    """All values of a registry."""
+    """Return all values of a registry."""
     return [
         [
             metric.name,
@@ -33,7 +33,7 @@ def snapshot(registry: CollectorRegistry) -> Snapshot:
 
 
 def sum_up(snapshots: Sequence[Snapshot]) -> bytes:
-    """Values of several workers added up, in Prometheus' text format."""
+    """Add up the values of several workers, in Prometheus's text format."""
     registry = CollectorRegistry()
     registry.register(_Sums(snapshots))
     return generate_latest(registry)
@@ -44,7 +44,7 @@ class _Sums(Collector):
         self._snapshots = snapshots
 
     def collect(self) -> Iterator[Metric]:
-        """Each metric once, with the samples of all workers."""
+        """Yield each metric once, with the samples of all workers."""
         by_name: dict[str, list[Any]] = {}
         for name, about, kind, samples in (metric for each in self._snapshots for metric in each):
             by_name.setdefault(name, [about, kind, []])[2].extend(samples)

@@ -1,4 +1,4 @@
-"""What a server tells Prometheus of itself."""
+"""Prometheus metrics of a server."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TOKENS = tuple(16 * 2**power for power in range(12))
 
 
 class Metrics:
-    """Counters of one server, in a registry of its own."""
+    """Metrics of one server, in a registry of its own."""
 
     def __init__(self) -> None:
         self._registry = registry = CollectorRegistry()
@@ -30,7 +30,7 @@ class Metrics:
             buckets=_SECONDS,
             registry=registry,
         )
-        self._of_route: dict[tuple[str, int], tuple[Counter, Histogram]] = {}  # looking labels up takes longer
+        self._of_route: dict[tuple[str, int], tuple[Counter, Histogram]] = {}  # faster than looking up labels
         self._at_work = Gauge("embedkit_requests_at_work", "Requests not answered yet", registry=registry)
         self._tokens = Counter(
             "embedkit_tokens", "Tokens run, special ones included", ["model"], registry=registry
@@ -57,17 +57,17 @@ class Metrics:
         ).set_function(held_s)
 
     def watch_queues(self, queues: Mapping[str, Callable[[], int]]) -> None:
-        """Report the tokens that wait for each model whenever the metrics are read; replaces earlier queues."""
+        """Report the tokens waiting for each model whenever the metrics are read; replaces earlier queues."""
         self._queue.clear()
         for model, waiting in queues.items():
             self._queue.labels(model).set_function(waiting)
 
     def count_reload(self, result: str) -> None:
-        """One reload was ``done``, or has ``failed``."""
+        """Count a reload with the result ``done`` or ``failed``."""
         self._reloads.labels(result).inc()
 
     def count_request(self, route: str, status: int, seconds: float) -> None:
-        """One request was answered."""
+        """Count an answered request."""
         children = self._of_route.get((route, status))
         if children is None:
             children = self._requests.labels(route, str(status)), self._seconds.labels(route)
@@ -76,20 +76,20 @@ class Metrics:
         children[1].observe(seconds)
 
     def begin_request(self) -> None:
-        """One request has come."""
+        """Count the start of a request."""
         self._at_work.inc()
 
     def end_request(self) -> None:
-        """It has gone."""
+        """Count the end of a request."""
         self._at_work.dec()
 
     def count_truncated(self, model: str, texts: int) -> None:
-        """Some texts were cut to the length of a model."""
+        """Count texts that were truncated to the maximum length of a model."""
         if texts:
             self._truncated.labels(model).inc(texts)
 
     def batch_reporter(self, model: str) -> Callable[[BatchReport], None]:
-        """What to call with every batch of a model."""
+        """Return a function to call with every batch of a model."""
         texts, tokens = self._batch_texts.labels(model), self._batch_tokens.labels(model)
         requests, seconds = self._batch_requests.labels(model), self._batch_seconds.labels(model)
         total = self._tokens.labels(model)
@@ -104,9 +104,9 @@ class Metrics:
         return report
 
     def snapshot(self) -> Snapshot:
-        """All of it, for another worker."""
+        """Return all values, for another worker."""
         return snapshot(self._registry)
 
     def text(self, others: Sequence[Snapshot] = ()) -> bytes:
-        """All of it in Prometheus' text format, with what other workers have counted added."""
+        """Return all values in Prometheus's text format, including those of other workers."""
         return sum_up([self.snapshot(), *others]) if others else generate_latest(self._registry)

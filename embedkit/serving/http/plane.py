@@ -1,4 +1,4 @@
-"""Embeddings in two dimensions, for a map that people look at."""
+"""Projection of embeddings to two dimensions, for a map."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ __all__ = ["to_plane"]
 
 
 def to_plane(embeddings: FloatArray) -> tuple[FloatArray, float]:
-    """Embeddings on their two principal axes, each from -1 to 1.
+    """Project embeddings to their two principal axes, each from -1 to 1.
 
     Args:
         embeddings: ``(N, D) float32``.
 
     Returns:
-        ``(N, 2) float32``, and the share of the variance that the two axes hold. The sign of an axis is such that
-        the point farthest out lies on its positive side, so that equal embeddings give an equal map.
+        ``(N, 2) float32``, and the share of the variance along the two axes. The sign of an axis is chosen so that
+        the most distant point is positive, so that equal embeddings give an equal map.
     """
     points = np.zeros((len(embeddings), 2), dtype=np.float32)
     if not len(embeddings):

@@ -1,4 +1,4 @@
-"""What an error becomes over HTTP: its status, and its form for the clients of each route."""
+"""Errors over HTTP: their status, and their format for the clients of each route."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from embedkit.errors import (
 
 __all__ = ["HTTP_STATUSES", "explain", "explain_http", "explain_validation", "problem"]
 
-# The first row that fits decides; what is not there is a bug of ours, 500, and tells the client nothing.
+# The first matching row decides; any other exception is a bug: 500, without details for the client.
 HTTP_STATUSES: tuple[tuple[type[EmbedkitError], int], ...] = (
     (TooLargeError, 413),
     (InputError, 400),
@@ -35,7 +35,7 @@ HTTP_STATUSES: tuple[tuple[type[EmbedkitError], int], ...] = (
     (EmbedkitError, 500),
 )
 
-# Status -> type and code in OpenAI's words, and type in those of text-embeddings-inference.
+# Status -> OpenAI's type and code, and the type of text-embeddings-inference.
 _WORDS = {
     401: ("invalid_request_error", "invalid_api_key", "Unauthorized"),
     404: ("invalid_request_error", "not_found", "Validation"),
@@ -47,14 +47,14 @@ _SERVER_ERROR = ("server_error", "server_error", "Backend")
 
 
 def explain(error: EmbedkitError, path: str) -> Response:
-    """The answer to a request that met one of our errors."""
+    """Return the response for an EmbedkitError."""
     status = next(status for kind, status in HTTP_STATUSES if isinstance(error, kind))
     headers = {"retry-after": str(error.retry_after_s)} if isinstance(error, OverloadedError) else {}
     return problem(path, status, str(error), headers=headers)
 
 
 def explain_validation(errors: Sequence[Mapping[str, Any]], path: str) -> Response:
-    """The answer to a request that does not fit its schema, by pydantic's first error."""
+    """Return the response for a request that violates its schema, from pydantic's first error."""
     first = errors[0]
     place = ".".join(str(part) for part in first["loc"] if part != "body")
     message = str(first["msg"]).removeprefix("Value error, ")
@@ -62,14 +62,14 @@ def explain_validation(errors: Sequence[Mapping[str, Any]], path: str) -> Respon
 
 
 def explain_http(error: HTTPException, path: str) -> Response:
-    """The answer to a request that a route refuses by its status."""
+    """Return the response for an HTTP error raised by a route."""
     return problem(path, error.status_code, str(error.detail), headers=dict(error.headers or {}))
 
 
 def problem(
     path: str, status: int, message: str, *, param: str | None = None, headers: dict[str, str] | None = None
 ) -> Response:
-    """An answer that says what is wrong, in OpenAI's form under ``/v1`` and ``/v2``, elsewhere in TEI's."""
+    """Return an error response, in OpenAI's format under ``/v1`` and ``/v2``, elsewhere in TEI's."""
     fallback = _CLIENT_ERROR if status < HTTPStatus.INTERNAL_SERVER_ERROR else _SERVER_ERROR
     kind, code, tei_kind = _WORDS.get(status, fallback)
     if path.startswith(("/v1/", "/v2/")):

@@ -1,4 +1,4 @@
-"""Ranking texts by how well they answer a query: by a cross-encoder, else by the encoder."""
+"""Ranking of texts by relevance to a query: by a cross-encoder, else by the encoder."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from embedkit.serving.http.tracing import span
 
 __all__ = ["CosineRanker", "CrossRanker", "Ranked", "Ranker"]
 
-_TOKENS_PER_S = 20_000.0  # until the first batches say how many they are
+_TOKENS_PER_S = 20_000.0  # initial estimate
 
 
 @dataclass(frozen=True, slots=True)
 class Ranked:
-    """Scores ``(N,) float32`` in the order of the texts, higher is better, and the tokens that were run."""
+    """Scores ``(N,) float32`` in the order of the texts, higher is better, and the number of tokens processed."""
 
     scores: FloatArray
     tokens: int
     truncated: int
 
     def best(self, count: int | None = None) -> list[int]:
-        """Positions of the best texts, best first; equal ones keep their order."""
+        """Return the positions of the best texts, best first; ties keep their order."""
         order: list[int] = np.argsort(-self.scores, kind="stable")[:count].tolist()
         return order
 
@@ -41,7 +41,7 @@ class Ranker(Protocol):
 
     @property
     def manifest(self) -> Manifest:
-        """Of the model that scores."""
+        """Manifest of the model."""
 
     async def rank(self, query: str, texts: Sequence[str], *, truncate: bool | None = None) -> Ranked:
         """Score texts.
@@ -54,14 +54,14 @@ class Ranker(Protocol):
 
 
 class CosineRanker:
-    """Scores by the cosine of embeddings, where there is no better model."""
+    """Scores by the cosine of embeddings, if there is no cross-encoder."""
 
     def __init__(self, embedder: Embedder, gate: Gate, admission: Admission) -> None:
         self._embedder, self._gate, self._admission = embedder, gate, admission
         self.manifest = embedder.encoder.manifest
 
     async def rank(self, query: str, texts: Sequence[str], *, truncate: bool | None = None) -> Ranked:
-        """As :class:`Ranker`; scores are in -1...1."""
+        """See :class:`Ranker`; scores are in [-1, 1]."""
         check_texts(texts)
         self._gate.check_limits([query, *texts])
         with self._admission.hold(self._embedder.price([query, *texts])):
@@ -74,7 +74,7 @@ class CosineRanker:
 
 
 class CrossRanker:
-    """Scores by a cross-encoder, whose batches are its own."""
+    """Scores by a cross-encoder, with its own batches."""
 
     def __init__(self, model: CrossEncoder, gate: Gate, admission: Admission, make_batcher: MakeBatcher) -> None:
         self._model, self._gate, self._admission = model, gate, admission
@@ -83,20 +83,20 @@ class CrossRanker:
         self.manifest = model.manifest
 
     def price(self, query: str, characters: Iterable[int]) -> float:
-        """About how many seconds it takes to score texts of so many characters each, without reading them."""
+        """Estimate the seconds for scoring texts with these numbers of characters."""
         return self._rate.seconds(
             sum(least_pair_tokens(len(query) + each, self._model.max_length) for each in characters)
         )
 
     async def rank(self, query: str, texts: Sequence[str], *, truncate: bool | None = None) -> Ranked:
-        """As :class:`Ranker`; scores are in 0...1."""
+        """See :class:`Ranker`; scores are in [0, 1]."""
         check_texts(texts)
         self._gate.check_limits([query, *texts])
         with self._admission.hold(self.price(query, map(len, texts))) as held:
             return await self.run(query, texts, truncate=truncate, held=held)
 
     async def predict(self, pairs: Sequence[tuple[str, str]], *, truncate: bool | None = None) -> Ranked:
-        """Score pairs, whose first texts may differ; scores are in 0...1.
+        """Score pairs with arbitrary first texts; scores are in [0, 1].
 
         Raises:
             InputError: a text does not fit the model.
@@ -110,7 +110,7 @@ class CrossRanker:
     async def run(
         self, query: str, texts: Sequence[str], *, truncate: bool | None = None, held: Held | None = None
     ) -> Ranked:
-        """Score texts that were let in, as part of ``held`` or of work that holds more than they cost.
+        """Score texts that were admitted as part of ``held``, or of work that holds more than they cost.
 
         Raises:
             InputError: a text does not fit the model.
@@ -129,12 +129,12 @@ class CrossRanker:
         return Ranked(scores, count, tokens.truncated)
 
     def close(self) -> None:
-        """Let the thread end."""
+        """Stop the thread."""
         self._batcher.close()
 
 
 def check_texts(texts: Sequence[str]) -> None:
-    """Refuse to rank nothing.
+    """Check that there are texts to rank.
 
     Raises:
         InputError: there are no texts.

@@ -1,4 +1,4 @@
-"""What requests and answers look like; the OpenAPI document is made of this."""
+"""Schemas of requests and responses, from which the OpenAPI document is generated."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ ModelName = Annotated[str | None, Field(description="name of the model; the defa
 
 
 class Schema(BaseModel):
-    """A request or an answer; members that are not known are ignored, as other servers of this kind do."""
+    """A request or a response; unknown members are ignored, as in comparable servers."""
 
     model_config = ConfigDict(strict=True)
 
 
 class ProblemDetail(Schema):
-    """What is wrong, in OpenAI's words."""
+    """An error, in OpenAI's terms."""
 
     message: str
     type: str
@@ -68,13 +68,13 @@ class ProblemDetail(Schema):
 
 
 class Problem(Schema):
-    """An error in OpenAI's form."""
+    """An error in OpenAI's format."""
 
     error: ProblemDetail
 
 
 class TeiProblem(Schema):
-    """An error in the form of text-embeddings-inference."""
+    """An error in text-embeddings-inference's format."""
 
     error: str
     error_type: str
@@ -88,7 +88,7 @@ def has_token_ids(value: Any) -> bool:
 
 
 def refuse_token_ids(value: Any) -> Any:
-    """Say what is wrong with lists of numbers, which OpenAI's own server takes."""
+    """Explain why lists of numbers, which OpenAI's own server accepts, are rejected."""
     if has_token_ids(value):
         raise ValueError(
             "expected texts, got token ids: ids of another tokenizer mean other words here; send texts, or name "
@@ -99,7 +99,7 @@ def refuse_token_ids(value: Any) -> Any:
 
 
 def read_inputs(value: Any, information: ValidationInfo) -> Any:
-    """Take Jina's ``{"text": ...}`` for its text; refuse token ids of an unnamed tokenizer."""
+    """Accept Jina's ``{"text": ...}``; reject token ids of an unnamed tokenizer."""
     if information.data.get("tokenizer") is not None:
         return value
     if isinstance(value, list) and all(
@@ -110,7 +110,7 @@ def read_inputs(value: Any, information: ValidationInfo) -> Any:
 
 
 class EmbeddingsRequest(Schema):
-    """As OpenAI's, and ``prompt_name`` and ``tokenizer``; as Jina's, whose texts may be objects."""
+    """OpenAI's request, plus ``prompt_name`` and ``tokenizer``; also Jina's, whose texts may be objects."""
 
     tokenizer: str | None = Field(
         None, description="name or fingerprint of the model whose token ids the input has; else it has texts"
@@ -127,14 +127,14 @@ class EmbeddingsRequest(Schema):
 
 
 class Usage(Schema):
-    """Tokens that were run, special ones included."""
+    """Number of tokens processed, including special tokens."""
 
     prompt_tokens: int
     total_tokens: int
 
 
 class Embedding(Schema):
-    """One text's embedding: D numbers, or their float32 in base64."""
+    """One text's embedding: D numbers, or float32 in base64."""
 
     object: Literal["embedding"]
     index: int
@@ -142,7 +142,7 @@ class Embedding(Schema):
 
 
 class EmbeddingsAnswer(Schema):
-    """As OpenAI's."""
+    """OpenAI's response."""
 
     object: Literal["list"]
     data: list[Embedding]
@@ -151,7 +151,7 @@ class EmbeddingsAnswer(Schema):
 
 
 class ModelCard(Schema):
-    """One model, as OpenAI tells of it, and what it gives."""
+    """One model in OpenAI's format, with its properties."""
 
     id: str
     object: Literal["model"]
@@ -172,7 +172,7 @@ class ModelList(Schema):
 
 
 def check_direction(value: Any) -> Any:
-    """Refuse to cut texts at their beginning."""
+    """Reject truncation at the beginning of texts."""
     if isinstance(value, str) and value.lower() == "left":
         raise ValueError("texts are cut at their end here; expected right")
     return value.lower() if isinstance(value, str) else value
@@ -189,7 +189,7 @@ Truncate = Annotated[
 
 
 class TeiEmbedRequest(Schema):
-    """As text-embeddings-inference takes it, and ``model``."""
+    """Request of text-embeddings-inference, plus ``model``."""
 
     inputs: Texts
     normalize: bool | None = Field(True, description="false only where the model leaves it open")
@@ -203,14 +203,14 @@ class TeiEmbedRequest(Schema):
 
 
 class SimilarityInputs(Schema):
-    """One text, and those to compare with it."""
+    """One text, and the texts to compare with it."""
 
     source_sentence: str
     sentences: list[str] = Field(min_length=1)
 
 
 class SimilarityParameters(Schema):
-    """How texts are embedded."""
+    """Options for embedding the texts."""
 
     truncate: Truncate = None
     truncation_direction: Direction = None
@@ -218,7 +218,7 @@ class SimilarityParameters(Schema):
 
 
 class SimilarityRequest(Schema):
-    """As text-embeddings-inference takes it, and ``model``."""
+    """Request of text-embeddings-inference, plus ``model``."""
 
     inputs: SimilarityInputs
     parameters: SimilarityParameters | None = None
@@ -226,14 +226,14 @@ class SimilarityRequest(Schema):
 
 
 class InferRequest(TeiEmbedRequest):
-    """As ``huggingface_hub.InferenceClient`` sends it: texts to embed, or texts to compare."""
+    """Request of ``huggingface_hub.InferenceClient``: texts to embed, or texts to compare."""
 
     inputs: Texts | SimilarityInputs  # type: ignore[assignment]
     parameters: SimilarityParameters | None = None
 
 
 class CohereEmbedRequest(Schema):
-    """As Cohere's; images are refused."""
+    """Cohere's request; images are not supported."""
 
     texts: list[str] = Field(min_length=1)
     model: ModelName = None
@@ -248,7 +248,7 @@ class CohereEmbedRequest(Schema):
 
 
 class CohereEmbedAnswer(Schema):
-    """What Cohere's clients look for; without ``embedding_types``, version 1 has a list of rows."""
+    """The part of Cohere's response that clients read; in version 1, rows unless types are requested."""
 
     id: str
     response_type: Literal["embeddings_by_type", "embeddings_floats"]
@@ -258,7 +258,7 @@ class CohereEmbedAnswer(Schema):
 
 
 class TeiTokenizeRequest(Schema):
-    """As text-embeddings-inference takes it, and ``model``."""
+    """Request of text-embeddings-inference, plus ``model``."""
 
     inputs: Texts
     add_special_tokens: bool = True
@@ -269,7 +269,7 @@ class TeiTokenizeRequest(Schema):
 
 
 class TeiToken(Schema):
-    """A token, and the characters that it stands for; special ones stand for none."""
+    """A token and its character offsets; special tokens have none."""
 
     id: int
     text: str
@@ -279,7 +279,7 @@ class TeiToken(Schema):
 
 
 class TeiPredictRequest(Schema):
-    """A pair of texts, or a list of pairs, as text-embeddings-inference takes them."""
+    """A pair of texts, or a list of pairs, as in text-embeddings-inference."""
 
     inputs: list[str] | list[list[str]] = Field(description="two texts, or a list of two texts each")
     raw_scores: bool = Field(False, description="true is refused")
@@ -296,7 +296,7 @@ class TeiPredictRequest(Schema):
 
 
 class TeiPrediction(Schema):
-    """The score of a pair, under the one label that a re-ranker has."""
+    """The score of a pair, under a re-ranker's single label."""
 
     score: float
     label: str
@@ -309,7 +309,7 @@ class TeiModelType(Schema):
 
 
 class TeiInfo(Schema):
-    """What text-embeddings-inference tells of itself."""
+    """The server information of text-embeddings-inference."""
 
     model_id: str
     model_sha: str
@@ -325,7 +325,7 @@ class TeiInfo(Schema):
 
 
 class Health(Schema):
-    """Whether the server is there."""
+    """Status of the server."""
 
     status: Literal["ok", "draining"]
 
@@ -337,7 +337,7 @@ class RerankDocument(Schema):
 
 
 class RerankRequest(Schema):
-    """As Cohere's and Jina's."""
+    """Request of Cohere and Jina."""
 
     query: str
     documents: list[str | RerankDocument]
@@ -347,7 +347,7 @@ class RerankRequest(Schema):
 
 
 class RerankResult(Schema):
-    """A document's place in the request, and its score; the best comes first."""
+    """A document's position in the request, and its score; the best comes first."""
 
     index: int
     relevance_score: float
@@ -355,7 +355,7 @@ class RerankResult(Schema):
 
 
 class RerankAnswer(Schema):
-    """What clients of Cohere and of Jina look for."""
+    """The part of the response that clients of Cohere and Jina read."""
 
     id: str
     model: str
@@ -365,7 +365,7 @@ class RerankAnswer(Schema):
 
 
 class TeiRerankRequest(Schema):
-    """As text-embeddings-inference takes it, and ``model``."""
+    """Request of text-embeddings-inference, plus ``model``."""
 
     query: str
     texts: list[str]
@@ -376,7 +376,7 @@ class TeiRerankRequest(Schema):
 
 
 class TeiRank(Schema):
-    """A text's place in the request, and its score."""
+    """A text's position in the request, and its score."""
 
     index: int
     score: float
@@ -404,7 +404,7 @@ class SearchRequest(Schema):
 
 
 def check_json(value: Any) -> Any:
-    """Refuse what Python's JSON reader lets through and JSON does not have: NaN, and halves of surrogate pairs."""
+    """Reject values that Python's JSON parser accepts but JSON lacks: NaN and unpaired surrogates."""
     json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
     return value
 
@@ -420,7 +420,7 @@ class DocumentBody(Schema):
 
 
 class SearchHit(DocumentBody):
-    """A document found."""
+    """A search result."""
 
     score: float
     scores: dict[str, float] = Field(description="of each stage that proposed it: dense, lexical, fused, rerank")
@@ -435,7 +435,7 @@ class SearchAnswer(Schema):
 
 
 class CollectionCard(Schema):
-    """What the collection holds."""
+    """Description of the collection."""
 
     model: str
     reranker: str | None
@@ -453,20 +453,20 @@ class MapPoint(Schema):
 
 
 class CollectionMap(Schema):
-    """Documents in two dimensions; an even sample where there are many."""
+    """Documents in two dimensions; an evenly spaced sample if there are many."""
 
     points: list[MapPoint]
     explained: float = Field(description="share of the embeddings' variance that the two axes hold")
 
 
 class UpsertRequest(Schema):
-    """Documents to add, or to put in the place of those with the same ids."""
+    """Documents to add; existing ones with the same ids are replaced."""
 
     documents: list[DocumentBody] = Field(min_length=1)
 
 
 class UpsertAnswer(Schema):
-    """How many documents are new, and how many stand in the place of another."""
+    """Numbers of new and replaced documents."""
 
     added: int
     replaced: int
@@ -479,6 +479,6 @@ class DeleteRequest(Schema):
 
 
 class DeleteAnswer(Schema):
-    """How many documents were there, and no longer are."""
+    """Number of deleted documents."""
 
     deleted: int

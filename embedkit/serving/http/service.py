@@ -1,4 +1,4 @@
-"""The service: the catalogue that answers requests now, and what outlives its replacement by a reload."""
+"""The service: the current catalogue, and the state that survives its replacement by a reload."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ logger = logging.getLogger(__name__)
 
 
 class Service:
-    """Leases the current catalogue to requests, and replaces it on demand without losing one of them.
+    """Leases the current catalogue to requests, and replaces it on demand without losing a request.
 
     Args:
         settings: limits and permissions.
-        load: loads models and collection, now and for each reload.
-        siblings: other processes that serve on the same socket, if there are any.
+        load: loads models and collection, now and at each reload.
+        siblings: other processes that serve the same socket, if any.
 
     Attributes:
         settings: as given.
-        metrics: counts what happens.
+        metrics: counts events.
         admission: admits work.
-        draining: whether the server is stopping.
+        draining: whether the server is shutting down.
         siblings: as given.
 
     Raises:
-        EmbedkitError: as ``load`` does.
+        EmbedkitError: raised by ``load``.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Service:
 
     @classmethod
     def load(cls, models: Sequence[str], settings: ServerSettings, *, siblings: Siblings | None = None) -> Self:
-        """Load and verify everything, and learn how long the models take.
+        """Load and verify everything, and measure the speed of the models.
 
         Raises:
             EmbedkitError: as :meth:`Assets.load`.
@@ -67,12 +67,12 @@ class Service:
 
     @property
     def catalogue(self) -> Catalogue:
-        """The current catalogue; a request uses the one that it leases."""
+        """The current catalogue; a request uses the one it leases."""
         return self._catalogue
 
     @contextlib.contextmanager
     def lease(self) -> Iterator[Catalogue]:
-        """The current catalogue, which stays open for the length of the block even if a reload replaces it."""
+        """Lease the current catalogue, which stays open during the block even if a reload replaces it."""
         catalogue = self._catalogue
         catalogue.users += 1
         try:
@@ -82,13 +82,13 @@ class Service:
             self._close_if_unused(catalogue)
 
     async def reload(self) -> None:
-        """Load models and collection again, from where they were loaded; new requests get the new ones.
+        """Load models and collection again from the same sources; new requests use the new ones.
 
-        They are loaded and verified beside the old ones, which answer meanwhile and finish what they have begun. A
-        reload that has begun goes on even if nobody waits for it any more.
+        They are loaded and verified while the old ones still answer and finish their requests. A reload that has
+        started continues even if its caller is gone.
 
         Raises:
-            EmbedkitError: something cannot be loaded or verified; the old ones stay.
+            EmbedkitError: something cannot be loaded or verified; the old ones stay in use.
         """
         self._reloading = asyncio.get_running_loop().create_task(self._reload())
         await asyncio.shield(self._reloading)
@@ -112,7 +112,8 @@ class Service:
         """Reload here, and then in all other workers.
 
         Raises:
-            EmbedkitError: something cannot be loaded or verified, here or in another worker; what failed stays.
+            EmbedkitError: something cannot be loaded or verified, here or in another worker, which keeps its
+                state.
         """
         await self.reload()
         problems = [problem for problem in await self.siblings.ask("reload") if problem]
@@ -120,7 +121,7 @@ class Service:
             raise WorkerError(f"{len(problems)} workers could not reload: {problems[0]}")
 
     async def metrics_text(self) -> bytes:
-        """The metrics of all workers added up, in Prometheus' text format."""
+        """Return the aggregated metrics of all workers, in Prometheus's text format."""
         return self.metrics.text(await self.siblings.ask("metrics"))
 
     async def answer_siblings(self) -> None:
@@ -139,7 +140,7 @@ class Service:
         await self.siblings.answer({"metrics": metrics, "reload": reload})
 
     def close(self) -> None:
-        """Let all threads end."""
+        """Stop all threads."""
         self._catalogue.close()
 
     def _make(self) -> Catalogue:

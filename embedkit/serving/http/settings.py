@@ -1,4 +1,4 @@
-"""What a server is told before it starts."""
+"""The settings of a server."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class ServerSettings:
 
     @property
     def is_local(self) -> bool:
-        """Whether only this machine can reach the server."""
+        """Whether the server is reachable only from this machine."""
         try:
             return ipaddress.ip_address(self.host).is_loopback
         except ValueError:
@@ -89,10 +89,11 @@ class ServerSettings:
 
     @property
     def allowed_hosts(self) -> frozenset[str] | None:
-        """Names by which requests may call the server, or None for any.
+        """Host names that requests may use, or None for any.
 
-        A page elsewhere can let its own name point here once a browser has loaded it; the browser then lets it
-        read what this server answers. It cannot change the name that the browser sends.
+        A web page elsewhere can make its own name resolve to this address after a browser has loaded it; the
+        browser then lets it read this server's responses (DNS rebinding). It cannot change the name that the
+        browser sends.
         """
         if self.hosts:
             return frozenset(name.lower() for name in self.hosts)

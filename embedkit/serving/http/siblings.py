@@ -1,4 +1,4 @@
-"""The other workers of a server, asked over sockets in a folder that is theirs alone."""
+"""Communication with the other workers of a server, over sockets in a private folder."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _LARGEST_BYTES = 2**24
 
 
 class Siblings:
-    """Answers the questions of other workers, and asks them.
+    """Answers questions of other workers, and asks them.
 
     Args:
-        folder: holds a socket of each worker; None where there are no others.
+        folder: contains a socket for each worker; None if there are no others.
         own: number of this worker.
     """
 
@@ -33,7 +33,7 @@ class Siblings:
         """Answer questions from now on.
 
         Args:
-            answers: question -> what computes its answer, which can be written as JSON.
+            answers: question -> function that computes its answer, serialisable as JSON.
         """
         if self._folder is None:
             return
@@ -46,11 +46,11 @@ class Siblings:
             writer.close()
 
         path = self._folder / self._own
-        path.unlink(missing_ok=True)  # of a worker in whose place this one started
+        path.unlink(missing_ok=True)  # left by the worker that this one replaces
         self._server = await asyncio.start_unix_server(respond, path)
 
     async def ask(self, question: str) -> list[Any]:
-        """The answers of all other workers that run."""
+        """Return the answers of all other running workers."""
         if self._folder is None:
             return []
         others = [path for path in sorted(self._folder.iterdir()) if path.name != self._own]
@@ -58,14 +58,14 @@ class Siblings:
         return [answer for answer in found if answer is not None]
 
     def close(self) -> None:
-        """Answer no more."""
+        """Stop answering."""
         if self._server is not None and self._folder is not None:
             self._server.close()
             (self._folder / self._own).unlink(missing_ok=True)
 
 
 async def _ask(path: Path, question: str) -> Any:
-    """What one worker answers; None if it has ended."""
+    """Return one worker's answer; None if it has exited."""
     try:
         reader, writer = await asyncio.open_unix_connection(path, limit=_LARGEST_BYTES)
         writer.write(f"{question}\n".encode())

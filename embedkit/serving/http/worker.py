@@ -1,8 +1,8 @@
-"""One of several processes that serve on one socket: ``python -m embedkit.serving.http.worker``.
+"""One of several processes that serve the same socket: ``python -m embedkit.serving.http.worker``.
 
-It reads an :class:`Order` from its standard input, loads the models, writes ``ready``, and serves once it has read
-``go``, which it confirms by ``serving``; until then it ignores SIGHUP. When its input ends, the process that
-started it is gone, and it drains as on SIGTERM.
+It reads an :class:`Order` from its standard input, loads the models and writes ``ready``; after reading ``go`` it
+starts serving, which it confirms by ``serving``. Until then it ignores SIGHUP. When its input ends, its parent has
+exited, and it drains as on SIGTERM.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ READY, GO, SERVING = b"ready\n", b"go\n", b"serving\n"
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """What a worker has to do.
+    """The configuration of a worker.
 
     Attributes:
-        number: of the worker.
-        folder: for the sockets of all workers.
-        listening: descriptor of the socket to serve on.
+        number: number of the worker.
+        folder: folder for the sockets of all workers.
+        listening: descriptor of the socket to serve.
         models: paths, names or ids of models.
-        settings: of the server.
-        log_level: of Python's logging.
+        settings: settings of the server.
+        log_level: level of Python's logging.
     """
 
     number: int
@@ -54,12 +54,12 @@ class Order:
     log_level: int
 
     def line(self) -> bytes:
-        """The order as one line."""
+        """Return the order as one line."""
         return orjson.dumps(dataclasses.asdict(self)) + b"\n"
 
 
 def main() -> int:
-    """Serve until told to end: the exit code."""
+    """Serve until stopped; return the exit code."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     order = Order(**orjson.loads(sys.stdin.buffer.readline()))
     logger = logging.getLogger("embedkit")

@@ -1,4 +1,4 @@
-"""Several processes that serve on one socket, started, watched and stopped by one that serves nothing itself."""
+"""Several processes that serve the same socket, started, supervised and stopped by a parent process."""
 
 from __future__ import annotations
 
@@ -29,18 +29,19 @@ _RESTART_S = 1.0
 
 
 class Workers:
-    """``settings.workers`` processes that share a socket; each loads the models for itself.
+    """``settings.workers`` processes that share a socket; each loads the models itself.
 
-    The socket listens once all are ready. A worker that ends unasked is replaced, while the others serve. SIGTERM
-    and SIGINT are handed on, so each drains as a single server does; SIGHUP as well, so each reloads.
+    The socket starts listening once all workers are ready. A worker that exits unexpectedly is replaced while the
+    others serve. SIGTERM and SIGINT are forwarded, so that each worker drains like a single server, and so is
+    SIGHUP, so that each reloads.
 
     Args:
         models: paths, names or ids of models.
-        settings: of the server.
-        log_level: of Python's logging.
+        settings: settings of the server.
+        log_level: level of Python's logging.
 
     Raises:
-        ConfigError: this system has no way to share a socket.
+        ConfigError: sharing sockets is not supported on this system.
     """
 
     def __init__(self, models: Sequence[str], settings: ServerSettings, log_level: int) -> None:
@@ -56,10 +57,10 @@ class Workers:
         self._stopping, self._hung_up = False, 0.0
 
     def run(self) -> int:
-        """Serve until told to end: the exit code.
+        """Serve until stopped; return the exit code.
 
         Raises:
-            WorkerError: a worker could not start; its log says why.
+            WorkerError: a worker could not start; see its log.
         """
         return asyncio.run(self._run())
 
@@ -83,7 +84,7 @@ class Workers:
         return max(map(abs, codes))
 
     async def _start_all(self, folder: str, listening: socket.socket) -> None:
-        """Start all workers; only when the last is ready, listen."""
+        """Start all workers, and listen once the last one is ready."""
         numbers = range(self._settings.workers)
         await asyncio.gather(*(self._start(number, folder, listening) for number in numbers))
         if self._stopping:
@@ -97,14 +98,14 @@ class Workers:
         """Start a worker, and wait until it is ready.
 
         Raises:
-            WorkerError: it ended instead.
+            WorkerError: it exited instead.
         """
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "embedkit.serving.http.worker"),
             stdin=PIPE,
             stdout=PIPE,
             pass_fds=[listening.fileno()],
-            start_new_session=True,  # Ctrl-C reaches this process alone, which hands it on
+            start_new_session=True,  # Ctrl-C reaches only this process, which forwards it
         )
         self._running[number] = process
         self._started[process] = time.monotonic()
@@ -122,20 +123,22 @@ class Workers:
             raise WorkerError(f"worker {number} did not start; its last lines in the log say why")
 
     async def _watch(self, number: int, folder: str, listening: socket.socket) -> int:
-        """Keep a worker running until all are to stop: the exit code of the last one."""
+        """Keep a worker running until shutdown; return the exit code of the last one."""
         while True:
             process = self._running[number]
             code = await process.wait()
             if self._stopping:
-                return code if process in self._serving else 0  # a signal ends what is still loading
+                return (
+                    code if process in self._serving else 0
+                )  # workers that are still loading are killed by the signal
             logger.error("worker %d ended with code %d; another one takes its place", number, code)
             await asyncio.sleep(_RESTART_S)
-            with contextlib.suppress(WorkerError, OSError):  # it is tried again
+            with contextlib.suppress(WorkerError, OSError):  # retried
                 await self._start(number, folder, listening)
                 await self._let_serve(self._running[number])
 
     async def _let_serve(self, process: Process) -> None:
-        """Let a worker serve; it missed the hangups since it was started."""
+        """Let a worker serve, and forward SIGHUPs that it missed since its start."""
         _tell(process, GO)
         assert process.stdout is not None
         if await process.stdout.readline() == SERVING:
@@ -148,7 +151,7 @@ class Workers:
         if sign != signal.SIGHUP:
             self._stopping = True
             if self._listening is not None:
-                self._listening.close()  # so that the last worker to close it leaves no connection behind
+                self._listening.close()  # so that the last worker to close it drops no connection
         for process in self._running.values():
             with contextlib.suppress(ProcessLookupError):
                 process.send_signal(sign)

@@ -1,4 +1,4 @@
-"""Collections and indexes on a Milvus server, or in a file of Milvus Lite: for more than one machine holds.
+"""Collections and indexes on a Milvus server or in a Milvus Lite file, for data beyond a single machine.
 
 Needs ``pip install "embedkit-onnx[milvus]"``. A collection is opened as ``Collection.open("milvus:URI#NAME")``.
 """

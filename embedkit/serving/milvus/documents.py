@@ -1,7 +1,7 @@
-"""A collection on Milvus: what :class:`~embedkit.serving.retrieval.Collection` keeps at ``milvus:URI#NAME``.
+"""The Milvus store of :class:`~embedkit.serving.retrieval.Collection`, for ``milvus:URI#NAME``.
 
-Milvus finds documents, filters them and ranks them by words with functions of its own. What is whole, seen by whom
-and kept for how long is Milvus's business: there are no snapshots, and an interrupted write leaves what was sent.
+Milvus searches documents, filters them and ranks them lexically with its own functions. Consistency, visibility
+and durability are Milvus's: there are no snapshots, and an interrupted write leaves the part that was sent.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _KIND = "documents"
 _FIELDS = ("text", "metadata")
 _NAME = "embedkit"
 _SCHEME = "milvus:"
-# What effort multiplies, by how the index's name begins: parameter, its value at effort 1, whether k is its least.
+# The parameter that effort multiplies, by prefix of the index's name: name, value at effort 1, whether at least k.
 _BREADTHS: Final = {"HNSW": ("ef", 96, True), "IVF": ("nprobe", 16, False), "DISKANN": ("search_list", 100, True)}
 
 
@@ -60,10 +60,10 @@ class MilvusDocuments(RemoteStore):
 
     @classmethod
     def build(cls, address: str, source: Source, plan: Plan, *, show_progress_bar: bool | None) -> Self:
-        """Send documents to a new collection of Milvus.
+        """Write documents to a new collection on Milvus.
 
         Raises:
-            CollectionError: there is such a collection, or Milvus refuses; says why.
+            CollectionError: the collection exists, or Milvus rejects the request.
             DataError: a document is malformed, empty or too long for Milvus, or there are none.
         """
         uri, name = _parse(address)
@@ -91,7 +91,7 @@ class MilvusDocuments(RemoteStore):
 
     @classmethod
     def open(cls, address: str, models: Models) -> Self:
-        """Find a collection that :meth:`build` made."""
+        """Open a collection created by :meth:`build`."""
         uri, name = _parse(address)
         opened = cls(address, MilvusStore.open(uri, name, token=_token(), kind=_KIND))
         try:
@@ -102,7 +102,7 @@ class MilvusDocuments(RemoteStore):
         return opened
 
     def get(self, ids: Sequence[str], /) -> list[Document | None]:
-        """The documents with these ids, None where there is none."""
+        """Return the documents with these ids, None for unknown ids."""
         found = self._rows.get(ids, _FIELDS)
         return [_document(found[id_]) if id_ in found else None for id_ in ids]
 
@@ -120,10 +120,10 @@ class MilvusDocuments(RemoteStore):
         lexical: bool | None,
         show_progress_bar: bool | None,  # noqa: ARG002 - Milvus tells no progress
     ) -> None:
-        """Ask Milvus to compact, and to index in another way.
+        """Ask Milvus to compact, and optionally change the index.
 
         Raises:
-            InputError: words shall be indexed or no longer be, which Milvus decides when a collection is made.
+            InputError: ``lexical`` would change, which Milvus supports only when a collection is created.
         """
         about = self.about
         if lexical not in (None, about.lexical):
@@ -136,7 +136,7 @@ class MilvusDocuments(RemoteStore):
         self._rows.compact()
 
     def verify(self) -> None:
-        """Compare up to 100 rows with what a collection holds; Milvus keeps checksums of its own.
+        """Check up to 100 rows; Milvus keeps checksums of its own.
 
         Raises:
             CollectionError: a row has no unit embedding or no text.
@@ -148,13 +148,13 @@ class MilvusDocuments(RemoteStore):
             check_row(self._address, _document(row), row["embedding"])
 
     def sample(self, most: int, /) -> tuple[list[Document], FloatArray]:
-        """Documents that Milvus chooses, and their embeddings."""
+        """Return documents chosen by Milvus, and their embeddings."""
         rows = self._rows.some(most, (*_FIELDS, "embedding"))
         embeddings = np.array([row["embedding"] for row in rows], dtype=np.float32)
         return [_document(row) for row in rows], embeddings.reshape(len(rows), self.about.dimension)
 
     def source(self) -> Source:
-        """All documents and embeddings."""
+        """Return all documents and embeddings."""
 
         def embeddings() -> Iterator[FloatArray]:
             for rows in self._rows.all(("embedding",)):
@@ -169,13 +169,13 @@ class MilvusDocuments(RemoteStore):
         self._rows.drop()
 
     def close(self) -> None:
-        """End the connection; a file of Milvus Lite can then be opened by others."""
+        """Close the connection; others can then open a Milvus Lite file."""
         self._rows.close()
 
     def search(
         self, queries: FloatArray, k: int, where: str, effort: float, /
     ) -> list[list[tuple[float, Document]]]:
-        """The documents nearest to each query, with their inner products."""
+        """Return the documents nearest to each query, with their inner products."""
         effort = checked_effort(effort)
         queries = checked_queries(queries, k, self.about.dimension)
         if not len(queries):
@@ -185,7 +185,7 @@ class MilvusDocuments(RemoteStore):
         return [[(score, _document(row)) for score, row in hits] for hits in found]
 
     def search_words(self, query: str, k: int, where: str, /) -> list[tuple[float, Document]]:
-        """The documents that share words with a query, with Milvus's BM25."""
+        """Return the documents that best match the query's words, by Milvus's BM25."""
         if not self.about.lexical:
             raise InputError(
                 "hybrid: the collection was built without words; build it again from itself with lexical=True"
@@ -227,10 +227,10 @@ class MilvusDocuments(RemoteStore):
 
 
 def _parse(address: str) -> tuple[str, str]:
-    """URI and name of ``milvus:URI#NAME``.
+    """Parse ``milvus:URI#NAME`` into URI and name.
 
     Raises:
-        InputError: it is no such address.
+        InputError: the address is malformed.
     """
     uri, _, name = address.removeprefix(_SCHEME).partition("#")
     if "://" not in uri and not uri.endswith(".db"):
@@ -245,7 +245,7 @@ def _token() -> str:
 
 
 def _breadth(index: str, k: int, effort: float) -> Row:
-    """Parameters of a search that looks ``effort`` times as far as usual; flat and automatic indexes take none."""
+    """Return search parameters for an effort; flat and automatic indexes have none."""
     for beginning, (name, usual, is_least) in _BREADTHS.items():
         if index.startswith(beginning):
             return {name: max(round(usual * effort), k if is_least else 1)}

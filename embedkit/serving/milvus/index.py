@@ -1,4 +1,4 @@
-"""Nearest neighbours from Milvus: a `VectorIndex` whose rows are elsewhere."""
+"""Nearest-neighbour search on Milvus: a `VectorIndex` with remote rows."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _ROWS_PER_UPSERT = 8192
 
 
 class MilvusIndex:
-    """Rows that keep the position they were added at, in a collection of Milvus.
+    """Rows in a Milvus collection, identified by the position at which they were added.
 
-    How exact a search is decides Milvus's index: ``"FLAT"`` looks at all rows, others may miss some. Scores are
-    Milvus's inner products, and equal ones come in its order.
+    Milvus's index determines the accuracy: ``"FLAT"`` scans all rows, others may miss some. Scores are Milvus's
+    inner products, and ties are in its order.
 
     Args:
         store: rows with keys from 0.
-        count: how many.
+        count: number of rows.
     """
 
     def __init__(self, store: MilvusStore, count: int) -> None:
@@ -42,18 +42,18 @@ class MilvusIndex:
         index: str = "AUTOINDEX",
         fingerprint: str = "",
     ) -> Self:
-        """Send rows to a new collection of Milvus.
+        """Write rows to a new Milvus collection.
 
         Args:
             rows: ``(N, D) float32, unit rows``.
-            uri: of a server, or a path that ends in ``.db`` for Milvus Lite.
-            name: of the collection.
+            uri: URI of a server, or a path ending in ``.db`` for Milvus Lite.
+            name: name of the collection.
             token: ``"user:password"`` or an API key.
-            index: kind of index in Milvus's words: ``"FLAT"``, ``"HNSW"``, ``"IVF_SQ8"``, ``"DISKANN"``...
-            fingerprint: of the model that made the rows, to be compared by :meth:`open`.
+            index: Milvus's kind of index: ``"FLAT"``, ``"HNSW"``, ``"IVF_SQ8"``, ``"DISKANN"``...
+            fingerprint: fingerprint of the model that created the rows, checked by :meth:`open`.
 
         Raises:
-            CollectionError: there is such a collection, or Milvus refuses; says why.
+            CollectionError: the collection exists, or Milvus rejects the request.
         """
         about = {"kind": _KIND, "fingerprint": fingerprint, "dimension": rows.shape[1]}
         store = MilvusStore.create(
@@ -65,11 +65,11 @@ class MilvusIndex:
 
     @classmethod
     def open(cls, *, uri: str, name: str, token: str = "", fingerprint: str = "") -> Self:
-        """Find what :meth:`build` made.
+        """Open an index created by :meth:`build`.
 
         Raises:
-            CollectionError: it is not there, or is something else.
-            FingerprintError: the rows are another model's.
+            CollectionError: it does not exist, or is something else.
+            FingerprintError: the rows belong to another model.
         """
         store = MilvusStore.open(uri, name, token=token, kind=_KIND)
         made = store.about["fingerprint"]
@@ -81,22 +81,22 @@ class MilvusIndex:
         return cls(store, store.count())
 
     def __len__(self) -> int:
-        """The number of rows held."""
+        """Number of rows."""
         return self._count
 
     def add(self, rows: FloatArray) -> None:
-        """Add ``(N, D) float32, unit rows`` behind the others."""
+        """Append ``(N, D) float32, unit rows``."""
         for start in range(0, len(rows), _ROWS_PER_UPSERT):
             block = np.asarray(rows[start : start + _ROWS_PER_UPSERT], dtype=np.float32)
             self._store.upsert([{"id": self._count + i, "embedding": row} for i, row in enumerate(block)])
             self._count += len(block)
 
     def search(self, queries: FloatArray, k: int, /) -> tuple[FloatArray, npt.NDArray[np.int64]]:
-        """As of `VectorIndex`.
+        """See `VectorIndex`.
 
         Raises:
-            InputError: ``k`` is not between 1 and 16,384, or the queries have another form.
-            CollectionError: Milvus refuses, or gives fewer rows than there are.
+            InputError: ``k`` is not between 1 and 16,384, or the queries have another shape.
+            CollectionError: Milvus rejects the request, or returns too few rows.
         """
         queries = checked_queries(queries, k, self._store.about["dimension"])
         width = min(k, self._count)
@@ -112,10 +112,10 @@ class MilvusIndex:
 
 
 def checked_queries(queries: FloatArray, k: int, dimension: int) -> FloatArray:
-    """Queries as Milvus takes them: ``(Q, D) float32``.
+    """Return queries in Milvus's format: ``(Q, D) float32``.
 
     Raises:
-        InputError: they have another form, are not finite, or ``k`` is out of bounds.
+        InputError: they have another shape, are not finite, or ``k`` is out of bounds.
     """
     if not 1 <= k <= MOST_RESULTS:
         raise InputError(f"k must be between 1 and {MOST_RESULTS:,}, the most that Milvus gives, not {k}")

@@ -1,4 +1,4 @@
-"""One collection of a Milvus server or of a Milvus Lite file. The only file that imports pymilvus."""
+"""A collection of a Milvus server or of a Milvus Lite file. The only module that imports pymilvus."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from embedkit.protocols import FloatArray
 __all__ = ["MOST_ID_BYTES", "MOST_RESULTS", "MOST_TEXT_BYTES", "MilvusStore", "Row"]
 
 MOST_ID_BYTES = 512
-MOST_TEXT_BYTES = 65_535  # the longest VARCHAR of Milvus
-MOST_RESULTS = 16_384  # of one search, by Milvus
+MOST_TEXT_BYTES = 65_535  # maximum length of Milvus's VARCHAR
+MOST_RESULTS = 16_384  # Milvus's limit for one search
 
 _ABOUT = "embedkit"
-_ROWS_PER_REQUEST = 500  # with the longest texts still below the 64 MB of a message
+_ROWS_PER_REQUEST = 500  # below the message limit of 64 MB even with the longest texts
 _ROWS_PER_READ = 1000
 _METRIC = "IP"
 _CONSISTENCY = "Session"  # a client sees its own writes at once
@@ -29,14 +29,14 @@ Row = dict[str, Any]
 
 
 class MilvusStore:
-    """Rows with a key and an embedding, and facts about them that stay with the collection.
+    """Rows with a key and an embedding, and metadata of the collection.
 
-    Made by :meth:`create` and :meth:`open`.
+    Created by :meth:`create` and :meth:`open`.
 
     Attributes:
-        uri: of the server, or path of a Milvus Lite file.
-        name: of the collection there.
-        about: the facts.
+        uri: URI of the server, or path of a Milvus Lite file.
+        name: name of the collection.
+        about: metadata of the collection.
     """
 
     def __init__(self, client: MilvusClient, uri: str, name: str, about: dict[str, Any]) -> None:
@@ -56,20 +56,20 @@ class MilvusStore:
         about: Row,
         words: bool = False,
     ) -> Self:
-        """Make a collection that is not there yet.
+        """Create a new collection.
 
         Args:
-            uri: ``"http://host:19530"``, or a path that ends in ``.db`` for Milvus Lite.
-            name: of the collection; letters, digits and underscores.
-            token: ``"user:password"`` or an API key; empty where none is wanted.
-            key: int for rows that are a number and an embedding; str for those with text and metadata too.
+            uri: ``"http://host:19530"``, or a path ending in ``.db`` for Milvus Lite.
+            name: name of the collection; letters, digits and underscores.
+            token: ``"user:password"`` or an API key; empty if not needed.
+            key: int for rows of a number and an embedding; str for those with text and metadata, too.
             dimension: D, the width of an embedding.
-            index: kind of index, in Milvus's words.
-            about: facts to keep, values of JSON; ``kind`` says what it holds.
-            words: whether Milvus indexes the words of texts too, for BM25.
+            index: Milvus's kind of index.
+            about: metadata, serialisable as JSON; ``kind`` describes the content.
+            words: whether Milvus also indexes the words of texts, for BM25.
 
         Raises:
-            CollectionError: it is there already, or Milvus refuses; says why.
+            CollectionError: it exists, or Milvus rejects the request.
         """
         client = _connect(uri, token)
         with _refusals_told(uri):
@@ -93,10 +93,10 @@ class MilvusStore:
 
     @classmethod
     def open(cls, uri: str, name: str, *, token: str, kind: str) -> Self:
-        """Find a collection that :meth:`create` made.
+        """Open a collection created by :meth:`create`.
 
         Raises:
-            CollectionError: it is not there, or its facts do not say that it is of this kind.
+            CollectionError: it does not exist, or its metadata describes another kind.
         """
         client = _connect(uri, token)
         with _refusals_told(uri):
@@ -111,19 +111,19 @@ class MilvusStore:
         return cls(client, uri, name, about)
 
     def count(self) -> int:
-        """Rows there are."""
+        """Return the number of rows."""
         with _refusals_told(self.uri):
             found = self._client.query(self.name, filter="", output_fields=["count(*)"])
         return int(found[0]["count(*)"])
 
     def upsert(self, rows: Sequence[Row]) -> None:
-        """Add rows, or put them in the place of those with the same keys; keys differ among themselves."""
+        """Add rows, replacing those with the same keys; keys must be distinct."""
         with _refusals_told(self.uri):
             for start in range(0, len(rows), _ROWS_PER_REQUEST):
                 self._client.upsert(self.name, list(rows[start : start + _ROWS_PER_REQUEST]))
 
     def get(self, keys: Sequence[str] | Sequence[int], fields: Sequence[str]) -> dict[str | int, Row]:
-        """The rows with these keys that are there, by key."""
+        """Return the existing rows with these keys, by key."""
         found: list[Row] = []
         with _refusals_told(self.uri):
             for start in range(0, len(keys), _ROWS_PER_REQUEST):
@@ -132,7 +132,7 @@ class MilvusStore:
         return {row["id"]: row for row in found}
 
     def delete(self, keys: Sequence[str]) -> None:
-        """Remove the rows with these keys."""
+        """Delete the rows with these keys."""
         with _refusals_told(self.uri):
             for start in range(0, len(keys), _ROWS_PER_REQUEST):
                 self._client.delete(self.name, ids=list(keys[start : start + _ROWS_PER_REQUEST]))
@@ -146,14 +146,14 @@ class MilvusStore:
         fields: Sequence[str] = (),
         parameters: Row | None = None,
     ) -> list[list[tuple[float, Row]]]:
-        """The rows nearest to each embedding.
+        """Return the rows nearest to each embedding.
 
         Args:
             embeddings: ``(Q, D) float32``.
-            k: results wanted for each, at most :data:`MOST_RESULTS`.
-            where: an expression of Milvus that has to hold.
-            fields: what is wanted of a row besides its key.
-            parameters: of the index, in Milvus's words.
+            k: number of results for each, at most :data:`MOST_RESULTS`.
+            where: a filter expression of Milvus.
+            fields: fields to return besides the key.
+            parameters: Milvus's search parameters of the index.
 
         Returns:
             for each embedding at most ``k`` pairs of inner product and row, best first.
@@ -173,13 +173,13 @@ class MilvusStore:
     def search_words(
         self, query: str, k: int, *, where: str = "", fields: Sequence[str] = ()
     ) -> list[tuple[float, Row]]:
-        """The rows that share words with a query, by Milvus's BM25.
+        """Return the rows that best match a query's words, by Milvus's BM25.
 
         Args:
             query: a text.
-            k: results wanted, at most :data:`MOST_RESULTS`.
-            where: an expression of Milvus that has to hold.
-            fields: what is wanted of a row besides its key.
+            k: number of results, at most :data:`MOST_RESULTS`.
+            where: a filter expression of Milvus.
+            fields: fields to return besides the key.
 
         Returns:
             at most ``k`` pairs of score and row, best first.
@@ -197,7 +197,7 @@ class MilvusStore:
         return [(abs(float(hit["distance"])), dict(hit["entity"])) for hit in found[0]]  # Lite's are negative
 
     def some(self, count: int, fields: Sequence[str], *, where: str = "") -> list[Row]:
-        """At most so many rows, in no particular order."""
+        """Return at most ``count`` rows, in no particular order."""
         with _refusals_told(self.uri):
             return [
                 dict(row)
@@ -205,7 +205,7 @@ class MilvusStore:
             ]
 
     def all(self, fields: Sequence[str]) -> Iterator[list[Row]]:
-        """All rows, some at a time, in an order that stays the same while nobody writes."""
+        """Yield all rows in chunks, in an order that is stable while nothing is written."""
         with _refusals_told(self.uri):
             rows = self._client.query_iterator(self.name, batch_size=_ROWS_PER_READ, output_fields=["id", *fields])
             try:
@@ -215,7 +215,7 @@ class MilvusStore:
                 rows.close()
 
     def reindex(self, index: str, about: Row) -> None:
-        """Index embeddings in another way from now on; nobody can search meanwhile."""
+        """Change the index of the embeddings; searches are not possible meanwhile."""
         parameters = self._client.prepare_index_params()
         parameters.add_index("embedding", index_type=index, metric_type=_METRIC, params={})
         with _refusals_told(self.uri):
@@ -226,23 +226,23 @@ class MilvusStore:
         self.keep(about)
 
     def keep(self, about: Row) -> None:
-        """Keep facts in the place of the earlier ones."""
+        """Replace the collection's metadata."""
         with _refusals_told(self.uri):
             self._client.alter_collection_properties(self.name, {_ABOUT: json.dumps(about, ensure_ascii=False)})
         self.about = about
 
     def compact(self) -> None:
-        """Ask Milvus to give back the space of deleted rows, which it does by itself."""
+        """Ask Milvus to reclaim the space of deleted rows, which also happens automatically."""
         with _refusals_told(self.uri):
             self._client.compact(self.name)
 
     def drop(self) -> None:
-        """Delete the collection, with all that is in it."""
+        """Delete the collection with all its content."""
         with _refusals_told(self.uri):
             self._client.drop_collection(self.name)
 
     def close(self) -> None:
-        """End the connection."""
+        """Close the connection."""
         self._client.close()
 
 
@@ -252,7 +252,7 @@ def _connect(uri: str, token: str) -> MilvusClient:
 
 
 def _schema(key: type[str | int], dimension: int, description: str, *, words: bool) -> Any:
-    """Fields of a collection; not every Milvus keeps the properties, nor every one the description."""
+    """Return the fields of a collection; some Milvus versions store no properties, others no description."""
     schema = MilvusClient.create_schema(auto_id=False, enable_dynamic_field=False, description=description)
     if key is int:
         schema.add_field("id", DataType.INT64, is_primary=True)

@@ -1,4 +1,4 @@
-"""Search by meaning: collections of documents, and the indexes that find the nearest of them."""
+"""Semantic search: collections of documents, and indexes for nearest-neighbour search."""
 
 from __future__ import annotations
 

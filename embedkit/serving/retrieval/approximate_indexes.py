@@ -1,11 +1,11 @@
-"""Indexes that do not look at every row: a small index proposes candidates, the rows themselves decide.
+"""Approximate indexes: a compact index proposes candidates, which are scored again with the full rows.
 
-What FAISS keeps of each row is coarse (a byte or less a dimension), and so are the scores by which it proposes.
-Candidates are scored again with the rows, which may be mapped from a file: float32 inner products, each row by
-itself, so that a score does not depend on what else is searched for. A neighbour that is not proposed is missed.
+FAISS stores a coarse code for each row (a byte or less per dimension), so its own scores are coarse, too.
+Candidates are therefore scored again with the rows, which may be mapped from a file: float32 inner products, each
+row separately, so that a score does not depend on other queries. A neighbour that is not proposed is missed.
 
-Where some rows are not allowed, the small index proposes only those that are, and looks further the fewer they
-are. A few thousand rows are scanned instead, and so is a query for which too few are proposed.
+With a filter, the compact index proposes only allowed rows, and searches more widely the fewer there are. A few
+thousand rows are scanned instead, and so are queries for which too few candidates are proposed.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ __all__ = ["BinaryIndex", "HnswIndex", "IvfPqIndex", "RescoredIndex", "Sq8Index"
 
 _QUERY_BLOCK = 1024
 _ROW_BLOCK = 65536
-_WALKED = 0.1  # share of rows allowed from which on a walk through the graph has to be broader
-_SPARE = 8  # so that equal rows at the end come in their order
-_SCANNED = 8192  # so many rows are scanned as fast as candidates are found
+_WALKED = 0.1  # share of allowed rows below which the graph search is widened
+_SPARE = 8  # so that ties at the end are ordered by row
+_SCANNED = 8192  # number of rows for which a scan is as fast as a search
 
 
 class _Selection:
     """Rows that may be found.
 
     Args:
-        allowed: ``(N,) bool``, which they are.
-        share: of all rows, above 0.
+        allowed: ``(N,) bool``, the allowed rows.
+        share: their share of all rows, above 0.
 
     Attributes:
         selector: the same for FAISS.
@@ -54,11 +54,11 @@ class _Selection:
 
 
 class RescoredIndex(abc.ABC):
-    """What the kinds below share: candidates of a small index are scored with the rows.
+    """Base class: candidates of a compact index are scored with the full rows.
 
     Args:
-        rows: ``(N, D) float32, unit rows``; kept, not copied.
-        small: the small index over the same rows.
+        rows: ``(N, D) float32, unit rows``; not copied.
+        small: the compact index over the same rows.
     """
 
     FILE: ClassVar[str | None]
@@ -69,41 +69,41 @@ class RescoredIndex(abc.ABC):
 
     @classmethod
     def build(cls, rows: FloatArray, *, show_progress_bar: bool | None = False) -> Self:
-        """Index ``rows``, ``(N, D) float32, unit rows``; kept, not copied."""
+        """Index ``rows``, ``(N, D) float32, unit rows``, without copying them."""
         rows = checked_rows(rows)
         return cls(rows, cls._built(rows, show_progress_bar=show_progress_bar))
 
     @classmethod
     def load(cls, path: Path, rows: FloatArray) -> Self:
-        """Map the file that :meth:`save` wrote for an index of these rows.
+        """Map the file written by :meth:`save` for an index of these rows.
 
-        FAISS trusts the files that it reads: compare the checksum first.
+        FAISS trusts the files that it reads: verify the checksum first.
 
         Raises:
-            CollectionError: the file is missing or is not such a file.
+            CollectionError: the file is missing or invalid.
         """
         rows = checked_rows(rows)
         return cls(rows, cls._loaded(path, rows))
 
     def __len__(self) -> int:
-        """The number of rows held."""
+        """Number of rows."""
         return len(self._rows)
 
     def search(
         self, queries: FloatArray, k: int, /, *, allowed: BoolArray | None = None, effort: float = 1.0
     ) -> tuple[FloatArray, RowNumbers]:
-        """Nearly the best ``k`` rows for each query, equal scores in the order of the rows.
+        """Return approximately the best ``k`` rows for each query, with ties ordered by row.
 
         Args:
             queries: ``(Q, D) float32, unit rows``.
-            k: results wanted, at least 1.
+            k: number of results, at least 1.
             allowed: ``(N,) bool``, the rows that may be found; None for all.
-            effort: how many times as much as by itself it looks at, above 0: candidates, and where it has them
-                clusters or the breadth of the walk through the graph.
+            effort: factor of the search breadth, above 0: of candidates and, where applicable, of clusters or of
+                the breadth of the graph search.
 
         Returns:
             scores ``(Q, min(k, N)) float32`` in descending order and rows ``(Q, min(k, N)) int64``, where N is
-            the number of rows allowed.
+            the number of allowed rows.
 
         Raises:
             InputError: the queries have another width or are not finite, or ``k`` is below 1.
@@ -122,7 +122,7 @@ class RescoredIndex(abc.ABC):
 
     @abc.abstractmethod
     def save(self, path: Path) -> None:
-        """Write the small index atomically.
+        """Write the compact index atomically.
 
         Raises:
             StorageError: the disk is full or the folder cannot be written.
@@ -131,29 +131,29 @@ class RescoredIndex(abc.ABC):
     @classmethod
     @abc.abstractmethod
     def _built(cls, rows: FloatArray, *, show_progress_bar: bool | None) -> Any:
-        """The small index of some rows."""
+        """Build the compact index of some rows."""
 
     @classmethod
     @abc.abstractmethod
     def _loaded(cls, path: Path, rows: FloatArray) -> Any:
-        """The small index of these rows from a file."""
+        """Load the compact index of these rows from a file."""
 
     @abc.abstractmethod
     def _candidates(self, queries: FloatArray, k: int, effort: float, selection: _Selection | None) -> RowNumbers:
-        """Rows worth scoring for each query: ``(Q, C) int64``, ``C >= k``; -1 at the end where there are fewer.
+        """Return candidates for each query: ``(Q, C) int64``, ``C >= k``, padded with -1 if there are fewer.
 
-        Fewer than ``k`` make it scan all that are allowed. So a kind that looks only around the query, and finds
-        that hardly any row is allowed there, proposes none.
+        With fewer than ``k`` candidates, all allowed rows are scanned. An index that searches only near the query,
+        where hardly any row is allowed, therefore proposes none.
 
         Args:
             queries: ``(Q, D) float32``.
-            k: results wanted.
-            effort: how many times as much as by itself it looks at.
+            k: number of results.
+            effort: factor of the search breadth.
             selection: the rows to choose from; None for all.
         """
 
     def _bounded(self, k: int, wanted: float) -> int:
-        """So many, but at least ``k`` and not more than there are."""
+        """Limit a number of candidates to between ``k`` and the number of rows."""
         return min(len(self), max(k, math.ceil(wanted)))
 
     def _search_block(
@@ -169,7 +169,7 @@ class RescoredIndex(abc.ABC):
         found = self._candidates(queries, k, effort, selection)
         enough = found[:, k - 1] >= 0
         products, found = self._best(queries, found, min(found.shape[1], k + _SPARE))
-        if (products[:, 1:] == products[:, :-1]).any():  # FAISS orders equal ones as it likes
+        if (products[:, 1:] == products[:, :-1]).any():  # FAISS orders ties arbitrarily
             order = np.lexsort((found, -products))
             products = np.take_along_axis(products, order, axis=1)
             found = np.take_along_axis(found, order, axis=1)
@@ -180,30 +180,30 @@ class RescoredIndex(abc.ABC):
             (scores[query],), (rows[query],) = self._flat.search(alone, k, allowed=allowed)
 
     def _best(self, queries: FloatArray, found: RowNumbers, k: int) -> tuple[FloatArray, RowNumbers]:
-        """The best ``k`` of the rows found, by their inner products; -1 where there are fewer."""
+        """Return the best ``k`` of the given rows by inner product, padded with -1."""
         products = np.empty((len(queries), k), dtype=np.float32)
         best = np.empty((len(queries), k), dtype=np.int64)
         found = np.ascontiguousarray(found)
         given = (faiss.swig_ptr(array) for array in (queries, self._rows, found))
         results = (faiss.swig_ptr(array) for array in (products, best))
         sizes = queries.shape[1], len(queries), len(self), found.shape[1], k
-        # The last is the stride of `found`; the default, which means it too, reads outside of it.
+        # The last argument is the stride of `found`; the default, which should mean the same, reads out of bounds.
         faiss.knn_inner_products_by_idx(*given, *sizes, *results, found.shape[1])
         return products, best
 
 
 class _FaissFile(RescoredIndex):
-    """A small index that FAISS keeps in a file of its own, and maps from there."""
+    """A compact index in FAISS's own file format, mapped into memory."""
 
     TYPE: ClassVar[str]
 
     def save(self, path: Path) -> None:
-        """Write FAISS' index atomically; needs its size once more in memory.
+        """Write FAISS's index atomically; needs as much memory again.
 
         Raises:
             StorageError: the disk is full or the folder cannot be written.
         """
-        # Not faiss.write_index: that one does not notice when the last block finds the disk full.
+        # Not faiss.write_index, which does not detect a full disk at the last block.
         content = faiss.serialize_index(self._small)
         with atomic_file(path) as temporary:
             temporary.write_bytes(content.data)
@@ -228,7 +228,7 @@ class _FaissFile(RescoredIndex):
 
 
 class Sq8Index(_FaissFile):
-    """A byte a dimension, all rows scanned: a quarter of the memory of a flat scan, though not of its time."""
+    """One byte per dimension, all rows scanned: a quarter of a flat scan's memory, but not of its time."""
 
     FILE: ClassVar[str | None] = "sq8.faiss"
     TYPE: ClassVar[str] = "IndexScalarQuantizer"
@@ -246,7 +246,7 @@ class Sq8Index(_FaissFile):
 
 
 class HnswIndex(_FaissFile):
-    """A graph of near neighbours over bytes (Malkov and Yashunin, https://arxiv.org/abs/1603.09320)."""
+    """A neighbourhood graph over byte codes (Malkov and Yashunin, https://arxiv.org/abs/1603.09320)."""
 
     FILE: ClassVar[str | None] = "hnsw.faiss"
     TYPE: ClassVar[str] = "IndexHNSWSQ"
@@ -265,8 +265,8 @@ class HnswIndex(_FaissFile):
             breadth = self._bounded(k, breadth)
             _, found = self._small.search(queries, min(wanted, breadth), params=_breadth(breadth))
             return np.asarray(found)
-        # The walk passes through all rows and notes those that are allowed. It scores many rows for each that it
-        # passes, so a broader walk is needed only where few are allowed.
+        # The search traverses all rows and collects the allowed ones. It scores many rows for each that it
+        # traverses, so it must be widened only if few rows are allowed.
         breadth = self._bounded(k, breadth * max(1.0, _WALKED / selection.share))
         parameters = faiss.SearchParametersHNSW(efSearch=breadth, sel=selection.selector)
         _, found = self._small.search(queries, breadth, params=parameters)
@@ -275,9 +275,9 @@ class HnswIndex(_FaissFile):
 
 
 class IvfPqIndex(_FaissFile):
-    """Clusters, of which the nearest are scanned by half a byte for two dimensions.
+    """Clusters, the nearest of which are scanned with half a byte per two dimensions.
 
-    Product quantization by Jégou, Douze and Schmid (IEEE TPAMI 33(1), 2011), in the form whose tables fit into
+    Product quantization by Jégou, Douze and Schmid (IEEE TPAMI 33(1), 2011), in the variant whose tables fit into
     registers (André, Kermarrec and Le Scouarnec, https://arxiv.org/abs/1812.09162).
     """
 
@@ -307,7 +307,7 @@ class IvfPqIndex(_FaissFile):
 
 
 class BinaryIndex(RescoredIndex):
-    """A bit a dimension, its sign, all rows scanned by Hamming distance."""
+    """One bit per dimension, its sign, all rows scanned by Hamming distance."""
 
     FILE: ClassVar[str | None] = "signs.npy"
 
@@ -332,12 +332,12 @@ class BinaryIndex(RescoredIndex):
     def _candidates(self, queries: FloatArray, k: int, effort: float, selection: _Selection | None) -> RowNumbers:
         rows = None if selection is None else np.flatnonzero(selection.allowed)
         signs = self._small if rows is None else self._small[rows]
-        wanted = max(20 * k + 200, len(signs) // 200)  # the more rows, the more of them have nearly the same signs
+        wanted = max(20 * k + 200, len(signs) // 200)  # with more rows, more of them have similar signs
         _, found = faiss.knn_hamming(_signs(queries), signs, min(len(signs), self._bounded(k, effort * wanted)))
         return np.asarray(found if rows is None else rows[found])
 
 
-@functools.lru_cache(128)  # making one costs as much as scoring the candidates of a query
+@functools.lru_cache(128)  # construction costs as much as scoring the candidates of a query
 def _breadth(efsearch: int) -> Any:
     return faiss.SearchParametersHNSW(efSearch=efsearch)
 
@@ -348,7 +348,7 @@ def _probes(nprobe: int) -> Any:
 
 
 def _unless_few(found: RowNumbers, least: int) -> RowNumbers:
-    """The candidates of each query, none where there are fewer than ``least``."""
+    """Return the candidates of each query, none if there are fewer than ``least``."""
     found[found[:, least - 1] < 0] = -1
     return found
 
@@ -358,5 +358,5 @@ def _signs(rows: FloatArray) -> npt.NDArray[np.uint8]:
 
 
 def _sample(rows: FloatArray, count: int) -> FloatArray:
-    """Some rows for training, spread over all."""
+    """Return evenly spaced rows for training."""
     return np.ascontiguousarray(rows[:: max(1, len(rows) // count)])

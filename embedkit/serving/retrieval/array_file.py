@@ -1,7 +1,7 @@
-"""Arrays on disk as ``.npy`` files, read without trusting a header.
+"""Arrays on disk as ``.npy`` files, read without trusting their headers.
 
-Shape and dtype are known before a file is opened (a collection's manifest implies them), so its header is
-compared with the one expected and never parsed; there is no way in for pickled objects.
+Shape and dtype are known before a file is opened (from a collection's manifest), so its header is compared with
+the expected one and never parsed; pickled objects cannot be loaded.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def write_array(path: Path, shape: tuple[int, ...], dtype: str, chunks: Iterable
     Args:
         path: the file to write.
         shape: shape of the whole array.
-        dtype: little-endian dtype as numpy spells it, e.g. ``"<f4"``.
-        chunks: consecutive parts along the first axis, ``shape`` in all.
+        dtype: little-endian dtype in numpy's notation, e.g. ``"<f4"``.
+        chunks: consecutive parts along the first axis, with ``shape`` in total.
     """
     with path.open("wb") as file:
         file.write(_header(shape, dtype))
@@ -40,7 +40,7 @@ def map_array(path: Path, shape: tuple[int, ...], dtype: str) -> npt.NDArray[Any
     """Map a file written by :func:`write_array` read-only into memory.
 
     Raises:
-        CollectionError: the file is missing, or holds an array of another shape or dtype.
+        CollectionError: the file is missing, or contains an array of another shape or dtype.
     """
     expected = _header(shape, dtype)
     content = map_bytes(path)
@@ -57,13 +57,13 @@ def map_bytes(path: Path) -> npt.NDArray[np.uint8]:
         CollectionError: the file is missing, empty or cannot be read.
     """
     try:
-        return np.asarray(np.memmap(path, dtype=np.uint8, mode="r"))  # a plain array is sliced in half the time
+        return np.asarray(np.memmap(path, dtype=np.uint8, mode="r"))  # slicing a plain array is twice as fast
     except (OSError, ValueError) as error:
         raise CollectionError(f"cannot read {path}: {error}") from error
 
 
 def _header(shape: tuple[int, ...], dtype: str) -> bytes:
-    # Not numpy's own writer: how far that one pads depends on its version.
+    # Not numpy's own writer, whose padding depends on its version.
     text = f"{{'descr': '{dtype}', 'fortran_order': False, 'shape': {shape!r}, }}"
     prefix = b"\x93NUMPY\x01\x00" + struct.pack("<H", _HEADER_BYTES - 10)
     return prefix + text.encode("ascii").ljust(_HEADER_BYTES - 11) + b"\n"

@@ -1,4 +1,4 @@
-"""A search in stages: by meaning, by words, both fused, re-ranked; each chooses for the next, which is slower."""
+"""Search in stages: dense, lexical, fused, re-ranked; each stage selects candidates for the next, slower one."""
 
 from __future__ import annotations
 
@@ -26,49 +26,49 @@ CANDIDATES = 50
 
 @dataclass(frozen=True, slots=True)
 class Encode:
-    """A step that needs the encoder: answered with the queries' embeddings, ``(Q, D) float32, unit rows``."""
+    """A step for the encoder: answered with the queries' embeddings, ``(Q, D) float32, unit rows``."""
 
     queries: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """A step that needs the re-ranker: answered with an array of scores for each query's texts, in their order."""
+    """A step for the re-ranker: answered with an array of scores for each query's texts, in their order."""
 
     queries: Sequence[str]
     texts: Sequence[Sequence[str]]
 
 
 Steps = Generator[Encode | Score, Any, list[Hits]]
-"""A search that hands out what needs a model and is sent the results; it returns the hits of each query."""
+"""A search that yields model steps and is sent their results; it returns the hits of each query."""
 
 
 class Trail:
-    """What the stages have found for one query: the current ranking, and what each stage gave each row."""
+    """The state of a search for one query: the current ranking, and the scores of each stage."""
 
     def __init__(self) -> None:
         self.ranking = Ranking(np.empty(0, np.float32), np.empty(0, np.int64))
         self._scores: dict[str, dict[int, float]] = {}
 
     def enter(self, stage: str, ranking: Ranking) -> None:
-        """Take the ranking of a stage as the current one."""
+        """Make the ranking of a stage the current one."""
         self.ranking = ranking
         self._scores[stage] = dict(zip(ranking.rows.tolist(), ranking.scores.tolist(), strict=True))
 
     def scores(self, row: int) -> dict[str, float]:
-        """What the stages gave a row, the last stage last."""
+        """Return the scores of a row by stage, the last stage last."""
         return {stage: scores[row] for stage, scores in self._scores.items() if row in scores}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cascade:
-    """The stages of a search.
+    """The configuration of a search.
 
     Attributes:
-        fusion: how a search by words comes in; None for none.
-        reranker: the model that reads texts; None for none.
-        candidates: documents that a stage hands on to the next; None for 50, but at least as many as are wanted.
-        effort: how many times as much as by itself an index looks at that may miss a neighbour.
+        fusion: how lexical results are fused; None for dense search only.
+        reranker: the model that scores texts; None for none.
+        candidates: number of documents that a stage passes to the next; None for 50, but at least ``k``.
+        effort: factor of the search breadth of an approximate index.
     """
 
     fusion: Fusion | None = None
@@ -89,7 +89,7 @@ class Cascade:
 
         Raises:
             InputError: ``k``, the number of candidates or the effort is out of range, a query is not a string, or
-                the collection was built without words.
+                the collection has no lexical index.
             CollectionError: a file is damaged.
         """
         steps = self.steps(view, queries, k, conditions, rerank=self.reranker is not None)
@@ -110,7 +110,7 @@ class Cascade:
         *,
         rerank: bool = False,
     ) -> Steps:
-        """The same search for a caller that runs the models: :class:`Encode`, then, to re-rank, :class:`Score`.
+        """Yield the same search as steps for the caller's models: :class:`Encode`, then optionally :class:`Score`.
 
         Raises:
             InputError, CollectionError: as :meth:`search`.
@@ -157,14 +157,14 @@ class Cascade:
 
 
 class Clock:
-    """Milliseconds from one stage to the next."""
+    """Measures the milliseconds of each stage."""
 
     def __init__(self) -> None:
         self.laps_ms: dict[str, float] = {}
         self._last = time.perf_counter()
 
     def lap(self, stage: str) -> None:
-        """The stage is done."""
+        """Record the end of a stage."""
         now = time.perf_counter()
         self.laps_ms[stage] = 1e3 * (now - self._last)
         self._last = now
@@ -173,11 +173,11 @@ class Clock:
 def search_embeddings(
     view: View, embeddings: FloatArray, k: int, conditions: Sequence[Condition], *, effort: float = 1.0
 ) -> list[Hits]:
-    """Find the documents nearest to embeddings: the stage "dense" alone.
+    """Find the documents nearest to embeddings, with the stage "dense" only.
 
     Raises:
         InputError: the embeddings have another width or are not finite, ``k`` is below 1, or the effort is not
-            above 0.
+            positive.
         CollectionError: a file is damaged.
     """
     clock = Clock()
@@ -192,7 +192,7 @@ def search_embeddings(
 
 def _reorder(trails: Sequence[Trail], rows: Sequence[RowNumbers], scores: Sequence[FloatArray]) -> None:
     for trail, chosen, given in zip(trails, rows, scores, strict=True):
-        order = np.argsort(-given, kind="stable")  # equal ones stay in the order of the stage before
+        order = np.argsort(-given, kind="stable")  # ties keep the order of the previous stage
         trail.enter("rerank", Ranking(given[order], chosen[order]))
 
 

@@ -1,4 +1,4 @@
-"""A collection: documents and their embeddings, searched by meaning, wherever they are kept."""
+"""A collection: documents and their embeddings, searched by meaning, in any store."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ __all__ = ["Collection", "read_documents_and_embeddings"]
 
 
 class Collection:
-    """Documents found by the meaning of their texts; safe to share between threads.
+    """Documents that are searched by the meaning of their texts; thread-safe.
 
-    Made by :meth:`build` and :meth:`open`::
+    Created by :meth:`build` and :meth:`open`::
 
         Collection.build("docs.jsonl", encoder=encoder, path="idx/")
         collection = Collection.open("idx/", encoder=encoder)
         hits = collection.search("how do bees find home?", k=5)
         collection.upsert([("doc-17", "Bees dance.")])
 
-    ``path`` is a folder, or ``"milvus:URI#NAME"`` for a collection on Milvus. In a folder readers see the state
-    before a write or the one after it, never one between; threads that write through the same object wait for
-    each other, and any other second writer gets an error.
+    ``path`` is a folder, or the address of a database, such as ``"milvus:URI#NAME"``. In a folder, readers see the
+    state before or after a write, never one in between; threads that write through the same object wait for each
+    other, and any other concurrent writer gets an error.
 
-    With ``queries=`` a second, smaller model of the same space embeds the queries, which makes them cheap.
+    With ``queries=``, a smaller model of the same embedding space embeds the queries, which makes them cheap.
 
     Attributes:
-        path: where it is kept: the folder's path, or the address.
-        store: what keeps it.
+        path: the folder's path, or the address.
+        store: the underlying store.
     """
 
     def __init__(self, path: Path | str, store: Store, models: Models) -> None:
@@ -70,37 +70,37 @@ class Collection:
     ) -> Collection:
         """Embed documents and write them as a collection.
 
-        All documents are read and checked before the first is embedded. Memory does not grow with them but for
-        some 30 bytes each. A collection that stands at ``path`` is replaced at the very end, in one step; on
-        any error it stays as it was.
+        All documents are read and checked before the first is embedded. Memory use grows only by about 30 bytes
+        per document. An existing collection at ``path`` is replaced at the very end, atomically; on any error it
+        is unchanged.
 
         Args:
             documents: path of a ``.jsonl``, ``.csv``, ``.tsv``, ``.txt`` or ``.parquet`` file or of a folder of
-                Parquet, an iterable of texts, mappings or ``(id, text)`` pairs, or another collection. Embeddings
-                in shards of `embedkit encode` and in collections are taken over.
-            encoder: embeds the documents, with ``encode_document`` if it has that.
+                Parquet files, an iterable of texts, mappings or ``(id, text)`` pairs, or another collection.
+                Embeddings in shards of `embedkit encode` and in collections are reused.
+            encoder: embeds the documents, with ``encode_document`` if it has that method.
             path: the collection's folder: new, empty, or a collection to replace.
-            queries: another encoder for queries, in the same space: a student of ``encoder``, or of the same
-                teacher. None embeds queries with ``encoder``.
-            embeddings: of the documents, where they exist: ``(N, D)`` floats or a ``.npy`` file of them, aligned
-                by row, or the name of the documents' column. ``encoder`` embeds a sample again to check them.
+            queries: another encoder for queries, in the same embedding space: a student of ``encoder``, or of the
+                same teacher. If None, ``encoder`` embeds queries.
+            embeddings: existing embeddings of the documents: ``(N, D)`` floats or a ``.npy`` file, aligned by row,
+                or the name of a column. ``encoder`` embeds a sample to verify them.
             index: kind of index: ``"exact"``, ``"flat"``, ``"sq8"``, ``"binary"``, ``"hnsw"``, ``"ivf-pq"``, or
                 ``"auto"``, which chooses by size (see :func:`embedkit.serving.retrieval.index_kinds.kind_for`).
-            lexical: index words too, for ``search(..., hybrid=True)``; needs bm25s.
-            text_column: where records have their text.
-            id_column: where records have their id; by default ``"id"`` if the first record has that, else the
-                row number from 0 is the id.
-            source: where the encoder can be loaded from again, recorded for `embedkit search`.
+            lexical: also index words, for ``search(..., hybrid=True)``; needs bm25s.
+            text_column: column of the text in records.
+            id_column: column of the id in records; by default ``"id"`` if the first record has it, else ids are
+                row numbers from 0.
+            source: where the encoder can be loaded from, recorded for `embedkit search`.
             queries_source: the same for ``queries``.
-            show_progress_bar: None shows progress on a terminal only.
+            show_progress_bar: None shows progress only on a terminal.
 
         Raises:
-            DataError: a document is malformed or empty, an id is given twice, or there are no documents.
-            FingerprintError: ``queries`` and ``encoder`` were not made for each other, or the embeddings that
-                exist are another model's.
-            InputError: there is no such index, or an item of an iterable is no document.
-            CollectionError: ``path`` holds something else, or somebody else is writing there.
-            ModelError: the encoder does not give unit rows of its dimension.
+            DataError: a document is malformed or empty, an id is not unique, or there are no documents.
+            FingerprintError: ``queries`` and ``encoder`` do not belong together, or the existing embeddings belong
+                to another model.
+            InputError: the index does not exist, or an item of an iterable is not a document.
+            CollectionError: ``path`` contains something else, or another process is writing there.
+            ModelError: the encoder does not return unit rows of its dimension.
             MissingExtraError: the index needs FAISS, or ``lexical`` bm25s, which is not installed.
             StorageError: the disk is full or the folder cannot be written.
         """
@@ -129,22 +129,22 @@ class Collection:
         encoder: TextEncoder | None = None,
         queries: TextEncoder | None = None,
     ) -> Collection:
-        """Open a collection that :meth:`build` made.
+        """Open a collection created by :meth:`build`.
 
-        The lengths of all files are compared with the manifest; the checksum too of a file that FAISS is going
-        to read. :meth:`verify` compares the checksums of all. A model that computes by another arithmetic than
-        the one that the embeddings were made with (:attr:`embedkit.Encoder.numerics`) is logged as a warning.
+        The lengths of all files are compared with the manifest, and the checksums of files that FAISS reads.
+        :meth:`verify` compares all checksums. A warning is logged if a model uses another arithmetic than the one
+        that created the embeddings (:attr:`embedkit.Encoder.numerics`).
 
         Args:
             path: the collection's folder.
-            encoder: the model that embedded its documents. It embeds queries too unless ``queries`` is given.
+            encoder: the model that embedded its documents. It also embeds queries unless ``queries`` is given.
             queries: the model that embeds queries: the one that the collection was built with, the documents'
                 own, or a student of it, which first embeds a sample of the documents if the collection does not
-                know it. Without either model, search only with :meth:`search_embeddings`.
+                know it. Without either model, only :meth:`search_embeddings` is available.
 
         Raises:
-            CollectionError: there is no collection, or a file of it is missing or damaged; says which.
-            FingerprintError: another model embedded the documents, or ``queries`` was not made for them.
+            CollectionError: there is no collection, or a file is missing or damaged.
+            FingerprintError: another model embedded the documents, or ``queries`` does not match them.
             MissingExtraError: its index needs FAISS, which is not installed.
         """
         models = Models(encoder, queries)
@@ -157,7 +157,7 @@ class Collection:
 
     @classmethod
     def describe(cls, path: str | os.PathLike[str]) -> About:
-        """What a collection holds and which models belong to it, without opening it.
+        """Return the content and the models of a collection, without opening it.
 
         Raises:
             CollectionError: there is no collection.
@@ -171,11 +171,11 @@ class Collection:
 
     @property
     def manifest(self) -> About:
-        """What the collection holds and which models belong to it."""
+        """The content and the models of the collection."""
         return self.store.about
 
     def __len__(self) -> int:
-        """The number of documents."""
+        """Number of documents."""
         return self.store.about.count
 
     @overload
@@ -183,7 +183,7 @@ class Collection:
     @overload
     def get(self, ids: Sequence[str], /) -> list[Document | None]: ...
     def get(self, ids: str | Sequence[str], /) -> Document | list[Document | None] | None:
-        """The document with this id, or None; for several ids a list of that.
+        """Return the document with this id, or None; for several ids, a list.
 
         Raises:
             InputError: an id is not a string.
@@ -203,30 +203,30 @@ class Collection:
         merge: bool = True,
         show_progress_bar: bool | None = None,
     ) -> Upserted:
-        """Add documents; one whose id is there already takes the place of the old one, behind all others.
+        """Add documents; a document with an existing id replaces the old one, and moves to the end.
 
-        They come as a segment of their own. Small segments are merged in the same call, now and then, so on
-        average an upsert costs what its documents cost. Deleted and replaced ones take up space until they are
-        merged or :meth:`compact` is called.
+        They form a segment of their own. Small segments are occasionally merged in the same call, so that on
+        average the cost of an upsert is proportional to its documents. Deleted and replaced documents use space
+        until they are merged or :meth:`compact` is called.
 
         Args:
             documents: as for :meth:`build`, but with ids.
             embeddings: as for :meth:`build`.
-            text_column: where records have their text.
-            id_column: where records have their id; by default ``"id"``.
-            merge: False leaves merging to :meth:`merge`, so that no upsert takes longer than its documents.
-            show_progress_bar: None shows progress on a terminal only.
+            text_column: column of the text in records.
+            id_column: column of the id in records; by default ``"id"``.
+            merge: False leaves merging to :meth:`merge`, so that the duration of an upsert is predictable.
+            show_progress_bar: None shows progress only on a terminal.
 
         Returns:
-            how many documents were added and how many replaced.
+            the numbers of added and replaced documents.
 
         Raises:
-            InputError: the collection was opened without an encoder, or an item of an iterable is no document.
-            DataError: a document is malformed, empty or without an id, an id is given twice, or there are none.
-            FingerprintError: somebody has built the collection again with another model, or the embeddings that
-                exist are another model's.
-            CollectionError: somebody else is writing there, or a file is damaged.
-            ModelError: the encoder does not give unit rows of its dimension.
+            InputError: the collection was opened without an encoder, or an item of an iterable is not a document.
+            DataError: a document is malformed, empty or without an id, an id is not unique, or there are none.
+            FingerprintError: the collection was rebuilt with another model, or the existing embeddings belong to
+                another model.
+            CollectionError: another process is writing there, or a file is damaged.
+            ModelError: the encoder does not return unit rows of its dimension.
             StorageError: the disk is full or the folder cannot be written.
         """
         encoder = self._documents_encoder()
@@ -238,30 +238,30 @@ class Collection:
         return self.store.upsert(found, encoder, merge=merge, show_progress_bar=show_progress_bar)
 
     def delete(self, ids: str | Iterable[str]) -> int:
-        """Delete documents by their ids; ids that are not there are passed over.
+        """Delete documents by id; unknown ids are ignored.
 
         Returns:
-            how many documents were deleted.
+            the number of deleted documents.
 
         Raises:
             InputError: an id is not a string.
-            CollectionError: somebody else is writing there, or a file is damaged.
+            CollectionError: another process is writing there, or a file is damaged.
             StorageError: the disk is full or the folder cannot be written.
         """
         wanted = _checked_ids([ids] if isinstance(ids, str) else ids)
         return self.store.delete(wanted)
 
     def merge(self) -> bool:
-        """Merge small segments that upserts have left, if there are any, while others read and write.
+        """Merge small segments left by upserts, if any, concurrently with readers and writers.
 
-        The new segment is written first. Only putting it in the place of the old ones keeps other writers out.
+        The new segment is written first. Other writers are excluded only while it replaces the old ones.
 
         Returns:
-            whether segments were merged; if so, there may be more. A write that took the same segments away
-            meanwhile makes it False.
+            whether segments were merged; if so, there may be more. False if a concurrent write removed the
+            segments.
 
         Raises:
-            CollectionError: somebody else is merging or writing there, or a file is damaged.
+            CollectionError: another process is merging or writing there, or a file is damaged.
             StorageError: the disk is full or the folder cannot be written.
         """
         return self.store.merge()
@@ -269,32 +269,32 @@ class Collection:
     def compact(
         self, *, index: str | None = None, lexical: bool | None = None, show_progress_bar: bool | None = None
     ) -> None:
-        """Write all documents into one segment, without deleted ones, and build its index anew.
+        """Write all documents into one segment, without deleted ones, and rebuild its index.
 
-        Nothing is embedded again. Does nothing where there is one segment, nothing deleted and nothing to change.
+        Nothing is embedded again. Does nothing if there is a single segment without deletions and nothing changes.
 
         Args:
-            index: another kind of index from now on; None leaves it as it is.
-            lexical: whether words are indexed from now on; None leaves it as it is.
-            show_progress_bar: None shows progress on a terminal only.
+            index: new kind of index; None keeps it.
+            lexical: whether to index words from now on; None keeps the setting.
+            show_progress_bar: None shows progress only on a terminal.
 
         Raises:
-            InputError: there is no such index.
-            CollectionError: somebody else is writing there, or a file is damaged.
-            MissingExtraError: what is asked for needs a package that is not installed.
+            InputError: the index does not exist.
+            CollectionError: another process is writing there, or a file is damaged.
+            MissingExtraError: the request needs a package that is not installed.
             StorageError: the disk is full or the folder cannot be written.
         """
         self.store.compact(index=index, lexical=lexical, show_progress_bar=show_progress_bar)
 
     def refresh(self) -> bool:
-        """See what other processes have written since the collection was opened.
+        """Make writes of other processes visible.
 
         Returns:
-            True if there was something.
+            True if there were any.
 
         Raises:
             CollectionError: a file is missing or damaged.
-            FingerprintError: somebody has built the collection again with another model.
+            FingerprintError: the collection was rebuilt with another model.
         """
         return self.store.refresh()
 
@@ -336,27 +336,27 @@ class Collection:
         """Find the documents nearest in meaning.
 
         Args:
-            query: a text, or several that are searched for together.
-            k: results wanted for each.
-            filter: what has to hold for the metadata of documents found, for instance ``{"lang": "en", "year":
-                {"gte": 2020}}`` (see `embedkit.serving.retrieval.filters`). The search among the others is exact.
-            hybrid: search by words too, and fuse both rankings: True or ``"rrf"`` by their ranks, ``"weighted"``
+            query: a text, or several that are searched together.
+            k: number of results for each.
+            filter: conditions on the metadata, for example ``{"lang": "en", "year": {"gte": 2020}}`` (see
+                `embedkit.serving.retrieval.filters`). The search among matching documents is exact.
+            hybrid: also search lexically, and fuse both rankings: True or ``"rrf"`` by their ranks, ``"weighted"``
                 by their scores, or a :class:`Fusion`. The collection needs ``lexical=True``.
-            rerank: a :class:`CrossEncoder`, which reads query and document together, or another encoder; puts the
-                candidates into its own order.
-            candidates: documents that a stage hands on to the next; by default 50, but not less than ``k``.
-            effort: how many times as much as by itself an index looks at that may miss a neighbour: 2 finds more
-                of the true neighbours and takes about twice as long, 0.5 the other way round. Changes nothing
-                with ``"exact"`` and ``"flat"`` or a filter, where the search is exact.
+            rerank: a :class:`CrossEncoder`, which reads query and document together, or another encoder; reorders
+                the candidates.
+            candidates: number of documents that a stage passes to the next; by default 50, but at least ``k``.
+            effort: factor of the search breadth of an approximate index: 2 finds more of the true neighbours and
+                takes about twice as long, 0.5 the opposite. Has no effect with ``"exact"`` and ``"flat"`` or a
+                filter, where the search is exact.
 
         Returns:
-            at most ``k`` hits, best first, equal scores in the order of the documents, with the scores and the
-            milliseconds of each stage; for several queries one such list each.
+            at most ``k`` hits, best first, ties ordered by document, with the scores and the milliseconds of each
+            stage; for several queries, one such list each.
 
         Raises:
-            InputError: a query is not a string, ``k`` is below 1, there are fewer candidates than that, the effort
-                is not above 0, the filter is malformed or compares a field with a kind of value that it never
-                has, or the collection has no words or was opened without an encoder.
+            InputError: a query is not a string, ``k`` is below 1, there are fewer candidates than ``k``, the
+                effort is not positive, the filter is malformed or compares a field with a kind of value that it
+                never has, or the collection has no lexical index or was opened without an encoder.
             CollectionError: a file is damaged.
         """
         cascade = Cascade(
@@ -382,29 +382,29 @@ class Collection:
         candidates: int | None = None,
         effort: float = 1.0,
     ) -> Steps:
-        """A search for one query whose caller runs the models, so that other work can share their batches.
+        """Search for one query while the caller runs the models, so that other work can share their batches.
 
         Args:
             query: a text.
-            k: results wanted.
+            k: number of results.
             filter: as for :meth:`search`.
             hybrid: as for :meth:`search`.
-            rerank: whether a re-ranker has the last word.
+            rerank: whether a re-ranker determines the final order.
             candidates: as for :meth:`search`.
             effort: as for :meth:`search`.
 
         Returns:
-            a generator, which yields what the models have to do, is sent the results, and returns a list of one
+            a generator that yields steps for the models, is sent the results, and returns a list of one
             :class:`Hits` (see :mod:`embedkit.serving.retrieval.cascade`).
 
         Raises:
-            InputError: the filter is malformed; further errors come out of the generator, as from :meth:`search`.
+            InputError: the filter is malformed; the generator raises further errors, as :meth:`search` does.
         """
         cascade = Cascade(fusion=fusion_of(hybrid), candidates=candidates, effort=effort)
         return cascade.steps(self.store.view(), [query], k, parse_filter(filter or {}), rerank=rerank)
 
     def encode_queries(self, queries: Sequence[str]) -> FloatArray:
-        """Embed queries with the collection's model for queries, with ``encode_query`` if it has that.
+        """Embed queries with the collection's query model, with ``encode_query`` if it has that method.
 
         Returns:
             ``(Q, D) float32, unit rows``.
@@ -417,26 +417,26 @@ class Collection:
     def search_embeddings(
         self, embeddings: FloatArray, k: int = 10, *, filter: Filter | None = None, effort: float = 1.0
     ) -> list[Hits]:
-        """Find the documents nearest to embeddings made elsewhere by the same model.
+        """Find the documents nearest to embeddings computed elsewhere by the same model.
 
         Args:
             embeddings: ``(Q, D) float32, unit rows``.
-            k: results wanted for each.
+            k: number of results for each.
             filter: as for :meth:`search`.
             effort: as for :meth:`search`.
 
         Raises:
             InputError: the embeddings have another width or are not finite, ``k`` is below 1, or filter or effort
-                is wrong.
+                is invalid.
             CollectionError: a file is damaged.
         """
         return search_embeddings(self.store.view(), embeddings, k, parse_filter(filter or {}), effort=effort)
 
     def sample(self, most: int) -> tuple[list[Document], FloatArray]:
-        """Documents and their embeddings, evenly spread over the collection.
+        """Return documents and their embeddings, evenly spaced over the collection.
 
         Args:
-            most: documents wanted, at least 1; all where there are fewer.
+            most: maximum number of documents, at least 1.
 
         Returns:
             N documents in their order and ``(N, D) float32, unit rows``.
@@ -450,12 +450,12 @@ class Collection:
         """Read every file of the collection and compare its checksum with the manifest.
 
         Raises:
-            CollectionError: a file is missing or was changed; says which.
+            CollectionError: a file is missing or was changed.
         """
         self.store.verify()
 
     def close(self) -> None:
-        """Let go of connections; a collection in a folder has none."""
+        """Close connections, if any; a collection in a folder has none."""
         self.store.close()
 
     def _documents_encoder(self) -> TextEncoder:
@@ -482,7 +482,7 @@ def read_documents_and_embeddings(
     id_column: str | None = None,
     number_rows: bool = True,
 ) -> Source:
-    """Find documents and their embeddings, as :meth:`Collection.build` takes them."""
+    """Resolve documents and their embeddings, as accepted by :meth:`Collection.build`."""
     if isinstance(documents, (str, os.PathLike)) and _is_collection(documents):
         documents = Collection.open(documents)
     if isinstance(documents, Collection):
@@ -495,7 +495,7 @@ def read_documents_and_embeddings(
 
 
 def _is_collection(path: str | os.PathLike[str]) -> bool:
-    """Whether a path names a collection to take documents from; a store has nothing else at its addresses."""
+    """Whether a path is a collection to copy documents from; addresses of stores always are."""
     return isinstance(_place(path), str) or (Path(path) / MANIFEST).is_file()
 
 

@@ -1,4 +1,4 @@
-"""Builds a column from the values of a field, row by row, in a few bytes for each."""
+"""Builds a column from the values of a field, row by row, with a few bytes for each."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from embedkit.serving.retrieval.columns import Column, Values, is_scalar
 __all__ = ["ColumnBuilder", "smallest_unsigned"]
 
 _PIECE = 2**15
-_EXACT = 2**53  # integers up to here are float64 too
+_EXACT = 2**53  # integers up to this are exact in float64
 
 
 class ColumnBuilder:
-    """Gathers the values of one field.
+    """Collects the values of one field.
 
-    Keeps 4 bytes for each value, 8 more for a number, and each distinct text once.
+    Uses 4 bytes for each value, 8 more for a number, and stores each distinct text once.
 
     Attributes:
-        text_bytes: characters of the distinct texts so far.
+        text_bytes: total characters of the distinct texts so far.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class ColumnBuilder:
         self._numbers: dict[str, int] = {}
 
     def add(self, row: int, value: Any) -> None:
-        """Note what a row holds: a scalar, or a list of them; an object is no entry."""
+        """Add the value of a row: a scalar, or a list of scalars; objects are ignored."""
         for item in value if isinstance(value, list) else (value,):
             if is_scalar(item):
                 self._add(row, item)
@@ -61,7 +61,7 @@ class ColumnBuilder:
         entries[1].append(value)
 
     def column(self, count: int) -> Column:
-        """The column of what was gathered from ``count`` rows."""
+        """Return the column of the values collected from ``count`` rows."""
         numbers, number_rows, number_places = self._sorted_numbers()
         texts, text_places = self._sorted_texts()
         booleans = [value for value, rows in self._booleans.items() if rows]
@@ -83,7 +83,7 @@ class ColumnBuilder:
         return Column(count, values, entry_codes[order].astype(dtype), entry_rows[order])
 
     def _sorted_numbers(self) -> tuple[Any, npt.NDArray[np.uint32], npt.NDArray[np.int64]]:
-        """Distinct numbers in ascending order, the rows of all numbers, and the place of each."""
+        """Return distinct numbers in ascending order, the rows of all numbers, and the position of each."""
         rows = np.concatenate(
             [np.asarray(entries[0], np.uint32) for entries in (self._integers, self._floats, self._large)]
         )
@@ -100,7 +100,7 @@ class ColumnBuilder:
 
     def _sorted_texts(self) -> tuple[list[str], npt.NDArray[np.int64]]:
         texts = list(self._numbers)
-        # In short pieces, between which other threads get their turn.
+        # In short pieces, between which other threads can run.
         pieces = (sorted(texts[start : start + _PIECE]) for start in range(0, len(texts), _PIECE))
         texts = list(heapq.merge(*pieces))
         places = np.empty(len(texts), dtype=np.int64)
@@ -109,5 +109,5 @@ class ColumnBuilder:
 
 
 def smallest_unsigned(largest: int) -> type[np.unsignedinteger[Any]]:
-    """The smallest dtype of codes up to ``largest``."""
+    """Return the smallest dtype for codes up to ``largest``."""
     return next(dtype for dtype in (np.uint8, np.uint16, np.uint32) if largest <= np.iinfo(dtype).max)

@@ -1,13 +1,13 @@
-"""The columns of a segment on disk, mapped, so that a filter reads only what it compares.
+"""The columns of a segment on disk, memory-mapped, so that a filter reads only what it compares.
 
 Two files::
 
-    columns.npy    bytes: codes, rows, numbers and texts of all columns, one after the other
-    columns.json   field -> where in it they are; and which fields have no column
+    columns.npy    bytes: codes, rows, numbers and texts of all columns, concatenated
+    columns.json   field -> position of its data; and the fields without a column
 
-Texts are UTF-8, which sorts as code points do, so that a text is found by bisection without decoding the others.
-A field has no column if its distinct texts take more than 64 MB, if it holds numbers that fit neither int64 nor
-float64, or if it comes after the first thousand fields; a filter then reads it from the documents.
+Texts are UTF-8, whose order equals that of code points, so that a text is found by bisection without decoding the
+others. A field has no column if its distinct texts take more than 64 MB, if it contains numbers that fit neither
+int64 nor float64, or if it comes after the first thousand fields; filters then read it from the documents.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Metadata = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class _Texts(Sequence[str]):
-    """Texts as UTF-8, one after the other, and where each ends."""
+    """Texts as UTF-8, concatenated, and the end of each."""
 
     content: npt.NDArray[np.uint8]
     ends: npt.NDArray[np.int64]
@@ -59,18 +59,18 @@ class _Texts(Sequence[str]):
 
 
 class ColumnFiles:
-    """Reads what :func:`write_columns` wrote; safe to share between threads.
+    """Reads columns written by :func:`write_columns`; thread-safe.
 
     Args:
-        folder: where the files are.
-        count: rows of the segment.
+        folder: folder of the files.
+        count: number of rows in the segment.
 
     Raises:
         CollectionError: a file is missing or damaged.
 
     Attributes:
         fields: the fields that have a column.
-        names: all fields; None if some are not known.
+        names: all fields; None if some are unknown.
     """
 
     FILES: ClassVar[frozenset[str]] = frozenset({_ARRAYS, _DIRECTORY})
@@ -90,7 +90,7 @@ class ColumnFiles:
         self.names = self.fields | others if has_all_names else None
 
     def column(self, field: str) -> Column:
-        """The column of one of ``fields``; nothing is read yet.
+        """Return the column of one of ``fields``; its data is read on demand.
 
         Raises:
             CollectionError: the directory is damaged there.
@@ -118,14 +118,14 @@ class ColumnFiles:
 
 
 class _Writer:
-    """Lays arrays one after the other."""
+    """Concatenates arrays."""
 
     def __init__(self) -> None:
         self.size = 0
         self.chunks: list[npt.NDArray[Any]] = []
 
     def place(self, array: npt.NDArray[Any]) -> list[Any]:
-        """Where an array is going to be: first byte, bytes and dtype."""
+        """Append an array; return its position: first byte, number of bytes and dtype."""
         gap = -self.size % _ALIGNMENT
         self.chunks += [np.zeros(gap, np.uint8), np.ascontiguousarray(array).view(np.uint8)]
         start, self.size = self.size + gap, self.size + gap + array.nbytes
@@ -134,12 +134,12 @@ class _Writer:
 
 
 def write_columns(folder: Path, metadata: Iterable[Metadata], count: int) -> None:
-    """Write the columns of a segment; holds them in memory meanwhile, some 4 to 12 bytes for each value.
+    """Write the columns of a segment; holds them in memory meanwhile, about 4 to 12 bytes for each value.
 
     Args:
-        folder: where to write.
-        metadata: of each document, in the order of the rows.
-        count: the number of documents.
+        folder: destination folder.
+        metadata: metadata of each document, in row order.
+        count: number of documents.
     """
     builders, others, has_all_names = _gather(metadata)
     writer, entries = _Writer(), {}
@@ -160,7 +160,7 @@ def write_columns(folder: Path, metadata: Iterable[Metadata], count: int) -> Non
 
 
 def _gather(metadata: Iterable[Metadata]) -> tuple[dict[str, ColumnBuilder], set[str], bool]:
-    """A builder for each field, the fields without one, and whether these are all."""
+    """Return a builder for each field, the fields without one, and whether these are all fields."""
     builders: dict[str, ColumnBuilder] = {}
     others: set[str] = set()
     has_all_names = True
@@ -182,7 +182,7 @@ def _gather(metadata: Iterable[Metadata]) -> tuple[dict[str, ColumnBuilder], set
 
 
 def _entry(writer: _Writer, column: Column) -> dict[str, Any] | None:
-    """What the directory says of a column; None if its numbers have no dtype."""
+    """Return the directory's entry of a column; None if its numbers have no dtype."""
     values = column.values
     if not isinstance(values.numbers, np.ndarray):
         return None

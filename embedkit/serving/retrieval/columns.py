@@ -1,6 +1,6 @@
-"""A column: one field of the metadata of a segment's documents, in a form that is quick to compare.
+"""A column: one metadata field of a segment's documents, in a form for fast comparison.
 
-The distinct values are sorted: null, false, true, numbers, texts. Each row holds the position of its value, its
+The distinct values are sorted: null, false, true, numbers, texts. Each row stores the position of its value, its
 code, so a comparison is an interval of codes and a filter compares small integers. A list counts with each item.
 """
 
@@ -33,8 +33,8 @@ class Values(Sequence[_Key]):
 
     Attributes:
         nulls: ``[None]`` if null occurs, else empty.
-        booleans: those of False and True that occur.
-        numbers: ascending; int64, float64, or a list where numbers fit neither.
+        booleans: False and True, if they occur.
+        numbers: ascending; int64, float64, or a list if numbers fit neither.
         texts: ascending by code points.
     """
 
@@ -45,11 +45,11 @@ class Values(Sequence[_Key]):
 
     @property
     def by_kind(self) -> tuple[Sequence[Any] | npt.NDArray[Any], ...]:
-        """The values of each kind."""
+        """The values by kind."""
         return self.nulls, self.booleans, self.numbers, self.texts
 
     def __len__(self) -> int:
-        """The number of distinct values."""
+        """Number of distinct values."""
         return sum(map(len, self.by_kind))
 
     @overload
@@ -57,7 +57,7 @@ class Values(Sequence[_Key]):
     @overload
     def __getitem__(self, place: slice) -> Sequence[_Key]: ...
     def __getitem__(self, place: int | slice) -> _Key | Sequence[_Key]:
-        """The value with a code."""
+        """Return the value of a code."""
         if isinstance(place, slice):
             return [self[one] for one in range(*place.indices(len(self)))]
         for values in self.by_kind:
@@ -68,21 +68,21 @@ class Values(Sequence[_Key]):
         raise IndexError(place)
 
     def find(self, value: Scalar) -> int | None:
-        """The code of a value, None if it does not occur."""
+        """Return the code of a value, or None."""
         key = _key(value)
         place = bisect.bisect_left(self, key)
         return place if place < len(self) and self[place] == key else None
 
 
 class Column:
-    """Which rows hold which values.
+    """The values of each row.
 
     Args:
-        count: N, the rows of the segment.
+        count: N, number of rows in the segment.
         values: the values that occur.
-        codes: ``(N,)``, the code of each row's value, ``len(values)`` where it has none; with ``rows``, ``(E,)``,
-            the code of each entry.
-        rows: ``(E,)``, the row of each entry, where rows hold several values; None otherwise.
+        codes: ``(N,)``, the code of each row's value, ``len(values)`` for none; with ``rows``, ``(E,)``, the code
+            of each entry.
+        rows: ``(E,)``, the row of each entry, if rows have several values; otherwise None.
     """
 
     def __init__(self, count: int, values: Values, codes: Codes, rows: Codes | None = None) -> None:
@@ -90,17 +90,17 @@ class Column:
 
     @classmethod
     def empty(cls, count: int) -> Column:
-        """A field that none of ``count`` rows has."""
+        """Return the column of a field that none of ``count`` rows has."""
         return cls(count, Values((), (), (), ()), np.zeros(count, dtype=np.uint8))
 
     @property
     def samples(self) -> dict[str, Scalar]:
-        """The kinds of value that occur, each with its smallest."""
+        """Return the kinds of value that occur, each with its smallest value."""
         found = ((_KINDS[kind], values[0]) for kind, values in enumerate(self.values.by_kind) if len(values))
         return {kind: value.item() if isinstance(value, np.generic) else value for kind, value in found}
 
     def equal(self, values: Iterable[Scalar]) -> BoolArray:
-        """Rows that hold one of the values: ``(N,) bool``."""
+        """Return the rows that contain one of the values: ``(N,) bool``."""
         found = [code for code in map(self.values.find, values) if code is not None]
         if len(found) > _FEW:
             wanted = np.zeros(len(self.values) + 1, dtype=np.bool_)
@@ -112,7 +112,7 @@ class Column:
         return self._mask(entries)
 
     def between(self, low: Scalar, high: Scalar, *, low_included: bool, high_included: bool) -> BoolArray:
-        """Rows that hold a value in an interval of numbers or texts; None is no bound.
+        """Return the rows with a value in an interval of numbers or texts; None is no bound.
 
         Returns:
             ``(N,) bool``.
@@ -125,7 +125,7 @@ class Column:
         return self._mask((self.codes >= first) & (self.codes < last))
 
     def present(self) -> BoolArray:
-        """Rows that hold anything, be it null: ``(N,) bool``."""
+        """Return the rows with any value, including null: ``(N,) bool``."""
         return self._mask(self.codes < len(self.values))
 
     def _mask(self, entries: BoolArray) -> BoolArray:
@@ -137,12 +137,12 @@ class Column:
 
 
 def is_scalar(value: Any) -> bool:
-    """Whether a value of JSON is neither a list nor an object."""
+    """Whether a JSON value is neither a list nor an object."""
     return value is None or isinstance(value, (str, int, float, bool))
 
 
 def kind_of(value: Scalar) -> str:
-    """What a value is called: null, boolean, number or text."""
+    """Return the kind of a value: null, boolean, number or text."""
     return _KINDS[_key(value)[0]]
 
 

@@ -1,9 +1,9 @@
-"""Documents on disk: JSON lines found by row or by id without holding them in memory.
+"""Documents on disk: JSON lines, found by row or by id without loading them into memory.
 
 Three files::
 
-    documents.jsonl   {"id", "text", "metadata"?} a line
-    offsets.npy       (N + 1,) int64: where each line starts, in bytes
+    documents.jsonl   {"id", "text", "metadata"?}, one per line
+    offsets.npy       (N + 1,) int64: start of each line, in bytes
     ids.npy           (2, N) uint64: hashes of the ids in ascending order, and their rows
 """
 
@@ -30,14 +30,14 @@ _BLOCK, _BLOCK_BYTES = 4096, 2**18
 
 
 class DocumentStore:
-    """Reads the documents that :func:`write_documents` wrote; safe to share between threads.
+    """Reads documents written by :func:`write_documents`; thread-safe.
 
     Args:
-        folder: where they are.
-        count: how many there are.
+        folder: folder of the files.
+        count: number of documents.
 
     Raises:
-        CollectionError: a file is missing or is not of that many documents.
+        CollectionError: a file is missing or has another number of documents.
     """
 
     FILES: ClassVar[frozenset[str]] = frozenset({_LINES, _OFFSETS, _IDS})
@@ -49,11 +49,11 @@ class DocumentStore:
         self._hashes, self._rows = map_array(folder / _IDS, (2, count), "<u8")
 
     def __len__(self) -> int:
-        """The number of documents."""
+        """Number of documents."""
         return len(self._rows)
 
     def read(self, row: int) -> Document:
-        """The document at a row.
+        """Return the document at a row.
 
         Raises:
             CollectionError: the files are damaged there.
@@ -69,7 +69,7 @@ class DocumentStore:
         return Document(id_, text, metadata)
 
     def metadata(self) -> Iterator[Mapping[str, Any]]:
-        """The metadata of all documents, row by row; quicker than reading them one by one.
+        """Yield the metadata of all documents by row, faster than reading documents one by one.
 
         Raises:
             CollectionError: the files are damaged.
@@ -81,7 +81,7 @@ class DocumentStore:
             end = min(max(end, start + 1), len(self))
             lines = self._lines[self._offsets[start] : self._offsets[end]].tobytes()
             try:
-                # A line break ends a line and is nowhere else: in a string of JSON it is escaped.
+                # Line breaks occur only at the end of lines: in JSON strings they are escaped.
                 records = json.loads(b"[%s]" % lines.rstrip(b"\n").replace(b"\n", b","))
                 found = [record.get("metadata") or {} for record in records]
             except (ValueError, AttributeError, RecursionError) as error:
@@ -91,7 +91,7 @@ class DocumentStore:
             yield from found
 
     def find(self, id_: str) -> int | None:
-        """The row of the document with this id, or None.
+        """Return the row of the document with this id, or None.
 
         Raises:
             CollectionError: the files are damaged there.
@@ -101,10 +101,10 @@ class DocumentStore:
         return next((int(row) for row in self._rows[start:end] if self.read(int(row)).id == id_), None)
 
     def refuse_repeated_ids(self) -> None:
-        """Check that every id stands for one document.
+        """Check that ids are unique.
 
         Raises:
-            DataError: an id is given twice.
+            DataError: an id is not unique.
         """
         for position in np.flatnonzero(self._hashes[1:] == self._hashes[:-1]) + 1:
             row = int(self._rows[position])
@@ -120,10 +120,10 @@ class DocumentStore:
 
 
 def write_documents(folder: Path, documents: Iterable[Document]) -> DocumentStore:
-    """Write documents as they come; keeps some 30 bytes of each in memory.
+    """Write documents as a stream; uses about 30 bytes of memory for each.
 
     Raises:
-        DataError: there are none, an id is given twice, or a document cannot be written as JSON.
+        DataError: there are none, an id is not unique, or a document cannot be written as JSON.
     """
     offsets, hashes = array("q", [0]), array("Q")
     with (folder / _LINES).open("wb") as file:
@@ -133,7 +133,7 @@ def write_documents(folder: Path, documents: Iterable[Document]) -> DocumentStor
     count = len(hashes)
     if not count:
         raise DataError("there are no documents; a collection needs at least one")
-    # Stable, so that a document repeated is found behind the one that it repeats.
+    # Stable, so that a repeated document comes after the original.
     order = np.argsort(np.frombuffer(hashes, dtype=np.uint64), kind="stable")
     write_array(folder / _OFFSETS, (count + 1,), "<i8", [np.frombuffer(offsets, dtype=np.int64)])
     write_array(folder / _IDS, (2, count), "<u8", [np.frombuffer(hashes, dtype=np.uint64)[order], order])

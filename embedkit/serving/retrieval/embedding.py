@@ -1,4 +1,4 @@
-"""How a collection's texts become embeddings, and what is demanded of them."""
+"""Embedding of a collection's texts, and validation of the embeddings."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _LENGTH_TOLERANCE = 1e-3
 
 @runtime_checkable
 class PromptingEncoder(Protocol):
-    """An encoder that tells queries from documents, in the words of sentence-transformers."""
+    """An encoder that distinguishes queries from documents, with sentence-transformers' method names."""
 
     def encode_query(self, texts: Sequence[str], /, *, show_progress_bar: bool | None = None) -> FloatArray:
         """Embed queries: ``(Q, D) float32, unit rows``."""
@@ -41,17 +41,17 @@ class PromptingEncoder(Protocol):
 def embed_documents(
     store: DocumentStore, encoder: TextEncoder, journal: EmbeddingJournal | None, progress: Progress
 ) -> Iterator[FloatArray]:
-    """Embed documents chunk by chunk, with ``encode_document`` if the encoder has that.
+    """Embed documents in chunks, with ``encode_document`` if the encoder has that method.
 
-    What an earlier attempt has left in the journal is not embedded again. An encoder of several processes gets as
-    many chunks in a call as keep them busy.
+    Embeddings that an earlier attempt left in the journal are reused. An encoder of several processes gets enough
+    chunks per call to keep them busy.
 
     Raises:
-        ModelError: the encoder does not give unit rows of its dimension.
+        ModelError: the encoder does not return unit rows of its dimension.
         StorageError: the disk is full or the folder cannot be written.
     """
     if len(store) <= _CHUNK:
-        journal = None  # nothing is worth keeping of a single chunk
+        journal = None  # a single chunk is not worth saving
     group = _CHUNK * _CHUNKS_PER_PROCESS * getattr(encoder, "processes", 0) or _CHUNK
     for first in range(0, len(store), group):
         rows = range(first, min(first + group, len(store)))
@@ -73,13 +73,13 @@ def _split(embeddings: FloatArray, chunks: Sequence[Sequence[str]]) -> list[Floa
 
 
 def embed_texts(texts: Sequence[str], encoder: TextEncoder) -> FloatArray:
-    """Embed the texts of documents, with ``encode_document`` if the encoder has that.
+    """Embed the texts of documents, with ``encode_document`` if the encoder has that method.
 
     Returns:
         ``(N, D) float32, unit rows``.
 
     Raises:
-        ModelError: the encoder does not give unit rows of its dimension.
+        ModelError: the encoder does not return unit rows of its dimension.
     """
     if not texts:
         return np.empty((0, encoder.dimension), dtype=np.float32)
@@ -91,7 +91,7 @@ def embed_texts(texts: Sequence[str], encoder: TextEncoder) -> FloatArray:
 
 
 def embed_queries(queries: Sequence[str], encoder: TextEncoder) -> FloatArray:
-    """Embed queries, with ``encode_query`` if the encoder has that.
+    """Embed queries, with ``encode_query`` if the encoder has that method.
 
     Returns:
         ``(Q, D) float32, unit rows``.
@@ -110,7 +110,7 @@ def embed_queries(queries: Sequence[str], encoder: TextEncoder) -> FloatArray:
 
 
 def prompts_of(encoder: TextEncoder) -> dict[str, str]:
-    """The encoder's prompts by name, as far as it tells them."""
+    """Return the encoder's prompts by name, as far as available."""
     prompts = getattr(getattr(encoder, "manifest", None), "prompts", None)
     return dict(prompts) if isinstance(prompts, Mapping) else {}
 
@@ -125,10 +125,10 @@ def _checked(embeddings: FloatArray, shape: tuple[int, int], model: str) -> Floa
 
 
 def largest_deviation(embeddings: FloatArray) -> tuple[int | None, float]:
-    """The row of ``(N, D)``, N at least 1, that is furthest from unit length, and its length.
+    """Return the row of ``(N, D)``, N >= 1, with the largest deviation from unit length, and its length.
 
     Returns:
-        None in place of the row if its length will do.
+        None instead of the row if its length is acceptable.
     """
     lengths = np.linalg.norm(embeddings, axis=1)
     row = int(np.abs(lengths - 1).argmax())  # NaN counts as the largest

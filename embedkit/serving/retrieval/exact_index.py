@@ -1,10 +1,10 @@
-"""Exact search with numpy: the oracle that every other index has to agree with.
+"""Exact search with numpy: the reference for every other index.
 
-Float32 scores of a matrix product depend, in their last bits, on how BLAS cut the matrices into blocks, so
-equal texts at different rows would get different scores. Therefore the product only proposes candidates:
-all rows that its rounding error could have pushed out of the best ``k``. These are scored again in float64,
-each row by itself, rounded to float32 and sorted; equal scores go to the lower row. The result does not depend
-on blocks, threads, or which other queries are searched for at the same time.
+Float32 scores of a matrix product depend, in their last bits, on how BLAS splits the matrices into blocks, so
+equal texts in different rows could get different scores. The product therefore only proposes candidates: all rows
+that its rounding error could have pushed out of the best ``k``. These are scored again in float64, each row
+separately, rounded to float32 and sorted; ties are ordered by row. The result does not depend on blocks, threads,
+or concurrent queries.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ _NOTHING = Ranking(np.empty(0, dtype=np.float32), np.empty(0, dtype=np.int64))
 
 
 class ExactIndex:
-    """Inner products with every row, block by block; the rows may be mapped from a file.
+    """Inner products with every row, block by block; the rows may be memory-mapped.
 
     Args:
-        rows: ``(N, D) float32, unit rows``; kept, not copied.
+        rows: ``(N, D) float32, unit rows``; not copied.
     """
 
     FILE: ClassVar[str | None] = None
@@ -62,19 +62,19 @@ class ExactIndex:
 
     @classmethod
     def build(cls, rows: FloatArray, *, show_progress_bar: bool | None = False) -> Self:  # noqa: ARG003  # nothing to wait for
-        """Index ``rows``, ``(N, D) float32, unit rows``; kept, not copied."""
+        """Index ``rows``, ``(N, D) float32, unit rows``, without copying them."""
         return cls(rows)
 
     @classmethod
     def load(cls, _: Path, rows: FloatArray) -> Self:
-        """Index ``rows`` again: there is nothing to read."""
+        """Return an index of ``rows``; there is nothing to read."""
         return cls(rows)
 
     def save(self, path: Path) -> None:
-        """Write nothing: the rows are kept by whoever gave them."""
+        """Do nothing: the caller stores the rows."""
 
     def __len__(self) -> int:
-        """The number of rows held."""
+        """Number of rows."""
         return len(self._rows)
 
     def search(
@@ -86,19 +86,19 @@ class ExactIndex:
         allowed: BoolArray | None = None,
         effort: float = 1.0,  # noqa: ARG002  # every row is looked at anyway
     ) -> tuple[FloatArray, RowNumbers]:
-        """The best ``k`` rows for each query, equal scores in the order of the rows.
+        """Return the best ``k`` rows for each query, with ties ordered by row.
 
-        Needs memory for the result and some 50 MB more, however many rows and queries there are.
+        Needs memory for the result and about 50 MB more, whatever the numbers of rows and queries.
 
         Args:
             queries: ``(Q, D) float32, unit rows``.
-            k: results wanted, at least 1.
+            k: number of results, at least 1.
             allowed: ``(N,) bool``, the rows that may be found; None for all.
-            effort: changes nothing here.
+            effort: has no effect.
 
         Returns:
             scores ``(Q, min(k, N)) float32`` in descending order and rows ``(Q, min(k, N)) int64``, where N is
-            the number of rows allowed.
+            the number of allowed rows.
 
         Raises:
             InputError: the queries have another width or are not finite, or ``k`` is below 1.
@@ -116,7 +116,7 @@ class ExactIndex:
         best = [_NOTHING] * len(queries)
         slack = score_slack(queries)
         for numbers, rows in self._blocks(allowed):
-            with np.errstate(over="ignore", invalid="ignore"):  # of damaged rows; the caller looks at the scores
+            with np.errstate(over="ignore", invalid="ignore"):  # from damaged rows; the caller checks the scores
                 products = _products(queries, rows)
             for i, scores in enumerate(products):
                 floor = best[i].scores[-1] if len(best[i].scores) == k else np.float32(-np.inf)
@@ -125,7 +125,7 @@ class ExactIndex:
         return best
 
     def _blocks(self, allowed: BoolArray | None) -> Iterator[tuple[RowNumbers, FloatArray]]:
-        """The rows allowed, with their numbers."""
+        """Yield the allowed rows, with their numbers."""
         for start in range(0, len(self._rows), _ROW_BLOCK):
             rows = self._rows[start : start + _ROW_BLOCK]
             numbers = np.arange(start, start + len(rows))
@@ -136,19 +136,19 @@ class ExactIndex:
 
 
 def rank(query: FloatArray, rows: FloatArray, candidates: RowNumbers, k: int) -> Ranking:
-    """Score some rows exactly and keep the best ``k``.
+    """Score some rows exactly and return the best ``k``.
 
     Args:
         query: ``(D,) float32``.
         rows: ``(N, D) float32``.
-        candidates: ``(C,) int64``, row numbers without repetition.
-        k: results wanted.
+        candidates: ``(C,) int64``, distinct row numbers.
+        k: number of results.
 
     Returns:
-        at most ``k`` scores and row numbers, best first, equal scores in the order of the rows.
+        at most ``k`` scores and row numbers, best first, with ties ordered by row.
     """
     candidates = np.sort(candidates)
-    # Not a matrix product: a sum along the last axis adds up every row in the same order.
+    # Not a matrix product: a sum along the last axis adds every row in the same order.
     with np.errstate(over="ignore", invalid="ignore"):
         products = rows[candidates].astype(np.float64) * query.astype(np.float64)
         scores = products.sum(axis=1).astype(np.float32)
@@ -158,7 +158,7 @@ def rank(query: FloatArray, rows: FloatArray, candidates: RowNumbers, k: int) ->
 def rank_together(
     queries: FloatArray, rows: FloatArray, candidates: RowNumbers, k: int
 ) -> tuple[FloatArray, RowNumbers]:
-    """The same for queries ``(Q, D)`` that have equally many candidates, ``(Q, C)``: ``(Q, min(k, C))`` each."""
+    """As :func:`rank`, for queries ``(Q, D)`` with equally many candidates ``(Q, C)``: ``(Q, min(k, C))`` each."""
     with np.errstate(over="ignore", invalid="ignore"):
         products = rows[candidates].astype(np.float64) * queries[:, np.newaxis].astype(np.float64)
         scores = products.sum(axis=-1).astype(np.float32)
@@ -167,11 +167,11 @@ def rank_together(
 
 
 def score_slack(queries: FloatArray) -> FloatArray:
-    """How far below the k-th score, both taken from a float32 product, a row of the true best ``k`` can lie.
+    """Return how far below the k-th float32 score a row of the true best ``k`` can be.
 
     Twice the bound ``D u |q| |x|`` on the error of an inner product of width D with unit roundoff ``u = 2**-24``
-    (Higham, Accuracy and Stability of Numerical Algorithms, section 3.1), doubled once more for rows that are
-    not exactly of length one and for the final rounding.
+    (Higham, Accuracy and Stability of Numerical Algorithms, section 3.1), doubled again to allow for rows that are
+    not exactly of unit length and for the final rounding.
 
     Args:
         queries: ``(Q, D) float32``.
@@ -184,7 +184,7 @@ def score_slack(queries: FloatArray) -> FloatArray:
 
 
 def checked_rows(rows: FloatArray) -> FloatArray:
-    """The rows of an index, C-contiguous float32, without a copy where they are that already.
+    """Return the rows of an index as C-contiguous float32, without a copy if possible.
 
     Raises:
         InputError: not a matrix of numbers.
@@ -195,11 +195,11 @@ def checked_rows(rows: FloatArray) -> FloatArray:
 def checked_queries(
     queries: FloatArray, k: int, shape: tuple[int, ...], allowed: BoolArray | None = None
 ) -> tuple[FloatArray, int]:
-    """Queries as an index wants them, C-contiguous float32, and how many results each can have.
+    """Return queries as C-contiguous float32, and the number of results for each.
 
     Args:
         queries: ``(Q, D)``, numbers.
-        k: results wanted.
+        k: requested number of results.
         shape: ``(N, D)`` of the index.
         allowed: ``(N,) bool``, the rows that may be found; None for all.
 
@@ -219,9 +219,9 @@ def checked_queries(
 
 
 def _products(queries: FloatArray, rows: FloatArray) -> FloatArray:
-    """Float32 inner products ``(Q, N)``; of few queries on one thread, where BLAS would wake all of its own.
+    """Return float32 inner products ``(Q, N)``; for few queries on one thread, although BLAS would use all.
 
-    For so little work its threads wait for each other longer than they compute, most of all on a busy machine.
+    For so little work, its threads wait for each other longer than they compute, especially on a busy machine.
     """
     if len(queries) > _FEW_QUERIES:
         return queries @ rows.T
@@ -239,8 +239,8 @@ def _matrix(values: Any, name: str) -> FloatArray:
 
 
 def _shortlist(scores: FloatArray, k: int, threshold: np.float32, slack: np.float32) -> RowNumbers:
-    """Rows whose rough score reaches ``threshold`` and does not rule them out of the best ``k`` here."""
-    # Asked the other way round so that a NaN, which only a damaged file can hold, is kept and sorted last.
+    """Return the rows whose rough score reaches ``threshold`` and does not exclude them from the best ``k``."""
+    # Negated, so that NaN, which only a damaged file can contain, is kept and sorted last.
     candidates = np.flatnonzero(~(scores < threshold))
     if len(candidates) > k:
         kth = np.partition(scores[candidates], -k)[-k]

@@ -1,9 +1,9 @@
-"""Flat search with FAISS, which gives what the exact index gives.
+"""Flat search with FAISS, with the same results as the exact index.
 
-FAISS orders equal scores as it likes, and its scores depend in their last bits on how it cut the matrices into
-blocks. So it is asked for a few rows more than wanted, and these are scored and sorted as the oracle does it
-(see `exact_index`). Where even those few more cannot show that nothing was missed (hundreds of equal documents),
-the oracle itself answers.
+FAISS orders ties arbitrarily, and its scores depend in their last bits on how it splits the matrices into blocks.
+It is therefore asked for a few more rows than needed, which are scored and sorted as in the exact index (see
+`exact_index`). If even these cannot prove that nothing was missed (with hundreds of equal documents), the exact
+index answers.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ __all__ = ["FlatIndex"]
 _SPARE = 16
 _QUERY_BLOCK = 1024
 _COPIED = 2**23  # numbers, 32 MB
-_RANK_BLOCK = 32  # small enough for a processor's cache
+_RANK_BLOCK = 32  # small enough for the processor's cache
 
 
 class FlatIndex:
-    """FAISS' scan of all rows, where they lie; the rows may be mapped from a file.
+    """FAISS's scan of all rows in place; the rows may be memory-mapped.
 
     Args:
-        rows: ``(N, D) float32, unit rows``; kept, not copied.
+        rows: ``(N, D) float32, unit rows``; not copied.
     """
 
     FILE: ClassVar[str | None] = None
@@ -48,19 +48,19 @@ class FlatIndex:
 
     @classmethod
     def build(cls, rows: FloatArray, *, show_progress_bar: bool | None = False) -> Self:  # noqa: ARG003  # nothing to wait for
-        """Index ``rows``, ``(N, D) float32, unit rows``; kept, not copied."""
+        """Index ``rows``, ``(N, D) float32, unit rows``, without copying them."""
         return cls(rows)
 
     @classmethod
     def load(cls, _: Path, rows: FloatArray) -> Self:
-        """Index ``rows`` again: there is nothing to read."""
+        """Return an index of ``rows``; there is nothing to read."""
         return cls(rows)
 
     def save(self, path: Path) -> None:
-        """Write nothing: the rows are kept by whoever gave them."""
+        """Do nothing: the caller stores the rows."""
 
     def __len__(self) -> int:
-        """The number of rows held."""
+        """Number of rows."""
         return len(self._rows)
 
     def search(
@@ -72,17 +72,17 @@ class FlatIndex:
         allowed: BoolArray | None = None,
         effort: float = 1.0,  # noqa: ARG002  # every row is looked at anyway
     ) -> tuple[FloatArray, RowNumbers]:
-        """The best ``k`` rows for each query, the same as :meth:`ExactIndex.search` gives.
+        """Return the best ``k`` rows for each query, with the same results as :meth:`ExactIndex.search`.
 
         Args:
             queries: ``(Q, D) float32, unit rows``.
-            k: results wanted, at least 1.
+            k: number of results, at least 1.
             allowed: ``(N,) bool``, the rows that may be found; None for all.
-            effort: changes nothing here.
+            effort: has no effect.
 
         Returns:
             scores ``(Q, min(k, N)) float32`` in descending order and rows ``(Q, min(k, N)) int64``, where N is
-            the number of rows allowed.
+            the number of allowed rows.
 
         Raises:
             InputError: the queries have another width or are not finite, or ``k`` is below 1.
@@ -98,7 +98,7 @@ class FlatIndex:
         return scores, rows
 
     def _search_among(self, numbers: RowNumbers, queries: FloatArray, k: int) -> tuple[FloatArray, RowNumbers]:
-        """The same among few rows, which are copied: FAISS' selector is asked about every row for every query."""
+        """Search among few rows, which are copied: FAISS calls its selector for every row and query."""
         found = FlatIndex(self._rows[numbers]).search(queries, max(k, 1))
         return found[0], numbers[found[1]]
 
@@ -111,10 +111,10 @@ class FlatIndex:
         wanted = min(candidates, k + _SPARE)
         rough, found = self._scan(queries, wanted, allowed)
         complete = (wanted == candidates) | (rough[:, -1] < rough[:, k - 1] - score_slack(queries))
-        complete &= found[:, -1] >= 0  # FAISS leaves holes where rows of a damaged file are not finite
+        complete &= found[:, -1] >= 0  # FAISS returns -1 where rows of a damaged file are not finite
         for start in range(0, len(queries), _RANK_BLOCK):
             few = slice(start, start + _RANK_BLOCK)
-            # Where there is a hole the last row is looked at; the oracle answers below.
+            # A -1 reads the last row; the exact index answers below.
             scores[few], rows[few] = rank_together(queries[few], self._rows, found[few], k)
         for query in np.flatnonzero(~complete):
             alone = queries[query : query + 1]

@@ -1,4 +1,4 @@
-"""Length and checksum of a file, by which damage is found."""
+"""Length and checksum of a file, for detecting damage."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["FileSeal"]
 
 @dataclass(frozen=True, slots=True)
 class FileSeal:
-    """Length and checksum that a file had when it was written."""
+    """Length and checksum of a file when it was written."""
 
     bytes: int
     sha256: str
@@ -26,10 +26,10 @@ class FileSeal:
             return cls(path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest())
 
     def check_length(self, path: Path) -> None:
-        """Compare the length only: quick, and enough to find what a crash or a broken copy leaves.
+        """Compare the length only: fast, and sufficient to detect crashes and incomplete copies.
 
         Raises:
-            CollectionError: the file is missing or of another length.
+            CollectionError: the file is missing or has another length.
         """
         try:
             size = path.stat().st_size

@@ -1,10 +1,10 @@
-"""Filters: conditions on the metadata of documents, in the form that JSON can hold.
+"""Filters: conditions on the metadata of documents, expressed as JSON.
 
 ::
 
     {"lang": "en", "year": {"gte": 2020, "lt": 2024}, "tag": {"in": ["bees", "ants"]}}
 
-All conditions have to hold. A list in the metadata holds what one of its items holds.
+All conditions must hold. A condition holds for a list if it holds for one of its items.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class Condition:
 
     Attributes:
         field: name of the field.
-        operator: what has to hold, one of `OPERATORS`.
-        value: of what; a list for ``in`` and ``not_in``.
+        operator: one of `OPERATORS`.
+        value: its operand; a list for ``in`` and ``not_in``.
     """
 
     field: str
@@ -39,11 +39,11 @@ class Condition:
     value: Any
 
     def rows(self, column: Column) -> BoolArray:
-        """The rows for which it holds: ``(N,) bool``."""
+        """Return the rows for which it holds: ``(N,) bool``."""
         return OPERATORS[self.operator].rows(column, self.value)
 
     def check_kinds(self, samples: Mapping[str, Scalar]) -> None:
-        """Refuse to compare numbers with texts, which would silently find nothing.
+        """Reject comparisons of numbers with texts, which would silently find nothing.
 
         Args:
             samples: kinds of value that the field has in all segments, each with an example.
@@ -63,7 +63,7 @@ class Condition:
 
 @dataclass(frozen=True, slots=True)
 class _Operator:
-    """How a condition is checked, and for which rows it holds."""
+    """Validation of a condition, and the rows for which it holds."""
 
     expected: str
     accepts: Callable[[Any], bool]
@@ -71,20 +71,20 @@ class _Operator:
 
 
 def unknown_field(field: str, known: Iterable[str]) -> str:
-    """A sentence on a field that no document has, with the one that may be meant."""
+    """Return a sentence on a field that no document has, suggesting a similar one."""
     near = difflib.get_close_matches(field, sorted(known), n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"the fields are {', '.join(sorted(known)) or 'none'}"
     return f"filter: no document has the field {field!r}; {hint}"
 
 
 def parse_filter(conditions: Filter) -> list[Condition]:
-    """Read a filter as users write it.
+    """Parse a filter.
 
     Args:
-        conditions: field -> value that it has to hold, or -> mapping from operators to values.
+        conditions: field -> required value, or -> mapping from operators to values.
 
     Raises:
-        InputError: it is no such mapping, or there is no such operator; names field and operator.
+        InputError: it is not such a mapping, or an operator does not exist; names field and operator.
     """
     if not isinstance(conditions, Mapping):
         raise InputError(f"filter: expected a mapping from fields to values, got {type(conditions).__name__}")

@@ -1,4 +1,4 @@
-"""A collection in a folder: segments that a manifest names, one writer, any number of readers."""
+"""A collection in a folder: segments named by a manifest, one writer, any number of readers."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ __all__ = ["FolderStore"]
 
 
 class FolderStore:
-    """See :class:`~embedkit.serving.retrieval.store.Store`; safe to share between threads.
+    """See :class:`~embedkit.serving.retrieval.store.Store`; thread-safe.
 
-    Readers see the state before a write or the one after it, never one between. Threads that write through the
-    same object wait for each other; any other second writer gets an error.
+    Readers see the state before or after a write, never one in between. Threads that write through the same object
+    wait for each other; any other concurrent writer gets an error.
 
     Attributes:
         path: the folder.
@@ -45,11 +45,11 @@ class FolderStore:
 
     @classmethod
     def build(cls, address: str, source: Source, plan: Plan, *, show_progress_bar: bool | None) -> Self:
-        """Write documents into a folder; a collection that stands there is replaced at the end, in one step.
+        """Write documents into a folder; an existing collection is replaced at the end, atomically.
 
         Raises:
-            CollectionError: the folder holds something else, or somebody else is writing there.
-            MissingExtraError: the index or the words need a package that is not installed.
+            CollectionError: the folder contains something else, or another process is writing there.
+            MissingExtraError: the index or lexical search needs a package that is not installed.
         """
         _check_kinds(plan.index, lexical=plan.lexical)
         folder = Path(address)
@@ -59,13 +59,13 @@ class FolderStore:
 
     @classmethod
     def open(cls, address: str, models: Models) -> Self:
-        """Open what the folder's manifest names; the lengths of all files are compared with it."""
+        """Open the files named by the folder's manifest, comparing their lengths with it."""
         folder = Path(address)
         return cls(folder, Snapshot.latest(folder, models), models)
 
     @classmethod
     def describe(cls, address: str) -> Manifest:
-        """The manifest; nothing else is opened."""
+        """Return the manifest without opening other files."""
         return Manifest.read(Path(address))
 
     @property
@@ -74,7 +74,7 @@ class FolderStore:
         return self._snapshot.manifest
 
     def facts(self) -> dict[str, Any]:
-        """Kinds of index that segments really have, and the bytes of all files."""
+        """Return the actual kinds of index of the segments, and the size of all files."""
         manifest = self.about
         return {
             "index": ", ".join(manifest.kinds) or manifest.index,
@@ -82,11 +82,11 @@ class FolderStore:
         }
 
     def view(self) -> Snapshot:
-        """The latest snapshot."""
+        """Return the latest snapshot."""
         return self._snapshot
 
     def get(self, ids: Sequence[str], /) -> list[Document | None]:
-        """The documents with these ids, None where there is none."""
+        """Return the documents with these ids, None for unknown ids."""
         snapshot = self._snapshot
         rows = [snapshot.find(id_) for id_ in ids]
         return [None if row is None else snapshot.read(row) for row in rows]
@@ -94,7 +94,7 @@ class FolderStore:
     def upsert(
         self, source: Source, encoder: TextEncoder, *, merge: bool, show_progress_bar: bool | None
     ) -> Upserted:
-        """Add a segment of new documents, and merge small segments if asked to."""
+        """Add a segment of new documents, and optionally merge small segments."""
         with self._writing() as generations:
             done = writer.upsert(
                 self.path,
@@ -122,21 +122,21 @@ class FolderStore:
         return len(rows)
 
     def merge(self) -> bool:
-        """Merge small segments; only putting the new one in their place keeps other writers out."""
+        """Merge small segments; other writers are excluded only while they are replaced."""
         first = writer.tail(self.about.segments)
         return first is not None and self._merge_from(first, show_progress_bar=False)
 
     def compact(self, *, index: str | None, lexical: bool | None, show_progress_bar: bool | None) -> None:
-        """Write all documents into one segment; does nothing where nothing would change.
+        """Write all documents into one segment; does nothing if nothing would change.
 
-        Other writers go on meanwhile, unless the kind of index or the words change.
+        Other writers continue meanwhile, unless the kind of index or lexical indexing changes.
         """
         self.refresh()
         new = self._changed(index=index, lexical=lexical)
         _check_kinds(new.index, lexical=new.lexical)
         if new == self.about and _is_compact(new):
             return
-        with contextlib.suppress(CollectionBusyError):  # of another merge, which gives way
+        with contextlib.suppress(CollectionBusyError):  # another merge, which is abandoned
             if new == self.about and self._merge_from(0, show_progress_bar=show_progress_bar):
                 return
         with self._writing() as generations:
@@ -153,9 +153,10 @@ class FolderStore:
         )
 
     def _merge_from(self, first: int, *, show_progress_bar: bool | None) -> bool:
-        """Merge the segments from number ``first`` on; False if other writes took them away meanwhile.
+        """Merge the segments from number ``first`` on; return False if concurrent writes removed them.
 
-        The new files are flushed, checked and mapped before the lock is taken, under which they are only renamed.
+        The new files are flushed, verified and mapped before the lock is acquired, under which they are only
+        renamed.
         """
         before = self._snapshot
         with claim_merge(self.path) as files:
@@ -172,7 +173,7 @@ class FolderStore:
 
     def refresh(self) -> bool:
         """Open what other processes have written."""
-        with self._one_refresh:  # or a slow one would put its older snapshot in the place of a newer
+        with self._one_refresh:  # otherwise a slow refresh could replace a newer snapshot
             before = self._snapshot
             if Manifest.read(self.path) == before.manifest:
                 return False
@@ -185,23 +186,23 @@ class FolderStore:
             seal.check_content(path)
 
     def sample(self, most: int, /) -> tuple[list[Document], FloatArray]:
-        """Documents evenly spread over the collection, and their embeddings."""
+        """Return documents evenly spaced over the collection, and their embeddings."""
         return self._snapshot.sample(most)
 
     def source(self) -> Source:
-        """All documents and embeddings of the latest snapshot."""
+        """Return all documents and embeddings of the latest snapshot."""
         snapshot, about = self._snapshot, self.about
         maker = Maker(about.model, about.fingerprint, about.numerics)
         return Source(snapshot.documents(), snapshot.embeddings, maker)
 
     def close(self) -> None:
-        """Nothing: files are unmapped when nobody reads them."""
+        """Do nothing: files are unmapped when they are no longer used."""
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[Iterator[str]]:
-        """Be the only writer, on top of what others have written before."""
+        """Become the only writer, on top of the latest state."""
         with self._one_writer:
-            Manifest.read(self.path)  # before the lock makes a folder where there is none
+            Manifest.read(self.path)  # before acquiring the lock, which would create the folder
             with claim(self.path) as generations:
                 self.refresh()
                 yield generations
@@ -209,12 +210,12 @@ class FolderStore:
 
 
 def _open_ahead(files: Path, entry: SegmentEntry, snapshot: Snapshot) -> Segment | None:
-    """The segment whose files are going to be moved; None on Windows, where mapped files cannot be."""
+    """Return the segment whose files will be moved; None on Windows, where mapped files cannot be moved."""
     return None if os.name == "nt" else Segment(files, entry, snapshot.manifest.dimension)
 
 
 def _is_compact(manifest: Manifest) -> bool:
-    """Whether there is one segment at most, with its columns, and nothing deleted in it."""
+    """Whether there is at most one segment, with columns, and without deletions."""
     stale = any(segment.deleted or not has_columns(segment) for segment in manifest.segments)
     return len(manifest.segments) <= 1 and not stale
 

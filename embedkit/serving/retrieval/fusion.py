@@ -1,4 +1,4 @@
-"""Two rankings made one: that by meaning and that by words."""
+"""Fusion of a dense and a lexical ranking."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ _METHODS: Final = ("rrf", "weighted")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fusion:
-    """How rankings by meaning and by words become one.
+    """How dense and lexical rankings are fused.
 
     Attributes:
         method: ``"rrf"`` adds ``weight / (constant + rank)`` over the rankings (reciprocal rank fusion, Cormack,
-            Clarke and Büttcher, SIGIR 2009), multiplied such that 1 is first in both, and needs no scores;
-            ``"weighted"`` adds the scores, each ranking's brought to 0...1.
-        dense_weight: weight of the ranking by meaning, 0...1; that by words has the rest.
-        constant: of reciprocal rank fusion; larger ones care less about the first ranks.
+            Clarke and Büttcher, SIGIR 2009), scaled so that 1 is first in both, and ignores scores; ``"weighted"``
+            adds the scores of each ranking, normalised to [0, 1].
+        dense_weight: weight of the dense ranking, in [0, 1]; the lexical one has the rest.
+        constant: constant of reciprocal rank fusion; larger values reduce the influence of the first ranks.
 
     Raises:
-        InputError: there is no such method, or a number is out of range.
+        InputError: the method does not exist, or a number is out of range.
     """
 
     method: str = "rrf"
@@ -44,7 +44,7 @@ class Fusion:
             raise InputError(f"hybrid: expected a constant of at least 1, got {self.constant}")
 
     def fuse(self, dense: Ranking, lexical: Ranking) -> Ranking:
-        """All rows of both, best first; equal ones in the order of the rows."""
+        """Return all rows of both, best first, with ties ordered by row."""
         parts = [(dense, self.dense_weight), (lexical, 1 - self.dense_weight)]
         rows = np.union1d(dense.rows, lexical.rows)
         scores = np.zeros(len(rows), dtype=np.float64)
@@ -63,10 +63,10 @@ class Fusion:
 
 
 def fusion_of(hybrid: bool | str | Fusion | None) -> Fusion | None:  # noqa: FBT001  # True is the short form
-    """What `hybrid` of a search means: nothing, the default, a method's name, or all said.
+    """Resolve the argument ``hybrid`` of a search: none, the default, a method's name, or a configuration.
 
     Raises:
-        InputError: there is no such method.
+        InputError: the method does not exist.
     """
     if isinstance(hybrid, Fusion):
         return hybrid

@@ -1,7 +1,7 @@
-"""How a collection changes: a new generation of files beside the old ones, then one atomic rename.
+"""Changes to a collection: a new generation of files next to the old ones, then one atomic rename.
 
-A kill at any moment leaves the old manifest or the new one; whatever it does not name is cleared away by the
-next write.
+After a kill at any moment, either the old or the new manifest exists; the next write removes all files that it
+does not name.
 """
 
 from __future__ import annotations
@@ -32,12 +32,11 @@ _CONTENT = re.compile(r"documents\.jsonl|columns\.json|[a-z]+(-\d{6,9})?\.npy|[a
 def claim(folder: Path) -> Iterator[Iterator[str]]:
     """Hold the right to write to the collection in ``folder`` and yield the names of its next generations.
 
-    Leftovers of writes that were killed are cleared away before, but for embeddings, with which the next attempt
-    goes on; what the manifest does not name then is cleared away after. A folder made here goes again if it is
-    empty.
+    Leftovers of killed writes are removed first, except embeddings, which the next attempt reuses; files that the
+    manifest does not name are removed at the end. A folder created here is removed if it remains empty.
 
     Raises:
-        CollectionError: ``folder`` holds something else.
+        CollectionError: ``folder`` contains something else.
         CollectionBusyError: another writer holds the lock.
         StorageError: the folder cannot be written.
     """
@@ -61,10 +60,10 @@ def claim(folder: Path) -> Iterator[Iterator[str]]:
 
 @contextlib.contextmanager
 def claim_merge(folder: Path) -> Iterator[Path]:
-    """Hold the right to merge beside other writes, and yield an empty folder for it, which goes at the end.
+    """Hold the right to merge concurrently with other writes, and yield a temporary empty folder.
 
     Raises:
-        CollectionBusyError: somebody else is merging there.
+        CollectionBusyError: another process is merging there.
         StorageError: the folder cannot be written.
     """
     place = folder / _MERGING
@@ -87,7 +86,7 @@ def _clear(place: Path) -> None:
 
 
 def _sweep(folder: Path) -> int:
-    """Remove what killed writes left, and return the number of the last generation, 0 if there is none."""
+    """Remove leftovers of killed writes; return the number of the last generation, 0 if there is none."""
     manifest = Manifest.read(folder) if (folder / MANIFEST).exists() else None
     entries = list(folder.iterdir())
     if manifest is None:

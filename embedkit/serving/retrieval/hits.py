@@ -1,4 +1,4 @@
-"""What a search gives."""
+"""Results of a search."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ __all__ = ["Hit", "Hits"]
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A document found.
+    """A search result.
 
     Attributes:
         id: the document's id.
-        score: what the last stage of the search gave it; the cosine of query and document if there is one stage.
+        score: score of the last stage; with a single stage, the cosine of query and document.
         text: the document's text.
-        metadata: the other columns of its record, if there are any.
-        scores: what each stage gave it: ``"dense"``, ``"lexical"``, ``"fused"``, ``"rerank"``; a stage that did
-            not propose it is left out. Does not count when hits are compared.
+        metadata: the other columns of its record, if any.
+        scores: scores by stage: ``"dense"``, ``"lexical"``, ``"fused"``, ``"rerank"``; stages that did not propose
+            the document are absent. Ignored in comparisons.
     """
 
     id: str
@@ -32,7 +32,7 @@ class Hit:
 
     @classmethod
     def of(cls, document: Document, scores: dict[str, float]) -> Self:
-        """The hit for a document, given what each stage gave it; the last one counts."""
+        """Return the hit for a document and its scores by stage; the last one is its score."""
         last = next(reversed(scores.values()))
         return cls(document.id, last, document.text, document.metadata, scores)
 
@@ -41,9 +41,8 @@ class Hits(list[Hit]):
     """The hits of one query, best first.
 
     Attributes:
-        latency_ms: milliseconds spent on each stage, for all queries that were searched for together.
-        warnings: sentences on what is likely a mistake: a filter on a field that no document has, or why there are
-            no hits.
+        latency_ms: milliseconds spent on each stage, for all queries that were searched together.
+        warnings: sentences on likely mistakes: a filter on a field that no document has, or why there are no hits.
     """
 
     def __init__(self, hits: Iterable[Hit], latency_ms: Mapping[str, float], warnings: Iterable[str] = ()) -> None:

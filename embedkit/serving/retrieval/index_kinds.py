@@ -1,4 +1,4 @@
-"""The kinds of index a collection can have; each is imported when it is first asked for."""
+"""The kinds of index, each imported on first use."""
 
 from __future__ import annotations
 
@@ -24,36 +24,36 @@ INDEX_KINDS: Final = {
 }
 AUTO: Final = "auto"
 
-_SMALL = 20_000  # up to here a scan takes about a millisecond, and recall is certain
-_HUGE = 10_000_000  # from here on the links of a graph take up more memory than machines like to give
+_SMALL = 20_000  # up to this size, a scan takes about a millisecond and is exact
+_HUGE = 10_000_000  # from this size on, the links of a graph need too much memory
 
 
 class StoredIndex(VectorIndex, Protocol):
-    """An index over the rows of a segment, which are kept beside it.
+    """An index over the rows of a segment, which are stored separately.
 
     Attributes:
-        FILE: name of the file with what it needs besides the rows; None if that is nothing.
+        FILE: name of the file with its own data; None if there is none.
     """
 
     FILE: ClassVar[str | None]
 
     @classmethod
     def build(cls, rows: FloatArray, *, show_progress_bar: bool | None = False) -> Self:
-        """Index ``rows``, ``(N, D) float32, unit rows``; kept, not copied."""
+        """Index ``rows``, ``(N, D) float32, unit rows``, without copying them."""
 
     @classmethod
     def load(cls, path: Path, rows: FloatArray) -> Self:
-        """Read the file that :meth:`save` wrote for an index of these rows."""
+        """Load the file written by :meth:`save` for an index of these rows."""
 
     def save(self, path: Path) -> None:
-        """Write what it needs besides the rows into one file."""
+        """Write the index's own data to one file."""
 
     def search(
         self, queries: FloatArray, k: int, /, *, allowed: BoolArray | None = None, effort: float = 1.0
     ) -> tuple[FloatArray, RowNumbers]:
-        """The best ``k`` rows for each query, only from rows where ``allowed``, ``(N,) bool``, is true.
+        """Return the best ``k`` rows for each query, only from rows where ``allowed``, ``(N,) bool``, is true.
 
-        An index that may miss a neighbour looks at ``effort`` times as much as it would by itself.
+        ``effort`` multiplies the search breadth of an approximate index.
 
         Returns:
             scores ``(Q, min(k, allowed rows)) float32`` in descending order, and rows, of the same shape, int64.
@@ -61,10 +61,10 @@ class StoredIndex(VectorIndex, Protocol):
 
 
 def checked_kind(name: str) -> str:
-    """The name of a kind, or ``"auto"``, if there is such a kind and its package is installed.
+    """Return the name of a kind, or ``"auto"``, after checking that it exists and its package is installed.
 
     Raises:
-        InputError: there is no such kind.
+        InputError: the kind does not exist.
         MissingExtraError: it needs FAISS, which is not installed.
     """
     if name != AUTO:
@@ -73,12 +73,13 @@ def checked_kind(name: str) -> str:
 
 
 def kind_for(name: str, count: int) -> str:
-    """The kind of index for a segment.
+    """Return the kind of index for a segment.
 
     Args:
-        name: what was asked for: the name of a kind, or ``"auto"``, which chooses by size: an exact scan up to
-            20,000 documents, a graph up to ten million, clusters beyond; without FAISS always the exact scan.
-        count: rows of the segment. Graphs and clusters of up to 20,000 rows are not worth it; these are scanned.
+        name: the requested kind, or ``"auto"``, which chooses by size: an exact scan up to 20,000 documents, a
+            graph up to ten million, clusters beyond; without FAISS always the exact scan.
+        count: number of rows in the segment. Up to 20,000 rows are always scanned, because graphs and clusters do
+            not pay off.
     """
     if name == AUTO:
         if count <= _SMALL or not _has_faiss():
@@ -90,10 +91,10 @@ def kind_for(name: str, count: int) -> str:
 
 
 def index_class(kind: str) -> type[StoredIndex]:
-    """The class behind the name of a kind.
+    """Return the class of a kind.
 
     Raises:
-        InputError: there is no such kind.
+        InputError: the kind does not exist.
         MissingExtraError: it needs FAISS, which is not installed.
     """
     if kind not in INDEX_KINDS:

@@ -1,8 +1,8 @@
-"""Embeddings of an unfinished write, kept so that the next attempt goes on where this one stopped.
+"""Embeddings of an unfinished write, saved so that the next attempt can resume.
 
-Each chunk of texts is a file in the folder ``.unfinished`` of the collection, named for the model, its arithmetic
-and the texts, so only embeddings of the very same texts by the very same model are taken up again. The folder goes
-when a write succeeds.
+Each chunk of texts is a file in the folder ``.unfinished`` of the collection, named after the model, its
+arithmetic and the texts, so that only embeddings of the same texts by the same model are reused. The folder is
+removed when a write succeeds.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ UNFINISHED: Final = ".unfinished"
 
 
 class EmbeddingJournal:
-    """Chunks of embeddings by the texts they belong to.
+    """Chunks of embeddings, keyed by their texts.
 
     Args:
         collection: the collection's folder.
@@ -40,15 +40,15 @@ class EmbeddingJournal:
         self._encoder = encoder
 
     def find(self, texts: Sequence[str]) -> FloatArray | None:
-        """The embeddings of these texts from an earlier attempt, ``(N, D) float32``, or None."""
+        """Return the embeddings of these texts from an earlier attempt, ``(N, D) float32``, or None."""
         path = self._path(texts)
         try:
             return np.array(map_array(path, (len(texts), self._encoder.dimension), "<f4"))
-        except CollectionError:  # missing, or cut by a crash of the machine
+        except CollectionError:  # missing, or truncated by a crash
             return None
 
     def add(self, texts: Sequence[str], embeddings: FloatArray) -> None:
-        """Keep the embeddings of these texts, ``(N, D) float32``.
+        """Save the embeddings of these texts, ``(N, D) float32``.
 
         Raises:
             StorageError: the disk is full or the folder cannot be written.
@@ -57,7 +57,7 @@ class EmbeddingJournal:
             write_array(temporary, embeddings.shape, "<f4", [embeddings])
 
     def clear(self) -> None:
-        """Forget everything; the write has succeeded, or never will."""
+        """Delete everything, after success or when the write is abandoned."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _path(self, texts: Sequence[str]) -> Path:

@@ -1,19 +1,19 @@
-"""Search by words: BM25 over weights that `words` has computed, in mapped files.
+"""Lexical search: BM25 over weights computed by `words`, in memory-mapped files.
 
-Words are runs of letters, digits and underscores, in lower case. There are no stop words and no stemming, so every
-language is treated alike; where words are not set apart by spaces, a run is one word.
+Words are runs of letters, digits and underscores, in lower case. There are no stop words and no stemming, so all
+languages are treated alike; in scripts without spaces, a run is one word.
 
-A weight is what a word adds to the score of a document, with the frequencies of words in one segment. A search
-over several segments has to weigh a word alike in all; so the part that depends on the frequency is divided out
-and put back with that of all segments together. What is left over from a segment is the average length of its
-documents, until segments are merged. With one segment scores are those of bm25s.
+A weight is a word's contribution to the score of a document, based on word frequencies in one segment. A search
+over several segments must weight a word equally in all of them, so the part that depends on the frequency is
+replaced by that of all segments together. Only the average document length remains specific to a segment, until
+segments are merged. With a single segment, scores equal those of bm25s.
 
 Four files::
 
     terms.npy      (T,) uint64: hashes of the words in ascending order
-    starts.npy     (T + 1,) int64: where the postings of each word begin
-    postings.npy   (E,) int32: rows that hold the word
-    weights.npy    (E,) float32: what it adds to their scores
+    starts.npy     (T + 1,) int64: start of each word's postings
+    postings.npy   (E,) int32: rows that contain the word
+    weights.npy    (E,) float32: its contribution to their scores
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _TERMS, _STARTS, _POSTINGS, _WEIGHTS = "terms.npy", "starts.npy", "postings.npy"
 
 @dataclass(frozen=True, slots=True)
 class WordCounts:
-    """How many different words a segment has, and how many pairs of word and document."""
+    """Numbers of distinct words, and of pairs of word and document, in a segment."""
 
     terms: int
     postings: int
@@ -51,7 +51,7 @@ class WordCounts:
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """The words of a segment, as its files hold them; see there."""
+    """The words of a segment, as in its files."""
 
     terms: np.ndarray[tuple[int], np.dtype[np.uint64]]
     starts: RowNumbers
@@ -68,15 +68,15 @@ class Words:
 
 
 class LexicalIndex:
-    """Reads what :meth:`Words.save` wrote; safe to share between threads.
+    """Reads files written by :meth:`Words.save`; thread-safe.
 
     Args:
-        folder: where the files are.
-        size: how many words and postings there are.
-        count: rows of the segment.
+        folder: folder of the files.
+        size: numbers of words and postings.
+        count: number of rows in the segment.
 
     Raises:
-        CollectionError: a file is missing or of another size.
+        CollectionError: a file is missing or has another size.
     """
 
     FILES: ClassVar[frozenset[str]] = frozenset({_TERMS, _STARTS, _POSTINGS, _WEIGHTS})
@@ -89,19 +89,19 @@ class LexicalIndex:
         self._weights = map_array(folder / _WEIGHTS, (size.postings,), "<f4")
 
     def __len__(self) -> int:
-        """The number of rows, with words or without."""
+        """Number of rows, with or without words."""
         return self._count
 
     def frequency(self, term: int) -> int:
-        """How many rows hold a word, given its hash."""
+        """Return the number of rows that contain a word, given its hash."""
         start, end = self._slice(term)
         return end - start
 
     def scores(self, factors: Mapping[int, float]) -> FloatArray:
-        """The scores of all rows: ``(N,) float32``.
+        """Return the scores of all rows: ``(N,) float32``.
 
         Args:
-            factors: hash of a word -> by what its weights are multiplied.
+            factors: hash of a word -> factor of its weights.
 
         Raises:
             CollectionError: the files are damaged.
@@ -126,21 +126,21 @@ class LexicalIndex:
 
 
 def split_words(text: str) -> list[str]:
-    """The words of a text, in their order."""
+    """Return the words of a text, in order."""
     return _WORD.findall(text.lower())
 
 
 def query_terms(query: str) -> Counter[int]:
-    """How often each word, given as its hash, occurs in a query."""
+    """Count each word of a query, identified by its hash."""
     return Counter(map(text_hash, split_words(query)))
 
 
 def term_factors(terms: Mapping[int, int], segments: Sequence[LexicalIndex]) -> list[dict[int, float]]:
-    """By what each segment has to multiply its weights, so that a word weighs alike in all.
+    """Return the factors of weights in each segment that make a word's weight equal in all.
 
     Args:
-        terms: hash of a word -> how often it occurs in the query.
-        segments: all that are searched together.
+        terms: hash of a word -> its count in the query.
+        segments: all segments that are searched together.
     """
     factors: list[dict[int, float]] = [{} for _ in segments]
     rows = sum(map(len, segments))
@@ -154,5 +154,5 @@ def term_factors(terms: Mapping[int, int], segments: Sequence[LexicalIndex]) -> 
 
 
 def _rarity(rows: int, frequency: int) -> float:
-    """Inverse document frequency as bm25s computes it for its method "lucene"."""
+    """Return the inverse document frequency as in bm25s's method "lucene"."""
     return math.log(1 + (rows - frequency + 0.5) / (frequency + 0.5))

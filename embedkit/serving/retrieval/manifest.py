@@ -1,11 +1,11 @@
-"""A collection's manifest: what it holds, under which model, and the files that count.
+"""A collection's manifest: its content, its models, and its files.
 
 Layout of a collection::
 
-    idx/manifest.json           replaced atomically; names all that counts
-    idx/generation-000002/      what one write added; never changed once it is named
+    idx/manifest.json           replaced atomically; names all files in use
+    idx/generation-000002/      the files of one write; never changed once the manifest names them
         documents.jsonl  offsets.npy  ids.npy  vectors.npy  columns.npy  columns.json  ...   a segment
-        deleted-000001.npy                                        rows of an older segment that are deleted
+        deleted-000001.npy                                        deleted rows of an older segment
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _READABLE: Final = (2, 3)  # segments of format 2 have no columns
 MANIFEST: Final = "manifest.json"
 VECTORS: Final = "vectors.npy"
 
-_KEY = "embedkit.collection"  # holds the format; by it a collection is known
+_KEY = "embedkit.collection"  # the format; identifies a collection
 _LARGEST_BYTES = 2**20
 _GENERATION = re.compile(r"generation-[0-9]{6,9}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -43,11 +43,11 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True, kw_only=True)
 class Tombstones:
-    """Where it is written which rows of a segment are deleted.
+    """The file that lists the deleted rows of a segment.
 
     Attributes:
-        generation: the write that deleted the last of them; the file is in its folder.
-        count: how many there are.
+        generation: the write that made the last deletion; the file is in its folder.
+        count: number of deleted rows.
         seal: length and checksum of the file.
     """
 
@@ -56,12 +56,12 @@ class Tombstones:
     seal: FileSeal
 
     def path(self, folder: Path, segment: str) -> Path:
-        """The file for the segment of that generation, in the collection at ``folder``."""
+        """Return the file for the segment of that generation, in the collection at ``folder``."""
         return folder / self.generation / self.file_name(segment)
 
     @staticmethod
     def file_name(segment: str) -> str:
-        """The file's name for the segment of that generation."""
+        """Return the file name for the segment of that generation."""
         return f"deleted-{segment.rpartition('-')[2]}.npy"
 
 
@@ -70,12 +70,12 @@ class SegmentEntry:
     """Documents that were written together.
 
     Attributes:
-        generation: the write that made it, and its folder.
-        count: rows, deleted ones included.
-        index: kind of its index.
-        files: name in its folder -> length and checksum.
-        deleted: which of its rows are deleted; None if all are there.
-        words: how many words its documents have; None if they are not indexed.
+        generation: the write that created it, and its folder.
+        count: number of rows, including deleted ones.
+        index: kind of index.
+        files: file name -> length and checksum.
+        deleted: its deleted rows; None if there are none.
+        words: number of words in its documents; None if they are not indexed.
     """
 
     generation: str
@@ -87,19 +87,19 @@ class SegmentEntry:
 
     @property
     def remaining(self) -> int:
-        """Rows that are not deleted."""
+        """Number of rows that are not deleted."""
         return self.count - (self.deleted.count if self.deleted else 0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class QueryModel:
-    """The model that embeds queries, where it is another one than that of the documents.
+    """The model that embeds queries, if it differs from that of the documents.
 
     Attributes:
         model: name of the encoder.
-        source: where it can be loaded from again; None if unknown.
+        source: where it can be loaded from; None if unknown.
         fingerprint: its fingerprint, hex SHA-256.
-        agreement: mean cosine of the embeddings of a document by both models, on a sample.
+        agreement: mean cosine between both models' embeddings of a document, on a sample.
     """
 
     model: str
@@ -110,21 +110,21 @@ class QueryModel:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """What a collection is.
+    """The description of a collection.
 
     Attributes:
-        model: name of the encoder that made the embeddings.
-        source: where that encoder can be loaded from again; None if nobody said so.
+        model: name of the encoder that created the embeddings.
+        source: where that encoder can be loaded from; None if unknown.
         fingerprint: the encoder's fingerprint, hex SHA-256.
         dimension: D, the width of an embedding.
-        index: kind of index that was asked for; ``"auto"`` leaves it to the size.
-        lexical: whether words are indexed too, for hybrid search.
+        index: requested kind of index; ``"auto"`` chooses by size.
+        lexical: whether words are indexed, too, for hybrid search.
         generation: name of the last write.
         segments: the documents, in their order.
-        prompts: the encoder's prompts by name, as far as it tells them.
+        prompts: the encoder's prompts by name, as far as available.
         created_by: program and version.
-        queries: the model of the queries; None, and not in the file, if it is that of the documents.
-        numerics: the arithmetics that made the embeddings; several if it has changed between writes.
+        queries: the model of the queries; None, and absent in the file, if it is that of the documents.
+        numerics: the arithmetics that created the embeddings; several if it changed between writes.
     """
 
     model: str
@@ -142,23 +142,23 @@ class Manifest:
 
     @property
     def count(self) -> int:
-        """N, the number of documents; deleted ones are not counted."""
+        """N, number of documents, excluding deleted ones."""
         return sum(segment.remaining for segment in self.segments)
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """The kinds of index that its segments have, that of the largest first."""
+        """Kinds of index of its segments, that of the largest first."""
         by_size = sorted(self.segments, key=lambda segment: -segment.count)
         return tuple(dict.fromkeys(segment.index for segment in by_size))
 
     @property
     def generations(self) -> frozenset[str]:
-        """The folders that this manifest names."""
+        """Folders named by this manifest."""
         tombstones = {segment.deleted.generation for segment in self.segments if segment.deleted}
         return frozenset({segment.generation for segment in self.segments} | tombstones)
 
     def files(self, folder: Path) -> dict[Path, FileSeal]:
-        """Every file of the collection at ``folder``, with the length and checksum that it has to have."""
+        """Return every file of the collection at ``folder``, with its expected length and checksum."""
         files: dict[Path, FileSeal] = {}
         for segment in self.segments:
             files |= {folder / segment.generation / name: seal for name, seal in segment.files.items()}
@@ -171,7 +171,7 @@ class Manifest:
         """Read the manifest of a collection and check every field.
 
         Raises:
-            CollectionError: there is none, it is damaged or not a collection's, or of another format.
+            CollectionError: it does not exist, is damaged or not a collection's, or has another format.
         """
         path = folder / MANIFEST
         try:
@@ -186,7 +186,7 @@ class Manifest:
         return cls._parse(content, path)
 
     def write(self, folder: Path) -> None:
-        """Make this the collection's manifest, atomically.
+        """Write the collection's manifest, atomically.
 
         Raises:
             StorageError: the file cannot be written.
@@ -235,7 +235,7 @@ def _checksum(fields: dict[str, Any]) -> str:
 
 
 def _segment(fields: dict[str, Any]) -> SegmentEntry:
-    """A segment from fields that were checked."""
+    """Return a segment from validated fields."""
     deleted, words = fields["deleted"], fields["words"]
     return SegmentEntry(
         **fields
@@ -303,7 +303,7 @@ def _is_tombstones(value: Any) -> bool:
 
 
 def _holds(value: Any, checks: Mapping[str, Callable[[Any], bool]]) -> bool:
-    """Whether a value is an object of just these fields, each valid."""
+    """Whether a value is an object of exactly these fields, each valid."""
     return (
         isinstance(value, dict)
         and value.keys() == checks.keys()

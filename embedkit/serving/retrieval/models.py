@@ -1,8 +1,9 @@
-"""The models of a collection: one embeds documents, and another one may embed queries in the same space.
+"""The models of a collection: one embeds documents, and another may embed queries in the same embedding space.
 
 Two models can share a space if one was distilled from the other, or both from the same teacher: the manifest of a
-bundle has its teacher's name and fingerprint. But some methods teach a student its teacher's similarities and not
-its vectors, and a rotation changes all vectors and no similarity. So both models also embed a sample of documents.
+bundle contains its teacher's name and fingerprint. However, some methods teach a student its teacher's
+similarities and not its vectors, and a rotation changes all vectors but no similarity. Both models therefore also
+embed a sample of documents.
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ __all__ = [
 ]
 
 SAMPLE: Final = 64
-"""Texts that both models of a pair embed."""
+"""Number of texts that both models of a pair embed."""
 
 LEAST_AGREEMENT: Final = 0.5
-"""Mean cosine of the two embeddings of a text; about 0 in spaces that have nothing to do with each other."""
+"""Minimum mean cosine between the two embeddings of a text; it is about 0 in unrelated spaces."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,34 +46,34 @@ class Models:
     """The models that a collection was opened with.
 
     Attributes:
-        encoder: the model of its documents, if it was given.
-        queries: the model of its queries, if it was given; may be that of the documents.
+        encoder: the model of its documents, if given.
+        queries: the model of its queries, if given; may be that of the documents.
     """
 
     encoder: TextEncoder | None = None
     queries: TextEncoder | None = None
 
     def for_documents(self, about: About) -> TextEncoder | None:
-        """The model that embeds new documents, if it is among those given."""
+        """Return the model that embeds new documents, if it is among those given."""
         given = (each for each in (self.encoder, self.queries) if each is not None)
         return next((each for each in given if each.fingerprint == about.fingerprint), None)
 
     def for_queries(self) -> TextEncoder | None:
-        """The model that embeds queries; the documents' own model where no other was given."""
+        """Return the model that embeds queries, by default that of the documents."""
         return self.queries or self.encoder
 
     def numerics(self, about: About) -> tuple[str, ...]:
-        """The arithmetics of those models that are the collection's own, and so could give the same bits."""
+        """Return the arithmetics of the models that are the collection's own and could reproduce its bits."""
         given = (each for each in (self.encoder, self.queries) if each is not None)
         return tuple({numerics_of(each) for each in given if each.fingerprint == about.fingerprint})
 
     def is_recorded(self, about: About) -> bool:
-        """Whether the model of the queries is one that the collection names, or none was given."""
+        """Whether the query model is named by the collection, or none was given."""
         known = {about.fingerprint, about.queries and about.queries.fingerprint}
         return self.queries is None or self.queries.fingerprint in known
 
     def check(self, place: str, about: About) -> None:
-        """Refuse models that the collection was not built with or that do not descend from the same teacher.
+        """Reject models that the collection was not built with and that do not descend from the same teacher.
 
         Raises:
             FingerprintError: names both models.
@@ -94,16 +95,16 @@ class Models:
 
 
 def check_descent(queries: TextEncoder, model: str, fingerprint: str, encoder: TextEncoder | None) -> None:
-    """Refuse a model of queries that has no teacher in common with that of the documents.
+    """Reject a query model that shares no teacher with the documents' model.
 
-    Models are known by their fingerprints. A teacher is known by its name too, as its fp32 and int8 forms have
-    different fingerprints and one space; :func:`agreement` tells whether the name is right.
+    Models are identified by their fingerprints. A teacher is also identified by its name, because its fp32 and
+    int8 forms have different fingerprints and one space; :func:`agreement` verifies it.
 
     Args:
         queries: the model of the queries.
         model: name of the documents' model.
-        fingerprint: of that model.
-        encoder: that model itself, if it is here; without it, only its students are known to belong to it.
+        fingerprint: fingerprint of that model.
+        encoder: that model itself, if loaded; otherwise only its own students can be recognised.
 
     Raises:
         FingerprintError: names both models and what is known of the teacher.
@@ -120,32 +121,32 @@ def check_descent(queries: TextEncoder, model: str, fingerprint: str, encoder: T
 
 
 def _teacher(encoder: TextEncoder) -> list[str]:
-    """Name and fingerprint of the model that an encoder was distilled from, as far as its manifest says."""
+    """Return name and fingerprint of the model that an encoder was distilled from, if its manifest has them."""
     teacher = getattr(getattr(encoder, "manifest", None), "teacher", None)
     found = [teacher.get(key) for key in ("name", "fingerprint")] if isinstance(teacher, Mapping) else []
     return [_short(each) for each in found if isinstance(each, str) and each]
 
 
 def _short(name: str) -> str:
-    """A name without the organisation or folders in front of it."""
+    """Return a name without organisation or folders."""
     return name.rpartition("/")[2].lower()
 
 
 def agreement(queries: TextEncoder, texts: Sequence[str], embeddings: FloatArray, model: str) -> float:
-    """How near the query model's embeddings of some documents come to those of the documents' model.
+    """Return the similarity between the query model's and the documents' model's embeddings of some documents.
 
     Args:
         queries: the model of the queries.
         texts: N documents, at least one.
-        embeddings: of these documents by their own model, ``(N, D) float32, unit rows``.
+        embeddings: embeddings of these documents by their own model, ``(N, D) float32, unit rows``.
         model: name of that model.
 
     Returns:
-        the mean cosine of the two embeddings of a document.
+        the mean cosine between the two embeddings of a document.
 
     Raises:
         FingerprintError: it is below :data:`LEAST_AGREEMENT`, or the widths differ.
-        ModelError: the encoder does not give unit rows of its dimension.
+        ModelError: the encoder does not return unit rows of its dimension.
     """
     width = embeddings.shape[1]
     if queries.dimension != width:
@@ -163,12 +164,12 @@ def agreement(queries: TextEncoder, texts: Sequence[str], embeddings: FloatArray
 
 
 def agreement_on(store: DocumentStore, encoder: TextEncoder, queries: TextEncoder) -> float:
-    """:func:`agreement` of the two models of a collection on some of its documents, before all are embedded."""
+    """Return the :func:`agreement` of a collection's two models on some documents, before all are embedded."""
     rows = np.unique(np.linspace(0, len(store) - 1, min(SAMPLE, len(store))).astype(np.int64))
     texts = [store.read(int(row)).text for row in rows]
     return agreement(queries, texts, embed_texts(texts, encoder), encoder.name)
 
 
 def query_model(queries: TextEncoder, source: str | None, found: float) -> QueryModel:
-    """What the manifest keeps of the model of the queries."""
+    """Return the manifest's entry for the query model."""
     return QueryModel(model=queries.name, source=source, fingerprint=queries.fingerprint, agreement=found)

@@ -1,4 +1,4 @@
-"""What stores have in common that leave finding, filtering and keeping to a database."""
+"""The common part of stores that leave searching, filtering and storage to a database."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ Found = list[tuple[float, Document]]
 """Documents with their scores, best first."""
 
 SAMPLE: Final = 100
-"""Documents that are looked at where all would be too many."""
+"""Number of documents to inspect where all would be too many."""
 
 _KIND = "documents"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteAbout:
-    """What a database keeps of a collection's models; see :class:`~embedkit.serving.retrieval.store.About`."""
+    """A collection's metadata in a database; see :class:`~embedkit.serving.retrieval.store.About`."""
 
     model: str
     source: str | None
@@ -64,7 +64,7 @@ class RemoteAbout:
 
     @classmethod
     def planned(cls, plan: Plan, documents: DocumentStore, index: str, source: Source) -> Self:
-        """What to keep of a collection that is to be built.
+        """Return the metadata of a collection that is to be built.
 
         Raises:
             FingerprintError: its two models do not share a space.
@@ -86,14 +86,14 @@ class RemoteAbout:
 
     @classmethod
     def of(cls, facts: Mapping[str, Any], count: int) -> Self:
-        """Read what :meth:`facts` made; collections of earlier versions have no words and one model."""
+        """Parse the output of :meth:`facts`; earlier versions have no lexical index and one model."""
         known = {field.name for field in dataclasses.fields(cls)} & facts.keys()
         queries = facts.get("queries")
         told = {name: facts[name] for name in known} | {"numerics": tuple(facts.get("numerics", (UNKNOWN,)))}
         return cls(**told | {"queries": queries and QueryModel(**queries), "count": count})
 
     def facts(self) -> dict[str, Any]:
-        """All but the number of documents, as JSON, for the database to keep."""
+        """Return everything except the number of documents, serialisable as JSON, for the database to store."""
         facts = dataclasses.asdict(self)
         del facts["count"]
         return {"kind": _KIND, **facts}
@@ -104,8 +104,8 @@ class RemoteSelection:
     """See :class:`~embedkit.serving.retrieval.store.Selected`.
 
     Attributes:
-        where: what has to hold, in the database's words.
-        filtered: whether conditions were asked for.
+        where: the filter in the database's own form.
+        filtered: whether there are conditions.
         warnings: sentences on conditions that are likely mistakes.
     """
 
@@ -115,7 +115,7 @@ class RemoteSelection:
 
 
 class RemoteView:
-    """See :class:`~embedkit.serving.retrieval.store.View`: numbers the documents that one search comes upon."""
+    """See :class:`~embedkit.serving.retrieval.store.View`: numbers the documents found by one search."""
 
     def __init__(self, store: RemoteStore) -> None:
         self._store = store
@@ -123,27 +123,27 @@ class RemoteView:
         self._numbers: dict[str, int] = {}
 
     def __len__(self) -> int:
-        """The number of documents."""
+        """Number of documents."""
         return len(self._store)
 
     def select(self, conditions: Sequence[Condition], /) -> RemoteSelection:
-        """Conditions in the database's words."""
+        """Convert conditions to the database's own form."""
         return self._store.select(conditions)
 
     def search(
         self, queries: FloatArray, k: int, selection: RemoteSelection | None = None, *, effort: float = 1.0
     ) -> tuple[list[FloatArray], list[RowNumbers]]:
-        """For each query the scores of the nearest, and their rows."""
+        """Return for each query the scores of the nearest documents, and their rows."""
         where = (selection or self.select([])).where
         found = [self._ranking(hits) for hits in self._store.search(queries, k, where, effort)]
         return [ranking.scores for ranking in found], [ranking.rows for ranking in found]
 
     def search_words(self, query: str, k: int, selection: RemoteSelection, /) -> Ranking:
-        """The best rows by words."""
+        """Return the best rows by lexical search."""
         return self._ranking(self._store.search_words(query, k, selection.where))
 
     def read(self, row: int, /) -> Document:
-        """The document at a row."""
+        """Return the document at a row."""
         return self._documents[row]
 
     def _ranking(self, hits: Found) -> Ranking:
@@ -158,12 +158,12 @@ class RemoteView:
 
 
 class RemoteStore(ABC):
-    """What every store does alike that keeps a collection in a database.
+    """The common part of stores that keep a collection in a database.
 
-    See :class:`~embedkit.serving.retrieval.store.Store`. A subclass adds what its database does its own way.
+    See :class:`~embedkit.serving.retrieval.store.Store`. Subclasses add the database's own operations.
 
     Args:
-        address: of the collection.
+        address: address of the collection.
     """
 
     def __init__(self, address: str) -> None:
@@ -174,30 +174,30 @@ class RemoteStore(ABC):
     @classmethod
     @abstractmethod
     def open(cls, address: str, models: Models) -> Self:
-        """Find a collection that ``build`` made."""
+        """Open a collection created by ``build``."""
 
     @classmethod
     def describe(cls, address: str) -> RemoteAbout:
-        """What the database keeps of a collection."""
+        """Return the metadata of a collection."""
         opened = cls.open(address, Models())
         opened.close()
         return opened.about
 
     @property
     def about(self) -> RemoteAbout:
-        """What the database keeps, and the number of documents when it was last asked for."""
+        """The stored metadata, and the number of documents when last counted."""
         return RemoteAbout.of(self._kept_facts(), self._count)
 
     def __len__(self) -> int:
-        """The number of documents when it was last asked for."""
+        """Number of documents when last counted."""
         return self._count
 
     def facts(self) -> dict[str, Any]:
-        """Nothing else is known."""
+        """Return nothing more."""
         return {}
 
     def view(self) -> RemoteView:
-        """What a search sees: the database itself, at each stage as it is then."""
+        """Return the view of a search: the database itself, in its state at each stage."""
         return RemoteView(self)
 
     def upsert(
@@ -208,7 +208,7 @@ class RemoteStore(ABC):
         merge: bool,  # noqa: ARG002 - a database merges by itself
         show_progress_bar: bool | None,
     ) -> Upserted:
-        """Embed and send documents; one whose id is there already takes the place of the old one."""
+        """Embed and send documents, replacing those with the same ids."""
         with tempfile.TemporaryDirectory() as folder:
             documents = spool(Path(folder), source, check=self._check, show_progress_bar=show_progress_bar)
             self._note_numerics(source.numerics(encoder))
@@ -216,24 +216,24 @@ class RemoteStore(ABC):
             return Upserted(len(documents) - replaced, replaced)
 
     def merge(self) -> bool:
-        """Nothing to do: a database merges by itself."""
+        """Do nothing: databases merge automatically."""
         return False
 
     def refresh(self) -> bool:
-        """Count the documents; all else is asked of the database whenever it is needed."""
+        """Count the documents; everything else is queried on demand."""
         before, self._count = self._count, self._count_documents()
         return before != self._count
 
     @abstractmethod
     def sample(self, most: int, /) -> tuple[list[Document], FloatArray]:
-        """Documents that the database chooses, and their embeddings."""
+        """Return documents chosen by the database, and their embeddings."""
 
     @abstractmethod
     def close(self) -> None:
-        """End the connection."""
+        """Close the connection."""
 
     def select(self, conditions: Sequence[Condition], /) -> RemoteSelection:
-        """Conditions in the database's words; fields that were seen once are not asked for again."""
+        """Convert conditions to the database's own form; fields that were found before are not checked again."""
         warnings = []
         for field in dict.fromkeys(condition.field for condition in conditions):
             if field not in self._seen_fields and self._count:
@@ -246,16 +246,16 @@ class RemoteStore(ABC):
 
     @abstractmethod
     def search(self, queries: FloatArray, k: int, where: Any, effort: float, /) -> list[Found]:
-        """The documents nearest to each query, with their inner products."""
+        """Return the documents nearest to each query, with their inner products."""
 
     @abstractmethod
     def search_words(self, query: str, k: int, where: Any, /) -> Found:
-        """The documents that share words with a query."""
+        """Return the documents that share words with a query."""
 
     def _send(
         self, documents: DocumentStore, source: Source, encoder: TextEncoder, *, show_progress_bar: bool | None
     ) -> int:
-        """Send documents with their embeddings, and say how many were there before."""
+        """Send documents with their embeddings; return how many existed before."""
         start = replaced = 0
         with Progress("index", len(documents), unit="documents", enabled=show_progress_bar) as progress:
             for embeddings in embeddings_of(documents, source, encoder, progress):
@@ -267,7 +267,7 @@ class RemoteStore(ABC):
         return replaced
 
     def _note_numerics(self, used: Sequence[str]) -> None:
-        """Keep the names of the arithmetics of embeddings before they are sent."""
+        """Store the arithmetics of embeddings before sending them."""
         about = self.about
         numerics = joined(about.numerics, used)
         if numerics != about.numerics:
@@ -276,27 +276,27 @@ class RemoteStore(ABC):
     @staticmethod
     @abstractmethod
     def _check(document: Document) -> None:
-        """Refuse a document that the database cannot keep."""
+        """Reject a document that the database cannot store."""
 
     @abstractmethod
     def _kept_facts(self) -> Mapping[str, Any]:
-        """What :meth:`RemoteAbout.facts` made, as the database keeps it."""
+        """Return the output of :meth:`RemoteAbout.facts` as stored in the database."""
 
     @abstractmethod
     def _keep_facts(self, facts: Mapping[str, Any]) -> None:
-        """Keep facts in the place of those that :meth:`_kept_facts` gives."""
+        """Replace the stored metadata."""
 
     @abstractmethod
     def _count_documents(self) -> int:
-        """The number of documents."""
+        """Return the number of documents."""
 
     @abstractmethod
     def _count_present(self, ids: Sequence[str]) -> int:
-        """How many of these documents there are."""
+        """Return how many of these documents exist."""
 
     @abstractmethod
     def _write(self, documents: Sequence[Document], embeddings: FloatArray) -> None:
-        """Send documents, in the place of those with the same ids."""
+        """Send documents, replacing those with the same ids."""
 
     @abstractmethod
     def _has_field(self, field: str) -> bool:
@@ -304,7 +304,7 @@ class RemoteStore(ABC):
 
     @abstractmethod
     def _where(self, conditions: Sequence[Condition]) -> Any:
-        """Conditions in the database's words."""
+        """Convert conditions to the database's own form."""
 
 
 def spool(
@@ -313,13 +313,13 @@ def spool(
     """Read and check all documents before the first is embedded, on disk and in bounded memory.
 
     Args:
-        folder: an empty one, for as long as the documents are needed.
-        source: where they come from.
-        check: refuses what the database cannot keep.
-        show_progress_bar: None shows progress on a terminal only.
+        folder: an empty folder that lasts as long as the documents are needed.
+        source: source of the documents.
+        check: rejects documents that the database cannot store.
+        show_progress_bar: None shows progress only on a terminal.
 
     Raises:
-        DataError: a document is malformed, empty or refused, an id is given twice, or there are no documents.
+        DataError: a document is malformed, empty or rejected, an id is not unique, or there are no documents.
     """
     with Progress("read", unit="documents", enabled=show_progress_bar) as progress:
 
@@ -337,7 +337,7 @@ def spool(
 
 
 def check_row(address: str, document: Document, embedding: Sequence[float]) -> None:
-    """Refuse a row that embedkit has not written.
+    """Reject a row that was not written by embedkit.
 
     Raises:
         CollectionError: its embedding is not of unit length, or it has no text.
@@ -351,10 +351,10 @@ def check_row(address: str, document: Document, embedding: Sequence[float]) -> N
 
 
 def checked_effort(effort: float) -> float:
-    """An effort as given.
+    """Return a valid effort unchanged.
 
     Raises:
-        InputError: it is not above 0.
+        InputError: it is not positive.
     """
     if not 0 < effort < float("inf"):
         raise InputError(f"expected an effort above 0, where 1 is as usual and 2 twice as much, got {effort}")

@@ -1,4 +1,4 @@
-"""Re-ranking: a slower model reads the texts that a quick search has chosen."""
+"""Re-ranking: a slower model scores the texts selected by a fast search."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Reranker = PairScorer | TextEncoder
 
 
 def checked_reranker(reranker: Reranker | None) -> Reranker | None:
-    """A re-ranker as given, or None.
+    """Return a valid re-ranker unchanged, or None.
 
     Raises:
         InputError: it neither scores pairs nor embeds texts.
@@ -29,7 +29,7 @@ def checked_reranker(reranker: Reranker | None) -> Reranker | None:
 def rerank_scores(reranker: Reranker, queries: Sequence[str], texts: Sequence[Sequence[str]]) -> list[FloatArray]:
     """Score the texts of each query: one array for each, in their order; higher is better.
 
-    All queries go to the model together. A model that embeds scores by cosine.
+    All queries are scored together. An encoder scores by cosine.
     """
     lengths = [len(candidates) for candidates in texts]
     if isinstance(reranker, PairScorer):

@@ -27,28 +27,28 @@ from embedkit.serving.retrieval.manifest import VECTORS, Manifest, SegmentEntry,
 
 __all__ = ["Segment", "has_columns", "read_alive", "words_module", "write_segment", "write_tombstones"]
 
-_ABSENT: Final[list[Any]] = []  # no entry; null would be one
+_ABSENT: Final[list[Any]] = []  # no entry, unlike null
 _MOST_COLUMNS = 32
 
 
 class Segment:
-    """Reads what :func:`write_segment` wrote; never changes, safe to share between threads.
+    """Reads a segment written by :func:`write_segment`; immutable and thread-safe.
 
     Args:
         folder: its folder.
-        entry: what the manifest says of it.
+        entry: its entry in the manifest.
         dimension: D, the width of an embedding.
 
     Raises:
-        CollectionError: a file is missing or damaged; says which.
+        CollectionError: a file is missing or damaged.
         MissingExtraError: its index needs FAISS, which is not installed.
 
     Attributes:
-        files: its files, as the manifest names them.
-        documents: the documents, deleted ones included.
-        embeddings: ``(N, D) float32``, mapped.
+        files: its files, as named by the manifest.
+        documents: the documents, including deleted ones.
+        embeddings: ``(N, D) float32``, memory-mapped.
         index: the index over them.
-        lexical: its words, if they are indexed.
+        lexical: its lexical index, if any.
     """
 
     def __init__(self, folder: Path, entry: SegmentEntry, dimension: int) -> None:
@@ -74,14 +74,14 @@ class Segment:
         self._one_at_a_time = threading.Lock()
 
     def __len__(self) -> int:
-        """The number of rows, deleted ones included."""
+        """Number of rows, including deleted ones."""
         return len(self.documents)
 
     def column(self, field: str) -> Column:
-        """A field of the documents' metadata, mapped.
+        """Return a field of the documents' metadata, memory-mapped.
 
-        Where the segment has no column of it, the first time the metadata of all documents are read, which takes
-        seconds for a million; the columns of the fields that were asked for last are kept.
+        If the segment has no column for it, the metadata of all documents are read on first use, which takes
+        seconds for a million; recently used columns are cached.
 
         Raises:
             CollectionError: a file is damaged.
@@ -92,7 +92,7 @@ class Segment:
             if field in self._columns:
                 self._columns.move_to_end(field)
                 return self._columns[field]
-        column = self._read_column(field)  # without the lock: others need not wait for it
+        column = self._read_column(field)  # without the lock, so that others do not wait
         with self._one_at_a_time:
             self._columns[field] = column
             if len(self._columns) > _MOST_COLUMNS:
@@ -101,7 +101,7 @@ class Segment:
 
     @property
     def fields(self) -> frozenset[str]:
-        """The fields of the documents' metadata, as far as they are known."""
+        """Return the fields of the documents' metadata, as far as known."""
         return self._fields or frozenset()
 
     def _read_column(self, field: str) -> Column:
@@ -117,7 +117,7 @@ class Segment:
 
 
 def has_columns(entry: SegmentEntry) -> bool:
-    """Whether a segment has its columns on disk; those of format 2 have not."""
+    """Whether a segment has columns on disk; those of format 2 do not."""
     return not entry.files.keys().isdisjoint(ColumnFiles.FILES)
 
 
@@ -132,14 +132,14 @@ def write_segment(
     """Add embeddings, index and columns to documents that are already in ``folder``.
 
     Args:
-        folder: a generation's folder in the making; its final name is not known here.
+        folder: temporary folder of a generation, whose final name is unknown here.
         store: the documents.
-        embeddings: their embeddings, chunk by chunk.
-        manifest: what it says of the width of embeddings and of how they are indexed counts.
-        show_progress_bar: None shows the progress of indexing on a terminal only.
+        embeddings: their embeddings, in chunks.
+        manifest: determines the width of embeddings and how they are indexed.
+        show_progress_bar: None shows the progress of indexing only on a terminal.
 
     Returns:
-        the manifest's entry, still without the name of its generation.
+        the manifest's entry, without the name of its generation.
     """
     index, shape = kind_for(manifest.index, len(store)), (len(store), manifest.dimension)
     kind = index_class(index)
@@ -161,7 +161,7 @@ def _write_words(folder: Path, store: DocumentStore, *, show_progress_bar: bool 
 
 
 def words_module() -> Any:
-    """The module that needs bm25s.
+    """Return the module that requires bm25s.
 
     Raises:
         MissingExtraError: bm25s is not installed.
@@ -170,10 +170,10 @@ def words_module() -> Any:
 
 
 def write_tombstones(path: Path, rows: RowNumbers, generation: str) -> Tombstones:
-    """Write which rows of a segment are deleted.
+    """Write the deleted rows of a segment.
 
     Args:
-        path: the file, in the folder of a generation in the making.
+        path: the file, in the temporary folder of a generation.
         rows: ``(K,) int64``, in ascending order, at least one.
         generation: the final name of that folder.
     """
@@ -182,11 +182,11 @@ def write_tombstones(path: Path, rows: RowNumbers, generation: str) -> Tombstone
 
 
 def read_alive(folder: Path, entry: SegmentEntry) -> BoolArray | None:
-    """Which rows of a segment are not deleted: ``(N,) bool``, or None for all.
+    """Return the rows of a segment that are not deleted: ``(N,) bool``, or None for all.
 
     Args:
         folder: the collection's folder.
-        entry: what the manifest says of the segment.
+        entry: the segment's entry in the manifest.
 
     Raises:
         CollectionError: the file is missing or damaged.

@@ -1,4 +1,4 @@
-"""Documents in Parquet with a column of embeddings, such as the shards of `embedkit encode`. Needs pyarrow."""
+"""Documents in Parquet files with a column of embeddings, such as shards of `embedkit encode`. Needs pyarrow."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class Shards:
     """A folder of Parquet files, or one file.
 
     Attributes:
-        column: the column that holds embeddings; None if there is none.
-        maker: the model that made them, if the files name one.
+        column: the column of embeddings; None if there is none.
+        maker: the model that created them, if the files name it.
     """
 
     def __init__(self, path: Path, dataset: pads.Dataset, column: str | None, maker: Maker | None) -> None:
@@ -41,20 +41,19 @@ class Shards:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], column: str | None) -> Self | None:
-        """Look at the files.
+        """Inspect the files.
 
         Args:
-            path: a file, or a folder, of which all files count but those with a name that begins with a dot or
-                an underscore.
-            column: where embeddings are; None finds those of `embedkit encode`.
+            path: a file, or a folder; files in it whose names begin with a dot or an underscore are ignored.
+            column: column of the embeddings; None finds those of `embedkit encode`.
 
         Returns:
-            None for a single file that holds no embeddings, which is read as any other table.
+            None for a single file without embeddings, which is read like any other table.
 
         Raises:
-            DataError: there is no Parquet, the shards are unfinished, or there is no such column.
-            FingerprintError: the files hold embeddings of several models.
-            InputError: a column may hold embeddings and nothing says so.
+            DataError: there are no Parquet files, the shards are incomplete, or the column does not exist.
+            FingerprintError: the files contain embeddings of several models.
+            InputError: a column may contain embeddings, but nothing confirms it.
         """
         folder = Path(path)
         with _reading(folder):
@@ -88,7 +87,7 @@ class Shards:
         return found
 
     def records(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
-        """All rows without their embeddings, each with the place to name when something is wrong with it."""
+        """Yield all rows without their embeddings, each with its location for error messages."""
         names = [name for name in self._dataset.schema.names if name != self.column]
         row = 0
         for batch in self._batches(names):
@@ -97,10 +96,10 @@ class Shards:
                 yield f"{self._path}: row {row}", record
 
     def embeddings(self) -> Iterator[npt.NDArray[Any]]:
-        """The embeddings of all rows, ``(n, D)`` at a time.
+        """Yield the embeddings of all rows in chunks ``(n, D)``.
 
         Raises:
-            DataError: a row has none, or rows have different widths or no floats.
+            DataError: a row has none, or rows have different widths or are not floats.
         """
         assert self.column is not None
         for batch in self._batches([self.column]):
@@ -125,7 +124,7 @@ class Shards:
                     yield batch
 
     def _check_finished(self) -> None:
-        """Refuse a bulk encoding that was interrupted; its folder says how many rows it is going to have."""
+        """Reject an interrupted bulk encoding, whose folder records the expected number of rows."""
         try:
             job = json.loads((self._path / _JOB).read_text(encoding="utf-8"))
             wanted = sum(each["rows"] for each in job["inputs"])

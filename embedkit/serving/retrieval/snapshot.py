@@ -1,4 +1,4 @@
-"""A snapshot: all of a collection as one manifest names it, which writes do not change."""
+"""A snapshot: the complete state named by one manifest, unaffected by later writes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _ROW_BLOCK = 4096
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A segment within a snapshot: its first row there, and which of its rows are not deleted (None: all)."""
+    """A segment in a snapshot: its first row there, and its rows that are not deleted (None: all)."""
 
     segment: Segment
     alive: BoolArray | None
@@ -39,8 +39,8 @@ class Selection:
     """Rows of a snapshot that may be found.
 
     Attributes:
-        masks: for each segment ``(N,) bool``, or None for all.
-        filtered: whether conditions were asked for.
+        masks: ``(N,) bool`` for each segment, or None for all rows.
+        filtered: whether there are conditions.
         warnings: sentences on conditions that are likely mistakes.
     """
 
@@ -50,10 +50,10 @@ class Selection:
 
 
 class Snapshot:
-    """Documents numbered through all segments, and searched together; safe to share between threads.
+    """Documents numbered and searched across all segments; thread-safe.
 
     Attributes:
-        manifest: what it was read by.
+        manifest: the manifest of this state.
     """
 
     def __init__(self, folder: Path, manifest: Manifest, parts: Sequence[_Part]) -> None:
@@ -65,17 +65,17 @@ class Snapshot:
     def latest(
         cls, folder: Path, models: Models, previous: Snapshot | None = None, merged: Segment | None = None
     ) -> Self:
-        """Open what the manifest on disk names.
+        """Open the state named by the manifest on disk.
 
         Args:
             folder: the collection's folder.
-            models: the models that have to belong to it.
-            previous: a snapshot whose segments are taken over where they are still there.
-            merged: a segment that was opened before it got its place.
+            models: models that must match it.
+            previous: a snapshot whose segments are reused where they still exist.
+            merged: a segment that was opened before it was moved into place.
 
         Raises:
-            CollectionError: there is no collection, or a file of it is missing or damaged; says which.
-            FingerprintError: another model made it.
+            CollectionError: there is no collection, or a file is missing or damaged.
+            FingerprintError: another model created it.
             MissingExtraError: an index needs FAISS, which is not installed.
         """
         manifest = Manifest.read(folder)
@@ -84,7 +84,7 @@ class Snapshot:
             try:
                 return cls.open(folder, manifest, previous, merged)
             except CollectionError:
-                # Between the manifest and its files, another process may have put a new generation in place.
+                # Another process may have written a new generation since the manifest was read.
                 current = Manifest.read(folder)
                 if current == manifest:
                     raise
@@ -98,10 +98,10 @@ class Snapshot:
         previous: Snapshot | None = None,
         merged: Segment | None = None,
     ) -> Self:
-        """Open the segments that ``manifest`` names, but for ``merged`` and those that ``previous`` has open.
+        """Open the segments named by ``manifest``, reusing ``merged`` and those open in ``previous``.
 
         Raises:
-            CollectionError: a file is missing or damaged; says which.
+            CollectionError: a file is missing or damaged.
             MissingExtraError: an index needs FAISS, which is not installed.
         """
         parts, start = [], 0
@@ -116,18 +116,18 @@ class Snapshot:
         return cls(folder, manifest, parts)
 
     def segment(self, wanted: SegmentEntry) -> Segment | None:
-        """The segment of an entry, if this snapshot has it open."""
+        """Return the segment of an entry, if this snapshot has it open."""
         for entry, part in zip(self.manifest.segments, self._parts, strict=True):
             if (entry.generation, entry.files) == (wanted.generation, wanted.files):
                 return part.segment
         return None
 
     def __len__(self) -> int:
-        """The number of documents; deleted ones are not counted."""
+        """Number of documents, excluding deleted ones."""
         return self.manifest.count
 
     def read(self, row: int) -> Document:
-        """The document at a row, deleted or not.
+        """Return the document at a row, deleted or not.
 
         Raises:
             CollectionError: a file is damaged there.
@@ -136,7 +136,7 @@ class Snapshot:
         return part.segment.documents.read(row - part.start)
 
     def find(self, id_: str) -> int | None:
-        """The row of the document with this id that is not deleted, or None.
+        """Return the row of the document with this id that is not deleted, or None.
 
         Raises:
             CollectionError: a file is damaged there.
@@ -148,7 +148,7 @@ class Snapshot:
         return None
 
     def select(self, conditions: Sequence[Condition]) -> Selection:
-        """The rows for which all conditions hold, deleted ones excepted.
+        """Return the rows for which all conditions hold, except deleted ones.
 
         Raises:
             InputError: a field is compared with a kind of value that it never has.
@@ -174,21 +174,21 @@ class Snapshot:
     def search(
         self, queries: FloatArray, k: int, selection: Selection | None = None, *, effort: float = 1.0
     ) -> tuple[FloatArray, RowNumbers]:
-        """The best ``k`` rows for each query among those selected, equal scores in the order of the rows.
+        """Return the best ``k`` selected rows for each query, with ties ordered by row.
 
         Args:
             queries: ``(Q, D) float32, unit rows``.
-            k: results wanted, at least 1.
-            selection: what :meth:`select` gave; None for all that are not deleted.
-            effort: how many times as much as by itself an index looks at that may miss a neighbour.
+            k: number of results, at least 1.
+            selection: the result of :meth:`select`; None for all rows that are not deleted.
+            effort: factor of the search breadth of an approximate index.
 
         Returns:
             scores ``(Q, min(k, N)) float32`` in descending order and rows ``(Q, min(k, N)) int64``, where N is
-            the number of rows selected.
+            the number of selected rows.
 
         Raises:
             InputError: the queries have another width or are not finite, ``k`` is below 1, or the effort is not
-                above 0.
+                positive.
             CollectionError: a file is damaged.
         """
         if not 0 < effort < math.inf:
@@ -208,7 +208,7 @@ class Snapshot:
         return scores, rows
 
     def search_words(self, query: str, k: int, selection: Selection) -> Ranking:
-        """The best rows by BM25 among those selected: at most ``k`` that hold a word of the query.
+        """Return the best selected rows by BM25: at most ``k`` that contain a word of the query.
 
         Raises:
             InputError: words are not indexed.
@@ -234,24 +234,24 @@ class Snapshot:
         return Ranking(scores[order], rows[order])
 
     def documents(self, first: int = 0) -> Iterator[Document]:
-        """The documents of the segments from number ``first`` on, but for deleted ones."""
+        """Yield the documents of the segments from number ``first`` on, except deleted ones."""
         for part in self._parts[first:]:
             yield from (part.segment.documents.read(int(row)) for row in _rows(part))
 
     def embeddings(self, first: int = 0) -> Iterator[FloatArray]:
-        """The embeddings of these documents, chunk by chunk."""
+        """Yield the embeddings of these documents, in chunks."""
         for part in self._parts[first:]:
             rows = _rows(part)
             for start in range(0, len(rows), _ROW_BLOCK):
                 yield part.segment.embeddings[rows[start : start + _ROW_BLOCK]]
 
     def alive(self, first: int = 0) -> list[BoolArray]:
-        """For each segment from number ``first`` on, which of its rows are not deleted: ``(N,) bool``."""
+        """Return for each segment from number ``first`` on the rows that are not deleted: ``(N,) bool``."""
         parts = self._parts[first:]
         return [np.ones(len(part.segment), np.bool_) if part.alive is None else part.alive for part in parts]
 
     def sample(self, most: int) -> tuple[list[Document], FloatArray]:
-        """At most so many documents, evenly spread, and their embeddings: see :meth:`Collection.sample`."""
+        """Return evenly spaced documents and their embeddings: see :meth:`Collection.sample`."""
         alive = np.concatenate([part.start + _rows(part) for part in self._parts])
         chosen = alive[np.unique(np.linspace(0, len(alive) - 1, min(most, len(alive))).round().astype(np.int64))]
         found = [np.empty((0, self.manifest.dimension), np.float32)]
@@ -261,14 +261,14 @@ class Snapshot:
         return [self.read(int(row)) for row in chosen], np.concatenate(found)
 
     def without(self, rows: Iterable[int]) -> dict[int, RowNumbers]:
-        """What has to be marked deleted in which segments if ``rows`` go.
+        """Return the tombstones that result from deleting ``rows``.
 
         Args:
             rows: rows of this snapshot that are not deleted.
 
         Returns:
-            number of a segment -> all its rows that are deleted then, ``(K,) int64``, ascending; only segments
-            where ``rows`` are.
+            number of a segment -> all its deleted rows afterwards, ``(K,) int64``, ascending; only segments that
+            contain some of ``rows``.
         """
         gone = np.unique(np.fromiter(rows, dtype=np.int64))
         changed = {}
@@ -285,7 +285,7 @@ def _rows(part: _Part) -> RowNumbers:
 
 
 def _best(found: Sequence[tuple[FloatArray, RowNumbers]], k: int) -> tuple[FloatArray, RowNumbers]:
-    """The best ``k`` of what the segments have found."""
+    """Merge the results of the segments into the best ``k``."""
     scores, rows = (np.concatenate(arrays, axis=1) for arrays in zip(*found, strict=True))
     best = np.lexsort((rows, -scores))[:, :k]
     return np.take_along_axis(scores, best, axis=1), np.take_along_axis(rows, best, axis=1)

@@ -1,4 +1,4 @@
-"""What a collection asks of the store that keeps it: a folder, a Milvus server, or another one.
+"""The interface between a collection and its store: a folder, a Milvus server, or another database.
 
 Data flows one way: a collection embeds queries and runs the stages of a search; a store keeps documents and
 embeddings, and proposes candidates.
@@ -30,11 +30,11 @@ STORES: Final = {
 
 
 class Upserted(NamedTuple):
-    """What an upsert did.
+    """The result of an upsert.
 
     Attributes:
-        added: documents that are new.
-        replaced: documents that stand in the place of one with the same id.
+        added: number of new documents.
+        replaced: number of documents that replaced one with the same id.
     """
 
     added: int
@@ -42,15 +42,15 @@ class Upserted(NamedTuple):
 
 
 class About(Protocol):
-    """What a store remembers of a collection."""
+    """A store's metadata of a collection."""
 
     @property
     def model(self) -> str:
-        """Name of the encoder that made the embeddings."""
+        """Name of the encoder that created the embeddings."""
 
     @property
     def source(self) -> str | None:
-        """Where that encoder can be loaded from again."""
+        """Where that encoder can be loaded from."""
 
     @property
     def fingerprint(self) -> str:
@@ -62,11 +62,11 @@ class About(Protocol):
 
     @property
     def index(self) -> str:
-        """Kind of index that was asked for."""
+        """Requested kind of index."""
 
     @property
     def lexical(self) -> bool:
-        """Whether words are indexed too, for hybrid search."""
+        """Whether words are indexed, too, for hybrid search."""
 
     @property
     def queries(self) -> QueryModel | None:
@@ -74,23 +74,23 @@ class About(Protocol):
 
     @property
     def numerics(self) -> tuple[str, ...]:
-        """The arithmetics that made the embeddings; see :attr:`embedkit.Encoder.numerics`."""
+        """The arithmetics that created the embeddings; see :attr:`embedkit.Encoder.numerics`."""
 
     @property
     def count(self) -> int:
-        """N, the number of documents."""
+        """N, number of documents."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """How a collection is to be built.
+    """How to build a collection.
 
     Attributes:
         encoder: embeds the documents.
         queries: embeds the queries, if that is another model.
-        index: kind of index, in the store's words.
-        lexical: whether words are indexed too.
-        source: where the encoder can be loaded from again.
+        index: kind of index, in the store's terms.
+        lexical: whether to index words, too.
+        source: where the encoder can be loaded from.
         queries_source: the same for ``queries``.
     """
 
@@ -103,11 +103,11 @@ class Plan:
 
 
 class Selected(Protocol):
-    """Which documents may be found."""
+    """The documents that may be found."""
 
     @property
     def filtered(self) -> bool:
-        """Whether conditions were asked for."""
+        """Whether there are conditions."""
 
     @property
     def warnings(self) -> Sequence[str]:
@@ -115,89 +115,89 @@ class Selected(Protocol):
 
 
 class View(Protocol):
-    """What one search sees from its first stage to its last; it numbers documents by rows as it likes."""
+    """The state seen by one search from its first stage to its last; it assigns row numbers to documents."""
 
     def __len__(self) -> int:
-        """The number of documents."""
+        """Number of documents."""
 
     def select(self, conditions: Sequence[Condition], /) -> Any:
-        """The documents for which all conditions hold: a :class:`Selected`, to be handed to the searches."""
+        """Return the documents for which all conditions hold: a :class:`Selected`, to be passed to searches."""
 
     def search(
         self, queries: FloatArray, k: int, selection: Any = None, *, effort: float = 1.0
     ) -> tuple[Iterable[FloatArray], Iterable[RowNumbers]]:
-        """For each query the scores of the nearest, at most ``k``, in descending order, and their rows."""
+        """Return for each query at most ``k`` scores in descending order, and their rows."""
 
     def search_words(self, query: str, k: int, selection: Any, /) -> Ranking:
-        """The best rows by the words that they share with a query."""
+        """Return the best rows by lexical search."""
 
     def read(self, row: int, /) -> Document:
-        """The document at a row."""
+        """Return the document at a row."""
 
 
 class Store(Protocol):
     """Documents and embeddings at an address.
 
-    Methods raise what :class:`~embedkit.serving.retrieval.collection.Collection` says of its own of the same name.
+    Methods raise the errors of the same methods of :class:`~embedkit.serving.retrieval.collection.Collection`.
     """
 
     @classmethod
     def build(cls, address: str, source: Source, plan: Plan, *, show_progress_bar: bool | None) -> Self:
-        """Keep documents at an address, embedded by ``plan.encoder`` where they bring no embeddings."""
+        """Store documents at an address; ``plan.encoder`` embeds those without embeddings."""
 
     @classmethod
     def open(cls, address: str, models: Models) -> Self:
-        """Find what :meth:`build` made, and check that the models belong to it."""
+        """Open a collection created by :meth:`build`, and check that the models match."""
 
     @classmethod
     def describe(cls, address: str) -> About:
-        """What is remembered of the collection at an address."""
+        """Return the metadata of the collection at an address."""
 
     @property
     def about(self) -> About:
-        """What is remembered of the collection."""
+        """Metadata of the collection."""
 
     def facts(self) -> dict[str, Any]:
-        """What `embedkit index` says of it beyond :attr:`about`."""
+        """Return what `embedkit index` reports beyond :attr:`about`."""
 
     def view(self) -> View:
-        """What a search that begins now sees."""
+        """Return the view of a search that starts now."""
 
     def get(self, ids: Sequence[str], /) -> list[Document | None]:
-        """The documents with these ids, None where there is none."""
+        """Return the documents with these ids, None for unknown ids."""
 
     def upsert(
         self, source: Source, encoder: TextEncoder, *, merge: bool, show_progress_bar: bool | None
     ) -> Upserted:
-        """Add documents, in the place of those with the same ids."""
+        """Add documents, replacing those with the same ids."""
 
     def delete(self, ids: Sequence[str], /) -> int:
-        """Delete documents and say how many were there."""
+        """Delete documents; return the number of existing ones."""
 
     def merge(self) -> bool:
-        """Do some of what :meth:`compact` does, beside readers and writers; say whether there may be more."""
+        """Do part of :meth:`compact`, concurrently with readers and writers; return whether there may be more."""
 
     def compact(self, *, index: str | None, lexical: bool | None, show_progress_bar: bool | None) -> None:
-        """Give back the space of deleted documents, and index in another way if asked to."""
+        """Reclaim the space of deleted documents, and optionally change the indexes."""
 
     def refresh(self) -> bool:
-        """See what others have written; say whether there was something."""
+        """Make writes of other processes visible; return whether there were any."""
 
     def verify(self) -> None:
-        """Compare what is kept with what should be."""
+        """Verify the stored data."""
 
     def sample(self, most: int, /) -> tuple[list[Document], FloatArray]:
-        """At most so many documents and their embeddings."""
+        """Return at most ``most`` documents and their embeddings."""
 
     def source(self) -> Source:
-        """All documents and embeddings, for another collection."""
+        """Return all documents and embeddings, for another collection."""
 
     def close(self) -> None:
-        """Let go of files and connections."""
+        """Release files and connections."""
 
 
 def store_class(address: str | os.PathLike[str]) -> type[Store]:
-    """The class of the store at an address: ``milvus:URI#NAME``, or else a folder.
+    """Return the class of the store at an address: ``milvus:URI#NAME``, ``qdrant:URL#NAME``, or else a folder.
 
     Raises:
         MissingExtraError: the store needs a package that is not installed.

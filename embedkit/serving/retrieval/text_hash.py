@@ -8,5 +8,5 @@ __all__ = ["text_hash"]
 
 
 def text_hash(text: str) -> int:
-    """64 bits of BLAKE2b; of any string, be it one that no file can hold."""
+    """Return 64 bits of BLAKE2b, for any string, including those that cannot be encoded as UTF-8."""
     return int.from_bytes(hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=8).digest(), "little")

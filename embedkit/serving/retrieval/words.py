@@ -1,4 +1,4 @@
-"""What words weigh, by bm25s: the only file that imports it. Only writing needs it."""
+"""BM25 weights of words, computed by bm25s; the only module that imports it. Needed only for writing."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ __all__ = ["weighted_words"]
 
 
 def weighted_words(texts: Iterable[str], progress: Progress) -> Words:
-    """The words of texts and what they add to BM25 scores (k1 = 1.5, b = 0.75, as Lucene computes them).
+    """Return the words of texts and their contributions to BM25 scores (k1 = 1.5, b = 0.75, as in Lucene).
 
-    All words of all texts are in memory meanwhile.
+    All words of all texts are held in memory meanwhile.
     """
     numbers: dict[str, int] = {}
     numbered = []
@@ -33,7 +33,7 @@ def weighted_words(texts: Iterable[str], progress: Progress) -> Words:
 
 
 def _sorted(hashes: np.ndarray[tuple[int], np.dtype[np.uint64]], scores: dict[str, Any]) -> Words:
-    """bm25s' compressed columns, one for each word, put into the order of the words' hashes."""
+    """Reorder bm25s's compressed columns, one per word, by the hashes of the words."""
     order = np.argsort(hashes)
     before = np.asarray(scores["indptr"], dtype=np.int64)
     lengths = np.diff(before)[order]

@@ -1,8 +1,8 @@
-"""The ways to change a collection, each one atomic step from one manifest to the next.
+"""The writes to a collection, each one atomic step from one manifest to the next.
 
-All of them write a new generation beside the old ones and then replace the manifest. They expect the lock to be
-held (see `generations`), and `snapshot` to be what the manifest on disk names. A merge can also be written without
-the lock, by `write_merged`, and then adopted.
+All of them write a new generation next to the old ones and then replace the manifest. They require the lock (see
+`generations`), and that ``snapshot`` is the state named by the manifest on disk. A merge can also be written
+without the lock, by `write_merged`, and then adopted.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = ["adopt", "build", "merge", "remove", "tail", "upsert", "write_merged"
 
 
 def build(folder: Path, generation: str, source: Source, plan: Plan, *, show_progress_bar: bool | None) -> None:
-    """Write a collection of these documents, in the place of what may be there."""
+    """Write a collection of these documents, replacing an existing one."""
     encoder, queries = plan.encoder, plan.queries
     manifest = Manifest(
         model=encoder.name,
@@ -69,7 +69,7 @@ def upsert(
     encoder: TextEncoder,
     show_progress_bar: bool | None,
 ) -> Upserted:
-    """Add documents; those of the same ids are deleted in the same step."""
+    """Add documents; existing ones with the same ids are deleted in the same step."""
     old = snapshot.manifest
     with atomic_folder(folder / generation) as files:
         store = _read(files, source.documents, show_progress_bar=show_progress_bar)
@@ -100,15 +100,15 @@ def merge(
     *,
     show_progress_bar: bool | None,
 ) -> None:
-    """Make one segment of those from number ``first`` on, without the documents that are deleted.
+    """Merge the segments from number ``first`` on into one, without deleted documents.
 
     Args:
         folder: the collection's folder.
         generation: name of this write.
-        snapshot: what there is.
-        first: the first segment to take.
-        manifest: the snapshot's, changed where something shall be another way from now on; None changes nothing.
-        show_progress_bar: None shows progress on a terminal only.
+        snapshot: the current state.
+        first: number of the first segment to merge.
+        manifest: the snapshot's manifest with changed settings; None changes nothing.
+        show_progress_bar: None shows progress only on a terminal.
     """
     manifest = manifest or snapshot.manifest
     segments = list(snapshot.manifest.segments[:first])
@@ -126,7 +126,7 @@ def write_merged(
     *,
     show_progress_bar: bool | None,
 ) -> SegmentEntry:
-    """Write the one segment of :func:`merge` into a folder, without naming it anywhere; needs no lock."""
+    """Write the merged segment of :func:`merge` into a folder, not named by any manifest; needs no lock."""
     count = sum(segment.remaining for segment in snapshot.manifest.segments[first:])
     with Progress("compact", count, unit="documents", enabled=show_progress_bar) as progress:
         store = write_documents(files, _counted(snapshot.documents(first), progress))
@@ -142,19 +142,19 @@ def write_merged(
 def adopt(
     folder: Path, generation: str, files: Path, entry: SegmentEntry, before: Snapshot, first: int, now: Snapshot
 ) -> bool:
-    """Put a segment that :func:`write_merged` wrote in the place of those it was made of.
+    """Replace segments by the one that :func:`write_merged` made of them.
 
     Args:
         folder: the collection's folder.
         generation: name of this write.
         files: the folder with the segment's files, which are moved.
-        entry: what :func:`write_merged` returned.
-        before: the snapshot that it was made of.
-        first: the first segment that was taken.
-        now: what the manifest on disk names. Documents that were deleted meanwhile are deleted in the segment too.
+        entry: the result of :func:`write_merged`.
+        before: the snapshot that was merged.
+        first: number of the first merged segment.
+        now: the state named by the manifest on disk. Documents deleted meanwhile are deleted in the segment, too.
 
     Returns:
-        False if other writes have taken those segments away, or all their documents; nothing was changed then.
+        False if concurrent writes removed those segments, or all their documents; nothing was changed then.
     """
     taken = before.manifest.segments[first:]
     segments = now.manifest.segments
@@ -176,21 +176,21 @@ def adopt(
 
 
 def _are_same(some: Sequence[SegmentEntry], others: Sequence[SegmentEntry]) -> bool:
-    """Whether these are the same segments, whatever has been deleted in them."""
+    """Whether these are the same segments, regardless of deletions."""
     return [(one.generation, one.files) for one in some] == [(one.generation, one.files) for one in others]
 
 
 def _write(manifest: Manifest, folder: Path, generation: str, segments: Sequence[SegmentEntry]) -> None:
-    """Put the changed manifest in place; a segment without a generation belongs to this one."""
+    """Write the changed manifest; a segment without a generation belongs to this one."""
     named = (dataclasses.replace(one, generation=one.generation or generation) for one in segments)
     dataclasses.replace(manifest, generation=generation, segments=tuple(named)).write(folder)
 
 
 def tail(segments: Sequence[SegmentEntry]) -> int | None:
-    """The first of the segments to merge after an upsert; None if all may stay.
+    """Return the number of the first segment to merge after an upsert; None if none needs merging.
 
-    From the end on, a segment is taken along that is not larger than all behind it together. So there are never
-    more than some log2(N) segments, and a document is copied not more often than that.
+    From the end, a segment is included if it is not larger than all later ones together. There are therefore never
+    more than about log2(N) segments, and a document is never copied more often than that.
     """
     first, count = len(segments) - 1, segments[-1].remaining
     while first and segments[first - 1].remaining <= count:
@@ -214,9 +214,9 @@ def _embed(
     *,
     show_progress_bar: bool | None,
 ) -> SegmentEntry:
-    """Take the embeddings that are there, or embed what an interrupted attempt has left over.
+    """Yield existing embeddings, or embed the documents, resuming an interrupted attempt.
 
-    After an error that would come again nothing is kept.
+    After an error that would recur, nothing is saved.
     """
     journal = EmbeddingJournal(folder, encoder)
     try:
@@ -229,7 +229,7 @@ def _embed(
 
 
 def _bury(files: Path, generation: str, old: Manifest, deleted: dict[int, RowNumbers]) -> tuple[SegmentEntry, ...]:
-    """Write tombstones for some segments; segments of which nothing remains are dropped."""
+    """Write tombstones for some segments; drop segments without remaining documents."""
     segments = list(old.segments)
     for number, rows in deleted.items():
         name = Tombstones.file_name(segments[number].generation)

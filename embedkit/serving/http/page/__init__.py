@@ -1,4 +1,4 @@
-"""The page that a server shows at ``/``: plain HTML, CSS and JavaScript, from this server alone."""
+"""The server's page at ``/``: plain HTML, CSS and JavaScript without external resources."""
 
 from __future__ import annotations
 

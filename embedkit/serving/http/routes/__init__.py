@@ -1,4 +1,4 @@
-"""The routes, a file for each kind of client."""
+"""The routes, one module for each kind of client."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ _ROLES: Final[dict[str, Role]] = {"search_query": "query", "search_document": "d
 
 @router.post("/v2/embed", response_model=CohereEmbedAnswer)
 async def embed(body: CohereEmbedRequest, request: Request, catalogue: Serving) -> Response:
-    """Embed texts: lists of rows by their type."""
+    """Embed texts: lists of rows by type."""
     embedder = catalogue.embedder(body.model)
     done = await _embed(body, request, embedder)
     return answer(
@@ -43,7 +43,7 @@ async def embed(body: CohereEmbedRequest, request: Request, catalogue: Serving) 
 
 @router.post("/v1/embed", response_model=CohereEmbedAnswer)
 async def embed_as_before(body: CohereEmbedRequest, request: Request, catalogue: Serving) -> Response:
-    """Embed texts: a list of rows, or lists by their type where types are asked for."""
+    """Embed texts: a list of rows, or lists by type if types are requested."""
     embedder = catalogue.embedder(body.model)
     done = await _embed(body, request, embedder)
     found = _by_type(body, body.embedding_types or ["float"], done.rows, embedder.encoder)
@@ -51,7 +51,7 @@ async def embed_as_before(body: CohereEmbedRequest, request: Request, catalogue:
 
 
 async def _embed(body: CohereEmbedRequest, request: Request, embedder: Embedder) -> Embedded:
-    """Whole rows: bytes and bits are made of these, also where fewer dimensions are wanted."""
+    """Embed with all dimensions, from which bytes and bits are computed even if fewer dimensions are requested."""
     embedder.check_dimensions(body.output_dimension, "output_dimension")
     role = _ROLES.get(body.input_type or "")
     truncate = None if body.truncate is None else body.truncate == "END"

@@ -37,7 +37,7 @@ async def embed(body: EmbeddingsRequest, request: Request, catalogue: Serving) -
 
 
 def _token_ids(body: EmbeddingsRequest, embedder: Embedder, catalogue: Catalogue) -> list[list[int]]:
-    """Token ids of a request, if they are of the model that is to embed them."""
+    """Return the token ids of a request, if they belong to the model that embeds them."""
     encoder = embedder.encoder
     if body.tokenizer != encoder.fingerprint and catalogue.embedder(body.tokenizer).encoder is not encoder:
         raise InputError(

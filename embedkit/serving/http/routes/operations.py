@@ -1,4 +1,4 @@
-"""Health and metrics, for whoever runs the server."""
+"""Health, readiness, reload and metrics, for operators."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ router = APIRouter(tags=["operations"])
 
 @router.get("/health/live", response_model=Health)
 async def live() -> Response:
-    """Whether the process answers at all."""
+    """Whether the process responds."""
     return JSONResponse({"status": "ok"})
 
 
 @router.get("/health/ready", response_model=Health, responses={503: {"model": Health}})
 async def ready(service: Operating) -> Response:
-    """Whether it takes requests; 503 once it was told to end."""
+    """Whether the server accepts requests; 503 during shutdown."""
     if service.draining:
         return JSONResponse({"status": "draining"}, 503)
     return JSONResponse({"status": "ok"})
@@ -32,7 +32,7 @@ async def ready(service: Operating) -> Response:
 
 @router.get("/health", response_model=Health, responses={503: {"model": Health}})
 async def health(service: Operating) -> Response:
-    """As ``/health/ready``, under the name that text-embeddings-inference has for it."""
+    """As ``/health/ready``, under the path of text-embeddings-inference."""
     return await ready(service)
 
 

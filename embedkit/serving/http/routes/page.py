@@ -1,4 +1,4 @@
-"""``/``: a page to try the server on."""
+"""``/``: a page for trying out the server."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _TYPES = {
 _FOLDER = resources.files("embedkit.serving.http.page")
 _CONTENTS = {name: _FOLDER.joinpath(name).read_bytes() for name in _TYPES}
 _HEADERS = {
-    # Everything from here, nothing inline: what a document holds can be shown but never run.
+    # Own resources only, nothing inline: content of documents can be shown but never executed.
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -38,13 +38,13 @@ _HEADERS = {
 
 @router.get("/")
 async def index() -> Response:
-    """The page."""
+    """Return the page."""
     return _file("index.html")
 
 
 @router.get("/page/{name}")
 async def part(name: str) -> Response:
-    """What the page is made of."""
+    """Return a resource of the page."""
     if name not in _TYPES:
         raise HTTPException(404, "the page has no such part")
     return _file(name)

@@ -21,7 +21,7 @@ router = APIRouter()
 @router.post("/v1/rerank", response_model=RerankAnswer, tags=["Cohere and Jina"], responses=PROBLEMS)
 @router.post("/v2/rerank", response_model=RerankAnswer, tags=["Cohere and Jina"], responses=PROBLEMS)
 async def rerank(body: RerankRequest, request: Request, catalogue: Serving) -> Response:
-    """Order documents by how well they answer a query, best first."""
+    """Order documents by relevance to a query, best first."""
     ranker = catalogue.ranker(body.model)
     texts = [document if isinstance(document, str) else document.text for document in body.documents]
     ranked = await ranker.rank(body.query, texts)
@@ -44,7 +44,7 @@ async def rerank(body: RerankRequest, request: Request, catalogue: Serving) -> R
 
 @router.post("/rerank", response_model=list[TeiRank], tags=["text-embeddings-inference"], responses=TEI_PROBLEMS)
 async def rerank_as_tei(body: TeiRerankRequest, request: Request, catalogue: Serving) -> Response:
-    """Order texts by how well they answer a query, best first."""
+    """Order texts by relevance to a query, best first."""
     if body.raw_scores:
         raise InputError("raw_scores=true is not possible here: the model's own last step is part of it")
     ranked = await catalogue.ranker(body.model).rank(body.query, body.texts, truncate=body.truncate)

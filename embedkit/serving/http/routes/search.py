@@ -1,4 +1,4 @@
-"""``/v1/search`` and ``/v1/documents``: the collection of the server."""
+"""``/v1/search`` and ``/v1/documents``: search and change the server's collection."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from embedkit.serving.http.schemas import (
 
 __all__ = ["router", "writing_router"]
 
-# JSONResponse and not `answer`: metadata may hold whole numbers of any size, which orjson does not write.
+# JSONResponse instead of `answer`: metadata may contain integers of any size, which orjson cannot write.
 
 router = APIRouter(prefix="/v1", tags=["collection"], responses=PROBLEMS)
 writing_router = APIRouter(prefix="/v1", tags=["collection"], responses=PROBLEMS)
@@ -51,19 +51,19 @@ async def search(body: SearchRequest, request: Request, catalogue: Serving) -> R
 
 @router.get("/collection", response_model=CollectionCard | None)
 async def describe(catalogue: Serving) -> dict[str, Any] | None:
-    """What the collection holds, and which stages a search in it can have; null if the server has none."""
+    """Describe the collection and the available search stages; null if the server has none."""
     return None if catalogue.library is None else catalogue.library.card()
 
 
 @router.get("/collection/map", response_model=CollectionMap)
 async def draw_map(catalogue: Serving) -> Response:
-    """The documents in two dimensions, the principal axes of their embeddings."""
+    """Return the documents in two dimensions, the principal axes of their embeddings."""
     return JSONResponse(await catalogue.needed_library().map())
 
 
 @router.get("/documents/{id:path}", response_model=DocumentBody)
 async def get_document(id: str, catalogue: Serving) -> Response:  # noqa: A002 - the name that the path has
-    """The document with this id."""
+    """Return the document with this id."""
     document = await catalogue.needed_library().get(id)
     if document is None:
         raise HTTPException(404, "there is no document with this id")
@@ -72,7 +72,7 @@ async def get_document(id: str, catalogue: Serving) -> Response:  # noqa: A002 -
 
 @writing_router.post("/documents", response_model=UpsertAnswer)
 async def upsert(body: UpsertRequest, request: Request, catalogue: Serving) -> Response:
-    """Add documents; one whose id is there already takes the place of the old one. Kept when this answers."""
+    """Add documents, replacing those with the same ids. They are stored when the response arrives."""
     catalogue.gate.check_limits([document.text for document in body.documents])
     added, replaced = await catalogue.needed_library().upsert([_record(document) for document in body.documents])
     note(request, added=added, replaced=replaced)
@@ -81,7 +81,7 @@ async def upsert(body: UpsertRequest, request: Request, catalogue: Serving) -> R
 
 @writing_router.post("/documents/delete", response_model=DeleteAnswer)
 async def delete(body: DeleteRequest, request: Request, catalogue: Serving) -> Response:
-    """Delete documents by their ids; ids that are not there are passed over."""
+    """Delete documents by id; unknown ids are ignored."""
     catalogue.gate.check_limits(body.ids)
     deleted = await catalogue.needed_library().delete(body.ids)
     note(request, deleted=deleted)

@@ -1,4 +1,4 @@
-"""Routes for clients of text-embeddings-inference, but for its ``/rerank``."""
+"""Routes for clients of text-embeddings-inference, except ``/rerank``."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from embedkit.serving.http.schemas import (
 
 __all__ = ["router"]
 
-_LABEL = "LABEL_0"  # what transformers calls the only label of a model that has no names for them
+_LABEL = "LABEL_0"  # transformers' default name of a single label
 
 router = APIRouter(tags=["text-embeddings-inference"], responses=TEI_PROBLEMS)
 
@@ -45,7 +45,7 @@ async def embed(body: TeiEmbedRequest, request: Request, catalogue: Serving) -> 
 
 @router.post("/similarity", response_model=list[float])
 async def compare(body: SimilarityRequest, request: Request, catalogue: Serving) -> Response:
-    """The cosine of one text with each of several."""
+    """Return the cosine of one text with each of several."""
     given, how = body.inputs, body.parameters or SimilarityParameters(prompt_name=None)
     done = await catalogue.embedder(body.model).embed(
         [given.source_sentence, *given.sentences], prompt_name=how.prompt_name, truncate=how.truncate
@@ -66,7 +66,7 @@ async def infer(body: InferRequest, request: Request, catalogue: Serving) -> Res
 
 @router.post("/tokenize", response_model=list[list[TeiToken]])
 async def tokenize(body: TeiTokenizeRequest, request: Request, catalogue: Serving) -> Response:
-    """The tokens of one text or several, none cut off, with the characters that they stand for."""
+    """Return the tokens of one text or several, not truncated, with their character offsets."""
     texts, encoder = as_texts(body.inputs), catalogue.embedder(body.model).encoder
     catalogue.gate.check_limits(texts)
     found = await asyncio.to_thread(
@@ -78,7 +78,7 @@ async def tokenize(body: TeiTokenizeRequest, request: Request, catalogue: Servin
 
 @router.post("/predict", response_model=list[TeiPrediction] | list[list[TeiPrediction]])
 async def predict(body: TeiPredictRequest, request: Request, catalogue: Serving) -> Response:
-    """The scores that the cross-encoder gives a pair of texts, or each of several pairs."""
+    """Return the cross-encoder's scores of a pair of texts, or of several pairs."""
     if body.raw_scores:
         raise InputError("raw_scores=true is not possible here: the model's own last step is part of it")
     several = isinstance(body.inputs[0], list)
@@ -92,7 +92,7 @@ async def predict(body: TeiPredictRequest, request: Request, catalogue: Serving)
 
 @router.get("/info", response_model=TeiInfo)
 async def info(catalogue: Serving, model: str | None = None) -> dict[str, Any]:
-    """A model, the default one unless another is named, and the limits."""
+    """Describe a model, by default the default one, and the limits."""
     encoder, settings = catalogue.embedder(model).encoder, catalogue.settings
     manifest = encoder.manifest
     return {

@@ -36,5 +36,5 @@ def test_what_cannot_be_timed_is_refused(wrong):
 
 def test_more_threads_than_processors_are_refused(monkeypatch):
     monkeypatch.setattr("embedkit.evaluation.speed.plan.available_threads", lambda: 2)
-    with pytest.raises(InputError, match="3 threads on 2 usable processors"):
+    with pytest.raises(InputError, match="3 threads exceed the 2 available processors"):
         Plan(threads=3, texts=TEXTS)
