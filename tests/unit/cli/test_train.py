@@ -169,7 +169,10 @@ class TestConfiguration:
             ([*BARE, "--teacher-name", "x"], "teacher.source is missing"),
             ([*BARE, *(["--teacher-name", "x"] * 2)], "--teacher-name is given 2 times, --teacher 0 times"),
             ([*BARE, *(["--teacher", "x"] * 3), *(["--teacher-name", "y"] * 2)], "--teacher is given 3 times"),
-            (["--method", "mse", "--corpus", "a", "--teacher", "x", "--teacher", "y"], "one teacher, not from 2"),
+            (
+                ["--method", "mse", "--corpus", "a", "--teacher", "x", "--teacher", "y"],
+                "supports one teacher, not 2",
+            ),
             (["--method", "sct", "--text-column", "t"], "--text-column and --view-columns need --corpus"),
             (["gone.toml"], "there is no file gone.toml"),
         ],

@@ -139,13 +139,13 @@ def test_reports_show_what_was_compared():
     comparison = Comparison(100, certainties(several, samples=100), spreads({"runs": several}))
     text = to_text(several, comparison)
     assert "95% intervals over 100 samples of the rows, seed 0" in text
-    assert "Less a, over the same samples" in text
+    assert "Difference from a, over the same samples" in text
     (line,) = [line for line in text.splitlines() if "p = " in line]
     assert line.split()[:3] == ["mine", "accuracy", "+50.00"]
     assert line.endswith("p = 0.020")
     assert "mine  accuracy    runs      2  50.00      35.36   25.00    75.00" in text
     markdown = to_markdown(several, comparison)
-    assert "## Less a, over the same samples" in markdown
+    assert "## Difference from a, over the same samples" in markdown
     assert "| set | measure | b |\n|---|---|---:|\n" in markdown
     report = json.loads(json.dumps(to_json(several, comparison), allow_nan=False))
     assert report["comparison"]["samples"] == 100

@@ -76,7 +76,7 @@ def test_whole_columns_in_one_row_are_pairs():
     row = Row("row 1", {"sent1": ["a", "b"], "sent2": ["c", "d"], "labels": [1, 0]})
     pairs = collect_labelled("set", [row])
     assert (pairs.first, pairs.second, pairs.labels.tolist()) == (["a", "b"], ["c", "d"], [True, False])
-    with pytest.raises(DataError, match="row 1: expected as many first texts"):
+    with pytest.raises(DataError, match="row 1: expected equal numbers of first texts"):
         collect_labelled("set", [Row("row 1", {"sent1": ["a"], "sent2": ["c", "d"], "labels": [1, 0]})])
 
 

@@ -90,7 +90,7 @@ def test_a_size_keeps_what_is_used_most(make_encoder):
     assert "cat" not in vocabulary(pruned.tokenizer.json)
     assert 0 < gate.figures["share_of_tokens_kept"] < 1
     assert gate.figures["share_of_texts_unchanged"] == 0.25  # the one without a word that is known
-    with pytest.raises(ExportError, match=f"{least - 1} pieces is too small: .* are {least}"):
+    with pytest.raises(ExportError, match=f"{least - 1} pieces is too small: .* need {least}"):
         prune_vocabulary(encoder, CORPUS, size=least - 1)
 
 
@@ -173,7 +173,7 @@ def test_other_tokenizers_are_refused(make_encoder):
 
 
 def test_no_texts_are_no_corpus(make_encoder):
-    with pytest.raises(ExportError, match="no texts"):
+    with pytest.raises(ExportError, match="without texts"):
         prune_vocabulary(make_encoder(), [])
 
 

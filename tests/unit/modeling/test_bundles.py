@@ -94,5 +94,5 @@ def test_another_graph_is_refused(toy_bundle):
 
 
 def test_a_cross_encoder_is_refused(toy_cross_bundle):
-    with pytest.raises(ModelError, match="holds a cross-encoder"):
+    with pytest.raises(ModelError, match="contains a cross-encoder"):
         from_bundle(toy_cross_bundle)

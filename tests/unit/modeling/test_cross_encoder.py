@@ -168,7 +168,7 @@ def test_kinds_of_folders_are_told_apart(pair_encoder, make_encoder, raw_folder,
     assert not is_cross_encoder(tmp_path / "encoder")
     assert not is_cross_encoder(raw_folder)
     assert not is_cross_encoder(tmp_path)
-    with pytest.raises(ModelError, match="is no cross-encoder"):
+    with pytest.raises(ModelError, match="is not a cross-encoder"):
         PairEncoder.load(raw_folder)
     (tmp_path / "cross" / "config.json").write_text("[")
     with pytest.raises(ModelError, match="cannot be read as a JSON object"):
@@ -187,12 +187,12 @@ def test_several_labels_are_refused(raw_folder):
     config = json.loads((raw_folder / "config.json").read_text())
     network = AutoModelForSequenceClassification.from_config(BertConfig(**config | {"num_labels": 3}))
     network.save_pretrained(raw_folder)
-    with pytest.raises(ModelError, match="has one label, this classifier has 3"):
+    with pytest.raises(ModelError, match="has one label, but this classifier has 3"):
         PairEncoder.load(raw_folder)
 
 
 def test_pairs_longer_than_the_positions_are_refused(make_encoder):
-    with pytest.raises(ModelError, match="max_length is 17, but this model takes at most 16"):
+    with pytest.raises(ModelError, match="max_length is 17, but this model supports at most 16"):
         PairEncoder.from_encoder(make_encoder(), max_length=17, seed=0)
 
 

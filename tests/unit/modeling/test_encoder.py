@@ -263,7 +263,7 @@ class TestRefusals:
         weights = {"linear.weight": torch.zeros(5, 31), "linear.bias": torch.zeros(5)}
         save_file(weights, folder / "2_Dense" / "model.safetensors")
 
-        with pytest.raises(ModelError, match="takes width 31, but the model has 32"):
+        with pytest.raises(ModelError, match="expects width 31, but the model has 32"):
             SentenceEncoder.load(folder)
 
     def test_tokenizer_of_another_model(self, folder):

@@ -102,8 +102,8 @@ def test_the_teacher_stays_as_it_is(teacher, words_of_texts):
         (Size(2, 32, 4, 48), (4, 1), "ascending"),
         (Size(2, 32, 4, 48), (1, 5), "of a teacher's 4"),
         (Size(2, 64, 4, 48), None, "hidden = 64 exceeds the 32"),
-        (Size(2, 32, 4, 96), None, "inner = 96 is more"),
-        (Size(2, 12, 4, 24), None, "no multiple of the width of the teacher's heads, 8"),
+        (Size(2, 32, 4, 96), None, "inner = 96 exceeds the 48"),
+        (Size(2, 12, 4, 24), None, "not a multiple of the teacher's head width 8"),
     ],
 )
 def test_what_does_not_fit_into_the_teacher_is_refused(teacher, size, layers, reason):

@@ -47,7 +47,7 @@ def test_a_folder_with_only_a_word_list_is_converted(tokenizer, texts, tmp_path)
 def test_a_folder_without_any_tokenizer_is_refused(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
 
-    with pytest.raises(ModelError, match=r"no tokenizer\.json"):
+    with pytest.raises(ModelError, match=r"neither a tokenizer\.json nor"):
         load_tokenizer(tmp_path, 16)
 
 

@@ -12,7 +12,9 @@ from embedkit.serving.http.settings import ServerSettings
 
 
 def test_a_model_that_computes_something_else_here_does_not_start(toy_bundle, monkeypatch):
-    monkeypatch.setattr(Encoder, "verify", lambda _: {"passed": False, "difference": 0.5, "tolerance": 1e-4})
+    monkeypatch.setattr(
+        Encoder, "verify", lambda _: {"passed": False, "same_bits": None, "difference": 0.5, "tolerance": 1e-4}
+    )
     with pytest.raises(ModelError, match=r"toy gives other results here .*off by 0\.5, allowed 0\.0001"):
         Assets.load([str(toy_bundle)], ServerSettings(threads=1))
 

@@ -143,7 +143,7 @@ def test_the_product_has_no_head(make_encoder):
 
 
 def test_a_batch_of_one_has_no_negatives_and_is_refused(make_batch):
-    with pytest.raises(ConfigError, match="batches of 2 or more"):
+    with pytest.raises(ConfigError, match="batches of at least 2 rows"):
         make_batch(batch_size=1)
 
 

@@ -293,5 +293,5 @@ def test_a_batch_without_labels_is_refused(make_encoder, make_corpus, sentences,
     texts = sentences(4)
     corpus = make_corpus(list(zip(texts[:2], texts[2:], strict=True)))
     batches = BatchSource(corpus, tokenizer, spec=BatchSpec(views=2), batch_size=2, seed=0, views=ViewsConfig())
-    with pytest.raises(TrainingError, match="learns from labels"):
+    with pytest.raises(TrainingError, match="needs labels"):
         CrossToEncoder(make_encoder())(batches.batch(0))
