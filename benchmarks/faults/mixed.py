@@ -14,7 +14,8 @@ once, so some are refused.
 - Growing: after the first third, resident memory exceeds the largest size before by more than ``SLACK_MB``; or
   threads, files, admitted work or queues are left over when the load has ended.
 
-Prints one line of JSON, and exits with 1 if one of these was seen.
+Prints one line of JSON, writes it to mixed.json beside this file with ``--keep``, and exits with 1 if one of these
+was seen.
 """
 
 from __future__ import annotations
@@ -323,9 +324,12 @@ def main() -> int:
     """Print the figures; 1 if the server broke a promise."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, default=60.0, help="how long; default: 60")
+    parser.add_argument("--keep", action="store_true", help="write mixed.json")
     arguments = parser.parse_args()
     figures = soak(arguments.minutes, start_server)
     print(json.dumps(figures))
+    if arguments.keep:
+        Path(__file__).with_suffix(".json").write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
     return 0 if figures["passed"] else 1
 
 

@@ -3,9 +3,9 @@
     python load.py < JOB
 
 JOB is a JSON object: ``port``, ``path`` and ``model`` of the server; ``texts``, a JSON file with a list of texts,
-and ``per_request``, how many of them a request has; ``seconds``; and either ``rate``, requests a second that come
-by chance, whether or not earlier ones were answered, and ``seed``; or ``clients``, which send one request after
-the other. Prints a JSON object.
+and ``per_request``, how many of them a request has; ``encoding`` of the embeddings, if not numbers; ``seconds``;
+and either ``rate``, requests a second that come by chance, whether or not earlier ones were answered, and
+``seed``; or ``clients``, which send one request after the other. Prints a JSON object.
 
 A request that comes by chance is timed from the moment when it was due, so that a server that stalls is charged
 for all that it keeps waiting. It takes a connection that is free, or opens another one, or waits if there are too
@@ -53,7 +53,8 @@ def make_requests(texts: Sequence[str], job: dict[str, Any]) -> list[bytes]:
     size = job["per_request"]
     groups = [texts[start : start + size] for start in range(0, len(texts) - size + 1, size)]
     inputs = [group[0] if size == 1 else group for group in groups]
-    return [make_request(job, {"input": each, "model": job["model"]}) for each in inputs]
+    about = {"model": job["model"], **({"encoding_format": job["encoding"]} if "encoding" in job else {})}
+    return [make_request(job, {"input": each, **about}) for each in inputs]
 
 
 def make_request(job: dict[str, Any], content: Any) -> bytes:

@@ -1,6 +1,6 @@
-"""`embedkit serve` under load, beside FastAPI with sentence-transformers, and infinity, with the same weights.
+"""`embedkit serve` under load, beside infinity, with the same weights.
 
-    python benchmarks/serve/run.py --run RUN --texts FILE FILE --python plain=VENV/bin/python --python infinity=...
+    python benchmarks/serve/run.py --run RUN --texts FILE FILE --python infinity=VENV/bin/python
 
 --run is a folder that `embedkit train` wrote; its model is exported as fp32 and int8, and as a folder of
 sentence-transformers for the others. --texts are files of texts, of which as many from each are sent in random
@@ -11,8 +11,12 @@ can do at most is measured against answers that are ready (canned.py).
 The rate at which 64 clients are answered, each of which waits for its answer, sets a ladder of offered rates for
 each server. Requests then come by chance (Poisson), whether or not earlier ones were answered, at each rate of the
 ladder; its last rate is overload. Servers take turns; figures are medians of turns. The figure to compare is the
-highest rate of the ladder at which nothing is refused and p95 keeps below a bound. Use a machine that does nothing
-else. Writes results.json and results.md beside this file.
+highest rate of the ladder at which nothing is refused and p95 keeps below a bound. Then, for embedkit alone, one
+worker beside two (workers.py), and streams of large requests beside `Encoder.encode` (streams.py). Takes less than
+six minutes. Use a machine that does nothing else. Writes results.json and results.md beside this file.
+
+`--servers "embedkit fp32" "plain fp32" --python plain=...` measures twenty lines of FastAPI around
+sentence-transformers (plain.py).
 
     python benchmarks/serve/run.py --run RUN --texts FILE FILE --soak 10
 
@@ -34,8 +38,10 @@ from pathlib import Path
 from typing import Any
 
 from figures import Plan, Runs, highest, summarise, write
-from servers import CONTENDERS, HERE, MODEL, Server, ServerError, bound_to, free_port, versions
+from servers import CONTENDERS, HERE, MODEL, USUAL, Server, ServerError, bound_to, free_port, versions
 from soak import soak
+from streams import measure_streams
+from workers import measure_workers
 
 from embedkit.evaluation.machine import describe_machine
 from embedkit.evaluation.speed.process import choose_processors
@@ -53,11 +59,11 @@ def main() -> None:
     parser.add_argument("--run", required=True)
     parser.add_argument("--texts", required=True, nargs="+", type=Path)
     parser.add_argument("--python", action="append", default=[], metavar="SERVER=PYTHON")
-    parser.add_argument("--servers", nargs="+", choices=CONTENDERS, default=list(CONTENDERS), metavar="SERVER")
+    parser.add_argument("--servers", nargs="+", choices=CONTENDERS, default=USUAL, metavar="SERVER")
     parser.add_argument("--threads", type=int, default=1, help="processors of a server, of which it uses all")
     parser.add_argument("--per-request", type=int, nargs="+", default=[1, 16], help="texts of a request")
     parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=2.0, help="of a measurement")
+    parser.add_argument("--seconds", type=float, default=1.0, help="of a measurement")
     parser.add_argument("--bound-ms", type=float, default=50.0, help="that p95 shall keep below")
     parser.add_argument(
         "--soak", type=float, metavar="MINUTES", help="load one server instead, and judge its memory"
@@ -116,7 +122,7 @@ class Bench:
         texts: list[str] = json.loads((self.folder / "texts.json").read_text(encoding="utf-8"))
         return texts
 
-    def load(self, port: int, path: str, per_request: int, **how: float) -> dict[str, Any]:
+    def load(self, port: int, path: str, per_request: int, **how: float | str) -> dict[str, Any]:
         """One measurement by load.py: ``rate`` and ``seed``, or ``clients``, and ``seconds`` unless as planned."""
         about = {"port": port, "path": path, "model": MODEL, "texts": str(self.folder / "texts.json")}
         job = {**about, "per_request": per_request, "seconds": self.plan.seconds, **how}
@@ -143,7 +149,13 @@ def compare(bench: Bench, arguments: argparse.Namespace) -> None:
         ceilings = {str(size): find_ceiling(bench, size) for size in bench.plan.per_request}
         runs = take_turns(bench, servers)
     about |= {"left out": missing, "answers a second that the load generator can take": ceilings}
-    write(about, highest(runs, bench.plan), summarise(runs), HERE / arguments.output)
+    tables = {
+        "highest": highest(runs, bench.plan),
+        "streams": measure_streams(bench.load, bench.folder, bench.theirs),
+        "workers": measure_workers(bench.load, bench.folder),
+        "rows": summarise(runs),
+    }
+    write(about, tables, HERE / arguments.output)
 
 
 def check_same(servers: list[Server], texts: list[str]) -> None:
@@ -176,8 +188,8 @@ def take_turns(bench: Bench, servers: list[Server]) -> Runs:
     runs: Runs = {}
     for size in bench.plan.per_request:
         for server in servers:
-            # The best of three: the first warms up, and what else a machine does makes a server look slow only.
-            tries = [bench.load(server.port, server.path, size, clients=64) for _ in range(3)]
+            # The best of two: the first warms up, and what else a machine does makes a server look slow only.
+            tries = [bench.load(server.port, server.path, size, clients=64) for _ in range(2)]
             ladder = bench.plan.ladder(max(found["answered_per_s"] for found in tries))
             runs[server.name, size] = {rate: [] for rate in (0.0, *ladder)}
     for turn in range(bench.plan.turns):
