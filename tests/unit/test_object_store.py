@@ -92,7 +92,7 @@ def test_an_interrupted_write_leaves_nothing(base):
 
 def test_a_failing_upload_is_a_storage_error(base, monkeypatch):
     store = open_store(base)
-    monkeypatch.setattr(type(store.system), "put_file", lambda *_, **__: (_ for _ in ()).throw(OSError("no room")))
+    monkeypatch.setattr(store.system, "put_file", lambda *_, **__: (_ for _ in ()).throw(OSError("no room")))
     with pytest.raises(StorageError, match=r"cannot write .*/x: no room"), (store / "x").written() as path:
         path.write_bytes(b"content")
 
@@ -104,7 +104,7 @@ def test_a_copy_is_kept_until_the_object_changes(base, monkeypatch):
     assert path.name == "docs.txt"
     assert path.read_bytes() == b"one\n"
     with monkeypatch.context() as patch:
-        patch.setattr(type(open_store(url).system), "get_file", None)
+        patch.setattr(open_store(url).system, "get_file", None)
         assert open_store(url).fetch() == path
     put(url, b"two\n")
     changed = open_store(url).fetch()
@@ -136,7 +136,7 @@ def test_refused_credentials_are_told(base, monkeypatch):
     def refuse(*_, **__):
         raise NoCredentialsError("Unable to locate credentials")
 
-    monkeypatch.setattr(type(open_store(base).system), "isfile", refuse)
+    monkeypatch.setattr(open_store(base).system, "isfile", refuse)
     with pytest.raises(ModelNotFoundError, match=r"Unable to locate credentials; give credentials as"):
         Encoder.load(f"{base}/model.onnx")
 
