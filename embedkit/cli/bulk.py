@@ -45,8 +45,8 @@ def configure_bulk(parser: argparse.ArgumentParser) -> None:
 
 def is_bulk(arguments: argparse.Namespace) -> bool:
     """Whether the output is a folder: an existing one, or a name without an extension."""
-    output: Path = arguments.output
-    return output.is_dir() or not output.suffix
+    output: Path | str = arguments.output
+    return isinstance(output, str) or output.is_dir() or not output.suffix
 
 
 def refuse_bulk_arguments(arguments: argparse.Namespace) -> None:
@@ -71,14 +71,16 @@ def run_bulk(arguments: argparse.Namespace) -> None:
     from embedkit.errors import InputError
     from embedkit.serving.bulk import BulkEncoding
 
-    if arguments.input.is_file() and arguments.input.suffix != ".parquet":
+    given = arguments.input
+    if str(given).startswith("hf://") or (
+        isinstance(given, Path) and given.is_file() and given.suffix != ".parquet"
+    ):
         raise InputError(
-            f"an output folder needs Parquet input; for {arguments.input} use an output ending in .npy, .parquet "
-            "or .jsonl"
+            f"an output folder needs Parquet input; for {given} use an output ending in .npy, .parquet or .jsonl"
         )
     chosen = {} if arguments.rows_per_shard is None else {"rows_per_shard": arguments.rows_per_shard}
     encoding = BulkEncoding.prepare(
-        arguments.input,
+        given,
         arguments.output,
         model=arguments.model,
         text_column=arguments.text_column,

@@ -36,13 +36,14 @@ embedkit encode -m tiny-sct.onnx pages/ --text-column body -o pages-embedded/ --
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     from embedkit.cli.bulk import configure_bulk
+    from embedkit.object_store import location
 
     parser.add_argument(
         "input",
-        type=Path,
+        type=location,
         metavar="FILE",
         help="texts: .txt, .csv, .tsv or .jsonl (each also .gz or .xz), or .parquet; for an output folder "
-        "also a folder or a pattern of .parquet",
+        "also a folder or a pattern of .parquet; each also at s3://, gs:// or abfs://, and hf:// data sets",
     )
     parser.add_argument(
         "-m", "--model", required=True, help="a bundle, a bundled name, a model folder or a hub id"
@@ -50,10 +51,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-o",
         "--output",
-        type=Path,
+        type=location,
         required=True,
         metavar="FILE",
-        help="embeddings: .npy, .parquet or .jsonl, or a folder",
+        help="embeddings: .npy, .parquet or .jsonl, or a folder, which may be a URL",
     )
     parser.add_argument(
         "--text-column", default="text", metavar="NAME", help="column or key of the texts (default: %(default)s)"

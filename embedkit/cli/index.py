@@ -105,7 +105,8 @@ def _configure_documents(parser: argparse.ArgumentParser) -> None:
         "documents",
         metavar="DOCS",
         help="a .jsonl, .csv, .tsv, .txt or .parquet file, or a folder: of Parquet, of shards of "
-        "`embedkit encode` or of another collection, which bring their embeddings",
+        "`embedkit encode` or of another collection, which bring their embeddings; files and Parquet also at "
+        "s3://, gs:// or abfs://; or a data set hf://org/name[@revision][:split]",
     )
     parser.add_argument(
         "--embeddings",

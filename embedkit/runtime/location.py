@@ -7,8 +7,9 @@ import os
 import re
 from pathlib import Path
 
-from embedkit.errors import ModelNotFoundError
+from embedkit.errors import DataError, ModelNotFoundError
 from embedkit.extras import require
+from embedkit.object_store import is_url, open_store
 
 __all__ = ["bundled_names", "find_model"]
 
@@ -31,12 +32,15 @@ def find_model(source: str | os.PathLike[str], *, file: str | None = None) -> Pa
     An existing path takes precedence. A source that looks like a path, or is not a string, never uses the network.
 
     Args:
-        source: a path, a bundled name, or a hub id ``org/name``.
+        source: a path, a bundled name, a hub id ``org/name``, or the URL of a bundle in an object store
+            (``s3://``, ``gs://``, ``abfs://``), which is copied into the cache.
         file: the ONNX file wanted of a hub repository, ``onnx/model.onnx`` if None.
 
     Raises:
         ModelNotFoundError: no model was found; lists the bundled names.
     """
+    if is_url(source):
+        return _fetch(str(source))
     path = Path(source).expanduser()
     if source != "" and _exists(path):
         return path
@@ -51,6 +55,13 @@ def find_model(source: str | os.PathLike[str], *, file: str | None = None) -> Pa
     if _HUB_ID.fullmatch(source):
         return _download(source, file)
     raise ModelNotFoundError(f"no model is called {source!r}; {_bundled_sentence(source)}")
+
+
+def _fetch(url: str) -> Path:
+    try:
+        return open_store(url).fetch()
+    except DataError as error:
+        raise ModelNotFoundError(str(error)) from error
 
 
 def _looks_like_a_path(source: str) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from embedkit.errors import DataError, InputError
+from embedkit.object_store import is_url
 from embedkit.progress import Progress
 from embedkit.runtime.encoder import Encoder, OnOverflow
 from embedkit.runtime.packing import Precision
@@ -95,7 +96,8 @@ class BulkEncoding:
 
         Args:
             source: a Parquet file, a folder of them, or a pattern (see :func:`find_inputs`).
-            output: folder of the shards: new, empty, or begun with the same arguments. Shards that were made by
+            output: folder of the shards, or its URL in an object store: new, empty, or begun with the same
+                arguments. Shards that were made by
                 another arithmetic (:attr:`embedkit.Encoder.numerics`) are kept, and a warning is logged.
             model: as of :meth:`Encoder.load`; for engines on many machines, a path that all of them see.
             text_column: the column that is embedded.
@@ -119,8 +121,8 @@ class BulkEncoding:
         inputs = find_inputs(source)
         kept = _checked_columns(inputs, text_column, columns)
         _check_rows(inputs, rows_per_shard)
-        folder = Path(output).expanduser()
-        _check_apart(Path(source).expanduser(), folder)
+        folder = str(output) if is_url(output) else Path(output).expanduser()
+        _check_apart(source, folder)
         encoder = Encoder.load(model, threads=threads, providers=providers)
         job = Job(
             model=_everywhere(model),
@@ -235,7 +237,14 @@ def _check_rows(inputs: Sequence[ParquetInput], rows_per_shard: int) -> None:
         raise DataError(f"{', '.join(str(each.path) for each in inputs[:3])}: there are no rows to embed")
 
 
-def _check_apart(source: Path, output: Path) -> None:
+def _check_apart(given: str | os.PathLike[str], output: Path | str) -> None:
+    if is_url(given) or isinstance(output, str):
+        if str(output).rstrip("/").startswith(str(given).rstrip("/")):
+            raise InputError(
+                f"{output} lies within the input {given}, of which it would become a part; give another"
+            )
+        return
+    source = Path(given).expanduser()
     if source.is_dir() and output.resolve().is_relative_to(source.resolve()):
         raise InputError(f"{output} lies within the input {source}, of which it would become a part; give another")
     if output.exists() and not output.is_dir():

@@ -23,7 +23,7 @@ class Job:
         model: what `Encoder.load` takes, on every machine.
         fingerprint: of the model; a worker that finds another one refuses to work.
         numerics: of the model where the work began; a worker that computes otherwise logs a warning.
-        output: folder of the shards, on every machine.
+        output: folder or URL of the shards, on every machine.
         text_column: the column that is embedded.
         columns: the columns that rows keep.
         prompt_name: name of one of the model's prompts, put before every text.
@@ -37,7 +37,7 @@ class Job:
     model: str
     fingerprint: str
     numerics: str
-    output: Path
+    output: Path | str
     text_column: str
     columns: tuple[str, ...]
     prompt_name: str | None = None

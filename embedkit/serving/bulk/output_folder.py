@@ -9,11 +9,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from embedkit.atomic import atomic_file, storage_errors
 from embedkit.errors import CollectionError, FingerprintError, InputError
 from embedkit.runtime.numerics import UNKNOWN, joined, warn_of_mixture
 from embedkit.serving.bulk.parquet_input import Shard
-from embedkit.write_lock import LOCK, write_lock
+from embedkit.serving.bulk.places import Place, open_place
 
 __all__ = ["MANIFEST", "begin_or_resume", "check_output", "unfinished"]
 
@@ -22,10 +21,11 @@ MANIFEST = "_manifest.json"
 
 _FORMAT = 1
 _LEFTOVER = re.compile(r"\.(shard-\d{6,}\.parquet|_manifest\.json)\.[0-9a-f]+\.part")
+_SHARD = re.compile(r"shard-\d{6,}\.parquet")
 _SETTINGS_NAMED = 3
 
 
-def check_output(folder: Path, manifest: dict[str, Any]) -> None:
+def check_output(folder: Path | str, manifest: dict[str, Any]) -> None:
     """Refuse a folder that is neither new nor begun so; one without finished shards may begin anew.
 
     Args:
@@ -39,42 +39,42 @@ def check_output(folder: Path, manifest: dict[str, Any]) -> None:
     """
     if _is_begun(folder):
         _refuse_another(folder, _read(folder), {"format": _FORMAT, **manifest})
-    elif folder.exists():
+    else:
         _refuse_foreign(folder)
 
 
 @contextlib.contextmanager
-def begin_or_resume(folder: Path, manifest: dict[str, Any]) -> Iterator[None]:
+def begin_or_resume(folder: Path | str, manifest: dict[str, Any]) -> Iterator[None]:
     """Hold the right to write shards into a folder; what killed runs have left half done is cleared away.
 
     Raises:
         CollectionError: somebody else is writing there; or, as all others, what `check_output` raises.
         StorageError: it cannot be written.
     """
-    with storage_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-    with write_lock(folder):
+    place = open_place(folder)
+    with place.claimed():
         check_output(folder, manifest)
-        _sweep(folder)
+        _sweep(place)
         kept = _numerics(_read(folder)) if _is_begun(folder) else ()
         warn_of_mixture(folder, kept, manifest["numerics"])
         numerics = list(joined(kept, manifest["numerics"]))
-        with atomic_file(folder / MANIFEST) as temporary:
+        with place.written(MANIFEST) as temporary:
             text = json.dumps({"format": _FORMAT, **manifest, "numerics": numerics}, indent=2, ensure_ascii=False)
             temporary.write_text(text, encoding="utf-8")
         yield
-        _sweep(folder)  # of workers that were lost
+        _sweep(place)  # of workers that were lost
 
 
-def unfinished(folder: Path, shards: Sequence[Shard]) -> list[Shard]:
+def unfinished(folder: Path | str, shards: Sequence[Shard]) -> list[Shard]:
     """The shards whose files are not there yet."""
-    present = {entry.name for entry in folder.iterdir()} if folder.is_dir() else set()
+    present = set(open_place(folder).names())
     return [shard for shard in shards if shard.file not in present]
 
 
-def _is_begun(folder: Path) -> bool:
+def _is_begun(folder: Path | str) -> bool:
     """Whether there are finished shards."""
-    return (folder / MANIFEST).exists() and any(folder.glob("shard-*.parquet"))
+    names = open_place(folder).names()
+    return MANIFEST in names and any(map(_SHARD.fullmatch, names))
 
 
 def _numerics(manifest: dict[str, Any]) -> list[str]:
@@ -83,23 +83,22 @@ def _numerics(manifest: dict[str, Any]) -> list[str]:
     return [str(each) for each in found] if isinstance(found, list) else [UNKNOWN]
 
 
-def _sweep(folder: Path) -> None:
-    for entry in folder.iterdir():
-        if _LEFTOVER.fullmatch(entry.name):
-            entry.unlink(missing_ok=True)
+def _sweep(place: Place) -> None:
+    for name in filter(_LEFTOVER.fullmatch, place.names()):
+        place.remove(name)
 
 
-def _read(folder: Path) -> dict[str, Any]:
+def _read(folder: Path | str) -> dict[str, Any]:
     try:
-        found = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CollectionError(f"{folder / MANIFEST} cannot be read: {error}") from error
+        found = json.loads(open_place(folder).read(MANIFEST))
+    except ValueError as error:
+        raise CollectionError(f"{folder}/{MANIFEST} cannot be read: {error}") from error
     if not isinstance(found, dict):
-        raise CollectionError(f"{folder / MANIFEST} is damaged: expected a JSON object")
+        raise CollectionError(f"{folder}/{MANIFEST} is damaged: expected a JSON object")
     return found
 
 
-def _refuse_another(folder: Path, found: dict[str, Any], wanted: dict[str, Any]) -> None:
+def _refuse_another(folder: Path | str, found: dict[str, Any], wanted: dict[str, Any]) -> None:
     if found.get("fingerprint") != wanted["fingerprint"]:
         other = str(found.get("fingerprint"))
         raise FingerprintError(
@@ -121,9 +120,9 @@ def _short(value: object) -> str:
     return repr(value)
 
 
-def _refuse_foreign(folder: Path) -> None:
-    names = sorted(entry.name for entry in folder.iterdir())
-    foreign = [name for name in names if name not in {MANIFEST, LOCK} and not _LEFTOVER.fullmatch(name)]
+def _refuse_foreign(folder: Path | str) -> None:
+    names = open_place(folder).names()
+    foreign = [name for name in names if name != MANIFEST and not _LEFTOVER.fullmatch(name)]
     if foreign:
         raise CollectionError(
             f"{folder} holds {foreign[0]} and no {MANIFEST}; nothing was changed; give a new or empty folder"

@@ -7,12 +7,14 @@ import hashlib
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath, PurePosixPath
+from typing import Any
 
 import pyarrow as pa
 from pyarrow import parquet
 
 from embedkit.errors import DataError
+from embedkit.object_store import is_url, open_store
 
 __all__ = ["ParquetInput", "Shard", "cut_into_shards", "find_inputs", "read_shard"]
 
@@ -26,7 +28,7 @@ class ParquetInput:
     """One file.
 
     Attributes:
-        path: where it is.
+        path: where it is; a URL in an object store.
         name: its path below the folder that all inputs share, which stays when they are moved together.
         rows: how many it has.
         bytes: its length.
@@ -35,7 +37,7 @@ class ParquetInput:
         schema: columns and their types.
     """
 
-    path: Path
+    path: Path | str
     name: str
     rows: int
     bytes: int
@@ -55,7 +57,7 @@ class Shard:
     """
 
     number: int
-    path: Path
+    path: Path | str
     first: int
     rows: int
 
@@ -70,7 +72,8 @@ def find_inputs(source: str | os.PathLike[str]) -> list[ParquetInput]:
 
     Args:
         source: a file; a folder, of which all ``*.parquet`` below count but those with a name, or in a folder,
-            that begins with a dot or an underscore; or a pattern such as ``"pages/*.parquet"``.
+            that begins with a dot or an underscore; a pattern such as ``"pages/*.parquet"``; or the URL of a file
+            or a folder in an object store.
 
     Returns:
         the files in the order of their paths.
@@ -78,11 +81,10 @@ def find_inputs(source: str | os.PathLike[str]) -> list[ParquetInput]:
     Raises:
         DataError: there are none, one cannot be read, or they do not have the same columns.
     """
-    paths = _find(Path(source).expanduser())
-    if not paths:
+    found = _find_objects(str(source)) if is_url(source) else _find_files(Path(source).expanduser())
+    if not found:
         raise DataError(f"there are no Parquet files at {source}")
-    root = Path(os.path.commonpath([path.parent for path in paths]))
-    inputs = [_read_footer(path, path.relative_to(root).as_posix()) for path in paths]
+    inputs = [_read_footer(path, name) for name, path in found.items()]
     for each in inputs:
         if not each.schema.equals(inputs[0].schema):
             raise DataError(
@@ -107,7 +109,11 @@ def read_shard(shard: Shard, columns: Sequence[str]) -> pa.Table:
     Raises:
         DataError: the file cannot be read, or is shorter than it was.
     """
-    with _reading(shard.path), parquet.ParquetFile(shard.path, buffer_size=_BUFFER_BYTES) as file:
+    with (
+        _reading(shard.path),
+        _open(shard.path) as raw,
+        parquet.ParquetFile(raw, buffer_size=_BUFFER_BYTES) as file,
+    ):
         pieces = list(_slices(file, shard, columns))
     if sum(piece.num_rows for piece in pieces) != shard.rows:
         raise DataError(f"{shard.path} has fewer rows than when the work began; was it written meanwhile?")
@@ -141,6 +147,27 @@ def _groups(metadata: parquet.FileMetaData, shard: Shard) -> tuple[list[int], in
     return groups, start
 
 
+def _find_objects(url: str) -> dict[str, Path | str]:
+    """Names and URLs of the Parquet objects at a URL."""
+    store = open_store(url)
+    if store.is_file:
+        return {url.rpartition("/")[2]: url}
+    names = (name for name in store.names() if name.endswith(".parquet"))
+    return {name: (store / name).url for name in names if not _is_hidden(PurePosixPath(name))}
+
+
+def _find_files(source: Path) -> dict[str, Path | str]:
+    """Names below the folder that all share, and paths of the Parquet files at a path."""
+    paths = _find(source)
+    root = Path(os.path.commonpath([path.parent for path in paths])) if paths else source
+    return {path.relative_to(root).as_posix(): path for path in paths}
+
+
+def _open(path: Path | str) -> Any:
+    """A file, or an object of which only the parts asked for are read."""
+    return path.open("rb") if isinstance(path, Path) else open_store(path).open()
+
+
 def _find(source: Path) -> list[Path]:
     if source.is_dir():
         found = source.rglob("*.parquet")
@@ -151,14 +178,14 @@ def _find(source: Path) -> list[Path]:
     return sorted(path for path in matching if path.is_file())
 
 
-def _is_hidden(path: Path) -> bool:
+def _is_hidden(path: PurePath) -> bool:
     return any(part.startswith((".", "_")) for part in path.parts)
 
 
-def _read_footer(path: Path, name: str) -> ParquetInput:
-    with _reading(path), parquet.ParquetFile(path) as file:
-        rows, schema = file.metadata.num_rows, file.schema_arrow.remove_metadata()
-    with _reading(path), path.open("rb") as raw:
+def _read_footer(path: Path | str, name: str) -> ParquetInput:
+    with _reading(path), _open(path) as raw:
+        with parquet.ParquetFile(raw) as file:
+            rows, schema = file.metadata.num_rows, file.schema_arrow.remove_metadata()
         size = raw.seek(-_TRAILER_BYTES, os.SEEK_END) + _TRAILER_BYTES
         length = int.from_bytes(raw.read(4), "little")
         raw.seek(size - _TRAILER_BYTES - length)
@@ -167,7 +194,7 @@ def _read_footer(path: Path, name: str) -> ParquetInput:
 
 
 @contextlib.contextmanager
-def _reading(path: Path) -> Iterator[None]:
+def _reading(path: Path | str) -> Iterator[None]:
     try:
         yield
     except (pa.ArrowException, OSError) as error:

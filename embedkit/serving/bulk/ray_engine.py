@@ -11,7 +11,6 @@ import logging
 import pickle
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,10 +19,12 @@ import ray.data
 from ray.exceptions import RayError
 
 from embedkit.errors import EmbedkitError, WorkerError
+from embedkit.object_store import location
 from embedkit.runtime.arguments import check_count
 from embedkit.runtime.encoder import Encoder
 from embedkit.serving.bulk.job import Job
 from embedkit.serving.bulk.parquet_input import Shard
+from embedkit.serving.bulk.places import resolved
 from embedkit.serving.bulk.shard_encoder import ShardEncoder
 
 __all__ = ["encode_shards"]
@@ -51,7 +52,7 @@ def encode_shards(
         WorkerError: Ray itself gave up.
     """
     wanted = check_count(workers, "workers")
-    job = replace(job, output=job.output.resolve(), threads=job.threads or 1)
+    job = replace(job, output=resolved(job.output), threads=job.threads or 1)
     with _connected(), _quiet():
         needs: dict[str, float] = {"num_cpus": job.threads or 1, "num_gpus": _gpus(job)}
         pool = ray.data.ActorPoolStrategy(size=min(wanted or _room(needs), len(shards)))
@@ -75,7 +76,7 @@ class _Actor:
     def __call__(self, places: _Columns) -> _Columns:
         """Make the one shard of a batch."""
         number, path, first, rows = (places[name][0] for name in ("number", "path", "first", "rows"))
-        shard = Shard(int(number), Path(path), int(first), int(rows))
+        shard = Shard(int(number), location(str(path)), int(first), int(rows))
         try:
             self._worker = self._worker or ShardEncoder(self._job)
             done, error = self._worker.encode(shard), b""
@@ -93,7 +94,7 @@ def _rows_of(outcome: _Columns) -> int:
 def _place(shard: Shard) -> _Columns:
     return {
         "number": shard.number,
-        "path": str(shard.path.resolve()),
+        "path": str(resolved(shard.path)),
         "first": shard.first,
         "rows": shard.rows,
     }

@@ -10,13 +10,13 @@ import numpy.typing as npt
 import pyarrow as pa
 from pyarrow import parquet
 
-from embedkit.atomic import atomic_file
 from embedkit.errors import DataError, FingerprintError
 from embedkit.runtime.encoder import Encoder
 from embedkit.runtime.numerics import warn_of_mixture
 from embedkit.runtime.pool import EncoderPool
 from embedkit.serving.bulk.job import EMBEDDING, Job
 from embedkit.serving.bulk.parquet_input import Shard, read_shard
+from embedkit.serving.bulk.places import open_place
 
 __all__ = ["ShardEncoder"]
 
@@ -74,7 +74,7 @@ class ShardEncoder:
         rows = self._embed(_texts(table, shard, job.text_column), advance)
         embeddings = pa.FixedSizeListArray.from_arrays(pa.array(rows.ravel()), rows.shape[1])
         kept = table.select(list(job.columns)).append_column(EMBEDDING, embeddings)
-        with atomic_file(job.output / shard.file) as temporary:
+        with open_place(job.output).written(shard.file) as temporary:
             parquet.write_table(
                 kept.replace_schema_metadata(self._metadata),
                 temporary,

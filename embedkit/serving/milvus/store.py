@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self
 
@@ -20,7 +21,10 @@ MOST_TEXT_BYTES = 65_535  # maximum length of Milvus's VARCHAR
 MOST_RESULTS = 16_384  # Milvus's limit for one search
 
 _ABOUT = "embedkit"
-_ROWS_PER_REQUEST = 500  # below the message limit of 64 MB even with the longest texts
+_KEYS_PER_REQUEST = 500  # the answer, with the longest texts, stays below the 64 MB of a message
+_ROWS_PER_REQUEST = 10_000
+_BYTES_PER_REQUEST = 2**24
+_WITHOUT_WORDS = re.compile(r"v?2\.[0-4]\b")  # versions without full text search
 _ROWS_PER_READ = 1000
 _METRIC = "IP"
 _CONSISTENCY = "Session"  # a client sees its own writes at once
@@ -77,6 +81,10 @@ class MilvusStore:
                 raise CollectionError(
                     f"there is a collection {name} at {uri} already: add to it, delete it, or choose another name"
                 )
+            if words and _WITHOUT_WORDS.match(version := client.get_server_version()):
+                raise CollectionError(
+                    f"lexical: Milvus at {uri} has version {version}, which has no keyword search; 2.5 has"
+                )
             told = json.dumps(about, ensure_ascii=False)
             parameters = client.prepare_index_params()
             parameters.add_index("embedding", index_type=index, metric_type=_METRIC, params={})
@@ -119,23 +127,23 @@ class MilvusStore:
     def upsert(self, rows: Sequence[Row]) -> None:
         """Add rows, replacing those with the same keys; keys must be distinct."""
         with _refusals_told(self.uri):
-            for start in range(0, len(rows), _ROWS_PER_REQUEST):
-                self._client.upsert(self.name, list(rows[start : start + _ROWS_PER_REQUEST]))
+            for some in _requests(rows):
+                self._client.upsert(self.name, some)
 
     def get(self, keys: Sequence[str] | Sequence[int], fields: Sequence[str]) -> dict[str | int, Row]:
         """Return the existing rows with these keys, by key."""
         found: list[Row] = []
         with _refusals_told(self.uri):
-            for start in range(0, len(keys), _ROWS_PER_REQUEST):
-                wanted = list(keys[start : start + _ROWS_PER_REQUEST])
+            for start in range(0, len(keys), _KEYS_PER_REQUEST):
+                wanted = list(keys[start : start + _KEYS_PER_REQUEST])
                 found += self._client.get(self.name, ids=wanted, output_fields=["id", *fields])
         return {row["id"]: row for row in found}
 
     def delete(self, keys: Sequence[str]) -> None:
         """Delete the rows with these keys."""
         with _refusals_told(self.uri):
-            for start in range(0, len(keys), _ROWS_PER_REQUEST):
-                self._client.delete(self.name, ids=list(keys[start : start + _ROWS_PER_REQUEST]))
+            for start in range(0, len(keys), _KEYS_PER_REQUEST):
+                self._client.delete(self.name, ids=list(keys[start : start + _KEYS_PER_REQUEST]))
 
     def search(
         self,
@@ -244,6 +252,21 @@ class MilvusStore:
     def close(self) -> None:
         """Close the connection."""
         self._client.close()
+
+
+def _requests(rows: Sequence[Row]) -> Iterator[list[Row]]:
+    """Rows in as few requests as messages of Milvus allow."""
+    some: list[Row] = []
+    size = 0
+    for row in rows:
+        row_bytes = 4 * (len(row["embedding"]) + len(row.get("text", "")) + len(str(row.get("metadata", ""))))
+        if some and (size + row_bytes > _BYTES_PER_REQUEST or len(some) == _ROWS_PER_REQUEST):
+            yield some
+            some, size = [], 0
+        some.append(row)
+        size += row_bytes
+    if some:
+        yield some
 
 
 def _connect(uri: str, token: str) -> MilvusClient:

@@ -32,9 +32,9 @@ __all__ = ["BinaryIndex", "HnswIndex", "IvfPqIndex", "RescoredIndex", "Sq8Index"
 
 _QUERY_BLOCK = 1024
 _ROW_BLOCK = 65536
-_WALKED = 0.1  # share of allowed rows below which the graph search is widened
+_WALKED = 0.06  # share of allowed rows below which the graph search is widened
 _SPARE = 8  # so that ties at the end are ordered by row
-_SCANNED = 8192  # number of rows for which a scan is as fast as a search
+_SCANNED = 16_384  # number of rows for which a scan is as fast as a search
 
 
 class _Selection:

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from embedkit.errors import DataError, InputError
+from embedkit.evaluation.hub import HubDataset
+from embedkit.object_store import is_url, open_store
 from embedkit.records import read_records
 
 __all__ = [
@@ -77,12 +79,20 @@ def named_records(source: DocumentSource) -> NamedRecords:
 
     Args:
         source: path of a ``.jsonl``, ``.csv``, ``.tsv``, ``.txt`` or ``.parquet`` file (see
-            :func:`embedkit.records.read_records`), or texts, mappings or ``(id, text)`` pairs.
+            :func:`embedkit.records.read_records`), its URL in an object store, a hub data set
+            ``hf://org/name[@revision][:split]``, or texts, mappings or ``(id, text)`` pairs.
 
     Raises:
         DataError: a file is missing or malformed.
         InputError: an item of an iterable is none of the three forms.
     """
+    if isinstance(source, str) and source.startswith("hf://"):
+        yield from ((row.place, row.fields) for row in HubDataset.parse(source).rows(split="train"))
+        return
+    if is_url(source):
+        place, path = str(source), open_store(str(source)).fetch()
+        yield from ((f"{place}:{line}", record) for line, record in read_records(path))
+        return
     if isinstance(source, (str, os.PathLike)):
         path = Path(source)
         yield from ((f"{path}:{line}", record) for line, record in read_records(path))

@@ -29,7 +29,7 @@ __all__ = ["FlatIndex"]
 
 _SPARE = 16
 _QUERY_BLOCK = 1024
-_COPIED = 2**23  # numbers, 32 MB
+_FEW = 8  # times as many rows as are allowed: from there on FAISS gets their numbers
 _RANK_BLOCK = 32  # small enough for the processor's cache
 
 
@@ -88,19 +88,12 @@ class FlatIndex:
             InputError: the queries have another width or are not finite, or ``k`` is below 1.
         """
         queries, k = checked_queries(queries, k, self._rows.shape, allowed)
-        if allowed is not None and np.count_nonzero(allowed) <= min(len(self) // 2, _COPIED // queries.shape[1]):
-            return self._search_among(np.flatnonzero(allowed), queries, k)
         scores = np.empty((len(queries), k), dtype=np.float32)
         rows = np.empty((len(queries), k), dtype=np.int64)
         for start in range(0, len(queries) if k else 0, _QUERY_BLOCK):
             block = slice(start, start + _QUERY_BLOCK)
             self._search_block(queries[block], allowed, scores[block], rows[block])
         return scores, rows
-
-    def _search_among(self, numbers: RowNumbers, queries: FloatArray, k: int) -> tuple[FloatArray, RowNumbers]:
-        """Search among few rows, which are copied: FAISS calls its selector for every row and query."""
-        found = FlatIndex(self._rows[numbers]).search(queries, max(k, 1))
-        return found[0], numbers[found[1]]
 
     def _search_block(
         self, queries: FloatArray, allowed: BoolArray | None, scores: FloatArray, rows: RowNumbers
@@ -125,6 +118,14 @@ class FlatIndex:
         found = np.empty((len(queries), k), dtype=np.int64)
         arrays = (faiss.swig_ptr(array) for array in (queries, self._rows))
         results = (faiss.swig_ptr(array) for array in (scores, found))
+        if allowed is not None and _FEW * np.count_nonzero(allowed) <= len(self):
+            # FAISS would ask a selector about every row for every query.
+            numbers = np.flatnonzero(allowed)
+            sizes = queries.shape[1], len(queries), len(self), len(numbers), k
+            faiss.knn_inner_products_by_idx(
+                *arrays, faiss.swig_ptr(numbers), *sizes, *results, 0
+            )  # for all queries
+            return scores, found
         selector = None if allowed is None else faiss.IDSelectorBitmap(np.packbits(allowed, bitorder="little"))
         sizes = queries.shape[1], len(queries), len(self), k
         faiss.knn_inner_product(*arrays, *sizes, *results, selector)

@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from embedkit.errors import DataError, FingerprintError, InputError
 from embedkit.extras import require
+from embedkit.object_store import is_url, open_store
 from embedkit.progress import Progress
 from embedkit.protocols import FloatArray, TextEncoder
 from embedkit.runtime.numerics import UNKNOWN, numerics_of
@@ -121,6 +122,8 @@ def read_source(
     def read(records: NamedRecords) -> Iterator[Document]:
         return to_documents(records, text_column=text_column, id_column=id_column, number_rows=number_rows)
 
+    if _is_remote_folder(documents):
+        documents = open_store(str(documents)).fetch()
     column, shards = _column(embeddings), None
     if _is_parquet(documents):
         shards = require("embedkit.serving.retrieval.shards", extra="bulk").Shards.open(documents, column)
@@ -244,6 +247,13 @@ def _array(embeddings: EmbeddingSource) -> npt.NDArray[Any]:
 
 def _chunks(array: npt.NDArray[Any]) -> Iterator[npt.NDArray[Any]]:
     return (array[start : start + _CHUNK] for start in range(0, len(array), _CHUNK))
+
+
+def _is_remote_folder(documents: DocumentSource) -> bool:
+    """Whether documents are Parquet, or a folder, in an object store."""
+    if not is_url(documents):
+        return False
+    return Path(str(documents)).suffix in ("", ".parquet") or str(documents).endswith("/")
 
 
 def _is_parquet(documents: DocumentSource) -> bool:

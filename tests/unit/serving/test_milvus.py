@@ -22,7 +22,7 @@ pytest.importorskip("milvus_lite")
 
 from pymilvus import DataType, MilvusClient
 
-from embedkit.serving.milvus import MilvusIndex
+from embedkit.serving.milvus import MilvusIndex, store
 from embedkit.serving.milvus import documents as documents_module
 from embedkit.serving.milvus.filter_expression import filter_expression
 from embedkit.serving.milvus.store import MOST_RESULTS
@@ -164,6 +164,7 @@ def test_a_deletion_tells_how_many_were_there(collection: Collection) -> None:
 
 def test_more_documents_than_a_request_takes(uri: str, encoder: Encoder, monkeypatch) -> None:
     monkeypatch.setattr("embedkit.serving.milvus.store._ROWS_PER_REQUEST", 7)
+    monkeypatch.setattr("embedkit.serving.milvus.store._KEYS_PER_REQUEST", 7)
     monkeypatch.setattr("embedkit.serving.retrieval.embedding._CHUNK", 25)
     texts = [f"dog {number}" for number in range(60)]
     collection = Collection.build(texts, encoder=encoder, path=f"milvus:{uri}#docs")
@@ -171,6 +172,20 @@ def test_more_documents_than_a_request_takes(uri: str, encoder: Encoder, monkeyp
     assert [found.text for found in collection.get([str(number) for number in range(60)])] == texts
     assert collection.delete(str(number) for number in range(50)) == 50
     collection.close()
+
+
+def test_a_request_is_as_large_as_a_message_may_be(monkeypatch) -> None:
+    monkeypatch.setattr(store, "_BYTES_PER_REQUEST", 1_000)
+    rows = [{"embedding": [0.0] * 16, "text": "a" * length} for length in (5, 5, 400, 5, 5, 100)]
+    assert [[len(row["text"]) for row in some] for some in store._requests(rows)] == [[5, 5], [400], [5, 5, 100]]
+    assert [len(some) for some in store._requests([{"embedding": [0.0]}] * 10_001)] == [250] * 40 + [1]
+
+
+def test_words_are_refused_by_servers_without_them(uri: str, encoder: Encoder, monkeypatch) -> None:
+    monkeypatch.setattr(store.MilvusClient, "get_server_version", lambda _: "v2.3.5")
+    with pytest.raises(CollectionError, match=r"lexical: .* has version v2\.3\.5"):
+        Collection.build(["a dog"], encoder=encoder, path=f"milvus:{uri}#docs", lexical=True)
+    Collection.build(["a dog"], encoder=encoder, path=f"milvus:{uri}#docs").close()
 
 
 def test_a_collection_is_opened_again_by_its_own_model_only(

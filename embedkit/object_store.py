@@ -1,0 +1,218 @@
+"""Files in object stores, under ``s3://``, ``gs://`` and ``abfs://``, through fsspec.
+
+Credentials, endpoints and regions are those of the store's own client: environment variables, configuration files,
+or the role of the machine. An object is replaced in one step when its upload ends, so readers never see a half.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import re
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import Any, Final, NamedTuple
+
+from embedkit.atomic import atomic_file
+from embedkit.errors import DataError, EmbedkitError, StorageError
+from embedkit.extras import require
+
+__all__ = ["ObjectStore", "is_url", "location", "open_store"]
+
+EXTRAS: Final = {"s3": "s3", "gs": "gs", "abfs": "abfs", "memory": "s3"}
+"""Scheme -> extra that installs its client; ``memory``, which fsspec brings along, is for tests."""
+
+_CLIENTS: Final = {"s3": "s3fs", "gs": "gcsfs", "abfs": "adlfs"}
+_URL = re.compile(rf"({'|'.join(EXTRAS)})://.+")
+
+
+class ObjectStore(NamedTuple):
+    """An object, or all objects below a prefix.
+
+    Attributes:
+        url: as it was given.
+        system: the file system of fsspec.
+        path: the part of the URL that it understands.
+    """
+
+    url: str
+    system: Any
+    path: str
+
+    def __truediv__(self, name: str) -> ObjectStore:
+        """The object ``name`` below this one."""
+        return ObjectStore(f"{self.url.rstrip('/')}/{name}", self.system, f"{self.path.rstrip('/')}/{name}")
+
+    @property
+    def is_file(self) -> bool:
+        """Whether there is an object of this very name.
+
+        Raises:
+            DataError: the store cannot be asked.
+        """
+        with _reading(self.url):
+            return bool(self.system.isfile(self.path))
+
+    def names(self) -> list[str]:
+        """The objects below, sorted, by their names relative to this one; none if there are none.
+
+        Raises:
+            DataError: the store cannot be asked.
+        """
+        with _reading(self.url):
+            self.system.invalidate_cache()
+            root = PurePosixPath(self.system._strip_protocol(self.path))  # noqa: SLF001 - fsspec's own way to compare paths
+            return sorted(
+                PurePosixPath(found).relative_to(root).as_posix() for found in self.system.find(self.path)
+            )
+
+    def read(self) -> bytes:
+        """The content.
+
+        Raises:
+            DataError: there is no such object, or it cannot be read.
+        """
+        with _reading(self.url):
+            content: bytes = self.system.cat_file(self.path)
+            return content
+
+    def open(self) -> Any:
+        """The object as a file to read from any position.
+
+        Raises:
+            DataError: there is no such object, or it cannot be read.
+        """
+        with _reading(self.url):
+            return self.system.open(self.path, "rb")
+
+    @contextlib.contextmanager
+    def written(self) -> Iterator[Path]:
+        """Yield a path to write to; on success its content becomes the object, in one step.
+
+        Raises:
+            StorageError: the object cannot be written.
+        """
+        with _scratch(self.path) as temporary:
+            yield temporary
+            try:
+                self.system.put_file(str(temporary), self.path)
+                self.system.invalidate_cache()
+            except Exception as error:
+                raise StorageError(errno.EIO, f"cannot write {self.url}: {_reason(error)}") from error
+
+    def remove(self) -> None:
+        """Remove the object if it is there."""
+        with _reading(self.url), contextlib.suppress(FileNotFoundError):
+            self.system.rm_file(self.path)
+
+    def fetch(self) -> Path:
+        """A local copy of the object, or of all objects below as a folder.
+
+        Copies are kept in ``~/.cache/embedkit/objects`` (``$XDG_CACHE_HOME/embedkit/objects``) by URL and version:
+        an object that has changed is fetched again, and a copy that is there is not.
+
+        Raises:
+            DataError: there is no such object, or it cannot be read.
+            StorageError: the disk is full or the cache cannot be written.
+        """
+        if self.is_file:
+            return self.copy(PurePosixPath(self.path).name, self.version())
+        names = self.names()
+        if not names:
+            raise DataError(f"there is nothing at {self.url}")
+        versions = [(name, (self / name).version()) for name in names]
+        together = hashlib.sha256(repr(versions).encode()).hexdigest()
+        for name, _ in versions:
+            (self / name).copy(f"folder/{name}", together, root=self.url)
+        return _cache_folder(self.url, together) / "folder"
+
+    def version(self) -> str:
+        """What changes when the object does: its ETag, or else all that the store says of it."""
+        with _reading(self.url):
+            self.system.invalidate_cache()
+            about = self.system.info(self.path)
+            tag = next((about[name] for name in ("ETag", "etag", "md5Hash") if about.get(name)), None)
+            return str(tag or self.system.ukey(self.path))
+
+    def copy(self, name: str, version: str, *, root: str | None = None) -> Path:
+        """The copy of the object in the cache, made if necessary.
+
+        Args:
+            name: of the copy.
+            version: of the object, or of the folder that it belongs to.
+            root: the URL of that folder.
+
+        Raises:
+            DataError: the object cannot be read.
+            StorageError: the disk is full or the cache cannot be written.
+        """
+        target = _cache_folder(root or self.url, version) / name
+        if not target.is_file():
+            with atomic_file(target) as temporary, _reading(self.url):
+                self.system.get_file(self.path, str(temporary))
+        return target
+
+
+def is_url(source: object) -> bool:
+    """Whether this names something in an object store."""
+    return isinstance(source, str) and _URL.fullmatch(source) is not None
+
+
+def location(source: str) -> str | Path:
+    """An argument of the command line: a URL as it is, anything else as a path."""
+    return source if is_url(source) or source.startswith("hf://") else Path(source)
+
+
+def open_store(url: str) -> ObjectStore:
+    """Find the store of a URL.
+
+    Raises:
+        MissingExtraError: its client is not installed.
+        DataError: the client refuses the URL, or has no credentials.
+    """
+    extra = EXTRAS[url.partition(":")[0]]
+    core = require("fsspec.core", extra=extra)
+    try:
+        system, path = core.url_to_fs(url)
+    except ImportError:
+        require(_CLIENTS[extra], extra=extra)
+        raise
+    except Exception as error:
+        raise DataError(f"cannot open {url}: {_reason(error)}") from error
+    return ObjectStore(url, system, path)
+
+
+@contextlib.contextmanager
+def _reading(url: str) -> Iterator[None]:
+    try:
+        yield
+    except (EmbedkitError, KeyboardInterrupt):
+        raise
+    except FileNotFoundError as error:
+        raise DataError(f"there is no {url}") from error
+    except Exception as error:  # every client has its own tree
+        raise DataError(f"cannot read {url}: {_reason(error)}") from error
+
+
+def _reason(error: Exception) -> str:
+    """The first line of an error, and what to do about credentials."""
+    said = str(error).strip().partition("\n")[0] or type(error).__name__
+    name = type(error).__name__
+    if isinstance(error, PermissionError) or "Credential" in name or "Auth" in name:
+        return f"{said}; give credentials as the store's client expects them, or ask for access"
+    return said
+
+
+@contextlib.contextmanager
+def _scratch(path: str) -> Iterator[Path]:
+    """A temporary file of the same suffix, which goes at the end."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder) / PurePosixPath(path).name
+
+
+def _cache_folder(url: str, version: str) -> Path:
+    root = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "embedkit" / "objects"
+    return root / hashlib.sha256(f"{url}\n{version}".encode()).hexdigest()[:32]
