@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -54,6 +55,14 @@ ToyBundleWriter = Callable[..., Path]
 
 class NetworkBlockedError(RuntimeError):
     """A test tried to reach another machine."""
+
+
+@pytest.fixture(autouse=True, scope="session")
+def no_flush() -> Iterator[None]:
+    """Leave files to the operating system: no test cuts the power, and every flush waits for the disk."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda _: None)
+        yield
 
 
 @pytest.fixture(autouse=True)

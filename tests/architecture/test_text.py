@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import pkgutil
 import re
@@ -37,9 +38,9 @@ def module_of(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-@pytest.fixture(params=MODULES, ids=name_of)
-def tree(request) -> ast.Module:
-    return ast.parse(request.param.read_text(encoding="utf-8"))
+@functools.cache
+def parsed() -> dict[Path, ast.Module]:
+    return {path: ast.parse(path.read_text(encoding="utf-8")) for path in MODULES}
 
 
 def test_no_file_is_a_drawer():
@@ -51,12 +52,12 @@ def test_every_folder_of_code_is_a_package():
     assert not [name_of(folder) for folder in folders if not (folder / "__init__.py").exists()]
 
 
-def test_every_module_has_a_docstring(tree):
-    assert ast.get_docstring(tree)
+def test_every_module_has_a_docstring():
+    assert not [name_of(path) for path, tree in parsed().items() if not ast.get_docstring(tree)]
 
 
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_public_names_are_listed_sorted_and_there(path):
+def test_public_names_are_listed_and_there(path):
     if path == PACKAGE / "serving" / "qdrant.py":
         pytest.importorskip("qdrant_client")
     module = importlib.import_module(module_of(path))
@@ -65,12 +66,13 @@ def test_public_names_are_listed_sorted_and_there(path):
     assert [name for name in names if not hasattr(module, name)] == []
 
 
-@pytest.mark.parametrize("path", [path for path in MODULES if path.parent != PACKAGE / "cli"], ids=name_of)
-def test_only_commands_print(path):
+def test_only_commands_print():
     calls = [
-        node.lineno
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        f"{name_of(path)}:{node.lineno}"
+        for path, tree in parsed().items()
+        for node in ast.walk(tree)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
+        if path.parent != PACKAGE / "cli"
     ]
     assert not calls
 
@@ -96,11 +98,14 @@ def test_errors_are_drawn_in_their_docstring():
         assert {builtin} - {""} <= bases
 
 
-@pytest.mark.parametrize("path", WRITTEN, ids=name_of)
-def test_text_names_no_place_of_one_machine(path):
-    if path == Path(__file__):
-        pytest.skip("holds the pattern")
-    found = [line for line in path.read_text(encoding="utf-8").splitlines() if PRIVATE_PLACE.search(line)]
+def test_text_names_no_place_of_one_machine():
+    found = [
+        f"{name_of(path)}:{number}"
+        for path in WRITTEN
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if path != Path(__file__)  # holds the pattern
+        if PRIVATE_PLACE.search(line)
+    ]
     assert not found
 
 

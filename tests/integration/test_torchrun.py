@@ -7,6 +7,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from embedkit.modeling.encoder import SentenceEncoder
 
 TWO = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "embedkit", "--json", "train"]
@@ -19,6 +21,7 @@ optim = { batch_size = 8, steps = 6, lr = 1e-3 }
 """
 
 
+@pytest.mark.release  # three processes import torch; test_processes.py has what two processes do together
 def test_two_processes_leave_one_run(tmp_path, toy_bundle):
     texts = [f"the {who} {what} {count}" for count in range(8) for who in "ab" for what in ("sleeps", "reads")]
     (tmp_path / "texts.txt").write_text("\n".join(texts), encoding="utf-8")

@@ -1,10 +1,11 @@
-"""One of the processes of test_processes.py: trains every method on toys and leaves what came of it.
+"""The processes of test_processes.py: train every method on toys, alone and as two, and leave what came of it.
 
-python shared_training.py FOLDER RANK COUNT
+python shared_training.py FOLDER
 """
 
 from __future__ import annotations
 
+import multiprocessing
 import sys
 from pathlib import Path
 
@@ -158,5 +159,17 @@ def leave(folder, label, toy, rank, count):
     )
 
 
+def start_all(folder: Path) -> int:
+    """Run one process alone and two together, which share one import of torch where they can; 0 if all succeed."""
+    context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
+    shares = [(0, 1), (0, 2), (1, 2)]
+    running = [context.Process(target=main, args=(folder, *share), daemon=True) for share in shares]
+    for process in running:
+        process.start()
+    for process in running:
+        process.join(180)
+    return int(any(process.exitcode != 0 for process in running))
+
+
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
+    sys.exit(start_all(Path(sys.argv[1])))
