@@ -217,7 +217,7 @@ def test_static_scales_need_texts(encoder, tmp_path):
 
 
 def test_a_cross_encoder_has_nothing_else_to_calibrate(make_pair_encoder, tmp_path):
-    with pytest.raises(ExportError, match="calibration of a cross-encoder is for int8-static"):
+    with pytest.raises(ExportError, match="calibration of a cross-encoder requires int8-static"):
         export(make_pair_encoder(), tmp_path / "toy.onnx", precision="int8", calibration=TEXTS)
 
 

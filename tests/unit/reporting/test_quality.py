@@ -77,5 +77,5 @@ def test_other_files_are_refused(tmp_path, content, message):
 def test_a_malformed_evaluation_is_refused(make_evaluation):
     evaluation = make_evaluation("f-tiny", stsb=0.7)
     del evaluation["task"]
-    with pytest.raises(DataError, match="not as `embedkit evaluate --json` writes it: 'task'"):
+    with pytest.raises(DataError, match="not have the format of `embedkit evaluate --json`: 'task'"):
         judge(MODELS, [evaluation])

@@ -148,12 +148,12 @@ class TestRefusals:
             ("a.txt", "\n \n", {}, "no text in"),
             ("a.txt", b"one\n\xff\n", {}, "not UTF-8"),
             ("a.tsv", "one\ttwo\nthree\n", {}, r"a.tsv:2: expected text in text1, text2; found text1: str"),
-            ("a.csv", "a,b\n1,2\n", {}, "name the text's column; there are a, b"),
+            ("a.csv", "a,b\n1,2\n", {}, "no known text column; set text_column to one of a, b"),
             ("a.csv", "a,b\n1,2\n", {"text_column": "c"}, "no column c; it has a, b"),
             ("a.csv", "a,b\n1,2\n", {"view_columns": ("a", "c")}, "no column c"),
             ("a.jsonl", '{"text": "a"}\n{"body": "b"}', {}, "a.jsonl:2: expected text in text; found body: str"),
             ("a.jsonl", '{"text": "a"}\n{"text": 5}', {}, "a.jsonl:2: expected text in text; found text: int"),
-            ("a.jsonl", '{"text": "a"}\n{"text": "\\ud83d"}', {}, "a.jsonl:2: not valid Unicode"),
+            ("a.jsonl", '{"text": "a"}\n{"text": "\\ud83d"}', {}, "a.jsonl:2: invalid Unicode"),
         ],
     )
     def test_a_bad_source_is_named_and_leaves_nothing(self, prepare, tmp_path, name, content, about, message):

@@ -122,5 +122,5 @@ def test_what_is_no_run_is_told(tmp_path):
 def test_a_broken_card_is_told(start):
     run = start(".")
     run.card.write_text(json.dumps(CARD)[:30])
-    with pytest.raises(DataError, match=r"run\.json is not readable"):
+    with pytest.raises(DataError, match=r"run\.json cannot be read"):
         write_report(run.path)

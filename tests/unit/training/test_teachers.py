@@ -164,7 +164,7 @@ class TestAligned:
     @pytest.mark.parametrize(
         ("make", "message"),
         [
-            (lambda v: v(5, 4), "has 5 vectors; 6 corpus rows were read"),
+            (lambda v: v(5, 4), "has 5 vectors, but 6 corpus rows were read"),
             (lambda v: v(6), "expected floats of shape"),
             (lambda v: v(6, 4).astype(int), "expected floats of shape"),
             (lambda v: np.array(["a", None], dtype=object), "cannot read vectors"),

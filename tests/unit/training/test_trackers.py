@@ -98,7 +98,7 @@ class TestWeightsAndBiases:
 
     def test_its_refusal_is_ours(self, go, monkeypatch):
         monkeypatch.setitem(sys.modules, "wandb", FakeWandB(refuse="no API key"))
-        with pytest.raises(ConfigError, match="wandb did not start: no API key; mend that"):
+        with pytest.raises(ConfigError, match="wandb did not start: no API key; fix this"):
             go("wandb", LOSS)
 
 

@@ -40,7 +40,7 @@ def test_throughput_leaves_empty_what_was_left_out(report):
 def test_what_a_model_takes(report):
     _, tiny, huge = rows(to_text(report), "Resource use")
     assert tiny[3:] == ["4.9", "91.5", "103.2", "0.300", "0.200", "0.050", "0.050"]
-    assert huge[3:6] == ["4.9", "not", "told"]
+    assert huge[3:5] == ["4.9", "unknown"]
 
 
 def test_a_reader_learns_what_figures_depend_on(report):

@@ -106,5 +106,5 @@ class TestWeights:
 
 
 def test_a_window_that_ends_before_it_starts_is_refused():
-    with pytest.raises(ConfigError, match="window_start = 5 is not before window_stop = 5"):
+    with pytest.raises(ConfigError, match="window_start = 5 must be less than window_stop = 5"):
         DistillCSEConfig(window_start=5, window_stop=5)

@@ -281,7 +281,7 @@ class TestRun:
         run(resolve(mapping), tmp_path / "run", QUIET)
         (found,) = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
         assert found.startswith(
-            "no settings are published for a student of 1 x 16; it gets those of tiny, 2 x 128"
+            "no settings are published for a student of 1 x 16; using those of tiny, 2 x 128"
         )
 
     def test_two_stages_leave_both_runs(self, taught, tmp_path):
