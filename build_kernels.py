@@ -39,11 +39,11 @@ _MACHINES = {"x86_64": _X86, "amd64": _X86, "aarch64": _ARM, "arm64": _ARM}
 
 
 def machine_flags(platform: str, *, msvc: bool = False) -> dict[str, list[str]]:
-    """The flags of each instruction set of a machine beyond the portable one, by its name.
+    """Return the compiler flags of each instruction set of a machine beyond the portable one, by name.
 
     Args:
-        platform: as `sysconfig.get_platform` names it.
-        msvc: whether flags are those of Microsoft's compiler.
+        platform: name of the platform, as `sysconfig.get_platform` returns it.
+        msvc: whether to return the flags of Microsoft's compiler.
     """
     machine = platform.replace("-", "_").lower()
     found = next((targets for name, targets in _MACHINES.items() if machine.endswith(name)), {})

@@ -280,9 +280,7 @@ class TestRun:
     def test_a_student_of_another_shape_than_its_settings_is_warned_of(self, mapping, tmp_path, caplog):
         run(resolve(mapping), tmp_path / "run", QUIET)
         (found,) = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
-        assert found.startswith(
-            "no settings are published for a student of 1 x 16; using those of tiny, 2 x 128"
-        )
+        assert found.startswith("no settings are published for a student of 1 x 16; using those of tiny, 2 x 128")
 
     def test_two_stages_leave_both_runs(self, taught, tmp_path):
         state = run(resolve(taught), tmp_path / "run", QUIET)
