@@ -78,7 +78,7 @@ def test_any_effort_gives_as_many_as_wanted(index, effort, k):
     assert np.isfinite(scores).all()
 
 
-def test_a_query_is_answered_alike_alone_and_in_company(index):
+def test_a_query_is_answered_the_same_alone_and_in_a_batch(index):
     together = index.search(QUERIES, 9)
     for query in range(0, 100, 7):
         alone = index.search(QUERIES[query : query + 1], 9)

@@ -106,7 +106,7 @@ class Recomputed:
         self.encode = encoder.encode
 
 
-def test_the_arithmetic_is_recorded_and_a_mixture_is_told(
+def test_the_arithmetic_is_recorded_and_a_mixture_is_logged(
     address: str, encoder: Encoder, caplog: pytest.LogCaptureFixture
 ) -> None:
     one, other = Recomputed(encoder, "one"), Recomputed(encoder, "other")
@@ -135,7 +135,7 @@ def test_embeddings_that_are_taken_over_keep_their_arithmetic(
     assert len(told(caplog)) == 1
 
 
-def test_embeddings_of_nobody_have_an_unknown_arithmetic(
+def test_given_embeddings_have_an_unknown_arithmetic(
     address: str, encoder: Encoder, caplog: pytest.LogCaptureFixture
 ) -> None:
     rows = encoder.encode([document["text"] for document in DOCUMENTS])
@@ -204,7 +204,7 @@ def test_filters(collection: Collection, conditions: dict, expected: str) -> Non
     assert sorted(ids(collection.search("the dog", 10, filter=conditions, hybrid=True))) == list(expected)
 
 
-def test_mistakes_are_told(collection: Collection) -> None:
+def test_mistakes_are_errors(collection: Collection) -> None:
     warnings = collection.search("a dog", filter={"lnag": "en"}).warnings
     assert warnings == [
         "filter: no document has the field 'lnag'; did you mean 'lang'?",

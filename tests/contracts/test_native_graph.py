@@ -190,7 +190,7 @@ def test_int8_is_nearer_to_floats_than_one_scale_for_a_text(make_encoder: Any, t
 @needs_kernel
 @pytest.mark.parametrize("memory", [None, 64])
 @pytest.mark.parametrize("products", DIFFERENCE)
-def test_a_text_has_the_same_bits_in_any_company(
+def test_a_text_has_the_same_bits_in_any_batch(
     make_encoder: Any, tokens: Tokens, products: str, memory: int | None
 ) -> None:
     graph = NativeGraph.find(write(make_encoder(memory=memory), products, "int8"))

@@ -152,7 +152,7 @@ def test_token_types_count(make_model: Any, tokens: Tokens) -> None:
 
 @needs_kernel
 @pytest.mark.parametrize("products", DIFFERENCE)
-def test_a_pair_has_the_same_bits_in_any_company(make_model: Any, tokens: Tokens, products: str) -> None:
+def test_a_pair_has_the_same_bits_in_any_batch(make_model: Any, tokens: Tokens, products: str) -> None:
     graph = find(write(make_model(), products))
     together = graph.run(tokens)
     order = np.random.default_rng(1).permutation(len(tokens.ids))

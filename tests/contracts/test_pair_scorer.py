@@ -81,7 +81,7 @@ def test_scores_come_in_the_order_given(scorer: PairScorer) -> None:
     np.testing.assert_allclose(found, scorer.predict(PAIRS)[order], rtol=0, atol=1e-5)
 
 
-def test_the_company_of_a_pair_does_not_matter(scorer: PairScorer) -> None:
+def test_a_score_does_not_depend_on_the_other_pairs_of_the_batch(scorer: PairScorer) -> None:
     alone = np.concatenate([scorer.predict([pair]) for pair in PAIRS])
     np.testing.assert_allclose(alone, scorer.predict(PAIRS), rtol=0, atol=1e-5)
 

@@ -79,7 +79,7 @@ def test_equal_rows_across_blocks(index_kind):
         assert len(np.unique(scores[:, 1:])) == len(query)
 
 
-def test_a_query_is_answered_alike_alone_and_in_company(index_kind):
+def test_a_query_is_answered_the_same_alone_and_in_a_batch(index_kind):
     rows, queries = unit_rows(3_000, width=100), unit_rows(64, width=100, seed=5)
     index = index_kind.build(rows)
     together = index.search(queries, 9)

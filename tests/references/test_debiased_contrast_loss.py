@@ -67,7 +67,7 @@ def test_without_noise_and_false_negatives_it_is_info_nce():
     assert torch.allclose(found, info_nce(anchors, positives, temperature=0.05))
 
 
-def test_sentences_at_the_threshold_are_no_negatives_and_nobody_is_its_own():
+def test_sentences_at_the_threshold_and_the_sentence_itself_are_no_negatives():
     units = torch.tensor([[1.0, 0.0], [0.6, 0.8], [0.0, 1.0]])
     cosines = units @ units.T
     found = true_negatives(units, threshold=cosines[1, 2].item())

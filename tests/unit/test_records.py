@@ -119,7 +119,7 @@ def test_a_missing_file_is_named(tmp_path):
 
 
 @pytest.mark.parametrize("packing", [".gz", ".xz"])
-def test_any_damage_of_a_packed_file_is_told(write, packing):
+def test_any_damage_of_a_packed_file_is_reported(write, packing):
     whole = write(f"a.jsonl{packing}", "".join(json.dumps({"text": f"text {i}"}) + "\n" for i in range(2000)))
     data = whole.read_bytes()
     for place in range(0, len(data), len(data) // 40):

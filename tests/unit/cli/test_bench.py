@@ -140,7 +140,7 @@ def test_a_report_needs_matplotlib_and_says_what_brings_it(capsys):
     assert 'pip install "embedkit-onnx[bench]"' in capsys.readouterr().err
 
 
-def test_whoever_interrupts_does_not_want_the_next_number_of_threads(toy_bundle, texts, monkeypatch, capsys):
+def test_an_interrupt_skips_the_remaining_numbers_of_threads(toy_bundle, texts, monkeypatch, capsys):
     from embedkit.evaluation.speed import rounds
     from embedkit.evaluation.speed.process import WorkerProcess
 

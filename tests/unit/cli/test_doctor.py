@@ -133,7 +133,7 @@ def test_a_bundled_model_that_computes_something_else_is_a_problem(bundled, toy_
         ({"one": False}, "one not compiled, encoding is slower"),
     ],
 )
-def test_kernels_that_are_not_there_are_told(bundled, monkeypatch, capsys, kernels, line):
+def test_kernels_that_are_not_there_are_reported(bundled, monkeypatch, capsys, kernels, line):
     monkeypatch.setattr("embedkit.runtime.kernels.built", lambda: kernels)
     assert main(["doctor"]) == 0
     assert f"kernels      {line}" in capsys.readouterr().out.splitlines()

@@ -54,7 +54,7 @@ class TestExitCodes:
         assert main(["play"]) == code
 
     @pytest.mark.parametrize("kind", ERRORS, ids=lambda kind: kind.__name__)
-    def test_every_error_of_ours_is_one_line_and_1(self, play, kind, capsys):
+    def test_every_embedkit_error_prints_one_line_and_exits_with_1(self, play, kind, capsys):
         play(raising(make(kind)))
         assert main(["play"]) == 1
         assert capsys.readouterr() == ("", "error: out of luck\n")
@@ -133,7 +133,7 @@ class TestMissingPackages:
         assert main(["play"]) == 1
         assert capsys.readouterr().err.endswith('pip install "numpy"\n')
 
-    def test_a_module_of_ours_that_is_missing_is_a_bug(self, play):
+    def test_a_missing_embedkit_module_is_a_bug(self, play):
         play(raising(ModuleNotFoundError("No module named 'embedkit.gone'", name="embedkit.gone")))
         with pytest.raises(ModuleNotFoundError):
             main(["play"])

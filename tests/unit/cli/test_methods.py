@@ -76,7 +76,7 @@ def defaults(rows):
         ("trans-encoder", "pairs"),
     ],
 )
-def test_needs_are_told(capsys, name, needs):
+def test_requirements_are_printed(capsys, name, needs):
     assert main(["methods", name, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)[name]["needs"] == needs
 

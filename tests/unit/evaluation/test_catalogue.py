@@ -141,7 +141,7 @@ def test_mtebs_files_of_a_named_task(words, tmp_path, write_json_lines):
     assert (result.convention, result.rows, result.expected) == ("mteb", 1, 361)
 
 
-def test_own_sets_are_told_apart_by_their_columns(write_json_lines, write_lines):
+def test_the_kinds_of_own_sets_are_recognized_by_their_columns(write_json_lines, write_lines):
     lists = write_json_lines("lists.jsonl", *LISTS)
     pairs = write_json_lines("pairs.jsonl", {"sentence1": "a", "sentence2": "b", "score": 1})
     assert isinstance(load_task(str(lists)), RerankingTask)

@@ -85,7 +85,7 @@ def test_transfer_is_the_mean_of_what_is_whole(words, folders, monkeypatch):
         load_task("transfer", data=folders / "sts")
 
 
-def test_pairs_are_told_by_their_features(words, folders):
+def test_pairs_are_recognized_by_their_features(words, folders):
     for name in ("sick-e", "snli"):
         (result,) = evaluate(words, load_task(name, data=folders)).results
         assert (result.value, result.rows, result.unit) == (1.0, 3, "pairs")

@@ -124,7 +124,7 @@ def test_the_error_to_expect_is_the_error_that_comes(outlier):
     assert expected == pytest.approx((error**2).mean(axis=0).sum(), rel=0.2)
 
 
-def test_embeddings_are_close_and_the_same_in_any_company(encoder):
+def test_embeddings_are_close_and_the_same_in_any_batch(encoder):
     candidate = Candidate(static_graph(encoder).SerializeToString(), encoder.tokenizer)
     tokens = encoder.tokenizer.tokenize([*TEXTS, *PROBE_TEXTS])
 

@@ -160,7 +160,7 @@ def test_scoring_keeps_order_and_mode(pair_encoder):
     assert scorer.predict([]).shape == (0,)
 
 
-def test_kinds_of_folders_are_told_apart(pair_encoder, make_encoder, raw_folder, tmp_path):
+def test_kinds_of_folders_are_distinguished(pair_encoder, make_encoder, raw_folder, tmp_path):
     pair_encoder.save(tmp_path / "cross")
     make_encoder().save(tmp_path / "encoder")
 

@@ -180,7 +180,7 @@ def test_a_plain_onnx_model_is_refused(tmp_path: Path, toy_model_bytes: bytes) -
         read_bundle(tmp_path / "plain.onnx")
 
 
-def test_a_missing_file_and_a_folder_are_told_apart(tmp_path: Path) -> None:
+def test_a_missing_file_and_a_folder_are_distinguished(tmp_path: Path) -> None:
     with pytest.raises(ModelNotFoundError, match="no bundle at"):
         read_bundle(tmp_path / "none.onnx")
     with pytest.raises(BundleError, match="not a file"):
@@ -355,7 +355,7 @@ def name_a_token_that_is_not_there(values: Any) -> None:
 @pytest.mark.parametrize(
     "change", [lose_the_unknown_token, number_a_word_beyond_32_bits, name_a_token_that_is_not_there]
 )
-def test_a_tokenizer_that_contradicts_itself_is_an_error_of_ours(
+def test_a_tokenizer_that_contradicts_itself_is_an_embedkit_error(
     rewrite: Rewrite, change: Callable[[Any], None]
 ) -> None:
     path = sealed(rewrite(rewrite_tokenizer(change)))

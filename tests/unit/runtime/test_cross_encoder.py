@@ -142,7 +142,7 @@ def test_no_documents_are_no_error(model: CrossEncoder) -> None:
 # Truncation
 
 
-def test_truncation_is_told_once_a_call(
+def test_truncation_is_reported_once_per_call(
     model: CrossEncoder, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engine_module, "_CHUNK_ITEMS", 2)

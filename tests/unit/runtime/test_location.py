@@ -87,7 +87,7 @@ def test_what_looks_like_a_path_never_goes_to_the_network(source: str | Path) ->
 @pytest.mark.parametrize(
     "source", ["", "tinysct", "all-MiniLM", "name with spaces", "org/na me", "https://x.org/m"]
 )
-def test_what_is_nothing_at_all_is_told_the_bundled_names(source: str) -> None:
+def test_an_unknown_source_is_answered_with_the_bundled_names(source: str) -> None:
     with pytest.raises(ModelNotFoundError, match="the bundled models are mini-sct, tiny-sct"):
         find_model(source)
 

@@ -135,13 +135,13 @@ def test_errors_are_ours_and_name_the_text_and_the_pool_goes_on(pool: EncoderPoo
     assert pool.encode(TEXTS).shape == (30, 16)
 
 
-def test_texts_that_were_cut_are_told_once(pool: EncoderPool, caplog: pytest.LogCaptureFixture) -> None:
+def test_truncated_texts_are_reported_once(pool: EncoderPool, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, logger="embedkit"):
         pool.encode([*TEXTS, LONG, LONG])
     assert [record.getMessage() for record in caplog.records] == ["2 of 32 texts were cut to 12 tokens"]
 
 
-def test_a_process_that_ends_is_told(encoder: Encoder) -> None:
+def test_a_process_that_ends_is_reported(encoder: Encoder) -> None:
     with encoder.pool(2) as pool:
         pool._workers[1]._process.kill()
         with pytest.raises(ModelError, match="has ended with exit code -9"):

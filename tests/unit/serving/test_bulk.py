@@ -79,7 +79,7 @@ def test_a_shard_says_which_model_made_it(toy_bundle: Path, pages: Path, tmp_pat
     assert json.loads(metadata[b"embedkit"]) == about
 
 
-def test_a_mixture_of_arithmetics_is_told_and_recorded(
+def test_a_mixture_of_arithmetics_is_logged_and_recorded(
     toy_bundle: Path, pages: Path, tmp_path: Path, monkeypatch, caplog
 ) -> None:
     out, used = tmp_path / "out", Encoder.load(toy_bundle).numerics
@@ -363,7 +363,7 @@ def test_a_worker_refuses_another_model(toy_bundle: Path, write_toy_bundle, page
         ShardEncoder(dataclasses.replace(encoding.job, model=str(other)))
 
 
-def test_engines_are_told_by_name(toy_bundle: Path, pages: Path, tmp_path: Path, monkeypatch) -> None:
+def test_engines_are_selected_by_name(toy_bundle: Path, pages: Path, tmp_path: Path, monkeypatch) -> None:
     encoding = BulkEncoding.prepare(pages, tmp_path / "out", model=toy_bundle)
     with pytest.raises(InputError, match="there is no engine 'spark'; the engines are local, ray"):
         encoding.run(engine="spark")

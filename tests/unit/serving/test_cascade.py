@@ -119,7 +119,7 @@ def test_words_follow_deletions_upserts_and_filters(library):
     library.verify()
 
 
-def test_words_nobody_wrote_leave_the_order_of_meaning(library):
+def test_words_in_no_document_leave_the_order_of_embeddings(library):
     for query in ("zebra", "!?", ""):
         dense = [hit.id for hit in library.search(query, k=5)]
         assert [hit.id for hit in library.search(query, k=5, hybrid=True)] == dense
@@ -224,6 +224,6 @@ def test_times_of_each_stage(library):
         ({"k": 0, "hybrid": True}, "k of at least 1"),
     ],
 )
-def test_wrong_options_are_told(library, options, message):
+def test_wrong_options_are_reported(library, options, message):
     with pytest.raises(InputError, match=message):
         library.search("tea", **options)

@@ -372,7 +372,7 @@ def test_two_builds_at_once(tmp_path, encoder):
     assert len(Collection.build(texts(), encoder=encoder, path=tmp_path / "idx")) == 1
 
 
-def test_a_missing_faiss_is_told_before_the_work(tmp_path, encoder, monkeypatch):
+def test_a_missing_faiss_is_reported_before_the_work(tmp_path, encoder, monkeypatch):
     import sys
 
     monkeypatch.setitem(sys.modules, "faiss", None)

@@ -243,7 +243,7 @@ def test_there_is_nothing_to_write_to(collection):
     assert not collection.path.exists()
 
 
-def test_a_second_writer_is_told(collection, encoder):
+def test_a_second_writer_is_refused(collection, encoder):
     other = Collection.open(collection.path, encoder=encoder)
 
     def documents():

@@ -71,7 +71,7 @@ def unchanged(toy_bundle: Path, tmp_path_factory: pytest.TempPathFactory):
     collection.close()
 
 
-def test_what_is_found_is_what_a_collection_of_ours_finds(unchanged: Collection, oracle: Collection) -> None:
+def test_search_finds_what_a_local_collection_finds(unchanged: Collection, oracle: Collection) -> None:
     queries = ["a dog", "the sea at the end", "red"]
     for found, expected in zip(unchanged.search(queries, 4), oracle.search(queries, 4), strict=True):
         assert [(hit.id, hit.text) for hit in found] == [(hit.id, hit.text) for hit in expected]
@@ -107,7 +107,7 @@ def test_what_is_found_is_what_a_collection_of_ours_finds(unchanged: Collection,
     ],
     ids=str,
 )
-def test_filters_choose_what_they_choose_in_a_collection_of_ours(
+def test_filters_select_what_they_select_in_a_local_collection(
     unchanged: Collection, oracle: Collection, conditions: dict
 ) -> None:
     found = {hit.id for hit in unchanged.search("the dog", 10, filter=conditions)}

@@ -95,7 +95,7 @@ def test_what_a_worker_refuses_is_our_error(
         encoding.run(engine="ray", workers=1)
 
 
-def test_a_failure_of_ray_is_told_as_such() -> None:
+def test_a_failure_of_ray_is_reported_as_such() -> None:
     with (
         pytest.raises(WorkerError, match=r"Ray could not finish the work: .*node was lost"),
         ray_engine._refusals_told(),

@@ -99,7 +99,7 @@ def test_chunks_put_end_to_end_and_ordered_are_the_batch(make):
     assert torch.equal(view.order.sort().values, torch.arange(4))
 
 
-def test_a_list_that_nobody_takes_is_refused(make):
+def test_an_unused_list_is_refused(make):
     with pytest.raises(ConfigError, match=r"uses no positives; remove views\.positives"):
         make(BatchSpec(views=2), positives=("none",))
 

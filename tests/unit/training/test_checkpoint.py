@@ -79,7 +79,7 @@ def test_loading_changes_nothing_on_disk(saved):
     assert path.read_bytes() == before
 
 
-def test_a_file_cut_anywhere_is_told(saved):
+def test_a_file_cut_anywhere_is_reported(saved):
     _, path = saved
     content = path.read_bytes()
     for cut in range(0, len(content), 211):
@@ -88,7 +88,7 @@ def test_a_file_cut_anywhere_is_told(saved):
             Parts(5).load(path)
 
 
-def test_a_bit_flipped_anywhere_is_told(saved):
+def test_a_bit_flipped_anywhere_is_reported(saved):
     _, path = saved
     content = path.read_bytes()
     whole = load_file(path)

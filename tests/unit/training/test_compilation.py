@@ -54,7 +54,7 @@ def test_a_compiled_run_is_like_one_that_is_not(make_encoder, make_corpus, sente
     assert not any("_orig_mod" in name for name in SentenceEncoder.load(folder.model).state_dict())
 
 
-def test_a_missing_compiler_is_told_before_training(make_encoder, monkeypatch):
+def test_a_missing_compiler_is_reported_before_training(make_encoder, monkeypatch):
     def fail(*_, **__):
         raise RuntimeError("no compiler found\nand much more")
 

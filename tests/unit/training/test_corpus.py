@@ -214,7 +214,7 @@ class TestFolder:
         monkeypatch.undo()
         assert texts(prepare("a.txt", "one\ntwo")) == ["one", "two"]
 
-    def test_a_full_disk_is_told(self, prepare, tmp_path, monkeypatch):
+    def test_a_full_disk_is_reported(self, prepare, tmp_path, monkeypatch):
         def full(*_, **__):
             raise OSError(28, "No space left on device")
 
@@ -224,7 +224,7 @@ class TestFolder:
         assert list((tmp_path / "cache" / "corpus").iterdir()) == []
 
     @pytest.mark.parametrize("name", ["corpus.json", "spans.npy", "source_rows.npy", "text.bin"])
-    def test_damage_is_told(self, prepare, name):
+    def test_damage_is_reported(self, prepare, name):
         corpus = prepare("a.txt", "one\ntwo")
         (corpus.folder / name).write_bytes(b"")
         with pytest.raises(DataError, match="not a prepared corpus"):

@@ -135,7 +135,7 @@ class TestCostOfEvaluation:
     def told(self, caplog):
         return [record.getMessage() for record in caplog.records if "an evaluation takes" in record.getMessage()]
 
-    def test_it_is_told_once_after_the_first(self, setup, caplog):
+    def test_it_is_reported_once_after_the_first(self, setup, caplog):
         caplog.set_level("INFO")
         _, go, _ = setup(steps=24)
         go(evaluate=lambda: 0.5)
@@ -299,7 +299,7 @@ class TestResume:
         go(minutes=1e-9, should_stop=lambda: times.append(place.last.stat().st_mtime_ns) or False)
         assert len(set(times)) == 3
 
-    def test_a_damaged_checkpoint_is_told(self, setup):
+    def test_a_damaged_checkpoint_is_reported(self, setup):
         _, go, place = setup()
         go(should_stop=lambda: True)
         place.last.write_bytes(place.last.read_bytes()[:-5])

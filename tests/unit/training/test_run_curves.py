@@ -93,11 +93,11 @@ def test_before_the_first_record_there_is_nothing(write):
 
 
 @pytest.mark.parametrize("torn", ["no json\n", '{"a":\n'])
-def test_what_is_no_record_is_told(write, torn):
+def test_a_line_that_is_not_a_record_is_an_error(write, torn):
     with pytest.raises(DataError, match="is not a valid metrics file"):
         read_curves(write(RECORDS, torn))
 
 
-def test_no_file_is_told(tmp_path):
+def test_a_missing_file_is_an_error(tmp_path):
     with pytest.raises(DataError, match=r"metrics\.jsonl is not a valid metrics file"):
         read_curves(tmp_path / "metrics.jsonl")

@@ -63,7 +63,7 @@ class TestBatches:
         assert batch.teacher is batch.teachers[0]
         assert Batch(()).teacher == ()
 
-    def test_vectors_that_nobody_asks_for_are_not_read(self, source):
+    def test_vectors_that_are_not_requested_are_not_read(self, source):
         assert source(BatchSpec(), Teacher(4)).batch(0).teachers == ()
 
     def test_batches_move_with_all_their_vectors(self, source):
@@ -95,7 +95,7 @@ class TestBatches:
         ("simcse", {}),
     ],
 )
-def test_who_is_told_of_widths(name, told):
+def test_which_methods_receive_widths(name, told):
     assert METHODS[name].teacher_arguments([4, 7]) == told
 
 

@@ -106,7 +106,7 @@ def test_a_kill_at_any_byte_loses_only_what_was_not_whole(open_cache, name):
         assert {file: (whole.folder / file).read_bytes() for file in files} == files
 
 
-def test_every_flipped_byte_of_a_vector_is_told(open_cache):
+def test_every_flipped_byte_of_a_vector_is_reported(open_cache):
     cache = open_cache()
     fill(cache)
     file = cache.folder / "vectors.bin"
@@ -137,7 +137,7 @@ def test_a_flipped_byte_of_a_record_never_gives_a_wrong_vector(open_cache):
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"format": 1}'])
-def test_a_damaged_card_is_told(open_cache, content):
+def test_a_damaged_card_is_reported(open_cache, content):
     cache = open_cache()
     (cache.folder / "cache.json").write_text(content)
     with pytest.raises(CacheError, match="delete"):
@@ -228,7 +228,7 @@ class TestFullDisk:
         return fail_at
 
     @pytest.mark.parametrize("number", [0, 1], ids=["vectors", "records"])
-    def test_is_told_and_the_cache_goes_on(self, open_cache, fail_at, monkeypatch, number):
+    def test_is_reported_and_the_cache_goes_on(self, open_cache, fail_at, monkeypatch, number):
         cache = open_cache()
         rows = fill(cache, TEXTS[:4])
         fail_at(number)

@@ -99,7 +99,7 @@ def test_it_says_beforehand_what_it_will_take(slow, caplog):
     assert "timing 3 kinds of calls, 2 rounds: about 4 s" in caplog.messages
 
 
-def test_models_of_the_same_name_are_told_apart(slow):
+def test_models_of_the_same_name_are_distinguished(slow):
     report = measure([Candidate(source="0.1"), Candidate(source="0.2")], PLAN, progress=False)
     assert [model.label for model in report.models] == ["slow fp32 (0.1)", "slow fp32 (0.2)"]
 

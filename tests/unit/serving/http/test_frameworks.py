@@ -30,7 +30,7 @@ def test_langchain_gets_the_encoders_embeddings(url, toy_encoder):
     near(np.float32(client.embed_query(TEXTS[0])), expected[0])
 
 
-def test_langchain_is_told_how_to_send_texts(url, monkeypatch):
+def test_the_error_for_token_input_names_the_option_of_langchain(url, monkeypatch):
     letters = tiktoken.Encoding(
         "letters", pat_str=".", mergeable_ranks={bytes([n]): n for n in range(256)}, special_tokens={}
     )

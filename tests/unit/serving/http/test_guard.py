@@ -29,7 +29,7 @@ def test_a_key_opens(locked, key):
 
 @pytest.mark.parametrize("header", [None, "", "Bearer", f"Basic {KEY}", f"Bearer {KEY}x", KEY, "Bearer \xe9"])
 @pytest.mark.parametrize("path", ["/v1/models", "/metrics", "/openapi.json", "/nowhere"])
-def test_without_one_nothing_is_told(locked, path, header):
+def test_a_request_without_a_valid_key_is_refused(locked, path, header):
     headers = {} if header is None else {"authorization": header.encode("latin-1")}
     done = httpx.get(f"{locked}{path}", headers=headers)
     assert done.status_code == 401

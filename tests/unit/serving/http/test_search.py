@@ -128,7 +128,7 @@ def test_without_a_collection_a_search_says_so(client):
 @pytest.mark.parametrize(
     ("path", "given"), [("/v1/documents", {"documents": []}), ("/v1/documents/delete", {"ids": []})]
 )
-def test_nobody_writes_unless_allowed(reading, path, given):
+def test_writes_are_refused_unless_allowed(reading, path, given):
     assert reading.post(path, json=given).status_code in {404, 405}
     assert path not in reading.get("/openapi.json").json()["paths"]
 

@@ -78,7 +78,7 @@ def test_finished_members_are_not_trained_again(mapping, stages, tmp_path):
     assert [place[-1] for place, *_ in stages] == ["2", "1", "2", "run"]
 
 
-def test_what_the_last_stage_lacks_is_told_before_the_first(mapping, stages, tmp_path):
+def test_what_the_last_stage_lacks_is_reported_before_the_first(mapping, stages, tmp_path):
     mapping["settings"]["distillation"] = {"teacher_weights": [1, 1, 2]}
     with pytest.raises(ConfigError, match="3 weights for 2 teachers"):
         run(resolve(mapping), tmp_path / "run")

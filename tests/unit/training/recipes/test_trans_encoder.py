@@ -221,7 +221,7 @@ def test_killed_between_stages_it_goes_on_from_the_labels_it_has(mapping, tmp_pa
     assert whole.fingerprint() == parts.fingerprint()
 
 
-def test_damaged_labels_are_told(mapping, tmp_path):
+def test_damaged_labels_are_reported(mapping, tmp_path):
     steps = iter(range(1, 100))
     go(mapping(), tmp_path / "run", should_stop=lambda: next(steps) == 2)
     (tmp_path / "run" / "cycle-1" / "cosines.npy").write_bytes(b"broken")
