@@ -1,4 +1,4 @@
-"""What every store of collections has to keep: a folder, a file of Milvus Lite, a folder of Qdrant's client."""
+"""What every collection store guarantees: a folder, a file of Milvus Lite, a folder of Qdrant's client."""
 
 from __future__ import annotations
 
@@ -93,12 +93,12 @@ def test_it_is_opened_again_by_its_own_model(
 
 
 def told(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """What was said of arithmetics."""
+    """Return the log messages about arithmetics."""
     return [line for line in caplog.messages if "computed by" in line]
 
 
 class Recomputed:
-    """The same model under another arithmetic."""
+    """Return the same model under another arithmetic."""
 
     def __init__(self, encoder: Encoder, numerics: str) -> None:
         self.name, self.fingerprint, self.numerics = encoder.name, encoder.fingerprint, numerics

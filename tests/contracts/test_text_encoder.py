@@ -1,4 +1,4 @@
-"""What every TextEncoder promises. A new implementation is one more fixture in ENCODERS."""
+"""What every TextEncoder guarantees. A new implementation is one more fixture in ENCODERS."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DCLR's loss against nested loops written from the paper, and what noise does."""
+"""DCLR's loss against nested loops written from the paper, and the effect of noise."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def cosine(a, b):
 
 
 def weight(complementary, i, j, threshold):
-    """Nothing where the other model finds them alike."""
+    """Return 0 for pairs that the other model finds similar, else 1."""
     return 0 if cosine(complementary[i], complementary[j]) >= threshold else 1
 
 

@@ -1,4 +1,4 @@
-"""`embedkit bench`: which worker a model gets, and what comes out where."""
+"""`embedkit bench`: which worker runs a model, and what is written where."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_an_interrupt_skips_the_remaining_numbers_of_threads(toy_bundle, texts, 
 
     def interrupt(self, *arguments, **options):
         asked.append(options)
-        if len(asked) == 8:  # four to see what calls cost, two of the first round, then two of the second
+        if len(asked) == 8:  # four for the cost of calls, two of the first round, then two of the second
             raise KeyboardInterrupt
         return time(self, *arguments, **options)
 

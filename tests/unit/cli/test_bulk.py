@@ -1,4 +1,4 @@
-"""`embedkit encode` from Parquet into a folder: what it costs, what it did, and going on after a kill."""
+"""`embedkit encode` from Parquet into a folder: cost, result, and resuming after a kill."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`embedkit encode`: what stands in the file is what the encoder gives, whatever the forms."""
+"""`embedkit encode`: the file holds the encoder's embeddings, in every format."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`embedkit inspect`: everything the bundle says, for people and for machines."""
+"""`embedkit inspect`: all facts about a bundle, as text and as JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command `embedkit` itself: commands found, options spread, errors turned into exit codes."""
+"""The command `embedkit` itself: commands are found, options added, errors turned into exit codes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ERRORS = [getattr(errors, name) for name in errors.__all__]
 
 @pytest.fixture
 def play(monkeypatch):
-    """Give embedkit one more command, `play`, that runs the function given."""
+    """Add a command, `play`, that runs the given function."""
 
     def install(run, configure=lambda _parser: None):
         module = types.ModuleType("embedkit.cli.play")

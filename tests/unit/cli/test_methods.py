@@ -1,4 +1,4 @@
-"""`embedkit methods`: everything in the tables of methods and recipes, and nothing else."""
+"""`embedkit methods`: exactly the tables of methods and recipes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TABLE = {**METHODS, **RECIPES}
 
 
 def test_the_copy_is_what_the_code_says():
-    """Else run: python -m embedkit.training.recipes.table."""
+    """If it fails, run: python -m embedkit.training.recipes.table."""
     assert json.loads(COPY.read_text(encoding="utf-8")) == json.loads(json.dumps(build_table()))
 
 

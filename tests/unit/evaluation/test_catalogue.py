@@ -18,7 +18,7 @@ LISTS = [{"query": "red apple", "positive": ["red apples", "an apple"], "negativ
 
 @pytest.fixture
 def sts_data(write_lines, tmp_path, monkeypatch):
-    """A data folder in SentEval's layout with two of the seven sets, whole as far as the toy sizes go."""
+    """Write a data folder in SentEval's layout with two of the seven sets, complete as far as the toy sizes go."""
     monkeypatch.setitem(sts_sources.STS_YEARS, "sts13", {"FNWN": 3, "OnWN": 2})
     monkeypatch.setitem(sts_sources._STSB, "test", ("sts-test.csv", "test", 2))
     write_lines("downstream/STS/STS13-en-test/STS.input.FNWN.txt", "a b\ta b", "a b\ta c", "a b\tc d", "x\ty")

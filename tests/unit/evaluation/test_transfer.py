@@ -18,7 +18,7 @@ NEGATIVE = [f"bad  {word} film \t" for word in "abcdefghijkl"]
 
 @pytest.fixture
 def folders(write_lines, tmp_path):
-    """Each set in its published layout, a few lines of it."""
+    """Write each set in its published layout, a few lines of each."""
     write_lines("transfer/MR/rt-polarity.pos", *POSITIVE)
     write_lines("transfer/MR/rt-polarity.neg", *NEGATIVE)
     for split in ("train", "dev", "test"):

@@ -64,7 +64,7 @@ def test_ranges_are_those_that_torch_sees(encoder):
 
 
 def round_off(rounding, rows, weight, largest=64):
-    """What a product of rounded inputs and rounded weights gives, in float64."""
+    """Compute the product of rounded inputs and rounded weights in float64."""
     factors = np.ones(rows.shape[1]) if rounding.factors is None else rounding.factors.astype(np.float64)
     integers = np.clip(np.rint(rows * factors / rounding.step) + rounding.zero, 0, 255)
     stored, scales = quantize((weight / factors[:, None]).astype(np.float32), largest, axis=0)

@@ -1,4 +1,4 @@
-"""LangChain's own classes over our embeddings, within the process."""
+"""LangChain's own classes over embedkit's embeddings, in-process."""
 
 from __future__ import annotations
 

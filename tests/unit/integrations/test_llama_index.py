@@ -1,4 +1,4 @@
-"""LlamaIndex' own classes over our embeddings, within the process."""
+"""LlamaIndex' own classes over embedkit's embeddings, in-process."""
 
 from __future__ import annotations
 

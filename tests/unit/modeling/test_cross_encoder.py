@@ -23,7 +23,7 @@ PAIRS = [
 @pytest.fixture
 def pair_encoder(make_encoder):
     model = PairEncoder.from_encoder(make_encoder(), max_length=16, seed=3).eval()
-    with torch.no_grad():  # scores that differ from pair to pair
+    with torch.no_grad():  # makes scores differ between pairs
         for name, parameter in model.named_parameters():
             if name.endswith("weight") and parameter.ndim > 1:
                 parameter.mul_(8.0)
@@ -32,7 +32,7 @@ def pair_encoder(make_encoder):
 
 @pytest.fixture
 def raw_folder(tokenizer, tmp_path):
-    """A raw pre-trained BERT with its pooler, as a plain transformers folder."""
+    """Write a raw pre-trained BERT with its pooler, as a plain transformers folder."""
     torch.manual_seed(5)
     config = BertConfig(
         vocab_size=tokenizer.vocabulary_size,

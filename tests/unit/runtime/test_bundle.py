@@ -1,4 +1,4 @@
-"""A bundle is read whole or refused, quickly and with one kind of error."""
+"""A bundle is read completely or rejected, quickly and with one kind of error."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ Rewrite = Callable[[Callable[[onnx.ModelProto], None]], Path]
 
 @pytest.fixture
 def parts(toy_bundle: Path, toy_model_bytes: bytes) -> tuple[bytes, Manifest, str, Golden]:
-    """What write_bundle takes."""
+    """Return arguments of write_bundle."""
     read = read_bundle(toy_bundle)
     return toy_model_bytes, read.manifest, read.tokenizer_json, read.golden
 
 
 @pytest.fixture
 def rewrite(toy_bundle: Path, tmp_path: Path) -> Rewrite:
-    """Change a bundle with the onnx package, behind our back; the fingerprint is not renewed."""
+    """Change a bundle with the onnx package; the fingerprint is not updated."""
 
     def apply(change: Callable[[onnx.ModelProto], None]) -> Path:
         model = onnx.load_model(toy_bundle)
@@ -323,7 +323,7 @@ def test_a_bundle_prints_without_its_contents(toy_bundle: Path) -> None:
 
 
 def rewrite_tokenizer(change: Callable[[Any], None]) -> Callable[[onnx.ModelProto], None]:
-    """Change what a bundle's tokenizer is made of."""
+    """Change the files of a bundle's tokenizer."""
 
     def apply(model: onnx.ModelProto) -> None:
         stored = entry(model, "tokenizer")

@@ -1,4 +1,4 @@
-"""The cross-encoder: scores as the reference computes them, and every wish honoured or refused."""
+"""The cross-encoder: scores equal the reference, and every option is honoured or refused."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def test_truncation_can_be_an_error(model: CrossEncoder) -> None:
     assert len(model.predict(PAIRS[:2], on_overflow="error")) == 2
 
 
-# What is refused
+# Refused arguments
 
 
 @pytest.mark.parametrize(

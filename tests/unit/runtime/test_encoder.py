@@ -1,4 +1,4 @@
-"""The encoder: rows as the reference computes them, and every wish honoured or refused."""
+"""The encoder: rows equal the reference, and every option is honoured or refused."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_batches_run_side_by_side(
     run, together = Session.run, threading.Barrier(3)
 
     def meet(session: Session, batch: TokenBatch, lane: int | None = None) -> FloatArray:
-        together.wait(timeout=30)  # breaks unless three batches are under way at once
+        together.wait(timeout=30)  # breaks unless three batches run at once
         return run(session, batch, lane=lane)
 
     monkeypatch.setattr(Session, "run", meet)
@@ -119,7 +119,7 @@ def test_what_fails_in_one_lane_ends_the_others(
 
     def fail(session: Session, batch: TokenBatch, lane: int | None = None) -> FloatArray:
         if not ran:
-            together.wait(timeout=30)  # both have begun
+            together.wait(timeout=30)  # both have started
         if lane == failing:
             raise KeyboardInterrupt
         time.sleep(0.05)  # time enough for the other to fail
@@ -320,7 +320,7 @@ def test_a_model_without_prompts_encodes_queries_as_they_are(encoder: Encoder) -
     np.testing.assert_array_equal(encoder.encode_document("a dog"), encoder.encode("a dog"))
 
 
-# What is refused
+# Refused arguments
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Frames: what one process writes is what another reads, and an end is noticed."""
+"""Frames: one process reads what another writes, and notices its end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tokenization: one way of cutting and padding, whatever the file asks for."""
+"""Tokenization truncates and pads in one way, whatever the file specifies."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PAD, UNKNOWN, CLS, SEP = 0, 1, 2, 3
 
 @pytest.fixture(params=["kernel", "no kernel"], autouse=True)
 def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All that follows, with the kernel and without."""
+    """Run each test with the kernel and without it."""
     if request.param == "no kernel":
         monkeypatch.setattr(word_pieces, "wordpiece", None)
     elif kernels.wordpiece is None:

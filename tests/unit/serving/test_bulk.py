@@ -1,4 +1,4 @@
-"""Bulk encoding: shards that are the encoder's own rows, made once, whole or not at all."""
+"""Bulk encoding: shards hold the encoder's own rows, are computed once, and appear whole or not at all."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def write(path: Path, rows: int, seed: int = 0, **columns: list) -> Path:
 
 @pytest.fixture
 def pages(tmp_path: Path) -> Path:
-    """Three files of 25, 3 and no rows."""
+    """Write three files of 25, 3 and no rows."""
     write(tmp_path / "pages" / "a.parquet", 25)
     write(tmp_path / "pages" / "deep" / "b.parquet", 3, seed=1)
     parquet.write_table(
@@ -169,7 +169,9 @@ def test_options_reach_the_encoder(toy_bundle: Path, pages: Path, tmp_path: Path
     options = {"truncate_dim": 8, "precision": "ubinary"}
     BulkEncoding.prepare(pages, tmp_path / "out", model=toy_bundle, **options).run()
     table = parquet.read_table(tmp_path / "out")
-    expected = Encoder.load(toy_bundle).encode(table["text"].to_pylist(), **options)  # signs do not feel batches
+    expected = Encoder.load(toy_bundle).encode(
+        table["text"].to_pylist(), **options
+    )  # signs are the same in any batch
     assert table.schema.field("embedding").type == pa.list_(pa.uint8(), 1)
     np.testing.assert_array_equal(np.array(table["embedding"].to_pylist(), dtype=np.uint8), expected)
 

@@ -37,7 +37,7 @@ VALUES = [
 
 
 def matching(values, condition):
-    """The rows that match, found alike in memory and in files."""
+    """Return the matching rows, equal in memory and in files."""
     (parsed,) = parse_filter({"field": condition})
     builder = ColumnBuilder()
     for row, value in enumerate(values):
@@ -52,7 +52,7 @@ def matching(values, condition):
 
 
 def obvious(values, name, wanted):
-    """The same by hand: JSON's kinds do not mix, lists count with their items."""
+    """The same by hand: JSON's types do not mix, lists match by their items."""
 
     def kind(value):
         return "number" if type(value) in (int, float) else type(value)

@@ -1,4 +1,4 @@
-"""Milvus, by a file of Milvus Lite: the words of `Collection`, and the answers of an exact scan."""
+"""Milvus, with a file of Milvus Lite: the methods of `Collection`, and the results of an exact scan."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def collection(uri: str, encoder: Encoder):
 
 @pytest.fixture(scope="module")
 def oracle(toy_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Collection:
-    """The same documents in a collection of ours."""
+    """The same documents in a local collection."""
     path = tmp_path_factory.mktemp("oracle") / "idx"
     return Collection.build(DOCUMENTS, encoder=Encoder.load(toy_bundle), path=path)
 
@@ -297,7 +297,7 @@ class TestIndex:
 def test_collections_of_earlier_versions_are_read(
     collection: Collection, uri: str, encoder: Encoder, monkeypatch
 ) -> None:
-    """They have neither words nor a second model, and say nothing of either."""
+    """They have neither words nor a second model, and state neither."""
     facts = {
         name: collection.manifest.facts()[name] for name in ("kind", "model", "fingerprint", "dimension", "index")
     }

@@ -1,4 +1,4 @@
-"""Batches: which views they hold, and that they depend on corpus, seed and step alone."""
+"""Batches: which views they hold, and that they depend only on corpus, seed and step."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def make(toy_tokenizer_json, tmp_path):
 
 
 def rows(view):
-    """A view's token ids, in batch order, without padding."""
+    """Return a view's token ids, in batch order, without padding."""
     ids = [row[kept.bool()].tolist() for chunk, mask in view.chunks for row, kept in zip(chunk, mask, strict=True)]
     return [ids[place] for place in view.order.tolist()]
 

@@ -1,4 +1,4 @@
-"""The corpus: what is read, what is dropped and counted, what stays behind on disk."""
+"""The corpus: what is read, what is dropped and counted, what remains on disk."""
 
 from __future__ import annotations
 
@@ -249,7 +249,7 @@ class TestTexts:
 class TestHub:
     @pytest.fixture
     def hub(self, monkeypatch):
-        """A `datasets` that answers any request with two rows and remembers it."""
+        """A `datasets` that answers any request with two rows and records it."""
         asked = []
 
         def load_dataset(*names, **options):

@@ -1,4 +1,4 @@
-"""Figures: SVG that fits any page, and a PNG."""
+"""Figures: SVG that can be embedded in any page, and a PNG."""
 
 from __future__ import annotations
 

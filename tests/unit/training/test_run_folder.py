@@ -21,7 +21,7 @@ def folder(tmp_path):
 
 @pytest.fixture
 def trained(folder):
-    """A folder whose run has made steps."""
+    """A folder whose run has completed steps."""
     folder.start(CONFIG, ENVIRONMENT, resume=False)
     folder.log({"step": 10})
     return folder

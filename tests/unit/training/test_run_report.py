@@ -1,4 +1,4 @@
-"""The report: everything of a run on one page, whatever state the run is in."""
+"""The report: everything about a run on one page, whatever state the run is in."""
 
 from __future__ import annotations
 

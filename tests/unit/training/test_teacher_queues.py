@@ -1,4 +1,4 @@
-"""Queues of several teachers: names, and what goes where."""
+"""Queues of several teachers: their names, and what enters which."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ WIDTHS = (2, 3)
 
 
 def vectors(view):
-    """Of a batch of two: for each teacher rows that hold its place and the view."""
+    """Return a batch of two: for each teacher rows that hold its position and the view."""
     return [torch.full((2, width), 10.0 * place + view) for place, width in enumerate(WIDTHS)]
 
 

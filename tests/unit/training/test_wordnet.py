@@ -1,4 +1,4 @@
-"""Synonyms, from files of WordNet's form."""
+"""Synonyms, from files in WordNet's format."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models for ONNX Runtime to time, whatever the folder says of them."""
+"""Models timed in plain ONNX Runtime, whatever their folders describe."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A report of speed in words."""
+"""A speed report as text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The guard: host, key, number at work, size; each refused before it costs anything."""
+"""The guard: host, key, number of requests, size; each refused before it costs anything."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_an_operator_names_hosts(serve):
     with serve(hosts=("Search.Example",)) as url:
         assert httpx.get(f"{url}/info", headers={"host": "search.example:443"}).status_code == 200
         assert httpx.get(f"{url}/info").status_code == 400
-        assert httpx.get(f"{url}/health/ready").status_code == 200  # probes ask by address
+        assert httpx.get(f"{url}/health/ready").status_code == 200  # probes use the address
         assert httpx.get(f"{url}/info").status_code == 400
 
 
@@ -115,7 +115,7 @@ def test_overload_is_a_429_that_says_when_to_come_back(serve, toy_bundle, settin
         deadline = time.monotonic() + 10
         while sum(future.done() for future in pending) < 12 and time.monotonic() < deadline:
             time.sleep(0.01)
-        assert httpx.get(f"{url}/health/live").status_code == 200  # an overloaded server is not a dead one
+        assert httpx.get(f"{url}/health/live").status_code == 200  # an overloaded server is alive
         encoder.gate.set()
         answers = [future.result() for future in pending]
     refused = [answer for answer in answers if answer.status_code == 429]

@@ -1,4 +1,4 @@
-"""Error -> HTTP status."""
+"""Errors and their HTTP statuses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DistillCSE rounds: who teaches whom, and where everybody starts."""
+"""DistillCSE rounds: which model teaches which, and from which weights each starts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.training.recipes.run import resolve, run
 from embedkit.training.recipes.stage import Control
 
-# The function of that name hides the module.
+# The function of the same name hides the module.
 ROUNDS = importlib.import_module("embedkit.training.recipes.distillcse_rounds")
 TEXTS = ["the cat", "a good dog", "my sister reads", "the sea", "an old king", "a bird in the garden"]
 
@@ -33,7 +33,7 @@ def mapping(toy_bundle, tmp_path):
 
 @pytest.fixture
 def stages(monkeypatch):
-    """What each stage was given."""
+    """Return the arguments of each stage."""
     seen = []
     train_stage = ROUNDS.train_stage
 

@@ -1,4 +1,4 @@
-"""From a mapping to a configuration, and what a run checks before it costs anything."""
+"""From a mapping to a configuration, and the checks of a run before it costs anything."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trans-Encoder's cycles, watched stage by stage on toys."""
+"""Trans-Encoder's cycles, followed stage by stage on toys."""
 
 import importlib
 import json
@@ -22,7 +22,7 @@ from embedkit.training.recipes.run import resolve, run
 from embedkit.training.recipes.stage import Control, run_stage
 from embedkit.training.views import ViewsConfig
 
-recipe = importlib.import_module("embedkit.training.recipes.trans_encoder")  # the package shows the function
+recipe = importlib.import_module("embedkit.training.recipes.trans_encoder")  # the package exports the function
 
 OPTIM = {"batch_size": 5, "steps": 3, "lr": 1e-2}
 
