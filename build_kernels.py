@@ -1,8 +1,8 @@
-"""Compiles the kernels, each instruction set of ``embedkit.kernels.bert`` with flags of its own.
+"""Compiles the kernels, each instruction set of ``embedkit.kernels.bert`` with its own flags.
 
-An instruction set that the compiler does not know is left out, and so is a module that cannot be compiled at all:
-embedkit works without. ``EMBEDKIT_REQUIRE_KERNELS=1``, set for releases, makes both an error.
-``EMBEDKIT_KERNEL_FLAGS`` holds further flags for the compiler, such as those of sanitizers.
+An instruction set that the compiler does not support is omitted, and so is a module that cannot be compiled:
+embedkit works without them. ``EMBEDKIT_REQUIRE_KERNELS=1``, set for releases, makes both an error.
+``EMBEDKIT_KERNEL_FLAGS`` holds further compiler flags, such as those of sanitizers.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ _MACHINES = {"x86_64": _X86, "amd64": _X86, "aarch64": _ARM, "arm64": _ARM}
 
 
 def machine_flags(platform: str, *, msvc: bool = False) -> dict[str, list[str]]:
-    """The flags of each instruction set of a machine beyond the portable one, by its name.
+    """Return the compiler flags of each instruction set of a machine beyond the portable one, by name.
 
     Args:
-        platform: as `sysconfig.get_platform` names it.
-        msvc: whether flags are those of Microsoft's compiler.
+        platform: name of the platform, as `sysconfig.get_platform` returns it.
+        msvc: whether to return the flags of Microsoft's compiler.
     """
     machine = platform.replace("-", "_").lower()
     found = next((targets for name, targets in _MACHINES.items() if machine.endswith(name)), {})
@@ -62,10 +62,10 @@ class BuildKernels(build_ext):
         further = shlex.split(os.environ.get("EMBEDKIT_KERNEL_FLAGS", ""))
         ext.extra_compile_args = [*_STRICT[self.compiler.compiler_type], *further]
         ext.depends = [str(path) for pattern in _HEADERS for path in Path().glob(pattern)]
-        if sysconfig.get_config_var("Py_GIL_DISABLED"):  # has no limited API
+        if sysconfig.get_config_var("Py_GIL_DISABLED"):  # free-threaded builds have no limited API
             ext.define_macros, ext.py_limited_api = [], False
         if ext.name == self._MULTIPLE:
-            self.force = True  # macros that say what was compiled are no reason for setuptools to compile anew
+            self.force = True  # setuptools does not recompile when only macros change
             self._compile_target(ext, "portable", [])
             is_msvc = self.compiler.compiler_type == "msvc"
             for name, flags in machine_flags(self.plat_name, msvc=is_msvc).items():

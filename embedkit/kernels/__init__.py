@@ -1,7 +1,7 @@
-"""What is compiled: one C file for each kernel, in CPython's limited API. See ``docs/install.md``.
+"""Compiled kernels, one C file each, using CPython's limited API. See ``docs/install.md``.
 
-Each is optional. Where no compiler was found it is not there, and :mod:`embedkit.runtime.kernels`, the only way to
-them, has None in its place.
+All are optional. Without a compiler they are absent, and :mod:`embedkit.runtime.kernels`, the only module that
+imports them, has None in their place.
 """
 
 __all__: list[str] = []

@@ -1,11 +1,11 @@
-/* Attention of the tokens of one text to each other, in floats. */
+/* Attention between the tokens of one text, in floats. */
 
 #ifndef EMBEDKIT_ATTENTION_H
 #define EMBEDKIT_ATTENTION_H
 
 #include "float_product.h"
 
-/* Softmax of `length` scores; those up to the next multiple of 16 are 0 after it. */
+/* Softmax of `length` scores; sets those up to the next multiple of 16 to 0. */
 INLINE void softmax_row(float *scores, int length) {
     const Floats lowest = splat(-INFINITY);
     Floats largest = lowest;
@@ -36,9 +36,9 @@ INLINE void turn_keys(const float *key, long ld, int length, int head, float *co
                          padded);
 }
 
-/* One text: queries, keys and values beside each other in rows of 3 hidden floats, to rows of hidden floats, of
-   which only the first so many are wanted.
-   keys: room for head * padded floats, scores: for TILE_ROWS * padded; padded is length as whole vectors. */
+/* One text: queries, keys and values side by side in rows of 3 hidden floats, to rows of hidden floats, of which
+   only the first `wanted` are computed.
+   keys: capacity for head * padded floats, scores: for TILE_ROWS * padded; padded is length as whole vectors. */
 static void attend(const float *rows, int length, int wanted, int hidden, int heads, float *context,
                    float *keys, float *scores) {
     const int head = hidden / heads, padded = whole_vectors(length);

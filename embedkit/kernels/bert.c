@@ -1,8 +1,8 @@
 /* embedkit.kernels.bert: encoders and cross-encoders of the BERT family, without padding.
  *
- * A Network holds weights in the order in which its products read them, and runs one batch of texts at a time
- * by one target, an instruction set. What becomes of a text does not depend, to the bit, on the texts beside
- * it, on the number of threads, on the compiler or on the target. bert.pyi describes the interface;
+ * A Network stores weights in the order in which its products read them, and runs one batch of texts at a time
+ * with one target, an instruction set. The result for a text does not depend, to the bit, on the other texts in
+ * the batch, the number of threads, the compiler or the target. bert.pyi describes the interface;
  * runtime/native_graph.py is its only caller. */
 
 #define PY_SSIZE_T_CLEAN
@@ -23,7 +23,7 @@ typedef struct {
     bool (*is_there)(void);
 } Candidate;
 
-/* The quickest first. */
+/* Fastest first. */
 static const Candidate CANDIDATES[] = {
 #ifdef WITH_AMX
     {&embedkit_amx, has_amx},
@@ -47,7 +47,7 @@ static const Candidate CANDIDATES[] = {
 };
 enum { CANDIDATE_COUNT = sizeof CANDIDATES / sizeof *CANDIDATES };
 
-/* The target of this name, or NULL with an error. */
+/* Returns the target of this name, or NULL with an error. */
 static const Target *find_target(const char *name) {
     for (int i = 0; i < CANDIDATE_COUNT; i++) {
         const Candidate *c = CANDIDATES + i;
@@ -87,21 +87,21 @@ typedef struct {
     PyObject_HEAD
     Net net;
     const Target *target;
-    Py_buffer words, word_scales, memory, memory_scales, positions, types; /* read where they are */
+    Py_buffer words, word_scales, memory, memory_scales, positions, types; /* not copied */
     PyThread_type_lock lock;
-    Room *idle; /* workspaces of no run, guarded by the lock */
+    Room *idle; /* unused workspaces, guarded by the lock */
 } Network;
 
 /* ---- reading arguments ---- */
 
-/* Zeros, or NULL with an error. */
+/* Returns zeroed memory, or NULL with an error. */
 static void *zeros(size_t bytes) {
     void *memory = aligned(bytes);
     if (!memory) PyErr_NoMemory();
     return memory;
 }
 
-/* An error unless all numbers of a buffer, which need not be aligned, are finite: their exponents are not all
+/* Fails unless all numbers of a buffer, which need not be aligned, are finite: their exponents are not all
  * ones. */
 #define CHECK_FINITE(NAME, BITS, EXPONENT)                                                                     \
     static int NAME(const char *bytes, Py_ssize_t count, const char *name) {                                   \
@@ -117,7 +117,7 @@ static void *zeros(size_t bytes) {
 CHECK_FINITE(check_finite, uint32_t, 0x7f800000)
 CHECK_FINITE(check_finite_halves, uint16_t, 0x7c00)
 
-/* A copy of `count` floats of a buffer. */
+/* Returns a copy of `count` floats of a buffer. */
 static float *read_floats(PyObject *source, Py_ssize_t count, const char *name) {
     Py_buffer view;
     float *floats = NULL;
@@ -136,7 +136,7 @@ static int read_norm(Norm *n, PyObject *weight, PyObject *bias, int width) {
     return n->bias ? 0 : -1;
 }
 
-/* (weight, scales or None, bias, factors or None, step, least) of a product of so many inputs and outputs. */
+/* Parses (weight, scales or None, bias, factors or None, step, least) of a product of given size. */
 static int read_product(Product *p, PyObject *source, int inputs, int outputs, int panel) {
     PyObject *weight, *scales, *bias, *factors;
     Py_buffer view;
@@ -192,7 +192,7 @@ static int read_layers(Net *n, PyObject *source, int panel) {
     return 0;
 }
 
-/* How words are stored shows in the size of a row: `width` floats, as many bytes with one scale, or half as
+/* The size of a row determines how words are stored: `width` floats, as many bytes with one scale, or half as
  * many with blocks. */
 static int read_words(WordTable *table, PyObject *words, Py_buffer *values, PyObject *word_scales,
                       Py_buffer *scales, int vocabulary, int width) {
@@ -226,7 +226,7 @@ static int read_memory(Network *self, PyObject *memory, PyObject *scales, int vo
                       width);
 }
 
-/* A table of at least one row of so many floats, and how many it has. */
+/* Parses a table of rows with a given number of floats, at least one row; returns the number of rows. */
 static int read_table(Py_buffer *view, PyObject *source, int width, const char *name, const float **table,
                       int *count) {
     const Py_ssize_t row = 4L * width;
@@ -258,7 +258,7 @@ static int check_sizes(const Net *n) {
     return -1;
 }
 
-/* The column of a cross-encoder and its bias, behind each other. */
+/* The column of a cross-encoder followed by its bias. */
 static int read_score(Net *n, PyObject *score) {
     if (score == Py_None) return 0;
     n->score = read_floats(score, (Py_ssize_t)n->dimension + 1, "a score's column and bias");
@@ -365,7 +365,7 @@ static void network_dealloc(PyObject *object) {
 
 /* ---- running ---- */
 
-/* A workspace that is idle, else a new one. */
+/* Returns an idle workspace, else a new one. */
 static Room *take_idle(Network *self) {
     PyThread_acquire_lock(self->lock, WAIT_LOCK);
     Room *room = self->idle;
@@ -374,7 +374,7 @@ static Room *take_idle(Network *self) {
     return room ? room : zeros(sizeof(Room));
 }
 
-/* A workspace for so many tokens, in texts of at most `longest`; one that is too small is replaced. */
+/* Returns a workspace for a number of tokens, in texts of at most `longest`; replaces one that is too small. */
 static Room *take_room(Network *self, int tokens, int longest) {
     Room *room = take_idle(self);
     if (room && (!room->room.memory || room->room.tokens < tokens || room->room.longest < longest)) {
@@ -408,7 +408,7 @@ static int check_rows(const int32_t *rows, Py_ssize_t tokens, int count, const c
     return 0;
 }
 
-/* The longest text's tokens, or -1 with an error if these are no texts of this network. */
+/* Returns the number of tokens in the longest text, or -1 with an error if the texts are invalid. */
 static int check_texts(const Net *n, Py_ssize_t tokens, const int32_t *starts, int texts) {
     int longest = 0;
     if (starts[0] != 0 || starts[texts] != tokens) {

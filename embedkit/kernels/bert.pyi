@@ -7,25 +7,25 @@ import numpy.typing as npt
 
 Array: TypeAlias = npt.NDArray[Any]
 
-# weight (I, O) float32 or int8, scales (O,) float32 of int8, bias (O,) float32, factors (I,) float32 that inputs
-# are multiplied by before they are rounded; then what a rounded input's unit stands for, 0 where each row has its
-# own, and the value of input 0. I and O are multiples of 64.
+# weight (I, O) float32 or int8, scales (O,) float32 for int8, bias (O,) float32, factors (I,) float32 that inputs
+# are multiplied by before rounding; then the value of one unit of a rounded input, 0 if each row has its own, and
+# the value of input 0. I and O are multiples of 64.
 Product: TypeAlias = tuple[Array, Array | None, Array, Array | None, float, float]
 Norm: TypeAlias = tuple[Array, Array]  # weight and bias (H,) float32
 # projection to queries, keys and values, product of the context, norm; wide and narrow product, norm
 Layer: TypeAlias = tuple[Product, Product, Norm, Product, Product, Norm]
 
-# The instructions that this build has and this processor can run, the quickest first; "portable" is always there.
+# Instruction sets that this build contains and this processor supports, fastest first; always includes "portable".
 def instructions() -> tuple[str, ...]: ...
 
 class Network:
     # words: (V, H) float32; (V, H) int8 with scales (V, 1) float32; (V, H / 2) uint8, the left half of a row in
-    # low bits and the right in high bits, with scales (V, blocks) float16. memory: in one of these forms too,
-    # (V, M), of the same V words; its mean stands behind the pooled state. Without one, memory_width M is 0.
-    # These tables, positions (P, H) float32 and token types (T, H) float32, if there are any, are read where they
-    # are. head: H + M -> D, then tanh if tanh_head. unit: rows are scaled to length 1.
+    # low bits and the right in high bits, with scales (V, blocks) float16. memory: (V, M), also in one of these
+    # forms, of the same V words; its mean is appended to the pooled state. Without one, memory_width M is 0.
+    # These tables, positions (P, H) float32 and token types (T, H) float32, if any, are not copied.
+    # head: H + M -> D, then tanh if tanh_head. unit: rows are scaled to length 1.
     # score: (D + 1,) float32, the last column of a cross-encoder and its bias; its sigmoid replaces rows.
-    # ValueError if sizes do not fit, if the instructions are not there or if a weight is NaN or infinite.
+    # ValueError if sizes do not fit, the instruction set is not available, or a weight is NaN or infinite.
     def __new__(
         cls,
         *,
@@ -53,7 +53,7 @@ class Network:
         score: Array | None,
     ) -> Self: ...
 
-    # ids (N,) int32 of texts beside each other, types (N,) int32 where the network has token types, starts
-    # (B + 1,) int32 of each text and of what is behind them; fills out, (B, D) or (B,) float32. ValueError if
-    # these are no texts of this network, ArithmeticError if a value became NaN or infinite. Releases the GIL.
+    # ids (N,) int32 of concatenated texts, types (N,) int32 if the network has token types, starts (B + 1,) int32
+    # of each text and the end; fills out, (B, D) or (B,) float32. ValueError if the texts are invalid for this
+    # network, ArithmeticError if a value became NaN or infinite. Releases the GIL.
     def run(self, ids: Array, types: Array | None, starts: Array, out: Array, /) -> None: ...

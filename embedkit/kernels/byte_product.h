@@ -1,11 +1,11 @@
-/* Products of bytes: inputs rounded row by row, integer sums, which are exact, and back to floats. */
+/* Products of bytes: inputs quantized row by row, exact integer sums, and conversion back to floats. */
 
 #ifndef EMBEDKIT_BYTE_PRODUCT_H
 #define EMBEDKIT_BYTE_PRODUCT_H
 
 #include "float_product.h"
 
-/* Sums of some rows and columns. */
+/* Sums of a tile of rows and columns. */
 typedef struct {
     const int32_t *sums;
     int ld, row, rows, column, columns;
@@ -13,8 +13,8 @@ typedef struct {
 
 /* ---- rounding ---- */
 
-/* The least value of a row, and a 255th of the way to the largest. False if a value is not finite. Four parts
-   of a row at a time, so that none waits for the one before. */
+/* The minimum of a row, and 1 / 255 of its range. False if a value is not finite. Processes four parts of a row
+   at a time, so that none waits for the previous one. */
 INLINE bool find_step(const float *row, int width, float *step, float *least) {
     Floats low[4], high[4], check[4];
     UNROLL(4)
@@ -33,11 +33,11 @@ INLINE bool find_step(const float *row, int width, float *step, float *least) {
     }
     *least = least_of(min_of(min_of(low[0], low[1]), min_of(low[2], low[3])));
     *step = (largest_of(max_of(max_of(high[0], high[1]), max_of(high[2], high[3]))) - *least) / 255.0f;
-    if (!(*step > 0.0f)) *step = 1.0f; /* a row of one value, which is its least */
+    if (!(*step > 0.0f)) *step = 1.0f; /* all values of the row are equal */
     return sum_of(sum_of_four(check)) == 0.0f && *step <= FLT_MAX;
 }
 
-/* 64 floats, times by plus shift, to bytes; those below 0 or above 255 are clipped. */
+/* Converts 64 floats, times `by` plus `shift`, to bytes, clipped to 0 and 255. */
 INLINE void round_64(const float *row, const float *factors, Floats by, Floats shift, uint8_t *to) {
     Floats x[4];
     UNROLL(4)
@@ -49,7 +49,7 @@ INLINE void round_64(const float *row, const float *factors, Floats by, Floats s
     store_bytes(x, to);
 }
 
-/* False if a value is not finite. */
+/* Returns false if a value is not finite. */
 static bool round_rows(const Product *p, const float *a, int rows, Rounded *to) {
     const int width = p->inputs;
     bool finite = true;
@@ -82,7 +82,7 @@ INLINE void scale_block_as(const Product *p, const Rounded *a, Block b, float *c
 }
 
 static void scale_block(const Product *p, const Rounded *a, Block b, float *c, Activation kind) {
-    switch (kind) { /* so that the loops within know which */
+    switch (kind) { /* so that the kind is constant in the loops */
     case AS_IS: scale_block_as(p, a, b, c, AS_IS); break;
     case GELU_ERF: scale_block_as(p, a, b, c, GELU_ERF); break;
     case GELU_TANH: scale_block_as(p, a, b, c, GELU_TANH); break;
@@ -92,10 +92,10 @@ static void scale_block(const Product *p, const Rounded *a, Block b, float *c, A
 
 /* ---- sums ---- */
 
-#ifndef MULTIPLY_BYTES /* a target may have a way of its own */
+#ifndef MULTIPLY_BYTES /* a target may define its own */
 #define MULTIPLY_BYTES multiply_bytes
 
-/* Sums of so many rows and PANEL columns; rows and narrow are constants where this is inlined. */
+/* Sums of `rows` rows and PANEL columns; rows and narrow are constants where this is inlined. */
 INLINE void sum_panel_of(const int rows, const bool narrow, const Product *p, const uint8_t *a, int column,
                          int32_t *to) {
     const int inputs = p->inputs;

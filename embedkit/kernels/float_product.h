@@ -10,8 +10,8 @@ enum { PANEL = PANEL_VECTORS * LANES };
 INLINE int at_most(int count, int most) { return count < most ? count : most; }
 
 /* c = a b + start, for numbers of rows and of vectors of columns that are constants where this is inlined. Each
-   sum starts with `start` and takes up one product after the other, so a row has the same bits whatever stands
-   beside it. */
+   sum starts with `start` and adds one product after the other, so a row has the same bits regardless of the other
+   rows. */
 INLINE void tile(const int rows, const int vectors, const float *a, long lda, const float *b, long ldb,
                  int depth, float *c, long ldc, const float *start) {
     Floats sums[TILE_ROWS][PANEL_VECTORS];

@@ -1,4 +1,4 @@
-/* How weights and the memory of a run lie. Plain C, like model.h. */
+/* Memory layout of weights and of a run's workspace. Plain C, like model.h. */
 
 #ifndef EMBEDKIT_LAYOUT_H
 #define EMBEDKIT_LAYOUT_H
@@ -8,7 +8,7 @@
 
 #include "model.h"
 
-/* Zeros that begin at a multiple of 64 bytes, or NULL; where the memory itself begins stands before them. */
+/* Zeroed memory aligned to 64 bytes, or NULL; the address of the allocation is stored before it. */
 static inline void *aligned(size_t bytes) {
     enum { LINE = 64 };
     char *memory = bytes < SIZE_MAX - 2 * LINE ? calloc(bytes + 2 * LINE, 1) : NULL;
@@ -25,7 +25,7 @@ static inline void release(void *begin) {
     free(memory);
 }
 
-/* Weights (inputs, outputs) of floats, which need not be aligned, in the order of a target. False without
+/* Rearranges weights (inputs, outputs) of floats, which need not be aligned, for a target. Returns false if out of
  * memory. */
 static inline bool pack_floats(Product *p, const char *weight, int panel) {
     const size_t inputs = (size_t)p->inputs, outputs = (size_t)p->outputs, columns = (size_t)panel;
@@ -37,13 +37,13 @@ static inline bool pack_floats(Product *p, const char *weight, int panel) {
     return true;
 }
 
-/* Whether 255 times two bytes fits 16 bits. */
+/* Whether the sum of 255 times each of two bytes fits 16 bits. */
 static inline bool fits_16_bits(int first, int second) {
     const int sum = 255 * first + 255 * second;
     return sum >= INT16_MIN && sum <= INT16_MAX;
 }
 
-/* Weights (inputs, outputs) of bytes, and the sums of their columns. False without memory. */
+/* Rearranges weights (inputs, outputs) of bytes, and sums their columns. Returns false if out of memory. */
 static inline bool pack_bytes(Product *p, const int8_t *weight) {
     const size_t inputs = (size_t)p->inputs, outputs = (size_t)p->outputs;
     p->bytes = (int8_t *)aligned(inputs * outputs);
@@ -60,7 +60,7 @@ static inline bool pack_bytes(Product *p, const int8_t *weight) {
     return true;
 }
 
-/* Share out the memory of a workspace, if it has any yet; the bytes that it takes. */
+/* Divides the memory of a workspace among its arrays, if allocated; returns the number of bytes needed. */
 static inline size_t lay_out(const Net *n, Workspace *w, int tokens, int longest) {
     const size_t rows = (size_t)tokens, hidden = (size_t)n->hidden, intermediate = (size_t)n->intermediate;
     const size_t pooled = (size_t)pooled_width(n), padded = (size_t)whole_vectors(longest);

@@ -1,5 +1,5 @@
-/* The weights and the working memory of a network, as the module hands them to a target. Plain C: every
- * translation unit includes it, whatever instructions it is compiled for. */
+/* The weights and the workspace of a network, as the module passes them to a target. Plain C: every
+ * translation unit includes it, whatever its instruction set. */
 
 #ifndef EMBEDKIT_MODEL_H
 #define EMBEDKIT_MODEL_H
@@ -10,9 +10,9 @@
 
 enum {
     LANES = 16,    /* floats that every target treats as one vector; a reduction has as many partial sums */
-    ROWS = 96,     /* rows per product call: the weights are read from distant memory once for all of them */
+    ROWS = 96,     /* rows per product call, which share one read of the weights from distant memory */
     DEPTH = 64,    /* every width is a multiple of it */
-    TILE_ROWS = 6, /* rows of floats whose sums are in registers at once */
+    TILE_ROWS = 6, /* rows of floats whose sums fit in registers */
 };
 
 typedef enum { AS_IS, GELU_ERF, GELU_TANH, TANH } Activation;
@@ -22,7 +22,7 @@ typedef struct {
     float *floats;       /* [outputs / panel][inputs][panel], of the target's panel, or NULL */
     int8_t *bytes;       /* [outputs / 16][inputs / 4][16][4], or NULL */
     bool narrow;       /* no two neighbouring bytes of a column overflow 16 bits when multiplied by 255 each */
-    float *scales;     /* [outputs]: what 1 in a column of bytes stands for */
+    float *scales;     /* [outputs]: the scale of a column of bytes */
     float *sums;       /* [outputs]: the sum of a column's bytes */
     float *bias;       /* [outputs] */
     float *factors;    /* [inputs] that inputs are multiplied by before rounding, or NULL */
@@ -53,9 +53,9 @@ typedef struct {
     float epsilon;
     Activation gelu;
     bool first_token, has_head,
-        unit; /* first_token: it represents the text; otherwise the mean of all tokens */
+        unit; /* first_token: pooling by the first token; otherwise by the mean of all tokens */
     Activation head_kind;
-    WordTable words, memory;     /* of the same vocabulary; a memory of width 0 is none */
+    WordTable words, memory;     /* of the same vocabulary; width 0 means no memory */
     const float *places, *types; /* (positions, hidden); (token_types, hidden), or NULL */
     Norm embedding_norm;
     Layer *layer;
@@ -63,34 +63,34 @@ typedef struct {
     float *score; /* [dimension] and a bias: the last column of a cross-encoder, or NULL */
 } Net;
 
-/* Rows of bytes: byte times step, plus least, is the value that was rounded. */
+/* Rows of bytes: a byte times step, plus least, is the quantized value. */
 typedef struct {
     uint8_t *bytes; /* [ROWS][inputs] */
     float step[ROWS], least[ROWS];
 } Rounded;
 
-/* The memory of one run. */
+/* The workspace of one run. */
 typedef struct {
     float *states, *projected, *context; /* (tokens, hidden), (tokens, 3 hidden), (tokens, hidden) */
     float *wide, *narrow; /* (ROWS, intermediate), (ROWS, widest row of hidden, pooled, dimension) */
     float *pooled;        /* (ROWS, pooled width) */
-    float *keys, *scores; /* of attend() */
+    float *keys, *scores; /* used by attend() */
     Rounded narrow_bytes, wide_bytes;
     int tokens, longest; /* the capacity */
     bool finite;         /* false once a value was NaN or infinite */
-    void *memory;        /* holds all of these */
+    void *memory;        /* contains all of these */
 } Workspace;
 
-/* The width of a pooled row: the states, and behind them the memory's rows. */
+/* The width of a pooled row: the states, followed by the memory's rows. */
 static inline int pooled_width(const Net *n) { return n->hidden + n->memory.width; }
 
-/* The least multiple of LANES that is no less. */
+/* Rounds up to a multiple of LANES. */
 static inline int whole_vectors(int length) { return (length + LANES - 1) / LANES * LANES; }
 
-/* One instruction set. All of them compute the same bits; they differ in time alone. */
+/* An instruction set. All compute the same bits; they differ only in speed. */
 typedef struct {
     const char *name;
-    int panel; /* columns of float weights that stand together in memory */
+    int panel; /* columns of float weights that are adjacent in memory */
     /* Rows (texts, dimension), or scores (texts,), of texts whose ids are ids[starts[t]] to ids[starts[t + 1] -
        1]; starts[0] is 0. types is NULL where the network has none. False if a value was NaN or infinite. */
     bool (*run)(const Net *, const int32_t *ids, const int32_t *types, const int32_t *starts, int texts,

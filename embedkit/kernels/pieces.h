@@ -1,5 +1,5 @@
 /* Word pieces by their letters: a hash table with open addressing and linear probing, at most half full. Its
- * letters stand in an arena, which tables can share. */
+ * letters are in an arena, which tables can share. */
 
 #ifndef EMBEDKIT_PIECES_H
 #define EMBEDKIT_PIECES_H
@@ -9,7 +9,7 @@
 #include <string.h>
 
 typedef struct {
-    uint32_t tag, start, size; /* a free slot has size 0; an empty piece would match nothing and is left out */
+    uint32_t tag, start, size; /* a free slot has size 0; empty pieces are omitted, as they match nothing */
     int32_t id;
 } Slot;
 
@@ -23,10 +23,10 @@ typedef struct {
 #define TAG(hash) ((uint32_t)((hash) >> 16))
 
 static inline uint64_t hash_on(uint64_t hash, char letter) {
-    return (hash ^ (unsigned char)letter) * UINT64_C(0x9e3779b97f4a7c15); /* its upper bits are the good ones */
+    return (hash ^ (unsigned char)letter) * UINT64_C(0x9e3779b97f4a7c15); /* its upper bits are well mixed */
 }
 
-/* The id of a piece, or -1. */
+/* Returns the id of a piece, or -1. */
 static inline int32_t find(const Pieces *pieces, const char *arena, uint64_t hash, const char *letters,
                            size_t size) {
     for (size_t at = hash >> pieces->shift;; at = (at + 1) & pieces->mask) {
@@ -46,7 +46,7 @@ static void insert(Pieces *pieces, const char *arena, size_t start, size_t end, 
     if (size > pieces->longest) pieces->longest = size;
 }
 
-/* For so many pieces; -1 where there is no memory. */
+/* Allocates a table for `count` pieces; returns -1 if out of memory. */
 static int make_room(Pieces *pieces, size_t count) {
     int bits = 4;
     while (((size_t)1 << bits) < 2 * count) bits++;

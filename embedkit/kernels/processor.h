@@ -1,4 +1,4 @@
-/* What this processor can do, asked of it and of the system before any of it is used. */
+/* Features of this processor, checked with the processor and the system before use. */
 
 #ifndef EMBEDKIT_PROCESSOR_H
 #define EMBEDKIT_PROCESSOR_H
@@ -67,7 +67,7 @@ static bool has_avx512(void) {
     return has_avx2() && saves(saved) && (leaf.b & f_dq_bw_vl) == f_dq_bw_vl && leaf.c & vnni;
 }
 
-/* Linux saves the tiles of a process only after it has asked for it; other systems are not asked. */
+/* Linux saves the tiles of a process only on request; other systems are not asked. */
 static bool has_amx(void) {
 #ifdef __linux__
     enum { REQUEST_PERMISSION = 0x1023, TILE_DATA = 18 };

@@ -1,4 +1,4 @@
-/* The targets that were compiled, each a translation unit with flags of its own. */
+/* The compiled targets, each a translation unit with its own flags. */
 
 #ifndef EMBEDKIT_TARGETS_H
 #define EMBEDKIT_TARGETS_H

@@ -1,11 +1,11 @@
-/* Word pieces of BERT's tokenizers: what BertNormalizer, BertPreTokenizer and WordPiece of the package
- * tokenizers make of a text, in one walk over its characters.
+/* Word pieces of BERT's tokenizers: BertNormalizer, BertPreTokenizer and WordPiece of the package tokenizers
+ * in one pass over the characters of a text.
  *
- * What becomes of a character comes from Python, which asks the tokenizer itself
- * (embedkit/runtime/word_pieces.py). A text with a character that was not told, or with an added token in it,
- * is left to the tokenizer.
+ * Python provides the normalisation of each character, queried from the tokenizer itself
+ * (embedkit/runtime/word_pieces.py). Texts with an unknown character or with an added token are left to the
+ * tokenizer.
  *
- * An object never changes once it is made, and walks without the interpreter's lock: threads can share it. */
+ * Objects are immutable and release the interpreter's lock, so threads can share them. */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -14,16 +14,16 @@
 enum {
     CODES = 0x2100, /* Latin to General Punctuation and Currency Symbols, in one to three bytes of UTF-8 */
     LONGEST_SPELLING = 5,  /* bytes */
-    MOST_CHARACTERS = 256, /* of a word, whatever the tokenizer would allow */
+    MOST_CHARACTERS = 256, /* of a word, whatever the tokenizer's limit */
     WORD_BYTES = 4 * MOST_CHARACTERS,
 };
 
 typedef struct {
-    const char *letters; /* NULL where there is no UTF-8, as the str holds half a surrogate pair */
+    const char *letters; /* NULL without UTF-8, if the str contains an unpaired surrogate */
     size_t size;
 } Text;
 
-/* Point to the UTF-8 of each item of a tuple, which has to outlive the pointers. */
+/* Points to the UTF-8 of each item of a tuple, which must outlive the pointers. */
 static int gather(Text *texts, PyObject *tuple) {
     for (Py_ssize_t i = 0; i < PyTuple_Size(tuple); i++) {
         Py_ssize_t size = 0;
@@ -38,21 +38,21 @@ static int gather(Text *texts, PyObject *tuple) {
 }
 
 static void *zeros(size_t count, size_t size) {
-    void *memory = calloc(count + 1, size); /* of nothing it may give NULL */
+    void *memory = calloc(count + 1, size); /* size 0 may give NULL */
     if (memory == NULL) PyErr_NoMemory();
     return memory;
 }
 
-/* ---- What becomes of a character ---- */
+/* ---- Normalisation of characters ---- */
 
-enum { FOREIGN, SPACE, MARK, LETTER, OPENS = 8 }; /* OPENS is added where an added token may begin */
+enum { FOREIGN, SPACE, MARK, LETTER, OPENS = 8 }; /* OPENS marks characters that may begin an added token */
 
 typedef struct {
     uint8_t kind, size, characters;
     char spelling[LONGEST_SPELLING];
 } Character;
 
-/* The code of the character at `at`, which is moved behind it; CODES if it is larger. CPython checked the
+/* Returns the code of the character at `at` and advances `at`; CODES if it is larger. CPython has checked the
  * UTF-8. */
 static inline unsigned next_code(const unsigned char **at) {
     const unsigned char *here = *at;
@@ -63,7 +63,7 @@ static inline unsigned next_code(const unsigned char **at) {
     return here[0] < 0xf0 && code < CODES ? code : CODES;
 }
 
-/* Enter how characters of one kind are spelled once they are normalised. One that gets long stays foreign. */
+/* Stores the normalised spelling of characters of one kind. Characters with long spellings remain foreign. */
 static int set_characters(Character *characters, int kind, PyObject *spellings) {
     PyObject *key, *value;
     Py_ssize_t position = 0, size;
@@ -83,22 +83,22 @@ static int set_characters(Character *characters, int kind, PyObject *spellings) 
     return 0;
 }
 
-/* ---- A text becomes ids ---- */
+/* ---- Tokenization of a text ---- */
 
 typedef struct {
     PyObject_HEAD
     char *arena;                     /* all entries of the vocabulary */
-    Pieces firsts, others;           /* what begins a word, and what goes on with it, without the prefix */
+    Pieces firsts, others;           /* pieces that begin a word, and that continue it, without the prefix */
     Character characters[CODES + 1]; /* the last is foreign */
     Text *added, before, after;      /* before and after are ids */
-    PyObject *kept[3];               /* what those three point into */
+    PyObject *kept[3];               /* objects that those three point into */
     size_t room;                     /* pieces of a text */
     size_t longest_word;
     int unknown;
 } WordPieces;
 
 typedef struct {
-    size_t size, characters; /* from longest_word characters on, these are counted only */
+    size_t size, characters; /* characters beyond longest_word are only counted */
     char letters[WORD_BYTES];
     uint64_t hashes[WORD_BYTES]; /* of the letters from the first of a piece to this one */
 } Word;
@@ -133,13 +133,13 @@ static inline void append(Word *word, const Character *character, size_t longest
     }
 }
 
-/* The longest piece from `start` on: its id, or -1; `end` is moved behind it. */
+/* Returns the id of the longest piece from `start`, or -1; moves `end` past it. */
 static int32_t longest_piece(const WordPieces *self, Word *word, size_t start, size_t *end) {
     const Pieces *pieces = start ? &self->others : &self->firsts;
     size_t stop = word->size - start < pieces->longest ? word->size : start + pieces->longest;
     uint64_t hash = HASH_OF_NOTHING;
     for (size_t i = start; start && i < stop; i++) word->hashes[i] = hash = hash_on(hash, word->letters[i]);
-    /* What ends within a character matches no piece, so bytes can be taken away one by one. */
+    /* No piece ends within a character, so bytes can be removed one by one. */
     for (*end = stop; *end > start; --*end) {
         int32_t id = find(pieces, self->arena, word->hashes[*end - 1], word->letters + start, *end - start);
         if (id >= 0) return id;
@@ -147,7 +147,7 @@ static int32_t longest_piece(const WordPieces *self, Word *word, size_t start, s
     return -1;
 }
 
-/* Turn a word into pieces, or into the unknown one alone if something is left over; empties the word. */
+/* Splits a word into pieces, or replaces it by the unknown piece if a part is left; empties the word. */
 static int cut_word(const WordPieces *self, Word *word, Ids *ids) {
     size_t begun = ids->count, end;
     if (word->characters == 0) return 0;
@@ -174,7 +174,7 @@ static int begins_added(const Text *added, const unsigned char *at, size_t left)
 
 typedef enum { WHOLE, CUT, LEFT, NO_MEMORY } Outcome;
 
-/* The pieces of a text. What follows a piece too many is not looked at: nothing in it could change those
+/* Returns the pieces of a text. Stops after one piece more than fit, because the rest cannot change those
  * before. */
 static Outcome walk(const WordPieces *self, const Text *text, Word *word, Ids *ids) {
     const unsigned char *at = (const unsigned char *)text->letters, *end = at + text->size;
@@ -211,11 +211,11 @@ static Outcome tokenize_text(const WordPieces *self, const Text *text, Word *wor
     return outcome;
 }
 
-/* ---- Many texts ---- */
+/* ---- Batches of texts ---- */
 
 typedef struct {
     Text *texts;
-    int64_t *bounds; /* of the texts in ids: one more than texts */
+    int64_t *bounds; /* of the texts in ids; one more than there are texts */
     uint8_t *outcomes;
     Ids ids;
 } Batch;
@@ -241,7 +241,7 @@ static int run_batch(const WordPieces *self, Batch *batch, Py_ssize_t count) {
 }
 
 static PyObject *tokenize(PyObject *self, PyObject *texts) {
-    PyObject *tuple = PySequence_Tuple(texts), *given = NULL; /* which no other thread changes meanwhile */
+    PyObject *tuple = PySequence_Tuple(texts), *given = NULL; /* immutable, unlike a list */
     if (tuple == NULL) return NULL;
     Py_ssize_t count = PyTuple_Size(tuple);
     Batch batch = {0};
@@ -264,9 +264,9 @@ static PyObject *tokenize(PyObject *self, PyObject *texts) {
     return given;
 }
 
-/* ---- What Python makes ---- */
+/* ---- Construction ---- */
 
-/* Bytes of all entries, or -1; how many begin with the prefix and have more. */
+/* Returns the bytes of all entries, or -1; counts those that begin with the prefix and have more. */
 static Py_ssize_t measure(PyObject *vocabulary, const char *prefix, size_t prefix_size, size_t *others) {
     PyObject *entry, *id;
     Py_ssize_t position = 0, bytes = 0, size;
@@ -274,7 +274,7 @@ static Py_ssize_t measure(PyObject *vocabulary, const char *prefix, size_t prefi
         const char *letters = PyUnicode_AsUTF8AndSize(entry, &size);
         if (letters == NULL) return -1;
         *others += (size_t)size > prefix_size && memcmp(letters, prefix, prefix_size) == 0;
-        bytes += size; /* of strings in memory: no overflow */
+        bytes += size; /* strings in memory cannot overflow it */
     }
     if ((uint64_t)bytes > UINT32_MAX) {
         PyErr_SetString(PyExc_ValueError, "the vocabulary is larger than 4 GB");
@@ -283,7 +283,7 @@ static Py_ssize_t measure(PyObject *vocabulary, const char *prefix, size_t prefi
     return bytes;
 }
 
-/* An id, or -1. No number of Python's own making: its methods could change the dictionary that is being read.
+/* Returns an id, or -1. Accepts only ints: methods of other numbers could change the dictionary being read.
  */
 static int32_t read_id(PyObject *number) {
     int overflow = 0;
@@ -321,7 +321,7 @@ static int set_vocabulary(WordPieces *self, PyObject *vocabulary, const char *pr
 
 static int set_added(WordPieces *self, PyObject *names) {
     Py_ssize_t count = PyTuple_Size(names);
-    self->added = zeros((size_t)count, sizeof(Text)); /* ends with one without letters */
+    self->added = zeros((size_t)count, sizeof(Text)); /* ends with an entry without letters */
     if (self->added == NULL || gather(self->added, names) < 0) return -1;
     for (Py_ssize_t i = 0; i < count; i++) {
         const unsigned char *at = (const unsigned char *)self->added[i].letters;

@@ -1,4 +1,4 @@
-# Word pieces of BERT's tokenizers; what the arguments are stands in embedkit/runtime/word_pieces.py.
+# Word pieces of BERT's tokenizers; embedkit/runtime/word_pieces.py describes the arguments.
 
 from collections.abc import Iterable
 from typing import final
@@ -20,5 +20,5 @@ class WordPieces:
         after: bytes,  # int32
         room: int,
     ) -> WordPieces: ...
-    # All ids, int32; 0 and where each text ends in them, int64; a byte for each text: 0 whole, 1 cut, 2 left out.
+    # All ids, int32; 0 and the end of each text, int64; one byte per text: 0 complete, 1 truncated, 2 skipped.
     def tokenize(self, texts: Iterable[str]) -> tuple[bytes, bytes, bytes]: ...

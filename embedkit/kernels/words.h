@@ -5,7 +5,7 @@
 
 #include "vectors.h"
 
-/* A finite float16, of a table that need not be aligned. */
+/* Reads a finite float16 of a table that need not be aligned. */
 INLINE float read_half(const char *table, size_t index) {
     uint16_t half;
     memcpy(&half, table + index * sizeof half, sizeof half);
@@ -21,7 +21,7 @@ INLINE void place_values(Floats values, float scale, const float *place, float *
     store(row, add(mul(values, splat(scale)), load(place)));
 }
 
-/* The left half of a row stands in low bits, the right half in high bits. */
+/* The left half of a row is in low bits, the right half in high bits. */
 INLINE void place_int4(const uint8_t *word, const char *scales, int block, const float *place, int width,
                        float *row) {
     const int half = width / 2;
@@ -33,7 +33,7 @@ INLINE void place_int4(const uint8_t *word, const char *scales, int block, const
     }
 }
 
-/* The word of an id plus the row of its place in the text, which may be the row that is written. */
+/* The row of an id plus that of its position in the text, which may be the output row. */
 static void place_word(const WordTable *words, int32_t id, const float *place, float *row) {
     const size_t first = (size_t)id * words->width;
     if (words->kind == WORDS_FLOAT) {

@@ -110,7 +110,7 @@ class Notebook(NamedTuple):
 @pytest.mark.parametrize(
     "path",
     [
-        # Others train or export the real teacher; tests/integration does so in every run of the suite.
+        # The others train or export the real teacher; tests/integration runs them in every run of the suite.
         pytest.param(path, id=path.stem, marks=[] if path.stem == "search" else [pytest.mark.release])
         for path in NOTEBOOKS
     ],

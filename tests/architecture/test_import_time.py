@@ -1,4 +1,4 @@
-"""Import time, as a ratio to what cannot be avoided."""
+"""Import time, as a ratio to the unavoidable import time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ROUNDS = 4
 
 
 def processor_seconds(statement: str) -> float:
-    """Processor time of a fresh interpreter, which other work on the machine changes little."""
+    """Return the processor time of a fresh interpreter; other work on the machine changes it little."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run([sys.executable, "-c", statement], check=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)

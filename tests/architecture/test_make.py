@@ -1,4 +1,4 @@
-"""`make` on machines that lack something says so in one sentence."""
+"""`make` reports in one sentence what a machine lacks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(not shutil.which("make") or os.name != "posix", 
 
 @pytest.fixture
 def make(tmp_path):
-    """Run a target in an empty folder, with a Python that fails wherever a word stands in its arguments."""
+    """Run a target in an empty folder, with a Python that fails if its arguments contain a given word."""
 
     def run(target, *, failing):
         shutil.copy(ROOT / "Makefile", tmp_path)
@@ -26,7 +26,7 @@ def make(tmp_path):
         python.write_text(f'#!/bin/sh\ncase "$*" in *{failing}*) exit 1;; esac\nexec {sys.executable} "$@"\n')
         python.chmod(0o755)
         command = ["make", target, f"PYTHON={python}"]
-        # The tests themselves run under make, which would tell this one that it is a sub-make.
+        # The tests themselves run under make, whose variables would make this one a sub-make.
         alone = {key: value for key, value in os.environ.items() if not key.startswith(("MAKE", "MFLAGS"))}
         return subprocess.run(command, cwd=tmp_path, env=alone, capture_output=True, text=True, check=False)
 

@@ -1,4 +1,4 @@
-"""What an index promises that may miss a neighbour: high recall, honest scores, and only rows that are allowed."""
+"""What an approximate index guarantees: high recall, exact scores, and only allowed rows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COUNT, WIDTH = 3_000, 32
 
 
 def clustered(count, *, seed, width=WIDTH):
-    """Unit rows around fifty centres, as topics are."""
+    """Return unit rows around fifty centres, like topics."""
     centres = np.random.default_rng(0).standard_normal((50, width))
     chance = np.random.default_rng(seed)
     rows = centres[chance.integers(50, size=count)] + 0.6 * chance.standard_normal((count, width))
@@ -78,7 +78,7 @@ def test_any_effort_gives_as_many_as_wanted(index, effort, k):
     assert np.isfinite(scores).all()
 
 
-def test_a_query_is_answered_alike_alone_and_in_company(index):
+def test_a_query_is_answered_the_same_alone_and_in_a_batch(index):
     together = index.search(QUERIES, 9)
     for query in range(0, 100, 7):
         alone = index.search(QUERIES[query : query + 1], 9)
@@ -124,9 +124,9 @@ def test_little_effort_does_not_scan_where_rows_are_deleted(index, monkeypatch):
 
 
 def test_a_whole_topic_may_be_deleted(kind, index):
-    """All that is near the query is gone, so an index that only looks there finds nothing.
+    """All rows near the query are deleted, so an index that looks only there finds nothing.
 
-    What is left is far from the query; an index of those rows alone would not find all of the nearest either.
+    The remaining rows are far from the query; an index of only those would not find all of the nearest either.
     """
     nearest = ExactIndex(ROWS).search(QUERIES[:1], COUNT * 2 // 5)[1][0]
     allowed = np.ones(COUNT, dtype=bool)

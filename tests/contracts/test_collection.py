@@ -1,4 +1,4 @@
-"""What every store of collections has to keep: a folder, a file of Milvus Lite, a folder of Qdrant's client."""
+"""What every collection store guarantees: a folder, a file of Milvus Lite, a folder of Qdrant's client."""
 
 from __future__ import annotations
 
@@ -93,12 +93,12 @@ def test_it_is_opened_again_by_its_own_model(
 
 
 def told(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """What was said of arithmetics."""
+    """Return the log messages about arithmetics."""
     return [line for line in caplog.messages if "computed by" in line]
 
 
 class Recomputed:
-    """The same model under another arithmetic."""
+    """Return the same model under another arithmetic."""
 
     def __init__(self, encoder: Encoder, numerics: str) -> None:
         self.name, self.fingerprint, self.numerics = encoder.name, encoder.fingerprint, numerics
@@ -106,7 +106,7 @@ class Recomputed:
         self.encode = encoder.encode
 
 
-def test_the_arithmetic_is_recorded_and_a_mixture_is_told(
+def test_the_arithmetic_is_recorded_and_a_mixture_is_logged(
     address: str, encoder: Encoder, caplog: pytest.LogCaptureFixture
 ) -> None:
     one, other = Recomputed(encoder, "one"), Recomputed(encoder, "other")
@@ -135,7 +135,7 @@ def test_embeddings_that_are_taken_over_keep_their_arithmetic(
     assert len(told(caplog)) == 1
 
 
-def test_embeddings_of_nobody_have_an_unknown_arithmetic(
+def test_given_embeddings_have_an_unknown_arithmetic(
     address: str, encoder: Encoder, caplog: pytest.LogCaptureFixture
 ) -> None:
     rows = encoder.encode([document["text"] for document in DOCUMENTS])
@@ -204,7 +204,7 @@ def test_filters(collection: Collection, conditions: dict, expected: str) -> Non
     assert sorted(ids(collection.search("the dog", 10, filter=conditions, hybrid=True))) == list(expected)
 
 
-def test_mistakes_are_told(collection: Collection) -> None:
+def test_mistakes_are_errors(collection: Collection) -> None:
     warnings = collection.search("a dog", filter={"lnag": "en"}).warnings
     assert warnings == [
         "filter: no document has the field 'lnag'; did you mean 'lang'?",

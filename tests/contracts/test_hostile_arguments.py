@@ -1,4 +1,4 @@
-"""The kernels refuse arbitrary arguments or work, and instruction sets agree. ``make fuzz`` looks for hours."""
+"""The kernels survive arbitrary arguments, and instruction sets agree. ``make fuzz`` searches for hours."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kernel in C alone, without Python or a model: known bits on every target, and no fault for the sanitizers.
+"""The C kernel alone, without Python or a model: known bits on every target, and no fault under the sanitizers.
 
 The digests are the same for every processor and compiler. To run them on another processor, or under an emulator,
 compile ``tests/kernels/bits.c`` with the targets as ``build_kernels.py`` does.
@@ -38,7 +38,7 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32" or not shutil.which("cc"
 
 
 def compile_bits(folder: Path, *flags: str) -> Path:
-    """The program of all targets that the compiler knows."""
+    """Compile the program for all targets that the compiler supports."""
     objects, macros = [], []
     for name, instructions in {"portable": "", **FLAGS}.items():
         made = folder / f"{name}.o"

@@ -41,8 +41,8 @@ from embedkit.runtime.session import CPU, Session
 from embedkit.runtime.tokenization import Tokenizer, Tokens
 
 MAX_LENGTH = 300
-# Largest difference of a value. int8-static rounds the same values by the same steps, and now and then one the
-# other way; int8 rounds each token by a step of its own.
+# Largest difference of a value. int8-static rounds the same values in the same steps, but occasionally one in
+# the other direction; int8 rounds each token with its own step.
 DIFFERENCE = {"fp32": 2e-6, "int8-static": 5e-3, "int8": 3e-2}
 TEXTS = ["the cat is asleep", "a good dog", "where is the train to the city today", "my mother drives to the sea"]
 
@@ -51,7 +51,7 @@ needs_kernel = pytest.mark.skipif(not native_instructions(), reason="no kernel")
 
 @pytest.fixture(scope="module")
 def make_encoder(toy_tokenizer_json: str) -> Any:
-    """``make_encoder(pooling, head, activation, memory=None, outlier=1.0, **config)``, of random weights."""
+    """``make_encoder(pooling, head, activation, memory=None, outlier=1.0, **config)``, with random weights."""
 
     def make(
         pooling: Any = "mean",
@@ -92,7 +92,7 @@ def make_encoder(toy_tokenizer_json: str) -> Any:
 
 @pytest.fixture(scope="module")
 def tokens() -> Tokens:
-    """Texts of every length that fills its vectors, tiles and blocks in another way."""
+    """Return texts of every length that fills vectors, tiles and blocks differently."""
     generator = np.random.default_rng(0)
     lengths = [2, 1, 3, 15, 16, 17, 31, 32, 33, 64, 95, 96, 97, 130, 200, MAX_LENGTH, 5, 5, 8]
     return Tokens([generator.integers(5, 300, length).tolist() for length in lengths], [])
@@ -107,7 +107,7 @@ def write(encoder: SentenceEncoder, products: str = "fp32", words: str = "float3
 
 
 def run_alone(content: bytes, tokens: Tokens) -> Any:
-    """What ONNX Runtime gives for each text by itself."""
+    """Return ONNX Runtime's embedding of each text alone."""
     session = Session(content, outputs=["sentence_embedding"], threads=1)
     return np.concatenate([session.run(tokens.batch([row], 0)) for row in range(len(tokens.ids))])
 
@@ -190,7 +190,7 @@ def test_int8_is_nearer_to_floats_than_one_scale_for_a_text(make_encoder: Any, t
 @needs_kernel
 @pytest.mark.parametrize("memory", [None, 64])
 @pytest.mark.parametrize("products", DIFFERENCE)
-def test_a_text_has_the_same_bits_in_any_company(
+def test_a_text_has_the_same_bits_in_any_batch(
     make_encoder: Any, tokens: Tokens, products: str, memory: int | None
 ) -> None:
     graph = NativeGraph.find(write(make_encoder(memory=memory), products, "int8"))
@@ -208,7 +208,7 @@ def test_a_text_has_the_same_bits_in_any_company(
 def test_every_instruction_set_gives_the_same_bits(
     make_encoder: Any, tokens: Tokens, products: str, words: str
 ) -> None:
-    """Of narrow weights and of wide ones, which AVX2 multiplies in another way."""
+    """Narrow and wide weights, which AVX2 multiplies differently."""
     for encoder, levels in ((make_encoder(memory=192, outlier=30.0), 127), (make_encoder("cls", None), 63)):
         content = write(encoder, products, words, levels=levels)
         definition = run(NativeGraph.find(content, instructions="portable"), tokens)
@@ -233,13 +233,13 @@ def test_the_bundled_model_gives_the_same_bits_on_every_instruction_set() -> Non
     sys.platform != "linux" or platform.machine() != "x86_64", reason="sets the mode of one processor"
 )
 def test_the_arithmetic_mode_of_a_thread_changes_no_bit(make_encoder: Any, tokens: Tokens) -> None:
-    """torch and others make a thread treat numbers close to zero as zero."""
+    """torch and other libraries make a thread treat numbers close to zero as zero."""
     graph = NativeGraph.find(write(make_encoder(), "int8"))
     expected = run(graph, tokens)
     assert torch.set_flush_denormal(True)
     try:
         found = run(graph, tokens)
-        assert (torch.tensor([1e-40]) * 1).item() == 0.0  # as it was before
+        assert (torch.tensor([1e-40]) * 1).item() == 0.0  # unchanged
     finally:
         torch.set_flush_denormal(False)
     assert np.array_equal(found, expected)
@@ -255,7 +255,7 @@ def test_many_threads_share_one_network(make_encoder: Any, tokens: Tokens) -> No
 
 
 def run_script(script: str) -> str:
-    """What a process with the bundled encoder prints."""
+    """Return what a process with the bundled encoder prints."""
     begin = (
         'import os, signal, threading\nfrom embedkit import Encoder\nTEXTS = ["a good dog", "tea " * 90] * 40\n'
     )
@@ -308,7 +308,7 @@ def test_an_interrupted_call_leaves_a_working_encoder() -> None:
 
 @needs_kernel
 def test_a_row_too_long_for_its_length_is_an_error(make_encoder: Any) -> None:
-    """Its values are finite, and the sum of their squares is not: nothing can make it a unit row."""
+    """All values are finite, but the sum of their squares is not: no unit row exists."""
     graph = read_bert(write(make_encoder("mean", None), "fp32"))
     assert graph is not None
     last = graph.layers[-1]
@@ -379,11 +379,11 @@ def test_few_texts_keep_to_one_thread_and_more_are_shared(
         assert graph is not None
         return len(graph.batches(lengths, most_tokens=None, most_items=None))
 
-    assert [count(work) for work in (10**12, 1)] == [1, 9]  # 600 tokens, 75 an eighth of them
+    assert [count(work) for work in (10**12, 1)] == [1, 9]  # 600 tokens, an eighth of which is 75
 
 
 class TestSizes:
-    """The kernel checks what it is given: a wrong size is an error and no read beyond an end."""
+    """The kernel checks its arguments: a wrong size is an error and causes no read out of bounds."""
 
     @needs_kernel
     @pytest.mark.parametrize("part", ["bias", "scales", "weight", "factors"])
@@ -425,7 +425,7 @@ class TestSizes:
             dataclasses.replace(table, values=table.values[:, : len(table.values[0]) // 4].copy()),  # 32 wide
             dataclasses.replace(
                 table, values=table.values[:, : len(table.values[0]) // 2].copy()
-            ),  # not the head's
+            ),  # not of the head
         ]
         if scales is not None:
             broken.append(dataclasses.replace(table, scales=scales[:-1]))
@@ -460,7 +460,7 @@ class TestSizes:
 
 
 class TestChoice:
-    """What runs a graph is what was asked for, else the quickest that is there."""
+    """The requested implementation runs a graph, or else the fastest available one."""
 
     @needs_kernel
     @pytest.mark.parametrize(("providers", "found"), [(None, True), ([NATIVE], True), ([CPU], False)])
@@ -503,7 +503,7 @@ class TestChoice:
 
     @needs_kernel
     def test_of_the_portable_instructions(self, make_encoder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        """They are slower than ONNX Runtime: only who names them gets them."""
+        """They are slower than ONNX Runtime, so they are used only when requested by name."""
         content = write(make_encoder())
         monkeypatch.setattr(native_graph, "native_instructions", lambda: ("portable",))
         assert NativeGraph.choose(content) is None
@@ -534,7 +534,7 @@ class TestChoice:
         with pytest.raises(ProviderError, match=f"'{missing}' are not on this processor or not in this build"):
             NativeGraph.choose(content, instructions=missing)
         monkeypatch.setattr(native_graph, "native_instructions", lambda: native_graph.INSTRUCTIONS)
-        with pytest.raises(ValueError, match=f"the instructions {missing} are not there"):  # C looks by itself
+        with pytest.raises(ValueError, match=f"the instructions {missing} are not there"):  # C checks it too
             NativeGraph.choose(content, instructions=missing)
 
 
@@ -549,7 +549,7 @@ def test_a_tokenizer_of_longer_texts_or_more_words_is_refused_when_it_is_loaded(
 
 
 class TestNumbers:
-    """What is NaN or infinite is an error, in whatever weight it stands, and no byte."""
+    """A NaN or infinite weight is an error in any weight matrix, and is never rounded to a byte."""
 
     @needs_kernel
     @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
@@ -637,7 +637,7 @@ RECORDED = json.loads((Path(__file__).parents[2] / "benchmarks" / "bits" / "resu
 @needs_kernel
 @pytest.mark.parametrize("name", bundled_names())
 def test_the_bundled_models_give_the_recorded_bits(name: str) -> None:
-    """The bits of ``benchmarks/bits``, which another processor may have given."""
+    """Return the bits of ``benchmarks/bits``, which may come from another processor."""
     golden = read_bundle(find_model(name)).golden
     for instructions in native_instructions():
         encoder = Encoder.load(name, instructions=instructions)

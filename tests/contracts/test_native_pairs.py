@@ -29,8 +29,8 @@ from embedkit.runtime.session import CPU, Session
 from embedkit.runtime.tokenization import PairTokenizer, Tokens
 
 MAX_LENGTH = 300
-# Largest difference of a score. int8-static rounds the same values by the same steps, and now and then one the
-# other way; int8 rounds each token by a step of its own.
+# Largest difference of a score. int8-static rounds the same values in the same steps, but occasionally one in
+# the other direction; int8 rounds each token with its own step.
 DIFFERENCE = {"fp32": 2e-6, "int8-static": 2e-2, "int8": 5e-2}
 PAIRS = [
     ("the cat is asleep", "a good dog"),
@@ -44,7 +44,7 @@ needs_kernel = pytest.mark.skipif(not native_instructions(), reason="no kernel")
 
 @pytest.fixture(scope="module")
 def make_model(toy_tokenizer_json: str) -> Any:
-    """``make_model(family="bert", **config)``, of random weights, biases too; its scores spread."""
+    """``make_model(family="bert", **config)``, with random weights and biases; its scores spread."""
 
     def make(family: str = "bert", **changes: Any) -> PairEncoder:
         tokenizer = PairTokenizer(toy_tokenizer_json, MAX_LENGTH)
@@ -80,7 +80,7 @@ def make_model(toy_tokenizer_json: str) -> Any:
 
 @pytest.fixture(scope="module")
 def tokens() -> Tokens:
-    """Pairs of every length that fills its vectors, tiles and blocks in another way, parted anywhere."""
+    """Return pairs of every length that fills vectors, tiles and blocks differently, split at any position."""
     generator = np.random.default_rng(0)
     lengths = [2, 1, 3, 15, 16, 17, 31, 32, 33, 64, 95, 96, 97, 130, 200, MAX_LENGTH, 5, 5, 8]
     ids = [generator.integers(5, 300, length).tolist() for length in lengths]
@@ -108,7 +108,7 @@ def take(tokens: Tokens, rows: Any) -> Tokens:
 
 
 def run_alone(content: bytes, tokens: Tokens) -> Any:
-    """What ONNX Runtime gives for each pair by itself."""
+    """Return ONNX Runtime's score of each pair alone."""
     session = Session(content, outputs=["score"], threads=1)
     return np.concatenate([session.run(tokens.batch([row], 0)) for row in range(len(tokens.ids))])
 
@@ -152,7 +152,7 @@ def test_token_types_count(make_model: Any, tokens: Tokens) -> None:
 
 @needs_kernel
 @pytest.mark.parametrize("products", DIFFERENCE)
-def test_a_pair_has_the_same_bits_in_any_company(make_model: Any, tokens: Tokens, products: str) -> None:
+def test_a_pair_has_the_same_bits_in_any_batch(make_model: Any, tokens: Tokens, products: str) -> None:
     graph = find(write(make_model(), products))
     together = graph.run(tokens)
     order = np.random.default_rng(1).permutation(len(tokens.ids))
@@ -200,7 +200,7 @@ def test_what_the_graph_has_no_row_for_is_refused(make_model: Any, ids: list[int
 
 
 class TestSizes:
-    """The kernel checks what it is given: a wrong size is an error and no read beyond an end."""
+    """The kernel checks its arguments: a wrong size is an error and causes no read out of bounds."""
 
     @needs_kernel
     @pytest.mark.parametrize("types", [np.zeros((0, 64)), np.zeros((2, 63)), np.zeros(32)])
@@ -224,7 +224,7 @@ class TestSizes:
 
 
 class TestChoice:
-    """What runs a graph is what was asked for, else the quickest that is there, as for encoders."""
+    """The requested implementation runs a graph, or else the fastest available one, as for encoders."""
 
     @needs_kernel
     @pytest.mark.parametrize(("providers", "found"), [(None, True), ([NATIVE], True), ([CPU], False)])

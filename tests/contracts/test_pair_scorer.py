@@ -1,4 +1,4 @@
-"""What every PairScorer promises. A new implementation is one more fixture in SCORERS."""
+"""What every PairScorer guarantees. A new implementation is one more fixture in SCORERS."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def torch_scorer(toy_tokenizer_json: str) -> PairScorer:
 
     encoder = random(Tokenizer(toy_tokenizer_json, 12), Size(layers=1, hidden=16, heads=2), max_length=12, seed=1)
     model = PairEncoder.from_encoder(encoder, max_length=12, seed=1).eval()
-    with torch.no_grad():  # scores that differ from pair to pair
+    with torch.no_grad():  # makes scores differ between pairs
         for parameter in model.parameters():
             if parameter.ndim > 1:
                 parameter.mul_(10)
@@ -81,7 +81,7 @@ def test_scores_come_in_the_order_given(scorer: PairScorer) -> None:
     np.testing.assert_allclose(found, scorer.predict(PAIRS)[order], rtol=0, atol=1e-5)
 
 
-def test_the_company_of_a_pair_does_not_matter(scorer: PairScorer) -> None:
+def test_a_score_does_not_depend_on_the_other_pairs_of_the_batch(scorer: PairScorer) -> None:
     alone = np.concatenate([scorer.predict([pair]) for pair in PAIRS])
     np.testing.assert_allclose(alone, scorer.predict(PAIRS), rtol=0, atol=1e-5)
 

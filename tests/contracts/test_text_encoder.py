@@ -1,4 +1,4 @@
-"""What every TextEncoder promises. A new implementation is one more fixture in ENCODERS."""
+"""What every TextEncoder guarantees. A new implementation is one more fixture in ENCODERS."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_rows_come_in_the_order_given(encoder: TextEncoder) -> None:
     )
 
 
-def test_the_company_of_a_text_does_not_matter(encoder: TextEncoder) -> None:
+def test_an_embedding_does_not_depend_on_the_other_texts_of_the_batch(encoder: TextEncoder) -> None:
     alone = np.concatenate([encoder.encode([text]) for text in TEXTS])
     np.testing.assert_allclose(alone, encoder.encode(TEXTS), rtol=0, atol=1e-5)
 

@@ -1,4 +1,4 @@
-"""What every exact index promises: the answers of the oracle, to the last bit."""
+"""What every exact index guarantees: the results of the reference, to the last bit."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def unit_rows(count, *, width=WIDTH, seed=0):
 
 
 def oracle(rows, queries, k):
-    """Every score in float64, rounded to float32; sorted by score, then row. Obvious, and slow."""
+    """Compute every score in float64, rounded to float32; sort by score, then row. Obvious, and slow."""
     scores, numbers = [], []
     for query in queries.astype(np.float64):
         exact = [np.float32(np.sum(row * query)) for row in rows.astype(np.float64)]
@@ -64,7 +64,7 @@ def test_equal_rows_come_in_their_order(index_kind):
 
 
 def test_equal_rows_across_blocks(index_kind):
-    """Rows far apart are multiplied in different blocks, whose float32 scores differ in the last bits."""
+    """Distant rows are multiplied in different blocks, whose float32 scores differ in the last bits."""
     rows = np.repeat(unit_rows(1, width=384), 17_001, axis=0)
     rows[5_000] = unit_rows(1, width=384, seed=9)
     queries = unit_rows(3, width=384, seed=4)
@@ -79,7 +79,7 @@ def test_equal_rows_across_blocks(index_kind):
         assert len(np.unique(scores[:, 1:])) == len(query)
 
 
-def test_a_query_is_answered_alike_alone_and_in_company(index_kind):
+def test_a_query_is_answered_the_same_alone_and_in_a_batch(index_kind):
     rows, queries = unit_rows(3_000, width=100), unit_rows(64, width=100, seed=5)
     index = index_kind.build(rows)
     together = index.search(queries, 9)

@@ -1,7 +1,7 @@
-"""Calls the kernels with arguments made of arbitrary bytes, valid ones and broken ones.
+"""Call the kernels with arguments made from arbitrary bytes, valid and broken ones.
 
-``fuzz.c`` calls it under libFuzzer, which looks for bytes that reach new code; ``tests/contracts/test_fuzzing.py``
-with a few hundred random inputs. It needs the kernels and the standard library, nothing else.
+``fuzz.c`` calls it under libFuzzer, which searches for bytes that reach new code;
+``tests/contracts/test_fuzzing.py`` calls it with a few hundred random inputs. It needs only the kernels.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ INPUT_BYTES = 400
 
 
 def exercise(data: bytes, bert: Any, wordpiece: Any) -> str | None:
-    """Use one of the kernels as the bytes say.
+    """Run one of the kernels on arguments made from the bytes.
 
     Args:
         data: any bytes.
-        bert: the module `embedkit.kernels.bert`, compiled in whatever way.
+        bert: the module `embedkit.kernels.bert`, however it was compiled.
         wordpiece: the module `embedkit.kernels.wordpiece`.
 
     Returns:
-        the sentence with which the kernel refused its arguments; None if it took them.
+        the message with which the kernel refused its arguments; None if it accepted them.
 
     Raises:
-        AssertionError: a result is impossible, or instruction sets differ.
+        AssertionError: a result is impossible, or instruction sets disagree.
     """
     draw = Draw(data)
     try:
@@ -46,36 +46,36 @@ def exercise(data: bytes, bert: Any, wordpiece: Any) -> str | None:
 
 
 def random_input(seed: int) -> bytes:
-    """Bytes for :func:`exercise`."""
+    """Return bytes for :func:`exercise`."""
     return random.Random(seed).randbytes(INPUT_BYTES)
 
 
 class Draw:
-    """Choices by the bytes of an input, which is read over and over."""
+    """Choices made by the bytes of an input, which is read cyclically."""
 
     def __init__(self, data: bytes) -> None:
         self._data, self._at = data or b"\0", 0
 
     def byte(self) -> int:
-        """The next byte."""
+        """Return the next byte."""
         self._at += 1
         return self._data[self._at % len(self._data)]
 
     def below(self, limit: int) -> int:
-        """A number from 0."""
+        """Return a number from 0."""
         return self.byte() % limit
 
     def rarely(self) -> bool:
-        """True for about one byte in a hundred."""
+        """Return True for about one byte in a hundred."""
         return self.byte() in (7, 77, 177)
 
     def one_of(self, usual: list[int], broken: list[int]) -> int:
-        """A usual value, rarely a broken one."""
+        """Return a usual value, rarely a broken one."""
         values = broken if self.rarely() else usual
         return values[self.below(len(values))]
 
     def bytes(self, count: int) -> bytes:
-        """So many bytes, rarely more or fewer."""
+        """Return that many bytes, rarely more or fewer."""
         count = max(0, count + (self.below(9) - 4 if self.rarely() else 0))
         first = self._at % len(self._data)
         self._at += min(count, 16)
@@ -83,18 +83,18 @@ class Draw:
         return (around * (count // len(around) + 1))[:count]
 
     def floats(self, count: int, size: float = 0.02) -> bytes:
-        """So many floats from ``-128 size`` to ``127 size``, rarely bytes that may be any floats."""
+        """Return that many floats from ``-128 size`` to ``127 size``, rarely bytes that may be any floats."""
         if self.rarely():
             return self.bytes(4 * count)
         return array("f", [(byte - 128) * size for byte in self.bytes(count)]).tobytes()
 
     def text(self, most: int) -> str:
-        """A text of few different characters."""
+        """Return a text of few different characters."""
         return "".join(ALPHABET[self.below(len(ALPHABET))] for _ in range(self.below(most + 1)))
 
 
 def run_network(draw: Draw, bert: Any) -> None:
-    """Run the same texts on every instruction set: all give the same bits, or all refuse."""
+    """Run the same texts on every instruction set: all return the same bits, or all refuse."""
     options, ids, types, starts, rows = network_arguments(draw)
     results = set()
     for instructions in bert.instructions():
@@ -112,7 +112,7 @@ def run_network(draw: Draw, bert: Any) -> None:
 
 
 def network_arguments(draw: Draw) -> tuple[dict[str, Any], bytes, bytes | None, bytes, int]:
-    """The arguments of a network and of a run of it, and the bytes of its rows."""
+    """Return the arguments of a network and of one run of it, and the bytes of its rows."""
     hidden = draw.one_of([64, 128], [0, -64, 32, 2**31 - 64])
     heads = draw.one_of([1, 2, 4], [0, -1, 3, 64])
     inner = draw.one_of([64, 192], [0, 1, 2**31 - 64])
@@ -121,7 +121,7 @@ def network_arguments(draw: Draw) -> tuple[dict[str, Any], bytes, bytes | None, 
     with_head, with_types, with_score = draw.below(2), draw.below(2), draw.below(3) == 0
     is_byte, is_static, kind = draw.below(3) > 0, draw.below(2) == 1, draw.below(3)
     sizes = hidden, inner, memory, vocabulary
-    if not all(0 <= size < 1000 for size in sizes):  # the kernel has to refuse them, whatever stands in buffers
+    if not all(0 <= size < 1000 for size in sizes):  # the kernel has to refuse them, whatever the buffers hold
         hidden_bytes, inner_bytes, memory_bytes, words = 64, 64, 0, 3
     else:
         hidden_bytes, inner_bytes, memory_bytes, words = sizes
@@ -194,7 +194,7 @@ def network_arguments(draw: Draw) -> tuple[dict[str, Any], bytes, bytes | None, 
 
 
 def cut_texts(draw: Draw, wordpiece: Any) -> None:
-    """Cut texts into pieces: ids of the vocabulary, in bounds that follow each other."""
+    """Split texts into pieces: ids of the vocabulary, with consecutive bounds."""
     entries = list(dict.fromkeys(draw.text(6).replace("\ud800", "") for _ in range(draw.below(20))))
     vocabulary: dict[str, int] = {
         entry: draw.one_of([number], [-1, 2**31]) for number, entry in enumerate(entries)

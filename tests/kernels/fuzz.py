@@ -1,10 +1,10 @@
-"""Fuzzes the kernels with libFuzzer, under AddressSanitizer and UndefinedBehaviorSanitizer: ``make fuzz``.
+"""Fuzz the kernels with libFuzzer, under AddressSanitizer and UndefinedBehaviorSanitizer: ``make fuzz``.
 
     python tests/kernels/fuzz.py --seconds 60
 
-Compiles ``fuzz.c`` and all kernels with clang, whose fuzzer looks for inputs that reach new code, and keeps
-them in ``build/fuzz/corpus`` for the next time. An input that ends the program stays beside them; give it as an
-argument to see the fault again.
+Compiles ``fuzz.c`` and all kernels with clang, whose fuzzer searches for inputs that reach new code, and keeps
+them in ``build/fuzz/corpus`` for the next run. An input that crashes the program is kept beside them; pass it
+as an argument to reproduce the crash.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ROOT = HERE.parents[1]
 KERNELS = ROOT / "embedkit" / "kernels"
 BUILD = ROOT / "build" / "fuzz"
 FLAGS = ["-O1", "-g", "-ffp-contract=off", "-fsanitize=fuzzer,address,undefined", "-fno-sanitize-recover=all"]
-# Python frees nothing at its end. Its own allocator would hide a buffer's end from the sanitizer.
+# Python frees nothing on exit. Its own allocator would hide the end of a buffer from the sanitizer.
 ENVIRONMENT = {"ASAN_OPTIONS": "detect_leaks=0", "PYTHONMALLOC": "malloc", "EXERCISE_FOLDER": str(HERE)}
 
 sys.path.insert(0, str(ROOT))
@@ -54,7 +54,7 @@ def main() -> int:
 
 
 def compile_fuzzer() -> Path:
-    """The program, of all instruction sets that clang knows for this machine."""
+    """Compile the program for all instruction sets that clang supports on this machine."""
     BUILD.mkdir(parents=True, exist_ok=True)
     objects, macros = [], []
     for name, flags in {"portable": [], **machine_flags(sysconfig.get_platform())}.items():

@@ -1,4 +1,4 @@
-"""BSL's loss against nested loops, one cosine at a time, and its predictor against matrices of numbers."""
+"""BSL's loss against nested loops, one cosine at a time, and its predictor against plain matrices."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def cosine(a, b):
 
 
 def reference_loss(predictions, targets, scale="paper"):
-    """L of the paper, or what the authors' code minimises."""
+    """Return L of the paper, or the loss that the authors' code minimises."""
     (z1, z2), (h1, h2) = predictions, targets
     total = 0.0
     for i in range(len(z1)):
@@ -30,7 +30,7 @@ def reference_loss(predictions, targets, scale="paper"):
 
 
 def sample(seed=0, batch=3, width=4):
-    """z1, z2; h1, h2."""
+    """Return z1, z2; h1, h2."""
     rows = torch.randn(4, batch, width, generator=torch.Generator().manual_seed(seed))
     return (rows[0], rows[1]), (rows[2], rows[3])
 
@@ -111,7 +111,7 @@ def relu(rows):
 
 
 def reference_predictor(rows, layers, *, normalised):
-    """The MLPs one after the other; ``layers`` are the linear layers in order."""
+    """Apply the MLPs in sequence; ``layers`` are the linear layers in order."""
     for first, second, third in zip(layers[::3], layers[1::3], layers[2::3], strict=True):
         rows = linear(rows, first)
         rows = relu(normalise_columns(rows))

@@ -1,4 +1,4 @@
-"""The protocols of SentEval and MTEB, written again as their own code has them, over scikit-learn's classifier."""
+"""The protocols of SentEval and MTEB, reimplemented after their own code over scikit-learn's classifier."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from embedkit.evaluation.classifiers import (
 
 
 def clusters(size, classes, seed):
-    """Overlapping clouds, so that accuracies lie between chance and 1 and the strength matters."""
+    """Return overlapping clusters, so that accuracies lie between chance and 1 and regularisation matters."""
     generator = np.random.default_rng(seed)
     labels = np.arange(size) % classes
     centres = generator.standard_normal((classes, 4))
@@ -98,7 +98,7 @@ def test_few_shots():
 
 
 def test_the_classifier_is_at_the_optimum_of_its_loss():
-    """C times the summed log loss plus half the squared weights, without the intercept; found by scipy."""
+    """Minimise C times the summed log loss plus half the squared weights, without the intercept, with scipy."""
     data, test = clusters(60, 2, seed=5), clusters(200, 2, seed=5)
     signs = 2.0 * data.labels - 1
 

@@ -21,7 +21,7 @@ def dot(a, b):
 
 
 def similarity_distribution(query, keys, temperature):
-    """SR(z, Q, temperature): how probable each key is, by its similarity with the query."""
+    """Return SR(z, Q, temperature): the probability of each key, by its similarity to the query."""
     weights = [math.exp(dot(query, key) / temperature) for key in keys]
     return [weight / sum(weights) for weight in weights]
 
@@ -38,7 +38,7 @@ DIVERGENCES = {"kl": kl, "cross_entropy": cross_entropy}
 
 
 def reference_loss(online, queues, references, *, objective="kl", identical=False, weight=0.5):
-    """L of the paper; ``queues`` are D1 and D2, ``references`` r1 and r2, ``online`` z1 and z2."""
+    """Return L of the paper; ``queues`` are D1 and D2, ``references`` r1 and r2, ``online`` z1 and z2."""
     keys = [[*queue.tolist(), *own.tolist()] for queue, own in zip(queues, references, strict=True)]
     total = 0.0
     for view in (0, 1):
@@ -58,7 +58,7 @@ def units(rows, width, generator):
 
 
 def sample(seed=0, batch=3, size=5, width=4):
-    """z1, z2; D1, D2; r1, r2."""
+    """Return z1, z2; D1, D2; r1, r2."""
     generator = torch.Generator().manual_seed(seed)
     return tuple((units(rows, width, generator), units(rows, width, generator)) for rows in (batch, size, batch))
 
@@ -159,7 +159,7 @@ def test_the_order_of_keys_does_not_matter():
 
 
 def test_a_view_that_serves_twice_is_its_own_target():
-    """One column, one teacher tensor, one queue: the target is computed once and must still be right."""
+    """One column, one teacher tensor, one queue: the target is computed only once and must still be correct."""
     online, queues, references = sample()
     given_ = (online, (queues[0], queues[0]), (references[0], references[0]))
     assert loss_of(*given_).item() == pytest.approx(reference_loss(*given_), abs=1e-6)
@@ -179,7 +179,7 @@ def test_logits_are_float32_at_the_papers_sharpest_temperature():
 
 
 def reference_averaged_loss(online, references, *, size):
-    """Several references: their distributions over the same sentences are averaged key by key, then learnt."""
+    """Several references: their distributions over the same sentences are averaged key by key, then learned."""
     total = 0.0
     for view in (0, 1):
         scored = 1 - view

@@ -1,4 +1,4 @@
-"""DCLR's loss against nested loops written from the paper, and what noise does."""
+"""DCLR's loss against nested loops written from the paper, and the effect of noise."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def cosine(a, b):
 
 
 def weight(complementary, i, j, threshold):
-    """Nothing where the other model finds them alike."""
+    """Return 0 for pairs that the other model finds similar, else 1."""
     return 0 if cosine(complementary[i], complementary[j]) >= threshold else 1
 
 
@@ -67,7 +67,7 @@ def test_without_noise_and_false_negatives_it_is_info_nce():
     assert torch.allclose(found, info_nce(anchors, positives, temperature=0.05))
 
 
-def test_sentences_at_the_threshold_are_no_negatives_and_nobody_is_its_own():
+def test_sentences_at_the_threshold_and_the_sentence_itself_are_no_negatives():
     units = torch.tensor([[1.0, 0.0], [0.6, 0.8], [0.0, 1.0]])
     cosines = units @ units.T
     found = true_negatives(units, threshold=cosines[1, 2].item())

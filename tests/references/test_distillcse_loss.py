@@ -42,7 +42,7 @@ def reference_group_count(mass):
 
 
 def reference_groups(ranked, mass):
-    """The first group whose upper limit the cumulative mass is strictly below; the last takes the rest."""
+    """Return the first group whose upper limit the cumulative mass is strictly below; the last takes the rest."""
     count, reached, groups = reference_group_count(mass), 0.0, []
     for probability in softmax(ranked):
         reached += probability
@@ -52,7 +52,7 @@ def reference_groups(ranked, mass):
 
 
 def reference_members(row, mass):
-    """Group -> the columns that belong to it."""
+    """Return the columns of each group."""
     columns = sorted(range(len(row)), key=lambda column: -row[column])
     members = {}
     for column, group in zip(columns, reference_groups([row[c] for c in columns], mass), strict=True):
@@ -61,7 +61,7 @@ def reference_members(row, mass):
 
 
 def reference_distillation(students, teachers, weights, temperature, teacher_temperature):
-    """l_distill over full matrices, whose diagonal is left out by an if."""
+    """Compute l_distill over full matrices, skipping the diagonal."""
     total = 0.0
     for i, anchor in enumerate(students):
         others = [j for j in range(len(students)) if j != i]
@@ -100,13 +100,13 @@ class TestShuffling:
         ("mass", "count"), [(0.1, 10), (0.08, 13), (0.12, 9), (0.15, 7), (0.05, 20), (1.0, 1), (1 / 49, 49)]
     )
     def test_the_last_group_takes_what_is_left(self, mass, count):
-        """Of many small scores every group has some; U = 1, rounded up or down, is in the last."""
+        """With many small scores, no group is empty; U = 1, rounded up or down, falls into the last."""
         for dtype in (torch.float32, torch.float64):
             groups = group_of_mass(torch.zeros(1, 5000, dtype=dtype), mass)
             assert groups.unique().tolist() == list(range(count))
 
     def test_a_heavy_top_leaves_the_first_group_empty_and_skips_more(self):
-        ranked = torch.tensor([[3.0, 0.0, 0.0, -9.0]])  # masses 0.91, 0.045, 0.045 and hardly anything
+        ranked = torch.tensor([[3.0, 0.0, 0.0, -9.0]])  # masses 0.91, 0.045, 0.045 and almost 0
         assert group_of_mass(ranked, 0.1).tolist() == [[9, 9, 9, 9]]
         assert group_of_mass(ranked, 0.3).tolist() == [[3, 3, 3, 3]]
         assert group_of_mass(torch.tensor([[1.0, 0.9, 0.0, 0.0]]), 0.25).tolist() == [[1, 2, 3, 3]]
@@ -115,7 +115,7 @@ class TestShuffling:
         assert group_of_mass(torch.zeros(1, 4), 0.25).tolist() == [[1, 2, 3, 3]]
 
     def test_a_batch_of_64_is_shuffled_in_windows_of_about_six(self):
-        """The sizes simulated with the paper's statistics of logits."""
+        """Return the sizes simulated with the paper's statistics of logits."""
         torch.manual_seed(0)
         ranked = (0.27 + 0.064 * torch.randn(2000, 63)).sort(dim=1, descending=True)[0]
         groups = group_of_mass(ranked, 0.1)
@@ -150,7 +150,7 @@ class TestShuffling:
         assert torch.equal(shuffle_within_groups(rows, grouping), first)
 
     def test_ties_are_kept_apart(self):
-        """Equal scores lose none and gain none."""
+        """Shuffling neither drops nor duplicates equal scores."""
         rows = torch.tensor([[0.2, 0.2, 0.2, 0.1, 0.1]])
         after = shuffle_within_groups(rows, partial(group_of_mass, mass=0.5))
         assert after.sort(dim=1)[0].tolist() == rows.sort(dim=1)[0].tolist()
@@ -179,7 +179,7 @@ class TestShuffling:
 
 
 def sample(seed=0, batch=4, width=3, teachers=2):
-    """Students, and teachers of different widths."""
+    """Return students, and teachers of different widths."""
     generator = torch.Generator().manual_seed(seed)
     return (
         torch.randn(batch, width, generator=generator),

@@ -93,7 +93,7 @@ def test_without_gradient_the_loss_is_the_same():
 
 
 class Largest(TorchDispatchMode):
-    """Remembers the largest tensor that an operation gave and that is not a part of ``known``."""
+    """Records the largest tensor that an operation returned and that is no view of ``known``."""
 
     def __init__(self, known):
         super().__init__()

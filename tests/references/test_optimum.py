@@ -1,4 +1,4 @@
-"""Our graphs beside those of Optimum, which has an extra of its own: ``pip install "embedkit-onnx[optimum]"``."""
+"""embedkit's graphs compared with Optimum's, which need an extra: ``pip install "embedkit-onnx[optimum]"``."""
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ SIZES = {
 }
 
 
-@pytest.mark.filterwarnings("ignore")  # of Optimum's, which are many
+@pytest.mark.filterwarnings("ignore")  # Optimum emits many
 @pytest.mark.parametrize("architecture", ["bert", "distilbert", "mpnet", "modernbert"])
 def test_optimum_s_graph_gives_the_same_embeddings(toy_tokenizer_json, tmp_path, architecture):
     tokenizer = Tokenizer(toy_tokenizer_json, 20)

@@ -26,7 +26,7 @@ def cosine(a, b):
 
 
 def similarities(queries, keys, i):
-    """s of anchor i with its own positives, and with the other anchors, over the temperature."""
+    """Return s of anchor i with its own positives, and with the other anchors, divided by the temperature."""
     anchor = queries.anchors[i]
     own = [cosine(anchor, positive) / TEMPERATURE for positive in keys.positives[i]]
     others = [cosine(anchor, keys.anchors[j]) / TEMPERATURE for j in range(len(keys.anchors)) if j != i]
@@ -77,7 +77,7 @@ def reference_copy(embedded):
 
 
 def sample(seed=0, batch=3, positives=2, width=4):
-    """What the main network and the peer make of a batch."""
+    """Return the outputs of the main network and of the peer for a batch."""
     generator = torch.Generator().manual_seed(seed)
     return tuple(
         Embedded(
@@ -119,7 +119,7 @@ def test_equals_the_reference(name, seed, batch, positives, width):
 
 @pytest.mark.parametrize("name", LOSSES)
 def test_gradient_equals_differences_of_the_reference(name):
-    """Of both networks: no side is a constant."""
+    """For both networks: neither side is a constant."""
     loss, reference = LOSSES[name]
     given_ = [Embedded(*(rows.clone().requires_grad_() for rows in embedded)) for embedded in sample()]
     loss(*given_).backward()
@@ -151,7 +151,7 @@ def test_rows_hold_the_positives_and_the_other_anchors():
 
 
 def test_an_anchor_is_not_its_own_negative():
-    """Moved onto its own key, an anchor's row stays as it was but for its queries' side."""
+    """When moved onto its own key, an anchor's row changes only on the side of its queries."""
     main, peer = sample()
     before = peer_logits(main, peer, TEMPERATURE)
     moved = peer.anchors.clone()

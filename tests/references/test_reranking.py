@@ -1,6 +1,6 @@
-"""Average precision by each rule against slow versions written from the protocols.
+"""Average precision by each rule against slow implementations written from the protocols.
 
-The figures in ``TREC_EVAL`` were printed by trec_eval itself (pytrec_eval-terrier 0.5.11).
+The values in ``TREC_EVAL`` were printed by trec_eval itself (pytrec_eval-terrier 0.5.11).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TREC_EVAL = [
 
 
 def slow_average_precision(ranking, relevant, total):
-    """Walk down the ranking; at each relevant document note the share of relevant ones so far."""
+    """Walk down the ranking; at each relevant document record the precision so far."""
     precisions = 0.0
     for depth in range(1, len(ranking) + 1):
         if ranking[depth - 1] in relevant:
@@ -43,7 +43,7 @@ def slow_stable(scores, ids, relevant):
 
 
 def slow_trec_eval(scores, ids, relevant, missing):
-    """trec_eval: by score, then by document id, both descending."""
+    """trec_eval: sorts by score, then by document id, both descending."""
     ranking = []
     left = dict(zip(ids, scores, strict=True))
     while left:
@@ -56,7 +56,7 @@ def slow_trec_eval(scores, ids, relevant, missing):
 
 @st.composite
 def rankings(draw):
-    """Few distinct scores, so that most cases have ties; ids whose order as strings is not their order."""
+    """Return few distinct scores, so that most cases have ties, and ids whose string order is not their order."""
     size = draw(st.integers(1, 12))
     ids = draw(st.lists(st.integers(0, 200).map(str), min_size=size, max_size=size, unique=True))
     marks = draw(st.lists(st.booleans(), min_size=size, max_size=size).filter(any))

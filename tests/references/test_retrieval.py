@@ -1,4 +1,4 @@
-"""Search and its measures against slow versions written from trec_eval's manual, and against trec_eval itself."""
+"""Search and its measures against slow implementations of trec_eval's manual, and against trec_eval itself."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from embedkit.evaluation.retrieval import (
 
 
 def slow_ranking(query, documents, ids):
-    """Every document by cosine, computed one by one; ties by descending id."""
+    """Rank every document by cosine, computed one by one; ties by descending id."""
     scores = {}
     for name, document in zip(ids, documents, strict=True):
         product = math.fsum(float(a) * float(b) for a, b in zip(query, document, strict=True))
@@ -57,7 +57,7 @@ def slow_measures(ranking, relevance, cutoffs):
 
 @st.composite
 def searches(draw):
-    """Embeddings of few values, so that many scores tie; ids whose order as strings is not their order."""
+    """Return embeddings of few values, so that many scores tie, and ids whose string order is not their order."""
     size, queries = draw(st.integers(1, 14)), draw(st.integers(1, 3))
     values = st.sampled_from([-1.0, 0.0, 0.5, 1.0])
     rows = st.lists(st.lists(values, min_size=3, max_size=3).filter(any), min_size=size, max_size=size)

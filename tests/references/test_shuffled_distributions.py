@@ -1,4 +1,4 @@
-"""Group-P on distributions over keys, against groups made one rank at a time."""
+"""Group-P on distributions over keys, against groups formed one rank at a time."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ SEEDS = st.integers(0, 2**32)
 
 
 def distributions(seed, rows, columns, sharpness=3.0):
-    """Probabilities, and a column of its own for each row."""
+    """Return probabilities, with a separate own column for each row."""
     generator = torch.Generator().manual_seed(seed)
     probabilities = (sharpness * torch.randn(rows, columns, generator=generator)).softmax(dim=1)
     return probabilities, torch.randint(columns, (rows,), generator=generator)
 
 
 def reference_members(row, own, mass, ranks):
-    """Group -> its columns: walk down the ranks of the others and add up their shares."""
+    """Return the columns of each group: walk down the ranks of the others and add up their shares."""
     columns = sorted((c for c in range(len(row)) if c != own), key=lambda c: -row[c])[:ranks]
     held, reached, members = sum(row[c] for c in columns), 0.0, {}
     for column in columns:
@@ -86,7 +86,7 @@ class TestProperties:
 
 
 class TestLosses:
-    """What is shuffled is the target, and nothing else."""
+    """Only the target is shuffled."""
 
     @staticmethod
     def sample(batch=4, size=9, width=5):
@@ -114,7 +114,7 @@ class TestLosses:
         )
 
     def test_the_target_is_what_the_shuffle_makes_of_it(self):
-        """Turning the keys of the queue by one is turning the target of an unchanged student."""
+        """Rotating the keys of the queue by one equals rotating the target of an unchanged student."""
         students, keys = self.sample()
         seen = []
 

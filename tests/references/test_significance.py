@@ -1,4 +1,4 @@
-"""The bootstrap against a slow version with the same draws, against scipy's, and by how often it is right."""
+"""The bootstrap against a slow implementation with the same draws, against scipy's, and by its error rate."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def compare(first, second, **options):
 
 
 def slow_samples(sizes, figure, samples):
-    """Draw row by row, set by set, and compute the figure on lists."""
+    """Draw row by row, set by set, and compute the statistic on lists."""
     generator = np.random.default_rng(0)
     return [figure(*[generator.integers(size, size=size).tolist() for size in sizes]) for _ in range(samples)]
 
@@ -104,7 +104,7 @@ def test_equal_models_are_called_different_about_as_often_as_promised():
     generator = np.random.default_rng(7)
     wrong = 0
     for _ in range(200):
-        hard = generator.standard_normal(60)  # shared by both models: what pairing takes out
+        hard = generator.standard_normal(60)  # shared by both models; pairing removes it
         first, second = (hard + 0.3 * generator.standard_normal(60) for _ in range(2))
         p_value = compare(Mean(first), Mean(second), samples=199).p_value
         wrong += p_value is not None and p_value < 0.05

@@ -14,7 +14,7 @@ from embedkit.evaluation.sts import spearman
 
 
 def rank(values, position):
-    """1 + the number of smaller values + half the number of other equal ones."""
+    """Return 1 + the number of smaller values + half the number of other equal ones."""
     smaller = sum(other < values[position] for other in values)
     equal = sum(other == values[position] for other in values) - 1
     return 1 + smaller + equal / 2

@@ -39,7 +39,7 @@ def reference_congen(first, second, queue, teachers, *, student, teacher, contro
 
 
 def reference_ckd(students, queue, teachers, temperature):
-    """Keys are the batch's teacher vectors, then the queue; the answer of row i is key i."""
+    """Keys are the batch's teacher vectors, then the queue; the target of row i is key i."""
     total = 0.0
     for i, student in enumerate(students):
         total += -math.log(softmax([dot(student, key) / temperature for key in [*teachers, *queue]])[i])
@@ -54,7 +54,7 @@ def reference_distance(students, teachers):
 
 
 def sample(seed=0, batch=3, size=5, width=4):
-    """Students of two views, queue, teachers: unit rows."""
+    """Return students of two views, queue, teachers: unit rows."""
     generator = torch.Generator().manual_seed(seed)
     shapes = [(rows, width) for rows in (batch, batch, size, batch)]
     return [functional.normalize(torch.randn(*shape, generator=generator), dim=1) for shape in shapes]
@@ -73,7 +73,7 @@ def test_congen_equals_the_paper(sizes, control):
 
 
 def reference_congen_of_several(first, second, teams, *, student, teacher, control):
-    """p is the mean, key by key, of what each (queue, teachers) makes of the same sentences; keys: the first's."""
+    """p is the mean, key by key, of the distributions of each (queue, teachers); keys: the first's."""
     total = 0.0
     for i in range(len(first)):
         targets = [softmax([dot(own[i], key) / teacher for key in [*queue, *own]]) for queue, own in teams]

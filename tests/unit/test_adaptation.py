@@ -1,4 +1,4 @@
-"""Adapting: from a bundle to a bundle that is nearer to its teacher on the user's own text."""
+"""Adapting: from a bundle to a bundle that is closer to its teacher on the user's own text."""
 
 from __future__ import annotations
 

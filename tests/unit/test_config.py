@@ -1,4 +1,4 @@
-"""Dataclass to TOML and back, with every problem told at once."""
+"""Dataclass to TOML and back, with every problem reported at once."""
 
 from __future__ import annotations
 

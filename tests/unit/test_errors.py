@@ -1,4 +1,4 @@
-"""The error tree is as its docstring draws it."""
+"""The error classes form the tree in the module's docstring."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A missing package is one sentence with the command that brings it."""
+"""A missing package is reported in one sentence with the command that installs it."""
 
 from __future__ import annotations
 

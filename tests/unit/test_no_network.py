@@ -1,4 +1,4 @@
-"""The fixture that keeps tests off the network does so, and lets them reach this machine."""
+"""The fixture that keeps tests off the network blocks it, and allows connections to this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Progress: a bar on a terminal when it takes long, log lines elsewhere, silence when told."""
+"""Progress: a bar on a terminal for long work, log lines elsewhere, nothing if disabled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The protocols are structural: what has the members is one, what lacks one is none."""
+"""The protocols are structural: an object with the members conforms, one that lacks a member does not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The public names: there on first use, and nothing heavy before."""
+"""The public names: available on first use, and nothing heavy imported before."""
 
 from __future__ import annotations
 

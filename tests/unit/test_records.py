@@ -1,4 +1,4 @@
-"""Rows of files in every form."""
+"""Records of files in every format."""
 
 from __future__ import annotations
 
@@ -119,11 +119,11 @@ def test_a_missing_file_is_named(tmp_path):
 
 
 @pytest.mark.parametrize("packing", [".gz", ".xz"])
-def test_any_damage_of_a_packed_file_is_told(write, packing):
+def test_any_damage_of_a_packed_file_is_reported(write, packing):
     whole = write(f"a.jsonl{packing}", "".join(json.dumps({"text": f"text {i}"}) + "\n" for i in range(2000)))
     data = whole.read_bytes()
     for place in range(0, len(data), len(data) // 40):
-        whole.write_bytes(data[:place])  # cut off
+        whole.write_bytes(data[:place])  # truncated
         if place:
             with pytest.raises(DataError):
                 rows(whole)
@@ -132,4 +132,4 @@ def test_any_damage_of_a_packed_file_is_told(write, packing):
             found = rows(whole)
         except DataError:
             continue
-        assert found[-1] == {"text": "text 1999"}  # a byte of the header that does not matter, time stamps say
+        assert found[-1] == {"text": "text 1999"}  # a byte of the header without effect, such as a time stamp

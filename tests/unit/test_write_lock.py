@@ -1,4 +1,4 @@
-"""The right to write: held by one, free again when its holder is gone; by folder and by file, as on Windows."""
+"""The write lock: held by one process, free again when it ends; by folder and by file, as on Windows."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_folder_that_is_not_there_is_an_error_of_storage(tmp_path):
 
 @pytest.fixture
 def lockable(monkeypatch):
-    """``lockable(accepts)``: a file system that locks only what ``accepts(mode)`` is true of."""
+    """``lockable(accepts)``: a file system that locks only files for which ``accepts(mode)`` is true."""
     fcntl = pytest.importorskip("fcntl")
     flock = fcntl.flock
 

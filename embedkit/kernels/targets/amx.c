@@ -6,7 +6,7 @@
 
 #include "avx512.h"
 
-/* Tiles 0 to 3 hold sums, 4 and 5 inputs, 6 and 7 weights. */
+/* Tiles 0 to 3 contain sums, 4 and 5 inputs, 6 and 7 weights. */
 static void configure_tiles(void) {
     ALIGNED_64 struct {
         uint8_t palette, start_row, reserved[14];

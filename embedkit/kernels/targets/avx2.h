@@ -139,11 +139,11 @@ INLINE void load_int4(const uint8_t *from, Floats *low, Floats *high) {
 
 /* ---- bytes ---- */
 
-/* What is too small for an integer becomes the least one, and packing makes 0 of that. */
+/* Values below the range of integers become the smallest one, which packing clips to 0. */
 INLINE __m256i to_integers(__m256 x) { return _mm256_cvtps_epi32(_mm256_min_ps(x, _mm256_set1_ps(255.0f))); }
 
 INLINE void store_bytes(const Floats *x, uint8_t *to) {
-    /* Packing takes four integers of each operand in turn. */
+    /* Packing interleaves four integers of each operand. */
     const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
     UNROLL(2)
     for (int v = 0; v < 4; v += 2) {
@@ -176,7 +176,7 @@ INLINE __m256i add_half(__m256i sums, __m256i inputs, __m256i columns, const boo
     return _mm256_dpbusd_avx_epi32(sums, inputs, columns);
 }
 #else
-/* Sums of two products saturate in 16 bits, unless they are narrow; wide ones are multiplied as 16 bits. */
+/* Sums of two products saturate in 16 bits unless weights are narrow; wide ones are multiplied in 16 bits. */
 INLINE __m256i add_half(__m256i sums, __m256i inputs, __m256i columns, const bool narrow) {
     if (narrow) {
         const __m256i pairs = _mm256_maddubs_epi16(inputs, columns);

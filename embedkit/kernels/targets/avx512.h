@@ -94,11 +94,11 @@ INLINE void load_int4(const uint8_t *from, Floats *low, Floats *high) {
 
 /* ---- bytes ---- */
 
-/* What is too small for an integer becomes the least one, and packing makes 0 of that. */
+/* Values below the range of integers become the smallest one, which packing clips to 0. */
 INLINE __m512i to_integers(Floats x) { return _mm512_cvtps_epi32(_mm512_min_ps(x, _mm512_set1_ps(255.0f))); }
 
 INLINE void store_bytes(const Floats *x, uint8_t *to) {
-    /* Packing takes four integers of each operand in turn. */
+    /* Packing interleaves four integers of each operand. */
     const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
     const __m512i left = _mm512_packs_epi32(to_integers(x[0]), to_integers(x[1]));
     const __m512i right = _mm512_packs_epi32(to_integers(x[2]), to_integers(x[3]));

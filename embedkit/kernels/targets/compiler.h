@@ -1,4 +1,4 @@
-/* What compilers write differently. */
+/* Differences between compilers. */
 
 #ifndef EMBEDKIT_COMPILER_H
 #define EMBEDKIT_COMPILER_H

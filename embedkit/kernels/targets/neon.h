@@ -1,5 +1,5 @@
 /* The operations of portable.h on 64-bit ARM with dot products: a vector is four registers. With I8MM defined,
- * inputs of products need not be made signed. */
+ * inputs of products need no conversion to signed. */
 
 #ifndef EMBEDKIT_NEON_H
 #define EMBEDKIT_NEON_H
@@ -65,7 +65,7 @@ INLINE Floats fnma_of(Floats a, Floats b, Floats c) {
     return c;
 }
 
-/* The processor's own minimum and maximum know signs of zeros and NaN better than the definition does. */
+/* The processor's own minimum and maximum treat signed zeros and NaN differently from the definition. */
 INLINE float32x4_t less_of(float32x4_t a, float32x4_t b) { return vbslq_f32(vcltq_f32(a, b), a, b); }
 INLINE float32x4_t more_of(float32x4_t a, float32x4_t b) { return vbslq_f32(vcgtq_f32(a, b), a, b); }
 EACH_OF_TWO(min_of, less_of)
@@ -198,7 +198,7 @@ INLINE Sums add_products(Sums sums, Inputs inputs, Columns columns, const bool n
 #else
 typedef int8x16_t Inputs;
 
-/* Inputs are 128 less than they should be, so that they are signed. */
+/* Inputs are reduced by 128 to make them signed. */
 INLINE Sums no_sums(const float *sums) {
     Sums none;
     EACH

@@ -1,8 +1,8 @@
-/* The operations of a target, in plain C: the definition of what every other target computes.
+/* The operations of a target, in plain C: the reference for all other targets.
  *
  * Floats are 16 floats and Sums 16 integers. Each operation is that of IEEE 754 in every lane, rounded to
- * nearest, with no contraction and no approximation, so a target that implements them gives the same bits,
- * whatever its vectors are. A min or max of which one operand is NaN is its second operand. */
+ * nearest, without contraction or approximation, so all targets that implement them give the same bits,
+ * whatever their vector size. A min or max with one NaN operand is its second operand. */
 
 #ifndef EMBEDKIT_PORTABLE_H
 #define EMBEDKIT_PORTABLE_H
@@ -14,8 +14,8 @@
 #include "../model.h"
 #include "compiler.h"
 
-#define PANEL_VECTORS 1  /* vectors of columns that a product works on at a time */
-#define BYTE_TILE_ROWS 4 /* rows of bytes whose sums are in registers at once */
+#define PANEL_VECTORS 1  /* vectors of columns that a product processes at a time */
+#define BYTE_TILE_ROWS 4 /* rows of bytes whose sums fit in registers */
 
 typedef struct {
     float lane[LANES];
@@ -100,14 +100,14 @@ INLINE Floats absolute(Floats x) {
     return x;
 }
 
-/* The nearest whole number, the even one of two. */
+/* Rounds to the nearest integer, ties to even. */
 INLINE Floats round_even(Floats x) {
     EACH
         x.lane[l] = rintf(x.lane[l]);
     return x;
 }
 
-/* x times 2 to the power n, for whole n from -126 to 0; anything for any other n. */
+/* x times 2 to the power n, for integers n from -126 to 0; unspecified for any other n. */
 INLINE Floats times_power_of_2(Floats x, Floats n) {
     EACH {
         const int32_t exponent = n.lane[l] >= -126.0f ? (int32_t)n.lane[l] : -126;
@@ -126,14 +126,14 @@ INLINE Floats where_less(Floats a, Floats b, Floats then, Floats otherwise) {
     return a;
 }
 
-/* The first `count` lanes of x, and those of `rest` behind them. */
+/* The first `count` lanes of x, followed by those of `rest`. */
 INLINE Floats first_of(Floats x, int count, Floats rest) {
     EACH
         x.lane[l] = l < count ? x.lane[l] : rest.lane[l];
     return x;
 }
 
-/* Reductions halve the vector: lanes 8 apart first, then 4, 2 and 1. */
+/* Reductions halve the vector: first lanes 8 apart, then 4, 2 and 1. */
 INLINE float sum_of(Floats x) {
     for (int half = LANES / 2; half; half /= 2)
         for (int l = 0; l < half; l++) x.lane[l] += x.lane[l + half];
@@ -152,7 +152,7 @@ INLINE float largest_of(Floats x) {
     return x.lane[0];
 }
 
-/* 16 by 16 floats: rows of `from`, zeros behind the last, to columns of `to`. */
+/* Transposes 16 by 16 floats: rows of `from`, zeros after the last, to columns of `to`. */
 INLINE void transpose_16(const float *from, long ld, int rows, float *to, long ldt) {
     for (int i = 0; i < LANES; i++)
         for (int j = 0; j < LANES; j++) to[j * ldt + i] = i < rows ? from[i * ld + j] : 0.0f;
@@ -177,7 +177,7 @@ INLINE void load_int4(const uint8_t *from, Floats *low, Floats *high) {
 
 /* ---- bytes ---- */
 
-/* 64 floats, clipped to 0 and 255 and rounded to nearest even; anything for NaN. */
+/* 64 floats, clipped to 0 and 255 and rounded to nearest even; unspecified for NaN. */
 INLINE void store_bytes(const Floats *x, uint8_t *to) {
     for (int v = 0; v < 4; v++) {
         const Floats clipped = min_of(max_of(x[v], splat(0.0f)), splat(255.0f));
@@ -186,7 +186,7 @@ INLINE void store_bytes(const Floats *x, uint8_t *to) {
     }
 }
 
-/* Sums before the first product, of columns whose bytes add up to `sums`. */
+/* Initial sums, for columns whose bytes add up to `sums`. */
 INLINE Sums no_sums(const float *sums) {
     Sums none;
     (void)sums;

@@ -1,4 +1,4 @@
-/* What becomes of the sixteen floats of a vector, in the order of portable.h: halves of halves. Needs Floats,
+/* Reduction of the sixteen floats of a vector, in the order of portable.h: halves of halves. Needs Floats,
  * lower_half and upper_half. */
 
 #ifndef EMBEDKIT_X86_REDUCTION_H

@@ -1,4 +1,4 @@
-"""Admission: how much work is waiting, in seconds, and whether there is room for more."""
+"""Admission control: how much work is waiting, in seconds, and whether to accept more."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from embedkit.errors import OverloadedError
 
 __all__ = ["CALLER", "Admission", "Caller", "Held", "Rate"]
 
-_LARGEST_PART = 4  # one request counts for this part of the queue at most
-_ROOM = 2  # a request has to find room for itself and another one like it
-_NS = 1_000_000_000  # admitted work is counted in whole nanoseconds, so that what came and went leaves 0
+_LARGEST_PART = 4  # one request counts for at most 1 / 4 of the queue
+_ROOM = 2  # a request must leave capacity for another one like it
+_NS = 1_000_000_000  # admitted work is counted in integer nanoseconds, so that it returns to exactly 0
 _MEMORY = 0.2  # weight of the newest work in a rate
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks, and until when an answer is of use.
+    """The client of a request, and its deadline.
 
     Attributes:
-        name: of the API key; empty where none is needed.
-        share: part of the admitted work that requests under this name may hold.
+        name: name of the API key; empty if none is required.
+        share: share of the admitted work that requests with this key may hold.
         deadline: time of the event loop's monotonic clock; None for none.
         may_write: whether the key has the scope ``write``.
     """
@@ -41,32 +41,32 @@ CALLER: ContextVar[Caller] = ContextVar("caller", default=Caller())  # noqa: B03
 
 
 class Rate:
-    """How many units of one kind of work are done in a second, learned from work done.
+    """Units of one kind of work per second, learned from completed work.
 
     Args:
-        guess: units a second, until the first is done.
+        guess: initial estimate.
     """
 
     def __init__(self, guess: float) -> None:
         self._per_s, self._learned = guess, False
 
     def learn(self, units: float, seconds: float) -> None:
-        """So many units took so long."""
+        """Record the duration of completed work."""
         if units > 0:
             found = units / max(seconds, 1e-9)
             self._per_s += (found - self._per_s) * (_MEMORY if self._learned else 1)
             self._learned = True
 
     def seconds(self, units: float) -> float:
-        """How long so many units will take."""
+        """Estimate the duration of work."""
         return units / self._per_s
 
 
 class Held:
-    """Work that was let in and is not done yet.
+    """Admitted work that is not complete.
 
     Attributes:
-        work_ns: nanoseconds that it takes.
+        work_ns: estimated duration in nanoseconds.
         charge_ns: nanoseconds that it counts for in the queue.
     """
 
@@ -77,15 +77,15 @@ class Held:
 
 
 class Admission:
-    """Lets work in while what is waiting and at work stays below a number of seconds; belongs to one event loop.
+    """Admits work while waiting and running work stay below a number of seconds; belongs to one event loop.
 
-    The cost of a request is estimated from its size before anything is spent on it: tokens to run, documents to
-    scan, filter or write, each by the rate at which this server has done such work. A request has to leave room
-    for another one like it, and counts for a quarter of the queue at most: so costly requests never fill the queue
-    for cheap ones, with which they take turns, and none is too costly to be let in ever.
+    The cost of a request is estimated from its size before any work is spent on it: tokens to run, documents to
+    scan, filter or write, each by the rate that this server has achieved. A request must leave capacity for
+    another one like it, and counts for at most a quarter of the queue: expensive requests never fill the queue for
+    cheap ones, with which they take turns, and no request is too expensive to ever be admitted.
 
     Args:
-        limit_s: seconds of work.
+        limit_s: maximum seconds of work.
     """
 
     def __init__(self, limit_s: float) -> None:
@@ -96,19 +96,19 @@ class Admission:
 
     @property
     def held_s(self) -> float:
-        """Seconds of work that were let in and are not done."""
+        """Seconds of admitted work that is not complete."""
         return self._held_ns / _NS
 
     @contextlib.contextmanager
     def hold(self, seconds: float) -> Iterator[Held]:
-        """Let work in, and count it until the block ends.
+        """Admit work, and count it until the block ends.
 
         Args:
-            seconds: that it will take; the block may correct them in what it gets.
+            seconds: estimated duration; the block may correct it on the yielded object.
 
         Raises:
-            OverloadedError: too much is waiting, for all or for this caller, or the work would be done after the
-                caller's deadline; says when to try again.
+            OverloadedError: too much work is waiting, in total or for this caller, or the work would complete
+                after the caller's deadline; carries the time to retry after.
         """
         self._require_room(seconds, CALLER.get())
         held = Held()
@@ -119,7 +119,7 @@ class Admission:
             self.correct(held, 0.0)
 
     def correct(self, held: Held, seconds: float) -> None:
-        """Replace the estimate of work that was let in."""
+        """Replace the estimate of admitted work."""
         work_ns, charge_ns = int(seconds * _NS), int(min(seconds, self._largest_s) * _NS)
         self._held_ns += work_ns - held.work_ns
         self._charged_ns += charge_ns - held.charge_ns
@@ -140,7 +140,7 @@ class Admission:
                 _whole_seconds(mine),
             )
         left = math.inf if caller.deadline is None else caller.deadline - time.monotonic()
-        if 0 < left < held_s:  # a deadline that has passed already is the guard's to answer
+        if 0 < left < held_s:  # the guard handles deadlines that have already passed
             raise OverloadedError(
                 f"{held_s:.2f} s of work are waiting, more than this request's timeout; try again later",
                 _whole_seconds(held_s),

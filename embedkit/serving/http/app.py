@@ -1,4 +1,4 @@
-"""The application: routes, and what stands around them."""
+"""The application: routes, and the layers around them."""
 
 from __future__ import annotations
 
@@ -40,16 +40,16 @@ class Application(NamedTuple):
 
 
 def create_app(service: Service, keys: KeyRing, agents: Agents | None = None) -> Application:
-    """The application of a service.
+    """Create the application of a service.
 
     Args:
-        service: what it does.
-        keys: API keys; none means that no key is needed.
+        service: the service.
+        keys: API keys; without any, no key is required.
         agents: answers under ``/mcp``.
     """
     guarded: ASGIApp
     guarded = guard = Guard(create_routes(service, agents), service.settings, keys)
-    if service.settings.cors_origins:  # around the guard, as preflights bring no key
+    if service.settings.cors_origins:  # outside the guard, because preflight requests carry no key
         guarded = CORSMiddleware(
             guarded,
             allow_origins=service.settings.cors_origins,
@@ -62,7 +62,7 @@ def create_app(service: Service, keys: KeyRing, agents: Agents | None = None) ->
 
 
 def create_routes(service: Service, agents: Agents | None = None) -> FastAPI:
-    """The routes alone, with their OpenAPI document."""
+    """Create the routes only, with their OpenAPI document."""
     app = FastAPI(
         title="embedkit",
         summary="Embeddings, re-ranking and search",
@@ -72,7 +72,7 @@ def create_routes(service: Service, agents: Agents | None = None) -> FastAPI:
         redirect_slashes=False,
         root_path=service.settings.root_path,
         lifespan=_lifespan,
-        # FastAPI's own holds paths and queries; versions before it had any pass this over
+        # FastAPI's own includes paths and queries; older versions without it ignore this
         telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},
     )
     app.state.service, app.state.agents = service, agents
@@ -83,12 +83,12 @@ def create_routes(service: Service, agents: Agents | None = None) -> FastAPI:
     app.add_exception_handler(EmbedkitError, _explain_ours)
     app.add_exception_handler(RequestValidationError, _explain_validation)
     app.add_exception_handler(HTTPException, _explain_http)
-    app.add_exception_handler(Exception, _explain_nothing)  # it is raised again, to the observer
+    app.add_exception_handler(Exception, _explain_nothing)  # re-raised to the observer
     return app
 
 
 def _routers(service: Service) -> list[APIRouter]:
-    """The routers of what a service can do."""
+    """Return the routers of the service's features."""
     routers = [module.router for module in (page, embeddings, cohere, rerank, tei, search, operations)]
     if service.catalogue.library is not None and service.settings.allow_writes:
         routers.append(search.writing_router)

@@ -1,4 +1,4 @@
-"""The batcher: texts of many requests go through the network together."""
+"""The batcher: runs texts of many requests through the network together."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from embedkit.serving.http.background import background_threads
 
 __all__ = ["BatchReport", "Batcher"]
 
-_SHARE = 4  # a request fills at most this part of a batch while others wait
+_SHARE = 4  # a request fills at most 1 / 4 of a batch while others wait
 
 
 @dataclass(frozen=True, slots=True)
 class BatchReport:
-    """What one batch was: its texts, their tokens, the requests they came from, the seconds it took."""
+    """Statistics of one batch: its texts, tokens, requests and seconds."""
 
     texts: int
     tokens: int
@@ -48,7 +48,7 @@ class _Job:
         return self.answer.done() or self.taken == len(self.lengths)
 
     def take(self, budget: int) -> _Part:
-        """The next texts within a budget of tokens, one at least."""
+        """Return the next texts within a budget of tokens, at least one."""
         start, spent = self.taken, 0
         while self.taken < len(self.lengths) and (spent + self.lengths[self.taken] <= budget or not spent):
             spent += self.lengths[self.taken]
@@ -56,8 +56,8 @@ class _Job:
         return _Part(self, start, self.taken, spent)
 
     def give(self, start: int, rows: FloatArray) -> None:
-        """Rows of the texts from ``start`` on; the last ones complete the answer."""
-        if self.answer.done():  # nobody waits for it any more
+        """Accept the rows of the texts from ``start`` on; the last ones complete the answer."""
+        if self.answer.done():  # the caller has gone
             return
         if len(rows) == len(self.lengths):
             self.answer.set_result(rows)
@@ -72,7 +72,7 @@ class _Job:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Texts of a job, ``[start:stop]``, that go into one batch."""
+    """Texts of a job, ``[start:stop]``, that are in one batch."""
 
     job: _Job
     start: int
@@ -87,18 +87,18 @@ class _Part:
 
 
 class Batcher:
-    """Gathers what waits and runs it in one thread, batch after batch; belongs to one event loop.
+    """Groups waiting texts and runs them in one thread, batch after batch; belongs to one event loop.
 
-    A text that comes while nothing is at work is run at once. What comes meanwhile is run together as soon as the
-    batch at work is done. Only if that batch held several requests, whose clients may be about to send the next
-    ones, the oldest text waits until ``max_wait_ms`` after its arrival for others to join it. A long request
-    takes turns with others, a part of it in each batch.
+    A text that arrives while nothing is running is run at once. Texts that arrive meanwhile are run together as
+    soon as the current batch is done. Only if that batch contained several requests, whose clients may be about to
+    send their next ones, the oldest text waits for others until ``max_wait_ms`` after its arrival. A long request
+    takes turns with others, with a part of it in each batch.
 
     Args:
-        run: tokens of N texts in, N rows out, in their order; called in a thread.
-        batch_tokens: tokens after which no more texts join a batch.
-        max_wait_ms: longest that a text waits for others.
-        report: told of every batch.
+        run: maps the tokens of N texts to N rows, in their order; called in a thread.
+        batch_tokens: number of tokens after which no more texts join a batch.
+        max_wait_ms: maximum time that a text waits for others.
+        report: called with the statistics of every batch.
     """
 
     def __init__(
@@ -120,11 +120,11 @@ class Batcher:
 
     @property
     def waiting_tokens(self) -> int:
-        """Tokens that wait for a batch."""
+        """Number of tokens waiting for a batch."""
         return self._waiting
 
     async def submit(self, tokens: Tokens) -> FloatArray:
-        """Run tokens of N texts, together with those of others: N rows in their order.
+        """Run the tokens of N texts, together with those of other requests; return N rows in their order.
 
         Raises:
             ModelError: the graph failed.
@@ -137,11 +137,11 @@ class Batcher:
         return await job.answer
 
     def close(self) -> None:
-        """Let the thread end when it has nothing more to do."""
+        """Stop the thread when its work is done."""
         self._thread.shutdown(wait=False)
 
     def _consider(self) -> None:
-        """Start a batch, now or when it is time."""
+        """Start a batch, now or when it is due."""
         if self._at_work or not self._jobs:
             return
         now = time.monotonic()
@@ -163,7 +163,7 @@ class Batcher:
         future.add_done_callback(functools.partial(self._finish, parts, time.monotonic()))
 
     def _gather(self) -> list[_Part]:
-        """Parts of the jobs that wait, in turn, up to the budget."""
+        """Return parts of the waiting jobs, in turn, up to the budget."""
         parts: list[_Part] = []
         left = self._batch_tokens
         while self._jobs and left > 0:

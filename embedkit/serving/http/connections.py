@@ -1,4 +1,4 @@
-"""Connections: how many there may be, and how long each may keep the server waiting."""
+"""Connections: limits on their number, and on how long each may keep the server waiting."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ if sys.platform != "win32":
 
 __all__ = ["Connection", "Connections"]
 
-_SPARE_FILES = 64  # of the process's limit: models, collections, the log
-_ARRIVAL_S = 2.0  # of a request that is still arriving when the server stops
-_LINGER_S = 0.25  # an idle connection is closed only after this long, as its next request may be on its way
+_SPARE_FILES = 64  # reserved of the process's limit: models, collections, the log
+_ARRIVAL_S = 2.0  # time for a request that is still arriving when the server stops
+_LINGER_S = 0.25  # an idle connection is closed only after this time, because its next request may be in transit
 
 
 class Connection(HttpToolsProtocol):
-    """One connection, which knows since when it has kept the server waiting, and for what.
+    """A connection that records since when it has kept the server waiting, and for what.
 
     Attributes:
-        idle_since: when it was opened or last answered; None while a request arrives or is at work.
-        headers_since: when the first byte of a request arrived whose headers are not complete; else None.
-        body_since: when the headers of a request were complete whose body is not; else None.
+        idle_since: when it was opened or last answered; None while a request arrives or is in progress.
+        headers_since: when the first byte of a request with incomplete headers arrived; else None.
+        body_since: when the headers of a request with an incomplete body were complete; else None.
         body_bytes: bytes of that body so far.
-        unread_since: when an answer was first seen waiting for its client; None if none waits.
+        unread_since: when a response was first seen waiting for its client; None if none waits.
     """
 
     def __init__(self, registry: Connections, **given: Any) -> None:
@@ -49,17 +49,17 @@ class Connection(HttpToolsProtocol):
         self.body_bytes = self._header_bytes = 0
 
     def connection_made(self, transport: Any) -> None:
-        """Count it, or refuse it."""
+        """Register the connection, or reject it."""
         super().connection_made(transport)
         self._registry.enter(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget it."""
+        """Unregister the connection."""
         self._registry.leave(self)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Parse what has come; headers are bounded."""
+        """Parse received data; the size of headers is limited."""
         super().data_received(data)
         if self.headers_since is not None:
             self._header_bytes += len(data)
@@ -68,12 +68,12 @@ class Connection(HttpToolsProtocol):
                 self.give_up(problem("/", 431, f"the request's headers exceed max_header_bytes, {most} bytes"))
 
     def on_message_begin(self) -> None:
-        """The first byte of a request."""
+        """Record the first byte of a request."""
         self.idle_since, self.headers_since, self._header_bytes = None, time.monotonic(), 0
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
-        """Its headers are complete."""
+        """Record complete headers."""
         self.headers_since, self.body_since = None, time.monotonic()
         if not self._board():
             super().on_headers_complete()
@@ -81,7 +81,7 @@ class Connection(HttpToolsProtocol):
             self.cycle.keep_alive = False
 
     def _board(self) -> bool:
-        """Whether the express takes the request, which it does while no other is at work here."""
+        """Whether the express takes the request, which requires that no other is in progress here."""
         parser, express = self.parser, self._registry.express
         if self.url not in express.urls or self.is_at_work or parser.get_http_version() != "1.1":
             return False
@@ -94,7 +94,7 @@ class Connection(HttpToolsProtocol):
         return exchange is not None
 
     def on_body(self, body: bytes) -> None:
-        """A piece of its body, which is kept only until the answer is complete."""
+        """Receive a part of the body, which is kept only until the response is complete."""
         cycle = self.cycle
         if cycle.response_complete:
             return
@@ -105,7 +105,7 @@ class Connection(HttpToolsProtocol):
             super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """It is complete."""
+        """Record a complete request."""
         self.body_since, self.body_bytes = None, 0
         cycle = self.cycle
         if not isinstance(cycle, Exchange):
@@ -115,7 +115,7 @@ class Connection(HttpToolsProtocol):
         self._rest()
 
     def on_response_complete(self) -> None:
-        """Its answer is written."""
+        """Record a complete response."""
         self.body_bytes = 0
         if self.pipeline or not isinstance(self.cycle, Exchange):
             super().on_response_complete()
@@ -123,27 +123,27 @@ class Connection(HttpToolsProtocol):
         self._rest()
 
     def _rest(self) -> None:
-        """Become idle, if nothing arrives and nothing is at work."""
+        """Become idle, unless a request is arriving or in progress."""
         if self.headers_since is None and self.body_since is None and not self.is_at_work:
             self.idle_since = time.monotonic()
 
     @property
     def is_at_work(self) -> bool:
-        """Whether a request waits for its answer."""
+        """Whether a request waits for its response."""
         return bool(self.pipeline) or (self.cycle is not None and not self.cycle.response_complete)
 
     @property
     def unread_bytes(self) -> int:
-        """Bytes of answers that the client has not taken yet."""
+        """Bytes of responses that the client has not received yet."""
         return int(self.transport.get_write_buffer_size())
 
     @property
     def waiting_since(self) -> float | None:
-        """When the server began to wait for the client's next bytes; None while a request is at work."""
+        """When the server began to wait for the client's next bytes; None while a request is in progress."""
         return self.headers_since or self.body_since or self.idle_since
 
     def give_up(self, answer: Response) -> None:
-        """Answer in place of the application, unless it has answered already, and close."""
+        """Respond instead of the application, unless it has already responded, and close."""
         if self.transport.is_closing():
             return
         if self.body_since is None or not self.cycle.response_started:
@@ -152,24 +152,24 @@ class Connection(HttpToolsProtocol):
         self.transport.close()
 
     def end_keep_alive(self) -> None:
-        """Let the answer at work, if it has not begun, be the connection's last."""
+        """Make the current response, if it has not begun, the connection's last."""
         if self.cycle is not None and not self.cycle.response_started:
             self.cycle.keep_alive = False
 
 
 class Connections:
-    """All connections of a server, none of which can keep it waiting for ever.
+    """All connections of a server, none of which can keep it waiting forever.
 
-    Where a bound is reached, the connection goes that has kept the server waiting longest without a request at
-    work: a client that sends and reads at an ordinary pace outlives any number that do not.
+    When a limit is reached, the connection is closed that has kept the server waiting longest without a request in
+    progress: a client that sends and reads at a normal pace outlives any number of slow ones.
 
     Args:
-        settings: bounds and time limits.
-        express: takes the requests that it can from the connections.
+        settings: limits and timeouts.
+        express: takes requests directly from the connections.
 
     Attributes:
         settings, express: as given.
-        draining: whether each answer is its connection's last.
+        draining: whether each response is its connection's last.
     """
 
     def __init__(self, settings: ServerSettings, express: Express) -> None:
@@ -179,16 +179,16 @@ class Connections:
         self._all: dict[Connection, None] = {}
 
     def __len__(self) -> int:
-        """How many there are."""
+        """Number of connections."""
         return len(self._all)
 
     @property
     def protocol(self) -> Callable[..., Connection]:
-        """What makes a connection, in place of uvicorn's own class."""
+        """Return a factory of connections, in place of uvicorn's own class."""
         return functools.partial(Connection, self)
 
     def enter(self, connection: Connection) -> None:
-        """Count a connection; where there are too many, close the one that has been waited for longest."""
+        """Register a connection; if there are too many, close the one that has been waited for longest."""
         self._all[connection] = None
         if len(self._all) <= self._most:
             return
@@ -202,11 +202,11 @@ class Connections:
             connection.give_up(busy)
 
     def leave(self, connection: Connection) -> None:
-        """Forget a connection."""
+        """Unregister a connection."""
         self._all.pop(connection, None)
 
     def sweep(self) -> None:
-        """End what has taken longer than the settings allow; call this a few times a second."""
+        """Close connections that exceed the timeouts; call this a few times a second."""
         now = time.monotonic()
         held = 0
         for connection in list(self._all):
@@ -232,7 +232,7 @@ class Connections:
             connection.transport.close()
 
     def _free(self, surplus: int) -> None:
-        """End the connections that hold memory longest, until what they held covers the surplus."""
+        """Close the connections that hold memory longest, until the surplus is released."""
         holding = [one for one in self._all if one.unread_since is not None or one.body_bytes]
         for connection in sorted(holding, key=lambda one: one.unread_since or one.body_since or 0.0):
             if surplus <= 0:
@@ -241,16 +241,16 @@ class Connections:
             connection.transport.abort()
 
     def begin_draining(self) -> None:
-        """Let each connection end with its next answer."""
+        """Let each connection end with its next response."""
         self.draining = True
         for connection in self._all:
             connection.end_keep_alive()
 
     def finish(self, seconds: float) -> None:
-        """Close what is idle and nothing has come on; refuse requests that are still arriving after a while.
+        """Close idle connections without pending data; after a while, reject requests that are still arriving.
 
         Args:
-            seconds: since no connections are accepted any more.
+            seconds: time since the server stopped accepting connections.
         """
         now = time.monotonic()
         for connection in list(self._all):
@@ -260,7 +260,7 @@ class Connections:
                 connection.give_up(problem("/", 503, "this server is stopping", headers={"retry-after": "1"}))
 
     def abort(self) -> None:
-        """End all, whatever they are at."""
+        """Abort all connections."""
         for connection in list(self._all):
             connection.transport.abort()
 
@@ -270,7 +270,7 @@ def _is_late(since: float | None, limit_s: float, now: float) -> bool:
 
 
 def _has_unparsed(connection: Connection) -> bool:
-    """Whether bytes wait in the socket; closing it then would reset the connection under a request."""
+    """Whether bytes wait in the socket; closing it would reset the connection under a request."""
     if sys.platform == "win32":
         return False
     number = connection.transport.get_extra_info("socket").fileno()
@@ -280,7 +280,7 @@ def _has_unparsed(connection: Connection) -> bool:
 
 
 def _files_allowed() -> int:
-    """Files that this process may have open."""
+    """Return the number of files that this process may open."""
     if sys.platform == "win32":
         return 2**31
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)

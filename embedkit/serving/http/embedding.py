@@ -1,4 +1,4 @@
-"""Embedding texts of many requests: limits, tokens, batches."""
+"""Embedding of texts of many requests: limits, tokens, batches."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ __all__ = ["Embedded", "Embedder", "Gate", "MakeBatcher", "Role", "least_pair_to
 
 Result = TypeVar("Result")
 MakeBatcher = Callable[[str, Callable[[Tokens], FloatArray], Rate], Batcher]
-"""Makes the batcher of a model from its name, what runs it, and the rate to keep."""
+"""Creates the batcher of a model from its name, the function to run, and the rate to update."""
 
 Role = Literal["query", "document"]
 
 _SAMPLE, _SAMPLES = "How long does it take to embed a sentence of a dozen words?", 32
-_TOKENS_PER_S = 100_000.0  # until the first batches say how many they are
+_TOKENS_PER_S = 100_000.0  # initial estimate
 
-_CHARACTERS_OF_A_TOKEN = 8  # few languages have so many: a text has as many tokens as this says, or more
-_CHARACTERS_AT_ONCE = 4096  # more would keep the event loop for longer than a thread takes to start
+_CHARACTERS_OF_A_TOKEN = 8  # an upper bound in most languages, so that estimates of tokens are lower bounds
+_CHARACTERS_AT_ONCE = 4096  # more would block the event loop for longer than starting a thread takes
 
 
 @dataclass(frozen=True, slots=True)
 class Embedded:
-    """Texts' embeddings ``(N, D) float32, unit rows``, and the tokens that were run."""
+    """Texts' embeddings ``(N, D) float32, unit rows``, and the number of tokens processed."""
 
     rows: FloatArray
     tokens: int
@@ -45,16 +45,16 @@ class Embedded:
 
 
 class Gate:
-    """What texts have to pass before a model sees them, whichever it is."""
+    """Checks applied to texts before any model."""
 
     def __init__(self, settings: ServerSettings, metrics: Metrics) -> None:
         self._settings, self._metrics = settings, metrics
 
     def check_limits(self, texts: Sequence[str]) -> None:
-        """Refuse a request that is too large.
+        """Reject a request that is too large.
 
         Raises:
-            TooLargeError: says what is allowed.
+            TooLargeError: names the limit.
         """
         self.check_count(len(texts))
         characters = sum(map(len, texts))
@@ -64,19 +64,19 @@ class Gate:
             )
 
     def check_count(self, texts: int) -> None:
-        """Refuse a request of too many texts.
+        """Reject a request with too many texts.
 
         Raises:
-            TooLargeError: says how many are allowed.
+            TooLargeError: names the limit.
         """
         if texts > self._settings.max_items:
             raise TooLargeError(f"{texts} texts in one request; at most {self._settings.max_items} are allowed")
 
     def accept(self, tokens: Tokens, model: Encoder | CrossEncoder, *, truncate: bool | None = None) -> None:
-        """Count texts that were cut, or refuse them.
+        """Count truncated texts, or reject them.
 
         Raises:
-            TextOverflowError: texts are too long and the request, or else the settings, want no cutting.
+            TextOverflowError: texts are too long, and the request or else the settings do not allow truncation.
         """
         wanted = self._settings.on_overflow == "truncate" if truncate is None else truncate
         if tokens.overflowing and not wanted:
@@ -88,22 +88,22 @@ class Gate:
 
     @staticmethod
     async def beside(characters: int, work: Callable[[], Result]) -> Result:
-        """Do something with so many characters at once if they are few, else in a thread."""
+        """Run a function at once if the texts are short, else in a thread."""
         return work() if characters <= _CHARACTERS_AT_ONCE else await asyncio.to_thread(work)
 
 
 def least_tokens(texts: Sequence[str], max_length: int) -> int:
-    """About as many tokens as texts have at least, from their lengths alone."""
+    """Return a lower bound on the number of tokens, estimated from the lengths of texts."""
     return sum(least_pair_tokens(len(text), max_length) for text in texts)
 
 
 def least_pair_tokens(characters: int, max_length: int) -> int:
-    """The same for one text, or a pair, of so many characters."""
+    """Return the same for one text, or a pair, of a number of characters."""
     return min(max_length, 1 + characters // _CHARACTERS_OF_A_TOKEN)
 
 
 class Embedder:
-    """An encoder whose batches are made of many requests' texts.
+    """An encoder whose batches combine texts of many requests.
 
     Attributes:
         encoder: as given.
@@ -115,19 +115,19 @@ class Embedder:
         self._batcher = make_batcher(encoder.name, encoder.encode_tokens, self._rate)
 
     def warm_up(self) -> None:
-        """Run some texts to learn how long they take; call this before the server listens."""
+        """Run some texts to measure the speed; call this before the server listens."""
         tokens = self.encoder.tokenize([_SAMPLE] * _SAMPLES)
-        for _ in range(2):  # the first time something may be allocated
+        for _ in range(2):  # the first run may allocate memory
             began = time.perf_counter()
             self.encoder.encode_tokens(tokens)
             self._rate.learn(tokens.total, time.perf_counter() - began)
 
     def price(self, texts: Sequence[str]) -> float:
-        """About how many seconds embedding these texts will take, from their lengths alone."""
+        """Estimate the seconds for embedding texts, from their lengths only."""
         return self._rate.seconds(least_tokens(texts, self.encoder.max_length))
 
     def check_dimensions(self, dimensions: int | None, name: str = "dimensions") -> None:
-        """Refuse more dimensions than the model has.
+        """Reject more dimensions than the model has.
 
         Raises:
             InputError: names the field of the request.
@@ -148,11 +148,11 @@ class Embedder:
         """Embed texts together with those of other requests.
 
         Args:
-            texts: N of them, one at least.
-            role: chooses the model's prompt for queries or documents.
-            prompt_name: chooses another prompt.
-            dimensions: keep the first so many, scaled to length 1 again.
-            truncate: whether texts that are too long are cut or refused; as the settings say if None.
+            texts: N texts, at least one.
+            role: selects the model's prompt for queries or documents.
+            prompt_name: selects another prompt.
+            dimensions: number of leading dimensions to keep, normalised again.
+            truncate: whether to truncate or reject texts that are too long; by default as in the settings.
 
         Raises:
             InputError: a text or an argument does not fit the model.
@@ -171,7 +171,7 @@ class Embedder:
         """Embed texts that were tokenized elsewhere.
 
         Args:
-            ids: token ids of N texts, one at least, special tokens included.
+            ids: token ids of N texts, at least one, including special tokens.
             dimensions: as for :meth:`embed`.
 
         Raises:
@@ -190,7 +190,7 @@ class Embedder:
         return self._cut(Embedded(rows, count, 0), dimensions)
 
     def _cut(self, found: Embedded, dimensions: int | None) -> Embedded:
-        """The first dimensions, scaled to length 1 again."""
+        """Keep the leading dimensions and normalise again."""
         if dimensions is None or dimensions == self.encoder.dimension:
             return found
         return Embedded(unit_rows(found.rows[:, :dimensions]), found.tokens, found.truncated)
@@ -204,14 +204,14 @@ class Embedder:
         truncate: bool | None = None,
         held: Held | None = None,
     ) -> Embedded:
-        """Embed texts that were let in, as part of ``held`` or of work that holds more than they cost.
+        """Embed texts that were admitted as part of ``held``, or of work that holds more than they cost.
 
         Args:
-            texts: N of them, one at least.
-            role: chooses the model's prompt for queries or documents.
-            prompt_name: chooses another prompt.
+            texts: N texts, at least one.
+            role: selects the model's prompt for queries or documents.
+            prompt_name: selects another prompt.
             truncate: as for :meth:`embed`.
-            held: is corrected to what the texts cost once they are tokenized.
+            held: corrected to the actual cost once the texts are tokenized.
 
         Raises:
             InputError: a text or an argument does not fit the model.
@@ -229,5 +229,5 @@ class Embedder:
         return Embedded(rows, count, tokens.truncated)
 
     def close(self) -> None:
-        """Let the thread end."""
+        """Stop the thread."""
         self._batcher.close()

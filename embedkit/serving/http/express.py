@@ -1,10 +1,10 @@
-"""The express: requests with a JSON body go straight from the connection to their route's function.
+"""The express: passes requests with a JSON body directly from the connection to their route's function.
 
-ASGI sends a request through a task of its own, events, dictionaries and a write for the headers; FastAPI finds a
-route by trying one after the other, parses JSON to Python, copies that into a model, resolves dependencies and
-enters several context managers. For a short text all this takes longer than embedding it. The express looks the
-path up, lets pydantic read the bytes into the same model, calls the same function, and writes the answer at once.
-The guard and the observer are the same. FastAPI keeps everything else, and makes the OpenAPI document.
+ASGI sends a request through a task, events, dictionaries and a separate write for the headers; FastAPI tries one
+route after the other, parses JSON to Python objects, copies them into a model, resolves dependencies and enters
+several context managers. For a short text, all this takes longer than embedding it. The express looks up the path,
+lets pydantic parse the bytes into the same model, calls the same function, and writes the response at once. The
+guard and the observer are the same. FastAPI handles everything else and generates the OpenAPI document.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ __all__ = ["Exchange", "Express", "Stop"]
 
 _JSON = b"application/json"
 _PARAMETERS = {"body", "request", "catalogue"}
-# What a connection may want to hear before its body, and what a page of another origin asks for.
+# Expectations of a client before it sends the body, and headers of cross-origin requests.
 _LEFT_TO_ASGI = frozenset({b"expect", b"origin", b"transfer-encoding", b"upgrade"})
 
 
@@ -51,17 +51,17 @@ class Stop:
 
 
 class Express:
-    """Answers ``POST`` requests with a JSON body; a connection hands all others to the ASGI application.
+    """Answers ``POST`` requests with a JSON body; a connection passes all others to the ASGI application.
 
     Args:
-        routers: whose routes are taken, where they are functions of ``body``, ``request`` and ``catalogue``.
+        routers: routers whose routes are used if they are functions of ``body``, ``request`` and ``catalogue``.
         service: leases its catalogue to those functions.
-        guard: admits requests, as it does those of the application.
-        observer: observes them.
+        guard: admits requests, as for the application.
+        observer: observes requests.
 
     Attributes:
         service, guard, observer: as given.
-        urls: of requests that it may take, as they are sent.
+        urls: URLs that it may take, as sent by clients.
     """
 
     def __init__(self, routers: Iterable[APIRouter], service: Service, guard: Guard, observer: Observer) -> None:
@@ -70,7 +70,7 @@ class Express:
         self.urls = frozenset(path.encode("ascii") for path in self._stops)
 
     def board(self, connection: Any, *, keep_alive: bool) -> Exchange | None:
-        """Take a request whose headers are complete and whose URL is among :attr:`urls`, if the rest of it fits.
+        """Take a request with complete headers and a URL among :attr:`urls`, if it is suitable.
 
         Args:
             connection: uvicorn's protocol, with ``scope``, ``transport``, ``flow`` and ``server_state``.
@@ -90,12 +90,12 @@ class Express:
 
 
 class Exchange:
-    """A request and its answer; a cycle, in the words of uvicorn's protocol, which sees to the rest of them.
+    """A request and its response; called a cycle in uvicorn's protocol, which handles everything else.
 
     Attributes:
-        body: what has come of the request.
+        body: the received part of the request's body.
         keep_alive: whether another request may follow on the connection.
-        more_body, response_started, response_complete, disconnected: as those of uvicorn's cycles.
+        more_body, response_started, response_complete, disconnected: as in uvicorn's cycles.
     """
 
     def __init__(self, express: Express, stop: Stop, scope: Scope, connection: Any, *, keep_alive: bool) -> None:
@@ -109,16 +109,16 @@ class Exchange:
 
     @property
     def message_event(self) -> Exchange:
-        """What uvicorn's protocol sets when the connection is lost."""
+        """The event that uvicorn's protocol sets when the connection is lost."""
         return self
 
     def set(self) -> None:
-        """The connection is lost: a request that is not complete never will be."""
+        """Handle the loss of the connection: an incomplete request will never be complete."""
         if self.disconnected and self.more_body and not self.response_complete:
             self._express.observer.end(self._observation)
 
     def admit(self, headers: RawHeaders) -> None:
-        """Let the guard look at the headers, and write its answer if it refuses the request."""
+        """Let the guard check the headers, and write its response if it rejects the request."""
         admitted = self._express.guard.admit(self._scope, headers)
         if isinstance(admitted, Response):
             self._reply(admitted)
@@ -127,7 +127,7 @@ class Exchange:
             self._admitted = admitted
 
     def start(self, tasks: MutableSet[asyncio.Task[Any]]) -> None:
-        """Answer, now that the request is complete, in a task that is among ``tasks`` meanwhile."""
+        """Answer the complete request, in a task that is kept in ``tasks`` meanwhile."""
         self.more_body = False
         self._task = task = asyncio.get_running_loop().create_task(self._run())
         tasks.add(task)
@@ -186,7 +186,7 @@ class Exchange:
         self._task.cancel()
 
     def _reply(self, answer: Response) -> None:
-        """Write an answer whole."""
+        """Write a complete response."""
         self._observation.status = answer.status_code
         self.response_started = self.response_complete = True
         connection, transport = self._connection, self._connection.transport

@@ -1,4 +1,4 @@
-"""The guard: looks at every request before the application sees it."""
+"""The guard checks every request before the application sees it."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ __all__ = ["Admitted", "Guard", "RawHeaders", "too_late"]
 
 RawHeaders = Mapping[bytes, bytes]
 
-# Asked for by address, by whoever runs the process; tells nothing that a web page elsewhere could use.
+# Requested by address, by process supervisors; reveals nothing useful to web pages of other origins.
 _PROBES = frozenset({"/health", "/health/live", "/health/ready"})
-# What anybody may see: whether the server is there, and the page, which asks for the key itself.
+# Public: health, and the page, which asks for the key itself.
 _READING = frozenset({"GET", "HEAD"})
 _PAGE_FOLDER = "/page/"
 _ADMIN_FOLDER = "/admin/"
@@ -41,8 +41,8 @@ class Admitted:
     """A request that may enter.
 
     Attributes:
-        caller: who sent it; None for what needs no key.
-        seconds: that its work may take.
+        caller: its client; None for routes that need no key.
+        seconds: time limit for its work.
     """
 
     caller: Caller | None
@@ -50,16 +50,16 @@ class Admitted:
 
 
 class Guard:
-    """Checks host, key and its scope, size and number at work, in this order, each before the next costs anything.
+    """Checks host, key and its scope, size and concurrency, in this order, each before the next costs anything.
 
-    A request takes one of the places of ``concurrent_requests`` once all of it has arrived; how long that may
-    take, and how much may be on its way, is bounded by :class:`Connections`. What needs no key takes no place, and
-    its body is not read.
+    A request takes one of ``concurrent_requests`` slots once all of it has arrived; :class:`Connections` limits
+    the time until then, and the amount of data in transit. Routes that need no key take no slot, and their body is
+    not read.
 
     Args:
-        app: what is guarded.
+        app: the application to guard.
         settings: limits and allowed hosts.
-        keys: API keys; none means that no key is needed.
+        keys: API keys; without any, no key is required.
     """
 
     def __init__(self, app: ASGIApp, settings: ServerSettings, keys: KeyRing) -> None:
@@ -68,7 +68,7 @@ class Guard:
         self._at_work = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request."""
+        """Handle one request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -81,7 +81,7 @@ class Guard:
             await self._pass(scope, admitted, receive, send)
 
     def admit(self, scope: Scope, headers: RawHeaders) -> Admitted | Response:
-        """Whether a request may enter, by its headers alone; an answer if it may not."""
+        """Check a request by its headers only; return an error response if it is rejected."""
         path = scope["path"]
         is_page = scope["method"] in _READING and (path == "/" or path.startswith(_PAGE_FOLDER))
         if self._hosts is not None and path not in _PROBES and _host_name(headers) not in self._hosts:
@@ -102,7 +102,7 @@ class Guard:
         return Admitted(caller, seconds)
 
     def enter(self, admitted: Admitted) -> None:
-        """Take a place for a request that is complete; :meth:`leave` gives it back.
+        """Take a slot for a complete request; :meth:`leave` releases it.
 
         Raises:
             OverloadedError: there is none.
@@ -114,11 +114,11 @@ class Guard:
         CALLER.set(Caller(caller.name, caller.share, deadline, caller.may_write))
 
     def leave(self) -> None:
-        """Give a place back."""
+        """Release a slot."""
         self._at_work -= 1
 
     def _identify(self, scope: Scope, headers: RawHeaders) -> Caller | Response:
-        """Who sent a request, by its key."""
+        """Return the client of a request, identified by its key."""
         path = scope["path"]
         needed = _needed_scope(path)
         if not self._keys:
@@ -158,7 +158,7 @@ class Guard:
                 self.leave()
 
     def _timeout_s(self, headers: RawHeaders) -> float:
-        """How long the work of a request may take: what it says, but not longer than the settings."""
+        """Return the time limit of a request: its own, but at most that of the settings."""
         given = headers.get(b"x-request-timeout")
         if given is None:
             return self._settings.timeout_s
@@ -183,7 +183,7 @@ class Guard:
             )
 
     async def _read(self, receive: Receive) -> bytes:
-        """The whole body, if it is not too large."""
+        """Return the whole body, if it is not too large."""
         most = self._settings.max_body_bytes
         chunks, size, more = [], 0, True
         while more:
@@ -199,7 +199,7 @@ class Guard:
 
 
 def too_late(path: str, seconds: float) -> Response:
-    """The answer to a request whose work took too long."""
+    """Return the response to a request whose work took too long."""
     message = f"the work was not done within {seconds:g} s (X-Request-Timeout, or timeout_s of the server)"
     return problem(path, 504, message)
 
@@ -222,14 +222,14 @@ def _shown(value: bytes) -> str:
 
 
 def _host_name(headers: RawHeaders) -> str:
-    """The host that was asked for, without its port."""
+    """Return the requested host, without its port."""
     host = headers.get(b"host", b"").decode("latin-1").lower()
     name, colon, port = host.rpartition(":")
     return name if colon and port.isdecimal() else host
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
-    """Hand out the body that was read, then what else comes."""
+    """Return a receive function that first yields the body that was read."""
     pending = [body]
 
     async def replay() -> Message:

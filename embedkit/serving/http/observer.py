@@ -1,4 +1,4 @@
-"""The observer: measures every request, writes one line of log about it, and catches what nobody expected."""
+"""The observer measures every request, writes one log line about it, and catches unexpected errors."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ __all__ = ["NOTES", "Observation", "Observer"]
 
 logger = logging.getLogger(__name__)
 
-NOTES = "embedkit.notes"  # where routes leave in the scope what the log shall tell: numbers, never texts
+NOTES = "embedkit.notes"  # key in the scope for values that routes add to the log: numbers, never texts
 _REQUEST_ID = re.compile(rb"[\w.-]{1,64}", flags=re.ASCII)
-_UNANSWERED = 499  # as nginx counts clients that have gone
+_UNANSWERED = 499  # nginx's status for clients that have disconnected
 _QUIET = ("/health", "/metrics")
 
 
 @dataclass(slots=True, eq=False)
 class Observation:
-    """What is known of a request.
+    """Facts about a request.
 
     Attributes:
-        scope: of ASGI.
-        request_id: its client's, or ours.
-        status: of the answer, once there is one.
-        began: by the performance counter.
+        scope: ASGI scope.
+        request_id: the client's, or a generated one.
+        status: status of the response, once there is one.
+        began: start time by the performance counter.
     """
 
     scope: Scope
@@ -45,23 +45,23 @@ class Observation:
 
     @property
     def route(self) -> str:
-        """The route that answers, as the OpenAPI document writes it."""
+        """The route that answers, as in the OpenAPI document."""
         return str(getattr(self.scope.get("route"), "path", "other"))
 
 
 class Observer:
-    """Stands around everything else.
+    """The outermost layer of the application.
 
     Args:
-        app: what is observed.
-        metrics: counts.
+        app: the application to observe.
+        metrics: counts requests.
     """
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self._app, self._metrics = app, metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request."""
+        """Handle one request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -87,7 +87,7 @@ class Observer:
             self.end(seen)
 
     def begin(self, scope: Scope) -> Observation:
-        """A request has come."""
+        """Record the start of a request."""
         given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
         request_id = given if _REQUEST_ID.fullmatch(given) else b"%016x" % random.getrandbits(64)
         scope[NOTES] = {}
@@ -95,7 +95,7 @@ class Observer:
         return Observation(scope, request_id)
 
     def end(self, seen: Observation) -> None:
-        """It is answered, or its client has gone."""
+        """Record that a request was answered, or that its client has disconnected."""
         self._metrics.end_request()
         route, seconds = seen.route, time.perf_counter() - seen.began
         self._metrics.count_request(route, seen.status, seconds)
@@ -114,9 +114,9 @@ class Observer:
 
     @staticmethod
     def explain_bug(error: Exception, seen: Observation) -> Response:
-        """The answer to a request that met an error nobody expected.
+        """Return the response to a request that raised an unexpected error.
 
-        The log gets its kind and where it came from; not its message, which may hold somebody's text.
+        Its type and location are logged, but not its message, which may contain a user's text.
         """
         places = traceback.extract_tb(error.__traceback__)
         fields: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""The server: the application on a socket, until it is told to stop."""
+"""The server: the application on a socket, until it is stopped."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Parent:
 
     Attributes:
         listening: the socket that it has bound.
-        lifeline: a descriptor at whose end it is gone, and the worker drains as on SIGTERM.
+        lifeline: a descriptor that is closed when the parent exits, upon which the worker drains as on SIGTERM.
         confirm: reports to it that the worker serves.
     """
 
@@ -50,15 +50,15 @@ class Parent:
 
 
 class Server(uvicorn.Server):
-    """Serves until SIGINT or SIGTERM, then stops in an order that loses no request.
+    """Serves until SIGINT or SIGTERM, then shuts down in an order that loses no request.
 
-    Readiness answers 503, and every answer closes its connection; after ``drain_delay_s`` (SIGTERM only) no new
-    connections are taken; requests at work get ``drain_s`` to finish. A second signal stops at once. SIGHUP loads
-    models and collection again.
+    Readiness answers 503, and every response closes its connection; after ``drain_delay_s`` (SIGTERM only) no new
+    connections are accepted; requests in progress get ``drain_s`` to finish. A second signal stops immediately.
+    SIGHUP reloads models and collection.
 
     Args:
-        service: what is served.
-        keys: API keys; none means that no key is needed.
+        service: the service.
+        keys: API keys; without any, no key is required.
         parent: the process that has bound the socket, if this is one of several workers.
         agents: answers under ``/mcp``.
     """
@@ -89,7 +89,7 @@ class Server(uvicorn.Server):
                 ssl_certfile=settings.tls_certificate,
                 ssl_keyfile=settings.tls_key,
                 log_config=None,
-                log_level=logging.WARNING,  # its lines about requests hold addresses and queries
+                log_level=logging.WARNING,  # its lines about requests contain addresses and queries
                 access_log=False,
                 proxy_headers=False,
                 server_header=False,
@@ -99,13 +99,13 @@ class Server(uvicorn.Server):
         )
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - uvicorn's signature
-        """Begin to drain; a second signal stops at once."""
+        """Begin to drain; a second signal stops immediately."""
         self._captured_signals.append(sig)
         self.force_exit = self.should_exit
         self.should_exit = self._service.draining = self._connections.draining = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:  # noqa: ARG002 - uvicorn's
-        """Listen, and report where."""
+        """Listen, and log the address."""
         TRACING.look()
         await self.lifespan.startup()
         settings = self._service.settings
@@ -141,7 +141,7 @@ class Server(uvicorn.Server):
         )
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:  # noqa: ARG002 - uvicorn's
-        """Drain, in the order that the class describes."""
+        """Drain, in the order described by the class."""
         assert self._listener is not None
         assert self._sweeper is not None
         self._service.draining = True
@@ -158,7 +158,7 @@ class Server(uvicorn.Server):
         await self.lifespan.shutdown()
 
     async def _wait(self, seconds: float, *, finish: bool = False) -> None:
-        """Let time pass; with ``finish``, only until the last connection is closed."""
+        """Wait; with ``finish``, only until the last connection is closed."""
         began = time.monotonic()
         until = began + seconds
         while not self.force_exit and time.monotonic() < until and (self._connections or not finish):
@@ -177,7 +177,7 @@ class Server(uvicorn.Server):
         self.handle_exit(signal.SIGTERM, None)
 
     def _reload_on_hangup(self) -> None:
-        """SIGHUP reloads; signals belong to the main thread, and the server may run in another one."""
+        """Reload on SIGHUP; signals belong to the main thread, and the server may run in another one."""
         if sys.platform != "win32" and threading.current_thread() is threading.main_thread():
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._begin_reload)
 
@@ -185,7 +185,7 @@ class Server(uvicorn.Server):
         self._reloading = asyncio.get_running_loop().create_task(self._reload())
 
     async def _reload(self) -> None:
-        with contextlib.suppress(EmbedkitError):  # the log has it
+        with contextlib.suppress(EmbedkitError):  # already logged
             await self._service.reload()
 
     def _make_connection(self) -> asyncio.Protocol:
@@ -195,12 +195,14 @@ class Server(uvicorn.Server):
 
     @property
     def url(self) -> str:
-        """Where it listens, once it does."""
+        """The server's URL, once it is listening."""
         return self._url
 
     def run_until_told(self) -> None:
-        """Serve; SIGTERM ends as a success does, as it is how servers are stopped."""
-        before = signal.signal(signal.SIGTERM, lambda *_: None)  # what uvicorn raises again when it has ended
+        """Serve until stopped; SIGTERM counts as success, because it is how servers are stopped."""
+        before = signal.signal(
+            signal.SIGTERM, lambda *_: None
+        )  # uvicorn raises the signal again when it has stopped
         try:
             self.run()
         finally:

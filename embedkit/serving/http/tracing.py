@@ -1,4 +1,4 @@
-"""Traces by OpenTelemetry, where its packages are installed; spans hold numbers and names, never texts."""
+"""OpenTelemetry traces, if its packages are installed; spans contain numbers and names, never texts."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from embedkit.extras import require
 __all__ = ["TRACING", "VARIABLES", "Tracing", "span"]
 
 VARIABLES = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
-"""Of the environment; one of them, as OpenTelemetry defines them, says where spans are sent."""
+"""Environment variables defined by OpenTelemetry, one of which sets the destination of spans."""
 
 _SERVER_ERROR = 500
 _NOTHING: Final = contextlib.nullcontext()
-_QUIET: Final = {"record_exception": False, "set_status_on_exception": False}  # messages may hold somebody's text
+_QUIET: Final = {"record_exception": False, "set_status_on_exception": False}  # messages may contain a user's text
 
 
 class Tracing:
-    """Makes a span of each request, and of its parts, in the trace that its headers name.
+    """Creates a span of each request, and of its parts, in the trace named by its headers.
 
-    Without OpenTelemetry's API, or where nobody has set up a provider of tracers, all of this does nothing.
+    Without OpenTelemetry's API, or without a tracer provider, nothing is done.
 
     Attributes:
-        is_on: whether spans go anywhere, as :meth:`look` has found out.
+        is_on: whether spans are exported, as determined by :meth:`look`.
     """
 
     def __init__(self) -> None:
@@ -38,10 +38,10 @@ class Tracing:
             self._api = None
 
     def start(self) -> bool:
-        """Send spans to where the environment says, if it does; call this once, before the server starts.
+        """Export spans to the destination in the environment, if any; call this once, before the server starts.
 
         Raises:
-            MissingExtraError: the environment says so, and the SDK or its exporter is not installed.
+            MissingExtraError: a destination is set, but the SDK or its exporter is not installed.
         """
         if not any(os.environ.get(name) for name in VARIABLES):
             return False
@@ -56,7 +56,7 @@ class Tracing:
         return True
 
     def look(self) -> None:
-        """Find out whether spans go anywhere; call this when the server starts, as asking takes long."""
+        """Determine whether spans are exported; call this when the server starts, because it is slow."""
         self.is_on = (
             self._api is not None and type(self._api.get_tracer_provider()).__name__ != "ProxyTracerProvider"
         )
@@ -64,11 +64,11 @@ class Tracing:
     def request(
         self, method: str, headers: Iterable[tuple[bytes, bytes]]
     ) -> contextlib.AbstractContextManager[Any]:
-        """The span of a request, or None.
+        """Return the span of a request, or None.
 
         Args:
-            method: of HTTP.
-            headers: one of which may name the trace that the request belongs to.
+            method: HTTP method.
+            headers: headers, which may name the trace of the request.
         """
         return self._request(method, headers) if self.is_on else _NOTHING
 
@@ -83,7 +83,7 @@ class Tracing:
             yield found
 
     def describe(self, found: Any, method: str, route: str, status: int, notes: Mapping[str, Any]) -> None:
-        """Complete the span of a request that is answered."""
+        """Complete the span of an answered request."""
         found.update_name(f"{method} {route}")
         found.set_attribute("http.request.method", method)
         found.set_attribute("http.route", route)
@@ -94,7 +94,7 @@ class Tracing:
             found.set_status(self._api.StatusCode.ERROR)
 
     def part(self, name: str, **numbers: str | float) -> contextlib.AbstractContextManager[None]:
-        """A span inside that of the request."""
+        """Create a span inside that of the request."""
         return self._part(name, **numbers) if self.is_on else _NOTHING
 
     @contextlib.contextmanager

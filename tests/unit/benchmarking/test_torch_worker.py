@@ -1,4 +1,4 @@
-"""Models on torch, timed like any other."""
+"""Models that run on torch, timed like any other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Architectures without weights: their graphs run, at the cost that their shape has."""
+"""Architectures without trained weights: their graphs run, at the cost of their shape."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the commands' tests share."""
+"""Fixtures of the commands' tests."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 @pytest.fixture
 def no_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if matplotlib were not installed, for what was imported before too."""
+    """Simulate that matplotlib is not installed, also for modules already imported."""
     ours = ("embedkit.training.run_figures", "embedkit.training.run_report")
     for name in list(sys.modules):
         if name in ours or name.startswith("embedkit.reporting") or name.partition(".")[0] == "matplotlib":

@@ -1,4 +1,4 @@
-"""What runs a model is decided by what its path holds."""
+"""The contents of a path decide which backend runs a model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`embedkit bench`: which worker a model gets, and what comes out where."""
+"""`embedkit bench`: which worker runs a model, and what is written where."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_a_report_needs_matplotlib_and_says_what_brings_it(capsys):
     assert 'pip install "embedkit-onnx[bench]"' in capsys.readouterr().err
 
 
-def test_whoever_interrupts_does_not_want_the_next_number_of_threads(toy_bundle, texts, monkeypatch, capsys):
+def test_an_interrupt_skips_the_remaining_numbers_of_threads(toy_bundle, texts, monkeypatch, capsys):
     from embedkit.evaluation.speed import rounds
     from embedkit.evaluation.speed.process import WorkerProcess
 
@@ -148,7 +148,7 @@ def test_whoever_interrupts_does_not_want_the_next_number_of_threads(toy_bundle,
 
     def interrupt(self, *arguments, **options):
         asked.append(options)
-        if len(asked) == 8:  # four to see what calls cost, two of the first round, then two of the second
+        if len(asked) == 8:  # four for the cost of calls, two of the first round, then two of the second
             raise KeyboardInterrupt
         return time(self, *arguments, **options)
 

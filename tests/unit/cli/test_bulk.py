@@ -1,4 +1,4 @@
-"""`embedkit encode` from Parquet into a folder: what it costs, what it did, and going on after a kill."""
+"""`embedkit encode` from Parquet into a folder: cost, result, and resuming after a kill."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def digests(folder: Path) -> dict[str, str]:
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()}
 
 
-def test_cost_is_told_first_and_what_was_done_last(
+def test_the_cost_is_logged_first_and_the_result_last(
     toy_bundle: Path, pages: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = ["encode", "-m", str(toy_bundle), str(pages), "-o", str(tmp_path / "out"), "--text-column", "body"]

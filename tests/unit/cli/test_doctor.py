@@ -1,4 +1,4 @@
-"""`embedkit doctor`: facts about this machine, and sentences about what is wrong."""
+"""`embedkit doctor`: facts about this machine, and problems in one sentence each."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from embedkit.runtime.native_graph import native_instructions
 
 @pytest.fixture
 def distributions(monkeypatch):
-    """Pretend that exactly these distributions are installed; name -> version."""
+    """Pretend that exactly these distributions are installed; maps name to version."""
 
     def install(found):
         def version(name):
@@ -33,7 +33,7 @@ def distributions(monkeypatch):
 
 @pytest.fixture
 def bundled(monkeypatch, tmp_path):
-    """A folder that takes the place of the bundled models."""
+    """Return a folder that replaces that of the bundled models."""
     monkeypatch.setattr(location, "_BUNDLED", tmp_path)
     return tmp_path
 
@@ -133,7 +133,7 @@ def test_a_bundled_model_that_computes_something_else_is_a_problem(bundled, toy_
         ({"one": False}, "one not compiled, encoding is slower"),
     ],
 )
-def test_kernels_that_are_not_there_are_told(bundled, monkeypatch, capsys, kernels, line):
+def test_kernels_that_are_not_there_are_reported(bundled, monkeypatch, capsys, kernels, line):
     monkeypatch.setattr("embedkit.runtime.kernels.built", lambda: kernels)
     assert main(["doctor"]) == 0
     assert f"kernels      {line}" in capsys.readouterr().out.splitlines()

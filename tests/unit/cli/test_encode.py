@@ -1,4 +1,4 @@
-"""`embedkit encode`: what stands in the file is what the encoder gives, whatever the forms."""
+"""`embedkit encode`: the file holds the encoder's embeddings, in every format."""
 
 from __future__ import annotations
 
@@ -176,7 +176,9 @@ def test_a_text_that_is_none_is_named_by_its_line(
     assert (tmp_path / "out.npy").read_bytes() == b"old"
 
 
-def test_overflow_is_told_or_refused(toy_bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_overflow_is_reported_or_refused(
+    toy_bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "in.txt").write_text("a\nb\nc\n" + "dog " * 30)
     command = ["encode", "-m", str(toy_bundle), str(tmp_path / "in.txt"), "-o", str(tmp_path / "out.npy")]
     assert main(command) == 0

@@ -1,4 +1,4 @@
-"""Sources of a comparison: what is read of runs, bundles and model folders."""
+"""Sources of a comparison: what is read from runs, bundles and model folders."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_a_finished_run(run, tmp_path):
     entry = read_entry(str(run.path), page=tmp_path / "page.html", identify=False)
     assert is_run(str(run.path))
     assert (entry.label, entry.kind, entry.size_bytes) == ("mine fp32 (torch)", "run", 5)
-    assert entry.recipe == {"method": "sct", "optim.lr": "0.1"}  # not where it happened
+    assert entry.recipe == {"method": "sct", "optim.lr": "0.1"}  # not the place of the run
     assert entry.development == pytest.approx(83.12)
     assert entry.facts["corpus"] == "wiki: 1,234 rows, CC0"
     assert (entry.facts["teacher"], entry.page) == ("minilm", "runs/mine/report.html")

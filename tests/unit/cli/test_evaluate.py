@@ -1,4 +1,4 @@
-"""`embedkit evaluate`: which loader a model gets, and what comes out where."""
+"""`embedkit evaluate`: which loader reads a model, and what is written where."""
 
 from __future__ import annotations
 

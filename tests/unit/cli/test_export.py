@@ -37,7 +37,7 @@ def test_json_holds_the_whole_manifest(model, tmp_path, capsys):
     code = main([*command, "--name", "mine", "--licence", "MIT", "--dev", str(pairs)])
 
     shown = capsys.readouterr()
-    if code:  # a random model may rank three pairs backwards; then the gate says so and nothing is written
+    if code:  # a random model may rank three pairs backwards; then the gate reports it and nothing is written
         assert "retention" in shown.err
         assert not (tmp_path / "toy.onnx").exists()
         return
@@ -57,7 +57,7 @@ def test_calibrated_bundles_encode_to_bytes(model, tmp_path, capsys):
 
     rows = np.load(output)
     assert (rows.shape, rows.dtype) == ((3, 32), np.uint8)
-    # Each dimension's range is that of these texts, so its ends are among them.
+    # The range of each dimension is computed from these texts, so its ends are among their values.
     assert (rows.min(axis=0) == 0).all()
     assert (rows.max(axis=0) == 255).all()
 

@@ -1,4 +1,4 @@
-"""`embedkit inspect`: everything the bundle says, for people and for machines."""
+"""`embedkit inspect`: all facts about a bundle, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def full_bundle(write_toy_bundle: Write, tmp_path: Path) -> Path:
     )
 
 
-def test_people_are_told_what_it_is(full_bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_printed_summary_describes_the_bundle(full_bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["inspect", str(full_bundle)]) == 0
     out = capsys.readouterr().out
     assert out.startswith("toy: 16 dimensions, at most 12 tokens, mean pooling, unit rows\n")
@@ -83,7 +83,7 @@ def test_what_is_empty_is_left_out(toy_bundle: Path, capsys: pytest.CaptureFixtu
         assert word not in out
 
 
-def test_machines_are_told_all(full_bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_holds_everything(full_bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["inspect", str(full_bundle), "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     bundle = read_bundle(full_bundle)
@@ -127,7 +127,9 @@ def test_what_is_no_bundle_is_one_line(tmp_path: Path, capsys: pytest.CaptureFix
     assert captured.err.splitlines() == [f"error: {tmp_path / 'photo.onnx'}: this is not an ONNX file"]
 
 
-def test_a_cross_encoder_is_told_and_verified(toy_cross_bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_cross_encoder_is_reported_and_verified(
+    toy_cross_bundle: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["inspect", str(toy_cross_bundle), "--verify"]) == 0
     out = capsys.readouterr().out
     assert out.startswith("toy-cross: cross-encoder, at most 12 tokens a pair, scores in (0, 1)\n")

@@ -1,4 +1,4 @@
-"""The command `embedkit` itself: commands found, options spread, errors turned into exit codes."""
+"""The command `embedkit` itself: commands are found, options added, errors turned into exit codes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ERRORS = [getattr(errors, name) for name in errors.__all__]
 
 @pytest.fixture
 def play(monkeypatch):
-    """Give embedkit one more command, `play`, that runs the function given."""
+    """Add a command, `play`, that runs the given function."""
 
     def install(run, configure=lambda _parser: None):
         module = types.ModuleType("embedkit.cli.play")
@@ -54,7 +54,7 @@ class TestExitCodes:
         assert main(["play"]) == code
 
     @pytest.mark.parametrize("kind", ERRORS, ids=lambda kind: kind.__name__)
-    def test_every_error_of_ours_is_one_line_and_1(self, play, kind, capsys):
+    def test_every_embedkit_error_prints_one_line_and_exits_with_1(self, play, kind, capsys):
         play(raising(make(kind)))
         assert main(["play"]) == 1
         assert capsys.readouterr() == ("", "error: out of luck\n")
@@ -133,7 +133,7 @@ class TestMissingPackages:
         assert main(["play"]) == 1
         assert capsys.readouterr().err.endswith('pip install "numpy"\n')
 
-    def test_a_module_of_ours_that_is_missing_is_a_bug(self, play):
+    def test_a_missing_embedkit_module_is_a_bug(self, play):
         play(raising(ModuleNotFoundError("No module named 'embedkit.gone'", name="embedkit.gone")))
         with pytest.raises(ModuleNotFoundError):
             main(["play"])

@@ -1,4 +1,4 @@
-"""`embedkit methods`: everything in the tables of methods and recipes, and nothing else."""
+"""`embedkit methods`: exactly the tables of methods and recipes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TABLE = {**METHODS, **RECIPES}
 
 
 def test_the_copy_is_what_the_code_says():
-    """Else run: python -m embedkit.training.recipes.table."""
+    """If it fails, run: python -m embedkit.training.recipes.table."""
     assert json.loads(COPY.read_text(encoding="utf-8")) == json.loads(json.dumps(build_table()))
 
 
@@ -76,7 +76,7 @@ def defaults(rows):
         ("trans-encoder", "pairs"),
     ],
 )
-def test_needs_are_told(capsys, name, needs):
+def test_requirements_are_printed(capsys, name, needs):
     assert main(["methods", name, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)[name]["needs"] == needs
 

@@ -1,4 +1,4 @@
-"""`embedkit index` and `embedkit search` on Milvus, by a file of Milvus Lite."""
+"""`embedkit index` and `embedkit search` on Milvus, with a file of Milvus Lite."""
 
 from __future__ import annotations
 

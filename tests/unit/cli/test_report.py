@@ -1,4 +1,4 @@
-"""`embedkit report`: pages for runs, and a command that says what it lacks."""
+"""`embedkit report`: pages of runs, and errors that name what is missing."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def test_one_word_of_a_text_becomes_a_synonym(command, wordnet_folder, tmp_path,
     assert capsys.readouterr().out == "pairs.tsv: 3 pairs, 1 of them equal; 0 texts lost\n"
 
 
-def test_a_folder_without_wordnet_is_told(command, tmp_path, capsys):
+def test_a_folder_without_wordnet_is_reported(command, tmp_path, capsys):
     assert main([*command[:4], "--synonyms", str(tmp_path)]) == 1
     assert "is not a WordNet database: expected data.noun" in capsys.readouterr().err
 

@@ -132,7 +132,7 @@ def test_a_terminal_shows_metadata_below_the_text():
     assert len(command._table(hits, None)) == 2
 
 
-def test_a_misspelt_field_is_told_in_one_line(bundle, tmp_path, capsys):
+def test_a_misspelt_field_is_reported_in_one_line(bundle, tmp_path, capsys):
     documents = [{"text": "a good dog", "year": 1999}, {"text": "snow", "year": 2024}]
     index = str(tmp_path / "years")
     Collection.build(documents, encoder=Encoder.load(bundle), path=index, source=str(bundle))

@@ -1,4 +1,4 @@
-"""`embedkit train`: flags to configuration, --check, and a run that is interrupted and goes on."""
+"""`embedkit train`: flags to configuration, --check, and a run that is interrupted and resumed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def corpus(tmp_path):
 
 
 def check(capsys, *arguments):
-    """The resolved configuration that --check prints."""
+    """Return the resolved configuration that --check prints."""
     assert main(["train", "--check", *arguments]) == 0
     return tomllib.loads(capsys.readouterr().out)
 

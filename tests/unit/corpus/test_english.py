@@ -1,4 +1,4 @@
-"""The text of the hub: read from small sets of the same form, cut, cleaned of evaluation sets, and trained on."""
+"""The corpus from the hub: read from small sets, split, cleaned of evaluation sets, and trained on."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def english():
 
 @pytest.fixture
 def hub(monkeypatch):
-    """What was asked of the hub, which has three sets."""
+    """Return the requests made to the hub, which has three sets."""
     asked = []
 
     def load_dataset(repository, *configuration, split, streaming):

@@ -1,4 +1,4 @@
-"""The demo's text: the same for the same seed, many different sentences, nothing of the evaluation in them."""
+"""The demo's text: reproducible by seed, many different sentences, none of the evaluation's."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _owners(texts, domains, corpus):
 
 
 def test_held_out_intents_mean_one_thing(domains):
-    """Their templates name the same slots, or a paraphrase would say less than the other."""
+    """Their templates name the same slots; otherwise a paraphrase would say less than the other."""
     for domain in domains:
         for intent in domain.held_out:
             slots = {frozenset(re.findall(r"\{(\w+)", template)) for template in intent.templates}

@@ -15,7 +15,7 @@ from embedkit.protocols import FloatArray
 
 
 class WordEncoder:
-    """Counts words in 256 hashed dimensions; remembers what it was asked."""
+    """Counts words in 256 hashed dimensions; records the texts it is given."""
 
     name = "words"
     fingerprint = "f" * 64
@@ -37,7 +37,7 @@ class WordEncoder:
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is read of the hub is kept in a folder of the test's own."""
+    """Keep data read from the hub in a folder of the test."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
 
 
@@ -72,7 +72,7 @@ def write_json_lines(write_lines: Callable[..., Path]) -> Callable[..., Path]:
 
 @pytest.fixture
 def askubuntu(write_lines: Callable[..., Path]) -> Path:
-    """AskUbuntu's files: three test and two dev questions with three candidates each."""
+    """Write AskUbuntu's files: three test and two dev questions with three candidates each."""
     write_lines(
         "askubuntu/text_tokenized.txt.gz",
         "1\tinstall flash player\tbody of one",

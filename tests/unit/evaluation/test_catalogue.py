@@ -18,7 +18,7 @@ LISTS = [{"query": "red apple", "positive": ["red apples", "an apple"], "negativ
 
 @pytest.fixture
 def sts_data(write_lines, tmp_path, monkeypatch):
-    """A data folder in SentEval's layout with two of the seven sets, whole as far as the toy sizes go."""
+    """Write a data folder in SentEval's layout with two of the seven sets, complete as far as the toy sizes go."""
     monkeypatch.setitem(sts_sources.STS_YEARS, "sts13", {"FNWN": 3, "OnWN": 2})
     monkeypatch.setitem(sts_sources._STSB, "test", ("sts-test.csv", "test", 2))
     write_lines("downstream/STS/STS13-en-test/STS.input.FNWN.txt", "a b\ta b", "a b\ta c", "a b\tc d", "x\ty")
@@ -141,7 +141,7 @@ def test_mtebs_files_of_a_named_task(words, tmp_path, write_json_lines):
     assert (result.convention, result.rows, result.expected) == ("mteb", 1, 361)
 
 
-def test_own_sets_are_told_apart_by_their_columns(write_json_lines, write_lines):
+def test_the_kinds_of_own_sets_are_recognized_by_their_columns(write_json_lines, write_lines):
     lists = write_json_lines("lists.jsonl", *LISTS)
     pairs = write_json_lines("pairs.jsonl", {"sentence1": "a", "sentence2": "b", "score": 1})
     assert isinstance(load_task(str(lists)), RerankingTask)

@@ -50,7 +50,7 @@ def test_an_interval_holds_the_figure_and_a_seed_repeats_it():
     assert interval(Mean(RIGHT), samples=200, seed=1) != found
 
 
-def test_a_clear_difference_is_told_from_a_doubtful_one():
+def test_a_clear_difference_is_distinguished_from_a_doubtful_one():
     clear = compare(Mean(1 - RIGHT), Mean(RIGHT), samples=200)
     assert clear.value == pytest.approx(0.5)
     assert clear.p_value == pytest.approx(2 / 201)
@@ -130,7 +130,7 @@ def test_seeds_have_a_mean_and_a_deviation():
         ("org/model-v2", "org/model-v"),
     ],
 )
-def test_seeds_are_told_by_their_last_number(source, group):
+def test_seeds_are_recognized_by_their_last_number(source, group):
     assert seed_group(source) == group
 
 

@@ -16,7 +16,7 @@ PAIR = {"sentence1": "a", "sentence2": "b", "score": 1.0}
 
 @pytest.fixture
 def fake_hub(monkeypatch):
-    """A stand-in for the package `datasets`: {id: {configuration: {split: rows}}}; records what was asked."""
+    """A stand-in for the package `datasets`: {id: {configuration: {split: rows}}}; records the requests."""
     contents, asked = {}, []
 
     def table(id_, configuration):

@@ -1,4 +1,4 @@
-"""What a machine is described by."""
+"""The description of a machine."""
 
 from __future__ import annotations
 

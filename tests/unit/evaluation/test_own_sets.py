@@ -27,7 +27,9 @@ FORMS = {
 
 @pytest.mark.parametrize("kind", FORMS)
 @pytest.mark.parametrize("suffix", [".jsonl", ".csv", ".tsv", ".parquet", ".csv.gz"])
-def test_one_file_is_told_by_its_columns(words, write_lines, write_json_lines, tmp_path, kind, suffix):
+def test_the_kind_of_a_file_is_recognized_by_its_columns(
+    words, write_lines, write_json_lines, tmp_path, kind, suffix
+):
     rows = FORMS[kind]
     if suffix == ".jsonl":
         path = write_json_lines("mine.jsonl", *rows)

@@ -106,7 +106,7 @@ def test_a_cross_encoder_scores_labelled_pairs(write_lines, toy_cross_bundle):
     assert result.value in (0.5, 1.0)
 
 
-def test_a_set_on_the_hub_is_told_by_its_columns(monkeypatch):
+def test_the_kind_of_a_set_on_the_hub_is_recognized_by_its_columns(monkeypatch):
     pairs = [{"sentence1": "a", "sentence2": "b", "label": label} for label in (0, 1)]
     monkeypatch.setattr(HubDataset, "configurations", lambda self: ["default"])
     monkeypatch.setattr(HubDataset, "rows", lambda self: iter([Row("", each) for each in pairs]))

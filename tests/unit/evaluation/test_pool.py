@@ -18,7 +18,7 @@ def test_texts_are_encoded_once_over_several_calls(words, monkeypatch):
 
 
 class Overlap:
-    """Scores a pair by the share of the first text's words that the second has; remembers what it was asked."""
+    """Scores a pair by the share of the first text's words that the second contains; records its pairs."""
 
     name, fingerprint, max_length = "overlap", "e" * 64, 12
 

@@ -36,7 +36,7 @@ QRELS = [
 
 @pytest.fixture
 def beir(write_json_lines, write_lines, tmp_path):
-    """A folder in BEIR's form with two splits."""
+    """Write a folder in BEIR's form with two splits."""
     write_json_lines("set/corpus.jsonl.gz", *CORPUS)
     write_json_lines("set/queries.jsonl", *QUERIES)
     header = "query-id\tcorpus-id\tscore"

@@ -8,7 +8,7 @@ from embedkit.evaluation.tasks import evaluate
 
 pytest.importorskip("sacremoses")
 
-# What Moses' tokenizer.perl -l en -no-escape makes of a line.
+# The output of Moses' tokenizer.perl -l en -no-escape for a line.
 MOSES = [
     ('He said: "don\'t go" & left <b>.', 'He said : " don \'t go " & left < b > .'),
     ("A man's dog-house cost  $1,000.50 today.", "A man 's dog-house cost $ 1,000.50 today ."),

@@ -14,7 +14,7 @@ def test_published_sizes():
 
 @pytest.fixture
 def sts16(write_lines):
-    """Two subsets of STS16 as released: further fields with sources, empty gold lines."""
+    """Write two subsets of STS16 as released: further fields with sources, empty gold lines."""
     write_lines("STS16-en-test/STS.input.headlines.txt", "a\tb\turl\turl", "c\td\turl\turl", "e\tf\turl\turl")
     write_lines("STS16-en-test/STS.gs.headlines.txt", "5", "", "1")
     write_lines("STS16-en-test/STS.input.plagiarism.txt", "g\th")

@@ -18,7 +18,7 @@ NEGATIVE = [f"bad  {word} film \t" for word in "abcdefghijkl"]
 
 @pytest.fixture
 def folders(write_lines, tmp_path):
-    """Each set in its published layout, a few lines of it."""
+    """Write each set in its published layout, a few lines of each."""
     write_lines("transfer/MR/rt-polarity.pos", *POSITIVE)
     write_lines("transfer/MR/rt-polarity.neg", *NEGATIVE)
     for split in ("train", "dev", "test"):
@@ -85,7 +85,7 @@ def test_transfer_is_the_mean_of_what_is_whole(words, folders, monkeypatch):
         load_task("transfer", data=folders / "sts")
 
 
-def test_pairs_are_told_by_their_features(words, folders):
+def test_pairs_are_recognized_by_their_features(words, folders):
     for name in ("sick-e", "snli"):
         (result,) = evaluate(words, load_task(name, data=folders)).results
         assert (result.value, result.rows, result.unit) == (1.0, 3, "pairs")

@@ -31,7 +31,7 @@ def tokenizer(toy_tokenizer_json: str) -> Tokenizer:
 
 
 def make_memory(encoder, width):
-    """A word memory of random rows that matter, or None."""
+    """Return a word memory of random rows of noticeable size, or None."""
     if width is None:
         return None
     made = WordMemory(encoder.config.vocab_size, width)
@@ -41,7 +41,7 @@ def make_memory(encoder, width):
 
 @pytest.fixture
 def make_encoder(tokenizer):
-    """``make_encoder(pooling="mean", head=None, memory=None, ...)``: widths of both; in evaluation mode."""
+    """``make_encoder(pooling="mean", head=None, memory=None, ...)``: both are widths; in evaluation mode."""
 
     def make(*, pooling="mean", head=None, activation="tanh", memory=None, family="bert", **changes):
         config_class, model_class = {"bert": (BertConfig, BertModel), "roberta": (RobertaConfig, RobertaModel)}[
@@ -61,7 +61,7 @@ def make_encoder(tokenizer):
         with torch.random.fork_rng():
             torch.manual_seed(11)
             backbone = model_class(config_class(**settings | changes), add_pooling_layer=False)
-            # Biases and the scales of LayerNorm start at 0 and 1, which would hide a forgotten one.
+            # Biases and the scales of LayerNorm start at 0 and 1, which would hide that one is ignored.
             with torch.no_grad():
                 for parameter in backbone.parameters():
                     if parameter.ndim == 1:
@@ -89,8 +89,8 @@ def make_pair_encoder(make_encoder):
     return make
 
 
-# Architectures beyond the BERT family: their own names for sizes, positions that count from the padding token, or
-# relative or turning ones, no token types, layers that share their weights.
+# Architectures beyond the BERT family: other names of sizes, positions that count from the padding token,
+# relative or rotary positions, no token types, layers that share their weights.
 ARCHITECTURES = {
     "distilbert": {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48},
     "mpnet": {"pad_token_id": 1},
@@ -140,7 +140,7 @@ def make_tokenizer(toy_tokenizer_json):
 
 @pytest.fixture
 def make_any(make_tokenizer):
-    """``make_any(architecture, kind="encoder", ...)``: a model not of the BERT family, in evaluation mode."""
+    """``make_any(architecture, kind="encoder", ...)``: a model outside the BERT family, in evaluation mode."""
 
     def make(
         architecture, kind="encoder", *, pooling="mean", head=None, activation="tanh", memory=None, **changes
@@ -157,7 +157,7 @@ def make_any(make_tokenizer):
                 for parameter in network.parameters():
                     parameter.add_((0.05 if parameter.ndim > 1 else 0.2) * torch.randn_like(parameter))
             if kind != "encoder":
-                with torch.no_grad():  # scores that differ from pair to pair
+                with torch.no_grad():  # makes scores differ between pairs
                     [*network.parameters()][-2].mul_(4)
                 pairs = PairTokenizer(tokenizer.json, MAX_LENGTH)
                 return PairEncoder(network, pairs, name=architecture).eval()

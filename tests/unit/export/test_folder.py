@@ -1,4 +1,4 @@
-"""Folders for other libraries, and those libraries loading them where they are installed."""
+"""Folders for other libraries, and those libraries loading them if they are installed."""
 
 import dataclasses
 import json
@@ -96,7 +96,7 @@ def test_a_bundle_becomes_a_folder(encoder, tmp_path, precision):
 @pytest.mark.parametrize("activation", ["tanh", "linear"])
 def test_the_head_is_read_from_any_precision(make_encoder, tmp_path, precision, activation):
     encoder = make_encoder(head=6, activation=activation, initializer_range=0.1)
-    with torch.no_grad():  # a pooled value that stands out, so that int8-static smooths the head's inputs
+    with torch.no_grad():  # an outlying pooled value, so that int8-static smooths the head's inputs
         encoder.get_parameter("backbone.encoder.layer.1.output.LayerNorm.weight")[3] *= 30
     any_cosine = dataclasses.replace(THRESHOLDS[precision], cosine=-1.0, agreement=-1.0, difference=None)
     export(encoder, tmp_path / "toy.onnx", precision=precision, calibration=PROBE_TEXTS, thresholds=any_cosine)
@@ -111,7 +111,7 @@ def test_the_head_is_read_from_any_precision(make_encoder, tmp_path, precision, 
 
 def test_the_head_is_read_where_its_inputs_were_smoothed(make_encoder, tmp_path):
     encoder = make_encoder(head=6, initializer_range=0.1)
-    with torch.no_grad():  # one dimension that is far larger than the others
+    with torch.no_grad():  # one dimension far larger than the others
         encoder.backbone.encoder.layer[-1].output.LayerNorm.weight[0] = 80
         encoder.head.linear.weight[:, 0] /= 80
     export(encoder, tmp_path / "toy.onnx", precision="int8-static", calibration=PROBE_TEXTS)

@@ -20,7 +20,7 @@ from embedkit.modeling.torch_encoder import TorchEncoder
 from embedkit.runtime.cross_encoder import CrossEncoder
 from embedkit.runtime.encoder import Encoder
 
-# The scores of random weights lie close together, and rank no better than they are apart.
+# The scores of random weights are close together, so rounding changes their ranking.
 UNRANKED = dataclasses.replace(PAIR_THRESHOLDS["fp16"], agreement=-1.0)
 TEXTS = [*PROBE_TEXTS[:9], "", "a long text about the sea and the sun " * 5]
 

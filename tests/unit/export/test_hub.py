@@ -1,4 +1,4 @@
-"""Uploads by the real client of the hub, to a server that keeps what it is sent."""
+"""Uploads by the real client of the hub, to a server that keeps what it receives."""
 
 import base64
 import json
@@ -21,7 +21,7 @@ TEXTS = ["a good dog", "the cat is asleep", ""]
 
 
 class Hub(BaseHTTPRequestHandler):
-    """As much of the hub's interface as an upload needs."""
+    """The part of the hub's interface that an upload needs."""
 
     def do_POST(self):
         length = int(self.headers.get("Content-Length") or 0)

@@ -17,7 +17,7 @@ from embedkit.runtime.encoder import Encoder
 from embedkit.runtime.tokenization import Tokenizer
 
 CORPUS = ["the cat sleeps in the house", "the dog walks to the sea, not far", "Ünknown Ω signs", "the cats walked"]
-_SIGNS = 2 * 36  # letters and digits, alone and continued
+_SIGNS = 2 * 36  # letters and digits, at the start and inside words
 _PUNCTUATION = 11
 _SPECIAL = 5
 
@@ -89,7 +89,7 @@ def test_a_size_keeps_what_is_used_most(make_encoder):
     assert "the" in vocabulary(pruned.tokenizer.json)
     assert "cat" not in vocabulary(pruned.tokenizer.json)
     assert 0 < gate.figures["share_of_tokens_kept"] < 1
-    assert gate.figures["share_of_texts_unchanged"] == 0.25  # the one without a word that is known
+    assert gate.figures["share_of_texts_unchanged"] == 0.25  # the text without a known word
     with pytest.raises(ExportError, match=f"{least - 1} pieces is too small: .* need {least}"):
         prune_vocabulary(encoder, CORPUS, size=least - 1)
 
@@ -128,7 +128,7 @@ def test_every_kind_of_frame_is_renumbered(make_encoder, kind):
     encoder = make_encoder()
     content = json.loads(encoder.tokenizer.json)
     numbers = vocabulary(encoder.tokenizer.json)
-    # The words first, so that the special tokens get other numbers.
+    # The words first, so that the special tokens get other ids.
     last = len(numbers) - 1
     content["model"]["vocab"] = {piece: last - number for piece, number in numbers.items()}
     content["added_tokens"] = [token | {"id": last - token["id"]} for token in reversed(content["added_tokens"])]

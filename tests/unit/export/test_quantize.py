@@ -48,7 +48,7 @@ def test_a_slice_of_zeros_stays_zero():
 
 
 def multiply_with_vpmaddubsw(activations, weights):
-    """What AVX2 does: products of uint8 and int8, added two by two in int16 that saturates, then in int32."""
+    """Compute as AVX2 does: products of uint8 and int8, added in pairs in int16 that saturates, then in int32."""
     products = activations.astype(np.int64)[:, None] * weights.astype(np.int64)
     pairs = products[0::2] + products[1::2]
     return np.clip(pairs, -(2**15), 2**15 - 1).sum(axis=0)

@@ -64,7 +64,7 @@ def test_ranges_are_those_that_torch_sees(encoder):
 
 
 def round_off(rounding, rows, weight, largest=64):
-    """What a product of rounded inputs and rounded weights gives, in float64."""
+    """Compute the product of rounded inputs and rounded weights in float64."""
     factors = np.ones(rows.shape[1]) if rounding.factors is None else rounding.factors.astype(np.float64)
     integers = np.clip(np.rint(rows * factors / rounding.step) + rounding.zero, 0, 255)
     stored, scales = quantize((weight / factors[:, None]).astype(np.float32), largest, axis=0)
@@ -124,7 +124,7 @@ def test_the_error_to_expect_is_the_error_that_comes(outlier):
     assert expected == pytest.approx((error**2).mean(axis=0).sum(), rel=0.2)
 
 
-def test_embeddings_are_close_and_the_same_in_any_company(encoder):
+def test_embeddings_are_close_and_the_same_in_any_batch(encoder):
     candidate = Candidate(static_graph(encoder).SerializeToString(), encoder.tokenizer)
     tokens = encoder.tokenizer.tokenize([*TEXTS, *PROBE_TEXTS])
 

@@ -18,7 +18,7 @@ def measure(encoder, graph):
 
 
 def change(graph, name, position, value):
-    """The graph with one stored number changed."""
+    """Return the graph with one stored number changed."""
     changed = onnx.ModelProto()
     changed.CopyFrom(graph)
     (tensor,) = (tensor for tensor in changed.graph.initializer if tensor.name == name)

@@ -1,4 +1,4 @@
-"""Networks of other architectures than BERT's, from a folder to a bundle."""
+"""Networks of architectures other than BERT's, from a folder to a bundle."""
 
 import dataclasses
 
@@ -25,7 +25,7 @@ TEXTS = [*PROBE_TEXTS[:9], "", "the cat", "the dog is " * 20]
 
 
 def loose(precision):
-    """Random weights rank worse than trained ones do when they are rounded."""
+    """Use gates for random weights, whose ranking suffers more from rounding than that of trained ones."""
     return dataclasses.replace(THRESHOLDS[precision], agreement=0.9, cosine=0.9)
 
 

@@ -44,7 +44,7 @@ def test_every_variant_is_written_and_measured(model, tmp_path):
     assert any(each.on_frontier for each in variants)
 
 
-def test_a_variant_that_misses_a_gate_is_told_and_not_there(model, tmp_path, monkeypatch):
+def test_a_variant_that_misses_a_gate_is_reported_and_not_written(model, tmp_path, monkeypatch):
     strict = dataclasses.replace(THRESHOLDS["int8"], cosine=1.1)
     monkeypatch.setitem(THRESHOLDS, "int8", strict)
 

@@ -34,7 +34,7 @@ def missed(gates):
 
 
 def corrupt(content, name, position, change):
-    """The bytes with one value of one constant changed."""
+    """Return the bytes with one value of one constant changed."""
     model = onnx.load_from_string(content)
     (tensor,) = [tensor for tensor in model.graph.initializer if tensor.name == name]
     value = numpy_helper.to_array(tensor).copy()
@@ -50,7 +50,7 @@ def encoder(make_encoder):
 
 @pytest.fixture
 def dev(encoder):
-    """Pairs scored by the model itself, and then some noise."""
+    """Return pairs scored by the model itself, with some noise."""
     first, second = PROBE_TEXTS[0::2], PROBE_TEXTS[1::2]
     rows = TorchEncoder(encoder)
     cosines = (rows.encode(first) * rows.encode(second)).sum(axis=1)

@@ -26,7 +26,7 @@ TEXTS = ["the cat is asleep", "a good dog", "where is the train to the city toda
 
 
 def restore(integers, scales):
-    """What a bundle should look up."""
+    """Return the vectors that a bundle should look up."""
     rows, blocks, _ = scales.shape
     return (integers.reshape(rows, blocks, -1) * scales.astype(np.float32)).reshape(integers.shape)
 
@@ -40,7 +40,7 @@ def test_every_value_is_near_its_integer(seed, width, spread):
     assert scales.shape == (7, 3 if width == 96 else 1, 1)
     assert integers.min() >= -8
     assert integers.max() <= 7
-    # Half a step, but for values that are clipped at either end.
+    # Half a step, except for values that are clipped at either end.
     step = np.repeat(np.abs(scales.astype(np.float32)), width // scales.shape[1]).reshape(table.shape)
     off = np.abs(restore(integers, scales) - table) / step
     assert off[(integers < 7) & (integers > -8)].max() <= 0.51

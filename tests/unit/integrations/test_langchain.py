@@ -1,4 +1,4 @@
-"""LangChain's own classes over our embeddings, within the process."""
+"""LangChain's own classes over embedkit's embeddings, in-process."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_no_documents_are_no_embeddings():
     assert EmbedkitEmbeddings().embed_documents([]) == []
 
 
-def test_mistakes_are_told_as_everywhere(tmp_path):
+def test_mistakes_raise_the_same_errors_as_elsewhere(tmp_path):
     with pytest.raises(ModelNotFoundError):
         EmbedkitEmbeddings(str(tmp_path / "none.onnx"))
     with pytest.raises(InputError):

@@ -1,4 +1,4 @@
-"""LlamaIndex' own classes over our embeddings, within the process."""
+"""LlamaIndex' own classes over embedkit's embeddings, in-process."""
 
 from __future__ import annotations
 
@@ -66,6 +66,6 @@ def test_the_cache_of_a_pipeline_tells_models_of_one_path_apart(write_toy_bundle
     assert found[0] != found[1]
 
 
-def test_a_missing_model_is_told_as_everywhere(tmp_path):
+def test_a_missing_model_raises_the_same_error_as_elsewhere(tmp_path):
     with pytest.raises(ModelNotFoundError):
         EmbedkitEmbedding(model_name=str(tmp_path / "none.onnx"))

@@ -7,7 +7,7 @@ from embedkit.runtime.cross_encoder import CrossEncoder
 from embedkit.runtime.encoder import Encoder
 
 mteb = pytest.importorskip("mteb")
-pytestmark = pytest.mark.filterwarnings("ignore")  # MTEB and what it stands on warn of many things
+pytestmark = pytest.mark.filterwarnings("ignore")  # MTEB and its dependencies emit many
 
 TEXTS = ["a good dog", "the cat is asleep", "a red ship"]
 

@@ -1,4 +1,4 @@
-"""A bundle back as a network: what it embeds is what the bundle embeds."""
+"""A bundle read back as a network computes the bundle's embeddings."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ PAIRS = [
 @pytest.fixture
 def pair_encoder(make_encoder):
     model = PairEncoder.from_encoder(make_encoder(), max_length=16, seed=3).eval()
-    with torch.no_grad():  # scores that differ from pair to pair
+    with torch.no_grad():  # makes scores differ between pairs
         for name, parameter in model.named_parameters():
             if name.endswith("weight") and parameter.ndim > 1:
                 parameter.mul_(8.0)
@@ -32,7 +32,7 @@ def pair_encoder(make_encoder):
 
 @pytest.fixture
 def raw_folder(tokenizer, tmp_path):
-    """A raw pre-trained BERT with its pooler, as a plain transformers folder."""
+    """Write a raw pre-trained BERT with its pooler, as a plain transformers folder."""
     torch.manual_seed(5)
     config = BertConfig(
         vocab_size=tokenizer.vocabulary_size,
@@ -160,7 +160,7 @@ def test_scoring_keeps_order_and_mode(pair_encoder):
     assert scorer.predict([]).shape == (0,)
 
 
-def test_kinds_of_folders_are_told_apart(pair_encoder, make_encoder, raw_folder, tmp_path):
+def test_kinds_of_folders_are_distinguished(pair_encoder, make_encoder, raw_folder, tmp_path):
     pair_encoder.save(tmp_path / "cross")
     make_encoder().save(tmp_path / "encoder")
 

@@ -17,7 +17,7 @@ SIZE = Size(2, 32, 2)
 
 @pytest.fixture
 def teacher(tokenizer):
-    """A wide random encoder whose words lie far apart, so that it has something to hand on."""
+    """Return a wide random encoder whose word vectors are far apart, so that there is something to transfer."""
     model = random(tokenizer, Size(1, 96, 4), max_length=16, seed=5)
     with torch.no_grad():
         model.backbone.embeddings.word_embeddings.weight.mul_(50)
@@ -57,7 +57,7 @@ def test_from_pretrained_loads(make_encoder, tmp_path):
 
 
 def random_texts(tokenizer, count=60):
-    """Texts of 3 to 10 words as ids, half of them sharing words with the text before."""
+    """Return texts of 3 to 10 words as ids, half of them sharing words with the preceding text."""
     generator = np.random.default_rng(0)
     words = real_words(tokenizer)
     texts = [generator.choice(words, generator.integers(3, 11)).tolist() for _ in range(count)]
@@ -68,7 +68,7 @@ def random_texts(tokenizer, count=60):
 
 
 def bag_of_words(teacher, ids):
-    """By hand: the teacher's embeddings of the single words, centred, weighted by the words' places, added."""
+    """Compute by hand: the teacher's embeddings of single words, centred, weighted by position, added."""
     words = real_words(teacher.tokenizer)
     (first, last) = teacher.tokenizer.tokenize([""]).ids[0]
     alone = TorchEncoder(teacher).encode_ids([[first, word, last] for word in words]).astype(np.float64)
@@ -96,7 +96,7 @@ def test_a_student_starts_as_its_teacher_s_bag_of_words(teacher):
 
     started = spearman(cosines_of_all_pairs(TorchEncoder(student).encode_ids(ids)), wanted)
     unaided = spearman(cosines_of_all_pairs(TorchEncoder(blind).encode_ids(ids)), wanted)
-    assert started > 0.6  # the layers are random and blur it
+    assert started > 0.6  # the random layers blur it
     assert started > unaided + 0.3
 
 

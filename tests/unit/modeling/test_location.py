@@ -10,7 +10,7 @@ from embedkit.modeling.location import find_folder
 
 @pytest.fixture
 def hub(monkeypatch, tmp_path):
-    """A hub that records what it is asked for and answers with an empty folder."""
+    """A hub that records requests and answers with an empty folder."""
     asked = []
 
     def answer(hub_id, **options):

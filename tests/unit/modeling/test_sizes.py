@@ -13,7 +13,7 @@ def test_sizes_are_those_of_the_published_models(name, shape):
 
 
 @pytest.mark.parametrize(
-    ("name", "millions"),  # as their model cards have them, less the pooler
+    ("name", "millions"),  # according to their model cards, without the pooler
     [("bert-tiny", 4.4), ("bert-mini", 11.1), ("bert-small", 28.5), ("minilm-l6", 22.6), ("bert-base", 108.9)],
 )
 def test_architectures_have_as_many_parameters_as_the_published_models(name, millions):

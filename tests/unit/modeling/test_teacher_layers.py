@@ -12,7 +12,7 @@ from embedkit.modeling.vocabulary import real_words
 
 @pytest.fixture(scope="module")
 def teacher(tokenizer):
-    """Four layers that change their input more than BERT's small random weights would."""
+    """Return four layers that change their input more than BERT's small random weights would."""
     encoder = random(tokenizer, Size(4, 32, 4, 48), max_length=16, seed=5).eval()
     with torch.no_grad():
         for name, parameter in encoder.backbone.named_parameters():

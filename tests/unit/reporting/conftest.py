@@ -1,4 +1,4 @@
-"""Reports of models that were never timed."""
+"""Invented reports of models."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MACHINE = {
 
 @pytest.fixture(scope="session")
 def make_speed():
-    """``make_speed({"tiny int8": 0.001, ...}, threads=1)``: of models by the seconds that a text takes."""
+    """``make_speed({"tiny int8": 0.001, ...}, threads=1)``: a speed report of models by seconds per text."""
 
     def make(models, *, threads=1, sizes=None):
         figures = []

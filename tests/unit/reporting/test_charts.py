@@ -17,7 +17,7 @@ COST = Cost("latency", "milliseconds", {"tiny int8": 0.3, "teacher fp32": 9.0, "
 
 
 def texts_of(svg):
-    root = ET.fromstring(svg)  # also of a frame around it
+    root = ET.fromstring(svg)  # also inside a frame
     return ["".join(element.itertext()).strip() for element in root.iter("{http://www.w3.org/2000/svg}text")]
 
 

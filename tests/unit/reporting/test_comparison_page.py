@@ -1,4 +1,4 @@
-"""A comparison: quality, speed, size and recipes of whatever there is."""
+"""A comparison: quality, speed, size and recipes of whatever is available."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_scores_on_different_development_sets_stand_in_different_columns(entries
     assert ["model", "development Spearman, sts-dev", "development Spearman, mine"] in found
     assert ["student fp32", "83.10", ""] in found
     assert ["third", "", "90.00"] in found
-    assert "development Spearman, sts-dev, times 100" in write(entries)  # of most models
+    assert "development Spearman, sts-dev, times 100" in write(entries)  # as for most models
 
 
 def test_recipes_are_set_against_each_other(entries, write):

@@ -1,4 +1,4 @@
-"""The same model looks the same in every chart."""
+"""A model looks the same in every chart."""
 
 from __future__ import annotations
 

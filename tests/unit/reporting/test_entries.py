@@ -1,4 +1,4 @@
-"""What is compared: told apart, joined with timings, and set against each other by recipes."""
+"""Entries of a comparison: distinguished, joined with timings, and compared by recipes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Labels stand where there is room."""
+"""Labels are placed where there is room."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Evaluations and models are brought together by fingerprints."""
+"""Evaluations are matched with models by fingerprints."""
 
 from __future__ import annotations
 

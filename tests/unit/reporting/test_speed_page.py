@@ -1,4 +1,4 @@
-"""The report of a timing: one page, and the same for documents and machines."""
+"""The report of a timing: a page, a document and data that agree."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def evaluations(make_evaluation):
 
 @pytest.fixture(scope="module")
 def files(reports, evaluations, tmp_path_factory):
-    """The page, the document and the data."""
+    """Return the page, the document and the data."""
     path = tmp_path_factory.mktemp("speed") / "speed.html"
     return write_speed_page(reports, path, evaluations=evaluations, title="T & T")
 

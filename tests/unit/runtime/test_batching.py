@@ -1,4 +1,4 @@
-"""Chunks bound memory; batches keep to their budget and lose nobody."""
+"""Chunks bound memory; batches keep to their budget and contain every text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The weights of encoders and cross-encoders are read out of their graphs, and of no other graphs."""
+"""The weights of encoders and cross-encoders are read from their graphs, and from no other graphs."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ MakePairs = Callable[..., PairEncoder]
 
 @pytest.fixture(scope="module")
 def make_encoder(toy_tokenizer_json: str) -> MakeEncoder:
-    """``make_encoder(pooling="mean", head=None, memory=None, ...)``, of random weights, biases too."""
+    """``make_encoder(pooling="mean", head=None, memory=None, ...)``, with random weights and biases."""
     networks = {BertConfig: BertModel, RobertaConfig: RobertaModel, MPNetConfig: MPNetModel}
     tokenizer = Tokenizer(toy_tokenizer_json, 20)
 
@@ -72,7 +72,7 @@ def make_encoder(toy_tokenizer_json: str) -> MakeEncoder:
             for parameter in backbone.parameters():
                 if parameter.ndim == 1:
                     parameter.add_(0.2 * torch.randn_like(parameter))
-            for layer in backbone.encoder.layer:  # an input that stands out, so that int8-static smooths
+            for layer in backbone.encoder.layer:  # an outlying input, so that int8-static smooths
                 layer.attention.get_submodule("output" if family is not MPNetConfig else "").LayerNorm.weight[
                     3
                 ] *= 30
@@ -112,14 +112,14 @@ def write(
 
 
 def read(model: onnx.ModelProto) -> BertGraph | None:
-    """As an encoder or a cross-encoder; no graph is both."""
+    """Read it as an encoder or a cross-encoder; no graph is both."""
     content = model.SerializeToString()
     encoder, pairs = read_bert(content), read_bert(content, pairs=True)
     assert encoder is None or pairs is None
     return encoder or pairs
 
 
-# An evaluation of what was read, in float64 but for the rounding that int8 means.
+# Evaluates the weights read, in float64 except for the rounding of int8.
 
 
 def embed(graph: BertGraph, batch: TokenBatch) -> Rows:
@@ -182,7 +182,7 @@ def gelu(values: Rows, form: str) -> Rows:
 
 
 def check(model: onnx.ModelProto, encoder: SentenceEncoder | PairEncoder, atol: float) -> BertGraph:
-    """Read the graph; what was read gives the embeddings or scores that ONNX Runtime gives."""
+    """Read the graph; the weights read yield the embeddings or scores of ONNX Runtime."""
     graph = read(model)
     assert graph is not None
     if isinstance(encoder, PairEncoder):
@@ -376,7 +376,7 @@ def test_a_logit_of_bytes_is_none(make_pairs: MakePairs, monkeypatch: pytest.Mon
 
 
 def variants(make_encoder: MakeEncoder, make_pairs: MakePairs) -> dict[str, onnx.ModelProto]:
-    """All that a graph can consist of, in six."""
+    """Return six graphs that together contain everything a graph can consist of."""
     remembering = make_encoder(pooling="cls", head=6, activation="linear", memory=16)
     return {
         "memory": write(remembering, words="int4"),
@@ -402,7 +402,7 @@ def copy(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def edits_of_nodes(model: onnx.ModelProto) -> Iterator[tuple[str, onnx.ModelProto]]:
-    """Each node left out, doubled, swapped with the next; of another operator, input, attribute and so on."""
+    """Each node omitted, doubled, swapped with the next; with another operator, input, attribute and so on."""
     for index, node in enumerate(model.graph.node):
         edited = copy(model)
         del edited.graph.node[index]
@@ -470,12 +470,12 @@ def test_every_edit_of_a_node_makes_it_another_graph(model: onnx.ModelProto) -> 
 
 
 def is_fixed(tensor: TensorProto) -> bool:
-    """Whether it is a constant of the architecture; all others are weights."""
+    """Return whether it is a constant of the architecture; all others are weights."""
     ends = (".weight", ".bias", "_int8", "_int4", "_scale", ".factors", ".activation_zero")
     return not tensor.name.endswith(ends)
 
 
-# Tables that may as well be shorter.
+# Tables that may be shorter.
 TABLES = [f"embeddings.{name}_embeddings.weight" for name in ("position", "word", "token_type")]
 
 

@@ -1,4 +1,4 @@
-"""A bundle is read whole or refused, quickly and with one kind of error."""
+"""A bundle is read completely or rejected, quickly and with one kind of error."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ Rewrite = Callable[[Callable[[onnx.ModelProto], None]], Path]
 
 @pytest.fixture
 def parts(toy_bundle: Path, toy_model_bytes: bytes) -> tuple[bytes, Manifest, str, Golden]:
-    """What write_bundle takes."""
+    """Return arguments of write_bundle."""
     read = read_bundle(toy_bundle)
     return toy_model_bytes, read.manifest, read.tokenizer_json, read.golden
 
 
 @pytest.fixture
 def rewrite(toy_bundle: Path, tmp_path: Path) -> Rewrite:
-    """Change a bundle with the onnx package, behind our back; the fingerprint is not renewed."""
+    """Change a bundle with the onnx package; the fingerprint is not updated."""
 
     def apply(change: Callable[[onnx.ModelProto], None]) -> Path:
         model = onnx.load_model(toy_bundle)
@@ -180,7 +180,7 @@ def test_a_plain_onnx_model_is_refused(tmp_path: Path, toy_model_bytes: bytes) -
         read_bundle(tmp_path / "plain.onnx")
 
 
-def test_a_missing_file_and_a_folder_are_told_apart(tmp_path: Path) -> None:
+def test_a_missing_file_and_a_folder_are_distinguished(tmp_path: Path) -> None:
     with pytest.raises(ModelNotFoundError, match="no bundle at"):
         read_bundle(tmp_path / "none.onnx")
     with pytest.raises(BundleError, match="not a file"):
@@ -323,7 +323,7 @@ def test_a_bundle_prints_without_its_contents(toy_bundle: Path) -> None:
 
 
 def rewrite_tokenizer(change: Callable[[Any], None]) -> Callable[[onnx.ModelProto], None]:
-    """Change what a bundle's tokenizer is made of."""
+    """Change the files of a bundle's tokenizer."""
 
     def apply(model: onnx.ModelProto) -> None:
         stored = entry(model, "tokenizer")
@@ -355,7 +355,7 @@ def name_a_token_that_is_not_there(values: Any) -> None:
 @pytest.mark.parametrize(
     "change", [lose_the_unknown_token, number_a_word_beyond_32_bits, name_a_token_that_is_not_there]
 )
-def test_a_tokenizer_that_contradicts_itself_is_an_error_of_ours(
+def test_a_tokenizer_that_contradicts_itself_is_an_embedkit_error(
     rewrite: Rewrite, change: Callable[[Any], None]
 ) -> None:
     path = sealed(rewrite(rewrite_tokenizer(change)))

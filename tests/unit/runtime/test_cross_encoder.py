@@ -1,4 +1,4 @@
-"""The cross-encoder: scores as the reference computes them, and every wish honoured or refused."""
+"""The cross-encoder: scores equal the reference, and every option is honoured or refused."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_no_documents_are_no_error(model: CrossEncoder) -> None:
 # Truncation
 
 
-def test_truncation_is_told_once_a_call(
+def test_truncation_is_reported_once_per_call(
     model: CrossEncoder, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engine_module, "_CHUNK_ITEMS", 2)
@@ -164,7 +164,7 @@ def test_truncation_can_be_an_error(model: CrossEncoder) -> None:
     assert len(model.predict(PAIRS[:2], on_overflow="error")) == 2
 
 
-# What is refused
+# Refused arguments
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Two packages that bring ONNX Runtime destroy each other; the sentence says which and what to do."""
+"""Two packages that provide ONNX Runtime overwrite each other; the message names them and the remedy."""
 
 from __future__ import annotations
 

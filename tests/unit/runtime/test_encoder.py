@@ -1,4 +1,4 @@
-"""The encoder: rows as the reference computes them, and every wish honoured or refused."""
+"""The encoder: rows equal the reference, and every option is honoured or refused."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_batches_run_side_by_side(
     run, together = Session.run, threading.Barrier(3)
 
     def meet(session: Session, batch: TokenBatch, lane: int | None = None) -> FloatArray:
-        together.wait(timeout=30)  # breaks unless three batches are under way at once
+        together.wait(timeout=30)  # breaks unless three batches run at once
         return run(session, batch, lane=lane)
 
     monkeypatch.setattr(Session, "run", meet)
@@ -119,7 +119,7 @@ def test_what_fails_in_one_lane_ends_the_others(
 
     def fail(session: Session, batch: TokenBatch, lane: int | None = None) -> FloatArray:
         if not ran:
-            together.wait(timeout=30)  # both have begun
+            together.wait(timeout=30)  # both have started
         if lane == failing:
             raise KeyboardInterrupt
         time.sleep(0.05)  # time enough for the other to fail
@@ -165,7 +165,7 @@ def test_few_texts_are_enough_for_several_threads(
     assert len(sizes) == batches
 
 
-def test_golden_texts_keep_their_company(toy_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_golden_texts_are_verified_in_one_batch(toy_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(padded_graph, "_LANE_TOKENS_PER_BATCH", range(1, 2))
     run, sizes = Session.run, []
 
@@ -238,7 +238,7 @@ def test_batches_of_a_stream_are_what_encode_gives(encoder: Encoder) -> None:
 # Truncation
 
 
-def test_truncation_is_told_once_a_call(
+def test_truncation_is_reported_once_per_call(
     encoder: Encoder, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engine_module, "_CHUNK_ITEMS", 2)
@@ -250,14 +250,14 @@ def test_truncation_is_told_once_a_call(
         assert caplog.records[0].levelno == logging.WARNING
 
 
-def test_truncation_of_one_text_is_told_or_refused(encoder: Encoder, caplog: pytest.LogCaptureFixture) -> None:
+def test_truncation_of_one_text_is_reported_or_refused(encoder: Encoder, caplog: pytest.LogCaptureFixture) -> None:
     encoder.encode("dog " * 20)
     assert caplog.messages == ["1 of 1 texts were cut to 12 tokens"]
     with pytest.raises(TextOverflowError, match=r"longer than 12 tokens: texts\[0\];"):
         encoder.encode("dog " * 20, on_overflow="error")
 
 
-def test_truncation_of_a_stream_is_told_also_when_it_is_left(
+def test_truncation_of_a_stream_is_reported_even_if_it_is_abandoned(
     encoder: Encoder, caplog: pytest.LogCaptureFixture
 ) -> None:
     batches = encoder.encode_batches(["dog " * 20])
@@ -266,7 +266,7 @@ def test_truncation_of_a_stream_is_told_also_when_it_is_left(
     assert caplog.messages == ["1 of 1 texts were cut to 12 tokens"]
 
 
-def test_nothing_is_told_when_nothing_is_cut(encoder: Encoder, caplog: pytest.LogCaptureFixture) -> None:
+def test_nothing_is_reported_when_nothing_is_truncated(encoder: Encoder, caplog: pytest.LogCaptureFixture) -> None:
     encoder.encode(["dog " * 10])
     assert caplog.messages == []
 
@@ -320,7 +320,7 @@ def test_a_model_without_prompts_encodes_queries_as_they_are(encoder: Encoder) -
     np.testing.assert_array_equal(encoder.encode_document("a dog"), encoder.encode("a dog"))
 
 
-# What is refused
+# Refused arguments
 
 
 @pytest.mark.parametrize(

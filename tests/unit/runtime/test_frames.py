@@ -1,4 +1,4 @@
-"""Frames: what one process writes is what another reads, and an end is noticed."""
+"""Frames: one process reads what another writes, and notices its end."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_headers_and_bytes_survive() -> None:
 
 
 @pytest.mark.parametrize("length", [0, 3, 16, 20, 29])
-def test_a_stream_that_ends_early_is_told(length: int) -> None:
+def test_a_stream_that_ends_early_is_an_error(length: int) -> None:
     stream = io.BytesIO()
     write_frame(stream, {"a": 1}, b"12345678")
     with pytest.raises(EOFError):

@@ -1,4 +1,4 @@
-"""Figures of gates as people read them."""
+"""Figures of gates as they are printed."""
 
 from __future__ import annotations
 

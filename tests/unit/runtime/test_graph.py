@@ -1,4 +1,4 @@
-"""A look into graphs: external data is found at any depth, weights are listed by size."""
+"""Reading graphs: external data is found at any depth, weights are listed by size."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def graph_with(item: onnx.TensorProto) -> onnx.GraphProto:
 
 
 def models(item: onnx.TensorProto) -> dict[str, onnx.ModelProto]:
-    """A model for every place where a tensor can stand."""
+    """Return a model for every place that can hold a tensor."""
     sparse = helper.make_sparse_tensor(item, tensor(external=False), [4])
     attributes = {
         "attribute": helper.make_attribute("a", item),
@@ -62,7 +62,7 @@ def test_external_data_is_found_at_every_place(place: str) -> None:
 
 
 def test_graphs_nested_without_end_do_not_exhaust_the_stack() -> None:
-    # A node in a graph in an attribute in a node ...: lengths are patched in from the inside out.
+    # A node in a graph in an attribute in a node ...: lengths are filled in from the inside out.
     content = b""
     from embedkit.runtime.wire import encode_bytes
 

@@ -1,4 +1,4 @@
-"""A path comes first and never goes to the network; then bundled names; then the hub."""
+"""A path comes first and never uses the network; then bundled names; then the hub."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from embedkit.runtime.location import bundled_names, find_model
 
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An empty working folder, two bundled models, and a hub that must not be asked."""
+    """An empty working folder, two bundled models, and a hub that must not be called."""
     bundled = tmp_path / "bundled"
     (tmp_path / "here").mkdir()
     bundled.mkdir()
@@ -34,7 +34,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[dict[str, Any]]:
-    """A hub that notes what it is asked for."""
+    """A hub that records requests."""
     calls: list[dict[str, Any]] = []
 
     def snapshot_download(repo_id: str, **options: Any) -> str:
@@ -87,7 +87,7 @@ def test_what_looks_like_a_path_never_goes_to_the_network(source: str | Path) ->
 @pytest.mark.parametrize(
     "source", ["", "tinysct", "all-MiniLM", "name with spaces", "org/na me", "https://x.org/m"]
 )
-def test_what_is_nothing_at_all_is_told_the_bundled_names(source: str) -> None:
+def test_an_unknown_source_is_answered_with_the_bundled_names(source: str) -> None:
     with pytest.raises(ModelNotFoundError, match="the bundled models are mini-sct, tiny-sct"):
         find_model(source)
 

@@ -1,4 +1,4 @@
-"""Manifests and golden texts say which field is wrong."""
+"""Errors of manifests and golden texts name the field."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pairs by the kernel: ids, types and cuts of the package tokenizers."""
+"""Pairs by the kernel: ids, types and truncation equal those of the package tokenizers."""
 
 from __future__ import annotations
 

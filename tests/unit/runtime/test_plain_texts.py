@@ -1,4 +1,4 @@
-"""Plain texts: the quicker way gives what the tokenizer gives, or leaves the text to it."""
+"""Plain texts: the fast path returns the tokenizer's result, or leaves the text to it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MAX_LENGTH = 12
 
 
 def parse(content: str, **changes: Any) -> PlainTokenizer:
-    """A tokenizer as embedkit sets it up, with changes to its JSON."""
+    """Return a tokenizer as embedkit sets it up, with changes to its JSON."""
     tokenizer = PlainTokenizer.from_str(json.dumps(json.loads(content) | changes))
     tokenizer.no_padding()
     tokenizer.enable_truncation(MAX_LENGTH)
@@ -32,7 +32,7 @@ def bert(*, lowercase: bool) -> dict[str, Any]:
 
 @pytest.fixture(params=[True, False], ids=["uncased", "cased"], scope="module")
 def tokenizer(request: pytest.FixtureRequest, toy_tokenizer_json: str) -> PlainTokenizer:
-    """With every letter a piece of its own, so that ids tell what text was seen."""
+    """Make every letter a piece, so that ids show which text was seen."""
     content = json.loads(toy_tokenizer_json) | bert(lowercase=request.param)
     vocabulary = content["model"]["vocab"]
     for letter in CHARACTERS:

@@ -1,4 +1,4 @@
-"""Pools: the embeddings of one process, its errors too, and no process left behind."""
+"""Pools: the same embeddings and errors as one process, and no process left behind."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_a_stream_is_read_no_further_than_it_is_worked_on(encoder: Encoder, pool
     expected = encoder.encode(TEXTS)
     for number in range(5):
         rows = next(batches)
-        rows += 1  # they are the caller's
+        rows += 1  # they belong to the caller
         np.testing.assert_array_equal(rows, expected[4 * number : 4 * number + 4] + 1)
         assert read <= 4 * (number + 5)
     batches.close()
@@ -135,13 +135,13 @@ def test_errors_are_ours_and_name_the_text_and_the_pool_goes_on(pool: EncoderPoo
     assert pool.encode(TEXTS).shape == (30, 16)
 
 
-def test_texts_that_were_cut_are_told_once(pool: EncoderPool, caplog: pytest.LogCaptureFixture) -> None:
+def test_truncated_texts_are_reported_once(pool: EncoderPool, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, logger="embedkit"):
         pool.encode([*TEXTS, LONG, LONG])
     assert [record.getMessage() for record in caplog.records] == ["2 of 32 texts were cut to 12 tokens"]
 
 
-def test_a_process_that_ends_is_told(encoder: Encoder) -> None:
+def test_a_process_that_ends_is_reported(encoder: Encoder) -> None:
     with encoder.pool(2) as pool:
         pool._workers[1]._process.kill()
         with pytest.raises(ModelError, match="has ended with exit code -9"):
@@ -155,7 +155,7 @@ def test_a_closed_pool_has_no_processes(encoder: Encoder) -> None:
     assert [worker._process.returncode for worker in pool._workers] == [0, 0]
     with pytest.raises(InputError, match="this pool is closed"):
         pool.encode(TEXTS)
-    pool.close()  # again, as `with` would
+    pool.close()  # as `with` does on exit
 
 
 def test_another_model_under_the_same_path_is_refused(
@@ -187,7 +187,7 @@ def test_numbers_that_make_no_sense_are_refused(encoder: Encoder, numbers: dict[
 def test_a_script_without_guard_runs_once_and_leaves_nothing(
     toy_bundle: Path, tmp_path: Path, ending: signal.Signals
 ) -> None:
-    script = tmp_path / "json.py"  # as bad a name as people choose: it is not to be found by the processes
+    script = tmp_path / "json.py"  # a common bad name, which the processes must not import
     script.write_text(SCRIPT)
     with subprocess.Popen(
         [sys.executable, "-c", f"exec(open({str(script)!r}).read())", str(toy_bundle)],
@@ -202,7 +202,7 @@ def test_a_script_without_guard_runs_once_and_leaves_nothing(
         try:
             lines = [process.stdout.readline().strip() for _ in range(3)]
             assert (lines[0], lines[2]) == ("main", "ready"), process.stderr and process.stderr.read()
-            time.sleep(0.2)  # in the midst of it
+            time.sleep(0.2)  # while it works
             os.killpg(process.pid, ending)
             output, messages = process.communicate(timeout=120)
         finally:
@@ -221,6 +221,6 @@ def wait_for_end(pid: int) -> None:
             return
         state = Path(f"/proc/{pid}/stat")
         if state.exists() and state.read_text().rsplit(")", 1)[1].split()[0] == "Z":
-            return  # ended; whoever inherited it has not asked yet
+            return  # ended, but not yet waited for by the process that inherited it
         time.sleep(0.1)
     pytest.fail(f"process {pid} is still there")

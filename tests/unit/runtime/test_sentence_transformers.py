@@ -1,4 +1,4 @@
-"""Folders of sentence-transformers: run where only pooling is left to do, refused otherwise."""
+"""Folders of sentence-transformers: supported if only pooling is left to do, refused otherwise."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TEXTS = ["a dog in the garden", "", "music and the sea", "dog " * 30]
 
 
 def transformer(weights: np.ndarray, output: str = "last_hidden_state", *, types: bool = True) -> bytes:
-    """Token embeddings, to which the token types are added so that other types than 0 would be seen."""
+    """Token embeddings plus token types, so that token types other than 0 would be visible."""
     inputs = ["input_ids", "attention_mask", *(["token_type_ids"] if types else [])]
     nodes = [helper.make_node("Gather", ["weights", "input_ids"], ["embedded"])]
     if types:
@@ -55,7 +55,7 @@ def write_json(path: Path, value: Any) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path, toy_tokenizer_json: str, toy_weights: np.ndarray) -> Path:
-    """A folder as sentence-transformers writes it: mean pooling, unit rows, at most 12 tokens."""
+    """Write a folder as sentence-transformers does: mean pooling, unit rows, at most 12 tokens."""
     root = tmp_path / "all-toy"
     kinds = ["Transformer", "Pooling", "Normalize"]
     write_json(
@@ -214,11 +214,11 @@ def test_a_head_inside_the_graph_is_run(folder: Path, toy_model_bytes: bytes, to
     np.testing.assert_allclose(Encoder.load(folder).encode(TEXTS), toy_reference(TEXTS), atol=1e-6)
 
 
-# What is refused
+# Refused folders
 
 
 def put(folder: Path, kind: str, **settings: Any) -> None:
-    """Put a module behind the pooling."""
+    """Add a module after the pooling."""
     modules = json.loads((folder / "modules.json").read_text())
     modules.insert(2, {"path": f"2_{kind}", "type": f"sentence_transformers.models.{kind}"})
     write_json(folder / "modules.json", modules)

@@ -1,4 +1,4 @@
-"""Sessions: what ONNX Runtime refuses is told, and nothing runs elsewhere in silence."""
+"""Sessions: ONNX Runtime's refusals are reported, and nothing silently falls back to another provider."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def open_session(model: bytes, **options: Any) -> Session:
 
 
 def identity(inputs: dict[str, Any], output: int = onnx.TensorProto.FLOAT) -> bytes:
-    """A graph that adds its inputs up as floats."""
+    """Return a graph that adds its inputs up as floats."""
     nodes = [helper.make_node("Cast", [name], [f"{name}_float"], to=onnx.TensorProto.FLOAT) for name in inputs] + [
         helper.make_node("Sum", [f"{name}_float" for name in inputs], ["sum"]),
         helper.make_node("Cast", ["sum"], ["sentence_embedding"], to=output),
@@ -58,7 +58,7 @@ def test_threads_are_those_available(toy_model_bytes: bytes, monkeypatch: pytest
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Threads of each session that is opened from now on."""
+    """Return the threads of each session opened from now on."""
     found: list[int] = []
     make_options = session_module._options
 
@@ -125,7 +125,7 @@ def test_shared_tables_change_no_bit(toy_model_bytes: bytes, monkeypatch: pytest
     session = open_session(toy_model_bytes, threads=2)
     assert session._shared
     del toy_model_bytes
-    gc.collect()  # what the sessions read must still be there
+    gc.collect()  # what the sessions read must still exist
     for lane in (None, 0, 1):
         np.testing.assert_array_equal(session.run(BATCH, lane=lane), expected)
 

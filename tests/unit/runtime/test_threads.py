@@ -1,4 +1,4 @@
-"""Threads follow the affinity and the control group, in both versions."""
+"""The number of threads follows the affinity and the control group, in both versions."""
 
 from __future__ import annotations
 

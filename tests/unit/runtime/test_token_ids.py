@@ -1,4 +1,4 @@
-"""Token ids in one array: a sequence of lists like any other."""
+"""Token ids in one array behave as a sequence of lists."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tokenization: one way of cutting and padding, whatever the file asks for."""
+"""Tokenization truncates and pads in one way, whatever the file specifies."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PAD, UNKNOWN, CLS, SEP = 0, 1, 2, 3
 
 @pytest.fixture(params=["kernel", "no kernel"], autouse=True)
 def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All that follows, with the kernel and without."""
+    """Run each test with the kernel and without it."""
     if request.param == "no kernel":
         monkeypatch.setattr(word_pieces, "wordpiece", None)
     elif kernels.wordpiece is None:
@@ -46,7 +46,7 @@ def test_baked_in_truncation_and_padding_are_overridden(tokenizer: Tokenizer) ->
     assert tokens.truncated == 0
 
 
-def test_texts_that_lose_tokens_are_told(tokenizer: Tokenizer) -> None:
+def test_truncated_texts_are_reported(tokenizer: Tokenizer) -> None:
     exact = " ".join(["dog"] * 10)
     tokens = tokenizer.tokenize([exact, exact + " dog", "dog", exact * 100])
     assert [len(row) for row in tokens.ids] == [12, 12, 3, 12]
@@ -153,7 +153,7 @@ def test_it_is_loaded_from_a_file_or_its_folder(toy_tokenizer_json: str, tmp_pat
         assert Tokenizer.load(source, 12).json == toy_tokenizer_json
 
 
-def test_a_missing_and_a_damaged_file_are_told_apart(tmp_path: Path) -> None:
+def test_a_missing_and_a_damaged_file_are_distinguished(tmp_path: Path) -> None:
     with pytest.raises(ModelNotFoundError, match=r"tokenizer\.json"):
         Tokenizer.load(tmp_path, 12)
     (tmp_path / "tokenizer.json").write_bytes(b"\xff\xfe")

@@ -1,4 +1,4 @@
-"""The wire format: what protobuf writes is read, what it would refuse is refused."""
+"""The wire format: what protobuf writes is read, what it would reject is rejected."""
 
 from __future__ import annotations
 

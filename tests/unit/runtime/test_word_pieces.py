@@ -1,4 +1,4 @@
-"""Word pieces by the kernel: the ids of the package tokenizers, or the text is left to it."""
+"""Word pieces by the kernel: the ids of the package tokenizers, or the text is left to them."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ pytestmark = pytest.mark.skipif(wordpiece is None, reason="the kernel was not bu
 
 MAX_LENGTH = 12
 SPECIAL = {"[UNK]": 0, "[CLS]": 1, "[SEP]": 2}
-# What vocabularies are not supposed to hold: no letters, more than a word may have, the prefix alone, a prefix
-# that begins words too, ids far apart and twice, letters of two to four bytes, marks as parts of words.
+# What vocabularies should not contain: no letters, more letters than a word may have, only the prefix, a prefix
+# that also begins words, distant and duplicate ids, letters of two to four bytes, marks as parts of words.
 ODD = {"": 3, "a" * 120: 4, "##": 5, "##" + "b" * 120: 6, "#": 7, "a": 8, "##a": 8, "ab": 9, "##b": 10}
 ODD |= {
     "é": 11,
@@ -60,7 +60,7 @@ def build(vocabulary: dict[str, int], **options: Any) -> FullTokenizer:
 
 
 class Both:
-    """A tokenizer with the kernel, and what it has to agree with."""
+    """Return a tokenizer with the kernel, and the one it has to agree with."""
 
     def __init__(self, content: str, max_length: int = MAX_LENGTH) -> None:
         self.quick, self.full = Tokenizer(content, max_length), FullTokenizer.from_str(content)
@@ -76,7 +76,7 @@ class Both:
         assert found.overflowing == [row for row, encoding in enumerate(expected) if encoding.overflowing]
 
     def left(self, texts: list[str]) -> list[str]:
-        """The texts that the kernel leaves to the tokenizer."""
+        """Return the texts that the kernel leaves to the tokenizer."""
         assert self.quick._words is not None
         found = self.quick._words.encode(texts)
         assert found is not None
@@ -91,7 +91,7 @@ def real() -> Both:
 
 @pytest.fixture(params=[{}, {"lowercase": True}, {"continuing_subword_prefix": ""}], scope="module", ids=str)
 def letters(request: pytest.FixtureRequest) -> Both:
-    """With every plain character a piece of its own, so that ids tell what was seen."""
+    """Make every plain character a piece, so that ids show what was seen."""
     vocabulary = dict(SPECIAL)
     for character in plain_characters():
         for piece in (character, f"##{character}"):
@@ -237,7 +237,7 @@ def test_ids_that_do_not_fit_leave_all_to_the_tokenizer() -> None:
     assert both.quick._words._kernel is None
 
 
-# The kernel alone: whatever comes, an error or a result, and nothing is kept
+# The kernel alone: for any input an error or a result, and no memory leak
 
 
 ARGUMENTS: dict[str, Any] = {
@@ -256,7 +256,7 @@ ARGUMENTS: dict[str, Any] = {
 
 
 class Number:
-    """Would change the dictionary that is being read."""
+    """Would change the dictionary while it is read."""
 
     def __index__(self) -> int:
         raise NotImplementedError

@@ -1,4 +1,4 @@
-"""An encoder that needs no model: words are hashed to directions, so texts that share words are near."""
+"""An encoder that needs no model: words are hashed to directions, so texts that share words are similar."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class WordEncoder:
 
 
 class PromptedEncoder(WordEncoder):
-    """Puts a word before each text, another one for queries than for documents."""
+    """Prefixes each text with a word, which differs between queries and documents."""
 
     def encode_query(self, texts: Sequence[str], /, *, show_progress_bar: bool | None = None) -> np.ndarray:
         return self.encode([f"query: {text}" for text in texts])
@@ -83,5 +83,5 @@ def documents() -> list[dict[str, object]]:
 
 @pytest.fixture
 def collection(tmp_path: Path, encoder: WordEncoder, kind: str) -> Collection:
-    """The five documents, once with each kind of index."""
+    """The five documents, with each kind of index."""
     return Collection.build(DOCUMENTS, encoder=encoder, path=tmp_path / "idx", index=kind)

@@ -1,4 +1,4 @@
-"""Bulk encoding: shards that are the encoder's own rows, made once, whole or not at all."""
+"""Bulk encoding: shards hold the encoder's own rows, are computed once, and appear whole or not at all."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def write(path: Path, rows: int, seed: int = 0, **columns: list) -> Path:
 
 @pytest.fixture
 def pages(tmp_path: Path) -> Path:
-    """Three files of 25, 3 and no rows."""
+    """Write three files of 25, 3 and no rows."""
     write(tmp_path / "pages" / "a.parquet", 25)
     write(tmp_path / "pages" / "deep" / "b.parquet", 3, seed=1)
     parquet.write_table(
@@ -79,7 +79,7 @@ def test_a_shard_says_which_model_made_it(toy_bundle: Path, pages: Path, tmp_pat
     assert json.loads(metadata[b"embedkit"]) == about
 
 
-def test_a_mixture_of_arithmetics_is_told_and_recorded(
+def test_a_mixture_of_arithmetics_is_logged_and_recorded(
     toy_bundle: Path, pages: Path, tmp_path: Path, monkeypatch, caplog
 ) -> None:
     out, used = tmp_path / "out", Encoder.load(toy_bundle).numerics
@@ -169,7 +169,9 @@ def test_options_reach_the_encoder(toy_bundle: Path, pages: Path, tmp_path: Path
     options = {"truncate_dim": 8, "precision": "ubinary"}
     BulkEncoding.prepare(pages, tmp_path / "out", model=toy_bundle, **options).run()
     table = parquet.read_table(tmp_path / "out")
-    expected = Encoder.load(toy_bundle).encode(table["text"].to_pylist(), **options)  # signs do not feel batches
+    expected = Encoder.load(toy_bundle).encode(
+        table["text"].to_pylist(), **options
+    )  # signs are the same in any batch
     assert table.schema.field("embedding").type == pa.list_(pa.uint8(), 1)
     np.testing.assert_array_equal(np.array(table["embedding"].to_pylist(), dtype=np.uint8), expected)
 
@@ -363,7 +365,7 @@ def test_a_worker_refuses_another_model(toy_bundle: Path, write_toy_bundle, page
         ShardEncoder(dataclasses.replace(encoding.job, model=str(other)))
 
 
-def test_engines_are_told_by_name(toy_bundle: Path, pages: Path, tmp_path: Path, monkeypatch) -> None:
+def test_engines_are_selected_by_name(toy_bundle: Path, pages: Path, tmp_path: Path, monkeypatch) -> None:
     encoding = BulkEncoding.prepare(pages, tmp_path / "out", model=toy_bundle)
     with pytest.raises(InputError, match="there is no engine 'spark'; the engines are local, ray"):
         encoding.run(engine="spark")

@@ -1,4 +1,4 @@
-"""Search in stages: fused with words, re-ranked, with scores and times of each stage."""
+"""Search in stages: fused with words, re-ranked, with the scores and times of each stage."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DOCS = [
 
 
 class PairLengths:
-    """A PairScorer that likes short texts, and those that begin as the query does."""
+    """A PairScorer that prefers short texts, and those that begin as the query does."""
 
     name, fingerprint, max_length = "lengths", "0" * 64, 512
 
@@ -40,7 +40,7 @@ def library(tmp_path, encoder, kind):
 
 
 def test_more_effort_finds_more_in_every_stage_that_follows(encoder, tmp_path):
-    """With signs of a few dimensions alone, the nearest of many is not among the first ten."""
+    """With only the signs of a few dimensions, the nearest of many is not among the first ten."""
     pytest.importorskip("faiss")
     pytest.importorskip("bm25s")
     texts = [f"word{n} word{n % 50} word{n % 31}" for n in range(2_000)]
@@ -119,7 +119,7 @@ def test_words_follow_deletions_upserts_and_filters(library):
     library.verify()
 
 
-def test_words_nobody_wrote_leave_the_order_of_meaning(library):
+def test_words_in_no_document_leave_the_order_of_embeddings(library):
     for query in ("zebra", "!?", ""):
         dense = [hit.id for hit in library.search(query, k=5)]
         assert [hit.id for hit in library.search(query, k=5, hybrid=True)] == dense
@@ -224,6 +224,6 @@ def test_times_of_each_stage(library):
         ({"k": 0, "hybrid": True}, "k of at least 1"),
     ],
 )
-def test_wrong_options_are_told(library, options, message):
+def test_wrong_options_are_reported(library, options, message):
     with pytest.raises(InputError, match=message):
         library.search("tea", **options)

@@ -234,7 +234,7 @@ def test_a_collection_is_replaced_whole(collection, encoder, kind):
     replaced = Collection.build(["new"], encoder=encoder, path=collection.path, index=kind)
     assert {path.name for path in collection.path.iterdir()} == {"manifest.json", "generation-000002"}
     assert len(replaced) == len(Collection.open(collection.path, encoder=encoder)) == 1
-    # Who still has the old one open goes on reading it.
+    # Readers that still have the old one open continue to read it.
     assert collection.search("tea", k=1)[0].id == "tea"
     assert collection.get("bees").metadata == {"year": 1973}
 
@@ -295,7 +295,7 @@ def test_a_generation_may_change_while_it_is_opened(collection, encoder, monkeyp
 
 
 class Interruption:
-    """Lets an encoder stop at its second chunk, as a Ctrl-C or a full disk would stop it."""
+    """Makes an encoder stop at its second chunk, as a Ctrl-C or a full disk would."""
 
     def __init__(self, encoder, error):
         self.encode, self.error = encoder.encode, error
@@ -372,7 +372,7 @@ def test_two_builds_at_once(tmp_path, encoder):
     assert len(Collection.build(texts(), encoder=encoder, path=tmp_path / "idx")) == 1
 
 
-def test_a_missing_faiss_is_told_before_the_work(tmp_path, encoder, monkeypatch):
+def test_a_missing_faiss_is_reported_before_the_work(tmp_path, encoder, monkeypatch):
     import sys
 
     monkeypatch.setitem(sys.modules, "faiss", None)
@@ -485,7 +485,7 @@ def test_random_damage_never_crashes(collection, encoder, documents):
 
 
 def use(path, encoder, documents):
-    """Open, search and get; True if a CollectionError told of damage. Any other error is a failure."""
+    """Open, search and get; return True if a CollectionError reported damage. Any other error is a failure."""
     steps = (
         lambda opened: opened.search(["tea", "bees find their way"], k=5),
         lambda opened: [opened.get(document["id"]) for document in documents],

@@ -1,4 +1,4 @@
-"""Upserts, deletions and compaction: what a collection holds after them, and who sees it when."""
+"""Upserts, deletions and compaction: what a collection holds after them, and when readers see it."""
 
 from __future__ import annotations
 
@@ -243,7 +243,7 @@ def test_there_is_nothing_to_write_to(collection):
     assert not collection.path.exists()
 
 
-def test_a_second_writer_is_told(collection, encoder):
+def test_a_second_writer_is_refused(collection, encoder):
     other = Collection.open(collection.path, encoder=encoder)
 
     def documents():
@@ -259,7 +259,7 @@ def test_a_second_writer_is_told(collection, encoder):
 
 
 def test_a_collection_can_be_locked_by_a_file(tmp_path, encoder, monkeypatch):
-    """As on Windows; elsewhere the file stays there."""
+    """As on Windows; elsewhere the file remains."""
     pytest.importorskip("filelock")
     monkeypatch.setattr(write_lock, "_lock_folder", write_lock._lock_file)
     collection = Collection.build([("a", "tea")], encoder=encoder, path=tmp_path / "idx")
@@ -285,7 +285,7 @@ def test_threads_that_write_through_one_object_take_turns(collection):
 
 
 def test_readers_see_whole_states_while_others_write(collection):
-    """Every upsert puts the same version into three documents; no search may ever see two versions."""
+    """Every upsert writes the same version into three documents; no search may ever see two versions."""
     versions, done = 12, threading.Event()
     mixed = []
 
@@ -326,7 +326,7 @@ def test_impossible_tombstones_are_damage(collection, rows):
         Collection.open(collection.path)
 
 
-# Merging beside other writes
+# Merging during other writes
 
 
 @pytest.fixture
@@ -351,7 +351,7 @@ def test_a_merge_changes_nothing_but_the_segments(in_pieces, encoder):
 
 
 def meanwhile(monkeypatch, write):
-    """Do something when the merged segment is written and not yet in place."""
+    """Call a function after the merged segment is written and before it is in place."""
     merged = writer_module.write_merged
 
     def write_merged(*given, **more):
@@ -424,7 +424,7 @@ def test_compacting_lets_others_write(in_pieces, encoder, monkeypatch):
 
 
 def test_under_the_lock_a_merge_reads_no_file(in_pieces, monkeypatch):
-    """Putting the merged segment in place takes renames, however large its files are."""
+    """Putting the merged segment in place only renames files, however large they are."""
     waiting, read = [], []
     real = folder_store_module.writer.adopt
     monkeypatch.setattr(folder_store_module.writer, "adopt", lambda *given: (waiting.append(1), real(*given))[1])
@@ -439,7 +439,7 @@ def test_under_the_lock_a_merge_reads_no_file(in_pieces, monkeypatch):
 
 
 def test_a_collection_of_format_2_stays_readable(collection, encoder):
-    """One without columns: filters read the documents, writes add columns, and compacting adds those that miss."""
+    """One without columns: filters read the documents, writes add columns, compacting adds missing ones."""
     manifest = collection.manifest
     (segment,) = manifest.segments
     files = {name: seal for name, seal in segment.files.items() if not name.startswith("columns")}

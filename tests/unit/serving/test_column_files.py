@@ -97,7 +97,7 @@ def test_no_metadata_at_all(tmp_path):
         lambda directory: directory["columns"]["f"].update(codes=[0, 8, "|O"]),
     ],
 )
-def test_damage_is_told(tmp_path, damage):
+def test_damage_is_reported(tmp_path, damage):
     written(tmp_path, [{"f": value} for value in ("a", "b", 3)])
     path = tmp_path / "columns.json"
     directory = json.loads(path.read_text())
@@ -107,7 +107,7 @@ def test_damage_is_told(tmp_path, damage):
         ColumnFiles(tmp_path, 3).column("f")
 
 
-def test_a_missing_file_is_told(tmp_path):
+def test_a_missing_file_is_reported(tmp_path):
     written(tmp_path, [{"f": 1}])
     (tmp_path / "columns.json").unlink()
     with pytest.raises(CollectionError, match="columns"):

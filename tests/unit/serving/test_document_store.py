@@ -37,7 +37,7 @@ def test_a_repeated_id_names_both_documents(tmp_path):
         write_documents(tmp_path, documents)
 
 
-def test_ids_with_one_hash_are_told_apart(tmp_path, monkeypatch):
+def test_ids_with_one_hash_are_distinguished(tmp_path, monkeypatch):
     monkeypatch.setattr(document_store, "text_hash", lambda id_: 2**64 - 1)
     store = write_documents(tmp_path, [Document(id_, "t") for id_ in "xyz"])
     assert [store.find(id_) for id_ in "xyzw"] == [0, 1, 2, None]
@@ -116,7 +116,7 @@ def test_metadata_of_all_is_that_of_each(tmp_path, monkeypatch):
     assert list(store.metadata()) == [document.metadata or {} for document in documents]
 
 
-def test_damaged_metadata_is_told(tmp_path):
+def test_damaged_metadata_is_reported(tmp_path):
     store = write_documents(tmp_path, [Document("a", "b", {"x": 1}), Document("c", "d")])
     lines = (tmp_path / "documents.jsonl").read_bytes()
     for damaged in (lines.replace(b"{", b"["), lines.replace(b'{"x": 1}', b"12345678"), b" " * len(lines)):

@@ -59,7 +59,7 @@ def test_few_queries_keep_one_processor_busy():
     rows = np.random.default_rng(0).standard_normal((5000, 384), dtype=np.float32)
     index = ExactIndex(rows / np.linalg.norm(rows, axis=1, keepdims=True))
     shares = []
-    for _ in range(5):  # threads that other tests left may work meanwhile, but not each time
+    for _ in range(5):  # threads that other tests left running may work meanwhile, but not each time
         own, total = time.thread_time(), time.process_time()
         for _ in range(100):
             index.search(rows[:1], 10)

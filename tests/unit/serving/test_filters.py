@@ -37,7 +37,7 @@ VALUES = [
 
 
 def matching(values, condition):
-    """The rows that match, found alike in memory and in files."""
+    """Return the matching rows, equal in memory and in files."""
     (parsed,) = parse_filter({"field": condition})
     builder = ColumnBuilder()
     for row, value in enumerate(values):
@@ -52,7 +52,7 @@ def matching(values, condition):
 
 
 def obvious(values, name, wanted):
-    """The same by hand: JSON's kinds do not mix, lists count with their items."""
+    """The same by hand: JSON's types do not mix, lists match by their items."""
 
     def kind(value):
         return "number" if type(value) in (int, float) else type(value)
@@ -122,7 +122,7 @@ def test_random_values_and_conditions():
         ({"year": {"exists": 1}}, "true or false for exists"),
     ],
 )
-def test_a_malformed_filter_is_told_by_its_field(conditions, message):
+def test_the_error_of_a_malformed_filter_names_its_field(conditions, message):
     with pytest.raises(InputError, match=f"filter: .*{message}|filter: {message}"):
         parse_filter(conditions)
 
@@ -188,7 +188,7 @@ def test_other_kinds_are_exact_under_a_filter(library, encoder, monkeypatch):
     assert binary.search(queries, filter={"even": True}) == exact.search(queries, filter={"even": True})
 
 
-def test_a_comparison_that_never_can_hold_is_told(library):
+def test_a_comparison_that_can_never_hold_is_reported(library):
     with pytest.raises(
         InputError, match=r"'year' holds values of kind number \(\d+\), none of kind text as '2020'"
     ):
@@ -227,7 +227,7 @@ def test_parquet_keeps_kinds(tmp_path, encoder):
 # Mistakes
 
 
-def test_a_field_that_no_document_has_is_told(library):
+def test_a_field_that_no_document_has_is_reported(library):
     (warning,) = library.search("a", k=1, filter={"lnag": {"exists": False}}).warnings
     assert warning == "filter: no document has the field 'lnag'; did you mean 'lang'?"
     warnings = library.search("a", k=1, filter={"quite_different": 1}).warnings

@@ -1,4 +1,4 @@
-"""Builds that are killed, in processes of their own."""
+"""Builds that are killed, in their own processes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from embedkit.serving.retrieval import Collection, embedding
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="kills with SIGKILL")
 
-# Builds a collection of two texts over whatever is there, and kills itself at the moment named.
+# Builds a collection of two texts over an existing one, and kills itself at the named moment.
 BUILD = """
 import os, runpy, shutil, signal, sys
 from pathlib import Path

@@ -44,7 +44,7 @@ MANIFEST = Manifest(
 
 
 def forge(folder, **changes):
-    """Change fields and seal the manifest again, as somebody would who wants to do harm."""
+    """Change fields and seal the manifest again, as an attacker would."""
     MANIFEST.write(folder)
     fields = json.loads((folder / "manifest.json").read_text())
     del fields["checksum"]

@@ -1,4 +1,4 @@
-"""Milvus, by a file of Milvus Lite: the words of `Collection`, and the answers of an exact scan."""
+"""Milvus, with a file of Milvus Lite: the methods of `Collection`, and the results of an exact scan."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def collection(uri: str, encoder: Encoder):
 
 @pytest.fixture(scope="module")
 def oracle(toy_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Collection:
-    """The same documents in a collection of ours."""
+    """The same documents in a local collection."""
     path = tmp_path_factory.mktemp("oracle") / "idx"
     return Collection.build(DOCUMENTS, encoder=Encoder.load(toy_bundle), path=path)
 
@@ -71,7 +71,7 @@ def unchanged(toy_bundle: Path, tmp_path_factory: pytest.TempPathFactory):
     collection.close()
 
 
-def test_what_is_found_is_what_a_collection_of_ours_finds(unchanged: Collection, oracle: Collection) -> None:
+def test_search_finds_what_a_local_collection_finds(unchanged: Collection, oracle: Collection) -> None:
     queries = ["a dog", "the sea at the end", "red"]
     for found, expected in zip(unchanged.search(queries, 4), oracle.search(queries, 4), strict=True):
         assert [(hit.id, hit.text) for hit in found] == [(hit.id, hit.text) for hit in expected]
@@ -107,7 +107,7 @@ def test_what_is_found_is_what_a_collection_of_ours_finds(unchanged: Collection,
     ],
     ids=str,
 )
-def test_filters_choose_what_they_choose_in_a_collection_of_ours(
+def test_filters_select_what_they_select_in_a_local_collection(
     unchanged: Collection, oracle: Collection, conditions: dict
 ) -> None:
     found = {hit.id for hit in unchanged.search("the dog", 10, filter=conditions)}
@@ -312,7 +312,7 @@ class TestIndex:
 def test_collections_of_earlier_versions_are_read(
     collection: Collection, uri: str, encoder: Encoder, monkeypatch
 ) -> None:
-    """They have neither words nor a second model, and say nothing of either."""
+    """They have neither words nor a second model, and state neither."""
     facts = {
         name: collection.manifest.facts()[name] for name in ("kind", "model", "fingerprint", "dimension", "index")
     }

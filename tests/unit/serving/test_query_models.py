@@ -18,7 +18,7 @@ from .test_manifest import MANIFEST, forge
 
 
 class Student(WordEncoder):
-    """Gives its teacher's vectors, with some noise or turned into another space."""
+    """Returns its teacher's vectors, with some noise or moved to another space."""
 
     def __init__(self, teacher, name="student", noise=0.2, *, turned=False, teacher_fingerprint=None):
         super().__init__(name, teacher.dimension)

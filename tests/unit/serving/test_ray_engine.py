@@ -1,4 +1,4 @@
-"""The engine of Ray, on a cluster of two workers on this machine: the same bits as one process."""
+"""Ray's engine, on a cluster of two workers on this machine: the same bits as one process."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from embedkit.serving.bulk import BulkEncoding, ray_engine  # noqa: E402
 
 ROOT = Path(__file__).parents[3]
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:ray.*")  # Ray warns of itself
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:ray.*")  # warnings of Ray itself
 
 
 @pytest.fixture(scope="module", autouse=True)
 def cluster():
-    """Two processors; Ray's own warnings are not ours to mend."""
+    """Two processors; Ray's own warnings are ignored."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         ray.init(
@@ -58,7 +58,7 @@ def digests(folder: Path) -> dict[str, str]:
 
 
 def test_both_engines_give_the_same_bytes(pages: Path, tmp_path: Path) -> None:
-    """With the bundled int8 model, whose rows do feel their batch-mates."""
+    """With the bundled int8 model, whose rows do depend on their batch."""
     bars = ray_data.DataContext.get_current().enable_progress_bars
     for engine, threads in (("local", 2), ("ray", 1)):
         encoding = BulkEncoding.prepare(
@@ -67,7 +67,7 @@ def test_both_engines_give_the_same_bytes(pages: Path, tmp_path: Path) -> None:
         assert encoding.run(engine=engine) == 60
     assert len(digests(tmp_path / "ray")) == 6
     assert digests(tmp_path / "ray") == digests(tmp_path / "local")
-    assert ray.is_initialized()  # a cluster that was there is left as it was
+    assert ray.is_initialized()  # an existing cluster is left running
     assert ray_data.DataContext.get_current().enable_progress_bars == bars
 
 
@@ -95,7 +95,7 @@ def test_what_a_worker_refuses_is_our_error(
         encoding.run(engine="ray", workers=1)
 
 
-def test_a_failure_of_ray_is_told_as_such() -> None:
+def test_a_failure_of_ray_is_reported_as_such() -> None:
     with (
         pytest.raises(WorkerError, match=r"Ray could not finish the work: .*node was lost"),
         ray_engine._refusals_told(),
@@ -104,7 +104,7 @@ def test_a_failure_of_ray_is_told_as_such() -> None:
 
 
 def test_a_killed_run_goes_on_to_the_same_bytes(pages: Path, tmp_path: Path) -> None:
-    """The driver is killed with its own small cluster; both are gone then, and nothing of theirs is half done."""
+    """The driver is killed with its own small cluster; both end, and no shard is incomplete."""
     BulkEncoding.prepare(pages, tmp_path / "whole", model="tiny-sct", rows_per_shard=1, threads=1).run()
     command = [
         sys.executable,

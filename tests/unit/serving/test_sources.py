@@ -1,4 +1,4 @@
-"""Collections of documents that are embedded already."""
+"""Collections of documents that are already embedded."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def built(documents, encoder, tmp_path, **options):
 
 
 def assert_same(collection, embedded, encoder):
-    """Only a sample went to the model, and the embeddings are those given, in the order of the documents."""
+    """Only a sample went through the model, and the embeddings are those given, in the order of the documents."""
     assert 0 < sum(map(len, encoder.calls)) <= 64
     documents, found = collection.sample(1000)
     assert [document.id for document in documents] == [row["id"] for row in ROWS]

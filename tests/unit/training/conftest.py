@@ -21,7 +21,7 @@ WORDS = ["the", "cat", "dog", "king", "sea", "garden", "red", "blue", "old", "re
 
 
 class CountingTeacher:
-    """Gives each text a vector of its own and remembers what it was asked."""
+    """Gives each text its own vector and records the texts it was given."""
 
     name, max_length = "counting", 16
 
@@ -41,7 +41,7 @@ class CountingTeacher:
 
 @pytest.fixture(autouse=True, scope="session")
 def one_thread() -> Iterator[None]:
-    """Toys gain nothing from more, and threads that wait for each other are slow on a busy machine."""
+    """Toys gain nothing from more threads, and threads that wait for each other are slow on a busy machine."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

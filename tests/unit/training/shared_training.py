@@ -1,4 +1,4 @@
-"""The processes of test_processes.py: train every method on toys, alone and as two, and leave what came of it.
+"""The processes of test_processes.py: train every method on toys, alone and as two, and write the results.
 
 python shared_training.py FOLDER
 """
@@ -31,8 +31,8 @@ from embedkit.training.views import ViewsConfig
 
 QUEUE = {"queue_size": 20}
 SCT = {**QUEUE, "projector_expansion": 2}
-# Label -> method, settings, more of the optimizer. No dropout, and nothing is shuffled at random, so that one
-# process has what two have.
+# Label -> method, settings, further settings of the optimizer. No dropout and no random shuffling, so that one
+# process has the batches of two.
 EXACT = {
     "sct": ("sct", SCT, {}),
     "sct-momentum": ("sct", {**SCT, "reference": "momentum", "momentum": 0.5}, {}),
@@ -50,7 +50,7 @@ EXACT = {
     "encoder-to-cross": ("encoder-to-cross", {}, {}),
     "cross-to-encoder": ("cross-to-encoder", {}, {}),
 }
-# Dropout and shuffles as they are: two processes are not one, but they must agree with each other.
+# With dropout and shuffling: two processes differ from one, but must agree with each other.
 RANDOM = {
     "random-sct": ("sct", SCT, {}),
     "random-distillcse": ("distillcse", {}, {}),
@@ -68,14 +68,14 @@ class Teacher:
 
 
 class Toy:
-    """A method on a toy encoder, its batches, and a run of them."""
+    """Return a method on a toy encoder, its batches, and a run of them."""
 
     def __init__(self, folder, corpus, case, *, dropout):
         name, settings, optim = case
         tokenizer = Tokenizer((folder / "tokenizer.json").read_text(encoding="utf-8"), 16)
         encoder = random(tokenizer, Size(2, 16, 2), max_length=16, seed=3)
-        # With an epsilon like that AdamW is gradient descent with momentum: it neither hides the scale of a
-        # gradient nor makes much of rounding where the true gradient is zero.
+        # With such a large epsilon AdamW is gradient descent with momentum: it neither hides the scale of a
+        # gradient nor amplifies rounding where the true gradient is zero.
         self.optim = OptimConfig(**{"batch_size": 8, "steps": 6, "lr": 0.3, "epsilon": 1.0, "clip": 100, **optim})
         scores = np.random.default_rng(1).random(len(corpus), dtype=np.float32)
         if name == "encoder-to-cross":
@@ -145,7 +145,7 @@ def main(folder: Path, rank: int, count: int) -> None:
         leave(folder, label, toy, rank, count)
         for stop_after in (3, None):
             toy = Toy(folder, corpus, case, dropout=True)
-            torch.manual_seed(rank)  # whatever the process did before must not matter
+            torch.manual_seed(rank)  # random state left by earlier work must not matter
             toy.run(folder / f"{label}-resumed", stop_after=stop_after, resume=stop_after is None)
         leave(folder, f"{label}-resumed", toy, rank, count)
     if count > 1:

@@ -1,4 +1,4 @@
-"""Batches: which views they hold, and that they depend on corpus, seed and step alone."""
+"""Batches: which views they hold, and that they depend only on corpus, seed and step."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def make(toy_tokenizer_json, tmp_path):
 
 
 def rows(view):
-    """A view's token ids, in batch order, without padding."""
+    """Return a view's token ids, in batch order, without padding."""
     ids = [row[kept.bool()].tolist() for chunk, mask in view.chunks for row, kept in zip(chunk, mask, strict=True)]
     return [ids[place] for place in view.order.tolist()]
 
@@ -99,7 +99,7 @@ def test_chunks_put_end_to_end_and_ordered_are_the_batch(make):
     assert torch.equal(view.order.sort().values, torch.arange(4))
 
 
-def test_a_list_that_nobody_takes_is_refused(make):
+def test_an_unused_list_is_refused(make):
     with pytest.raises(ConfigError, match=r"uses no positives; remove views\.positives"):
         make(BatchSpec(views=2), positives=("none",))
 

@@ -1,4 +1,4 @@
-"""Batches: a pure function of the step, whatever was asked before, in whichever thread."""
+"""Batches: a pure function of the step, independent of earlier requests and threads."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from embedkit.training.views import ViewsConfig
 
 
 class RowNumbers:
-    """A teacher whose vector for a row says which row and view it is."""
+    """A teacher whose vector for a row encodes the row and the view."""
 
     name, fingerprint, dimension = "rows", "0" * 64, 2
 
@@ -48,7 +48,7 @@ def make(make_corpus, sentences, tokenizer):
 
 
 def rows_of(view):
-    """Token ids of each text in batch order, padding removed."""
+    """Return the token ids of each text in batch order, without padding."""
     rows = [ids[mask.bool()].tolist() for chunk in view.chunks for ids, mask in zip(*chunk, strict=True)]
     return [rows[place] for place in view.order.tolist()]
 
@@ -119,7 +119,7 @@ def test_a_method_of_one_view_gets_one(make):
 
 
 def test_embeddings_come_back_in_batch_order(make, make_encoder, tokenizer, monkeypatch):
-    """Chunks of similar length change no result but the amount of padding."""
+    """Chunks of similar length change only the amount of padding."""
     monkeypatch.setattr(batches, "_CHUNK_TOKENS", 8)
     encoder, source = make_encoder().eval(), make(batch_size=11)
     view = source.batch(0).views[0]

@@ -1,4 +1,4 @@
-"""Checkpoints: everything comes back, or an error says that it cannot."""
+"""Checkpoints: everything is restored, or an error explains why not."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from embedkit.training.optim import OptimConfig, build_optimizer
 
 
 class Parts:
-    """A module with a parameter of each kind, its optimizer and scaler."""
+    """Return a module with a parameter of each kind, its optimizer and scaler."""
 
     def __init__(self, seed, width=3, size=4, algorithm="adamw"):
         torch.manual_seed(seed)
@@ -79,7 +79,7 @@ def test_loading_changes_nothing_on_disk(saved):
     assert path.read_bytes() == before
 
 
-def test_a_file_cut_anywhere_is_told(saved):
+def test_a_file_cut_anywhere_is_reported(saved):
     _, path = saved
     content = path.read_bytes()
     for cut in range(0, len(content), 211):
@@ -88,7 +88,7 @@ def test_a_file_cut_anywhere_is_told(saved):
             Parts(5).load(path)
 
 
-def test_a_bit_flipped_anywhere_is_told(saved):
+def test_a_bit_flipped_anywhere_is_reported(saved):
     _, path = saved
     content = path.read_bytes()
     whole = load_file(path)
@@ -98,7 +98,7 @@ def test_a_bit_flipped_anywhere_is_told(saved):
             Parts(5).load(path)
         except CheckpointError:
             continue
-        # Padding of the header, and names of the format that nobody reads.
+        # Padding of the header, and unused names of the format.
         found = load_file(path)
         assert found.keys() == whole.keys()
         assert all(torch.equal(found[name], whole[name]) for name in whole)

@@ -1,4 +1,4 @@
-"""Compiled encoders train as the others do, and are saved under the same names."""
+"""Compiled encoders train like the others, and are saved under the same names."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ COMPILER = next(filter(shutil.which, ("g++", "clang++", "c++")), None)
 
 
 @pytest.mark.skipif(COMPILER is None, reason="torch.compile needs a C++ compiler, and there is none here")
-@pytest.mark.filterwarnings("ignore")  # of torch's compiler about itself
+@pytest.mark.filterwarnings("ignore")  # torch's compiler warns about itself
 def test_a_compiled_run_is_like_one_that_is_not(make_encoder, make_corpus, sentences, tmp_path):
-    """With texts of several lengths, which are one graph."""
+    """With texts of several lengths, which use one graph."""
     losses, states = [], []
     for compiled in (False, True):
         encoder = make_encoder()
@@ -54,7 +54,7 @@ def test_a_compiled_run_is_like_one_that_is_not(make_encoder, make_corpus, sente
     assert not any("_orig_mod" in name for name in SentenceEncoder.load(folder.model).state_dict())
 
 
-def test_a_missing_compiler_is_told_before_training(make_encoder, monkeypatch):
+def test_a_missing_compiler_is_reported_before_training(make_encoder, monkeypatch):
     def fail(*_, **__):
         raise RuntimeError("no compiler found\nand much more")
 

@@ -1,4 +1,4 @@
-"""Contrasts: nearly the same words and another meaning; a corpus holds them beside their rows."""
+"""Contrasts: nearly the same words with another meaning; a corpus holds them beside its rows."""
 
 import pytest
 

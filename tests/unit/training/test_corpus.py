@@ -1,4 +1,4 @@
-"""The corpus: what is read, what is dropped and counted, what stays behind on disk."""
+"""The corpus: what is read, what is dropped and counted, what remains on disk."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ class TestRefusals:
             ("a.txt", "\n \n", {}, "no text in"),
             ("a.txt", b"one\n\xff\n", {}, "not UTF-8"),
             ("a.tsv", "one\ttwo\nthree\n", {}, r"a.tsv:2: expected text in text1, text2; found text1: str"),
-            ("a.csv", "a,b\n1,2\n", {}, "set text_column to one of a, b"),
+            ("a.csv", "a,b\n1,2\n", {}, "no known text column; set text_column to one of a, b"),
             ("a.csv", "a,b\n1,2\n", {"text_column": "c"}, "no column c; it has a, b"),
             ("a.csv", "a,b\n1,2\n", {"view_columns": ("a", "c")}, "no column c"),
             ("a.jsonl", '{"text": "a"}\n{"body": "b"}', {}, "a.jsonl:2: expected text in text; found body: str"),
@@ -214,7 +214,7 @@ class TestFolder:
         monkeypatch.undo()
         assert texts(prepare("a.txt", "one\ntwo")) == ["one", "two"]
 
-    def test_a_full_disk_is_told(self, prepare, tmp_path, monkeypatch):
+    def test_a_full_disk_is_reported(self, prepare, tmp_path, monkeypatch):
         def full(*_, **__):
             raise OSError(28, "No space left on device")
 
@@ -224,7 +224,7 @@ class TestFolder:
         assert list((tmp_path / "cache" / "corpus").iterdir()) == []
 
     @pytest.mark.parametrize("name", ["corpus.json", "spans.npy", "source_rows.npy", "text.bin"])
-    def test_damage_is_told(self, prepare, name):
+    def test_damage_is_reported(self, prepare, name):
         corpus = prepare("a.txt", "one\ntwo")
         (corpus.folder / name).write_bytes(b"")
         with pytest.raises(DataError, match="not a prepared corpus"):
@@ -249,7 +249,7 @@ class TestTexts:
 class TestHub:
     @pytest.fixture
     def hub(self, monkeypatch):
-        """A `datasets` that answers any request with two rows and remembers it."""
+        """A `datasets` that answers any request with two rows and records it."""
         asked = []
 
         def load_dataset(*names, **options):

@@ -1,4 +1,4 @@
-"""What a run writes down of the machine."""
+"""What a run records about the machine."""
 
 from __future__ import annotations
 

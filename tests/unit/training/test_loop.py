@@ -1,4 +1,4 @@
-"""The loop: selection, early stopping, accumulation, precision, and what it leaves behind."""
+"""The loop: selection, early stopping, accumulation, precision, and the files it writes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from embedkit.training.views import ViewsConfig
 
 
 class Shrink(Method):
-    """Makes embeddings short: a loss without state, the mean over the batch."""
+    """Shortens embeddings: a loss without state, the mean over the batch."""
 
     batch_spec: ClassVar[BatchSpec] = BatchSpec()
 
@@ -100,7 +100,7 @@ class TestSelection:
         assert torch.equal(weights(SentenceEncoder.load(place.model)), weights(method.encoder))
 
     def test_dev_is_looked_at_every_so_often_and_at_epoch_ends(self, setup):
-        _, go, place = setup(rows=30)  # five steps an epoch
+        _, go, place = setup(rows=30)  # five steps per epoch
         go(evaluate=lambda: 0.5)
         assert [record["step"] for record in records(place) if "dev" in record] == [4, 5, 8, 10, 12]
 
@@ -135,7 +135,7 @@ class TestCostOfEvaluation:
     def told(self, caplog):
         return [record.getMessage() for record in caplog.records if "an evaluation takes" in record.getMessage()]
 
-    def test_it_is_told_once_after_the_first(self, setup, caplog):
+    def test_it_is_reported_once_after_the_first(self, setup, caplog):
         caplog.set_level("INFO")
         _, go, _ = setup(steps=24)
         go(evaluate=lambda: 0.5)
@@ -175,7 +175,7 @@ class TestEarlyStop:
         assert (state.finished, state.step, state.stale_epochs) == (True, 40, 1)
 
     def test_patience_counts_epochs_without_a_better_score(self, setup):
-        _, go, _ = setup(steps=100)  # four steps an epoch
+        _, go, _ = setup(steps=100)  # four steps per epoch
         scores = iter([0.1, 0.2, 0.2, 0.1, 0.9])
         state = go(evaluate=lambda: next(scores), patience=2)
         assert (state.finished, state.step, state.best_step) == (True, 16, 8)
@@ -202,7 +202,7 @@ class TestEarlyStop:
 
 class TestSteps:
     def test_accumulation_equals_one_large_batch(self, setup):
-        # With a large epsilon a step is proportional to the gradient and blows up no rounding.
+        # With a large epsilon a step is proportional to the gradient and does not amplify rounding.
         options = {"dropout": False, "steps": 2, "epsilon": 1.0, "lr": 0.1}
         small, go_small, _ = setup(folder="small", batch_size=4, accumulate=3, **options)
         large, go_large, _ = setup(folder="large", batch_size=12, **options)
@@ -299,7 +299,7 @@ class TestResume:
         go(minutes=1e-9, should_stop=lambda: times.append(place.last.stat().st_mtime_ns) or False)
         assert len(set(times)) == 3
 
-    def test_a_damaged_checkpoint_is_told(self, setup):
+    def test_a_damaged_checkpoint_is_reported(self, setup):
         _, go, place = setup()
         go(should_stop=lambda: True)
         place.last.write_bytes(place.last.read_bytes()[:-5])

@@ -24,7 +24,7 @@ def corpus(make_corpus, sentences):
 
 
 def rows_of(view):
-    """Ids and types of each row of a view, padding removed, in batch order."""
+    """Return ids and types of each row of a view, without padding, in batch order."""
     rows = []
     for (ids, mask), types in zip(view.chunks, view.token_types, strict=True):
         lengths = mask.sum(dim=1).tolist()

@@ -1,4 +1,4 @@
-"""Two processes that share their batches against one that does not."""
+"""Two processes that share their batches, compared with one process."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class TestWithDropout:
         assert all(torch.equal(own[name], other[name]) for name in own)
 
     def test_resumed_equals_uninterrupted(self, trained, label):
-        """One process was told to stop; both did, and both went on from the first one's checkpoint."""
+        """One process was told to stop; both did, and both resumed from the first one's checkpoint."""
         whole, pieced = state(trained, label, TWO), state(trained, f"{label}-resumed", OTHER)
         assert all(torch.equal(whole[name], pieced[name]) for name in whole)
 
@@ -131,7 +131,7 @@ class TestShares:
 
 
 class TestAlone:
-    """One process asks nobody."""
+    """A single process communicates with no other."""
 
     def test_everything_is_as_it_was(self):
         rows = torch.ones(2, 3)

@@ -38,7 +38,7 @@ def masked_lm(tokenizer, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def translators(tokenizer, tmp_path_factory):
-    """Two networks of one direction each, which know no language."""
+    """Return two networks of one direction each, which have learned no language."""
     folders = []
     for seed in (1, 2):
         torch.manual_seed(seed)
@@ -124,7 +124,7 @@ class TestMaskedRefill:
             MaskedRefill(masked_lm, share=share)
 
     def test_an_encoder_without_the_head_is_refused(self, make_encoder, tmp_path):
-        """transformers would invent a head at random."""
+        """transformers would initialise a head randomly."""
         make_encoder().save(tmp_path / "encoder")
         with pytest.raises(ModelError, match="of another kind: it lacks"):
             MaskedRefill(tmp_path / "encoder")

@@ -12,7 +12,7 @@ TEXTS = [f"text {number}" for number in range(600)]
 
 
 class Rewriter:
-    """Applies a function and counts; fails when it has done enough."""
+    """Applies a function and counts; fails after enough calls."""
 
     def __init__(self, function, name="rewriter", limit=10_000):
         self.name = self.fingerprint = name

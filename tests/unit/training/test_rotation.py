@@ -1,4 +1,4 @@
-"""Principal axes: no cosine changes, and the first dimensions say most."""
+"""Principal axes: no cosine changes, and the first dimensions carry most of the variance."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def units(rows):
 
 
 class Teacher:
-    """Vectors that say most along a few directions, none of which is an axis."""
+    """A teacher whose vectors vary most along a few directions, none of which is an axis."""
 
     name, fingerprint, dimension = "slanted", "b" * 64, 12
 
@@ -48,7 +48,7 @@ ALL = np.arange(ROWS)
 
 
 def cut_error(vectors, width):
-    """How far cosines of the first dimensions are from those of all, on average."""
+    """Return the average difference between cosines of the first dimensions and of all."""
     cut = units(vectors[:, :width])
     return np.abs(cut @ cut.T - vectors @ vectors.T).mean()
 
@@ -98,7 +98,7 @@ def test_axes_are_orthogonal_and_fall_in_weight(seed, width, rows):
 
 
 class WordTeacher:
-    """The mean of a sentence's words, whose vectors are slanted as above."""
+    """Returns the mean of a sentence's word vectors, which vary as above."""
 
     name, fingerprint, dimension = "words", "c" * 64, 24
 

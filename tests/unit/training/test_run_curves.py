@@ -1,4 +1,4 @@
-"""Curves: what metrics.jsonl holds, and what follows from it."""
+"""Curves: the contents of metrics.jsonl, and what is computed from them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from embedkit.errors import DataError
 from embedkit.training.run_curves import read_curves
 
-# Steps take a tenth of a second until 20 and two tenths after it; each evaluation takes three seconds.
+# Steps take a tenth of a second up to 20 and two tenths after it; each evaluation takes three seconds.
 RECORDS = [
     {"step": 10, "epoch": 0.1, "loss": 8.0, "contrast": 1.0, "lr": 1e-3, "seconds": 1.0},
     {"step": 15, "dev": 0.5, "dev_seconds": 3.0},
@@ -93,11 +93,11 @@ def test_before_the_first_record_there_is_nothing(write):
 
 
 @pytest.mark.parametrize("torn", ["no json\n", '{"a":\n'])
-def test_what_is_no_record_is_told(write, torn):
+def test_a_line_that_is_not_a_record_is_an_error(write, torn):
     with pytest.raises(DataError, match="is not a valid metrics file"):
         read_curves(write(RECORDS, torn))
 
 
-def test_no_file_is_told(tmp_path):
+def test_a_missing_file_is_an_error(tmp_path):
     with pytest.raises(DataError, match=r"metrics\.jsonl is not a valid metrics file"):
         read_curves(tmp_path / "metrics.jsonl")

@@ -1,4 +1,4 @@
-"""Figures: SVG that fits any page, and a PNG."""
+"""Figures: SVG that can be embedded in any page, and a PNG."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_equal_curves_give_equal_figures():
     assert draw_svg(DEV) == draw_svg(DEV)
 
 
-def test_a_logarithmic_scale_is_told():
+def test_a_logarithmic_scale_is_labelled():
     assert "loss (log scale)" in draw_svg(LOSS)
 
 
@@ -63,7 +63,7 @@ def test_all_curves_in_one_image_two_a_row(tmp_path):
     assert (width, 2 * one) == (same, two)
 
 
-def test_a_full_disk_is_told(tmp_path):
+def test_a_full_disk_is_reported(tmp_path):
     (tmp_path / "curves.png").mkdir()
     with pytest.raises(StorageError, match=r"cannot write .*curves\.png"):
         write_curves([LOSS], tmp_path / "curves.png")

@@ -21,7 +21,7 @@ def folder(tmp_path):
 
 @pytest.fixture
 def trained(folder):
-    """A folder whose run has made steps."""
+    """A folder whose run has completed steps."""
     folder.start(CONFIG, ENVIRONMENT, resume=False)
     folder.log({"step": 10})
     return folder
@@ -123,7 +123,7 @@ class TestMetrics:
         folder.rewind(5)
         assert not folder.metrics.exists()
 
-    def test_a_full_disk_is_told(self, folder):
+    def test_a_full_disk_is_reported(self, folder):
         folder.start(CONFIG, ENVIRONMENT, resume=False)
         folder.metrics.mkdir()
         with pytest.raises(StorageError, match=r"cannot write .*metrics\.jsonl"):

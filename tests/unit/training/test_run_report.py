@@ -1,4 +1,4 @@
-"""The report: everything of a run on one page, whatever state the run is in."""
+"""The report: everything about a run on one page, whatever state the run is in."""
 
 from __future__ import annotations
 
@@ -114,12 +114,12 @@ def test_all_teachers_are_named(start):
     assert "f, fingerprint ffffffffffffffff<" in text
 
 
-def test_what_is_no_run_is_told(tmp_path):
+def test_a_folder_that_is_not_a_run_is_an_error(tmp_path):
     with pytest.raises(DataError, match=r"is not a run folder: it has no config\.toml"):
         write_report(tmp_path)
 
 
-def test_a_broken_card_is_told(start):
+def test_a_broken_card_is_reported(start):
     run = start(".")
     run.card.write_text(json.dumps(CARD)[:30])
     with pytest.raises(DataError, match=r"run\.json cannot be read"):

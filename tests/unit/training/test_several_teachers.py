@@ -1,4 +1,4 @@
-"""From one teacher to several: configuration, batches, and what is refused."""
+"""From one teacher to several: configuration, batches, and what is rejected."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class TestBatches:
         assert batch.teacher is batch.teachers[0]
         assert Batch(()).teacher == ()
 
-    def test_vectors_that_nobody_asks_for_are_not_read(self, source):
+    def test_vectors_that_are_not_requested_are_not_read(self, source):
         assert source(BatchSpec(), Teacher(4)).batch(0).teachers == ()
 
     def test_batches_move_with_all_their_vectors(self, source):
@@ -91,11 +91,11 @@ class TestBatches:
         ("congen", {"teacher_dimensions": [4, 7]}),
         ("distillcse", {"teacher_dimensions": [4, 7]}),
         ("mse", {"teacher_dimension": 4}),
-        ("dclr", {}),  # what its teacher tells of a batch has no width
+        ("dclr", {}),  # its teacher's values have no width
         ("simcse", {}),
     ],
 )
-def test_who_is_told_of_widths(name, told):
+def test_which_methods_receive_widths(name, told):
     assert METHODS[name].teacher_arguments([4, 7]) == told
 
 
@@ -151,7 +151,7 @@ class TestRun:
         ],
     )
     def test_two_teachers_from_files_to_card(self, toy_bundle, tmp_path, method, dimension, settings):
-        """One bundle, whose vocabulary the student gets, and one file of vectors of another width."""
+        """One bundle, whose vocabulary the student receives, and one file of vectors of another width."""
         (tmp_path / "texts.txt").write_text("\n".join(TEXTS), encoding="utf-8")
         np.save(tmp_path / "vectors.npy", Teacher(5).read(np.arange(6), 0))
         config = resolve(

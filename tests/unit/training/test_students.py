@@ -1,4 +1,4 @@
-"""Where a student comes from, and what it cannot come from."""
+"""The sources of a student, and what cannot be one."""
 
 from __future__ import annotations
 

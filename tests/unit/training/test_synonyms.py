@@ -1,4 +1,4 @@
-"""Words replaced by synonyms: how many, which, and always the same."""
+"""Words replaced by synonyms: how many, which, and reproducibly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Queues of several teachers: names, and what goes where."""
+"""Queues of several teachers: their names, and what enters which."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ WIDTHS = (2, 3)
 
 
 def vectors(view):
-    """Of a batch of two: for each teacher rows that hold its place and the view."""
+    """Return a batch of two: for each teacher rows that hold its position and the view."""
     return [torch.full((2, width), 10.0 * place + view) for place, width in enumerate(WIDTHS)]
 
 
@@ -29,7 +29,7 @@ def test_each_view_has_its_own_queue():
     assert [[rows[0, 0].item() for rows in each.rows] for each in queues.each] == [[1.0, 2.0], [11.0, 12.0]]
 
 
-def test_more_than_ten_teachers_are_told_apart():
+def test_more_than_ten_teachers_are_distinguished():
     queues = TeacherQueues(VectorQueue(1, 1, seed=0) for _ in range(12))
     queues.enqueue(queues.carry([[torch.full((1, 1), float(place))] for place in range(12)]))
     assert [queue.rows.item() for queue in queues.each] == [float(place) for place in range(12)]

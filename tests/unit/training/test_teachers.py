@@ -1,4 +1,4 @@
-"""Teachers: each text is encoded once, wherever it stands; vectors from elsewhere follow the rows."""
+"""Teachers: each text is encoded once, wherever it occurs; given vectors follow the rows."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ class TestCachedVectors:
 class TestAligned:
     @pytest.fixture
     def corpus(self, tmp_path):
-        """Rows 0, 2 and 5 of six: the others are empty or repeated."""
+        """Rows 0, 2 and 5 of six: the others are empty or duplicates."""
         path = tmp_path / "texts.txt"
         path.write_text("one\n\ntwo\none\ntwo\nthree\n")
         return Corpus.prepare([SourceConfig(path=str(path))], tmp_path)

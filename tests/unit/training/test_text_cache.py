@@ -45,7 +45,7 @@ def test_nothing_asked_nothing_found(cache):
     assert cache.find([]) == []
 
 
-def test_a_damaged_file_is_told_with_its_name(cache, tmp_path):
+def test_a_damaged_file_is_reported_with_its_name(cache, tmp_path):
     cache.path.write_bytes(b"not a database" * 100)
     with pytest.raises(CacheError, match=str(cache.path)):
         TextCache(tmp_path, fingerprint="one")

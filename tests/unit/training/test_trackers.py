@@ -1,4 +1,4 @@
-"""Trackers: every record once, on a resumed run too."""
+"""Trackers: every record is logged once, on a resumed run too."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DEV = {"step": 20, "dev": 0.5, "dev_seconds": 0.1}
 
 
 class FakeWandB:
-    """Keeps what it is given, and says what init was called with."""
+    """Keeps what it is given, and records the arguments of init."""
 
     class Error(Exception):
         pass
@@ -47,7 +47,7 @@ def wandb(monkeypatch):
 
 @pytest.fixture
 def go(tmp_path):
-    """``go(name, records, step=0)``: one sitting of a run that goes on after ``step``."""
+    """``go(name, records, step=0)``: one part of a run that resumes after ``step``."""
 
     def go(name, records, step=0):
         folder = RunFolder(tmp_path / "run")

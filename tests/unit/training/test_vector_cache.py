@@ -1,4 +1,4 @@
-"""The teacher cache: found by text, never mixed, never computed twice, whatever is pulled out from under it."""
+"""The teacher cache: found by text, never mixed, never computed twice, whatever interrupts it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from embedkit.errors import CacheError, StorageError
 from embedkit.training.vector_cache import VectorCache, text_hashes
 from embedkit.write_lock import write_lock
 
-# What Windows has not, taken away once those that have a way of their own there are imported.
+# What Windows lacks, removed after the import of modules that have an alternative for it.
 WITHOUT_FCNTL = """
 import sys
 from pathlib import Path
@@ -88,7 +88,7 @@ def test_a_text_is_found_by_all_its_bytes(open_cache):
 
 @pytest.mark.parametrize("name", ["vectors.bin", "records.bin"])
 def test_a_kill_at_any_byte_loses_only_what_was_not_whole(open_cache, name):
-    """Cut either file anywhere: all that both hold in full is found, and the rest can be added again."""
+    """Cut either file anywhere: everything that both hold completely is found, and the rest can be added again."""
     whole = open_cache()
     rows = fill(whole)
     files = {file: (whole.folder / file).read_bytes() for file in ("vectors.bin", "records.bin")}
@@ -106,7 +106,7 @@ def test_a_kill_at_any_byte_loses_only_what_was_not_whole(open_cache, name):
         assert {file: (whole.folder / file).read_bytes() for file in files} == files
 
 
-def test_every_flipped_byte_of_a_vector_is_told(open_cache):
+def test_every_flipped_byte_of_a_vector_is_reported(open_cache):
     cache = open_cache()
     fill(cache)
     file = cache.folder / "vectors.bin"
@@ -137,7 +137,7 @@ def test_a_flipped_byte_of_a_record_never_gives_a_wrong_vector(open_cache):
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"format": 1}'])
-def test_a_damaged_card_is_told(open_cache, content):
+def test_a_damaged_card_is_reported(open_cache, content):
     cache = open_cache()
     (cache.folder / "cache.json").write_text(content)
     with pytest.raises(CacheError, match="delete"):
@@ -194,7 +194,7 @@ class TestConcurrency:
 class TestFullDisk:
     @pytest.fixture
     def fail_at(self, monkeypatch):
-        """Let the n-th write to one of the two files put half of its bytes there and fail."""
+        """Make the n-th write to one of the two files write half of its bytes and fail."""
 
         def fail_at(number):
             writes, opened = iter(range(100)), Path.open
@@ -228,7 +228,7 @@ class TestFullDisk:
         return fail_at
 
     @pytest.mark.parametrize("number", [0, 1], ids=["vectors", "records"])
-    def test_is_told_and_the_cache_goes_on(self, open_cache, fail_at, monkeypatch, number):
+    def test_is_reported_and_the_cache_goes_on(self, open_cache, fail_at, monkeypatch, number):
         cache = open_cache()
         rows = fill(cache, TEXTS[:4])
         fail_at(number)

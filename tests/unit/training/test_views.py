@@ -1,4 +1,4 @@
-"""Augmentations: frames stay, lengths are as announced, nothing is invented."""
+"""Augmentations: special tokens stay, lengths are as announced, no token is invented."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Word tables' gradients by rows: the same numbers, and tables as they were afterwards."""
+"""Gradients of word tables by rows: the same numbers, and the tables unchanged afterwards."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_tables_are_as_before_whatever_happens(encoder):
 
 
 class Spy(SimCSE):
-    """Remembers how its word table was set in each step."""
+    """Records how its word table was set in each step."""
 
     def forward(self, batch):
         self.seen.append(table(self.encoder).sparse)

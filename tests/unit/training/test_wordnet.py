@@ -1,4 +1,4 @@
-"""Synonyms, from files of WordNet's form."""
+"""Synonyms, from files in WordNet's format."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def test_the_fingerprint_is_that_of_the_files(wordnet_folder):
     assert WordNet(wordnet_folder).fingerprint != before
 
 
-def test_a_missing_file_is_told(wordnet_folder):
+def test_a_missing_file_is_reported(wordnet_folder):
     (wordnet_folder / "data.verb").unlink()
     with pytest.raises(DataError, match=r"expected data\.noun, data\.verb, data\.adj, data\.adv .*data\.verb"):
         WordNet(wordnet_folder)
 
 
 @pytest.mark.parametrize("line", ["00001740 03 n", "00001740 03 n 0g dog 0", "00001740 03 n 03 dog 0 hound 0"])
-def test_a_malformed_line_is_told_with_its_place(wordnet_folder, line):
+def test_a_malformed_line_is_reported_with_its_place(wordnet_folder, line):
     (wordnet_folder / "data.adv").write_text(f"  1 licence\n{line}\n")
     with pytest.raises(DataError, match=r"data\.adv:2 is not a valid line of a WordNet database"):
         WordNet(wordnet_folder)

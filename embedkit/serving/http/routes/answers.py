@@ -1,4 +1,4 @@
-"""What routes share: the catalogue, JSON answers, and problems as the OpenAPI document tells them."""
+"""Common parts of routes: the catalogue, JSON responses, and documentation of errors."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def _service(request: Request) -> Service:  # async: FastAPI gives others 
 
 
 Operating = Annotated[Service, Depends(_service)]
-"""The service itself, for routes about it."""
+"""The service itself, for routes that manage it."""
 
 
 async def _catalogue(service: Operating) -> AsyncIterator[Catalogue]:
@@ -43,7 +43,7 @@ Serving = Annotated[Catalogue, Depends(_catalogue)]
 
 
 class _JsonAnswer(Response):
-    """Bytes of JSON; their two headers are made without the conversions of the base class."""
+    """A response of JSON bytes, whose two headers are built without the conversions of the base class."""
 
     def __init__(self, body: bytes) -> None:
         self.body, self.status_code, self.background = body, 200, None
@@ -51,20 +51,20 @@ class _JsonAnswer(Response):
 
 
 def answer(content: Any) -> Response:
-    """Content, numpy's numbers and rows included, as JSON; the schema in the route documents it."""
+    """Return content, including numpy's numbers and rows, as JSON; the route's schema documents it."""
     return _JsonAnswer(orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY))
 
 
 def note(request: Request, **numbers: float) -> None:
-    """Leave numbers for the log."""
+    """Add numbers to the log line of a request."""
     request.scope[NOTES].update(numbers)
 
 
 def as_texts(given: str | list[str]) -> list[str]:
-    """One text or several as a list."""
+    """Return one text or several as a list."""
     return [given] if isinstance(given, str) else given
 
 
 def to_base64(rows: FloatArray) -> list[str]:
-    """Each row as little-endian float32 in base64."""
+    """Encode each row as little-endian float32 in base64."""
     return [base64.b64encode(row.astype("<f4", copy=False).tobytes()).decode("ascii") for row in rows]

@@ -1,4 +1,4 @@
-"""Folders and reports of models that are timed."""
+"""Folders and reports of timed models."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from embedkit.evaluation.speed.process import Start
 
 @pytest.fixture
 def make_model():
-    """``make_model("tiny", {("8 words", 1): 0.001, ...})``: of a model whose calls take so many seconds."""
+    """``make_model("tiny", {("8 words", 1): 0.001, ...})``: a model whose calls take that many seconds."""
 
     def make(label, seconds, **changes):
         name, _, precision = label.partition(" ")
@@ -28,7 +28,7 @@ def make_model():
 
 @pytest.fixture
 def make_report():
-    """``make_report(models, **changes)``: of a machine that was made up."""
+    """``make_report(models, **changes)``: a report of an invented machine."""
 
     def make(models, **changes):
         machine = {"processor": "Fast CPU", "processors": 4, "usable": 2, "features": ["avx2"], "load": 0.1}
@@ -41,7 +41,7 @@ def make_report():
 
 @pytest.fixture
 def bare_folder(toy_model_bytes, toy_tokenizer_json, tmp_path):
-    """A graph and a tokenizer, nothing else."""
+    """Write a graph and a tokenizer, and nothing else."""
     folder = tmp_path / "bare"
     folder.mkdir()
     (folder / "model.onnx").write_bytes(toy_model_bytes)

@@ -1,4 +1,4 @@
-"""Joules from the counters that Linux keeps, where it does."""
+"""Joules from the counters of Linux, where it has them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from embedkit.evaluation.speed.energy import EnergyMeter
 
 @pytest.fixture
 def counter(tmp_path):
-    """``counter(name, microjoules)`` sets a counter that starts again after 999,999."""
+    """``counter(name, microjoules)`` sets a counter that wraps around after 999,999."""
 
     def write(name, microjoules):
         folder = tmp_path / name

@@ -1,4 +1,4 @@
-"""Figures from timings, by hand."""
+"""Figures computed from timings, against calculations by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A plan: what it counts, and what it refuses."""
+"""A plan: what it counts, and what it rejects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processes that are timed: real ones."""
+"""Worker processes: real ones."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from embedkit.evaluation.speed.process import Candidate, WorkerProcess, choose_p
 
 @pytest.fixture
 def worker_module(tmp_path, monkeypatch):
-    """``worker_module(code)`` -> name of a module that a worker can be."""
+    """``worker_module(code)`` -> name of a module that serves as a worker."""
 
     def write(code):
         (tmp_path / "strange_worker.py").write_text(code)

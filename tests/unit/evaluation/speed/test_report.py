@@ -1,4 +1,4 @@
-"""A report of speed in words."""
+"""A speed report as text."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ def test_a_reader_learns_what_figures_depend_on(report):
     assert machine in text
 
 
-def test_lengths_that_differ_are_told_of_each_model(make_model, make_report):
+def test_lengths_that_differ_are_reported_for_each_model(make_model, make_report):
     models = [make_model("tiny", FAST), make_model("huge", SLOW)]
     models[1] = dataclasses.replace(models[1], about={**models[1].about, "max_length": 512})
     assert "huge: texts are truncated to 512 tokens" in to_text(make_report(models))
 
 
-def test_energy_where_it_is_told(make_model, make_report):
+def test_energy_where_it_is_measured(make_model, make_report):
     model = make_model("tiny", FAST)
     cells = [dataclasses.replace(cell, joules_per_text=0.0123) for cell in model.cells]
     text = to_text(make_report([dataclasses.replace(model, cells=cells)]))

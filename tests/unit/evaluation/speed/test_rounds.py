@@ -1,4 +1,4 @@
-"""Turns: who is timed when, what is left out, and what remains when somebody interrupts."""
+"""Rounds: in which order models are timed, which cells are skipped, and what an interrupt leaves."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from embedkit.evaluation.speed.rounds import measure
 
 
 class SlowModel:
-    """Stands for a process; every text takes as long as the source says, and every call is written down."""
+    """Stands in for a process; every text takes as long as the source specifies, and every call is recorded."""
 
     calls: ClassVar[list[tuple[str, str, int]]] = []
     starts: ClassVar[list[str]] = []
@@ -58,7 +58,7 @@ CANDIDATES = [Candidate(source="0.1"), Candidate(source="0.2", name="other", not
 PLAN = Plan(
     threads=1, rounds=2, starts=2, batches=(1, 8), texts={"short": ["a b", "a b c d"]}, patience_seconds=1.0
 )
-PROBES = 2 * 2 + 2  # two calls of each cell that is not left out: 1 and 8 of the first, 1 of the second
+PROBES = 2 * 2 + 2  # two calls of each cell that is not skipped: 1 and 8 of the first, 1 of the second
 
 
 def test_models_take_turns_and_every_other_round_goes_backwards(slow):
@@ -99,7 +99,7 @@ def test_it_says_beforehand_what_it_will_take(slow, caplog):
     assert "timing 3 kinds of calls, 2 rounds: about 4 s" in caplog.messages
 
 
-def test_models_of_the_same_name_are_told_apart(slow):
+def test_models_of_the_same_name_are_distinguished(slow):
     report = measure([Candidate(source="0.1"), Candidate(source="0.2")], PLAN, progress=False)
     assert [model.label for model in report.models] == ["slow fp32 (0.1)", "slow fp32 (0.2)"]
 

@@ -1,4 +1,4 @@
-"""Made-up texts: of the length asked for, and always the same."""
+"""Generated texts: of the requested length, and always the same."""
 
 from __future__ import annotations
 

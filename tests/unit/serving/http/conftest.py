@@ -31,7 +31,7 @@ Serve = Callable[..., contextlib.AbstractContextManager[str]]
 
 @contextlib.contextmanager
 def serving(service: Service, keys: Any = (), **more: Any) -> Iterator[str]:
-    """The URL of a server that runs meanwhile."""
+    """Yield the URL of a server that runs in the meantime."""
     server = Server(service, keys if isinstance(keys, KeyRing) else KeyRing.of(*keys), **more)
     thread = threading.Thread(target=server.run)
     thread.start()
@@ -81,7 +81,7 @@ def serve(toy_encoder: Encoder) -> Serve:
 
 @pytest.fixture(scope="session")
 def url(serve: Serve) -> Iterator[str]:
-    """A server with the settings as they come."""
+    """A server with default settings."""
     with serve(aliases=("text-embedding-3-small",)) as url:
         yield url
 
@@ -93,7 +93,7 @@ def client(url: str) -> Iterator[httpx.Client]:
 
 
 class Process:
-    """`embedkit serve` in a process of its own."""
+    """`embedkit serve` in its own process."""
 
     def __init__(self, *arguments, drain_delay_s=0, **environment):
         command = [sys.executable, "-m", "embedkit", "serve", *map(str, arguments), "--port", "0"]
@@ -114,10 +114,10 @@ class Process:
         return self.process.returncode
 
     def end_under_load(self, path, body_of, *, clients, answers):
-        """End after some answers, while clients ask without a pause, each on a connection of its own.
+        """Stop it after some answers, while clients send requests without pause, each on its own connection.
 
         Returns:
-            the exit code, the statuses of all answers, and the requests that had none.
+            the exit code, the statuses of all answers, and the unanswered requests.
         """
         lost, answered = [], []
 

@@ -1,4 +1,4 @@
-"""Admission: work is let in by its cost, refused before it costs anything, and counted until it is done."""
+"""Admission: requests are admitted by their cost, refused before they cost anything, and counted until done."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_searches_share_the_queue_and_costly_ones_keep_no_thread(serve, collecti
         plain = httpx.post(f"{url}/v1/search", json={"query": "a dog"}, timeout=5)
         reranker.gate.set()
         answers = [one.result() for one in pending]
-    assert plain.status_code == 200  # while all that was let in waits for the re-ranker
+    assert plain.status_code == 200  # while all admitted requests wait for the re-ranker
     refused = [answer for answer in answers if answer.status_code == 429]
     assert len(refused) >= 20
     assert len(refused) < 30
@@ -168,7 +168,7 @@ def test_work_past_its_deadline_is_dropped(serve, toy_bundle):
         httpx.post(f"{url}/embed", json={"inputs": "three"})
     assert late.status_code == 504
     assert "X-Request-Timeout" in late.json()["error"]
-    assert SlowEncoder.ran == 2  # the fifty texts never were
+    assert SlowEncoder.ran == 2  # the fifty texts were never encoded
 
 
 @pytest.mark.parametrize("value", ["soon", "0", "-1", "nan", "inf"])

@@ -1,4 +1,4 @@
-"""`embedkit mcp`, asked by the client of the official SDK, over stdio and over HTTP."""
+"""`embedkit mcp` with the client of the official SDK, over stdio and over HTTP."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def place(toy_encoder, toy_bundle, tmp_path):
 
 
 def content_of(result):
-    """What a tool returned, as structured content."""
+    """Return the structured content of a tool's result."""
     assert not result.is_error, result.content
     found = result.structured_content
     return found.get("result", found) if isinstance(found, dict) else found

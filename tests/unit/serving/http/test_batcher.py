@@ -1,4 +1,4 @@
-"""The batcher: what runs together, when, and for whom."""
+"""The batcher: what runs together, when, and for which requests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from embedkit.serving.http.batcher import Batcher
 
 
 class Network:
-    """Gives each text its first id as its row; waits at a gate; remembers its batches."""
+    """Returns each text's first id as its row; waits at a gate; records its batches."""
 
     def __init__(self):
         self.batches: list[list[list[int]]] = []

@@ -1,4 +1,4 @@
-"""Clients of other servers, in their own packages: what they send is answered, and what they get is right."""
+"""Clients of other servers, in their own packages: their requests are answered, with correct results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KEY = "a-key-of-some-length"
 @pytest.fixture(autouse=True)
 def no_session_left():
     yield
-    close_session()  # of the hub's client, which all its objects share
+    close_session()  # of the hub's client, shared by all its objects
 
 
 @pytest.fixture

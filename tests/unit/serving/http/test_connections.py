@@ -32,7 +32,7 @@ def dial():
 
 
 def rest(connection):
-    """All that comes until the server closes the connection; a reset is an end, too."""
+    """Return everything until the server closes the connection; a reset counts as the end, too."""
     content = b""
     with contextlib.suppress(ConnectionResetError):
         while piece := connection.recv(65536):
@@ -86,7 +86,7 @@ def test_headers_are_bounded(serve, dial):
 def test_an_answer_that_is_not_read_is_dropped(serve, dial):
     body = json.dumps({"inputs": ["a"] * 2000}).encode()
     with serve(answer_timeout_s=0.5) as url:
-        greedy = dial(url, (head(len(body)) + body) * 30, receive_bytes=4096)  # more than sockets keep
+        greedy = dial(url, (head(len(body)) + body) * 30, receive_bytes=4096)  # more than sockets buffer
         time.sleep(2.5)
         greedy.settimeout(0.2)
         content = rest(greedy)
@@ -107,7 +107,7 @@ def test_memory_for_arriving_bodies_is_bounded(serve, dial):
     with serve(max_buffered_bytes=150_000) as url:
         slow = [dial(url, head(1_000_000) + b" " * 60_000) for _ in range(3)]
         time.sleep(0.5)
-        assert rest(slow[0]) == b""  # the one that had been waited for longest
+        assert rest(slow[0]) == b""  # the one that had been idle longest
         assert httpx.post(f"{url}/embed", json={"inputs": "a"}).status_code == 200
         for connection in slow[1:]:
             connection.settimeout(0.1)

@@ -30,7 +30,7 @@ def test_a_named_origin_may_ask_with_its_key(serve, named):
     assert asked.headers["access-control-allow-origin"] == done.headers["access-control-allow-origin"] == named
     assert "authorization" in asked.headers["access-control-allow-headers"].lower()
     assert done.status_code == 200
-    assert refused.status_code == 401  # which a page may read, too
+    assert refused.status_code == 401  # the page may read it, too
     assert refused.headers["access-control-allow-origin"] == named
 
 

@@ -1,4 +1,4 @@
-"""The examples of deployment fit the command: arguments, probes, mounts, and time to drain."""
+"""The deployment examples match the command: arguments, probes, mounts, and time to drain."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``/v1/embeddings`` and ``/v1/models``: as OpenAI's client knows them, with the encoder's embeddings."""
+"""``/v1/embeddings`` and ``/v1/models``: compatible with OpenAI's client, with the encoder's embeddings."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_usage_counts_the_tokens_that_were_run(client_of_openai, toy_encoder):
     done = client_of_openai.embeddings.create(model="toy", input=TEXTS)
     tokens = toy_encoder.tokenize(TEXTS)
     assert done.usage.total_tokens == done.usage.prompt_tokens == sum(map(len, tokens.ids))
-    assert max(map(len, tokens.ids)) == toy_encoder.max_length  # one of them is cut
+    assert max(map(len, tokens.ids)) == toy_encoder.max_length  # one of them is truncated
 
 
 def test_one_text_is_a_list_of_one(client_of_openai, toy_encoder):
@@ -99,7 +99,7 @@ def test_what_is_no_request_is_a_400(client, body):
 
 
 def test_a_form_from_a_foreign_page_is_no_request(client):
-    """Browsers let any page send these types without asking; JSON they ask for first."""
+    """Browsers let any page send these types without a preflight request; JSON needs one."""
     done = client.post("/v1/embeddings", content=b'{"input": "a"}', headers={"content-type": "text/plain"})
     assert done.status_code in {400, 415}
 
@@ -138,7 +138,7 @@ def test_long_texts_are_refused_where_the_operator_wants_that(serve):
 
 @pytest.fixture
 def invariant_encoder(toy_bundle, toy_weights):
-    """Its weights are eighths, whose sums are exact in any order: what its texts give depends on no batch."""
+    """Its weights are eighths, whose sums are exact in any order: its embeddings depend on no batch."""
     bundle = read_bundle(toy_bundle)
     eighths = (np.round(8 * toy_weights) / 8).astype(np.float32)
     model = bundle.model.replace(toy_weights.tobytes(), eighths.tobytes())
@@ -147,7 +147,7 @@ def invariant_encoder(toy_bundle, toy_weights):
 
 
 def test_no_answer_is_lost_or_crossed(serve, invariant_encoder):
-    """64 clients at once, each with texts of its own and of all lengths; every answer right to the bit."""
+    """64 clients at once, each with its own texts of all lengths; every answer is correct to the bit."""
     generator = np.random.default_rng(3)
     words = ["sea", "red", "dog", "music", "one", "garden", "the", "tea", "book", "guitar", "zoo", "sky"]
 
@@ -172,11 +172,11 @@ def test_no_answer_is_lost_or_crossed(serve, invariant_encoder):
             rows = np.float32([item["embedding"] for item in reply["data"]])
             np.testing.assert_array_equal(rows, invariant_encoder.encode(texts))
     batches = float(metrics.partition('embedkit_batch_requests_count{model="toy"} ')[2].split()[0])
-    assert batches < 64 * 5  # they were run together
+    assert batches < 64 * 5  # they ran together
 
 
 def test_the_bundled_model_gives_what_its_gate_says(serve):
-    """Its batch-mates move an embedding, about as far as the bundle states for the texts it was tried on."""
+    """The other texts of a batch change an embedding, by about the difference that the bundle states."""
     encoder = Encoder.load("tiny-sct", threads=1)
     stated = encoder.manifest.gates["batch_invariance"]["largest_difference"]
     texts = [f"{'word ' * (n % 23)}number {n}" for n in range(64)]

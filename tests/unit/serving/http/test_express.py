@@ -1,4 +1,4 @@
-"""The express: every request with a JSON body takes it, and is answered as FastAPI would."""
+"""The express: it takes every request with a JSON body, and answers as FastAPI would."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def collection(toy_encoder, tmp_path):
 
 @pytest.fixture
 def taken(monkeypatch):
-    """Paths of the requests that the express has answered."""
+    """Return the paths of the requests that the express has answered."""
     paths, run = [], Exchange._run
 
     async def note(exchange):
@@ -53,7 +53,7 @@ def test_every_route_with_a_body_is_on_it(collection, toy_encoder):
 
 REQUESTS = [
     ("/embed", {"inputs": "a dog"}),
-    ("/embed", {"inputs": ["a dog"] * 2049}),  # more than it takes
+    ("/embed", {"inputs": ["a dog"] * 2049}),  # more than allowed
     ("/embed", {"inputs": ["a dog", "the sea"], "dimensions": 3}),
     ("/v1/embeddings", {"input": "a dog", "encoding_format": "base64"}),
     ("/v1/embeddings", {"input": "a dog", "model": "another"}),

@@ -1,4 +1,4 @@
-"""LangChain and LlamaIndex as clients: their classes for OpenAI's embeddings, against our server."""
+"""LangChain and LlamaIndex as clients: their classes for OpenAI's embeddings, against embedkit's server."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from embedkit import Encoder
 
 TEXTS = ["a dog in the garden", "Music!", "the sea"]
 
-# Which texts share a batch is the clients' business.
+# The clients decide which texts share a batch.
 near = functools.partial(np.testing.assert_allclose, rtol=0, atol=1e-6)
 
 
@@ -30,11 +30,11 @@ def test_langchain_gets_the_encoders_embeddings(url, toy_encoder):
     near(np.float32(client.embed_query(TEXTS[0])), expected[0])
 
 
-def test_langchain_is_told_how_to_send_texts(url, monkeypatch):
+def test_the_error_for_token_input_names_the_option_of_langchain(url, monkeypatch):
     letters = tiktoken.Encoding(
         "letters", pat_str=".", mergeable_ranks={bytes([n]): n for n in range(256)}, special_tokens={}
     )
-    monkeypatch.setattr(tiktoken, "encoding_for_model", lambda _: letters)  # else it is downloaded
+    monkeypatch.setattr(tiktoken, "encoding_for_model", lambda _: letters)  # otherwise it is downloaded
     with pytest.raises(openai.BadRequestError, match="check_embedding_ctx_length=False"):
         langchain_client(url).embed_documents(TEXTS)
 

@@ -1,4 +1,4 @@
-"""The guard: host, key, number at work, size; each refused before it costs anything."""
+"""The guard: host, key, number of requests, size; each refused before it costs anything."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_a_key_opens(locked, key):
 
 @pytest.mark.parametrize("header", [None, "", "Bearer", f"Basic {KEY}", f"Bearer {KEY}x", KEY, "Bearer \xe9"])
 @pytest.mark.parametrize("path", ["/v1/models", "/metrics", "/openapi.json", "/nowhere"])
-def test_without_one_nothing_is_told(locked, path, header):
+def test_a_request_without_a_valid_key_is_refused(locked, path, header):
     headers = {} if header is None else {"authorization": header.encode("latin-1")}
     done = httpx.get(f"{locked}{path}", headers=headers)
     assert done.status_code == 401
@@ -50,7 +50,7 @@ def test_an_operator_names_hosts(serve):
     with serve(hosts=("Search.Example",)) as url:
         assert httpx.get(f"{url}/info", headers={"host": "search.example:443"}).status_code == 200
         assert httpx.get(f"{url}/info").status_code == 400
-        assert httpx.get(f"{url}/health/ready").status_code == 200  # probes ask by address
+        assert httpx.get(f"{url}/health/ready").status_code == 200  # probes use the address
         assert httpx.get(f"{url}/info").status_code == 400
 
 
@@ -115,7 +115,7 @@ def test_overload_is_a_429_that_says_when_to_come_back(serve, toy_bundle, settin
         deadline = time.monotonic() + 10
         while sum(future.done() for future in pending) < 12 and time.monotonic() < deadline:
             time.sleep(0.01)
-        assert httpx.get(f"{url}/health/live").status_code == 200  # an overloaded server is not a dead one
+        assert httpx.get(f"{url}/health/live").status_code == 200  # an overloaded server is alive
         encoder.gate.set()
         answers = [future.result() for future in pending]
     refused = [answer for answer in answers if answer.status_code == 429]

@@ -1,4 +1,4 @@
-"""API keys: where they come from, what each may do, how much it may take, and how they change."""
+"""API keys: their sources, their permissions, their limits, and how they change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The load generator of benchmarks/serve, on a toy server; by hand it runs longer and on processors of its own."""
+"""The load generator of benchmarks/serve, on a toy server; by hand it runs longer and on its own processors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LOAD = Path(__file__).parents[4] / "benchmarks" / "serve" / "load.py"
 
 @pytest.fixture
 def load(tmp_path: Path) -> Any:
-    """``load(url, clients=3)``: what load.py prints."""
+    """``load(url, clients=3)``: the output of load.py."""
     texts = tmp_path / "texts.json"
     texts.write_text(json.dumps(["bees dance", "a shop", "refunds take thirty days"] * 4))
 

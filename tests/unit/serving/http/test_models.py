@@ -1,4 +1,4 @@
-"""Several models in one server: each request picks one by its name, and the collection the one that built it."""
+"""Several models in one server: each request selects one by name, and the collection the one that built it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TEXTS = ["a dog in the garden", "the sea and a boat", "snow on the mountain in w
 
 @pytest.fixture(scope="module")
 def short_bundle(write_toy_bundle, tmp_path_factory):
-    """Another model: it reads five tokens and no more."""
+    """Another model: it reads at most five tokens."""
     return write_toy_bundle(tmp_path_factory.mktemp("short") / "short.onnx", name="short", max_length=5)
 
 

@@ -1,4 +1,4 @@
-"""The observer: one line a request, without a word of its texts; and what nobody expected."""
+"""The observer: one line per request, without any of its texts; and unexpected errors."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_an_odd_request_id_is_replaced(client, given):
 
 
 class BrokenEncoder(Encoder):
-    """Fails as nobody expects."""
+    """Fails unexpectedly."""
 
     def encode_tokens(self, tokens):
         raise RuntimeError(f"cannot do {SECRET}")

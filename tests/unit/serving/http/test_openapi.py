@@ -1,4 +1,4 @@
-"""The OpenAPI document is true: whatever fits it, or does not, is answered, and never with a 500."""
+"""The OpenAPI document is true: every request, valid or not, is answered, and never with a 500."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ os.execv(sys.argv[3], sys.argv[3:])
 
 
 class Browser:
-    """Chromium without a window, driven over two pipes."""
+    """Chromium without a window, controlled over two pipes."""
 
     def __init__(self, folder):
         theirs_in, self._out = os.pipe()
@@ -122,7 +122,7 @@ class Browser:
             self.ask("Input.dispatchKeyEvent", type=kind, key=key, code=key)
 
     def picture(self, name):
-        """Keep a screenshot where whoever runs the tests asks for it."""
+        """Save a screenshot if the environment asks for it."""
         if folder := os.environ.get("EMBEDKIT_SCREENSHOTS"):
             content = self.ask("Page.captureScreenshot", captureBeyondViewport=True)["data"]
             with open(os.path.join(folder, f"{name}.png"), "wb") as file:  # noqa: PTH118, PTH123 - a test's side door
@@ -266,7 +266,7 @@ def test_hits_show_metadata_and_the_words_of_the_query(browser, shelf):
 
 
 def test_the_last_answer_wins(browser, library):
-    """An answer that is late is not shown over a newer one."""
+    """A late answer does not replace a newer one."""
     browser.open(library)
     browser.wait("document.activeElement?.id === 'query'")
     browser.run(
@@ -284,7 +284,7 @@ def test_the_last_answer_wins(browser, library):
     time.sleep(0.8)
     assert "dogs and ships" in browser.run("document.querySelector('#status').textContent")
     asked = browser.run("[...new Set(window.asked)]")
-    assert asked == ["dog", "dogs and ships"]  # and not one for every letter
+    assert asked == ["dog", "dogs and ships"]  # and not one per letter
 
 
 def test_the_keyboard_is_enough(browser, library):

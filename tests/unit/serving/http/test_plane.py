@@ -1,4 +1,4 @@
-"""The map's axes: the two along which embeddings vary most."""
+"""The map's axes: the two directions along which embeddings vary most."""
 
 from __future__ import annotations
 

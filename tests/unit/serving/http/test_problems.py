@@ -1,4 +1,4 @@
-"""Error -> HTTP status."""
+"""Errors and their HTTP statuses."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_statuses(kind, status):
     assert ("retry-after" in answer.headers) == (status == 429)
 
 
-def test_every_error_of_ours_has_a_status():
+def test_every_embedkit_error_has_a_status():
     assert HTTP_STATUSES[-1] == (errors.EmbedkitError, 500)
 
 

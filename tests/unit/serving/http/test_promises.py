@@ -1,4 +1,4 @@
-"""What docs/server.md promises and no other file here tests by name."""
+"""Statements of docs/server.md that no other file here tests by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reloads: the new models answer new requests, the old ones finish theirs, and none is lost."""
+"""Reloads: the new models answer new requests, the old ones finish theirs, and no request is lost."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def bundle(write_toy_bundle, tmp_path):
 
 @pytest.fixture
 def replace(write_toy_bundle, bundle, tmp_path):
-    """Put another model under the same path; gives its rows for the texts."""
+    """Put another model under the same path; return its rows for the texts."""
 
     def replace(length):
         write_toy_bundle(tmp_path / "new.onnx", max_length=length)
@@ -130,7 +130,7 @@ def test_what_has_begun_is_finished_by_the_model_that_began_it(bundle, replace):
             await service.reload()
             assert service.catalogue is not catalogue
             done = await catalogue.embedder().embed(TEXTS)
-        with pytest.raises(RuntimeError, match="shutdown"):  # its threads have ended with its last request
+        with pytest.raises(RuntimeError, match="shutdown"):  # its threads ended with its last request
             await catalogue.embedder().embed(TEXTS)
         return done.rows
 

@@ -1,4 +1,4 @@
-"""Search and documents: what the collection finds, and writing only where the operator allows it."""
+"""Search and documents: the collection's results, and writes only where the operator allows them."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_without_a_collection_a_search_says_so(client):
 @pytest.mark.parametrize(
     ("path", "given"), [("/v1/documents", {"documents": []}), ("/v1/documents/delete", {"ids": []})]
 )
-def test_nobody_writes_unless_allowed(reading, path, given):
+def test_writes_are_refused_unless_allowed(reading, path, given):
     assert reading.post(path, json=given).status_code in {404, 405}
     assert path not in reading.get("/openapi.json").json()["paths"]
 
@@ -182,7 +182,7 @@ def test_readers_and_writers_do_not_disturb_each_other(writing, collection):
     with ThreadPoolExecutor(8) as pool:
         written, seen = pool.map(write, range(8)), pool.map(read, range(24))
         assert set(written) == {200}
-        assert set(seen) == {0}  # 3 and whole writes of 3 each: nobody sees half of one
+        assert set(seen) == {0}  # 3 and whole writes of 3 each: no search sees half of one
     assert len(Collection.open(collection.path)) == 27
 
 

@@ -1,4 +1,4 @@
-"""The server as a process: it starts, tells where, and drains when told to end."""
+"""The server as a process: it starts, prints its address, and drains on a signal."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_readiness_is_refused_before_connections_are(start, toy_bundle):
         assert httpx.get(f"{server.url}/health/live").status_code == 200
         done = client.post("/embed", json={"inputs": "a"})
         assert done.status_code == 200
-        assert done.headers["connection"] == "close"  # so that clients leave by themselves
+        assert done.headers["connection"] == "close"  # so that clients disconnect by themselves
     server.lines += server.process.communicate(timeout=20)[1].splitlines()
     assert server.process.returncode == 0
     with pytest.raises(httpx.ConnectError):

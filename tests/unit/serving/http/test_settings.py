@@ -1,4 +1,4 @@
-"""Settings: checked at the edge, all problems at once; keys from a file or the environment."""
+"""Settings: validated on start, all problems at once; keys from a file or the environment."""
 
 from __future__ import annotations
 

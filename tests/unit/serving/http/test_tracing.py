@@ -1,4 +1,4 @@
-"""Traces: a span of each request and of its parts, in the caller's trace, without a word of anybody's text."""
+"""Traces: a span of each request and of its parts, in the caller's trace, without any of its texts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SECRET = "elephant"
 
 @pytest.fixture
 def spans(monkeypatch):
-    """Finished spans, by a provider that the test sets up as `opentelemetry-instrument` would."""
+    """Return finished spans, from a provider that the test sets up as `opentelemetry-instrument` would."""
     sdk = pytest.importorskip("opentelemetry.sdk.trace")
     from opentelemetry import trace
     from opentelemetry.sdk.trace.export import SimpleSpanProcessor

@@ -1,4 +1,4 @@
-"""Several workers on one port: as one server to clients, probes, metrics, reloads and signals."""
+"""Several workers on one port: like one server to clients, probes, metrics, reloads and signals."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def is_alive(pid):
 
 
 def ask_from(server, connections, path="/embed", content=None, **given):
-    """One request from each of several connections."""
+    """Send one request on each of several connections."""
     answers = []
     for _ in range(connections):
         with httpx.Client(base_url=server.url, timeout=30) as client:

@@ -1,4 +1,4 @@
-"""A toy encoder, what it makes of five sentences, and batches made by hand."""
+"""A toy encoder, its embeddings of five sentences, and batches made by hand."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TEXTS = ["the cat will sleep", "a good dog", "my sister likes to read", "the sea
 
 @pytest.fixture
 def make_encoder(toy_tokenizer_json) -> Callable[..., SentenceEncoder]:
-    """Weights are larger than BERT's, which would leave all sentences alike."""
+    """Weights are larger than BERT's, with which all embeddings would be alike."""
 
     def make(pooling: str = "cls") -> SentenceEncoder:
         tokenizer = Tokenizer(toy_tokenizer_json, 16)
@@ -50,7 +50,7 @@ def make_view(toy_tokenizer_json) -> Callable[..., View]:
 
 @pytest.fixture
 def embeddings(make_view) -> Callable[..., torch.Tensor]:
-    """What an encoder in evaluation mode makes of each text, one at a time: ``(5, D)``."""
+    """Return the embedding of each text in evaluation mode, one at a time: ``(5, D)``."""
 
     def embed(encoder: SentenceEncoder, suffix: str = "") -> torch.Tensor:
         rows = []

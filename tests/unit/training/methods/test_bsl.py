@@ -1,4 +1,4 @@
-"""What BSL promises beyond the contract of all methods."""
+"""What BSL guarantees beyond the contract of all methods."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def make_batches(make_encoder, tmp_path):
 
 
 def move(method):
-    """As an optimizer step would: every weight of the encoder goes up by 1."""
+    """Add 1 to every weight of the encoder, in place of an optimizer step."""
     with torch.no_grad():
         for parameter in method.encoder.parameters():
             parameter.add_(1.0)
@@ -98,7 +98,7 @@ def test_the_target_has_dropout_of_its_own(make, make_batches):
 
 
 def test_views_are_normalised_apart(make, make_batches):
-    """What one view holds must not move the other's statistics."""
+    """The contents of one view must not change the other's statistics."""
     method = make()
     method.encoder.eval()
     batch, other = make_batches().batch(0), make_batches().batch(1)

@@ -1,4 +1,4 @@
-"""DCLR's wiring: the teacher's say, and the noise."""
+"""DCLR's parts: the teacher's weights, and the noise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DistillCSE's wiring and its weights."""
+"""DistillCSE's parts and its weights."""
 
 from __future__ import annotations
 

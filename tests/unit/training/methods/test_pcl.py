@@ -1,4 +1,4 @@
-"""What PCL promises beyond the contract of all methods."""
+"""What PCL guarantees beyond the contract of all methods."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SimCSE's wiring."""
+"""SimCSE's parts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def method(make_encoder):
 
 
 def test_both_passes_go_through_the_head(method, make_view, embeddings):
-    """In evaluation mode both are the same, so the loss is that of the head's output with itself."""
+    """In evaluation mode both views are equal, so the loss compares the head's output with itself."""
     raw = embeddings(method.encoder)
     with torch.no_grad():
         loss = method.eval()(Batch((make_view(),))).loss

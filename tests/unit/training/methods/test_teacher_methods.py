@@ -1,4 +1,4 @@
-"""Methods that distil a teacher's vectors: what meets what, and what enters the queue."""
+"""Methods that distil a teacher's vectors: what is compared with what, and what enters the queue."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_a_head_is_added_only_where_widths_differ(make, name):
 
 
 class TestSeveralTeachers:
-    """Each teacher has queues of its own, the student the first one's width."""
+    """Each teacher has its own queues, the student the first one's width."""
 
     @pytest.fixture
     def batch(self, make_view):
@@ -117,7 +117,7 @@ class TestSeveralTeachers:
 
     @pytest.mark.parametrize("name", ["congen", "sct-distillation"])
     def test_the_same_teacher_twice_is_one(self, make, make_view, name):
-        """From the first step: queues of one width start with the same random rows."""
+        """From the first step on: queues of one width start with the same random rows."""
         views = make_view(), make_view(" today")
         twice, once = make(name, WIDTH, WIDTH, queue_size=8), make(name, queue_size=8)
         for _ in range(3):

@@ -1,4 +1,4 @@
-"""DistillCSE rounds: who teaches whom, and where everybody starts."""
+"""DistillCSE rounds: which model teaches which, and from which weights each starts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.training.recipes.run import resolve, run
 from embedkit.training.recipes.stage import Control
 
-# The function of that name hides the module.
+# The function of the same name hides the module.
 ROUNDS = importlib.import_module("embedkit.training.recipes.distillcse_rounds")
 TEXTS = ["the cat", "a good dog", "my sister reads", "the sea", "an old king", "a bird in the garden"]
 
@@ -33,7 +33,7 @@ def mapping(toy_bundle, tmp_path):
 
 @pytest.fixture
 def stages(monkeypatch):
-    """What each stage was given."""
+    """Return the arguments of each stage."""
     seen = []
     train_stage = ROUNDS.train_stage
 
@@ -78,7 +78,7 @@ def test_finished_members_are_not_trained_again(mapping, stages, tmp_path):
     assert [place[-1] for place, *_ in stages] == ["2", "1", "2", "run"]
 
 
-def test_what_the_last_stage_lacks_is_told_before_the_first(mapping, stages, tmp_path):
+def test_what_the_last_stage_lacks_is_reported_before_the_first(mapping, stages, tmp_path):
     mapping["settings"]["distillation"] = {"teacher_weights": [1, 1, 2]}
     with pytest.raises(ConfigError, match="3 weights for 2 teachers"):
         run(resolve(mapping), tmp_path / "run")

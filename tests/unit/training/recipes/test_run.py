@@ -1,4 +1,4 @@
-"""From a mapping to a configuration, and what a run checks before it costs anything."""
+"""From a mapping to a configuration, and the checks of a run before it costs anything."""
 
 from __future__ import annotations
 
@@ -288,7 +288,7 @@ class TestRun:
         first = tmp_path / "run" / "self-supervised"
         assert {path.name for path in first.iterdir()} == {"checkpoints", "metrics.jsonl", "model"}
 
-    def test_a_tracker_that_is_not_installed_is_told_before_all_else(self, mapping, tmp_path, monkeypatch):
+    def test_a_tracker_that_is_not_installed_is_reported_before_all_else(self, mapping, tmp_path, monkeypatch):
         monkeypatch.setitem(sys.modules, "wandb", None)
         with pytest.raises(MissingExtraError, match="wandb is not installed"):
             run(resolve({**mapping, "trackers": ["wandb"]}), tmp_path / "run", QUIET)

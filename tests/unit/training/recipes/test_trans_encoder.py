@@ -1,4 +1,4 @@
-"""Trans-Encoder's cycles, watched stage by stage on toys."""
+"""Trans-Encoder's cycles, followed stage by stage on toys."""
 
 import importlib
 import json
@@ -22,7 +22,7 @@ from embedkit.training.recipes.run import resolve, run
 from embedkit.training.recipes.stage import Control, run_stage
 from embedkit.training.views import ViewsConfig
 
-recipe = importlib.import_module("embedkit.training.recipes.trans_encoder")  # the package shows the function
+recipe = importlib.import_module("embedkit.training.recipes.trans_encoder")  # the package exports the function
 
 OPTIM = {"batch_size": 5, "steps": 3, "lr": 1e-2}
 
@@ -221,7 +221,7 @@ def test_killed_between_stages_it_goes_on_from_the_labels_it_has(mapping, tmp_pa
     assert whole.fingerprint() == parts.fingerprint()
 
 
-def test_damaged_labels_are_told(mapping, tmp_path):
+def test_damaged_labels_are_reported(mapping, tmp_path):
     steps = iter(range(1, 100))
     go(mapping(), tmp_path / "run", should_stop=lambda: next(steps) == 2)
     (tmp_path / "run" / "cycle-1" / "cosines.npy").write_bytes(b"broken")
