@@ -12,8 +12,8 @@ The throughput of 64 closed-loop clients determines a ladder of offered rates fo
 at random (Poisson), whether or not earlier ones were answered, at each rate of the ladder; its last rate is
 overload. Servers take turns; figures are medians over turns. The figure to compare is the highest rate of the
 ladder at which nothing is rejected and p95 stays below a bound. For embedkit alone, one worker is then compared
-with two (workers.py), and streams of large requests with `Encoder.encode` (streams.py). Takes less than six minutes.
-Use an idle machine. Writes results.json and results.md next to this file.
+with two (workers.py), and streams of large requests with `Encoder.encode` (streams.py). Takes less than six
+minutes. Use an idle machine. Writes results.json and results.md next to this file.
 
 `--servers "embedkit fp32" "plain fp32" --python plain=...` measures twenty lines of FastAPI with
 sentence-transformers (plain.py).
