@@ -13,7 +13,8 @@ shares of ``MIX``. There are more clients than the server admits requests, so so
 - Leaking: after the first third, resident memory exceeds the previous peak by more than ``SLACK_MB``; or threads,
   files, admitted work or queues remain after the load has ended.
 
-Prints one line of JSON, and exits with 1 if any of these was observed.
+Prints one line of JSON, writes it to mixed.json next to this file with ``--keep``, and exits with 1 if any of
+these was observed.
 """
 
 from __future__ import annotations
@@ -324,9 +325,12 @@ def main() -> int:
     """Print the figures; return 1 if a check failed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, default=60.0, help="how long; default: 60")
+    parser.add_argument("--keep", action="store_true", help="write mixed.json")
     arguments = parser.parse_args()
     figures = soak(arguments.minutes, start_server)
     print(json.dumps(figures))
+    if arguments.keep:
+        Path(__file__).with_suffix(".json").write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
     return 0 if figures["passed"] else 1
 
 

@@ -3,9 +3,9 @@
     python load.py < JOB
 
 JOB is a JSON object: ``port``, ``path`` and ``model`` of the server; ``texts``, a JSON file with a list of texts,
-and ``per_request``, the number of texts per request; ``seconds``; and either ``rate``, requests per second with
-random (Poisson) arrivals, whether or not earlier ones were answered, and ``seed``; or ``clients``, which send one
-request after the other. Prints a JSON object.
+and ``per_request``, the number of texts per request; ``encoding`` of the embeddings, if not numbers; ``seconds``;
+and either ``rate``, requests per second with random (Poisson) arrivals, whether or not earlier ones were answered,
+and ``seed``; or ``clients``, which send one request after the other. Prints a JSON object.
 
 A request with random arrival is timed from the moment it was due, so that a stalled server is charged for all
 waiting requests. It uses a free connection, opens another one, or waits if there are too many.
@@ -52,7 +52,8 @@ def make_requests(texts: Sequence[str], job: dict[str, Any]) -> list[bytes]:
     size = job["per_request"]
     groups = [texts[start : start + size] for start in range(0, len(texts) - size + 1, size)]
     inputs = [group[0] if size == 1 else group for group in groups]
-    return [make_request(job, {"input": each, "model": job["model"]}) for each in inputs]
+    about = {"model": job["model"], **({"encoding_format": job["encoding"]} if "encoding" in job else {})}
+    return [make_request(job, {"input": each, **about}) for each in inputs]
 
 
 def make_request(job: dict[str, Any], content: Any) -> bytes:

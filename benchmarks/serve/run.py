@@ -1,6 +1,6 @@
-"""`embedkit serve` under load, compared with FastAPI plus sentence-transformers and with infinity.
+"""`embedkit serve` under load, compared with infinity with the same weights.
 
-    python benchmarks/serve/run.py --run RUN --texts FILE FILE --python plain=VENV/bin/python --python infinity=...
+    python benchmarks/serve/run.py --run RUN --texts FILE FILE --python infinity=VENV/bin/python
 
 --run is a folder written by `embedkit train`; its model is exported as fp32 and int8, and as a
 sentence-transformers folder for the others. --texts are files of texts; an equal number from each is sent in
@@ -11,8 +11,11 @@ others, and its limit is measured against canned answers (canned.py).
 The throughput of 64 closed-loop clients determines a ladder of offered rates for each server. Requests then arrive
 at random (Poisson), whether or not earlier ones were answered, at each rate of the ladder; its last rate is
 overload. Servers take turns; figures are medians over turns. The figure to compare is the highest rate of the
-ladder at which nothing is rejected and p95 stays below a bound. Use an idle machine. Writes results.json and
-results.md next to this file.
+ladder at which nothing is rejected and p95 stays below a bound. Then, for embedkit alone, one worker is compared
+with two (workers.py), and streams of large requests with `Encoder.encode` (streams.py). Takes less than six
+minutes. Use an idle machine. Writes results.json and results.md next to this file.
+
+`--servers "embedkit fp32" "plain fp32" --python plain=...` measures FastAPI plus sentence-transformers (plain.py).
 
     python benchmarks/serve/run.py --run RUN --texts FILE FILE --soak 10
 
@@ -34,8 +37,10 @@ from pathlib import Path
 from typing import Any
 
 from figures import Plan, Runs, highest, summarise, write
-from servers import CONTENDERS, HERE, MODEL, Server, ServerError, bound_to, free_port, versions
+from servers import CONTENDERS, HERE, MODEL, USUAL, Server, ServerError, bound_to, free_port, versions
 from soak import soak
+from streams import measure_streams
+from workers import measure_workers
 
 from embedkit.evaluation.machine import describe_machine
 from embedkit.evaluation.speed.process import choose_processors
@@ -53,11 +58,11 @@ def main() -> None:
     parser.add_argument("--run", required=True)
     parser.add_argument("--texts", required=True, nargs="+", type=Path)
     parser.add_argument("--python", action="append", default=[], metavar="SERVER=PYTHON")
-    parser.add_argument("--servers", nargs="+", choices=CONTENDERS, default=list(CONTENDERS), metavar="SERVER")
+    parser.add_argument("--servers", nargs="+", choices=CONTENDERS, default=USUAL, metavar="SERVER")
     parser.add_argument("--threads", type=int, default=1, help="processors and threads of a server")
     parser.add_argument("--per-request", type=int, nargs="+", default=[1, 16], help="texts of a request")
     parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=2.0, help="of a measurement")
+    parser.add_argument("--seconds", type=float, default=1.0, help="of a measurement")
     parser.add_argument("--bound-ms", type=float, default=50.0, help="upper bound for p95")
     parser.add_argument(
         "--soak", type=float, metavar="MINUTES", help="load one server instead, and check its memory"
@@ -116,7 +121,7 @@ class Bench:
         texts: list[str] = json.loads((self.folder / "texts.json").read_text(encoding="utf-8"))
         return texts
 
-    def load(self, port: int, path: str, per_request: int, **how: float) -> dict[str, Any]:
+    def load(self, port: int, path: str, per_request: int, **how: float | str) -> dict[str, Any]:
         """Run load.py once: with ``rate`` and ``seed``, or ``clients``, and ``seconds`` unless as planned."""
         about = {"port": port, "path": path, "model": MODEL, "texts": str(self.folder / "texts.json")}
         job = {**about, "per_request": per_request, "seconds": self.plan.seconds, **how}
@@ -143,7 +148,13 @@ def compare(bench: Bench, arguments: argparse.Namespace) -> None:
         ceilings = {str(size): find_ceiling(bench, size) for size in bench.plan.per_request}
         runs = take_turns(bench, servers)
     about |= {"left out": missing, "answers a second that the load generator can take": ceilings}
-    write(about, highest(runs, bench.plan), summarise(runs), HERE / arguments.output)
+    tables = {
+        "highest": highest(runs, bench.plan),
+        "streams": measure_streams(bench.load, bench.folder, bench.theirs),
+        "workers": measure_workers(bench.load, bench.folder),
+        "rows": summarise(runs),
+    }
+    write(about, tables, HERE / arguments.output)
 
 
 def check_same(servers: list[Server], texts: list[str]) -> None:
@@ -176,8 +187,8 @@ def take_turns(bench: Bench, servers: list[Server]) -> Runs:
     runs: Runs = {}
     for size in bench.plan.per_request:
         for server in servers:
-            # The best of three: the first warms up, and other load only makes a server look slower.
-            tries = [bench.load(server.port, server.path, size, clients=64) for _ in range(3)]
+            # The best of two: the first warms up, and other load only makes a server look slower.
+            tries = [bench.load(server.port, server.path, size, clients=64) for _ in range(2)]
             ladder = bench.plan.ladder(max(found["answered_per_s"] for found in tries))
             runs[server.name, size] = {rate: [] for rate in (0.0, *ladder)}
     for turn in range(bench.plan.turns):

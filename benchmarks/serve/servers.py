@@ -75,6 +75,7 @@ CONTENDERS = {
     "infinity fp32": Contender("folder", "/embeddings", _infinity, ("infinity-emb", *_SENTENCE_TRANSFORMERS)),
 }
 """``plain`` is plain.py: FastAPI and sentence-transformers."""
+USUAL = ["embedkit fp32", "embedkit int8", "infinity fp32"]
 
 
 class ServerError(Exception):
@@ -89,6 +90,7 @@ class Server:
         python: the Python that has its packages.
         folder: folder of the models.
         processors: processors it may use; it gets as many threads.
+        more: additional flags.
 
     Attributes:
         name: as given.
@@ -100,14 +102,16 @@ class Server:
         ServerError: it did not start.
     """
 
-    def __init__(self, name: str, python: str, folder: Path, processors: Sequence[int]) -> None:
+    def __init__(
+        self, name: str, python: str, folder: Path, processors: Sequence[int], more: Sequence[str] = ()
+    ) -> None:
         contender = CONTENDERS[name]
         self.name, self.path, self.port = name, contender.path, free_port()
         self._log = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115 - see __exit__
         model, threads = str(folder / contender.model), len(processors)
         settings = {**dict.fromkeys(_THREAD_SETTINGS, str(threads)), "MODEL": model, "HF_HUB_OFFLINE": "1"}
         self._process = subprocess.Popen(
-            [*bound_to(processors), *contender.command(python, model, self.port, threads)],
+            [*bound_to(processors), *contender.command(python, model, self.port, threads), *more],
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=self._log,
