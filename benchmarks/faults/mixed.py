@@ -13,8 +13,8 @@ shares of ``MIX``. There are more clients than the server admits requests, so so
 - Leaking: after the first third, resident memory exceeds the previous peak by more than ``SLACK_MB``; or threads,
   files, admitted work or queues remain after the load has ended.
 
-Prints one line of JSON, writes it to mixed.json beside this file with ``--keep``, and exits with 1 if any of these
-was observed.
+Prints one line of JSON, writes it to mixed.json next to this file with ``--keep``, and exits with 1 if any of
+these was observed.
 """
 
 from __future__ import annotations

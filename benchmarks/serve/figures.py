@@ -125,7 +125,7 @@ def _median(values: Any) -> float | None:
 
 
 def write(about: dict[str, Any], tables: dict[str, list[dict[str, Any]]], path: Path) -> None:
-    """Write both files: the environment, and the tables ``highest``, ``streams``, ``workers``, ``rows``."""
+    """Write both files: the description, and the tables ``highest``, ``streams``, ``workers`` and ``rows``."""
     content = {"about": about, **tables}
     path.with_suffix(".json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     lines = [
@@ -138,13 +138,13 @@ def write(about: dict[str, Any], tables: dict[str, list[dict[str, Any]]], path: 
         "",
         *_table(tables["highest"]),
         "",
-        "Streams: four clients that send 512 texts a request and get base64, beside `Encoder.encode` of the same",
-        "texts on the same processor:",
+        "Streams: four clients that send 512 texts per request and read base64, compared with `Encoder.encode` on",
+        "the same processor:",
         "",
         *_table(tables["streams"]),
         "",
-        "Workers with a thread each, on all processors of the machine, which the load generator shares; the int8",
-        "bundle and 64 clients:",
+        "One worker and two, with a thread each, on all processors, which the load generator shares; int8, 64",
+        "closed-loop clients:",
         "",
         *_table(tables["workers"]),
         "",

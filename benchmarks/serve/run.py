@@ -1,4 +1,4 @@
-"""`embedkit serve` under load, compared with infinity, with the same weights.
+"""`embedkit serve` under load, compared with infinity with the same weights.
 
     python benchmarks/serve/run.py --run RUN --texts FILE FILE --python infinity=VENV/bin/python
 
@@ -11,12 +11,11 @@ others, and its limit is measured against canned answers (canned.py).
 The throughput of 64 closed-loop clients determines a ladder of offered rates for each server. Requests then arrive
 at random (Poisson), whether or not earlier ones were answered, at each rate of the ladder; its last rate is
 overload. Servers take turns; figures are medians over turns. The figure to compare is the highest rate of the
-ladder at which nothing is rejected and p95 stays below a bound. For embedkit alone, one worker is then compared
+ladder at which nothing is rejected and p95 stays below a bound. Then, for embedkit alone, one worker is compared
 with two (workers.py), and streams of large requests with `Encoder.encode` (streams.py). Takes less than six
 minutes. Use an idle machine. Writes results.json and results.md next to this file.
 
-`--servers "embedkit fp32" "plain fp32" --python plain=...` measures twenty lines of FastAPI with
-sentence-transformers (plain.py).
+`--servers "embedkit fp32" "plain fp32" --python plain=...` measures FastAPI plus sentence-transformers (plain.py).
 
     python benchmarks/serve/run.py --run RUN --texts FILE FILE --soak 10
 

@@ -145,7 +145,9 @@ class Exchange:
                     seen = self._observation
                     TRACING.describe(span, scope["method"], seen.route, seen.status, scope[NOTES])
         except Exception as error:  # noqa: BLE001 - a client gets an answer whatever happens
-            self._reply(observer.explain_bug(error, self._observation))
+            answer = observer.explain_bug(error, self._observation)
+            if not self.response_complete:
+                self._reply(answer)
         finally:
             observer.end(self._observation)
 
