@@ -222,9 +222,16 @@ def test_people_can_find_the_project(about):
 
 def test_the_citation_is_of_this_version_and_repository():
     citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
-    assert f"\nversion: {embedkit.__version__}\n" in citation
+    assert f"\nversion: {embedkit.__version__}\ndate-released: " in citation
     assert f"\nrepository-code: {PROJECT['urls']['Repository']}\n" in citation
     assert f"\nlicense: {PROJECT['license']}\n" in citation
+
+
+def test_the_changelog_dates_this_version():
+    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert re.search(
+        rf"^## \[{re.escape(embedkit.__version__)}\] - \d{{4}}-\d\d-\d\d$", changelog, flags=re.MULTILINE
+    )
 
 
 def test_it_is_named_as_on_pypi(about):

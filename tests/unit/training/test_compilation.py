@@ -22,6 +22,7 @@ from embedkit.training.views import ViewsConfig
 COMPILER = next(filter(shutil.which, ("g++", "clang++", "c++")), None)
 
 
+@pytest.mark.release  # torch compiles C++ for as long as a hundred other tests take
 @pytest.mark.skipif(COMPILER is None, reason="torch.compile needs a C++ compiler, and there is none here")
 @pytest.mark.filterwarnings("ignore")  # torch's compiler warns about itself
 def test_a_compiled_run_is_like_one_that_is_not(make_encoder, make_corpus, sentences, tmp_path):
