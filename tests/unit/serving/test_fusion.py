@@ -35,7 +35,7 @@ def test_the_first_of_both_rankings_scores_one(method):
     assert fused(Fusion(method=method), ranking(**first, **others), ranking(**first, r4=0.3))["r1"] == 1.0
 
 
-def test_scores_are_scaled_to_one():
+def test_weighted_scores_are_scaled_to_a_common_range():
     found = fused(
         Fusion(method="weighted", dense_weight=0.75), ranking(r1=0.9, r2=0.5, r3=0.1), ranking(r3=8.0, r4=4.0)
     )

@@ -121,7 +121,7 @@ class TestSelection:
         scores = iter([float("nan"), -0.5, float("nan")])
         assert go(evaluate=lambda: next(scores)).best_step == 8
 
-    def test_evaluation_restores_the_training_mode(self, setup):
+    def test_the_loop_does_not_change_the_mode_for_evaluation(self, setup):
         method, go, _ = setup()
 
         def evaluate():

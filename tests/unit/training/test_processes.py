@@ -133,7 +133,7 @@ class TestShares:
 class TestAlone:
     """A single process communicates with no other."""
 
-    def test_the_state_is_restored(self):
+    def test_collectives_are_the_identity(self):
         rows = torch.ones(2, 3)
         assert processes.gather(rows) is rows
         assert (processes.count(), processes.rank(), processes.first()) == (1, 0, True)

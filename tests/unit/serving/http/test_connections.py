@@ -137,7 +137,7 @@ def test_unfinished_requests_take_no_place(serve, dial, path):
         assert len(half) == 10
 
 
-def test_requests_without_a_key_are_answered_before_their_body(serve, dial):
+def test_requests_that_need_no_key_are_answered_before_their_body(serve, dial):
     with serve(keys=(KEY,)) as url:
         assert dial(url, head(1000, "/health")).recv(4096).startswith(b"HTTP/1.1 405 ")
 
