@@ -107,10 +107,10 @@ def _refuse_another(folder: Path | str, found: dict[str, Any], wanted: dict[str,
         )
     changed = [name for name in wanted if name != "numerics" and found.get(name) != wanted[name]]
     if changed:
-        told = ", ".join(
+        differences = ", ".join(
             f"{name} {_short(found.get(name))}, now {_short(wanted[name])}" for name in changed[:_SETTINGS_NAMED]
         )
-        raise InputError(f"{folder} was begun with {told}: go on as it was begun, or give another folder")
+        raise InputError(f"{folder} was begun with {differences}: go on as it was begun, or give another folder")
 
 
 def _short(value: object) -> str:

@@ -58,7 +58,7 @@ def encode_shards(
         pool = ray.data.ActorPoolStrategy(size=min(wanted or _room(needs), len(shards)))
         places = ray.data.from_items([_place(shard) for shard in shards], override_num_blocks=len(shards))
         finished = places.map_batches(_Actor, fn_constructor_args=(job,), batch_size=1, compute=pool, **needs)
-        with _refusals_told():
+        with _errors_converted():
             for outcome in finished.iter_rows():
                 advance(_rows_of(outcome))
 
@@ -141,7 +141,7 @@ def _quiet() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _refusals_told() -> Iterator[None]:
+def _errors_converted() -> Iterator[None]:
     try:
         yield
     except RayError as error:

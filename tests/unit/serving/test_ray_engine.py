@@ -98,7 +98,7 @@ def test_refusals_of_a_worker_are_embedkit_errors(
 def test_a_failure_of_ray_is_reported_as_such() -> None:
     with (
         pytest.raises(WorkerError, match=r"Ray could not finish the work: .*node was lost"),
-        ray_engine._refusals_told(),
+        ray_engine._errors_converted(),
     ):
         raise ray.exceptions.RaySystemError("a node was lost")
 
