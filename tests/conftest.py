@@ -1,4 +1,4 @@
-"""What every test has: no network, and a toy encoder small enough to follow by hand."""
+"""Fixtures of all tests: no network, and a toy encoder small enough to follow by hand."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pytest
 from hypothesis import settings
 
-# How long an example takes says something of the machine, and of what else it does.
+# The duration of an example depends on the machine and its load.
 settings.register_profile("patient", deadline=None)
 settings.load_profile("patient")
 
@@ -54,12 +54,12 @@ ToyBundleWriter = Callable[..., Path]
 
 
 class NetworkBlockedError(RuntimeError):
-    """A test tried to reach another machine."""
+    """A test tried to connect to another machine."""
 
 
 @pytest.fixture(autouse=True, scope="session")
 def no_flush() -> Iterator[None]:
-    """Leave files to the operating system: no test cuts the power, and every flush waits for the disk."""
+    """Do not flush files: no test cuts the power, and every flush waits for the disk."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda _: None)
         yield
@@ -67,7 +67,7 @@ def no_flush() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Refuse every connection and name look-up but those to this machine."""
+    """Block all connections and name look-ups except those to this machine."""
     connect, resolve = socket.socket.connect, socket.getaddrinfo
 
     def guarded_connect(self: socket.socket, address: Any) -> None:
@@ -92,10 +92,10 @@ def _is_loopback(host: str | bytes | None) -> bool:
 
 @pytest.fixture(scope="session")
 def toy_tokenizer_json() -> str:
-    """A lower-casing WordPiece ``tokenizer.json`` of some 550 entries.
+    """A lower-casing WordPiece ``tokenizer.json`` of about 550 entries.
 
-    Its first ids are ``[PAD] [UNK] [CLS] [SEP] [MASK]``. Padding to 40 tokens and truncation to 5 are
-    baked in, as in many published files, so that whoever forgets to override them fails.
+    Its first ids are ``[PAD] [UNK] [CLS] [SEP] [MASK]``. It specifies padding to 40 tokens and truncation to 5,
+    like many published files, so that code that forgets to override them fails.
     """
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
@@ -118,7 +118,7 @@ def toy_tokenizer_json() -> str:
 
 @pytest.fixture(scope="session")
 def toy_weights(toy_tokenizer_json: str) -> npt.NDArray[np.float32]:
-    """The toy model's only weights: one row for each token, ``(V, 16) float32``."""
+    """The toy model's only weights: one row per token, ``(V, 16) float32``."""
     from tokenizers import Tokenizer
 
     size = Tokenizer.from_str(toy_tokenizer_json).get_vocab_size()
@@ -127,7 +127,7 @@ def toy_weights(toy_tokenizer_json: str) -> npt.NDArray[np.float32]:
 
 @pytest.fixture(scope="session")
 def toy_model_bytes(toy_weights: npt.NDArray[np.float32]) -> bytes:
-    """A serialized ONNX graph: token embeddings, mean over the mask, unit rows."""
+    """A serialised ONNX graph: token embeddings, mean over the mask, unit rows."""
     return build_toy_model(toy_weights)
 
 
@@ -177,7 +177,7 @@ def build_toy_model(weights: npt.NDArray[np.float32], *, normalize: bool = True)
 def toy_reference(
     toy_tokenizer_json: str, toy_weights: npt.NDArray[np.float32]
 ) -> Callable[..., npt.NDArray[np.float32]]:
-    """What the toy bundle must give, computed text by text: ``reference(texts, max_length=12)``."""
+    """The expected embeddings of the toy bundle, computed text by text: ``reference(texts, max_length=12)``."""
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_str(toy_tokenizer_json)
@@ -225,9 +225,9 @@ def toy_bundle(write_toy_bundle: ToyBundleWriter, tmp_path_factory: pytest.TempP
 
 
 def build_toy_cross_model(weights: npt.NDArray[np.float32], *, activate: bool = True) -> bytes:
-    """Build a graph that scores a pair: sigmoid of the mean weight of its tokens, the second text's thrice.
+    """Build a graph that scores a pair: sigmoid of the mean weight of its tokens, the second text's times three.
 
-    With ``activate=False`` it gives logits ``(B, 1)``, as the graphs of sentence-transformers do.
+    With ``activate=False`` it returns logits ``(B, 1)``, like the graphs of sentence-transformers.
     """
     onnx = pytest.importorskip("onnx")
     helper, numpy_helper = onnx.helper, onnx.numpy_helper
@@ -271,7 +271,7 @@ def build_toy_cross_model(weights: npt.NDArray[np.float32], *, activate: bool = 
 def toy_cross_reference(
     toy_tokenizer_json: str, toy_weights: npt.NDArray[np.float32]
 ) -> Callable[..., npt.NDArray[np.float32]]:
-    """What the toy cross-encoder must give, pair by pair: ``reference(pairs, max_length=12)``."""
+    """The expected scores of the toy cross-encoder, computed pair by pair: ``reference(pairs, max_length=12)``."""
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_str(toy_tokenizer_json)
@@ -315,13 +315,13 @@ def write_toy_cross_bundle(
 
 @pytest.fixture(scope="session")
 def toy_cross_bundle(write_toy_cross_bundle: ToyBundleWriter, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Path of a valid bundle of a cross-encoder of at most 12 tokens a pair; do not change the file."""
+    """Path of a valid cross-encoder bundle with at most 12 tokens per pair; do not change the file."""
     return write_toy_cross_bundle(tmp_path_factory.mktemp("bundle") / "toy-cross.onnx")
 
 
 @pytest.fixture
 def toy_cross_folder(toy_tokenizer_json: str, toy_weights: npt.NDArray[np.float32], tmp_path: Path) -> Path:
-    """A cross-encoder's folder as sentence-transformers writes it, with a graph that stops at logits."""
+    """The folder of a cross-encoder as sentence-transformers writes it, with a graph that returns logits."""
     folder = tmp_path / "cross-folder"
     (folder / "onnx").mkdir(parents=True)
     (folder / "tokenizer.json").write_text(toy_tokenizer_json, encoding="utf-8")
@@ -333,7 +333,7 @@ def toy_cross_folder(toy_tokenizer_json: str, toy_weights: npt.NDArray[np.float3
 
 @pytest.fixture
 def wordnet_folder(tmp_path: Path) -> Path:
-    """A WordNet of eight sets of synonyms, in the form of its database files."""
+    """A WordNet of eight sets of synonyms, in the format of its database files."""
     folder = tmp_path / "wordnet"
     folder.mkdir()
     licence = "  1 This software and database is being provided to you, the LICENSEE\n"

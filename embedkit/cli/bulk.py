@@ -93,7 +93,7 @@ def run_bulk(arguments: argparse.Namespace) -> None:
         providers=arguments.providers,
         **chosen,
     )
-    _tell_cost(encoding)
+    _log_cost(encoding)
     if arguments.check:
         return
     started = time.perf_counter()
@@ -105,7 +105,7 @@ def run_bulk(arguments: argparse.Namespace) -> None:
     _report(arguments, encoding, rows, time.perf_counter() - started)
 
 
-def _tell_cost(encoding: BulkEncoding) -> None:
+def _log_cost(encoding: BulkEncoding) -> None:
     cost = encoding.cost()
     done = len(encoding.shards) - cost.shards
     logger.info(

@@ -215,5 +215,5 @@ def _extra_lines(extras: dict[str, list[str]] | None) -> list[str]:
 
 def _check_line(check: Report) -> str:
     bits = {None: "", True: "; the bits are those recorded", False: "; the bits are NOT those recorded"}
-    told = f"differs by {check['difference']:.1e} from the reference, {check['tolerance']:.1e} is allowed"
-    return told + bits[check["same_bits"]]
+    text = f"differs by {check['difference']:.1e} from the reference, {check['tolerance']:.1e} is allowed"
+    return text + bits[check["same_bits"]]

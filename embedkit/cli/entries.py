@@ -106,7 +106,7 @@ def _bundle_entry(source: str) -> Entry:
 
 def _facts(card: Card | Manifest) -> dict[str, str]:
     corpora = (f"{each.get('name')}: {each.get('rows', 0):,} rows, {each.get('licence')}" for each in card.corpus)
-    told = {
+    facts = {
         "method": card.method,
         "base": card.base,
         "teacher": str(card.teacher.get("name", "")),
@@ -114,7 +114,7 @@ def _facts(card: Card | Manifest) -> dict[str, str]:
         "licence": card.licence,
         "metrics": ", ".join(f"{name} {value}" for name, value in card.metrics.items()),
     }
-    return {name: value for name, value in told.items() if value}
+    return {name: value for name, value in facts.items() if value}
 
 
 def _development(metrics: Mapping[str, Any]) -> float | None:

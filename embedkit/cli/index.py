@@ -65,11 +65,11 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.json:
         print(json.dumps(facts, ensure_ascii=False))
         return
-    told = "".join(f", {count:,} {name}" for name, count in changes.items())
+    counts = "".join(f", {count:,} {name}" for name, count in changes.items())
     size = f", {facts['bytes'] / 1e6:,.1f} MB" if "bytes" in facts else ""
     queries = f", queries by {facts['queries']}" if facts.get("queries") else ""
     print(
-        f"{done} {facts['path']}{told}: {facts['documents']:,} documents, {facts['dimension']} dimensions, "
+        f"{done} {facts['path']}{counts}: {facts['documents']:,} documents, {facts['dimension']} dimensions, "
         f"index {facts['index']}, model {facts['model']}{queries}{size}"
     )
 

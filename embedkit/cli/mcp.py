@@ -35,7 +35,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Load the collection and its model, and answer agents until told to end."""
+    """Load the collection and its model, and answer agents until a signal ends it."""
     from embedkit.serving.http.agents import Agents
     from embedkit.serving.http.json_log import log_as_json
     from embedkit.serving.http.keys import KeyRing
@@ -54,7 +54,7 @@ def run(arguments: argparse.Namespace) -> None:
     log_as_json(logger)
     if not service.settings.is_local and not keys:
         logger.warning("anybody who reaches %s may use this server, as it has no API key", service.settings.host)
-    Server(service, keys, agents=agents).run_until_told()
+    Server(service, keys, agents=agents).run_until_signal()
 
 
 def _load(arguments: argparse.Namespace) -> Service:

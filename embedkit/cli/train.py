@@ -117,7 +117,7 @@ def run(arguments: argparse.Namespace) -> int | None:
     if arguments.check:
         plain = to_mapping(config)
         print(json.dumps(plain) if arguments.json else tomli_w.dumps(plain).rstrip())
-        _tell_plan(config)
+        _log_plan(config)
         return None
     with processes.group(config.device):
         if not processes.first():
@@ -175,7 +175,7 @@ def _sources(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     return [{"path": path, **given} for path in arguments.corpus or ()]
 
 
-def _tell_plan(config: RunConfig) -> None:
+def _log_plan(config: RunConfig) -> None:
     """Print the length of the run on stderr; stdout is a recipe."""
     from embedkit.training.recipes import RECIPES
     from embedkit.training.recipes.plan import plan

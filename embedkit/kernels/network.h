@@ -1,4 +1,4 @@
-/* An encoder or cross-encoder of the BERT family, run on texts that stand beside each other without padding. A
+/* An encoder or cross-encoder of the BERT family, run on texts stored consecutively without padding. A
  * target includes its operations and then this file, which ends with the function that the module calls. */
 
 #ifndef EMBEDKIT_NETWORK_H
@@ -30,7 +30,7 @@ static void add_and_normalise(const Net *n, const Norm *norm, float *rows, const
                       norm->bias, n->epsilon);
 }
 
-/* What follows attention, for at most ROWS rows. */
+/* The part after attention, for at most ROWS rows. */
 static void feed_forward(const Net *n, const Layer *l, float *states, const float *context, int count,
                          Workspace *w) {
     apply(&l->context, context, count, w->narrow, AS_IS, &w->narrow_bytes, w);
@@ -40,7 +40,7 @@ static void feed_forward(const Net *n, const Layer *l, float *states, const floa
     add_and_normalise(n, &l->norm, states, w->narrow, count);
 }
 
-/* The same for the first token of each text. They stand side by side for it, where projections stood. */
+/* The same for the first token of each text; the rows are first gathered in the buffer of the projections. */
 static void feed_forward_first(const Net *n, const Layer *l, const int32_t *starts, int texts, Workspace *w) {
     const size_t hidden = (size_t)n->hidden, row = hidden * sizeof(float);
     int first[ROWS];
@@ -58,7 +58,7 @@ static void feed_forward_first(const Net *n, const Layer *l, const int32_t *star
     }
 }
 
-/* One layer over texts that start at starts[0] = 0 to starts[texts - 1]; of the last, only what is pooled. */
+/* One layer over texts that start at starts[0] = 0 to starts[texts - 1]; the last computes only pooled rows. */
 static void run_layer(const Net *n, const Layer *l, const int32_t *starts, int texts, Workspace *w) {
     const bool first_only = n->first_token && l == n->layer + n->layers - 1;
     const int tokens = starts[texts];
@@ -81,7 +81,7 @@ static void run_layer(const Net *n, const Layer *l, const int32_t *starts, int t
 
 /* ---- from ids to rows ---- */
 
-/* One text; types is NULL where the network has none. */
+/* Embeddings of one text; types is NULL if the network has none. */
 static void embed(const Net *n, const int32_t *ids, const int32_t *types, int length, float *states) {
     for (int i = 0; i < length; i++) {
         float *row = states + (size_t)i * n->hidden;
@@ -91,7 +91,7 @@ static void embed(const Net *n, const int32_t *ids, const int32_t *types, int le
     }
 }
 
-/* The first state or the mean of all; zeros of a text without tokens. */
+/* The first state or the mean of all; zeros for a text without tokens. */
 static void pool(const Net *n, const float *states, int length, float *pooled) {
     const int count = n->first_token ? at_most(length, 1) : length;
     const Floats divisor = splat((float)(count ? count : 1));
@@ -102,7 +102,7 @@ static void pool(const Net *n, const float *states, int length, float *pooled) {
     }
 }
 
-/* The mean of a text's rows in the memory; zeros of a text without tokens. */
+/* The mean of a text's rows in the memory; zeros for a text without tokens. */
 static void remember(const Net *n, const int32_t *ids, int length, float *mean) {
     const Floats divisor = splat((float)(length ? length : 1));
     memset(mean, 0, sizeof(float) * (size_t)n->memory.width);
@@ -120,7 +120,7 @@ static float score_of(const Net *n, const float *row) {
     return (logit < 0.0f ? *small : 1.0f) / (1.0f + *small);
 }
 
-/* Texts to rows or scores, for at most ROWS texts. */
+/* Pool states and write rows or scores, for at most ROWS texts. */
 static void finish(const Net *n, const int32_t *ids, const int32_t *starts, int texts, float *out,
                    Workspace *w) {
     float *rows = n->score ? w->narrow : out;
@@ -139,13 +139,13 @@ static void finish(const Net *n, const int32_t *ids, const int32_t *starts, int 
     }
 }
 
-#ifndef PREPARE /* what a target needs before and after a run */
+#ifndef PREPARE /* code of a target before and after a run */
 #define PREPARE
 #define LEAVE
 #endif
 
-/* Target.run. Whatever the thread does with rounding and with numbers close to zero, this does as the standard
- * says. */
+/* Target.run. Uses the standard rounding mode and treatment of numbers close to zero, whatever the thread has
+ * set. */
 static bool run(const Net *n, const int32_t *ids, const int32_t *types, const int32_t *starts, int texts,
                 float *rows, Workspace *w) {
     const size_t width = n->score ? 1 : (size_t)n->dimension;

@@ -6,7 +6,7 @@
 #include <float.h>
 #include <math.h>
 
-/* e^x to 2 units in the last place, for x of at most 0; below -87, where floats end, 0. */
+/* e^x to 2 units in the last place, for x of at most 0; below -87, where floats underflow, 0. */
 INLINE Floats exp_of(Floats x) {
     const Floats lowest = splat(-87.0f);
     const Floats n = round_even(mul(x, splat(1.44269504f)));
@@ -22,9 +22,9 @@ INLINE Floats exp_of(Floats x) {
     return where_less(x, lowest, splat(0.0f), times_power_of_2(value, n));
 }
 
-/* x times the normal distribution's share below x, to 2e-6 and, above 5, to 2e-7 of it. The share minus a half, divided by x, is a
-   polynomial of x^2, in Chebyshev's interpolation on |x| <= 5. Beyond that the share is 0 or 1: below, x counts
-   as -5. */
+/* x times the cumulative normal distribution at x, to 2e-6 and, above 5, to 2e-7 of it. For |x| <= 5 it is
+   a half plus x times a polynomial of x^2 from Chebyshev interpolation; beyond, it is 0 or 1, and x below -5
+   counts as -5. */
 INLINE Floats gelu_erf(Floats x) {
     static const float terms[] = {7.0595299e-4f,  -1.6740310e-3f,  1.4626316e-3f,  -2.5343224e-3f,
                                   6.6678091e-3f,  -1.12997433e-2f, 1.62870698e-2f, -2.32163444e-2f,
@@ -59,8 +59,8 @@ INLINE Floats activate(Floats x, const Activation kind) {
 
 INLINE Floats sum_of_four(const Floats *x) { return add(add(x[0], x[1]), add(x[2], x[3])); }
 
-/* LayerNorm of one row, and of another that is added to it first, if there is one. As everywhere, a sum over a
-   row has four vectors of partial sums, so that none waits for the one before. */
+/* LayerNorm of one row, to which another is added first if there is one. As everywhere, a sum over a row has four
+   vectors of partial sums, so that consecutive additions do not wait for each other. */
 INLINE void normalise_row(float *row, const float *added, int width, const float *weight, const float *bias,
                           float epsilon) {
     const Floats zero = splat(0.0f);
@@ -93,7 +93,7 @@ INLINE void normalise_row(float *row, const float *added, int width, const float
     }
 }
 
-/* The sum of a row's squares. */
+/* The sum of the squares of a row. */
 INLINE float squares_of(const float *row, int width) {
     const Floats zero = splat(0.0f);
     Floats squares[4] = {zero, zero, zero, zero};
@@ -114,7 +114,7 @@ INLINE bool is_finite(const float *row, int width) {
     return sum_of(check) == 0.0f;
 }
 
-/* A row of length 1; one of zeros stays as it is. False if the length is not finite, as of values above 1e19. */
+/* Scale a row to length 1, unless it is all zeros. False if the length is not finite, as for values above 1e19. */
 INLINE bool scale_to_unit(float *row, int width) {
     const float length = sqrtf(squares_of(row, width));
     const Floats divisor = splat(length < 1e-12f ? 1e-12f : length);

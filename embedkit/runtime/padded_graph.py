@@ -53,14 +53,14 @@ class PaddedGraph:
     def batches(
         self, lengths: npt.NDArray[np.int64], *, most_tokens: int | None, most_items: int | None
     ) -> list[npt.NDArray[np.intp]]:
-        """Positions of the items of each batch; the bound of tokens suits the device and the graph if None."""
+        """Return positions of the items of each batch; ``None`` chooses a bound of tokens for device and graph."""
         budget = most_tokens or self._choose_tokens_per_batch(int(lengths.sum()))
         return list(token_batches(lengths, most_tokens=budget, most_texts=most_items))
 
     def golden_batches(
         self, lengths: npt.NDArray[np.int64], *, most_tokens: int | None
     ) -> list[npt.NDArray[np.intp]]:
-        """The same for golden items, which keep to their company whatever becomes of the others."""
+        """Return the batches of golden items, which stay the same when the batching of other items changes."""
         budget = most_tokens or self._choose_golden_tokens_per_batch()
         return list(token_batches(lengths, most_tokens=budget))
 

@@ -1,9 +1,10 @@
-"""A process of an :class:`~embedkit.runtime.pool.EncoderPool`: loads the model, embeds parts, tells our errors.
+"""A process of an :class:`~embedkit.runtime.pool.EncoderPool`: loads the model, encodes texts, reports errors.
 
-It speaks frames (see :mod:`~embedkit.runtime.frames`). First it is told ``source`` and the keywords of
-``Encoder.load`` and answers ``fingerprint``. Then each request has ``texts``, the position ``first`` of the first
-of them and ``options``; the answer is the rows, with ``dtype``, ``shape`` and how many texts were ``truncated``.
-In place of either there can be an ``error`` and its ``message``. It ends when the input does.
+It exchanges frames (see :mod:`~embedkit.runtime.frames`). The first frame holds ``source`` and the keyword
+arguments of ``Encoder.load``; the reply is ``fingerprint``. Each request then holds ``texts``, the position
+``first`` of the first of them and ``options``; the reply is the rows, with ``dtype``, ``shape`` and the number of
+``truncated`` texts. Either reply can instead be an ``error`` and its ``message``. The process ends at the end of
+its input.
 """
 
 from __future__ import annotations

@@ -260,7 +260,7 @@ class QdrantDocuments(RemoteStore):
                 return
 
     def _asking(self) -> contextlib.AbstractContextManager[None]:
-        return _refusals_told(self._address)
+        return _errors_converted(self._address)
 
 
 @contextlib.contextmanager
@@ -269,7 +269,7 @@ def _connection(address: str) -> Iterator[tuple[QdrantClient, str]]:
     place, _, name = address.removeprefix(_SCHEME).partition("#")
     if not place:
         raise InputError(f"expected qdrant:http://HOST:PORT#NAME or qdrant:FOLDER#NAME, got {address}")
-    with _refusals_told(address):
+    with _errors_converted(address):
         if "://" in place:
             client = QdrantClient(url=place, api_key=os.environ.get(KEY_VARIABLE))
         else:
@@ -282,7 +282,7 @@ def _connection(address: str) -> Iterator[tuple[QdrantClient, str]]:
 
 
 @contextlib.contextmanager
-def _refusals_told(address: str) -> Iterator[None]:
+def _errors_converted(address: str) -> Iterator[None]:
     try:
         yield
     except EmbedkitError:

@@ -28,7 +28,7 @@ def processor_seconds(statement: str) -> float:
         ("from embedkit import Collection", "import numpy, onnxruntime, tokenizers", 1.3),
     ],
 )
-def test_costs_little_more_than_its_floor(statement, floor, limit):
+def test_importing_costs_little_more_than_its_dependencies(statement, floor, limit):
     rounds = [(processor_seconds(statement), processor_seconds(floor)) for _ in range(ROUNDS)]
     cost, least = (min(seconds) for seconds in zip(*rounds, strict=True))
     assert cost < limit * least

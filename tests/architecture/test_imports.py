@@ -1,4 +1,4 @@
-"""Who imports whom: by contract, and by looking at what is loaded."""
+"""Import rules: by contracts, and by the modules that are loaded."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HEAVY = {"torch", "transformers", "onnx", "faiss", "scipy", "sklearn", "datasets
 HEAVY |= {"fastapi", "pydantic", "starlette", "uvicorn"}
 RUN_GRAPHS = [PACKAGE / "runtime" / "model.py"]
 
-# One violation for each contract in pyproject.toml: (file, line put into it, name of the contract).
+# One violation of each contract in pyproject.toml: (file, line added to it, name of the contract).
 VIOLATIONS = [
     ("runtime/packing.py", "import embedkit.evaluation", "Subpackages import downwards only"),
     ("cellar/__init__.py", '"""A subpackage without a layer."""', "Subpackages import downwards only"),
@@ -57,9 +57,9 @@ def test_contracts_hold():
 
 
 @pytest.fixture(scope="module")
-def broken_house(tmp_path_factory) -> str:
-    """What import-linter says about a copy of the package with all violations in it."""
-    folder = tmp_path_factory.mktemp("house")
+def broken_package(tmp_path_factory) -> str:
+    """Run import-linter on a copy of the package that contains all violations."""
+    folder = tmp_path_factory.mktemp("package")
     shutil.copytree(PACKAGE, folder / "embedkit", ignore=shutil.ignore_patterns("__pycache__"))
     for name, line, _ in VIOLATIONS:
         path = folder / "embedkit" / name
@@ -70,16 +70,16 @@ def broken_house(tmp_path_factory) -> str:
 
 
 @pytest.mark.parametrize("contract", sorted({contract for *_, contract in VIOLATIONS}))
-def test_contracts_notice_a_violation(broken_house, contract):
-    assert any(line.startswith(contract) and "BROKEN" in line for line in broken_house.splitlines())
+def test_contracts_notice_a_violation(broken_package, contract):
+    assert any(line.startswith(contract) and "BROKEN" in line for line in broken_package.splitlines())
 
 
-def test_every_contract_has_a_violation(broken_house):
-    assert "KEPT" not in broken_house
+def test_every_contract_has_a_violation(broken_package):
+    assert "KEPT" not in broken_package
 
 
 def loaded_by(script: str) -> set[str]:
-    """Top-level packages in memory after a script ran in a fresh interpreter."""
+    """Return the top-level packages loaded after a script ran in a fresh interpreter."""
     ending = "\nimport json, sys; print(json.dumps(sorted({name.partition('.')[0] for name in sys.modules})))"
     done = subprocess.run([sys.executable, "-c", script + ending], capture_output=True, text=True, check=True)
     return set(json.loads(done.stdout.splitlines()[-1]))
@@ -124,11 +124,11 @@ assert -1.0 <= evaluate_pairs(Encoder.load({str(toy_bundle)!r}), pairs) <= 1.0
 
 
 def may_import_late(path: Path) -> bool:
-    """Commands may, so that `--help` is quick, and who may not need ONNX Runtime, which takes long to import."""
+    """Only commands may, for a fast `--help`, and code that may not need ONNX Runtime, which is slow to import."""
     return path.parent == PACKAGE / "cli" or path in RUN_GRAPHS
 
 
-def test_imports_stand_at_the_top():
+def test_imports_are_at_the_top():
     late = [
         f"{path.relative_to(PACKAGE)}:{node.lineno}"
         for path in FILES
@@ -141,7 +141,7 @@ def test_imports_stand_at_the_top():
     assert not late
 
 
-def test_modules_are_imported_by_name_only_where_the_house_allows():
+def test_modules_are_imported_by_name_only_in_allowed_files():
     allowed = {
         PACKAGE / "__init__.py",  # public names, on first use
         PACKAGE / "extras.py",  # optional packages

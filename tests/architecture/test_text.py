@@ -1,4 +1,4 @@
-"""Rules about the text of the repository that no linter knows."""
+"""Rules about the text of the repository that no linter has."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WRITTEN = sorted(
     if path.is_file() and path.suffix in {"", ".py", ".md", ".toml", ".json"} and "__pycache__" not in path.parts
 )
 DRAWERS = {"base", "common", "core", "helper", "helpers", "misc", "tools", "util", "utils"}
-# Absolute paths that mean something on one machine only; `someone` is nobody.
+# Absolute paths that are valid on one machine only; `someone` is a placeholder.
 PRIVATE_PLACE = re.compile(r"(?<![\w.~}\])/-])/(?:work|root|opt|mnt|Users|home(?!/someone))/\w")
 
 
@@ -43,7 +43,7 @@ def parsed() -> dict[Path, ast.Module]:
     return {path: ast.parse(path.read_text(encoding="utf-8")) for path in MODULES}
 
 
-def test_no_file_is_a_drawer():
+def test_no_file_is_a_catch_all():
     assert not [name_of(path) for path in MODULES if DRAWERS & set(path.stem.split("_"))]
 
 
@@ -57,7 +57,7 @@ def test_every_module_has_a_docstring():
 
 
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_public_names_are_listed_and_there(path):
+def test_public_names_are_listed_and_exist(path):
     if path == PACKAGE / "serving" / "qdrant.py":
         pytest.importorskip("qdrant_client")
     module = importlib.import_module(module_of(path))
@@ -89,7 +89,7 @@ def test_unknown_public_name():
         embedkit.Encodr  # noqa: B018
 
 
-def test_errors_are_drawn_in_their_docstring():
+def test_errors_are_listed_in_their_docstring():
     errors = importlib.import_module("embedkit.errors")
     drawn = re.findall(r"^[\s│├└─]*(\w+Error) ?(?:\((\w+)\))?", errors.__doc__, flags=re.MULTILINE)
     assert sorted(name for name, _ in drawn) == errors.__all__
@@ -98,7 +98,7 @@ def test_errors_are_drawn_in_their_docstring():
         assert {builtin} - {""} <= bases
 
 
-def test_text_names_no_place_of_one_machine():
+def test_text_contains_no_path_of_one_machine():
     found = [
         f"{name_of(path)}:{number}"
         for path in WRITTEN
@@ -110,7 +110,7 @@ def test_text_names_no_place_of_one_machine():
 
 
 def test_every_package_is_walked():
-    """A folder that `walk_packages` misses would miss the wheel's test as well."""
+    """A folder that `walk_packages` misses would also be missed by the test of the wheel."""
     walked = {module.name for module in pkgutil.walk_packages(embedkit.__path__, "embedkit.")}
     compiled = {module_of(path) for path in PACKAGE.glob("kernels/*.pyi")}
     assert {module_of(path) for path in MODULES} - {"embedkit"} == walked - compiled

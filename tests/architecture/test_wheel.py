@@ -1,4 +1,4 @@
-"""What `pip install embedkit-onnx` brings, built without git and without the network."""
+"""The contents of `pip install embedkit-onnx`, built without git and without the network."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from embedkit.extras import DISTRIBUTION
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-BUNDLE = ("bundled/probe.onnx", "bundled/probe.md")  # as if one more model came with the package
+BUNDLE = ("bundled/probe.onnx", "bundled/probe.md")  # simulates one more bundled model
 BASE = {"numpy", "onnxruntime", "tokenizers"}
 
 
@@ -31,7 +31,7 @@ GENERATED = shutil.ignore_patterns("__pycache__", "*.so", "*.pyd")
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):
-    """A copy that holds the files git would give, but no git."""
+    """Make a copy of the files in git, but without git."""
     source = tmp_path_factory.mktemp("source")
     for name in ("pyproject.toml", "build_kernels.py", "MANIFEST.in", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
@@ -43,7 +43,7 @@ def source(tmp_path_factory):
 
 
 def compiler(folder, refuses=""):
-    """A C compiler that does not optimise, which takes a third of the time, and fails for some flags."""
+    """Write a C compiler that does not optimise, which takes a third of the time, and fails for some flags."""
     path = folder / "cc"
     path.write_text(f'#!/bin/sh\n{refuses}\nexec cc "$@" -O0\n')
     path.chmod(0o755)
@@ -51,7 +51,7 @@ def compiler(folder, refuses=""):
 
 
 def try_build(source, kind, **environment):
-    """A finished build of a source, which is left as it was, and the folder of what it made."""
+    """Build a copy of a source; return the process and the folder of the results."""
     place = Path(tempfile.mkdtemp(dir=source.parent))
     if os.name == "posix":
         environment = {"CC": compiler(place), **environment}
@@ -68,7 +68,7 @@ def try_build(source, kind, **environment):
 
 
 def build(source, kind, **environment):
-    """The one file that a build makes of a source."""
+    """Return the only file that a build of a source creates."""
     done, made = try_build(source, kind, **environment)
     assert done.returncode == 0, done.stdout + done.stderr
     (path,) = made.iterdir()
@@ -92,7 +92,7 @@ def about(wheel):
 
 
 def requirements(about, extra=None):
-    """Names of the packages that an extra brings, or the bare package if None."""
+    """Return the names of the packages of an extra, or of the bare package if None."""
     found = set()
     for line in about.get_all("Requires-Dist"):
         requirement, _, marker = line.partition(";")
@@ -121,7 +121,7 @@ def test_holds_the_kernels_for_every_version_of_python(wheel):
 
 
 @pytest.mark.skipif(os.name != "posix", reason="names a compiler that fails")
-def test_is_whole_without_a_compiler(source, wheel, tmp_path):
+def test_is_complete_without_a_compiler(source, wheel, tmp_path):
     with zipfile.ZipFile(build(source, "wheel", CC="false")) as bare:
         assert modules_inside(bare) == {name for name in modules_inside(wheel) if not name.endswith(".so")}
         bare.extractall(tmp_path)
@@ -149,7 +149,7 @@ def test_a_release_is_not_built_without_its_kernels(source):
 
 @pytest.mark.skipif(os.name != "posix", reason="names a compiler by a script")
 @pytest.mark.skipif(not shutil.which("cc"), reason="needs a C compiler")
-def test_instructions_that_the_compiler_does_not_know_are_left_out(source, tmp_path):
+def test_instructions_that_the_compiler_does_not_support_are_omitted(source, tmp_path):
     old = compiler(tmp_path, refuses='case "$*" in *amx*|*i8mm*) exit 1;; esac')
     with zipfile.ZipFile(build(source, "wheel", CC=old)) as wheel:
         wheel.extractall(tmp_path / "site")
@@ -182,7 +182,7 @@ def test_version_is_that_of_the_code(about):
     assert about["Version"] == embedkit.__version__
 
 
-def test_brings_three_packages(about):
+def test_requires_three_packages(about):
     assert requirements(about) == BASE
 
 
@@ -194,13 +194,13 @@ def test_extras(about):
 
 
 @pytest.mark.parametrize("extra", sorted(PROJECT["optional-dependencies"]))
-def test_no_extra_brings_a_package_that_overwrites_another(extra):
+def test_no_extra_installs_a_package_that_overwrites_another(extra):
     rivals = re.compile(r"onnxruntime|faiss-(?!cpu)")
     assert not [line for line in PROJECT["optional-dependencies"][extra] if rivals.match(line)]
 
 
 @pytest.mark.parametrize("extra", ["train", "export", "serve", "bench"])
-def test_all_means_all_that_go_together(extra):
+def test_all_contains_every_compatible_extra(extra):
     (everything,) = PROJECT["optional-dependencies"]["all"]
     assert extra in re.split(r"[\[\],]", everything)
 
@@ -213,7 +213,7 @@ def test_every_extra_that_a_message_names_exists():
             assert named <= {*PROJECT["optional-dependencies"], "extra"}, path
 
 
-def test_people_can_find_the_project(about):
+def test_metadata_links_to_the_project(about):
     links = dict(line.split(", ") for line in about.get_all("Project-URL"))
     assert links.keys() == {"Repository", "Documentation", "Changelog", "Issues"}
     assert all(link.startswith(links["Repository"]) for link in links.values())
@@ -239,7 +239,7 @@ def test_it_is_named_as_on_pypi(about):
 
 
 def test_no_command_installs_another_projects_package():
-    """PyPI has a package `embedkit`, which is not this one."""
+    """PyPI has a package `embedkit`, which is another project."""
     wrong = re.compile(r"""pip install[^`\n]*[ "']embedkit(?![\w-])(?!/)|["'`]embedkit\[\w""")
     files = [*ROOT.glob("*.md"), *ROOT.glob("*.toml")]
     for folder in ("embedkit", "docs", "benchmarks", "examples", "recipes"):

@@ -44,7 +44,7 @@ def recall(found, expected):
 
 
 @pytest.mark.parametrize("k", [1, 10, 50])
-def test_finds_nearly_all_that_the_oracle_finds(index, k):
+def test_recall_is_high(index, k):
     scores, rows = index.search(QUERIES, k)
     expected_scores, expected = ExactIndex(ROWS).search(QUERIES, k)
     assert recall(rows, expected) > 0.97
@@ -72,7 +72,7 @@ def test_more_effort_finds_more(index):
 
 @pytest.mark.parametrize("effort", [1e-9, 1e9])
 @pytest.mark.parametrize("k", [1, COUNT])
-def test_any_effort_gives_as_many_as_wanted(index, effort, k):
+def test_any_effort_returns_the_requested_number(index, effort, k):
     scores, rows = index.search(QUERIES[:3], k, effort=effort)
     assert all(len({*found}) == k for found in rows)
     assert np.isfinite(scores).all()
@@ -87,7 +87,7 @@ def test_a_query_is_answered_the_same_alone_and_in_a_batch(index):
 
 
 @pytest.mark.parametrize("share", [0.0, 0.001, 0.2, 0.6, 0.95, 1.0])
-def test_finds_only_what_is_allowed(index, share):
+def test_finds_only_allowed_rows(index, share):
     allowed = np.random.default_rng(3).random(COUNT) < share
     scores, rows = index.search(QUERIES, 10, allowed=allowed)
     expected = ExactIndex(ROWS).search(QUERIES, 10, allowed=allowed)[1]
@@ -97,7 +97,7 @@ def test_finds_only_what_is_allowed(index, share):
 
 
 @pytest.mark.parametrize("share", [0.05, 0.1, 0.5])
-def test_a_filter_loses_no_recall_and_does_not_scan(kind, monkeypatch, share):
+def test_a_filter_costs_no_recall_and_does_not_scan(kind, monkeypatch, share):
     monkeypatch.setattr(approximate_indexes, "_SCANNED", 100)
     rows = clustered(20_000, seed=6)
     index = kind.build(rows)
@@ -123,7 +123,7 @@ def test_little_effort_does_not_scan_where_rows_are_deleted(index, monkeypatch):
     assert len(scanned) < 5
 
 
-def test_a_whole_topic_may_be_deleted(kind, index):
+def test_a_whole_cluster_may_be_deleted(kind, index):
     """All rows near the query are deleted, so an index that looks only there finds nothing.
 
     The remaining rows are far from the query; an index of only those would not find all of the nearest either.
@@ -138,7 +138,7 @@ def test_a_whole_topic_may_be_deleted(kind, index):
     assert recall(rows, expected) >= min(recall(alone, expected), 0.9)
 
 
-def test_equal_rows_come_in_their_order(kind):
+def test_equal_rows_keep_their_order(kind):
     rows = ROWS.copy()
     rows[100:110] = rows[0]
     found = kind.build(rows).search(rows[:1], 11)[1][0]
@@ -164,7 +164,7 @@ def test_no_queries(index):
     assert scores.shape == rows.shape == (0, 5)
 
 
-def test_refuses_what_cannot_be(index):
+def test_refuses_impossible_settings(index):
     with pytest.raises(InputError, match="at least 1"):
         index.search(QUERIES, 0)
     with pytest.raises(InputError, match="width 32"):
@@ -178,7 +178,7 @@ def test_is_a_vector_index(index):
     assert len(index) == COUNT
 
 
-def test_survives_the_disk(kind, index, tmp_path):
+def test_survives_saving_and_loading(kind, index, tmp_path):
     index.save(tmp_path / kind.FILE)
     assert [file.name for file in tmp_path.iterdir()] == [kind.FILE]
     loaded = kind.load(tmp_path / kind.FILE, ROWS)

@@ -55,7 +55,7 @@ def ids(hits: list) -> list[str]:
     return [hit.id for hit in hits]
 
 
-def test_what_is_built_is_found_with_true_scores(collection: Collection, encoder: Encoder) -> None:
+def test_documents_are_found_with_correct_scores(collection: Collection, encoder: Encoder) -> None:
     queries = ["a dog", "the sea at the end"]
     for query, hits in zip(queries, collection.search(queries, 5), strict=True):
         scores = encoder.encode([document["text"] for document in DOCUMENTS]) @ encoder.encode(query)
@@ -68,14 +68,14 @@ def test_what_is_built_is_found_with_true_scores(collection: Collection, encoder
     assert len(collection.search("a dog", 50)) == 5
 
 
-def test_documents_come_back_whole(collection: Collection) -> None:
+def test_documents_are_returned_unchanged(collection: Collection) -> None:
     metadata = {"lang": "en", "year": 2019, "tags": ["pet", "green"]}
     assert collection.get("a") == Document("a", "a dog in the garden", metadata)
     assert collection.get("d") == Document("d", "red apple", None)
     assert [found and found.id for found in collection.get(["e", "nobody", "a"])] == ["e", None, "a"]
 
 
-def test_it_is_opened_again_by_its_own_model(
+def test_it_is_opened_with_its_own_model(
     collection: Collection, address: str, encoder: Encoder, write_toy_bundle, tmp_path: Path
 ) -> None:
     collection.close()
@@ -125,7 +125,7 @@ def test_the_arithmetic_is_recorded_and_a_mixture_is_logged(
     assert Collection.describe(address).numerics == ("one", "other")
 
 
-def test_embeddings_that_are_taken_over_keep_their_arithmetic(
+def test_copied_embeddings_keep_their_arithmetic(
     address: str, encoder: Encoder, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     one, other = Recomputed(encoder, "one"), Recomputed(encoder, "other")
@@ -144,7 +144,7 @@ def test_given_embeddings_have_an_unknown_arithmetic(
     assert not told(caplog)
 
 
-def test_a_student_embeds_the_queries(address: str, encoder: Encoder, write_toy_bundle, tmp_path: Path) -> None:
+def test_a_student_encodes_the_queries(address: str, encoder: Encoder, write_toy_bundle, tmp_path: Path) -> None:
     teacher = {"name": "toy", "fingerprint": encoder.fingerprint}
     student = Encoder.load(write_toy_bundle(tmp_path / "student.onnx", name="student", teacher=teacher))
     stranger = Encoder.load(write_toy_bundle(tmp_path / "stranger.onnx", name="stranger"))
@@ -164,7 +164,7 @@ def test_an_upsert_adds_and_replaces(collection: Collection) -> None:
     assert ids(collection.search("black tea", 1)) == ["new"]
 
 
-def test_a_refused_write_changes_nothing(collection: Collection) -> None:
+def test_a_rejected_write_changes_nothing(collection: Collection) -> None:
     for documents, message in [
         ([], "there are no documents"),
         ([("x", "")], "the text is empty"),
@@ -178,7 +178,7 @@ def test_a_refused_write_changes_nothing(collection: Collection) -> None:
     assert collection.get("x") is None
 
 
-def test_a_deletion_says_how_many_were_there(collection: Collection) -> None:
+def test_a_deletion_returns_the_number_deleted(collection: Collection) -> None:
     assert collection.delete(["a", "nobody", "b", "a"]) == 2
     assert collection.delete("a") == 0
     assert len(collection) == 3
@@ -234,7 +234,7 @@ def test_words_are_found_and_fused(collection: Collection) -> None:
     assert len(collection.search("nowhere to be found", 5, hybrid=True)) == 5
 
 
-def test_a_reranker_has_the_last_word(collection: Collection, encoder: Encoder) -> None:
+def test_a_reranker_decides_the_order(collection: Collection, encoder: Encoder) -> None:
     class Shortest:
         name, fingerprint, max_length = "shortest", "s", 100
 
@@ -257,7 +257,7 @@ def test_a_server_runs_the_models_of_a_search(collection: Collection, encoder: E
     assert sorted(ids(done.value.value[0])) == ["a", "c"]
 
 
-def test_another_collection_takes_documents_and_embeddings_over(
+def test_documents_and_embeddings_are_copied_to_another_collection(
     collection: Collection, address: str, encoder: Encoder, tmp_path: Path
 ) -> None:
     collection.delete("b")
@@ -267,7 +267,7 @@ def test_another_collection_takes_documents_and_embeddings_over(
     assert ids(copy.search("the dog", 4)) == ids(collection.search("the dog", 4))
 
 
-def test_embeddings_that_exist_are_taken_and_checked(address: str, encoder: Encoder) -> None:
+def test_given_embeddings_are_used_and_checked(address: str, encoder: Encoder) -> None:
     rows = encoder.encode([document["text"] for document in DOCUMENTS])
     with pytest.raises(FingerprintError, match="in the order of the documents"):
         Collection.build(DOCUMENTS, encoder=encoder, path=address, embeddings=rows[::-1])
@@ -290,7 +290,7 @@ def test_compacting_verifying_and_a_sample(collection: Collection) -> None:
     np.testing.assert_allclose(np.linalg.norm(embeddings, axis=1), 1, atol=1e-5)
 
 
-def test_what_others_write_is_seen(collection: Collection, address: str, encoder: Encoder) -> None:
+def test_writes_of_others_are_visible(collection: Collection, address: str, encoder: Encoder) -> None:
     if address.startswith("qdrant:"):
         pytest.skip("a folder of Qdrant's local mode is open once")
     other = Collection.open(address, encoder=encoder)
@@ -301,6 +301,6 @@ def test_what_others_write_is_seen(collection: Collection, address: str, encoder
     other.close()
 
 
-def test_nothing_there_is_an_error(address: str) -> None:
+def test_a_missing_source_is_an_error(address: str) -> None:
     with pytest.raises(CollectionError, match="there is no collection"):
         Collection.open(address)

@@ -61,7 +61,7 @@ def check_bits(program: Path) -> None:
     assert re.findall(r"^\w+", done.stdout, flags=re.MULTILINE) == DIGESTS
 
 
-def test_every_target_gives_the_known_bits(tmp_path: Path) -> None:
+def test_every_target_returns_the_known_bits(tmp_path: Path) -> None:
     check_bits(compile_bits(tmp_path, "-O1"))
 
 

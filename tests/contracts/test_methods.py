@@ -1,4 +1,4 @@
-"""What every training method and recipe owes to the loop. A new one joins by its line in the table."""
+"""What every training method and recipe guarantees to the loop. A new one is added as a line of the table."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ DEV = [
     ("a king", "an old king", 4),
 ]
 
-# Settings that are too large, or not yet interesting, for a toy; whatever a method lacks is left out.
+# Smaller values of settings that are too large for a toy; settings that a method lacks are dropped.
 SMALL = {"queue_size": 20, "projector_expansion": 2, "teachers": 2, "rounds": 2, "cross_length": 14, "cycles": 2}
 
-# Positives of a method that takes a list of them; nine, the default, are enough for one step.
+# Positives for runs of a method that takes a list of them; the default, nine, suits only a single step.
 FEW = ("none", "shuffle", "deletion")
 
 SWITCHES = [
@@ -88,14 +88,14 @@ SWITCHES = [
     ("distillcse", {"shuffle": "none"}),
     ("distillcse", {"teacher_weights": [1, 2]}),
 ]
-# Those that can have SCT's loss beside their own.
+# Methods that can add SCT's loss to their own.
 JOINT = [name for name, entry in METHODS.items() if issubclass(entry.settings_class, JointConfig)]
-# Every method with its defaults, and every switch of those that have some.
+# Every method with its defaults, and with each of its switches.
 CASES = [*((name, {}) for name in METHODS if name != "sct"), *SWITCHES]
 
 
 def shrink(config: type[Any]) -> dict[str, Any]:
-    """Settings of a config class made small, nested ones too."""
+    """Return small settings of a config class, including nested ones."""
     small: dict[str, Any] = {}
     for field in dataclasses.fields(config):
         if field.name in SMALL:
@@ -111,9 +111,9 @@ def merge(under: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
 
 
 class Teacher:
-    """Vectors of nobody in particular, one for each row and view."""
+    """Invented vectors, one for each row and view."""
 
-    name, fingerprint, dimension = "nobody", "0" * 64, TEACHER_WIDTH
+    name, fingerprint, dimension = "invented", "0" * 64, TEACHER_WIDTH
 
     def read(self, rows, view):
         table = np.random.default_rng(view).standard_normal((len(TEXTS), self.dimension), dtype=np.float32)
@@ -121,14 +121,14 @@ class Teacher:
 
 
 class WideTeacher(Teacher):
-    """Another, of another width."""
+    """Another teacher, of another width."""
 
     name, fingerprint, dimension = "somebody", "1" * 64, TEACHER_WIDTH + 4
 
 
 @pytest.fixture(autouse=True, scope="module")
 def one_thread():
-    """Toys gain nothing from more, and threads that wait for each other are slow on a busy machine."""
+    """Toys gain nothing from more threads, and threads that wait for each other are slow on a busy machine."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -149,7 +149,7 @@ def make_encoder(toy_tokenizer_json: str) -> Callable[..., SentenceEncoder]:
 
 @pytest.fixture
 def make(make_encoder, corpus) -> Callable[..., tuple[Method, BatchSource]]:
-    """A method on a toy encoder, and its batches; with ``few`` of as many positives as a test of runs needs."""
+    """Return a method on a toy encoder, and its batches; ``few`` uses the positives for runs."""
 
     def make(
         name: str, settings: dict[str, Any] | None = None, *, batch_size: int = 6, few: bool = False
@@ -159,8 +159,8 @@ def make(make_encoder, corpus) -> Callable[..., tuple[Method, BatchSource]]:
         teachers = [Teacher()] if entry.batch_spec.teacher else []
         if entry.batch_spec.several_teachers and getattr(config, "objective", None) != "contrastive":
             teachers.append(WideTeacher())
-        told = entry.teacher_arguments([teacher.dimension for teacher in teachers])
-        method = entry(make_encoder(), config, seed=1, **told)
+        teacher_arguments = entry.teacher_arguments([teacher.dimension for teacher in teachers])
+        method = entry(make_encoder(), config, seed=1, **teacher_arguments)
         batches = BatchSource(
             corpus,
             method.encoder.tokenizer,
@@ -198,7 +198,7 @@ class TestStep:
         assert same(before, snapshot(method))
 
     def test_every_trainable_parameter_gets_a_gradient(self, make, name, settings):
-        """Without exception: what gets none would be dead weight in optimizer and checkpoint."""
+        """A parameter without a gradient would only take space in the optimizer and in checkpoints."""
         method, batches = make(name, settings)
         method(batches.batch(0)).loss.backward()
         trained = {n: parameter for n, parameter in method.named_parameters() if parameter.requires_grad}
@@ -230,10 +230,10 @@ class Fit:
         self.config = LoopConfig(optim=optim, seed=2, dev_every=3)
 
     def __call__(self, *, stop_after=(), resume=False):
-        """Train, ending after each of these numbers of steps and going on in a new process, as it were."""
+        """Train, stopping after each of these numbers of steps and resuming as in a new process."""
         for number, steps in enumerate((*stop_after, None)):
             method, batches = self.make(*self.case, few=True)
-            torch.manual_seed(999 + number)  # whatever the process did before must not matter
+            torch.manual_seed(999 + number)  # random state left by earlier work must not matter
             seen = iter(range(1, 100))
             state = train(
                 method,
@@ -278,7 +278,7 @@ def test_the_same_under_autocast_and_accumulation(make, name, options, tmp_path)
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_the_product_loads_as_it_was(make, name, tmp_path):
+def test_the_trained_encoder_loads_unchanged(make, name, tmp_path):
     fit = Fit(make, (name, {}), tmp_path)
     _, method = fit()
     method.encoder.save(tmp_path / "copy")
@@ -290,7 +290,7 @@ def test_the_product_loads_as_it_was(make, name, tmp_path):
 
 
 class TestSwitches:
-    """Each switch of SCT does what it says, seen on queues and losses."""
+    """Each switch of SCT has its documented effect, checked on queues and losses."""
 
     def loss(self, make, settings, name="sct", step=0):
         method, batches = make(name, settings)
@@ -306,8 +306,8 @@ class TestSwitches:
         assert torch.equal(second[:6], output.carry["reference2"])
         assert not torch.equal(first, second)
 
-    def test_references_and_queries_are_of_different_passes(self, make):
-        """The reference is the encoder with dropout of its own, and the projector is not on that side."""
+    def test_references_and_queries_come_from_different_passes(self, make):
+        """The reference comes from the encoder with its own dropout, and without the projector."""
         method, batches = make("sct", {"projector_blocks": 0})
         batch = batches.batch(0)
         output = method(batch)
@@ -322,7 +322,7 @@ class TestSwitches:
         assert first.data_ptr() == second.data_ptr()
         assert torch.equal(first[:6], output.carry["reference1"])
 
-    def test_frozen_queues_stay(self, make):
+    def test_frozen_queues_do_not_change(self, make):
         method, output = self.loss(make, {"queues": "frozen"})
         before = snapshot(method)
         method.after_step([output])
@@ -363,7 +363,7 @@ class TestSwitches:
     )
     @pytest.mark.parametrize("name", ["sct", "sct-distillation"])
     def test_switches_change_the_loss(self, make, name, settings):
-        # Cross-entropy exceeds KL by the targets' entropy, which the default temperature leaves below rounding.
+        # Cross-entropy exceeds KL by the targets' entropy, which is below rounding at the default temperature.
         flat = {"reference_temperature": 1.0}
         plain, switched = (self.loss(make, {**flat, **given}, name)[1].loss for given in ({}, settings))
         assert abs(switched - plain) > 1e-3 * plain
@@ -374,7 +374,7 @@ class TestSwitches:
 
     @pytest.mark.parametrize("name", JOINT)
     def test_joint_adds_scts_loss_on_the_pooled_embeddings(self, make, name):
-        """Without projector and dropout each reference is the view itself, so that the loss can be told."""
+        """Without projector and dropout each reference equals the view itself, so the loss is known."""
         beside = {"projector_blocks": 0, "temperature": 0.3, "reference_temperature": 0.2}
         method, batches = make(name, {"joint": True, "self_supervised": beside})
         method.eval()
@@ -397,7 +397,7 @@ class TestSwitches:
             assert torch.allclose(queue[:6], view, atol=1e-6)
 
     @pytest.mark.parametrize("name", JOINT)
-    def test_joint_asks_for_two_views(self, make, name):
+    def test_joint_requires_two_views(self, make, name):
         assert len(make(name, {"joint": True})[1].batch(0).views) == 2
         assert len(make(name)[1].batch(0).views) == METHODS[name].batch_spec.views
 
@@ -458,9 +458,9 @@ class TestRuns:
 
     @staticmethod
     def go(config, folder, stops=(), *, seed=999):
-        """Run and stop after each of these numbers of steps, over all stages; then to the end.
+        """Run and stop after each of these numbers of steps, counted over all stages; then run to the end.
 
-        ``seed`` is that of torch's generator before the run, which must not matter.
+        ``seed`` seeds torch's generator before the run, which must not matter.
         """
         state = None
         for number, steps in enumerate((*stops, None)):
@@ -475,7 +475,7 @@ class TestRuns:
     @pytest.fixture(scope="class")
     @classmethod
     def whole(cls, mapping, tmp_path_factory):
-        """``whole(name)``: folder and final state of an uninterrupted run, which is made once."""
+        """``whole(name)``: folder and final state of an uninterrupted run, trained once."""
 
         @functools.cache
         def whole(name):
@@ -484,15 +484,15 @@ class TestRuns:
 
         return whole
 
-    # A stage has six steps. In a recipe: in the first stage twice, at its very end, at the start of the
+    # A stage has six steps. In a recipe: twice in the first stage, at its very end, at the start of the
     # second, and in both.
     @pytest.mark.parametrize(
         ("name", "stops"),
         [
             *((name, (2, 3)) for name in METHODS),
-            ("sct", (6,)),  # at the very end, which no method has a part in
+            ("sct", (6,)),  # at the very end, which does not depend on the method
             *((name, stops) for name in RECIPES for stops in [(2, 3), (6,), (7,), (5, 3)]),
-            # Two teachers, two students of a first round, and the last: in the first round twice, between rounds.
+            # Two teachers, two students of a first round, and the last: twice in the first round, between rounds.
             *(("distillcse-rounds", stops) for stops in [(14, 5), (12, 12)]),
         ],
     )
@@ -506,7 +506,7 @@ class TestRuns:
         assert (expected.best_score, expected.best_step) == (parts.best_score, parts.best_step)
 
     @pytest.mark.parametrize("name", [*METHODS, *RECIPES])
-    def test_the_run_folder_tells_what_was_done(self, mapping, whole, name):
+    def test_the_run_folder_records_the_run(self, mapping, whole, name):
         config = resolve(mapping(name))
         folder, state = whole(name)
         card = json.loads((folder / "run.json").read_text())
@@ -533,7 +533,7 @@ class TestRuns:
     @pytest.mark.parametrize(
         "name", [name for name, entry in {**METHODS, **RECIPES}.items() if entry.batch_spec.teacher]
     )
-    def test_a_missing_teacher_is_told_before_anything_is_read(self, mapping, name):
+    def test_a_missing_teacher_is_reported_before_anything_is_read(self, mapping, name):
         without = mapping(name)
         del without["teacher"]
         with pytest.raises(ConfigError, match="needs a teacher"):

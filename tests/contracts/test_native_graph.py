@@ -180,7 +180,7 @@ def test_smoothed_inputs(make_encoder: Any, tokens: Tokens) -> None:
 
 
 @needs_kernel
-def test_int8_is_nearer_to_floats_than_one_scale_for_a_text(make_encoder: Any, tokens: Tokens) -> None:
+def test_int8_is_closer_to_float_than_one_scale_per_text(make_encoder: Any, tokens: Tokens) -> None:
     encoder = make_encoder()
     exact, content = run_alone(write(encoder), tokens), write(encoder, "int8")
     native, session = run(NativeGraph.find(content), tokens), run_alone(content, tokens)
@@ -267,7 +267,7 @@ def run_script(script: str) -> str:
 
 @needs_kernel
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-def test_a_forked_process_goes_on_while_threads_of_its_parent_encode() -> None:
+def test_a_forked_process_can_encode_while_threads_of_its_parent_do() -> None:
     script = """
         encoder = Encoder.load("tiny-sct", threads=2, instructions="portable")
         expected, going = encoder.encode(TEXTS).tobytes(), True
@@ -344,7 +344,7 @@ def test_the_first_batch_may_hold_no_tokens(make_encoder: Any, head: int | None)
 
 @needs_kernel
 @pytest.mark.parametrize("ids", [[-1], [100_000], [5] * (MAX_LENGTH + 1)])
-def test_what_the_graph_has_no_row_for_is_refused(make_encoder: Any, ids: list[int]) -> None:
+def test_ids_beyond_the_tables_are_refused(make_encoder: Any, ids: list[int]) -> None:
     graph = NativeGraph.find(write(make_encoder()))
     with pytest.raises(ModelError, match="no place"):
         run(graph, Tokens([[5], ids], []))
@@ -367,7 +367,7 @@ def test_batches_hold_every_text_once_within_their_bounds(
 
 
 @needs_kernel
-def test_few_texts_keep_to_one_thread_and_more_are_shared(
+def test_few_texts_use_one_thread_and_more_are_distributed(
     make_encoder: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     content = write(make_encoder())
@@ -469,7 +469,7 @@ class TestChoice:
         assert (chosen is not None) == found
 
     @needs_kernel
-    def test_large_graphs_are_left_to_onnx_runtime_unless_asked(
+    def test_large_graphs_run_on_onnx_runtime_unless_requested(
         self, make_encoder: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(native_graph, "_MOST_FLOATS", 1000)
@@ -539,7 +539,7 @@ class TestChoice:
 
 
 @needs_kernel
-def test_a_tokenizer_of_longer_texts_or_more_words_is_refused_when_it_is_loaded(make_encoder: Any) -> None:
+def test_a_tokenizer_of_longer_texts_or_more_words_is_refused_on_loading(make_encoder: Any) -> None:
     graph = NativeGraph.find(write(make_encoder()))
     assert graph is not None
     graph.check(max_length=graph.positions, vocabulary_size=graph.vocabulary)
@@ -581,7 +581,7 @@ class TestNumbers:
 
 
 @needs_kernel
-def test_other_bits_than_recorded_are_found(make_encoder: Any, tmp_path: Path, capsys: Any) -> None:
+def test_bits_that_differ_from_the_record_are_found(make_encoder: Any, tmp_path: Path, capsys: Any) -> None:
     path = tmp_path / "toy.onnx"
     export(make_encoder(initializer_range=0.05), path, precision="fp32")
     good = read_bundle(path)
@@ -599,7 +599,7 @@ def test_other_bits_than_recorded_are_found(make_encoder: Any, tmp_path: Path, c
 @needs_kernel
 @pytest.mark.parametrize("memory", [None, 64])
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
-def test_a_bundle_is_run_by_it(make_encoder: Any, tmp_path: Path, precision: str, memory: int | None) -> None:
+def test_bundles_run_on_it(make_encoder: Any, tmp_path: Path, precision: str, memory: int | None) -> None:
     path = tmp_path / "toy.onnx"
     report = export(make_encoder(initializer_range=0.05, memory=memory), path, precision=precision)
     gate = report.manifest.gates["native"]
@@ -625,7 +625,7 @@ def test_a_wrong_number_of_threads_is_an_error(make_encoder: Any) -> None:
         NativeGraph.choose(write(make_encoder()), threads=0)
 
 
-def test_the_shape_of_a_graph_is_kept(make_encoder: Any) -> None:
+def test_the_shape_of_a_graph_is_preserved(make_encoder: Any) -> None:
     graph = read_bert(write(make_encoder()))
     assert isinstance(graph, BertGraph)
     assert (graph.hidden, graph.dimension, len(graph.layers)) == (64, 128, 2)
@@ -636,7 +636,7 @@ RECORDED = json.loads((Path(__file__).parents[2] / "benchmarks" / "bits" / "resu
 
 @needs_kernel
 @pytest.mark.parametrize("name", bundled_names())
-def test_the_bundled_models_give_the_recorded_bits(name: str) -> None:
+def test_the_bundled_models_return_the_recorded_bits(name: str) -> None:
     """Return the bits of ``benchmarks/bits``, which may come from another processor."""
     golden = read_bundle(find_model(name)).golden
     for instructions in native_instructions():

@@ -143,7 +143,7 @@ def test_agrees_for_every_shape(make_model: Any, tokens: Tokens, changes: dict[s
 
 
 @needs_kernel
-def test_token_types_count(make_model: Any, tokens: Tokens) -> None:
+def test_token_types_change_scores(make_model: Any, tokens: Tokens) -> None:
     content = write(make_model())
     graph, untyped = find(content), Tokens(tokens.ids, [])
     assert np.abs(graph.run(untyped) - graph.run(tokens)).max() > 0.01
@@ -182,7 +182,7 @@ def test_every_instruction_set_gives_the_same_bits(make_model: Any, tokens: Toke
 
 
 @needs_kernel
-def test_scores_of_great_logits_do_not_overflow(make_model: Any, tokens: Tokens) -> None:
+def test_scores_of_large_logits_do_not_overflow(make_model: Any, tokens: Tokens) -> None:
     graph = read_bert(write(make_model()), pairs=True)
     assert graph is not None
     assert graph.last is not None
@@ -194,7 +194,7 @@ def test_scores_of_great_logits_do_not_overflow(make_model: Any, tokens: Tokens)
 @pytest.mark.parametrize(
     ("ids", "types"), [([-1], [0]), ([100_000], [0]), ([5], [-1]), ([5], [2]), ([5, 6], [0]), ([5], [0, 1])]
 )
-def test_what_the_graph_has_no_row_for_is_refused(make_model: Any, ids: list[int], types: list[int]) -> None:
+def test_ids_beyond_the_tables_are_refused(make_model: Any, ids: list[int], types: list[int]) -> None:
     with pytest.raises(ModelError, match="no place"):
         find(write(make_model())).run(Tokens([[5], ids], [], [[1], types]))
 
@@ -233,7 +233,7 @@ class TestChoice:
         assert (chosen is not None) == found
 
     @needs_kernel
-    def test_large_floats_are_left_to_onnx_runtime_unless_asked(
+    def test_large_float_graphs_run_on_onnx_runtime_unless_requested(
         self, make_model: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(native_graph, "_MOST_FLOATS", 1000)
@@ -251,7 +251,7 @@ class TestChoice:
 @needs_kernel
 @pytest.mark.parametrize("family", ["bert", "roberta"])
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
-def test_a_bundle_is_run_by_it(make_model: Any, tmp_path: Path, precision: str, family: str) -> None:
+def test_bundles_run_on_it(make_model: Any, tmp_path: Path, precision: str, family: str) -> None:
     path = tmp_path / "toy.onnx"
     report = export(make_model(family, initializer_range=0.2), path, precision=precision)
     gate = report.manifest.gates["native"]

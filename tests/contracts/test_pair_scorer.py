@@ -59,7 +59,7 @@ def scorer(request: pytest.FixtureRequest) -> PairScorer:
     return chosen
 
 
-def test_it_is_a_pair_scorer_and_tells_what_it_is(scorer: PairScorer) -> None:
+def test_it_is_a_pair_scorer_and_describes_itself(scorer: PairScorer) -> None:
     assert isinstance(scorer, PairScorer)
     assert scorer.name
     assert len(bytes.fromhex(scorer.fingerprint)) == 32
@@ -75,7 +75,7 @@ def test_scores_are_float32_between_zero_and_one(scorer: PairScorer) -> None:
     assert scorer.predict([]).dtype == np.float32
 
 
-def test_scores_come_in_the_order_given(scorer: PairScorer) -> None:
+def test_scores_are_in_input_order(scorer: PairScorer) -> None:
     order = [3, 0, 2, 1, 4]
     found = scorer.predict([PAIRS[i] for i in order])
     np.testing.assert_allclose(found, scorer.predict(PAIRS)[order], rtol=0, atol=1e-5)
@@ -86,25 +86,25 @@ def test_a_score_does_not_depend_on_the_other_pairs_of_the_batch(scorer: PairSco
     np.testing.assert_allclose(alone, scorer.predict(PAIRS), rtol=0, atol=1e-5)
 
 
-def test_equal_pairs_score_equally_and_others_do_not(scorer: PairScorer) -> None:
+def test_equal_pairs_have_equal_scores_and_others_do_not(scorer: PairScorer) -> None:
     scores = scorer.predict(PAIRS)
     assert abs(scores[0] - scores[4]) < 1e-6
     assert abs(scores[0] - scores[1]) > 1e-4
 
 
-def test_what_was_cut_off_does_not_count(scorer: PairScorer) -> None:
+def test_truncated_tokens_do_not_change_the_score(scorer: PairScorer) -> None:
     start = "a dog " * 20
     scores = scorer.predict([("music", start + "one end"), ("music", start + "another way to end")])
     assert abs(scores[0] - scores[1]) < 1e-6
 
 
 @pytest.mark.parametrize("item", [None, "text", ("a",), ("a", None), ("a", "b", "c")])
-def test_an_item_that_is_no_pair_is_named_by_its_position(scorer: PairScorer, item: object) -> None:
+def test_the_error_for_an_item_that_is_no_pair_names_its_position(scorer: PairScorer, item: object) -> None:
     with pytest.raises(InputError, match=r"pairs\[1\]"):
         scorer.predict([("a", "b"), item])  # type: ignore[list-item]
 
 
-def test_threads_may_share_it(scorer: PairScorer) -> None:
+def test_threads_can_share_it(scorer: PairScorer) -> None:
     expected = scorer.predict(PAIRS)
     with ThreadPoolExecutor(8) as pool:
         for scores in pool.map(lambda _: scorer.predict(PAIRS), range(20)):

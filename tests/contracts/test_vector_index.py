@@ -55,7 +55,7 @@ def test_agrees_with_the_exact_index_over_many_blocks(index_kind, queries):
     assert_same(index_kind.build(rows).search(wanted, 12), ExactIndex(rows).search(wanted, 12))
 
 
-def test_equal_rows_come_in_their_order(index_kind):
+def test_equal_rows_keep_their_order(index_kind):
     rows = unit_rows(5)[np.arange(600) % 5]
     queries = unit_rows(25, seed=3)
     index = index_kind.build(rows)
@@ -87,7 +87,7 @@ def test_a_query_is_answered_the_same_alone_and_in_a_batch(index_kind):
         assert_same(index.search(queries[i : i + 1], 9), (together[0][i : i + 1], together[1][i : i + 1]))
 
 
-def test_more_results_wanted_than_rows(index_kind):
+def test_more_results_requested_than_rows(index_kind):
     rows, queries = unit_rows(4), unit_rows(2, seed=6)
     scores, numbers = index_kind.build(rows).search(queries, 50)
     assert scores.shape == numbers.shape == (2, 4)
@@ -134,13 +134,13 @@ def test_memory_layout_does_not_matter(index_kind, convert):
     ],
     ids=["width", "one-axis", "nan", "infinity", "text"],
 )
-def test_refuses_queries_that_cannot_be(index_kind, queries, message):
+def test_refuses_malformed_queries(index_kind, queries, message):
     with pytest.raises(InputError, match=message):
         index_kind.build(unit_rows(5)).search(queries, 3)
 
 
 @pytest.mark.parametrize("k", [0, -1])
-def test_refuses_no_results(index_kind, k):
+def test_refuses_a_k_of_zero(index_kind, k):
     with pytest.raises(InputError, match="at least 1"):
         index_kind.build(unit_rows(5)).search(unit_rows(1), k)
 
@@ -151,7 +151,7 @@ def test_is_a_vector_index(index_kind):
     assert len(index) == 5
 
 
-def test_survives_the_disk(index_kind, tmp_path):
+def test_survives_saving_and_loading(index_kind, tmp_path):
     rows, queries = unit_rows(77), unit_rows(5, seed=8)
     path = tmp_path / "index"
     index_kind.build(rows).save(path)
@@ -163,7 +163,7 @@ def test_survives_the_disk(index_kind, tmp_path):
 
 @pytest.mark.parametrize("share", [0.0, 0.004, 0.3, 0.99, 1.0])
 @pytest.mark.parametrize("k", [1, 10, 400])
-def test_finds_only_what_is_allowed(index_kind, share, k):
+def test_finds_only_allowed_rows(index_kind, share, k):
     rows, queries = unit_rows(700), unit_rows(21, seed=9)
     allowed = np.random.default_rng(10).random(700) < share
     scores, numbers = index_kind.build(rows).search(queries, k, allowed=allowed)
@@ -171,7 +171,7 @@ def test_finds_only_what_is_allowed(index_kind, share, k):
     assert_same((scores, numbers), (expected[0].reshape(scores.shape), np.flatnonzero(allowed)[expected[1]]))
 
 
-def test_equal_rows_that_are_allowed_come_in_their_order(index_kind):
+def test_equal_allowed_rows_keep_their_order(index_kind):
     rows = unit_rows(5)[np.arange(600) % 5]
     allowed = np.arange(600) % 3 > 0
     for k in (1, 130, 600):

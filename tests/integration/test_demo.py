@@ -1,4 +1,4 @@
-"""`make demo`, made small: every command of it runs and its figures are of the right order."""
+"""`make demo` with small settings: every command runs and its figures are plausible."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def printed(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def figures(printed):
-    """Label of a row of the last table -> its three numbers."""
+    """Return the three numbers of each row of the last table, by label."""
     rows = re.findall(r"^  (\w.*?)\s{2,}([\d.]+)\s+([\d.]+)\s+([\d.]+)$", printed, flags=re.MULTILINE)
     return {label: [float(number) for number in numbers] for label, *numbers in rows}
 

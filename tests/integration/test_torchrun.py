@@ -21,7 +21,7 @@ optim = { batch_size = 8, steps = 6, lr = 1e-3 }
 """
 
 
-@pytest.mark.release  # three processes import torch; test_processes.py has what two processes do together
+@pytest.mark.release  # three processes import torch; test_processes.py tests two processes together
 def test_two_processes_leave_one_run(tmp_path, toy_bundle):
     texts = [f"the {who} {what} {count}" for count in range(8) for who in "ab" for what in ("sleeps", "reads")]
     (tmp_path / "texts.txt").write_text("\n".join(texts), encoding="utf-8")
@@ -38,9 +38,9 @@ def test_two_processes_leave_one_run(tmp_path, toy_bundle):
         check=False,
     )
     assert ended.returncode == 0, ended.stderr
-    told = json.loads(ended.stdout)  # the first process says it, the other nothing
-    assert told["finished"]
-    assert told["steps"] == 6
+    result = json.loads(ended.stdout)  # only the first process prints it
+    assert result["finished"]
+    assert result["steps"] == 6
     assert ended.stderr.count("trained: ") == 1
     lines = (tmp_path / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     steps = [(record["step"], "dev" in record) for record in map(json.loads, lines)]

@@ -1,4 +1,4 @@
-"""From raw text and a real teacher to search, through the commands a user types."""
+"""From raw text and a real teacher to search, through the commands that users type."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def teacher() -> str:
 
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory: pytest.TempPathFactory, teacher: str) -> Path:
-    """A folder with a corpus, a trained run and its int8 bundle."""
+    """Return a folder with a corpus, a trained run and its int8 bundle."""
     place = tmp_path_factory.mktemp("whole-way")
     texts = [action.format(subject) for action in ACTIONS for subject in SUBJECTS]
     (place / "texts.txt").write_text("\n".join(texts), encoding="utf-8")
@@ -60,7 +60,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory, teacher: str) -> Path:
     train = ["train", "--method", "sct", "--size", "tiny", "--corpus", str(place / "texts.txt"), "-q"]
     train += ["--teacher", teacher, "--dev", str(place / "dev.tsv"), "--cache", str(place / "cache")]
     train += ["-o", str(place / "run"), "--steps", "12", "--set", "optim.batch_size=16", "--set", "threads=1"]
-    # The default start would have the teacher embed each of the 30,522 word pieces, half a minute on one core.
+    # With the default start the teacher would embed all 30,522 word pieces, half a minute on one core.
     train += ["--set", "settings.queue_size=64", "--set", "student.start=layers"]
     assert main(train) == 0
     export = ["export", str(place / "run"), "-o", str(place / "tiny.onnx"), "--precision", "int8", "-q"]
@@ -90,7 +90,7 @@ def test_the_bundle_works_where_torch_is_not_installed(workplace: Path) -> None:
     assert done.stdout.strip() == "(2, 384)"
 
 
-def test_its_commands_follow_each_other(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_its_commands_run_in_sequence(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     bundle, texts = str(workplace / "tiny.onnx"), str(workplace / "texts.txt")
 
     def run(*arguments: str) -> Any:
@@ -108,7 +108,7 @@ def test_its_commands_follow_each_other(workplace: Path, capsys: pytest.CaptureF
     run("search", str(workplace / "index"), "lentil soup", "-k", "3")
 
 
-def test_a_collection_finds_by_meaning_and_refuses_another_model(workplace: Path, tmp_path: Path) -> None:
+def test_a_collection_finds_by_meaning_and_rejects_another_model(workplace: Path, tmp_path: Path) -> None:
     encoder = Encoder.load(workplace / "tiny.onnx")
     Collection.build(workplace / "texts.txt", encoder=encoder, path=tmp_path / "index")
     hits = Collection.open(tmp_path / "index", encoder=encoder).search("a hot bowl of soup", k=5)

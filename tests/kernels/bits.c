@@ -1,7 +1,7 @@
-/* Runs networks of random weights on every target that was compiled in and that this processor has, and prints
- * a digest of the bits that each gives: one line for each network. Fails where two targets differ.
+/* Runs networks with random weights on every compiled target that this processor supports, and prints a digest
+ * of the resulting bits: one line for each network. Fails if two targets differ.
  *
- * It needs neither Python nor a model, so it also runs under sanitizers, for another processor and under an
+ * It needs neither Python nor a model, so it also runs under sanitizers, on other processors and in an
  * emulator. */
 
 #include <stdio.h>
@@ -47,7 +47,7 @@ static uint32_t draw(void) {
     return (uint32_t)(state >> 33);
 }
 
-/* Evenly from -size to size. */
+/* A uniform number from -size to size. */
 static float draw_float(float size) { return ((float)(draw() % 20001) / 10000.0f - 1.0f) * size; }
 
 static float *draw_floats(size_t count, float size, float around) {
@@ -64,7 +64,7 @@ static int8_t *draw_bytes(size_t count, int levels) {
 
 typedef struct {
     int hidden, heads, intermediate, memory, dimension; /* dimension 0: no head */
-    int levels;                                         /* the largest byte of a weight; 0: floats */
+    int levels;                                         /* largest byte of a weight; 0: floats */
     bool is_static;
     WordKind words;
     Activation gelu, head;
@@ -179,7 +179,7 @@ static void free_net(Net *n) {
 
 /* ---- running ---- */
 
-/* FNV-1a of the bits that a target gives for texts of several lengths, 0 where a value was not finite. */
+/* FNV-1a of the bits that a target computes for texts of several lengths, 0 if a value was not finite. */
 static uint64_t run_on(const Target *target, const Shape *shape) {
     static const int lengths[TEXTS] = {3, 0, 1, 16, 17, 33, PLACES, 7, 15};
     int32_t starts[TEXTS + 1] = {0}, ids[TEXTS * PLACES], types[TEXTS * PLACES];

@@ -1,5 +1,5 @@
-/* libFuzzer's way into the kernels: it compiles them in, with sanitizers and the fuzzer's own counters, and hands
- * each input to exercise.py in an embedded Python. fuzz.py compiles and runs it. */
+/* Entry point of libFuzzer: contains the kernels, compiled with sanitizers and the fuzzer's own counters, and
+ * passes each input to exercise.py in an embedded Python. fuzz.py compiles and runs it. */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -14,7 +14,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 static PyObject *exercise, *bert, *wordpiece;
 
-/* An exception of Python ends the program, as a fault in C does: libFuzzer keeps the input. */
+/* A Python exception ends the program, as a fault in C does: libFuzzer keeps the input. */
 static PyObject *needed(PyObject *object) {
     if (object == NULL) {
         PyErr_Print();

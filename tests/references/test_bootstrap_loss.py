@@ -75,7 +75,7 @@ def test_bounds(scale, best, worst):
     assert bootstrap_loss((z1, z2), (-z2, -z1), scale=scale).item() == pytest.approx(worst, abs=1e-5)
 
 
-def test_each_view_meets_the_target_of_the_other():
+def test_each_view_is_compared_with_the_target_of_the_other():
     (z1, z2), (h1, h2) = sample()
     assert bootstrap_loss((z1, z2), (h1, h2)).item() != pytest.approx(bootstrap_loss((z1, z2), (h2, h1)).item())
 

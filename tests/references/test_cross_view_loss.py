@@ -119,7 +119,7 @@ def test_exchanging_the_views_changes_nothing(objective):
     assert torch.allclose(loss_of(*pairs, objective=objective), loss_of(*exchanged, objective=objective))
 
 
-def test_each_view_meets_the_keys_of_the_other():
+def test_each_view_is_compared_with_the_keys_of_the_other():
     online, queues, references = sample()
     before = loss_of(online, queues, references)
     assert not torch.allclose(before, loss_of(online, (queues[0], queues[0]), references))
@@ -135,7 +135,7 @@ def test_no_gradient_reaches_queues_and_references(objective, identical):
     assert all(z.grad.abs().sum() > 0 for z in online)
 
 
-def test_nothing_is_left_to_learn_where_both_sides_are_the_same():
+def test_equal_sides_leave_nothing_to_learn():
     _, queues, references = sample()
     same, queue = (references[0], references[0]), (queues[0], queues[0])
     assert loss_of(same, queue, same, temperature=0.3).item() == pytest.approx(0, abs=1e-6)
@@ -158,7 +158,7 @@ def test_the_order_of_keys_does_not_matter():
     assert torch.allclose(loss_of(online, queues, references), loss_of(online, turned, references))
 
 
-def test_a_view_that_serves_twice_is_its_own_target():
+def test_a_view_used_twice_is_its_own_target():
     """One column, one teacher tensor, one queue: the target is computed only once and must still be correct."""
     online, queues, references = sample()
     given_ = (online, (queues[0], queues[0]), (references[0], references[0]))
@@ -212,7 +212,7 @@ class TestSeveralReferences:
 
     @pytest.mark.parametrize("count", [1, 2, 3])
     @pytest.mark.parametrize("objective", ["kl", "cross_entropy"])
-    def test_as_many_of_the_same_are_one(self, objective, count):
+    def test_several_equal_references_equal_one(self, objective, count):
         online, queues, references = sample()
         same = [pairs_of_keys(queues, references)] * (count - 1)
         alone = loss_of(online, queues, references, objective=objective)

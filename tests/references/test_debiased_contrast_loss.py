@@ -90,7 +90,7 @@ def test_each_step_of_noise_has_its_length_and_raises_the_loss():
     assert not four.requires_grad
 
 
-def test_a_step_goes_along_the_gradient_by_differences():
+def test_a_step_follows_the_gradient_by_differences():
     anchors, positives, noise, units = sample(2, 3, 4, 2)
     negatives = true_negatives(units, threshold=1.1)
     moved = ascend_noise(noise, anchors, positives, negatives, temperature=0.5, steps=1, size=1.0)

@@ -91,7 +91,7 @@ class TestShuffling:
 
     @given(SEEDS, st.integers(1, 70), MASSES, st.sampled_from([0.06, 0.5, 3.0]))
     @settings(max_examples=60, deadline=None)
-    def test_groups_are_the_papers(self, seed, columns, mass, scale):
+    def test_groups_equal_the_papers(self, seed, columns, mass, scale):
         ranked = scores(seed, 3, columns, scale).sort(dim=1, descending=True)[0]
         found = group_of_mass(ranked, mass)
         assert found.tolist() == [reference_groups(row, mass) for row in ranked.tolist()]
@@ -99,7 +99,7 @@ class TestShuffling:
     @pytest.mark.parametrize(
         ("mass", "count"), [(0.1, 10), (0.08, 13), (0.12, 9), (0.15, 7), (0.05, 20), (1.0, 1), (1 / 49, 49)]
     )
-    def test_the_last_group_takes_what_is_left(self, mass, count):
+    def test_the_last_group_takes_the_rest(self, mass, count):
         """With many small scores, no group is empty; U = 1, rounded up or down, falls into the last."""
         for dtype in (torch.float32, torch.float64):
             groups = group_of_mass(torch.zeros(1, 5000, dtype=dtype), mass)
@@ -111,7 +111,7 @@ class TestShuffling:
         assert group_of_mass(ranked, 0.3).tolist() == [[3, 3, 3, 3]]
         assert group_of_mass(torch.tensor([[1.0, 0.9, 0.0, 0.0]]), 0.25).tolist() == [[1, 2, 3, 3]]
 
-    def test_a_rank_that_reaches_a_limit_is_in_the_next_group(self):
+    def test_a_rank_at_a_limit_is_in_the_next_group(self):
         assert group_of_mass(torch.zeros(1, 4), 0.25).tolist() == [[1, 2, 3, 3]]
 
     def test_a_batch_of_64_is_shuffled_in_windows_of_about_six(self):
@@ -134,7 +134,7 @@ class TestShuffling:
         assert len(counts) == 6
         assert (counts - 1000).abs().max() < 150  # five standard deviations
 
-    def test_rows_and_calls_are_shuffled_each_on_its_own(self):
+    def test_rows_and_calls_are_shuffled_independently(self):
         torch.manual_seed(0)
         rows = torch.linspace(0.5, -0.5, 30).repeat(2, 1)
         grouping = partial(group_of_mass, mass=0.5)
@@ -142,14 +142,14 @@ class TestShuffling:
         assert not torch.equal(first[0], first[1])
         assert not torch.equal(first, second)
 
-    def test_torchs_generator_alone_decides(self):
+    def test_only_torchs_generator_decides(self):
         rows, grouping = scores(1, 4, 30), partial(group_of_mass, mass=0.3)
         torch.manual_seed(5)
         first = shuffle_within_groups(rows, grouping)
         torch.manual_seed(5)
         assert torch.equal(shuffle_within_groups(rows, grouping), first)
 
-    def test_ties_are_kept_apart(self):
+    def test_equal_scores_are_neither_dropped_nor_duplicated(self):
         """Shuffling neither drops nor duplicates equal scores."""
         rows = torch.tensor([[0.2, 0.2, 0.2, 0.1, 0.1]])
         after = shuffle_within_groups(rows, partial(group_of_mass, mass=0.5))
@@ -167,7 +167,7 @@ class TestShuffling:
 
     @given(SEEDS, st.integers(1, 20), st.integers(0, 8), st.integers(1, 30))
     @settings(max_examples=20, deadline=None)
-    def test_a_window_leaves_all_other_ranks(self, seed, columns, start, length):
+    def test_a_window_leaves_all_other_ranks_unchanged(self, seed, columns, start, length):
         before = scores(seed, 3, columns)
         torch.manual_seed(0)
         after = shuffle_within_groups(before, partial(group_window, start=start, stop=start + length))
@@ -203,7 +203,7 @@ class TestLoss:
         expected = reference_distillation(*plain, weights, 0.2, 0.1)
         assert found.item() == pytest.approx(expected, rel=1e-4, abs=1e-4)
 
-    def test_mixed_sizes_have_their_weights(self):
+    def test_mixed_sizes_are_weighted(self):
         students, teachers = sample(teachers=3)
         weights = [0.33 / 2, 0.33 / 2, 0.67]
         found = similarity_distillation_loss(
@@ -217,7 +217,7 @@ class TestLoss:
 
     @given(SEEDS, st.integers(1, 7), st.integers(2, 5))
     @settings(max_examples=25, deadline=None)
-    def test_the_diagonal_is_left_out_and_the_order_kept(self, seed, batch, width):
+    def test_the_diagonal_is_skipped_and_the_order_kept(self, seed, batch, width):
         rows, _ = sample(seed, batch, width, 0)
         plain = rows.tolist()
         expected = [[cosine(a, b) for j, b in enumerate(plain) if j != i] for i, a in enumerate(plain)]
@@ -233,7 +233,7 @@ class TestLoss:
         assert torch.allclose(average, (cosines_with_others(teachers[0]) + cosines_with_others(teachers[1])) / 2)
         assert not torch.allclose(average, cosines_with_others(teachers[0] + teachers[1]), atol=0.05)
 
-    def test_gradient_reaches_the_students_alone(self):
+    def test_only_the_students_get_a_gradient(self):
         students, teachers = sample()
         students.requires_grad_()
         teachers = [rows.requires_grad_() for rows in teachers]
@@ -245,7 +245,7 @@ class TestLoss:
         assert students.grad.isfinite().all()
         assert all(rows.grad is None for rows in teachers)
 
-    def test_a_sentence_alone_has_nothing_to_learn(self):
+    def test_a_single_sentence_has_nothing_to_learn(self):
         students, teachers = sample(batch=1)
         students.requires_grad_()
         loss = similarity_distillation_loss(

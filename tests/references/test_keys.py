@@ -77,7 +77,7 @@ class TestAgainstTorch:
         assert torch.equal(results[1], results[3])
 
 
-def test_the_target_is_left_as_it_is():
+def test_the_target_is_not_changed():
     queries, keys = sample(7)
     target = reference([keys], 0.1).probabilities
     before = target.clone()
@@ -106,7 +106,7 @@ class Largest(TorchDispatchMode):
         return result
 
 
-def test_a_long_queue_is_neither_copied_nor_moved():
+def test_a_long_queue_is_not_copied():
     queue = VectorQueue(4096, WIDTH, seed=0)
     place = queue.rows.data_ptr()
     largest = Largest(queue.rows)

@@ -25,7 +25,7 @@ SIZES = {
 
 @pytest.mark.filterwarnings("ignore")  # Optimum emits many
 @pytest.mark.parametrize("architecture", ["bert", "distilbert", "mpnet", "modernbert"])
-def test_optimum_s_graph_gives_the_same_embeddings(toy_tokenizer_json, tmp_path, architecture):
+def test_optimums_graph_computes_the_same_embeddings(toy_tokenizer_json, tmp_path, architecture):
     tokenizer = Tokenizer(toy_tokenizer_json, 20)
     config = AutoConfig.for_model(architecture, vocab_size=tokenizer.vocabulary_size, **SIZES)
     with torch.random.fork_rng():

@@ -161,7 +161,7 @@ def test_an_anchor_is_not_its_own_negative():
     assert not torch.equal(before[0], after[0])
 
 
-def test_other_anchors_positives_are_no_negatives():
+def test_positives_of_other_anchors_are_not_negatives():
     main, _ = sample()
     moved = main.positives.clone()
     moved[1] = torch.randn(2, 4, generator=torch.Generator().manual_seed(9))
@@ -171,7 +171,7 @@ def test_other_anchors_positives_are_no_negatives():
     assert torch.equal(before[[0, 2]], after[[0, 2]])
 
 
-def test_networks_that_agree_have_nothing_to_learn():
+def test_agreeing_networks_have_nothing_to_learn():
     main, peer = sample()
     assert cooperation_loss(main, main, temperature=TEMPERATURE).item() == pytest.approx(0, abs=1e-6)
     assert cooperation_loss(main, peer, temperature=TEMPERATURE).item() > 1e-3
@@ -198,7 +198,7 @@ def test_reductions_differ_by_the_width_of_a_row():
     assert torch.allclose(sentence, (3 + 4 - 1) * entry)
 
 
-def test_the_order_of_positives_matters_to_the_copy_alone():
+def test_the_order_of_positives_matters_only_to_the_copy():
     main, peer = sample(positives=3)
     turned = Embedded(main.anchors, main.positives.flip(1))
     turned_peer = Embedded(peer.anchors, peer.positives.flip(1))

@@ -80,7 +80,7 @@ def test_trec_eval(case):
 
 
 @given(rankings())
-def test_merged_is_scikit_learns(case):
+def test_merged_equals_scikit_learn(case):
     query, scores, _ = case
     assert merged(scores, query) == pytest.approx(average_precision_score(query.relevant, scores), abs=1e-12)
 

@@ -95,7 +95,7 @@ def test_search_and_measures(case, cutoffs):
 
 
 @given(searches(), st.integers(1, 5))
-def test_the_best_are_found_whatever_the_depth_and_the_blocks(case, depth):
+def test_the_best_are_found_for_any_depth_and_blocks(case, depth):
     ids, documents, queries, judged = case
     whole = rankings_of(ids, documents, queries, judged)
     with pytest.MonkeyPatch.context() as patch:

@@ -44,7 +44,7 @@ class TestProperties:
         SEEDS, st.integers(1, 4), st.integers(2, 30), st.sampled_from([0.07, 0.13, 0.31, 1.0]), st.integers(1, 40)
     )
     @settings(max_examples=60, deadline=None)
-    def test_values_move_inside_their_group_only(self, seed, rows, columns, mass, ranks):
+    def test_values_move_only_within_their_group(self, seed, rows, columns, mass, ranks):
         probabilities, own = distributions(seed, rows, columns)
         found = shuffle_probabilities(probabilities, own, mass=mass, ranks=ranks)
         for before, after, column in zip(probabilities.tolist(), found.tolist(), own.tolist(), strict=True):
@@ -56,7 +56,7 @@ class TestProperties:
             shuffled = {c for group in members.values() for c in group}
             assert all(after[c] == before[c] for c in range(columns) if c not in shuffled)
 
-    def test_every_order_of_a_group_comes_up_alike(self):
+    def test_every_order_of_a_group_is_equally_likely(self):
         row = torch.tensor([[0.2, 0.5, 0.17, 0.13]])
         orders = Counter(
             tuple(shuffle_probabilities(row, torch.tensor([1]), mass=1.0, ranks=9)[0].tolist()) for _ in range(600)
@@ -71,13 +71,13 @@ class TestProperties:
         assert len({tuple(row) for row in found.tolist()}) > 10
 
     @pytest.mark.parametrize("columns", [1, 2, 3])
-    def test_where_the_own_key_holds_all_nothing_happens(self, columns):
+    def test_an_own_key_with_all_mass_changes_nothing(self, columns):
         certain = torch.zeros(2, columns)
         certain[:, 0] = 1
         found = shuffle_probabilities(certain, torch.zeros(2, dtype=torch.int64), mass=0.1, ranks=5)
         assert torch.equal(found, certain)
 
-    def test_no_gradient_and_no_change_of_what_is_given(self):
+    def test_arguments_get_no_gradient_and_no_change(self):
         probabilities, own = distributions(1, 3, 9)
         given_ = probabilities.clone().requires_grad_()
         found = shuffle_probabilities(given_, own, mass=0.5, ranks=4)
@@ -113,7 +113,7 @@ class TestLosses:
             ),
         )
 
-    def test_the_target_is_what_the_shuffle_makes_of_it(self):
+    def test_the_target_is_the_shuffled_distribution(self):
         """Rotating the keys of the queue by one equals rotating the target of an unchanged student."""
         students, keys = self.sample()
         seen = []
@@ -138,11 +138,11 @@ class TestLosses:
         for shuffled, plain in zip(self.losses(group_shuffle(1e-6, 99)), self.losses(None), strict=True):
             assert torch.equal(shuffled, plain)
 
-    def test_wide_groups_change_the_loss_anew_each_time(self):
+    def test_wide_groups_change_the_loss_each_time(self):
         draws = {tuple(loss.item() for loss in self.losses(group_shuffle(1.0, 99))) for _ in range(5)}
         assert len(draws) == 5
 
-    def test_no_mass_is_no_shuffle(self):
+    def test_a_mass_of_zero_does_not_shuffle(self):
         assert group_shuffle(None, 5) is None
 
     def test_a_loss_without_probabilities_has_none_to_shuffle(self):

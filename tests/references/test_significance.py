@@ -100,7 +100,7 @@ def test_scipys_percentile_interval_is_the_same_but_for_its_draws():
     assert (found.low, found.high) == pytest.approx((theirs.low, theirs.high), abs=0.04 * width)
 
 
-def test_equal_models_are_called_different_about_as_often_as_promised():
+def test_the_rate_of_false_differences_is_the_nominal_one():
     generator = np.random.default_rng(7)
     wrong = 0
     for _ in range(200):

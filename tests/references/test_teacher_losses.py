@@ -139,7 +139,7 @@ LOSSES = {
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_gradient_reaches_the_students_alone(name):
+def test_only_the_students_get_a_gradient(name):
     students, others, queue, teachers = (rows.clone().requires_grad_() for rows in sample())
     LOSSES[name](students, others, queue, teachers).backward()
     assert students.grad.abs().sum() > 0

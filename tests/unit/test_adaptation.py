@@ -67,7 +67,7 @@ def test_the_new_bundle_is_nearer_and_of_the_same_form(student, changes, tmp_pat
     assert new.manifest.base == "student.onnx"
 
 
-def test_it_can_be_interrupted_and_goes_on(student, changes, tmp_path):
+def test_it_can_be_interrupted_and_resumed(student, changes, tmp_path):
     config = adaptation_config(student, changes)
     steps = iter([False] * 10 + [True])
     assert adapt(config, tmp_path / "run", tmp_path / "new.onnx", Control(should_stop=lambda: next(steps))) is None
@@ -76,7 +76,7 @@ def test_it_can_be_interrupted_and_goes_on(student, changes, tmp_path):
     assert found.steps == 30
 
 
-def test_what_is_no_better_is_not_written(student, changes, tmp_path, monkeypatch):
+def test_a_bundle_that_is_no_better_is_not_written(student, changes, tmp_path, monkeypatch):
     monkeypatch.setattr("embedkit.adaptation._cosines", lambda *_: {"own": 0.5})
     (tmp_path / "new.onnx").write_bytes(b"precious")
     with pytest.raises(GateError, match="nothing was written: on held-out text"):

@@ -30,7 +30,7 @@ def test_a_file_appears_when_it_is_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, BundleError])
-def test_a_failure_leaves_what_stood_there(tmp_path: Path, error: type[BaseException]) -> None:
+def test_a_failure_leaves_the_old_file(tmp_path: Path, error: type[BaseException]) -> None:
     target = tmp_path / "file.bin"
     target.write_bytes(b"old")
 
@@ -100,7 +100,7 @@ def test_the_longest_names_can_be_written(tmp_path: Path) -> None:
     assert len(names(tmp_path)) == 2
 
 
-def test_a_folder_takes_the_place_of_the_old_one(tmp_path: Path) -> None:
+def test_a_folder_replaces_the_old_one(tmp_path: Path) -> None:
     target = tmp_path / "model"
     for number in range(2):
         with atomic_folder(target) as temporary:
@@ -147,7 +147,7 @@ def test_the_old_folder_comes_back_when_the_new_one_cannot_be_moved(
     assert names(tmp_path) == ["model"]
 
 
-def test_writers_of_one_name_do_not_meet(tmp_path: Path) -> None:
+def test_writers_of_one_name_do_not_collide(tmp_path: Path) -> None:
     target = tmp_path / "file"
     with atomic_file(target) as first, atomic_file(target) as second:
         assert first != second

@@ -136,7 +136,7 @@ class TestFromMapping:
             ),
         )
     )
-    def test_whatever_a_file_holds_is_a_config_or_a_config_error(self, mapping):
+    def test_any_file_is_a_config_or_a_config_error(self, mapping):
         with contextlib.suppress(ConfigError):
             car = from_mapping(Car, mapping)
             assert from_mapping(Car, to_mapping(car)) == car
@@ -167,7 +167,7 @@ class TestLoadToml:
         with pytest.raises(ConfigError, match=message):
             load_toml(tmp_path / "a.toml")
 
-    def test_a_folder_is_no_file(self, tmp_path):
+    def test_a_folder_is_not_a_file(self, tmp_path):
         with pytest.raises(ConfigError):
             load_toml(tmp_path)
 
@@ -194,7 +194,7 @@ class TestOverrides:
         assert apply_overrides({}, ["a=1", "a=2"]) == {"a": 2}
 
     @pytest.mark.parametrize("override", ["a", "=1", " =1", "d.x=1", "list.x=1"])
-    def test_nonsense_is_refused(self, override):
+    def test_invalid_flags_are_refused(self, override):
         with pytest.raises(ConfigError):
             apply_overrides({"d": 3, "list": [{"x": 0}]}, [override])
 

@@ -91,7 +91,7 @@ def test_a_line_never_wraps(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> No
     assert max(map(len, terminal.getvalue().replace("\r\x1b[K", "\n").splitlines())) == 39
 
 
-def test_elsewhere_lines_are_logged_now_and_then(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+def test_elsewhere_lines_are_logged_periodically(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="embedkit")
     stream = io.StringIO()
     with Progress("encode", 100, unit="texts", stream=stream) as progress:
@@ -119,7 +119,7 @@ def test_a_bar_ends_its_line_when_the_work_fails(clock: Clock) -> None:
     assert terminal.getvalue().endswith("\n")
 
 
-def test_a_process_without_stderr_is_no_obstacle(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_without_stderr_works(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", None)
     with Progress("encode", 10, enabled=True) as progress:
         clock.now += 1

@@ -30,7 +30,7 @@ class Index:
         return queries, queries
 
 
-def test_what_has_the_members_is_one() -> None:
+def test_an_object_with_the_members_conforms() -> None:
     assert isinstance(Encoding(), TextEncoder)
     assert isinstance(Index(), VectorIndex)
     assert isinstance(Scoring(), PairScorer)
@@ -40,6 +40,6 @@ def test_what_has_the_members_is_one() -> None:
 
 
 @pytest.mark.parametrize("member", ["name", "fingerprint", "dimension", "max_length", "encode"])
-def test_what_lacks_a_member_is_none(member: str) -> None:
+def test_an_object_without_a_member_does_not_conform(member: str) -> None:
     members = {name: value for name, value in vars(Encoding).items() if name != member and name[0] != "_"}
     assert not isinstance(type("Lacking", (), members)(), TextEncoder)

@@ -32,7 +32,7 @@ def rows(path):
 
 @pytest.mark.parametrize("packing", PACKERS)
 class TestForms:
-    def test_txt_is_a_text_a_line(self, write, packing):
+    def test_txt_has_one_text_per_line(self, write, packing):
         assert rows(write(f"a.txt{packing}", "one\n\ntwo")) == [{"text": "one"}, {"text": ""}, {"text": "two"}]
 
     def test_tsv_names_cells_by_position(self, write, packing):
@@ -44,7 +44,7 @@ class TestForms:
         found = rows(write(f"a.csv{packing}", content))
         assert found == [{"id": "1", "text": 'two\r\nlines, and "quotes"'}, {"id": "2", "text": ""}]
 
-    def test_jsonl_is_an_object_a_line(self, write, packing):
+    def test_jsonl_has_one_object_per_line(self, write, packing):
         found = list(read_records(write(f"a.jsonl{packing}", '{"text": "a"}\n\n  \n{"text": "b", "n": [1]}\n')))
         assert found == [(1, {"text": "a"}), (4, {"text": "b", "n": [1]})]
 
@@ -108,7 +108,7 @@ def test_rows_come_as_they_are_read(write):
         ("a.gz", b"", "expected one of"),
     ],
 )
-def test_what_is_wrong_is_named(write, name, content, message):
+def test_errors_are_named(write, name, content, message):
     with pytest.raises(DataError, match=message):
         rows(write(name, content))
 

@@ -75,7 +75,7 @@ def test_where_folders_cannot_be_locked_a_file_is(lockable, tmp_path):
         assert (tmp_path / module.LOCK).exists()
 
 
-def test_where_nothing_can_be_locked_only_who_needs_it_is_refused(lockable, tmp_path):
+def test_without_locks_only_callers_that_need_one_are_refused(lockable, tmp_path):
     lockable(lambda _: False)
     with write_lock(tmp_path), write_lock(tmp_path):
         pass
@@ -83,14 +83,14 @@ def test_where_nothing_can_be_locked_only_who_needs_it_is_refused(lockable, tmp_
         write_lock(tmp_path, refusal=CacheError, needed=True).__enter__()
 
 
-def test_an_error_within_is_the_writers_own(way, tmp_path):
+def test_errors_of_the_writer_are_passed_on(way, tmp_path):
     with pytest.raises(BlockingIOError, match="a pipe"), write_lock(tmp_path):
         raise BlockingIOError("a pipe")
     with write_lock(tmp_path):
         pass
 
 
-def test_a_killed_process_holds_nothing(way, tmp_path):
+def test_a_killed_process_releases_the_lock(way, tmp_path):
     with subprocess.Popen([sys.executable, "-c", HOLDER, way, tmp_path], stdout=subprocess.PIPE) as holder:
         assert holder.stdout.readline() == b"held\n"
         with pytest.raises(CollectionError):

@@ -1,6 +1,6 @@
-"""Bulk encoding: Parquet in, Parquet with embeddings out, shard by shard, on one machine or on many.
+"""Bulk encoding of Parquet to Parquet with embeddings, in shards, on one machine or several.
 
-Needs ``pip install "embedkit-onnx[bulk]"``, and the engine ``ray`` needs ``embedkit-onnx[ray]``.
+Requires ``pip install "embedkit-onnx[bulk]"``; the engine ``ray`` requires ``embedkit-onnx[ray]``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A bulk encoding: what is to be done, what it will cost, and the doing."""
+"""Bulk encoding: preparation, cost and execution."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ _WARM_UP_ROWS = 64  # the first call is always slower
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What is left to be done.
+    """The remaining work.
 
     Attributes:
-        rows: texts to embed.
-        shards: files to write.
-        bytes: of the embeddings to write; the other columns come on top.
-        seconds_per_row: of one worker with the threads of this process, as measured on a sample.
+        rows: number of texts to embed.
+        shards: number of files to write.
+        bytes: size of the embeddings to write, without the other columns.
+        seconds_per_row: of one worker with the threads of this process, measured on a sample.
     """
 
     rows: int
@@ -46,17 +46,17 @@ class Cost:
 
 
 class BulkEncoding:
-    """Parquet files to be embedded shard by shard into a folder; what is there already is not made again.
+    """Embeds Parquet files shard by shard into a folder, skipping shards that exist.
 
-    Made by :meth:`prepare`, which checks everything that can be checked before the work::
+    Created by :meth:`prepare`, which checks everything that can be checked in advance::
 
         encoding = BulkEncoding.prepare("pages/", "embedded/", model="tiny-sct")
         encoding.cost()
         encoding.run(engine="ray")
 
     Attributes:
-        job: what every worker has to know.
-        shards: what it is done on.
+        job: the settings that every worker needs.
+        shards: the shards of the inputs.
     """
 
     def __init__(self, job: Job, inputs: Sequence[ParquetInput], rows_per_shard: int, encoder: Encoder) -> None:
@@ -92,31 +92,31 @@ class BulkEncoding:
         threads: int | None = None,
         providers: Sequence[str] | None = None,
     ) -> BulkEncoding:
-        """Look at inputs and model; nothing is written yet.
+        """Check the inputs and the model, without writing anything.
 
         Args:
             source: a Parquet file, a folder of them, or a pattern (see :func:`find_inputs`).
-            output: folder of the shards, or its URL in an object store: new, empty, or begun with the same
-                arguments. Shards that were made by
-                another arithmetic (:attr:`embedkit.Encoder.numerics`) are kept, and a warning is logged.
-            model: as of :meth:`Encoder.load`; for engines on many machines, a path that all of them see.
-            text_column: the column that is embedded.
-            columns: the columns that rows keep; all, the texts too, if None.
-            rows_per_shard: rows that are embedded together and become one file; a worker holds one shard in
-                memory.
-            prompt_name: name of one of the model's prompts, put before every text.
-            truncate_dim: keep only the first so many dimensions.
-            precision: as of :meth:`Encoder.encode`.
-            on_overflow: what to do with a text that is too long.
-            threads: threads of a worker.
-            providers: ONNX Runtime execution providers, the CPU's if None.
+            output: folder of the shards, or its URL in an object store: new, empty, or from a run with the same
+                arguments. Shards of other arithmetic (:attr:`embedkit.Encoder.numerics`) are kept, and a
+                warning is logged.
+            model: as for :meth:`Encoder.load`; for engines on several machines, a path that all of them can read.
+            text_column: column of the texts.
+            columns: columns to keep; None keeps all, including the texts.
+            rows_per_shard: number of rows that are embedded together and written to one file; a worker holds one
+                shard in memory.
+            prompt_name: name of one of the model's prompts, prepended to every text.
+            truncate_dim: number of leading dimensions to keep.
+            precision: as for :meth:`Encoder.encode`.
+            on_overflow: how to treat a text that is too long.
+            threads: number of threads of a worker.
+            providers: ONNX Runtime execution providers; None uses the CPU.
 
         Raises:
-            DataError: there is no Parquet at ``source``, it has no rows, or not the columns.
-            InputError: an argument makes no sense or does not fit the model, or the folder was begun with others.
+            DataError: ``source`` has no Parquet files, no rows, or lacks the columns.
+            InputError: an argument is invalid or unsuitable for the model, or the folder belongs to another run.
             ModelNotFoundError, BundleError, ModelError, ProviderError: the model cannot be loaded.
-            FingerprintError: the folder holds embeddings of another model.
-            CollectionError: the folder holds something else.
+            FingerprintError: the folder contains embeddings of another model.
+            CollectionError: the folder contains something else.
         """
         inputs = find_inputs(source)
         kept = _checked_columns(inputs, text_column, columns)
@@ -144,7 +144,7 @@ class BulkEncoding:
 
     @property
     def rows(self) -> int:
-        """Rows of all inputs."""
+        """Number of rows of all inputs."""
         return sum(shard.rows for shard in self.shards)
 
     @property
@@ -153,11 +153,11 @@ class BulkEncoding:
         return self._encoder
 
     def left(self) -> list[Shard]:
-        """The shards that are not there yet."""
+        """Return the shards that do not exist yet."""
         return unfinished(self.job.output, self.shards)
 
     def cost(self) -> Cost:
-        """What is left to be done, with the speed that a few hundred texts of it show here and now.
+        """Return the remaining work, with the speed measured on a few hundred of its texts.
 
         Raises:
             DataError: the first shard cannot be read.
@@ -170,24 +170,24 @@ class BulkEncoding:
     def run(
         self, *, engine: str = "local", workers: int | None = None, show_progress_bar: bool | None = None
     ) -> int:
-        """Make the shards that are not there yet.
+        """Create the shards that do not exist yet.
 
         Args:
             engine: ``"local"``, this machine, or ``"ray"``.
-            workers: processes that work side by side; by default this one, with ``"ray"`` as many as have room.
-            show_progress_bar: None shows progress on a terminal only, and log lines elsewhere.
+            workers: number of parallel processes; by default this one, or with ``"ray"`` as many as fit.
+            show_progress_bar: None shows progress on a terminal only, and logs it elsewhere.
 
         Returns:
-            the number of rows that were embedded now.
+            the number of rows embedded by this call.
 
         Raises:
-            FingerprintError: a worker finds another model.
-            InputError: there is no such engine, or ``workers`` is no count.
-            CollectionError: somebody else is writing there.
+            FingerprintError: a worker loads another model.
+            InputError: the engine does not exist, or ``workers`` is not a positive integer.
+            CollectionError: another process is writing to the folder.
             DataError: an input cannot be read, or a text is null.
-            TextOverflowError: a text is too long and that was to be refused.
+            TextOverflowError: a text is too long and ``on_overflow`` refuses it.
             MissingExtraError: the engine needs a package that is not installed.
-            WorkerError: the engine itself gave up. What is finished stays, as with every other error.
+            WorkerError: the engine itself failed. Finished shards are kept, as with every other error.
             StorageError: the disk is full or the folder cannot be written.
         """
         encode_shards = find_engine(engine)
@@ -212,7 +212,7 @@ class BulkEncoding:
 def _checked_columns(
     inputs: Sequence[ParquetInput], text_column: str, columns: Sequence[str] | None
 ) -> tuple[str, ...]:
-    """The columns to keep, if they and the texts are there."""
+    """Return the columns to keep, after checking that they and the texts exist."""
     schema, path = inputs[0].schema, inputs[0].path
     kept = tuple(schema.names if columns is None else dict.fromkeys(columns))
     for name in (text_column, *kept):
@@ -252,6 +252,6 @@ def _check_apart(given: str | os.PathLike[str], output: Path | str) -> None:
 
 
 def _everywhere(model: str | os.PathLike[str]) -> str:
-    """A model's path as workers in other folders find it; names and hub ids stay as they are."""
+    """Return a model's path so that workers in other folders find it; names and hub ids are unchanged."""
     path = Path(model).expanduser()
     return str(path.resolve()) if path.exists() else os.fspath(model)

@@ -1,4 +1,4 @@
-"""Engines: who works on the shards. One module each, imported when it is asked for."""
+"""Engines, which distribute shards to workers. Each is a module that is imported on demand."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from embedkit.serving.bulk.parquet_input import Shard
 
 __all__ = ["ENGINES", "Engine", "find_engine"]
 
-# name -> module, whose `encode_shards` is the engine, and the extra that brings what it imports
+# name -> module, whose `encode_shards` is the engine, and the extra that installs its dependencies
 ENGINES: Final = {
     "local": ("embedkit.serving.bulk.local_engine", "bulk"),
     "ray": ("embedkit.serving.bulk.ray_engine", "ray"),
@@ -21,7 +21,7 @@ ENGINES: Final = {
 
 
 class Engine(Protocol):
-    """Makes every shard of a list, in any order."""
+    """Creates every shard of a list, in any order."""
 
     def __call__(
         self,
@@ -33,26 +33,26 @@ class Engine(Protocol):
         workers: int | None,
         advance: Callable[[int], None],
     ) -> None:
-        """Work until all is done.
+        """Create all shards.
 
         Args:
-            job: what to do.
-            shards: what to do it on.
+            job: the settings.
+            shards: the shards to create.
             encoder: the job's model, loaded in this process.
-            workers: processes that work side by side; the engine chooses if None.
-            advance: called with a number of rows whenever so many more are embedded.
+            workers: number of parallel processes; None lets the engine choose.
+            advance: called with the number of newly embedded rows.
 
         Raises:
-            EmbedkitError: what ended the work, as `ShardEncoder` raises it. Finished shards stay.
+            EmbedkitError: as raised by `ShardEncoder`. Finished shards are kept.
         """
 
 
 def find_engine(name: str) -> Engine:
-    """The engine of that name.
+    """Return the engine with this name.
 
     Raises:
-        InputError: there is no such engine.
-        MissingExtraError: it needs a package that is not installed.
+        InputError: the engine does not exist.
+        MissingExtraError: it requires a package that is not installed.
     """
     if name not in ENGINES:
         raise InputError(f"there is no engine {name!r}; the engines are {', '.join(ENGINES)}")

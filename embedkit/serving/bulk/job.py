@@ -1,4 +1,4 @@
-"""A job: everything that decides what stands in the shards of an output."""
+"""A job: every setting that determines the contents of the shards."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from embedkit.runtime.packing import Precision
 __all__ = ["EMBEDDING", "Job"]
 
 EMBEDDING = "embedding"
-"""The column that is added."""
+"""The added column."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What every worker has to know; it travels to them.
+    """The settings that every worker needs; sent to them.
 
     Attributes:
-        model: what `Encoder.load` takes, on every machine.
-        fingerprint: of the model; a worker that finds another one refuses to work.
-        numerics: of the model where the work began; a worker that computes otherwise logs a warning.
+        model: argument of `Encoder.load`, on every machine.
+        fingerprint: of the model; a worker that loads another one raises an error.
+        numerics: of the model where the run started; a worker with other arithmetic logs a warning.
         output: folder or URL of the shards, on every machine.
-        text_column: the column that is embedded.
-        columns: the columns that rows keep.
-        prompt_name: name of one of the model's prompts, put before every text.
-        truncate_dim: keep only the first so many dimensions.
-        precision: as of `Encoder.encode`.
-        on_overflow: what to do with a text that is too long.
-        threads: threads of a worker, as many as it may use if None.
-        providers: ONNX Runtime execution providers, the CPU's if None.
+        text_column: column of the texts.
+        columns: columns to keep.
+        prompt_name: name of one of the model's prompts, prepended to every text.
+        truncate_dim: number of leading dimensions to keep.
+        precision: as for `Encoder.encode`.
+        on_overflow: how to treat a text that is too long.
+        threads: number of threads of a worker; None uses all that are available.
+        providers: ONNX Runtime execution providers; None uses the CPU.
     """
 
     model: str
@@ -49,7 +49,7 @@ class Job:
 
     @property
     def options(self) -> EncodeOptions:
-        """The keywords of `Encoder.encode`."""
+        """Return the keyword arguments of `Encoder.encode`."""
         return {
             "prompt_name": self.prompt_name,
             "truncate_dim": self.truncate_dim,
@@ -60,7 +60,7 @@ class Job:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What decides the content of the shards; where and how fast they are made does not."""
+        """Return what determines the contents of the shards, which place and speed do not."""
         return {
             "fingerprint": self.fingerprint,
             "text_column": self.text_column,

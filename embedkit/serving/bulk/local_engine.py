@@ -1,4 +1,4 @@
-"""This machine: one shard after the other, by this process or by several that share each."""
+"""The engine for this machine: one shard after another, each by this process or by several that share it."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ def encode_shards(
     workers: int | None,
     advance: Callable[[int], None],
 ) -> None:
-    """The engine ``local``; workers are the processes of an `EncoderPool`.
+    """Run the engine ``local``, whose workers are the processes of an `EncoderPool`.
 
     Raises:
-        InputError: ``workers`` is no count.
-        EmbedkitError: as `ShardEncoder.encode`.
+        InputError: ``workers`` is not a positive integer.
+        EmbedkitError: as raised by `ShardEncoder.encode`.
     """
     with (
         contextlib.nullcontext(encoder) if workers is None else encoder.pool(workers, threads=job.threads) as model

@@ -1,4 +1,4 @@
-"""The folder of an output: shards that are there whole or not at all, and what they were made from."""
+"""The folder of an output: complete shards and a manifest of what they were created from."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from embedkit.serving.bulk.places import Place, open_place
 __all__ = ["MANIFEST", "begin_or_resume", "check_output", "unfinished"]
 
 MANIFEST = "_manifest.json"
-"""Readers of Parquet folders pass over names that begin with an underscore."""
+"""Readers of Parquet folders skip names that begin with an underscore."""
 
 _FORMAT = 1
 _LEFTOVER = re.compile(r"\.(shard-\d{6,}\.parquet|_manifest\.json)\.[0-9a-f]+\.part")
@@ -26,16 +26,16 @@ _SETTINGS_NAMED = 3
 
 
 def check_output(folder: Path | str, manifest: dict[str, Any]) -> None:
-    """Refuse a folder that is neither new nor begun so; one without finished shards may begin anew.
+    """Reject a folder that is neither new nor from the same run; without finished shards it may start over.
 
     Args:
         folder: of the shards.
         manifest: ``model``, ``fingerprint``, ``numerics``, settings, inputs; values of JSON.
 
     Raises:
-        FingerprintError: the folder holds embeddings of another model.
-        InputError: it was begun with other settings or other inputs; says which.
-        CollectionError: it holds something else.
+        FingerprintError: the folder contains embeddings of another model.
+        InputError: it belongs to a run with other settings or other inputs; the message names them.
+        CollectionError: it contains something else.
     """
     if _is_begun(folder):
         _refuse_another(folder, _read(folder), {"format": _FORMAT, **manifest})
@@ -45,10 +45,10 @@ def check_output(folder: Path | str, manifest: dict[str, Any]) -> None:
 
 @contextlib.contextmanager
 def begin_or_resume(folder: Path | str, manifest: dict[str, Any]) -> Iterator[None]:
-    """Hold the right to write shards into a folder; what killed runs have left half done is cleared away.
+    """Hold the write lock of a folder of shards, and delete incomplete files of killed runs.
 
     Raises:
-        CollectionError: somebody else is writing there; or, as all others, what `check_output` raises.
+        CollectionError: another process is writing to it; otherwise as `check_output`.
         StorageError: it cannot be written.
     """
     place = open_place(folder)
@@ -62,23 +62,23 @@ def begin_or_resume(folder: Path | str, manifest: dict[str, Any]) -> Iterator[No
             text = json.dumps({"format": _FORMAT, **manifest, "numerics": numerics}, indent=2, ensure_ascii=False)
             temporary.write_text(text, encoding="utf-8")
         yield
-        _sweep(place)  # of workers that were lost
+        _sweep(place)  # of lost workers
 
 
 def unfinished(folder: Path | str, shards: Sequence[Shard]) -> list[Shard]:
-    """The shards whose files are not there yet."""
+    """Return the shards whose files do not exist yet."""
     present = set(open_place(folder).names())
     return [shard for shard in shards if shard.file not in present]
 
 
 def _is_begun(folder: Path | str) -> bool:
-    """Whether there are finished shards."""
+    """Return whether there are finished shards."""
     names = open_place(folder).names()
     return MANIFEST in names and any(map(_SHARD.fullmatch, names))
 
 
 def _numerics(manifest: dict[str, Any]) -> list[str]:
-    """The arithmetics of the finished shards; manifests of earlier versions do not name them."""
+    """Return the arithmetics of the finished shards; manifests of earlier versions do not contain them."""
     found = manifest.get("numerics")
     return [str(each) for each in found] if isinstance(found, list) else [UNKNOWN]
 
@@ -107,10 +107,10 @@ def _refuse_another(folder: Path | str, found: dict[str, Any], wanted: dict[str,
         )
     changed = [name for name in wanted if name != "numerics" and found.get(name) != wanted[name]]
     if changed:
-        told = ", ".join(
+        differences = ", ".join(
             f"{name} {_short(found.get(name))}, now {_short(wanted[name])}" for name in changed[:_SETTINGS_NAMED]
         )
-        raise InputError(f"{folder} was begun with {told}: go on as it was begun, or give another folder")
+        raise InputError(f"{folder} was begun with {differences}: go on as it was begun, or give another folder")
 
 
 def _short(value: object) -> str:

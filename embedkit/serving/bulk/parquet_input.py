@@ -1,4 +1,4 @@
-"""Parquet files to be embedded: found, told apart, cut into shards, read a shard at a time."""
+"""Parquet inputs: found, identified, split into shards, and read shard by shard."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from embedkit.object_store import is_url, open_store
 __all__ = ["ParquetInput", "Shard", "cut_into_shards", "find_inputs", "read_shard"]
 
 _BATCH_ROWS = 8192
-_BUFFER_BYTES = 1 << 20  # pages are read through it; without one a whole column of a row group would be
-_TRAILER_BYTES = 8  # length of the footer, magic word
+_BUFFER_BYTES = 1 << 20  # buffers reads of pages; without it a whole column of a row group would be read
+_TRAILER_BYTES = 8  # length of the footer, magic number
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +28,12 @@ class ParquetInput:
     """One file.
 
     Attributes:
-        path: where it is; a URL in an object store.
-        name: its path below the folder that all inputs share, which stays when they are moved together.
-        rows: how many it has.
-        bytes: its length.
-        footer: hex SHA-256 of its footer, which holds place, size and extremes of every column's parts: with the
-            length, what tells a file from another without reading it.
+        path: path, or URL in an object store.
+        name: its path below the common folder of all inputs, which does not change when they are moved together.
+        rows: number of rows.
+        bytes: file size.
+        footer: hex SHA-256 of its footer, which contains position, size and extremes of every column chunk: with
+            the size, it identifies a file without reading it.
         schema: columns and their types.
     """
 
@@ -47,13 +47,13 @@ class ParquetInput:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """Consecutive rows of one file, which are embedded together and become one file.
+    """Consecutive rows of one file, which are embedded together and written to one file.
 
     Attributes:
         number: from 0, over all inputs.
         path: the file.
-        first: the first row.
-        rows: how many.
+        first: number of the first row.
+        rows: number of rows.
     """
 
     number: int
@@ -68,18 +68,18 @@ class Shard:
 
 
 def find_inputs(source: str | os.PathLike[str]) -> list[ParquetInput]:
-    """Find the Parquet files of a path, and read their footers.
+    """Find the Parquet files at a path, and read their footers.
 
     Args:
-        source: a file; a folder, of which all ``*.parquet`` below count but those with a name, or in a folder,
-            that begins with a dot or an underscore; a pattern such as ``"pages/*.parquet"``; or the URL of a file
-            or a folder in an object store.
+        source: a file; a folder, including all ``*.parquet`` below it except those whose name or folder begins
+            with a dot or an underscore; a pattern such as ``"pages/*.parquet"``; or the URL of a file or a folder
+            in an object store.
 
     Returns:
-        the files in the order of their paths.
+        the files, ordered by path.
 
     Raises:
-        DataError: there are none, one cannot be read, or they do not have the same columns.
+        DataError: there are none, one cannot be read, or their columns differ.
     """
     found = _find_objects(str(source)) if is_url(source) else _find_files(Path(source).expanduser())
     if not found:
@@ -94,7 +94,7 @@ def find_inputs(source: str | os.PathLike[str]) -> list[ParquetInput]:
 
 
 def cut_into_shards(inputs: Sequence[ParquetInput], rows_per_shard: int) -> list[Shard]:
-    """Cut every file into runs of so many rows, the last one of a file shorter."""
+    """Split every file into consecutive shards of that many rows, the last one of a file shorter."""
     runs = [
         (each.path, first, min(rows_per_shard, each.rows - first))
         for each in inputs
@@ -104,10 +104,10 @@ def cut_into_shards(inputs: Sequence[ParquetInput], rows_per_shard: int) -> list
 
 
 def read_shard(shard: Shard, columns: Sequence[str]) -> pa.Table:
-    """Read some columns of a shard's rows.
+    """Read some columns of a shard.
 
     Raises:
-        DataError: the file cannot be read, or is shorter than it was.
+        DataError: the file cannot be read, or has become shorter.
     """
     with (
         _reading(shard.path),
@@ -121,7 +121,7 @@ def read_shard(shard: Shard, columns: Sequence[str]) -> pa.Table:
 
 
 def _slices(file: parquet.ParquetFile, shard: Shard, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """The shard's part of every batch of the row groups that it touches."""
+    """Yield the shard's part of every batch of its row groups."""
     groups, start = _groups(file.metadata, shard)
     wanted, last = shard.first - start, shard.first - start + shard.rows
     position = 0
@@ -135,7 +135,7 @@ def _slices(file: parquet.ParquetFile, shard: Shard, columns: Sequence[str]) -> 
 
 
 def _groups(metadata: parquet.FileMetaData, shard: Shard) -> tuple[list[int], int]:
-    """The row groups that hold a shard's rows, and the row at which the first of them starts."""
+    """Return the row groups that contain a shard's rows, and the first row of the first of them."""
     groups: list[int] = []
     start = row = 0
     for number in range(metadata.num_row_groups):
@@ -148,7 +148,7 @@ def _groups(metadata: parquet.FileMetaData, shard: Shard) -> tuple[list[int], in
 
 
 def _find_objects(url: str) -> dict[str, Path | str]:
-    """Names and URLs of the Parquet objects at a URL."""
+    """Return names and URLs of the Parquet objects at a URL."""
     store = open_store(url)
     if store.is_file:
         return {url.rpartition("/")[2]: url}
@@ -157,14 +157,14 @@ def _find_objects(url: str) -> dict[str, Path | str]:
 
 
 def _find_files(source: Path) -> dict[str, Path | str]:
-    """Names below the folder that all share, and paths of the Parquet files at a path."""
+    """Return names below the common folder, and paths of the Parquet files at a path."""
     paths = _find(source)
     root = Path(os.path.commonpath([path.parent for path in paths])) if paths else source
     return {path.relative_to(root).as_posix(): path for path in paths}
 
 
 def _open(path: Path | str) -> Any:
-    """A file, or an object of which only the parts asked for are read."""
+    """Open a file, or an object that is read only in the requested parts."""
     return path.open("rb") if isinstance(path, Path) else open_store(path).open()
 
 

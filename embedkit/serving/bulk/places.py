@@ -1,4 +1,4 @@
-"""Where shards are written: a folder of this machine, or below a URL of an object store."""
+"""The place of shards: a local folder, or a URL in an object store."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ class Place(Protocol):
     """Files that appear whole or not at all."""
 
     def names(self) -> list[str]:
-        """The names of the files, lock files excepted; none if the place does not exist."""
+        """Return the names of the files except lock files; none if the place does not exist."""
 
     def read(self, name: str, /) -> str:
-        """The text of a file.
+        """Return the contents of a text file.
 
         Raises:
             CollectionError: it cannot be read.
         """
 
     def written(self, name: str, /) -> contextlib.AbstractContextManager[Path]:
-        """Yield a path to write to, which becomes the file.
+        """Yield a temporary path to write to, which then becomes the file.
 
         Raises:
             StorageError: the file cannot be written.
         """
 
     def claimed(self) -> contextlib.AbstractContextManager[None]:
-        """Make the place if necessary, and keep other writers out where that is possible."""
+        """Create the place if necessary, and lock out other writers where possible."""
 
     def remove(self, name: str, /) -> None:
-        """Remove a file if it is there."""
+        """Remove a file if it exists."""
 
 
 class _Folder:
@@ -71,7 +71,7 @@ class _Folder:
 
 
 class _Prefix:
-    """Below a URL; without locks, but two runs of one job write the same bytes, so neither harms the other."""
+    """A URL in an object store; without locks, but two runs of one job write the same bytes and do no harm."""
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
@@ -93,7 +93,7 @@ class _Prefix:
 
 
 def open_place(output: Path | str) -> Place:
-    """The place of an output.
+    """Return the place of an output.
 
     Raises:
         MissingExtraError: the object store's client is not installed.
@@ -102,5 +102,5 @@ def open_place(output: Path | str) -> Place:
 
 
 def resolved(place: Path | str) -> Path | str:
-    """The same place for processes in other folders."""
+    """Return the same place in a form that is valid for processes in other folders."""
     return place if is_url(place) else Path(place).resolve()

@@ -1,7 +1,7 @@
-"""Ray Data: actors that hold a model each, on one machine or on a cluster; Ray hands them the shards.
+"""Ray Data: actors that each hold a model, on one machine or on a cluster; Ray assigns the shards.
 
-What goes through Ray is where shards begin and end. Texts and embeddings go from file to file within a worker,
-so they are in nobody's object store, and all machines have to see the same paths.
+Only the bounds of shards pass through Ray. Workers read texts and write embeddings themselves, so Ray's object
+store does not hold them, and all machines must see the same paths.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ def encode_shards(
     workers: int | None,
     advance: Callable[[int], None],
 ) -> None:
-    """The engine ``ray``: on the cluster that this process is connected to, else the one that Ray finds or starts.
+    """Run the engine ``ray`` on the connected cluster, or on one that Ray finds or starts.
 
-    An actor takes ``job.threads`` processors, one if that is None, and a GPU if a provider is for one; by default
-    there are as many actors as the cluster has room for now.
+    An actor uses ``job.threads`` processors (one if None), and a GPU if a provider needs one; by default there are
+    as many actors as currently fit on the cluster.
 
     Raises:
-        InputError: ``workers`` is no count.
-        EmbedkitError: as `ShardEncoder` raised it in a worker.
-        WorkerError: Ray itself gave up.
+        InputError: ``workers`` is not a positive integer.
+        EmbedkitError: as raised by `ShardEncoder` in a worker.
+        WorkerError: Ray itself failed.
     """
     wanted = check_count(workers, "workers")
     job = replace(job, output=resolved(job.output), threads=job.threads or 1)
@@ -58,15 +58,15 @@ def encode_shards(
         pool = ray.data.ActorPoolStrategy(size=min(wanted or _room(needs), len(shards)))
         places = ray.data.from_items([_place(shard) for shard in shards], override_num_blocks=len(shards))
         finished = places.map_batches(_Actor, fn_constructor_args=(job,), batch_size=1, compute=pool, **needs)
-        with _refusals_told():
+        with _errors_converted():
             for outcome in finished.iter_rows():
                 advance(_rows_of(outcome))
 
 
 class _Actor:
-    """A worker in a process of its own, which loads the model for its first shard.
+    """A worker in its own process, which loads the model for its first shard.
 
-    What is wrong with a shard is handed over as a value: Ray would make a long text of it.
+    Errors of a shard are returned as values: Ray would add a long traceback.
     """
 
     def __init__(self, job: Job) -> None:
@@ -74,7 +74,7 @@ class _Actor:
         self._worker: ShardEncoder | None = None
 
     def __call__(self, places: _Columns) -> _Columns:
-        """Make the one shard of a batch."""
+        """Create the only shard of a batch."""
         number, path, first, rows = (places[name][0] for name in ("number", "path", "first", "rows"))
         shard = Shard(int(number), location(str(path)), int(first), int(rows))
         try:
@@ -105,7 +105,7 @@ def _gpus(job: Job) -> int:
 
 
 def _room(needs: dict[str, float]) -> int:
-    """Workers that fit into what the cluster has; one at least, for which Ray may have to find room."""
+    """Return the number of workers that fit on the cluster; at least one, for which Ray may have to wait."""
     has = ray.cluster_resources()
     fits = [
         has.get(name, 0) // needs[key] for name, key in (("CPU", "num_cpus"), ("GPU", "num_gpus")) if needs[key]
@@ -115,11 +115,11 @@ def _room(needs: dict[str, float]) -> int:
 
 @contextlib.contextmanager
 def _connected() -> Iterator[None]:
-    """A connection to a cluster; one that was there before is left as it is."""
+    """Connect to a cluster; an existing connection is kept open."""
     if ray.is_initialized():
         yield
         return
-    ray.init(include_dashboard=False, logging_level=logging.ERROR)  # workers' warnings do come through
+    ray.init(include_dashboard=False, logging_level=logging.ERROR)  # warnings of workers are still shown
     try:
         yield
     finally:
@@ -128,7 +128,7 @@ def _connected() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Let Ray Data tell only what goes wrong while we tell the progress."""
+    """Show only errors of Ray Data, because progress is shown by embedkit."""
     context, log = ray.data.DataContext.get_current(), logging.getLogger("ray.data")
     bars, level = context.enable_progress_bars, log.level
     context.enable_progress_bars = False
@@ -141,7 +141,7 @@ def _quiet() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _refusals_told() -> Iterator[None]:
+def _errors_converted() -> Iterator[None]:
     try:
         yield
     except RayError as error:

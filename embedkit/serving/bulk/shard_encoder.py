@@ -1,4 +1,4 @@
-"""A worker: one encoder, which makes shards of embeddings out of shards of texts."""
+"""A worker: an encoder that turns shards of texts into shards of embeddings."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ _SCHEMA_KEY = b"embedkit"
 
 
 class ShardEncoder:
-    """Embeds shards one after the other. All engines work with it.
+    """Embeds shards one at a time. All engines use it.
 
-    A shard is one call of the encoder. So its token batches are the same whoever makes it, which matters:
-    what int8 gives for a text depends a little on its batch-mates.
+    A shard is one call of the encoder, so its token batches are the same in every worker. This matters because an
+    int8 embedding depends slightly on the other texts of its batch.
 
     Args:
-        job: what to do.
-        encoder: the job's model if it is loaded already, in this process or in several.
+        job: the settings.
+        encoder: the job's model if it is already loaded, in this process or in several.
 
     Raises:
-        FingerprintError: another model than the job's stands at its path here.
-        ModelNotFoundError, BundleError, ProviderError: the model cannot be loaded here.
+        FingerprintError: the path holds another model than the job's on this machine.
+        ModelNotFoundError, BundleError, ProviderError: the model cannot be loaded on this machine.
     """
 
     def __init__(self, job: Job, encoder: Encoder | EncoderPool | None = None) -> None:
@@ -55,18 +55,18 @@ class ShardEncoder:
         self._metadata = {_SCHEMA_KEY: json.dumps(about)}
 
     def encode(self, shard: Shard, advance: Callable[[int], None] | None = None) -> int:
-        """Embed a shard and put its file into the output folder, whole.
+        """Embed a shard and write its file to the output folder atomically.
 
         Args:
-            shard: the rows.
-            advance: called with a number of rows whenever so many more are embedded.
+            shard: the shard to encode.
+            advance: called with the number of newly embedded rows.
 
         Returns:
             the number of rows.
 
         Raises:
-            DataError: the input cannot be read, or a text is none; names file and row.
-            TextOverflowError: a text is too long and the job refuses that.
+            DataError: the input cannot be read, or a text is null; names file and row.
+            TextOverflowError: a text is too long and ``on_overflow`` refuses it.
             StorageError: the disk is full or the folder cannot be written.
         """
         job = self._job
@@ -79,7 +79,7 @@ class ShardEncoder:
                 kept.replace_schema_metadata(self._metadata),
                 temporary,
                 row_group_size=shard.rows,
-                use_dictionary=list(job.columns),  # embeddings do not repeat
+                use_dictionary=list(job.columns),  # embeddings rarely repeat
                 write_statistics=list(job.columns),
             )
         return shard.rows

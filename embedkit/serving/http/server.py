@@ -198,7 +198,7 @@ class Server(uvicorn.Server):
         """The server's URL, once it is listening."""
         return self._url
 
-    def run_until_told(self) -> None:
+    def run_until_signal(self) -> None:
         """Serve until stopped; SIGTERM counts as success, because it is how servers are stopped."""
         before = signal.signal(
             signal.SIGTERM, lambda *_: None

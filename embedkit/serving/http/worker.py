@@ -78,7 +78,7 @@ def main() -> int:
     if sys.stdin.buffer.readline() == GO:
         listening = socket.socket(fileno=order.listening)
         parent = Parent(listening, lifeline=sys.stdin.fileno(), confirm=lambda: _tell(SERVING))
-        Server(service, keys, parent).run_until_told()
+        Server(service, keys, parent).run_until_signal()
     return 0
 
 

@@ -76,7 +76,7 @@ class MilvusStore:
             CollectionError: it exists, or Milvus rejects the request.
         """
         client = _connect(uri, token)
-        with _refusals_told(uri):
+        with _errors_converted(uri):
             if client.has_collection(name):
                 raise CollectionError(
                     f"there is a collection {name} at {uri} already: add to it, delete it, or choose another name"
@@ -85,16 +85,16 @@ class MilvusStore:
                 raise CollectionError(
                     f"lexical: Milvus at {uri} has version {version}, which has no keyword search; 2.5 has"
                 )
-            told = json.dumps(about, ensure_ascii=False)
+            metadata = json.dumps(about, ensure_ascii=False)
             parameters = client.prepare_index_params()
             parameters.add_index("embedding", index_type=index, metric_type=_METRIC, params={})
             if words:
                 parameters.add_index("words", index_type="SPARSE_INVERTED_INDEX", metric_type="BM25")
             client.create_collection(
                 name,
-                schema=_schema(key, dimension, told, words=words),
+                schema=_schema(key, dimension, metadata, words=words),
                 index_params=parameters,
-                properties={_ABOUT: told},
+                properties={_ABOUT: metadata},
                 consistency_level=_CONSISTENCY,
             )
         return cls(client, uri, name, about)
@@ -107,7 +107,7 @@ class MilvusStore:
             CollectionError: it does not exist, or its metadata describes another kind.
         """
         client = _connect(uri, token)
-        with _refusals_told(uri):
+        with _errors_converted(uri):
             if not client.has_collection(name):
                 raise CollectionError(f"there is no collection {name} at {uri}; there are {_names(client)}")
             about = _about(client.describe_collection(name))
@@ -120,20 +120,20 @@ class MilvusStore:
 
     def count(self) -> int:
         """Return the number of rows."""
-        with _refusals_told(self.uri):
+        with _errors_converted(self.uri):
             found = self._client.query(self.name, filter="", output_fields=["count(*)"])
         return int(found[0]["count(*)"])
 
     def upsert(self, rows: Sequence[Row]) -> None:
         """Add rows, replacing those with the same keys; keys must be distinct."""
-        with _refusals_told(self.uri):
+        with _errors_converted(self.uri):
             for some in _requests(rows):
                 self._client.upsert(self.name, some)
 
     def get(self, keys: Sequence[str] | Sequence[int], fields: Sequence[str]) -> dict[str | int, Row]:
         """Return the existing rows with these keys, by key."""
         found: list[Row] = []
-        with _refusals_told(self.uri):
+        with _errors_converted(self.uri):
             for start in range(0, len(keys), _KEYS_PER_REQUEST):
                 wanted = list(keys[start : start + _KEYS_PER_REQUEST])
                 found += self._client.get(self.name, ids=wanted, output_fields=["id", *fields])
@@ -141,7 +141,7 @@ class MilvusStore:
 
     def delete(self, keys: Sequence[str]) -> None:
         """Delete the rows with these keys."""
-        with _refusals_told(self.uri):
+        with _errors_converted(self.uri):
             for start in range(0, len(keys), _KEYS_PER_REQUEST):
                 self._client.delete(self.name, ids=list(keys[start : start + _KEYS_PER_REQUEST]))
 
@@ -166,7 +166,7 @@ class MilvusStore:
         Returns:
             for each embedding at most ``k`` pairs of inner product and row, best first.
         """
-        with _refusals_told(self.uri):
+        with _errors_converted(self.uri):
             found = self._client.search(
                 self.name,
                 data=list(embeddings),
@@ -192,7 +192,7 @@ class MilvusStore:
         Returns:
             at most ``k`` pairs of score and row, best first.
         """
-        with _refusals_told(self.uri):
+        with _errors_converted(self.uri):
             found = self._client.search(
                 self.name,
                 data=[query],
@@ -206,7 +206,7 @@ class MilvusStore:
 
     def some(self, count: int, fields: Sequence[str], *, where: str = "") -> list[Row]:
         """Return at most ``count`` rows, in no particular order."""
-        with _refusals_told(self.uri):
+        with _errors_converted(self.uri):
             return [
                 dict(row)
                 for row in self._client.query(self.name, filter=where, limit=count, output_fields=["id", *fields])
@@ -214,7 +214,7 @@ class MilvusStore:
 
     def all(self, fields: Sequence[str]) -> Iterator[list[Row]]:
         """Yield all rows in chunks, in an order that is stable while nothing is written."""
-        with _refusals_told(self.uri):
+        with _errors_converted(self.uri):
             rows = self._client.query_iterator(self.name, batch_size=_ROWS_PER_READ, output_fields=["id", *fields])
             try:
                 while some := rows.next():
@@ -226,7 +226,7 @@ class MilvusStore:
         """Change the index of the embeddings; searches are not possible meanwhile."""
         parameters = self._client.prepare_index_params()
         parameters.add_index("embedding", index_type=index, metric_type=_METRIC, params={})
-        with _refusals_told(self.uri):
+        with _errors_converted(self.uri):
             self._client.release_collection(self.name)
             self._client.drop_index(self.name, "embedding")
             self._client.create_index(self.name, parameters)
@@ -235,18 +235,18 @@ class MilvusStore:
 
     def keep(self, about: Row) -> None:
         """Replace the collection's metadata."""
-        with _refusals_told(self.uri):
+        with _errors_converted(self.uri):
             self._client.alter_collection_properties(self.name, {_ABOUT: json.dumps(about, ensure_ascii=False)})
         self.about = about
 
     def compact(self) -> None:
         """Ask Milvus to reclaim the space of deleted rows, which also happens automatically."""
-        with _refusals_told(self.uri):
+        with _errors_converted(self.uri):
             self._client.compact(self.name)
 
     def drop(self) -> None:
         """Delete the collection with all its content."""
-        with _refusals_told(self.uri):
+        with _errors_converted(self.uri):
             self._client.drop_collection(self.name)
 
     def close(self) -> None:
@@ -270,7 +270,7 @@ def _requests(rows: Sequence[Row]) -> Iterator[list[Row]]:
 
 
 def _connect(uri: str, token: str) -> MilvusClient:
-    with _refusals_told(uri):
+    with _errors_converted(uri):
         return MilvusClient(uri, token=token)
 
 
@@ -292,9 +292,9 @@ def _schema(key: type[str | int], dimension: int, description: str, *, words: bo
 
 
 def _about(described: Mapping[str, Any]) -> Row:
-    for told in ((described.get("properties") or {}).get(_ABOUT), described.get("description")):
+    for text in ((described.get("properties") or {}).get(_ABOUT), described.get("description")):
         with contextlib.suppress(ValueError):
-            found = json.loads(told or "")
+            found = json.loads(text or "")
             if isinstance(found, dict):
                 return found
     return {}
@@ -305,7 +305,7 @@ def _names(client: MilvusClient) -> str:
 
 
 @contextlib.contextmanager
-def _refusals_told(uri: str) -> Iterator[None]:
+def _errors_converted(uri: str) -> Iterator[None]:
     try:
         yield
     except MilvusException as error:

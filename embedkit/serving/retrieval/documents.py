@@ -1,4 +1,4 @@
-"""Documents: what a collection is built from, read one at a time from files or iterables."""
+"""Documents, read one at a time from files or iterables to build a collection."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ __all__ = [
 ]
 
 NamedRecords = Iterator[tuple[str, Mapping[str, Any]]]
-"""Records, each with the place to name when something is wrong with it."""
+"""Records, each with its location for error messages."""
 
 DocumentSource = str | os.PathLike[str] | Iterable[str | Mapping[str, Any] | tuple[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """One text of a collection.
+    """A text of a collection.
 
     Attributes:
-        id: as given, or the row number.
-        text: what is embedded.
-        metadata: the other columns of its record, if there are any.
+        id: the given id, or the row number.
+        text: the text that is embedded.
+        metadata: the other columns of its record.
     """
 
     id: str
@@ -46,7 +46,7 @@ class Document:
 def read_documents(
     source: DocumentSource, *, text_column: str = "text", id_column: str | None = None, number_rows: bool = True
 ) -> Iterator[Document]:
-    """Yield the documents of a file or an iterable, streaming: :func:`named_records` as :func:`to_documents`."""
+    """Yield the documents of a file or an iterable lazily: :func:`named_records`, then :func:`to_documents`."""
     records = named_records(source)
     return to_documents(records, text_column=text_column, id_column=id_column, number_rows=number_rows)
 
@@ -54,17 +54,17 @@ def read_documents(
 def to_documents(
     records: NamedRecords, *, text_column: str = "text", id_column: str | None = None, number_rows: bool = True
 ) -> Iterator[Document]:
-    """Yield the documents that records hold, streaming.
+    """Convert records to documents lazily.
 
     Args:
-        records: what :func:`named_records` yields.
-        text_column: where records have their text.
-        id_column: where records have their id, a string or an integer. By default ``"id"`` if the first
-            record has that, else the row number from 0 is the id.
-        number_rows: False refuses documents without ids instead of numbering them.
+        records: output of :func:`named_records`.
+        text_column: column of the text.
+        id_column: column of the id, a string or an integer. By default ``"id"`` if the first record has it, else
+            the row number from 0 is the id.
+        number_rows: False rejects documents without ids instead of numbering them.
 
     Raises:
-        DataError: a column is missing, a text is empty, there are no ids.
+        DataError: a column is missing, a text is empty, or there are no ids.
     """
     for row, (place, record) in enumerate(records):
         if row == 0 and id_column is None and "id" in record:
@@ -75,7 +75,7 @@ def to_documents(
 
 
 def named_records(source: DocumentSource) -> NamedRecords:
-    """Yield the records of a file or an iterable, streaming.
+    """Yield the records of a file or an iterable lazily.
 
     Args:
         source: path of a ``.jsonl``, ``.csv``, ``.tsv``, ``.txt`` or ``.parquet`` file (see
@@ -84,7 +84,7 @@ def named_records(source: DocumentSource) -> NamedRecords:
 
     Raises:
         DataError: a file is missing or malformed.
-        InputError: an item of an iterable is none of the three forms.
+        InputError: an item of an iterable has none of the three forms.
     """
     if isinstance(source, str) and source.startswith("hf://"):
         yield from ((row.place, row.fields) for row in HubDataset.parse(source).rows(split="train"))
@@ -110,7 +110,7 @@ def named_records(source: DocumentSource) -> NamedRecords:
 def _items(source: Iterable[Any]) -> Iterator[Any]:
     try:
         yield from source
-    except OSError as error:  # from the caller's iterator; it would look like a failure to write
+    except OSError as error:  # from the caller's iterator; it must not look like a write error
         raise DataError(f"the documents cannot be read to their end: {error}") from error
 
 

@@ -89,8 +89,8 @@ class RemoteAbout:
         """Parse the output of :meth:`facts`; earlier versions have no lexical index and one model."""
         known = {field.name for field in dataclasses.fields(cls)} & facts.keys()
         queries = facts.get("queries")
-        told = {name: facts[name] for name in known} | {"numerics": tuple(facts.get("numerics", (UNKNOWN,)))}
-        return cls(**told | {"queries": queries and QueryModel(**queries), "count": count})
+        values = {name: facts[name] for name in known} | {"numerics": tuple(facts.get("numerics", (UNKNOWN,)))}
+        return cls(**values | {"queries": queries and QueryModel(**queries), "count": count})
 
     def facts(self) -> dict[str, Any]:
         """Return everything except the number of documents, serialisable as JSON, for the database to store."""

@@ -65,8 +65,8 @@ class Shards:
             makers = {_maker(fragment.physical_schema) for fragment in dataset.get_fragments()}
         fingerprints = {each.fingerprint if each else "unknown" for each in makers}
         if len(fingerprints) > 1:
-            told = ", ".join(sorted(each[:12] for each in fingerprints))
-            raise FingerprintError(f"{folder} holds embeddings of several models: {told}")
+            known_models = ", ".join(sorted(each[:12] for each in fingerprints))
+            raise FingerprintError(f"{folder} holds embeddings of several models: {known_models}")
         known = [each for each in makers if each]
         numerics = joined(*(each.numerics for each in known))
         maker = dataclasses.replace(known[0], numerics=numerics) if known else None

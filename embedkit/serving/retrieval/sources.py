@@ -1,7 +1,7 @@
-"""What a collection is built from: documents, and their embeddings where these exist already.
+"""Sources of a collection: documents, and their embeddings if they exist.
 
-Embeddings come beside the documents, as an array or ``.npy`` file aligned by row; in a column of the documents, in
-any form; in shards of `embedkit encode`; or in another collection. Shards and collections know their model.
+Embeddings come with the documents, as an array or ``.npy`` file aligned by row; in a column of the documents, in
+any form; in shards of `embedkit encode`; or in another collection. Shards and collections record their model.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ __all__ = ["EmbeddingSource", "Maker", "Source", "checked_embeddings", "embeddin
 EmbeddingSource = str | os.PathLike[str] | npt.NDArray[Any]
 
 LEAST_COSINE = 0.95
-"""Of a document's embedding with one made now; those of int8 models differ a little by processor and batch."""
+"""Minimum cosine between a given and a new embedding; int8 models vary slightly by processor and batch."""
 
 _CHUNK = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class Maker:
-    """The model that made some embeddings.
+    """The model that computed embeddings.
 
     Attributes:
         model: name of the encoder.
-        fingerprint: hex SHA-256 of everything that decides the embeddings.
-        numerics: the arithmetics it computed with; several if embeddings of different runs lie together.
+        fingerprint: hex SHA-256 of everything that determines the embeddings.
+        numerics: the arithmetics it computed with; several if embeddings of different runs are mixed.
     """
 
     model: str
@@ -63,13 +63,13 @@ class Maker:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Documents to be written, read once.
+    """Documents to be written; can be read once.
 
     Attributes:
-        documents: yields them.
-        embeddings: gives theirs, chunk by chunk in the same order, once all documents are read; None if they have
-            none yet.
-        maker: the model that made the embeddings, if that is recorded beside them.
+        documents: iterator of the documents.
+        embeddings: returns their embeddings, chunk by chunk in the same order, after all documents are read; None
+            if there are none yet.
+        maker: the model that computed the embeddings, if recorded.
     """
 
     documents: Iterator[Document]
@@ -77,16 +77,16 @@ class Source:
     maker: Maker | None = None
 
     def numerics(self, encoder: TextEncoder) -> tuple[str, ...]:
-        """The arithmetics of the embeddings: of those that there are, or else of the encoder that makes them."""
+        """Return the arithmetics of the given embeddings, or of the encoder that computes new ones."""
         if self.embeddings is None:
             return (numerics_of(encoder),)
         return self.maker.numerics if self.maker else (UNKNOWN,)
 
     def check_maker(self, encoder: TextEncoder) -> None:
-        """Refuse embeddings of another model.
+        """Reject embeddings of another model.
 
         Raises:
-            FingerprintError: names both models.
+            FingerprintError: another model computed them; the message names both.
         """
         if self.maker is not None and self.maker.fingerprint != encoder.fingerprint:
             raise FingerprintError(
@@ -103,20 +103,20 @@ def read_source(
     id_column: str | None = None,
     number_rows: bool = True,
 ) -> Source:
-    """Find documents, and their embeddings where there are any.
+    """Find documents, and their embeddings if there are any.
 
     Args:
         documents: as for :func:`~embedkit.serving.retrieval.documents.named_records`, or a folder of Parquet.
         embeddings: ``(N, D)`` floats or a ``.npy`` file of them, aligned with the documents by row, or the name of
-            the documents' column that holds them. None finds those of `embedkit encode` in Parquet.
-        text_column: where records have their text.
-        id_column: where records have their id.
-        number_rows: False refuses documents without ids instead of numbering them.
+            the column that contains them. None finds those of `embedkit encode` in Parquet.
+        text_column: column of the text.
+        id_column: column of the id.
+        number_rows: False rejects documents without ids instead of numbering them.
 
     Raises:
-        InputError: ``embeddings`` is none of these.
-        DataError: a file is missing or is no array of floats.
-        MissingExtraError: Parquet without pyarrow.
+        InputError: ``embeddings`` has none of these forms.
+        DataError: a file is missing or is not an array of floats.
+        MissingExtraError: the source is Parquet and pyarrow is not installed.
     """
 
     def read(records: NamedRecords) -> Iterator[Document]:
@@ -146,18 +146,18 @@ def embeddings_of(
     progress: Progress,
     journal: EmbeddingJournal | None = None,
 ) -> Iterator[FloatArray]:
-    """The embeddings of a source's documents, chunk by chunk: those that it brings, checked, or new ones.
+    """Yield the embeddings of a source's documents, chunk by chunk: the given ones after checks, or new ones.
 
     Args:
         store: the source's documents.
-        source: where they came from.
+        source: the source.
         encoder: the model.
         progress: counts documents.
-        journal: keeps new ones for the next attempt.
+        journal: saves new embeddings for the next attempt.
 
     Raises:
-        DataError, FingerprintError: as :func:`checked_embeddings`.
-        ModelError: the encoder does not give unit rows of its dimension.
+        DataError, FingerprintError: as for :func:`checked_embeddings`.
+        ModelError: the encoder does not return unit rows of its dimension.
         StorageError: the disk is full or the folder cannot be written.
     """
     if source.embeddings is None:
@@ -168,15 +168,15 @@ def embeddings_of(
 def checked_embeddings(
     store: DocumentStore, encoder: TextEncoder, chunks: Iterable[npt.NDArray[Any]], progress: Progress
 ) -> Iterator[FloatArray]:
-    """Hand embeddings on, chunk by chunk, if they are those of the documents by this model.
+    """Yield given embeddings, chunk by chunk, after checking that this model computed them from the documents.
 
-    Up to 64 documents, evenly spread, are embedded again and compared, so that rows out of step with the documents
-    and embeddings of another model are found.
+    Up to 64 evenly spaced documents are embedded again and compared, which detects misaligned rows and embeddings
+    of another model.
 
     Raises:
-        DataError: there are more or fewer embeddings than documents, they have another width or type, or are not
+        DataError: there are more or fewer embeddings than documents, their width or type differs, or they are not
             of unit length.
-        FingerprintError: a document's embedding is not what the model makes of its text; names it.
+        FingerprintError: a given embedding differs from the model's; names the document.
     """
     sample = np.unique(np.linspace(0, len(store) - 1, min(SAMPLE, len(store))).astype(np.int64))
     start = 0
@@ -223,7 +223,7 @@ def _compare(
 
 
 def _column(embeddings: EmbeddingSource | None) -> str | None:
-    """The name of a column; None for an array, a path, and nothing."""
+    """Return the name of a column; None for an array, a path or None."""
     is_name = isinstance(embeddings, str) and not embeddings.endswith(".npy")
     return embeddings if is_name else None  # type: ignore[return-value]  # a name is a str
 
@@ -250,7 +250,7 @@ def _chunks(array: npt.NDArray[Any]) -> Iterator[npt.NDArray[Any]]:
 
 
 def _is_remote_folder(documents: DocumentSource) -> bool:
-    """Whether documents are Parquet, or a folder, in an object store."""
+    """Return whether documents are Parquet files or a folder in an object store."""
     if not is_url(documents):
         return False
     return Path(str(documents)).suffix in ("", ".parquet") or str(documents).endswith("/")
@@ -263,10 +263,10 @@ def _is_parquet(documents: DocumentSource) -> bool:
 
 
 class _Spool:
-    """Takes embeddings out of records that can be read only once, and keeps them in a temporary file.
+    """Removes embeddings from records that can be read only once, and saves them in a temporary file.
 
     Args:
-        column: where records have their embedding, a list of numbers.
+        column: column of the embedding, a list of numbers.
     """
 
     def __init__(self, column: str) -> None:
@@ -276,7 +276,7 @@ class _Spool:
         weakref.finalize(self, self._file.close)
 
     def strip(self, records: NamedRecords) -> NamedRecords:
-        """The records without their embeddings."""
+        """Yield the records without their embeddings."""
         for place, record in records:
             if self._column not in record:
                 raise DataError(f"{place}: there is no column {self._column!r} with an embedding")
@@ -293,7 +293,7 @@ class _Spool:
             yield place, {name: value for name, value in record.items() if name != self._column}
 
     def chunks(self) -> Iterator[npt.NDArray[Any]]:
-        """What was taken out, chunk by chunk."""
+        """Yield the removed embeddings, chunk by chunk."""
         self._file.seek(0)
         size = 4 * self._width * _CHUNK
         for content in itertools.takewhile(bool, iter(lambda: self._file.read(size), None)):

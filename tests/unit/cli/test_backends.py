@@ -22,7 +22,7 @@ from embedkit.cli.backends import choose_backend, locate
         (["model/model.onnx"], "model", "onnx"),
     ],
 )
-def test_what_a_path_holds_decides_the_backend(tmp_path, monkeypatch, files, location, backend):
+def test_the_contents_of_a_path_decide_the_backend(tmp_path, monkeypatch, files, location, backend):
     monkeypatch.chdir(tmp_path)
     for name in files:
         Path(name).parent.mkdir(parents=True, exist_ok=True)

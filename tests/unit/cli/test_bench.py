@@ -19,7 +19,7 @@ def texts(tmp_path):
     return path
 
 
-def test_tables_on_stdout_and_nothing_else(toy_bundle, texts, capsys):
+def test_only_tables_on_stdout(toy_bundle, texts, capsys):
     assert main(["bench", str(toy_bundle), "--texts", str(texts), *QUICK]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "One text, ms"
@@ -35,7 +35,7 @@ def test_json(toy_bundle, texts, capsys):
     assert [(cell["texts"], cell["batch"]) for cell in model["cells"]] == [("mine.txt", 1), ("mine.txt", 2)]
 
 
-def test_a_model_that_is_not_there(capsys):
+def test_a_missing_model(capsys):
     assert main(["bench", "gone.onnx", *QUICK]) == 1
     assert "error: gone.onnx cannot be timed: there is no file or folder gone.onnx" in capsys.readouterr().err
 
@@ -129,13 +129,13 @@ def test_a_report_with_the_quality_of_a_file(toy_bundle, texts, pairs, tmp_path,
         (["--report", "speed.html", "--quality", "gone.json"], "gone.json cannot be read"),
     ],
 )
-def test_what_cannot_be_reported_is_refused_before_anything_is_timed(options, message, capsys):
+def test_an_impossible_report_is_refused_before_timing(options, message, capsys):
     assert main(["bench", "gone.onnx", *options]) == 1
     assert message in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("no_matplotlib")
-def test_a_report_needs_matplotlib_and_says_what_brings_it(capsys):
+def test_a_report_needs_matplotlib_and_names_the_extra(capsys):
     assert main(["bench", "gone.onnx", "--report", "speed.html"]) == 1
     assert 'pip install "embedkit-onnx[bench]"' in capsys.readouterr().err
 
@@ -171,7 +171,7 @@ def test_an_interrupt_skips_the_remaining_numbers_of_threads(toy_bundle, texts, 
     assert (report["threads"], report["rounds"]) == (1, 1)
 
 
-def test_what_is_no_number_is_wrong_usage(capsys):
+def test_a_value_that_is_not_a_number_is_a_usage_error(capsys):
     with pytest.raises(SystemExit) as caught:
         main(["bench", "tiny-sct", "--threads", "1,two"])
     assert caught.value.code == 2

@@ -57,7 +57,7 @@ def test_the_cost_is_logged_first_and_the_result_last(
         (["-o", "out.npy", "--keep", "key"], "--keep is for an output folder"),
     ],
 )
-def test_what_makes_no_sense_is_one_line(
+def test_invalid_options_are_reported_in_one_line(
     toy_bundle: Path,
     pages: Path,
     tmp_path: Path,
@@ -81,7 +81,7 @@ def test_a_folder_is_made_from_parquet_only(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_killed_run_goes_on_to_the_same_bytes(pages: Path, tmp_path: Path) -> None:
+def test_a_killed_run_resumes_to_the_same_bytes(pages: Path, tmp_path: Path) -> None:
     command = ["encode", "-m", "tiny-sct", str(pages), "--text-column", "body", "--rows-per-shard", "1", "-q"]
     assert main([*command, "-o", str(tmp_path / "whole")]) == 0
     run = subprocess.Popen([sys.executable, "-m", "embedkit", *command, "-o", str(tmp_path / "out")])

@@ -133,14 +133,14 @@ def test_a_bundled_model_that_computes_something_else_is_a_problem(bundled, toy_
         ({"one": False}, "one not compiled, encoding is slower"),
     ],
 )
-def test_kernels_that_are_not_there_are_reported(bundled, monkeypatch, capsys, kernels, line):
+def test_missing_kernels_are_reported(bundled, monkeypatch, capsys, kernels, line):
     monkeypatch.setattr("embedkit.runtime.kernels.built", lambda: kernels)
     assert main(["doctor"]) == 0
     assert f"kernels      {line}" in capsys.readouterr().out.splitlines()
 
 
 @pytest.mark.skipif(not native_instructions(), reason="no kernel")
-def test_the_instructions_at_work_are_named(bundled, monkeypatch, capsys):
+def test_the_instructions_in_use_are_named(bundled, monkeypatch, capsys):
     monkeypatch.setenv("EMBEDKIT_INSTRUCTIONS", "portable")
     assert main(["doctor"]) == 0
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("kernels")]
@@ -148,7 +148,7 @@ def test_the_instructions_at_work_are_named(bundled, monkeypatch, capsys):
 
 
 @pytest.mark.skipif(not native_instructions(), reason="no kernel")
-def test_instructions_that_are_not_there_are_a_problem(bundled, monkeypatch, capsys):
+def test_unavailable_instructions_are_a_problem(bundled, monkeypatch, capsys):
     monkeypatch.setenv("EMBEDKIT_INSTRUCTIONS", "mmx")
     code, found = report(capsys)
     assert code == 1
@@ -156,7 +156,7 @@ def test_instructions_that_are_not_there_are_a_problem(bundled, monkeypatch, cap
     assert found["problems"][0].startswith("the instructions 'mmx' of EMBEDKIT_INSTRUCTIONS are unknown; here are")
 
 
-def test_extras_name_what_they_lack(monkeypatch, distributions):
+def test_extras_name_missing_packages(monkeypatch, distributions):
     requirements = [
         "numpy>=2.0",
         'torch>=2.4; extra == "train"',
@@ -174,7 +174,7 @@ def test_extras_name_what_they_lack(monkeypatch, distributions):
     ]
 
 
-def test_needs_the_base_packages_only():
+def test_only_the_base_packages_are_needed():
     script = (
         "import sys\n"
         "for name in ('torch', 'transformers', 'onnx', 'faiss', 'scipy', 'datasets', 'huggingface_hub'):\n"
@@ -186,7 +186,7 @@ def test_needs_the_base_packages_only():
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_tells_that_onnx_runtime_is_missing():
+def test_a_missing_onnx_runtime_is_reported():
     script = (
         "import sys\n"
         "sys.modules['onnxruntime'] = None\n"

@@ -91,7 +91,7 @@ def test_compressed_texts_are_read(toy_bundle: Path, tmp_path: Path, expected: n
     np.testing.assert_array_equal(np.load(tmp_path / "o.npy"), expected)
 
 
-def test_lines_of_json_hold_texts_and_exact_numbers(
+def test_json_lines_hold_texts_and_exact_numbers(
     toy_bundle: Path, texts_file: Path, tmp_path: Path, expected: np.ndarray
 ) -> None:
     output = tmp_path / "out.jsonl"
@@ -115,7 +115,7 @@ def test_parquet_holds_texts_and_rows(toy_bundle: Path, texts_file: Path, tmp_pa
 
 
 @pytest.mark.parametrize("form", [".npy", ".jsonl", ".parquet"])
-def test_no_texts_are_no_rows(toy_bundle: Path, tmp_path: Path, form: str) -> None:
+def test_no_texts_write_no_rows(toy_bundle: Path, tmp_path: Path, form: str) -> None:
     (tmp_path / "empty.txt").touch()
     output = tmp_path / f"out{form}"
     command = ["encode", "-m", str(toy_bundle), str(tmp_path / "empty.txt"), "-o", str(output)]
@@ -149,7 +149,7 @@ def test_options_reach_the_encoder(
         (["-m", "none.onnx"], "no file or folder none.onnx"),
     ],
 )
-def test_what_is_wrong_is_one_line_and_writes_nothing(
+def test_mistakes_are_reported_in_one_line_and_write_nothing(
     toy_bundle: Path,
     texts_file: Path,
     tmp_path: Path,
@@ -165,7 +165,7 @@ def test_what_is_wrong_is_one_line_and_writes_nothing(
     assert [path.name for path in tmp_path.iterdir()] == ["texts.txt"]
 
 
-def test_a_text_that_is_none_is_named_by_its_line(
+def test_the_error_for_a_value_that_is_no_text_names_its_line(
     toy_bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "in.jsonl").write_text('{"text": "a"}\n\n{"text": null}\n')

@@ -38,7 +38,7 @@ def test_a_finished_run(run, tmp_path):
     assert (entry.facts["teacher"], entry.page) == ("minilm", "runs/mine/report.html")
 
 
-def test_a_run_under_way(run, tmp_path):
+def test_an_unfinished_run(run, tmp_path):
     entry = read_entry(str(run.path), page=tmp_path / "page.html", identify=True)
     assert (entry.name, entry.kind) == ("mine", "run, not finished")
     assert (entry.size_bytes, entry.fingerprint, entry.development) == (None, "", None)
@@ -60,7 +60,7 @@ def test_a_bundled_name(tmp_path):
     assert read_entry("tiny-sct", page=tmp_path / "page.html", identify=False).kind == "bundle"
 
 
-def test_a_model_folder_is_identified_if_that_is_wanted(tmp_path, monkeypatch):
+def test_a_model_folder_is_identified_on_request(tmp_path, monkeypatch):
     (tmp_path / "teacher").mkdir()
     (tmp_path / "teacher" / "config.json").write_text(json.dumps({}))
 

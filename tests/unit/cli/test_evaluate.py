@@ -29,7 +29,7 @@ def lists(tmp_path):
     return path
 
 
-def test_a_table_on_stdout_and_nothing_else(toy_bundle, pairs, lists, capsys):
+def test_only_a_table_on_stdout(toy_bundle, pairs, lists, capsys):
     assert main(["evaluate", str(toy_bundle), "--task", str(pairs), "--task", str(lists)]) == 0
     header, *rows = capsys.readouterr().out.splitlines()
     assert header.split() == ["set", "measure", "rows", "toy"]
@@ -70,7 +70,7 @@ def test_a_cross_encoder_scores_the_pairs(toy_bundle, write_toy_cross_bundle, pa
     assert (sts["dimension"], sts["texts"], ranking["texts"]) == (None, 3, 3)
 
 
-def test_a_cross_encoder_is_refused_where_embeddings_are_needed_before_anything_is_done(
+def test_a_cross_encoder_is_refused_first_where_embeddings_are_needed(
     toy_bundle, toy_cross_bundle, tmp_path, pairs, capsys, monkeypatch
 ):
     (tmp_path / "corpus.jsonl").write_text('{"_id": "1", "text": "a dog"}\n')
@@ -86,7 +86,7 @@ def test_a_cross_encoder_is_refused_where_embeddings_are_needed_before_anything_
 
 
 @pytest.mark.parametrize(("error", "code"), [(ModelError("the disk is gone"), 1), (KeyboardInterrupt(), 130)])
-def test_figures_that_were_finished_are_kept_when_a_later_model_fails(
+def test_finished_figures_are_kept_if_a_later_model_fails(
     toy_bundle, write_toy_bundle, pairs, tmp_path, capsys, monkeypatch, error, code
 ):
     other = str(write_toy_bundle(tmp_path / "other.onnx", name="other"))
@@ -135,7 +135,7 @@ def test_models_are_compared_on_request(toy_bundle, write_toy_bundle, pairs, tmp
     assert "expected at least 2 samples" in capsys.readouterr().err
 
 
-def test_seeds_of_one_recipe_are_summed_up(write_toy_bundle, pairs, tmp_path, capsys):
+def test_seeds_of_one_recipe_are_summarised(write_toy_bundle, pairs, tmp_path, capsys):
     seeds = [str(write_toy_bundle(tmp_path / f"toy-{n}.onnx", name=f"toy {n}")) for n in (1, 2)]
     assert main(["evaluate", *seeds, "--task", str(pairs), "--seeds"]) == 0
     assert "Over seeds: mean, standard deviation and range" in capsys.readouterr().out
@@ -163,7 +163,7 @@ def test_data_is_checked_before_models_are_loaded(tmp_path, capsys):
     assert capsys.readouterr().err == f"error: {broken}:2: expected 3 fields, got 2\n"
 
 
-def test_a_model_that_is_not_there(pairs, capsys):
+def test_a_missing_model(pairs, capsys):
     assert main(["evaluate", "gone.onnx", "--task", str(pairs)]) == 1
     assert "gone.onnx" in capsys.readouterr().err
 

@@ -70,7 +70,7 @@ def test_the_longest_text_can_be_shortened(model, tmp_path, capsys):
     assert Encoder.load(tmp_path / "toy.onnx").max_length == 8
 
 
-def test_a_folder_in_the_way_is_one_line(model, tmp_path, capsys):
+def test_an_existing_folder_is_reported_in_one_line(model, tmp_path, capsys):
     code = main(["export", str(model), "-o", str(tmp_path)])
 
     shown = capsys.readouterr()

@@ -26,7 +26,7 @@ def build(documents, bundle, output, *options):
 
 
 @pytest.mark.parametrize("kind", ["exact", "flat"])
-def test_builds_what_can_be_searched(tmp_path, documents, toy_bundle, capsys, kind):
+def test_a_built_collection_can_be_searched(tmp_path, documents, toy_bundle, capsys, kind):
     if kind == "flat":
         pytest.importorskip("faiss")
     assert build(documents, toy_bundle, tmp_path / "idx", "--kind", kind) == 0
@@ -76,7 +76,7 @@ def test_documents_are_added_replaced_and_deleted(tmp_path, documents, toy_bundl
     ]
 
 
-def test_adding_asks_for_a_model_that_moved(tmp_path, documents, toy_bundle, capsys):
+def test_adding_asks_for_a_moved_model(tmp_path, documents, toy_bundle, capsys):
     index, bundle = str(tmp_path / "idx"), tmp_path / "toy.onnx"
     bundle.write_bytes(toy_bundle.read_bytes())
     build(documents, bundle, index)
@@ -90,7 +90,7 @@ def test_adding_asks_for_a_model_that_moved(tmp_path, documents, toy_bundle, cap
 @pytest.mark.parametrize(
     ("options", "message"), [(("--kind", "tree"), "no index 'tree'"), (("--text-column", "title"), "docs.jsonl:1")]
 )
-def test_mistakes_are_one_line(tmp_path, documents, toy_bundle, capsys, options, message):
+def test_mistakes_are_reported_in_one_line(tmp_path, documents, toy_bundle, capsys, options, message):
     assert build(documents, toy_bundle, tmp_path / "idx", *options) == 1
     error = capsys.readouterr().err
     assert message in error

@@ -76,7 +76,7 @@ def test_the_configuration_is_shown_on_request(full_bundle: Path, capsys: pytest
     ]
 
 
-def test_what_is_empty_is_left_out(toy_bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_empty_facts_are_omitted(toy_bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["inspect", str(toy_bundle)]) == 0
     out = capsys.readouterr().out
     for word in ("teacher", "corpus", "licence", "metrics", "card", "golden texts"):
@@ -107,7 +107,7 @@ def test_a_good_bundle_is_verified(toy_bundle: Path, capsys: pytest.CaptureFixtu
     assert "verified: 3 golden texts gave the same tokens" in capsys.readouterr().out
 
 
-def test_other_embeddings_are_exit_code_1(
+def test_different_embeddings_exit_with_1(
     toy_bundle: Path, toy_model_bytes: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     good = read_bundle(toy_bundle)
@@ -119,7 +119,9 @@ def test_other_embeddings_are_exit_code_1(
     assert json.loads(capsys.readouterr().out)["verification"]["passed"] is False
 
 
-def test_what_is_no_bundle_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_that_is_no_bundle_is_reported_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "photo.onnx").write_bytes(b"\xff\xd8\xff\xe0JFIF")
     assert main(["inspect", str(tmp_path / "photo.onnx")]) == 1
     captured = capsys.readouterr()

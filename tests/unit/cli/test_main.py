@@ -49,7 +49,7 @@ def make(kind):
 
 class TestExitCodes:
     @pytest.mark.parametrize(("returned", "code"), [(None, 0), (0, 0), (1, 1), (3, 3)])
-    def test_what_a_command_returns_is_the_code(self, play, returned, code):
+    def test_the_exit_code_is_what_the_command_returns(self, play, returned, code):
         play(lambda _arguments: returned)
         assert main(["play"]) == code
 
@@ -82,7 +82,7 @@ class TestExitCodes:
         assert main(["play", "one"]) == 1
         assert capsys.readouterr().err == f"error: {shown}\n"
 
-    def test_an_error_of_the_system_is_one_line_and_1(self, play, capsys):
+    def test_an_os_error_prints_one_line_and_exits_with_1(self, play, capsys):
         play(raising(PermissionError(13, "Permission denied", "texts.txt")))
         assert main(["play"]) == 1
         assert capsys.readouterr().err == "error: [Errno 13] Permission denied: 'texts.txt'\n"
@@ -92,7 +92,7 @@ class TestExitCodes:
         assert main(["play"]) == 130
         assert capsys.readouterr().err == "interrupted\n"
 
-    def test_a_bug_keeps_its_trace(self, play):
+    def test_a_bug_keeps_its_traceback(self, play):
         play(raising(ZeroDivisionError("ours")))
         with pytest.raises(ZeroDivisionError):
             main(["play"])
@@ -107,13 +107,13 @@ class TestExitCodes:
     def test_the_table_has_no_other_codes(self):
         assert {code for _, code in EXIT_CODES} == {0, 1, 130}
 
-    def test_debug_shows_the_trace(self, play, capsys):
+    def test_debug_shows_the_traceback(self, play, capsys):
         play(raising(errors.InputError("out of luck")))
         assert main(["play", "--debug"]) == 1
         assert "Traceback" in capsys.readouterr().err
 
     @pytest.mark.skipif(os.name != "posix", reason="pipes of another kind")
-    def test_a_reader_that_has_seen_enough_is_no_error(self):
+    def test_a_closed_pipe_is_no_error(self):
         command = f"'{sys.executable}' -m embedkit doctor --json"
         script = f"set -o pipefail; {command} | true"
         done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
@@ -127,7 +127,7 @@ class TestMissingPackages:
         expected = 'error: torch is not installed; it comes with: pip install "embedkit-onnx[toys]"\n'
         assert capsys.readouterr().err == expected
 
-    def test_names_the_package_where_there_is_no_extra(self, play, monkeypatch, capsys):
+    def test_names_the_package_if_there_is_no_extra(self, play, monkeypatch, capsys):
         play(raising(ModuleNotFoundError("No module named 'numpy'", name="numpy")))
         monkeypatch.setitem(COMMANDS, "play", COMMANDS["play"]._replace(extra=None))
         assert main(["play"]) == 1
@@ -146,12 +146,12 @@ def assert_ends_in_examples(shown, command):
 
 
 class TestUsage:
-    def test_a_slip_gets_a_suggestion(self, capsys):
+    def test_a_typo_gets_a_suggestion(self, capsys):
         with pytest.raises(SystemExit):
             main(["evalaute"])
         assert "did you mean 'evaluate'?" in capsys.readouterr().err
 
-    def test_a_strange_word_gets_the_list(self, capsys):
+    def test_an_unknown_word_gets_the_list(self, capsys):
         with pytest.raises(SystemExit):
             main(["xyzzy"])
         assert f"expected one of {', '.join(COMMANDS)}" in capsys.readouterr().err
@@ -211,7 +211,7 @@ class TestCommonOptions:
     @pytest.mark.parametrize(
         "argv", [["play", "small", "--json"], ["play", "--json", "small"], ["--json", "play", "small"]]
     )
-    def test_reach_the_parsers_of_sub_commands(self, play, argv):
+    def test_they_reach_the_parsers_of_subcommands(self, play, argv):
         def configure(parser: argparse.ArgumentParser) -> None:
             parser.add_subparsers(dest="size").add_parser("small")
 

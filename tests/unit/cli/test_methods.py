@@ -17,7 +17,7 @@ from embedkit.training.recipes.table import COPY, build_table
 TABLE = {**METHODS, **RECIPES}
 
 
-def test_the_copy_is_what_the_code_says():
+def test_the_stored_table_agrees_with_the_code():
     """If it fails, run: python -m embedkit.training.recipes.table."""
     assert json.loads(COPY.read_text(encoding="utf-8")) == json.loads(json.dumps(build_table()))
 
@@ -82,7 +82,7 @@ def test_requirements_are_printed(capsys, name, needs):
 
 
 @pytest.mark.parametrize("name", TABLE)
-def test_settings_of_one_are_shown_as_set_takes_them(capsys, name):
+def test_settings_of_one_method_are_shown_in_the_form_of_set(capsys, name):
     assert main(["methods", name]) == 0
     heading, *lines = capsys.readouterr().out.splitlines()
     assert heading.startswith(f"{name}: ")
@@ -91,6 +91,6 @@ def test_settings_of_one_are_shown_as_set_takes_them(capsys, name):
     assert len(shown) == len(set(shown)) > 4
 
 
-def test_a_slip_gets_a_suggestion(capsys):
+def test_a_typo_gets_a_suggestion(capsys):
     assert main(["methods", "sct-two-stages"]) == 1
     assert "did you mean sct-two-stage?" in capsys.readouterr().err

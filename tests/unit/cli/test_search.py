@@ -87,7 +87,7 @@ def test_a_filter_is_json(index, bundle, tmp_path, capsys):
 @pytest.mark.parametrize(
     "options", [["-k", "0"], ["--effort", "0"], ["-m", "nothing.onnx"], ["--filter", '{"year": {"is": 3}}']]
 )
-def test_mistakes_are_one_line(index, capsys, options):
+def test_mistakes_are_reported_in_one_line(index, capsys, options):
     assert main(["search", index, "a good dog", *options]) == 1
     assert capsys.readouterr().err.count("\n") == 1
 

@@ -70,7 +70,7 @@ class TestConfiguration:
         ],
         ids=lambda value: " ".join(value) if isinstance(value, list) else "",
     )  # fmt: skip
-    def test_flags_go_where_they_belong(self, capsys, flags, expected):
+    def test_flags_set_their_settings(self, capsys, flags, expected):
         assert_within(expected, check(capsys, *self.BARE, *flags))
 
     def test_sct_with_several_teachers_distils(self, capsys, tmp_path):
@@ -117,14 +117,14 @@ class TestConfiguration:
         assert check(capsys, *flags) == check(capsys, *flags, "--size", size)
         assert check(capsys, *flags, "--size", "tiny")["student"]["size"] == "tiny"
 
-    def test_flags_lie_over_the_recipe(self, capsys, tmp_path):
+    def test_flags_override_the_recipe(self, capsys, tmp_path):
         recipe = tmp_path / "r.toml"
         recipe.write_text('method = "sct"\nseed = 3\n[student]\nsize = "mini"\n[[corpus]]\npath = "r.txt"\n')
         found = check(capsys, str(recipe), "--seed", "4")
         assert (found["seed"], found["student"]["size"], found["corpus"][0]["path"]) == (4, "mini", "r.txt")
         assert check(capsys, str(recipe), "--corpus", "b.txt")["corpus"][0]["path"] == "b.txt"
 
-    def test_what_check_prints_is_a_recipe_for_the_same_run(self, capsys, tmp_path):
+    def test_check_prints_a_recipe_of_the_same_run(self, capsys, tmp_path):
         recipe = tmp_path / "r.toml"
         flags = ["--name", 'a "b" \\ c', "--size", "small", "--set", "optim.lr=0.1"]
         assert main(["train", "--check", *self.BARE, *flags]) == 0
@@ -139,7 +139,7 @@ class TestConfiguration:
         assert captured.endswith("}\n")
         assert json.loads(captured)["method"] == "sct"
 
-    def test_check_tells_steps_and_evaluations_of_a_prepared_corpus(self, capsys, corpus, tmp_path):
+    def test_check_prints_steps_and_evaluations_of_a_prepared_corpus(self, capsys, corpus, tmp_path):
         cache = tmp_path / "cache"
         flags = ["--method", "simcse", "--corpus", corpus, "--cache", str(cache), "--dev", "dev.tsv"]
         flags += ["--epochs", "4", "--set", "optim.batch_size=6", "--set", "dev.every=5"]
@@ -178,7 +178,7 @@ class TestConfiguration:
         ],
         ids=lambda value: " ".join(value) if isinstance(value, list) else "",
     )
-    def test_mistakes_are_one_line(self, capsys, flags, message):
+    def test_mistakes_are_reported_in_one_line(self, capsys, flags, message):
         told = fail(capsys, *flags)
         assert message in told
         assert told.count("\n") == 1
@@ -217,7 +217,7 @@ class TestTraining:
         encoder.save(tmp_path / "student")
         return str(tmp_path / "student")
 
-    def test_tells_where_the_encoder_is_and_what_comes_next(self, command, capsys, tmp_path):
+    def test_prints_the_path_of_the_encoder_and_the_next_command(self, command, capsys, tmp_path):
         assert main([*command, "--steps", "2"]) == 0
         captured = capsys.readouterr()
         run = tmp_path / "runs" / "small"
@@ -234,14 +234,14 @@ class TestTraining:
         assert (run / "curves.png").exists()
 
     @pytest.mark.usefixtures("no_matplotlib")
-    def test_a_run_does_not_hang_on_matplotlib(self, command, capsys, tmp_path):
+    def test_a_run_does_not_depend_on_matplotlib(self, command, capsys, tmp_path):
         run = tmp_path / "runs" / "small"
         assert main([*command, "--steps", "2"]) == 0
         assert f"no report: matplotlib is not installed; `embedkit report {run}` prints" in capsys.readouterr().err
         assert (run / "run.json").exists()
         assert not (run / "report.html").exists()
 
-    def test_a_run_does_not_hang_on_its_report(self, command, capsys, tmp_path, monkeypatch):
+    def test_a_run_does_not_depend_on_its_report(self, command, capsys, tmp_path, monkeypatch):
         def refuse(_curves, path):
             raise StorageError(28, f"cannot write {path}: No space left on device")
 
@@ -260,7 +260,7 @@ class TestTraining:
         assert (result["finished"], result["steps"], result["best_step"]) == (True, 2, 2)
         assert -1 <= result["dev_spearman"] <= 1
 
-    def test_an_interrupted_run_goes_on_with_resume(self, command, student, capsys, tmp_path):
+    def test_an_interrupted_run_continues_with_resume(self, command, student, capsys, tmp_path):
         run = tmp_path / "runs" / "small"
         command = [*command, "--student", student, "--steps", "200"]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -302,7 +302,7 @@ class TestStopFlag:
             with pytest.raises(KeyboardInterrupt):
                 signal.raise_signal(signal.SIGINT)
 
-    def test_under_torchrun_a_second_signal_is_part_of_the_first(self):
+    def test_under_torchrun_a_second_signal_belongs_to_the_first(self):
         from embedkit.cli.stopping import stop_flag
 
         with stop_flag(insist=False) as should_stop:
@@ -311,13 +311,13 @@ class TestStopFlag:
             signal.raise_signal(signal.SIGTERM)
             assert should_stop()
 
-    def test_before_the_first_step_one_is_enough(self):
+    def test_before_the_first_step_one_signal_is_enough(self):
         from embedkit.cli.stopping import stop_flag
 
         with stop_flag(), pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
 
-    def test_handlers_are_put_back(self):
+    def test_handlers_are_restored(self):
         from embedkit.cli.stopping import stop_flag
 
         before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]

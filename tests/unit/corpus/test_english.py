@@ -98,7 +98,7 @@ def test_equal_texts_are_written_once(english, hub, tmp_path):
     assert read(tmp_path, "nq-open") == ["where do bees live in winter", "what does a bee eat"]
 
 
-def test_what_stands_in_evaluation_sets_is_left_out(english, hub, tmp_path):
+def test_texts_of_evaluation_sets_are_dropped(english, hub, tmp_path):
     (tmp_path / "test.jsonl").write_text('{"query": "Where do bees live in winter", "positive": ["x"]}\n')
     (tmp_path / "other.txt").write_text(
         "It is said that a colony in summer has some forty thousand bees, most of them small.\n"
@@ -109,7 +109,7 @@ def test_what_stands_in_evaluation_sets_is_left_out(english, hub, tmp_path):
     assert not any("forty thousand" in text for text in read(tmp_path, "wikipedia"))
 
 
-def test_a_second_call_goes_on(english, hub, tmp_path):
+def test_a_second_call_continues(english, hub, tmp_path):
     sources = {**some(english, "nq-open"), "missing": english.Source("no/such", lambda row: "", "none")}
     with pytest.raises(DataError, match="no/such cannot be read from the hub"):
         english.assemble(tmp_path, english.Excluded([]), sources=sources, show_progress=False)

@@ -77,7 +77,7 @@ def test_a_mean_with_an_undefined_figure_is_undefined(words, sts_data, write_lin
     assert stsb.value is average.value is None
 
 
-def test_a_set_without_a_correlation_is_null_with_its_reason(words, write_lines):
+def test_a_set_without_a_correlation_is_null_with_a_reason(words, write_lines):
     path = write_lines("flat.tsv", "a\ta\t2", "a\tb\t2")
     evaluation = evaluate(words, load_task(str(path)))
     assert evaluation.results[0].value is None
@@ -155,7 +155,7 @@ def test_own_sets_are_found_in_the_data_folder(write_json_lines, tmp_path):
         assert load_task(name, data=tmp_path).name == "mine"
 
 
-def test_unknown_names_get_a_hint(tmp_path):
+def test_unknown_names_get_a_suggestion(tmp_path):
     with pytest.raises(InputError, match="unknown task 'askubutu'; did you mean 'askubuntu'"):
         load_task("askubutu")
     with pytest.raises(InputError, match="the tasks are sts, sts12"):

@@ -63,7 +63,7 @@ def test_a_clear_difference_is_distinguished_from_a_doubtful_one():
     assert compare(Mean(RIGHT), Mean(RIGHT), samples=50).p_value == 1.0
 
 
-def test_other_rows_cannot_be_compared():
+def test_different_rows_cannot_be_compared():
     with pytest.raises(InputError, match=r"sets of \[40\] and of \[39\] rows"):
         compare(Mean(RIGHT), Mean(RIGHT[1:]))
 
@@ -99,7 +99,7 @@ def test_every_kind_of_task_has_evidence_that_gives_its_figure(words, write_json
             assert sum(result.evidence.sizes()) == result.rows
 
 
-def test_the_first_model_is_the_one_to_beat():
+def test_models_are_compared_with_the_first():
     first, second = certainties([evaluation("a", 1 - RIGHT), evaluation("b", RIGHT)], samples=100)
     assert first.difference is None
     assert second.difference.value == pytest.approx(0.5)

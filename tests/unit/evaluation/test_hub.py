@@ -67,7 +67,7 @@ def test_split_and_revision_reach_the_hub(fake_hub):
     assert [each[2:] for each in fake_hub.asked] == [("test", None), ("validation", "abc")]
 
 
-def test_the_only_split_is_read_whatever_its_name(fake_hub):
+def test_an_only_split_is_read_under_any_name(fake_hub):
     fake_hub.contents["org/sts"] = {"default": {"train": [PAIR]}}
     assert len(load_scored_pairs("org/sts")) == 1
 
@@ -116,7 +116,7 @@ def test_an_interrupted_reading_leaves_nothing(fake_hub):
     assert len(list(HubDataset("org/sts", PIN).rows())) == 2
 
 
-def test_whatever_the_hub_raises_is_one_line(fake_hub):
+def test_errors_of_the_hub_are_reported_in_one_line(fake_hub):
     with pytest.raises(DataError) as caught:
         load_scored_pairs("org/gone")
     expected = "cannot load hf://org/gone from the hub: Dataset 'org/gone' doesn't exist on the Hub"

@@ -30,13 +30,13 @@ def test_the_processor_is_named_as_linux_names_it(tmp_path):
     assert processor_name(cpuinfo) == "Fast CPU @ 2 GHz"
 
 
-def test_elsewhere_the_platform_names_it(tmp_path, monkeypatch):
+def test_elsewhere_the_platform_describes_it(tmp_path, monkeypatch):
     monkeypatch.setattr("platform.processor", lambda: "")
     monkeypatch.setattr("platform.machine", lambda: "arm64")
     assert processor_name(tmp_path / "missing") == "arm64"
 
 
-def test_what_a_figure_of_speed_depends_on():
+def test_the_facts_that_speed_depends_on():
     found = describe_machine()
     assert 1 <= found["usable"] <= found["processors"]
     assert found["packages"]["embedkit"] == __version__

@@ -92,7 +92,7 @@ def test_other_labels_are_refused(label):
         collect_labelled("set", [Row("row 3", {"text1": "a", "text2": "b", "label": label})])
 
 
-def test_one_kind_of_pairs_tells_nothing(write_lines):
+def test_pairs_of_one_label_are_refused(write_lines):
     path = write_lines("mine.tsv", "sentence1\tsentence2\tlabel", "a\tb\t1", "a\tc\t1")
     with pytest.raises(DataError, match="mine: expected pairs of both labels, found 2 of 1 and 0 of 0"):
         load_task(str(path))

@@ -48,7 +48,7 @@ def test_a_broken_embedding_has_cosine_zero():
     np.testing.assert_array_equal(cosines(good, broken), np.array([0, 0, 0, 0.6], dtype=np.float32))
 
 
-def test_equal_texts_tie_exactly_wherever_they_stand():
+def test_equal_texts_tie_exactly_at_any_position():
     random = np.random.default_rng(3)
     rows = random.standard_normal((300, 384)).astype(np.float32)
     assert set(cosines(rows, rows)) == {np.float32(1)}

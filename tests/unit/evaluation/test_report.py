@@ -56,7 +56,7 @@ TWO = [
 ]
 
 
-def test_models_stand_side_by_side():
+def test_models_are_columns():
     table, _, notes = to_text(TWO).partition("\n\n")
     assert table.splitlines() == [
         "set             measure  rows                tiny  small",

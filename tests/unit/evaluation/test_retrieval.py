@@ -104,7 +104,7 @@ def test_a_published_corpus_of_other_sizes_is_named(words, beir):
     assert result.notes[-1] == "3 queries and 4 documents; the published set has 300 queries and 5,183 documents"
 
 
-def test_what_is_missing_is_named(beir, tmp_path, write_json_lines):
+def test_missing_files_are_named(beir, tmp_path, write_json_lines):
     (beir / "qrels" / "test.tsv").unlink()
     with pytest.raises(DataError, match=r"expected qrels/test\.jsonl .*; qrels/ has dev\.tsv: name one of them"):
         load_retrieval(beir, name="set")
@@ -122,7 +122,7 @@ def test_a_cross_encoder_cannot_search(beir, toy_cross_bundle):
         evaluate(CrossEncoder.load(toy_cross_bundle), load_task(str(beir)))
 
 
-def test_broken_embeddings_count_as_far_from_all(words):
+def test_broken_embeddings_rank_last(words):
     documents = np.array([[np.nan, 1], [1, 0], [-1, 0]], dtype=np.float32)
     query = np.array([[1, 0]], dtype=np.float32)
     judged = RetrievalSet("set", dict.fromkeys("abc", ""), [Judged("", {"a": 1})])

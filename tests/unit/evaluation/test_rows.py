@@ -73,7 +73,7 @@ def test_json_lines_and_parquet_give_the_same_rows(write_json_lines, tmp_path):
 ROW = Row("a.jsonl:7", {"text": "x", "n": 3, "list": ["a"], "none": None, "digits": "2.5"})
 
 
-def test_accessors_take_the_first_column_there_is():
+def test_accessors_take_the_first_existing_column():
     assert ROW.text("title", "text") == "x"
     assert ROW.texts("list") == ["a"]
     assert ROW.identifier("n") == "3"
@@ -94,7 +94,7 @@ def test_accessors_take_the_first_column_there_is():
         (lambda: ROW.number("none"), "a.jsonl:7: expected a finite number as none, got None"),
     ],
 )
-def test_accessors_say_what_was_expected_where(read, message):
+def test_errors_of_accessors_name_what_was_expected_where(read, message):
     with pytest.raises(DataError) as caught:
         read()
     assert str(caught.value).startswith(message)

@@ -52,12 +52,12 @@ def test_malformed_files_name_their_line(write_lines, name, lines, message):
         load_scored_pairs(write_lines(name, *lines))
 
 
-def test_a_folder_is_no_file(tmp_path):
+def test_a_folder_is_not_a_file(tmp_path):
     with pytest.raises(DataError, match="is a folder"):
         load_scored_pairs(tmp_path)
 
 
-def test_what_exists_is_a_path_and_never_a_hub_id(tmp_path, monkeypatch):
+def test_an_existing_path_is_never_a_hub_id(tmp_path, monkeypatch):
     (tmp_path / "org").mkdir()
     (tmp_path / "org" / "name").write_text("")
     monkeypatch.chdir(tmp_path)
@@ -67,11 +67,11 @@ def test_what_exists_is_a_path_and_never_a_hub_id(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("source", ["gone.jsonl", "org/gone.tsv", Path("gone"), "a/b/c", "gone"])
-def test_what_looks_like_a_file_never_goes_to_the_network(source):
+def test_a_name_like_a_file_never_uses_the_network(source):
     with pytest.raises(DataError, match=r"there is no file|neither a file or folder"):
         locate(source)
 
 
-def test_a_written_revision_wins():
+def test_a_revision_in_the_name_wins():
     assert locate("org/name", revision="r1") == HubDataset("org/name", "r1")
     assert locate("hf://org/name@r2:dev", revision="r1") == HubDataset("org/name", "r2", "dev")

@@ -44,7 +44,7 @@ def test_each_distinct_text_is_encoded_once(words):
     assert sorted(words.seen) == ["a b", "a c", "c d"]
 
 
-def test_a_model_that_tells_nothing_apart_has_no_correlation(words):
+def test_a_constant_model_has_no_correlation(words):
     same = pairs("same", [("a", "a", 1.0), ("b", "b", 2.0)])
     assert math.isnan(evaluate_pairs(words, same))
 
@@ -74,7 +74,7 @@ def test_an_undefined_correlation_says_why(words, rows, why):
     assert correlate(pool, [one]).undefined == why
 
 
-def test_scored_pairs_must_belong_together():
+def test_scored_pairs_must_have_equal_lengths():
     with pytest.raises(DataError, match="got 2, 1 and 1"):
         ScoredPairs("uneven", ["a", "b"], ["c"], np.array([1.0]))
     with pytest.raises(DataError, match="nothing: expected scored pairs, found none"):

@@ -74,7 +74,7 @@ def test_a_set_is_scored_and_its_size_compared(words, folders):
     assert result.notes == ["parts of 24 texts; the published set has 10,662"]
 
 
-def test_transfer_is_the_mean_of_what_is_whole(words, folders, monkeypatch):
+def test_transfer_is_the_mean_of_complete_sets(words, folders, monkeypatch):
     sets = {name: each._replace(sizes=(24,)) for name, each in transfer._SETS.items() if name == "mr"}
     monkeypatch.setattr(transfer, "_SETS", transfer._SETS | sets)
     *each, average = evaluate(words, load_task("transfer", data=folders)).results
@@ -130,7 +130,7 @@ def test_malformed_files_name_their_line(folders, write_lines, file, line, name,
         load_task(name, data=folders)
 
 
-def test_what_is_missing_is_named(folders):
+def test_missing_files_are_named(folders):
     (folders / "transfer/SNLI/s1.train").unlink()
     with pytest.raises(DataError, match=r"SNLI has no s1\.train"):
         load_task("snli", data=folders)

@@ -34,7 +34,7 @@ def test_a_run_s_card_is_read(run):
     assert (card.teacher, card.corpus, card.licence) == (FACTS["teacher"], FACTS["corpus"], "Apache-2.0")
 
 
-def test_a_bundle_tells_nothing_of_the_machine_it_was_made_on(run):
+def test_a_bundle_holds_no_facts_about_the_machine(run):
     card = read_card(str(run))
 
     assert card.config == {
@@ -78,14 +78,14 @@ def test_the_model_of_a_run_is_in_its_folder(run):
     assert find_model_folder(str(run)) == str(run / "model")
 
 
-def test_a_model_is_where_it_is(tmp_path):
+def test_the_path_of_a_model_folder_is_itself(tmp_path):
     (tmp_path / "config.json").write_text("{}")
 
     assert find_model_folder(str(tmp_path)) == str(tmp_path)
     assert find_model_folder("org/model") == "org/model"
 
 
-def test_a_run_that_has_not_finished_says_so(run):
+def test_an_unfinished_run_is_an_error(run):
     (run / "model").rmdir()
 
     with pytest.raises(ModelError, match="has not finished"):

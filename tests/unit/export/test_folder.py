@@ -62,7 +62,7 @@ def test_a_model_s_folder_has_weights_and_graphs(encoder, model, tmp_path):
 
 
 @pytest.mark.parametrize(("file", "least"), [("model.onnx", 0.99999), ("model_qint8_avx2.onnx", 0.99)])
-def test_our_runtime_loads_the_folder(encoder, model, tmp_path, file, least):
+def test_embedkits_runtime_loads_the_folder(encoder, model, tmp_path, file, least):
     export_folder(model, tmp_path / "st", precision="int8")
 
     loaded = Encoder.load(tmp_path / "st", file=f"onnx/{file}")
@@ -190,7 +190,7 @@ def test_a_word_memory_is_refused(make_encoder, make_any, tmp_path):
     assert not (tmp_path / "st").exists()
 
 
-def test_what_is_refused(make_encoder, make_pair_encoder, tmp_path, monkeypatch):
+def test_unsupported_models_are_refused(make_encoder, make_pair_encoder, tmp_path, monkeypatch):
     make_encoder().save(tmp_path / "model")
     export(make_encoder(), tmp_path / "toy.onnx", precision="fp32")
     export(make_pair_encoder(), tmp_path / "pairs.onnx", precision="fp32")

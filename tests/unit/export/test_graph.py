@@ -46,7 +46,7 @@ def test_the_graph_is_the_model(make_encoder, tokenizer, family, pooling, head):
 
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
 @pytest.mark.parametrize(("head", "activation"), [(None, "tanh"), (6, "tanh"), (6, "linear")])
-def test_a_word_memory_goes_with_every_head(make_encoder, tokenizer, pooling, head, activation):
+def test_a_word_memory_works_with_every_head(make_encoder, tokenizer, pooling, head, activation):
     encoder = make_encoder(pooling=pooling, head=head, activation=activation, memory=10)
     graph = build_graph(encoder, FloatArithmetic())
 
@@ -68,7 +68,7 @@ def test_the_tanh_form_of_gelu_is_kept(make_encoder, tokenizer, activation):
 
 
 @pytest.mark.parametrize("memory", [None, 10])
-def test_what_stands_on_padding_does_not_matter(make_encoder, tokenizer, memory):
+def test_ids_of_padding_do_not_matter(make_encoder, tokenizer, memory):
     graph = build_graph(make_encoder(memory=memory), FloatArithmetic())
     ids, mask = make_batch(tokenizer, 5, 12)
     others = np.where(mask, ids, 77)
@@ -77,7 +77,7 @@ def test_what_stands_on_padding_does_not_matter(make_encoder, tokenizer, memory)
 
 
 @pytest.mark.parametrize("memory", [None, 10])
-def test_a_row_of_nothing_but_padding_is_finite(make_encoder, memory):
+def test_a_row_of_only_padding_is_finite(make_encoder, memory):
     nothing = np.zeros((2, 4), np.int64)
 
     rows = run(build_graph(make_encoder(memory=memory), FloatArithmetic()), nothing, nothing)

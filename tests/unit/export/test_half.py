@@ -105,7 +105,7 @@ def test_sums_over_tokens_are_not_half(make_any):
     assert writers[pooled.input[0]].op_type == "Cast"
 
 
-def test_layers_are_half_and_what_is_behind_them_is_not(make_encoder):
+def test_layers_are_half_and_later_steps_are_not(make_encoder):
     graph = build_graph(make_encoder(head=6, memory=10), FloatArithmetic())
 
     halved = halve(graph, "mean")
@@ -122,7 +122,7 @@ def test_layers_are_half_and_what_is_behind_them_is_not(make_encoder):
     assert len(halved.SerializeToString()) < 0.62 * len(graph.SerializeToString())
 
 
-def test_layers_of_a_cross_encoder_are_half_and_what_is_behind_them_is_not(make_pair_encoder):
+def test_layers_of_a_cross_encoder_are_half_and_later_steps_are_not(make_pair_encoder):
     halved = halve(build_graph(make_pair_encoder(), FloatArithmetic()), None)
 
     types = kinds(halved)
@@ -144,7 +144,7 @@ def test_padding_does_not_matter_in_half(make_encoder, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["encoder", "cross-encoder"])
-def test_a_folder_has_room_for_half(make_encoder, make_pair_encoder, tmp_path, kind):
+def test_a_folder_may_hold_half(make_encoder, make_pair_encoder, tmp_path, kind):
     model = make_encoder(head=6) if kind == "encoder" else make_pair_encoder(initializer_range=0.1)
     model.save(tmp_path / "model")
 
@@ -155,7 +155,7 @@ def test_a_folder_has_room_for_half(make_encoder, make_pair_encoder, tmp_path, k
     assert [value.type.tensor_type.elem_type for value in graph.output] == [TensorProto.FLOAT] * 2
 
 
-def test_what_half_cannot_be(make_encoder, tmp_path):
+def test_impossible_uses_of_half_are_refused(make_encoder, tmp_path):
     with pytest.raises(ExportError, match="int8 is for CPUs"):
         export(make_encoder(), tmp_path / "toy.onnx", precision="int8", target="gpu")
     assert list(tmp_path.iterdir()) == []

@@ -113,7 +113,7 @@ def test_a_branch_is_made_for_a_revision(toy_bundle, hub, api):
     assert hub.messages == ["Try it"]
 
 
-def test_an_exported_folder_is_pushed_as_it_is(tmp_path, hub, api):
+def test_an_exported_folder_is_pushed_unchanged(tmp_path, hub, api):
     folder = tmp_path / "exported"
     (folder / "onnx").mkdir(parents=True)
     for name in ("README.md", "modules.json", "onnx/model.onnx"):
@@ -137,7 +137,7 @@ def test_another_folder_is_refused(tmp_path, api):
         push(str(tmp_path), "me/toy", api=api)
 
 
-def test_what_the_hub_refuses_is_one_of_our_errors(toy_bundle, hub, api, monkeypatch):
+def test_refusals_of_the_hub_are_embedkit_errors(toy_bundle, hub, api, monkeypatch):
     monkeypatch.setattr(Hub, "do_POST", lambda self: self.answer({"error": "no"}, status=403))
     with pytest.raises(ExportError, match=r"the hub did not take .*toy\.onnx as me/toy: .*403"):
         push(str(toy_bundle), "me/toy", api=api)
@@ -162,7 +162,7 @@ def test_the_card_has_the_hub_s_metadata_and_code_that_names_the_repository(writ
     assert config["transformers.js_config"] == {"dtype": "fp32"}
 
 
-def test_a_card_of_one_s_own_takes_the_place_of_the_facts(toy_bundle, tmp_path, capsys):
+def test_a_custom_card_replaces_the_generated_one(toy_bundle, tmp_path, capsys):
     (tmp_path / "card.md").write_text("# A toy\n\nMade of words.\n")
 
     arguments = ["push", str(toy_bundle), "me/toy", "--card", str(tmp_path / "card.md")]

@@ -42,7 +42,7 @@ def test_a_bundle_encodes_as_the_model_does(encoder, tmp_path, precision, tolera
     assert [path.name for path in tmp_path.iterdir()] == ["toy.onnx"]
 
 
-def test_the_manifest_tells_what_it_is(encoder, tmp_path):
+def test_the_manifest_describes_the_model(encoder, tmp_path):
     card = Card(base="random", method="none", metrics={"dev_spearman": 0.5}, licence="MIT")
 
     export(encoder, tmp_path / "toy.onnx", precision="int8", target="arm64", name="mine", card=card)
@@ -58,7 +58,7 @@ def test_the_manifest_tells_what_it_is(encoder, tmp_path):
 
 
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
-def test_calibration_texts_give_the_ranges_of_bytes(encoder, tmp_path, precision):
+def test_calibration_texts_set_the_ranges_of_bytes(encoder, tmp_path, precision):
     export(encoder, tmp_path / "toy.onnx", precision=precision, calibration=PROBE_TEXTS)
 
     bundle = Encoder.load(tmp_path / "toy.onnx")
@@ -98,7 +98,7 @@ def test_the_same_model_gives_the_same_file(encoder, tmp_path):
     assert (tmp_path / "a.onnx").read_bytes() == (tmp_path / "b.onnx").read_bytes()
 
 
-def test_a_missed_gate_writes_nothing_and_carries_the_figures(encoder, tmp_path):
+def test_a_missed_gate_writes_nothing_and_its_error_holds_the_figures(encoder, tmp_path):
     (tmp_path / "toy.onnx").write_text("older")
     strict = dataclasses.replace(THRESHOLDS["int8"], graph_bytes=10)
 
@@ -123,7 +123,7 @@ def test_scored_pairs_are_ranked(encoder, tmp_path):
     assert report.manifest.gates["retention"]["torch"] == 1.0
 
 
-def test_a_wrong_finished_file_does_not_appear(encoder, tmp_path, monkeypatch):
+def test_a_wrong_file_is_not_published(encoder, tmp_path, monkeypatch):
     make_golden = pipeline._make_golden
 
     def make_wrong(*arguments):

@@ -61,7 +61,7 @@ def test_every_row_goes_with_its_piece(make_encoder):
             np.testing.assert_array_equal(after[number], before[old[piece]])
 
 
-def test_the_model_stays_as_it_is(make_encoder):
+def test_the_model_is_not_changed(make_encoder):
     encoder = make_encoder()
     before = encoder.fingerprint()
 
@@ -70,7 +70,7 @@ def test_the_model_stays_as_it_is(make_encoder):
     assert encoder.fingerprint() == before
 
 
-def test_what_the_corpus_does_not_use_is_gone_and_spelled(make_encoder):
+def test_unused_pieces_are_removed_and_spelled(make_encoder):
     encoder = make_encoder()
 
     pruned, _ = prune_vocabulary(encoder, CORPUS)
@@ -79,7 +79,7 @@ def test_what_the_corpus_does_not_use_is_gone_and_spelled(make_encoder):
     assert pieces_of(pruned.tokenizer, "zoo") == ["[CLS]", "z", "##o", "##o", "[SEP]"]
 
 
-def test_a_size_keeps_what_is_used_most(make_encoder):
+def test_a_size_keeps_the_most_frequent_pieces(make_encoder):
     encoder = make_encoder()
     least = _SPECIAL + _SIGNS + _PUNCTUATION
 
@@ -107,7 +107,7 @@ def test_nothing_becomes_unknown(toy_tokenizer_json, text):
     assert unknown <= before.with_max_length(400).tokenize([text]).ids[0].count(1)
 
 
-def test_a_piece_with_a_sign_that_stands_nowhere_else_is_kept():
+def test_the_only_piece_with_a_character_is_kept():
     content = {"model": {"type": "WordPiece", "continuing_subword_prefix": "##", "unk_token": "[UNK]"}}
     pieces = {piece: number for number, piece in enumerate(["[UNK]", "a", "##b", "ab", "aß", "##bß", "ba"])}
 
@@ -172,7 +172,7 @@ def test_other_tokenizers_are_refused(make_encoder):
         prune_vocabulary(encoder, CORPUS)
 
 
-def test_no_texts_are_no_corpus(make_encoder):
+def test_an_empty_corpus_is_refused(make_encoder):
     with pytest.raises(ExportError, match="without texts"):
         prune_vocabulary(make_encoder(), [])
 
@@ -197,7 +197,7 @@ def test_a_cross_encoder_scores_pairs_of_the_corpus_as_before(make_pair_encoder,
 
 
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
-def test_a_pruned_bundle_is_smaller_and_says_so(make_encoder, tmp_path, precision):
+def test_a_pruned_bundle_is_smaller_and_records_it(make_encoder, tmp_path, precision):
     encoder = make_encoder(head=16, memory=8, initializer_range=0.1)
     whole = export(encoder, tmp_path / "whole.onnx", precision=precision)
 
@@ -225,7 +225,7 @@ def test_retention_compares_with_the_whole_vocabulary(make_encoder, tmp_path):
     assert [name for name, gate in caught.value.figures.items() if not gate["passed"]] == ["retention"]
 
 
-def test_a_tokenizer_rewritten_wrongly_is_found(make_encoder, tmp_path, monkeypatch):
+def test_a_wrongly_rewritten_tokenizer_is_found(make_encoder, tmp_path, monkeypatch):
     renumber = prune._renumber
 
     def swap(content, pieces, kept):

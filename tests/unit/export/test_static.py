@@ -32,7 +32,7 @@ def static_graph(encoder, texts=PROBE_TEXTS):
     return build_graph(encoder, arithmetic)
 
 
-def test_ranges_are_those_that_torch_sees(encoder):
+def test_ranges_equal_those_of_torch(encoder):
     seen = {}
 
     def remember(name):
@@ -81,7 +81,7 @@ def random_rows(seed=0, width=32):
     return draw.normal(size=(4000, width)), draw.normal(size=(width, 16)).astype(np.float32)
 
 
-def test_every_value_that_was_seen_has_an_integer():
+def test_every_calibration_value_has_an_integer():
     rows, weight = random_rows()
     for inputs in (rows, np.abs(rows), -np.abs(rows), rows * 0):
         rounding = static._choose_rounding(seen_in(inputs), weight, 64)
@@ -99,7 +99,7 @@ def test_one_sided_inputs_use_all_integers():
     assert rounding.step == pytest.approx(np.abs(rows).max() / 255)
 
 
-def test_outliers_are_brought_nearer_and_alike_inputs_left_alone():
+def test_outliers_are_smoothed_and_uniform_inputs_unchanged():
     rows, weight = random_rows()
     outlying = rows * np.where(np.arange(32) == 3, 40.0, 1.0)
     assert static._choose_rounding(seen_in(rows), weight, 64).factors is None
@@ -111,7 +111,7 @@ def test_outliers_are_brought_nearer_and_alike_inputs_left_alone():
 
 
 @pytest.mark.parametrize("outlier", [1.0, 8.0, 40.0])
-def test_the_error_to_expect_is_the_error_that_comes(outlier):
+def test_the_expected_error_is_the_actual_error(outlier):
     rows, weight = random_rows()
     rows = rows * np.where(np.arange(32) == 3, outlier, 1.0)
     seen = seen_in(rows)

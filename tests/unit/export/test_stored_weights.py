@@ -39,7 +39,7 @@ def arithmetic(request):
 
 
 @pytest.mark.parametrize("words", ["float32", "int8", "int4"])
-def test_whole_weights_pass(make_encoder, arithmetic, words):
+def test_intact_weights_pass(make_encoder, arithmetic, words):
     encoder = make_encoder(head=16, memory=64)
 
     gate = measure(encoder, build_graph(encoder, MixedArithmetic(arithmetic(encoder), WORD_TABLES[words])))
@@ -95,7 +95,7 @@ def test_one_wrong_scale_or_half_byte_is_found(make_encoder):
     assert not measure(encoder, change(graph, "encoder.layer.0.output.LayerNorm.bias", 3, 0.5)).passed
 
 
-def test_a_matrix_that_is_not_there_is_found(make_encoder):
+def test_a_missing_matrix_is_found(make_encoder):
     encoder, other = make_encoder(head=16), make_encoder()
 
     assert not measure(encoder, build_graph(other, Int8Arithmetic(64))).passed

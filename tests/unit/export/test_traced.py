@@ -62,7 +62,7 @@ def test_the_bert_family_takes_other_tokenizers_and_padding(make_encoder, make_t
 
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
 @pytest.mark.parametrize(("head", "activation"), [(None, "tanh"), (6, "tanh"), (6, "linear")])
-def test_a_word_memory_goes_with_every_head(make_any, pooling, head, activation):
+def test_a_word_memory_works_with_every_head(make_any, pooling, head, activation):
     model = make_any("distilbert", pooling=pooling, head=head, activation=activation, memory=10)
 
     content = build_graph(model, FloatArithmetic()).SerializeToString()
@@ -89,16 +89,16 @@ def check_quantized(model, path, precision, words="int8"):
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_int8_goes_with_every_architecture(make_any, tmp_path, architecture):
+def test_int8_works_with_every_architecture(make_any, tmp_path, architecture):
     assert check_quantized(make_any(architecture, head=6), tmp_path / "toy.onnx", "int8") > 0
 
 
 @pytest.mark.parametrize("architecture", ["mpnet", "modernbert"])
-def test_fixed_scales_go_with_every_architecture(make_any, tmp_path, architecture):
+def test_fixed_scales_work_with_every_architecture(make_any, tmp_path, architecture):
     assert check_quantized(make_any(architecture, head=6), tmp_path / "toy.onnx", "int8-static") < 1e-3
 
 
-def test_words_of_half_a_byte_go_with_every_architecture(make_any, tmp_path):
+def test_words_of_half_a_byte_work_with_every_architecture(make_any, tmp_path):
     check_quantized(make_any("distilbert"), tmp_path / "toy.onnx", "int8", "int4")
 
 
@@ -120,7 +120,7 @@ def test_cross_encoders_of_any_architecture(make_any, tmp_path, architecture, pr
     assert report.manifest.kind == "cross-encoder"
 
 
-def test_large_weights_are_called_after_their_modules(make_any):
+def test_large_weights_are_named_after_their_modules(make_any):
     graph = build_graph(make_any("mpnet", head=6), Int8Arithmetic(64))
 
     assert {
@@ -185,7 +185,7 @@ def test_a_trace_that_holds_for_one_length_only_misses_the_gates(make_any, tmp_p
         export(model, tmp_path / "toy.onnx", precision="fp32")
 
 
-def test_what_cannot_be_traced_is_one_sentence(make_any, tmp_path, monkeypatch):
+def test_an_untraceable_model_is_reported_in_one_sentence(make_any, tmp_path, monkeypatch):
     def fail(*_, **__):
         raise torch.onnx.OnnxExporterError("no such operator\nand much more")
 

@@ -65,7 +65,7 @@ def test_cross_encoders_have_variants_too(make_pair_encoder, tmp_path):
     assert variants[0].smallest_cosine is None
 
 
-def test_who_is_worse_in_all_is_not_on_the_frontier():
+def test_a_variant_worse_in_everything_is_not_on_the_frontier():
     variants = variants_module._mark(
         [
             merits("large and exact", 100, 1.0, 1.0),
@@ -79,7 +79,7 @@ def test_who_is_worse_in_all_is_not_on_the_frontier():
     assert [each.on_frontier for each in variants] == [True, True, False, True, False]
 
 
-def test_the_fastest_that_keeps_enough_is_chosen():
+def test_the_fastest_of_sufficient_quality_is_chosen():
     variants = variants_module._mark(
         [
             merits("exact", 100, 1.0, 1.0),

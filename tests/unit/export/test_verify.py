@@ -175,7 +175,7 @@ def test_a_model_that_ranks_backwards_has_nothing_to_retain(encoder, dev):
     assert gate.figures["retention"] is None
 
 
-def test_without_pairs_the_probe_texts_are_ranked_and_it_is_said(encoder):
+def test_without_pairs_the_probe_texts_are_ranked_and_it_is_reported(encoder):
     gates = measure(encoder, "fp32")
 
     assert "retention" not in gates
@@ -183,7 +183,7 @@ def test_without_pairs_the_probe_texts_are_ranked_and_it_is_said(encoder):
     assert "no labels" in gates["agreement"].figures["pairs"]
 
 
-def test_int8_depends_on_batch_mates_and_it_is_said(encoder):
+def test_int8_depends_on_the_batch_and_it_is_reported(encoder):
     gate = measure(encoder, "int8")["batch_invariance"]
 
     assert gate.passed
@@ -216,7 +216,7 @@ def test_batches_of_very_long_texts_are_smaller(tokenizer):
     assert max(map(len, batches)) == 32
 
 
-def test_the_grid_goes_on_until_every_word_was_used(tokenizer):
+def test_the_grid_uses_every_word(tokenizer):
     short = tokenizer.with_max_length(3)
 
     used = {word for tokens in _grid(short) for text in tokens.ids for word in text[1:-1]}
@@ -316,7 +316,7 @@ def test_the_size_of_a_cross_encoder_can_be_bounded(scorer):
     assert missed(measure(scorer, "fp32", graph_bytes=10)) == {"size"}
 
 
-def test_int8_scores_depend_on_batch_mates_and_it_is_said(scorer):
+def test_int8_scores_depend_on_the_batch_and_it_is_reported(scorer):
     gate = measure(scorer, "int8", agreement=0.9)["batch_invariance"]
 
     assert gate.passed
@@ -345,7 +345,7 @@ def test_a_graph_scores_in_the_order_given(scorer):
     np.testing.assert_allclose(scores, TorchCrossEncoder(scorer).predict(GOLDEN_PAIRS), atol=1e-5)
 
 
-def test_probe_pairs_hold_what_says_the_same_and_what_does_not():
+def test_probe_pairs_hold_equal_and_different_meanings():
     assert len(set(PROBE_PAIRS)) == len(PROBE_PAIRS) == 4 * len(PROBE_TEXTS)
     assert (PROBE_TEXTS[0], PROBE_TEXTS[1]) in PROBE_PAIRS
 

@@ -70,7 +70,7 @@ def test_halves_of_a_row_share_bytes():
 
 
 @pytest.mark.parametrize("hidden", [32, 40, 64])
-def test_a_graph_looks_up_what_was_rounded(make_encoder, hidden):
+def test_a_graph_looks_up_the_rounded_values(make_encoder, hidden):
     encoder = make_encoder(hidden_size=hidden)
     words = encoder.get_parameter("backbone.embeddings.word_embeddings.weight")
     graph = build_graph(encoder, MixedArithmetic(FloatArithmetic(), Int4WordTable()))
@@ -97,7 +97,7 @@ def test_int4_words_take_half_a_byte_and_two_for_a_scale(make_encoder):
 
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
 @pytest.mark.parametrize("words", WORD_TABLES)
-def test_any_word_table_goes_with_any_precision(make_encoder, tmp_path, precision, words):
+def test_any_word_table_works_with_any_precision(make_encoder, tmp_path, precision, words):
     encoder = make_encoder(head=16, activation="linear", memory=64, initializer_range=0.1)
 
     report = export(encoder, tmp_path / "toy.onnx", precision=precision, word_table=words)

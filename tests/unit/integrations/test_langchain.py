@@ -14,7 +14,7 @@ from embedkit.integrations.langchain import EmbedkitEmbeddings
 TEXTS = ["a cat sleeps", "the dog barks", "two cats play"]
 
 
-def test_a_vector_store_finds_what_is_near():
+def test_a_vector_store_finds_neighbours():
     from langchain_core.vectorstores import InMemoryVectorStore
 
     store = InMemoryVectorStore.from_texts(TEXTS, EmbedkitEmbeddings("tiny-sct", threads=1))

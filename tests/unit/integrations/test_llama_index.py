@@ -23,7 +23,7 @@ def embedding():
     return EmbedkitEmbedding(model_name="tiny-sct", threads=1)
 
 
-def test_an_index_finds_what_is_near(embedding):
+def test_an_index_finds_neighbours(embedding):
     documents = [Document(text=text) for text in TEXTS]
     index = VectorStoreIndex.from_documents(documents, embed_model=embedding, transformations=[embedding])
     (found,) = index.as_retriever(similarity_top_k=1).retrieve("a dog is barking")
@@ -56,7 +56,7 @@ def assert_same(found, embedding):
     assert found.fingerprint == embedding.fingerprint
 
 
-def test_the_cache_of_a_pipeline_tells_models_of_one_path_apart(write_toy_bundle, tmp_path):
+def test_the_cache_of_a_pipeline_distinguishes_models_of_one_path(write_toy_bundle, tmp_path):
     path, found = tmp_path / "model.onnx", []
     pipeline = IngestionPipeline(transformations=[])
     for prompts in ({}, {"document": "text: "}):

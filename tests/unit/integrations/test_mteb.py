@@ -24,7 +24,7 @@ def model(encoder):
     return MtebEncoder(encoder)
 
 
-def test_it_is_what_mteb_asks_for(model, encoder, toy_cross_bundle):
+def test_it_has_the_interface_of_mteb(model, encoder, toy_cross_bundle):
     from mteb.models.models_protocols import CrossEncoderProtocol, EncoderProtocol
 
     from embedkit.integrations.mteb import MtebCrossEncoder
@@ -58,7 +58,7 @@ def test_prompts_are_put_before_queries_and_documents(write_toy_bundle, tmp_path
     assert document.tolist() == neither.tolist() == encoder.encode(TEXTS).tolist()
 
 
-def test_what_it_cannot_do_is_refused(model):
+def test_unsupported_uses_are_refused(model):
     with pytest.raises(InputError, match="expected texts from MTEB, got image"):
         model.encode([{"image": [None]}])
     with pytest.raises(InputError, match="expected the precision float32 from MTEB, got 'int8'"):

@@ -43,7 +43,7 @@ def test_a_pipeline_can_be_searched_cloned_and_pickled():
     assert clone(fitted[0]).get_params() == fitted[0].get_params()
 
 
-def test_a_new_setting_is_heeded_after_a_load(tmp_path):
+def test_a_changed_setting_is_used_after_loading(tmp_path):
     embedder = TextEmbedder().fit(TEXTS)
     with pytest.raises(ModelNotFoundError):
         embedder.set_params(model=str(tmp_path / "none.onnx")).transform(TEXTS)

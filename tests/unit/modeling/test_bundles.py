@@ -53,7 +53,7 @@ def make_student(tokenizer):
     ("precision", "words", "apart"),
     [("fp32", "float32", 1e-5), ("fp32", "int4", 2e-2), ("int8", "int8", 2e-2), ("int8", "int4", 3e-2)],
 )
-def test_it_embeds_as_the_bundle_does(make_student, texts, tmp_path, precision, words, apart):
+def test_its_embeddings_are_the_bundles(make_student, texts, tmp_path, precision, words, apart):
     export(make_student(), tmp_path / "a.onnx", precision=precision, word_table=words)
     found = TorchEncoder(from_bundle(tmp_path / "a.onnx")).encode(texts)
     assert np.abs(found - Encoder.load(tmp_path / "a.onnx").encode(texts, prompt="")).max() < apart
@@ -68,7 +68,7 @@ def test_static_scales_are_undone(make_student, texts, tmp_path):
 @pytest.mark.parametrize(
     "parts", [{"pooling": "cls"}, {"head": ("tanh", 48)}, {"head": None, "memory": None}, {"act": "gelu_new"}]
 )
-def test_all_its_parts_come_back(make_student, texts, tmp_path, parts):
+def test_all_its_parts_are_restored(make_student, texts, tmp_path, parts):
     student = make_student(**parts)
     export(student, tmp_path / "a.onnx", precision="fp32")
     found = from_bundle(tmp_path / "a.onnx")

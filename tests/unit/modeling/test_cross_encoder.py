@@ -79,7 +79,7 @@ def test_transformers_loads_it_and_gives_the_same_logits(pair_encoder, tmp_path)
     np.testing.assert_allclose(TorchCrossEncoder(pair_encoder).predict(PAIRS), expected, atol=1e-6)
 
 
-def test_the_body_is_the_encoder_s(make_encoder):
+def test_the_body_is_the_encoders(make_encoder):
     encoder = make_encoder(head=8)
     before = weights_of(encoder)
     model = PairEncoder.from_encoder(encoder, max_length=16, seed=0)
@@ -114,7 +114,7 @@ def test_a_raw_model_keeps_its_pooler(raw_folder):
     assert model.fingerprint() != PairEncoder.start(raw_folder, max_length=12, seed=2).fingerprint()
 
 
-def test_an_encoder_s_folder_is_a_start_too(make_encoder, tmp_path):
+def test_the_folder_of_an_encoder_is_a_start_too(make_encoder, tmp_path):
     encoder = make_encoder()
     encoder.save(tmp_path / "encoder")
     model = PairEncoder.start(tmp_path / "encoder", seed=1)
@@ -138,7 +138,7 @@ def test_the_way_back_is_an_encoder_on_the_same_body(pair_encoder):
     )
 
 
-def test_types_tell_the_texts_apart(pair_encoder):
+def test_token_types_distinguish_the_texts(pair_encoder):
     tokens = pair_encoder.tokenizer.tokenize(PAIRS)
     without = tokens._replace(type_ids=[[0] * len(row) for row in tokens.type_ids])
 
@@ -196,7 +196,7 @@ def test_pairs_longer_than_the_positions_are_refused(make_encoder):
         PairEncoder.from_encoder(make_encoder(), max_length=17, seed=0)
 
 
-def test_nothing_there_is_an_error(tmp_path):
+def test_a_missing_source_is_an_error(tmp_path):
     with pytest.raises(ModelNotFoundError):
         PairEncoder.load(tmp_path / "nothing")
     (tmp_path / "empty").mkdir()
@@ -204,7 +204,7 @@ def test_nothing_there_is_an_error(tmp_path):
         PairEncoder.start(tmp_path / "empty", seed=0)
 
 
-def test_a_run_s_cross_model_is_named_after_the_run(pair_encoder, tmp_path):
+def test_the_cross_model_of_a_run_is_named_after_the_run(pair_encoder, tmp_path):
     pair_encoder.save(tmp_path / "tiny" / "cross-model")
     assert PairEncoder.load(tmp_path / "tiny" / "cross-model").name == "tiny-cross"
 

@@ -133,7 +133,7 @@ def test_transformers_loads_the_folder(make_encoder, batch, tmp_path):
     assert torch.equal(theirs, ours)
 
 
-def test_a_plain_folder_gets_the_mean_and_says_so(make_encoder, tmp_path, caplog):
+def test_a_plain_folder_gets_the_mean_and_a_log_message(make_encoder, tmp_path, caplog):
     make_encoder(pooling="cls").save(tmp_path)
     (tmp_path / "modules.json").unlink()
 
@@ -141,7 +141,7 @@ def test_a_plain_folder_gets_the_mean_and_says_so(make_encoder, tmp_path, caplog
     assert "does not specify its pooling" in caplog.text
 
 
-def test_a_default_prompt_is_not_dropped_in_silence(make_encoder, tmp_path, caplog):
+def test_a_default_prompt_is_not_silently_dropped(make_encoder, tmp_path, caplog):
     make_encoder().save(tmp_path)
     settings = {"prompts": {"query": "find: "}, "default_prompt_name": "query"}
     (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(settings))
@@ -244,7 +244,7 @@ class TestRefusals:
         with pytest.raises(ModelError, match="cannot load the model"):
             SentenceEncoder.load(folder)
 
-    def test_a_missing_weight_is_not_replaced_by_chance(self, folder):
+    def test_a_missing_weight_is_not_initialised_randomly(self, folder):
         file = folder / "model.safetensors"
         weights = load_file(file)
         del weights["encoder.layer.1.output.dense.weight"]

@@ -86,7 +86,7 @@ def cosines_of_all_pairs(rows):
     return (rows @ rows.T)[np.triu_indices(len(rows), k=1)]
 
 
-def test_a_student_starts_as_its_teacher_s_bag_of_words(teacher):
+def test_a_student_starts_as_the_bag_of_words_of_its_teacher(teacher):
     ids = random_texts(teacher.tokenizer)
     wanted = cosines_of_all_pairs(bag_of_words(teacher, ids))
     wide = Size(2, 128, 2)  # as wide as the teacher, so that the projection loses nothing

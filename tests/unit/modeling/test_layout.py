@@ -121,7 +121,7 @@ def test_modules_that_are_no_list_are_refused(folder):
         read_layout(folder)
 
 
-def test_weights_and_tokenizer_are_what_a_model_weighs(tmp_path):
+def test_the_size_of_a_model_is_weights_and_tokenizer(tmp_path):
     files = {"model.safetensors": 5, "2_Dense/model.safetensors": 3, "pytorch_model.bin": 70, "tokenizer.json": 2}
     (tmp_path / "2_Dense").mkdir()
     for name, size in files.items():

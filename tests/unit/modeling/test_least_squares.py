@@ -13,7 +13,7 @@ def test_an_affine_map_is_found_again():
     torch.testing.assert_close(shift, bias, atol=1e-3, rtol=1e-3)
 
 
-def test_columns_that_say_the_same_share_the_weight():
+def test_equal_columns_share_the_weight():
     inputs = torch.randn(100, 1, generator=torch.Generator().manual_seed(0)).repeat(1, 2)
 
     found, _ = fit_affine(inputs, inputs[:, :1])

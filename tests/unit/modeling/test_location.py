@@ -30,7 +30,7 @@ def test_a_folder_is_itself(tmp_path, hub):
 @pytest.mark.parametrize(
     "path", ["/no/such/folder", "./model", "../model", "~/no-such-model", "runs/tiny/model", "model/", "tiny.onnx"]
 )
-def test_what_looks_like_a_path_never_goes_to_the_network(path, hub, tmp_path, monkeypatch):
+def test_a_name_like_a_path_never_uses_the_network(path, hub, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
     with pytest.raises(ModelNotFoundError):
@@ -47,7 +47,7 @@ def test_a_missing_folder_inside_one_that_stands_here_is_a_path(hub, tmp_path, m
     assert hub == []
 
 
-def test_a_path_object_never_goes_to_the_network(hub):
+def test_a_path_object_never_uses_the_network(hub):
     with pytest.raises(ModelNotFoundError):
         find_folder(Path("org/model"))
     assert hub == []
@@ -79,7 +79,7 @@ def test_old_weights_are_left_where_there_are_newer_ones(hub, tmp_path):
 @pytest.mark.parametrize(
     "refusal", [LocalEntryNotFoundError("no connection\nand much more"), OSError("down"), ValueError("bad id")]
 )
-def test_a_hub_that_cannot_help_is_one_sentence(monkeypatch, refusal):
+def test_a_failing_hub_is_reported_in_one_sentence(monkeypatch, refusal):
     def refuse(*arguments, **options):
         raise refusal
 

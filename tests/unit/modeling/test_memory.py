@@ -23,7 +23,7 @@ def test_the_mean_leaves_padding_out():
     assert masked_mean(states, mask).tolist() == [[1.0, 2.0], [0.0, 0.0]]
 
 
-def test_the_memory_stands_behind_the_pooled_states(student):
+def test_the_memory_follows_the_pooled_states(student):
     ids, mask = torch.tensor([[2, 100, 101, 3]]), torch.ones(1, 4, dtype=torch.int64)
     with torch.inference_mode():
         pooled = student.pooled(ids, mask)

@@ -54,7 +54,7 @@ def test_all_layers_at_full_width_are_the_teacher(teacher, words_of_texts):
     assert likeness(student, teacher, words_of_texts[:40]) > 0.999
 
 
-def test_fewer_layers_begin_nearer_to_the_teacher_than_its_layers_as_they_are(teacher, words_of_texts):
+def test_fewer_layers_start_closer_to_the_teacher_than_its_unchanged_layers(teacher, words_of_texts):
     size = Size(2, 32, 4, 48)
     student = from_layers(teacher, size, words_of_texts, layers=(1, 4), max_length=16, seed=0)
     plain = random(teacher.tokenizer, size, max_length=16, seed=0).eval()
@@ -87,7 +87,7 @@ def test_the_same_seed_gives_the_same_student(teacher, words_of_texts):
     assert one == two != other
 
 
-def test_the_teacher_stays_as_it_is(teacher, words_of_texts):
+def test_the_teacher_is_not_changed(teacher, words_of_texts):
     before = teacher.fingerprint()
     from_layers(teacher, Size(1, 16, 2, 24), words_of_texts[:50], max_length=16, seed=0)
 
@@ -106,7 +106,7 @@ def test_the_teacher_stays_as_it_is(teacher, words_of_texts):
         (Size(2, 12, 4, 24), None, "not a multiple of the teacher's head width 8"),
     ],
 )
-def test_what_does_not_fit_into_the_teacher_is_refused(teacher, size, layers, reason):
+def test_shapes_beyond_the_teacher_are_refused(teacher, size, layers, reason):
     with pytest.raises(ModelError, match=reason):
         from_layers(teacher, size, ["the cat"], layers=layers, max_length=16, seed=0)
 

@@ -31,7 +31,7 @@ def test_the_token_budget_changes_nothing(make_encoder, texts, budget):
     np.testing.assert_allclose(rows, TorchEncoder(model).encode(texts), atol=1e-6)
 
 
-def test_no_texts_give_no_rows(make_encoder):
+def test_no_texts_return_no_rows(make_encoder):
     assert TorchEncoder(make_encoder(head=5)).encode([]).shape == (0, 5)
 
 
@@ -41,7 +41,7 @@ def test_something_that_is_no_text_is_refused(make_encoder):
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_the_model_s_mode_is_left_as_it_was(make_encoder, texts, training):
+def test_the_mode_of_the_model_is_unchanged(make_encoder, texts, training):
     model = make_encoder().train(training)
     encoder = TorchEncoder(model)
 
@@ -88,6 +88,6 @@ def test_an_unknown_precision_is_refused(make_encoder):
 
 
 @pytest.mark.parametrize("device", ["abacus", "cuda:9999"])
-def test_a_device_that_is_not_there_is_refused(make_encoder, device):
+def test_a_missing_device_is_refused(make_encoder, device):
     with pytest.raises(ConfigError, match=device):
         TorchEncoder(make_encoder(), device=device)

@@ -50,7 +50,7 @@ def test_one_contender_alone_is_drawn():
     ET.fromstring(draw_quality(CONTENDERS[:1], [Cost("size", "MB", {"tiny int8": 1.0})], quality="STS mean"))
 
 
-def test_what_no_other_beats():
+def test_the_frontier_holds_what_no_other_beats():
     assert _unbeaten([(1.0, 70.0), (2.0, 69.0), (3.0, 75.0), (3.0, 74.0)]) == [(1.0, 70.0), (3.0, 75.0)]
 
 

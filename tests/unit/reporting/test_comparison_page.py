@@ -41,7 +41,7 @@ def rows(text):
     return [re.findall(r"<t[dh][^>]*>(.*?)</t[dh]>", row) for row in re.findall(r"<tr>(.*?)</tr>", text)]
 
 
-def test_everything_known_of_an_entry_is_in_its_row(entries, write, make_speed, make_evaluation):
+def test_everything_known_about_an_entry_is_in_its_row(entries, write, make_speed, make_evaluation):
     reports = [
         make_speed({"student int8": 0.00025, "bert-base fp32": 0.05}, threads=threads) for threads in (1, 2)
     ]
@@ -74,7 +74,7 @@ def test_scores_on_different_development_sets_stand_in_different_columns(entries
     assert "development Spearman, sts-dev, times 100" in write(entries)  # as for most models
 
 
-def test_recipes_are_set_against_each_other(entries, write):
+def test_recipes_are_compared(entries, write):
     text = write(entries)
     assert "Differences between recipes" in text
     assert ["seed", "1", "2"] in rows(text)
@@ -82,11 +82,11 @@ def test_recipes_are_set_against_each_other(entries, write):
     assert ["recipe: lr", "<code>0.1</code>"] in rows(text)
 
 
-def test_one_entry_of_which_little_is_known(write):
+def test_an_entry_with_few_facts(write):
     text = write([Entry(label="run", name="run", kind="run, not finished", precision="fp32", source="runs/run")])
     assert "<svg role" not in text
     assert ["run", "run, not finished", "", "", "", "", ""] in rows(text)
 
 
-def test_it_needs_nothing_from_elsewhere(entries, write):
+def test_it_needs_no_other_file(entries, write):
     assert not re.search(r'src="|url\(http|@import|<script|href="http', write(entries))

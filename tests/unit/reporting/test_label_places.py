@@ -7,14 +7,14 @@ import pytest
 from embedkit.reporting.label_places import LabelPlaces
 
 
-def test_a_label_stands_beside_its_point():
+def test_a_label_is_beside_its_point():
     place = LabelPlaces([(0.4, 0.5)]).choose((0.4, 0.5), 10)
     assert place.x > 0.4
     assert (place.y, place.alignment) == (0.5, "left")
 
 
 @pytest.mark.parametrize(("point", "alignment"), [((0.95, 0.5), "right"), ((0.02, 0.5), "left")])
-def test_at_an_edge_it_stands_inside(point, alignment):
+def test_at_an_edge_it_is_inside(point, alignment):
     assert LabelPlaces([point]).choose(point, 12).alignment == alignment
 
 

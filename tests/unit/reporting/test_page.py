@@ -8,7 +8,7 @@ from embedkit.reporting.drawing import COLOURS, DARK_COLOURS, HUES
 from embedkit.reporting.page import build_page, facts, figures, flat
 
 
-def test_a_page_escapes_what_it_shows_and_needs_nothing_from_elsewhere():
+def test_a_page_escapes_its_contents_and_needs_no_other_file():
     page = build_page("a <b>", "c & d", [figures([("x<", "y>")]), "", facts("F", [("n", "<v>")])])
     assert "<h1>a &lt;b&gt;</h1>" in page
     assert "c &amp; d" in page

@@ -12,7 +12,7 @@ from embedkit.reporting.quality import judge, read_evaluations
 MODELS = {"tiny int8": "f-tiny", "teacher": "f-teacher"}
 
 
-def test_figures_of_the_models_that_are_known(make_evaluation):
+def test_figures_of_known_models(make_evaluation):
     found = judge(MODELS, [make_evaluation("f-tiny", stsb=0.7), make_evaluation("f-stranger", stsb=0.9)])
     assert found.figures == {"stsb": {"tiny int8": 70.0}}
     assert found.values == {"tiny int8": 70.0}
@@ -42,7 +42,7 @@ def test_measures_and_conventions_are_part_of_a_name(make_evaluation):
     assert judge(MODELS, [evaluation]).headline == "askubuntu (mteb) map"
 
 
-def test_what_is_undefined_is_not_known(make_evaluation):
+def test_undefined_figures_are_omitted(make_evaluation):
     found = judge(MODELS, [make_evaluation("f-tiny", stsb=None)])
     assert found.values == {}
 
@@ -51,7 +51,7 @@ def test_nothing_known():
     assert judge(MODELS, []).values == {}
 
 
-def test_a_table_has_the_models_of_which_something_is_known(make_evaluation):
+def test_a_table_has_the_models_with_figures(make_evaluation):
     found = judge(MODELS, [make_evaluation("f-tiny", stsb=0.712345)])
     assert found.table(list(MODELS)) == (["model", "stsb"], [["tiny int8", "71.23"]])
 

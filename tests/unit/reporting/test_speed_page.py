@@ -51,7 +51,7 @@ def test_a_page_with_charts_tables_and_notes(files):
     assert (markdown.name, data.name) == ("speed.md", "speed.json")
 
 
-def test_it_needs_nothing_from_elsewhere_and_escapes_what_it_shows(files):
+def test_it_needs_no_other_file_and_escapes_its_contents(files):
     text = files[0].read_text()
     assert "teacher &lt;fp32&gt;" in text
     assert "<fp32>" not in text

@@ -53,7 +53,7 @@ def test_the_stream_is_not_read_ahead() -> None:
     assert read == [0, 1, 2]
 
 
-def test_what_is_no_text_passes_to_be_refused_by_position() -> None:
+def test_items_that_are_no_texts_are_passed_on() -> None:
     assert list(read_chunks(["a", None, 3], most_items=9, most_characters=9)) == [["a", None, 3]]
 
 

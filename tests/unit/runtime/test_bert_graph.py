@@ -331,7 +331,7 @@ def test_a_word_memory_is_read_with_every_head(
 # Other graphs.
 
 
-def test_each_kind_is_none_to_who_wants_the_other(make_encoder: MakeEncoder, make_pairs: MakePairs) -> None:
+def test_each_kind_is_none_if_the_other_is_requested(make_encoder: MakeEncoder, make_pairs: MakePairs) -> None:
     for products in KINDS:
         assert read_bert(write(make_encoder(), products).SerializeToString(), pairs=True) is None
         assert read_bert(write(make_pairs(), products).SerializeToString()) is None
@@ -495,7 +495,7 @@ def test_every_edit_of_a_constant_makes_it_another_graph(model: onnx.ModelProto)
 
 
 @pytest.mark.parametrize("step", [0.0, -1.0, np.inf, np.nan])
-def test_a_step_that_rounds_nothing_makes_it_another_graph(make_encoder: MakeEncoder, step: float) -> None:
+def test_a_step_without_rounding_makes_it_another_graph(make_encoder: MakeEncoder, step: float) -> None:
     edited = write(make_encoder(), "int8-static")
     last = edited.graph.initializer[-1]
     assert last.name.endswith(".activation_scale")
@@ -552,13 +552,13 @@ EDITS: dict[str, Callable[[onnx.ModelProto], Any]] = {
 
 
 @pytest.mark.parametrize("edit", EDITS)
-def test_what_the_exporter_does_not_write_makes_it_another_graph(model: onnx.ModelProto, edit: str) -> None:
+def test_anything_the_exporter_does_not_write_makes_it_another_graph(model: onnx.ModelProto, edit: str) -> None:
     edited = copy(model)
     EDITS[edit](edited)
     assert read(edited) is None
 
 
-def test_names_of_nodes_and_comments_play_no_part(model: onnx.ModelProto) -> None:
+def test_names_of_nodes_and_comments_do_not_matter(model: onnx.ModelProto) -> None:
     edited = copy(model)
     edited.doc_string, edited.producer_version, edited.graph.name = "a comment", "2", "another"
     for node in edited.graph.node:

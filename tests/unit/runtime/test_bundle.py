@@ -70,7 +70,7 @@ def sealed(path: Path) -> Path:
     return path
 
 
-def test_what_is_written_is_read(tmp_path: Path, parts: tuple[bytes, Manifest, str, Golden]) -> None:
+def test_written_values_are_read_back(tmp_path: Path, parts: tuple[bytes, Manifest, str, Golden]) -> None:
     model, manifest, tokenizer, golden = parts
     manifest = dataclasses.replace(
         manifest,
@@ -97,7 +97,7 @@ def test_same_parts_give_same_bytes(tmp_path: Path, parts: tuple[bytes, Manifest
     assert (tmp_path / "a.onnx").read_bytes() == (tmp_path / "b.onnx").read_bytes()
 
 
-def test_writing_a_bundle_over_again_replaces_our_metadata_and_keeps_the_rest(
+def test_rewriting_a_bundle_replaces_embedkits_metadata_and_keeps_the_rest(
     tmp_path: Path, parts: tuple[bytes, Manifest, str, Golden]
 ) -> None:
     model = onnx.load_model_from_string(parts[0])
@@ -108,7 +108,7 @@ def test_writing_a_bundle_over_again_replaces_our_metadata_and_keeps_the_rest(
     assert onnx.load_model(tmp_path / "b.onnx").metadata_props[0].value == "someone"
 
 
-def test_a_bundle_saved_again_by_onnx_is_still_whole(toy_bundle: Path, rewrite: Rewrite) -> None:
+def test_a_bundle_saved_by_onnx_is_still_intact(toy_bundle: Path, rewrite: Rewrite) -> None:
     assert rewrite(lambda model: None).read_bytes() == toy_bundle.read_bytes()
 
 
@@ -121,7 +121,7 @@ def test_onnx_runtime_alone_finds_everything(toy_bundle: Path) -> None:
     assert json.loads(tokenizer)["model"]["type"] == "WordPiece"
 
 
-def test_a_tokenizer_too_small_to_compress_stands_as_it_is(
+def test_a_tokenizer_too_small_to_compress_is_stored_uncompressed(
     tmp_path: Path, parts: tuple[bytes, Manifest, str, Golden]
 ) -> None:
     model, manifest, _, golden = parts
@@ -205,7 +205,7 @@ def test_a_newer_format_says_what_to_upgrade(rewrite: Rewrite) -> None:
 
 
 @pytest.mark.parametrize("value", ["", "one", "0", "-1", "1.5", "²", "9" * 400])
-def test_a_format_that_is_none_is_refused(rewrite: Rewrite, value: str) -> None:
+def test_an_invalid_format_is_refused(rewrite: Rewrite, value: str) -> None:
     def change(model: onnx.ModelProto) -> None:
         entry(model, "format").value = value
 
@@ -269,9 +269,7 @@ def test_a_tokenizer_that_does_not_unpack_is_refused(rewrite: Rewrite, value: st
         read_bundle(sealed(rewrite(change)))
 
 
-def test_external_data_is_refused_wherever_it_stands(
-    tmp_path: Path, parts: tuple[bytes, Manifest, str, Golden]
-) -> None:
+def test_external_data_is_refused_at_any_place(tmp_path: Path, parts: tuple[bytes, Manifest, str, Golden]) -> None:
     model = onnx.load_model_from_string(parts[0])
     tensor = onnx.numpy_helper.from_array(np.zeros(4, dtype=np.float32), "hidden")
     onnx.external_data_helper.set_external_data(tensor, "/etc/passwd")

@@ -72,7 +72,7 @@ def test_chunks_do_not_change_scores(
     np.testing.assert_allclose(model.predict(PAIRS * 5), toy_cross_reference(PAIRS * 5), atol=1e-6)
 
 
-def test_any_iterable_of_pairs_will_do(model: CrossEncoder) -> None:
+def test_any_iterable_of_pairs_is_accepted(model: CrossEncoder) -> None:
     expected = model.predict(PAIRS)
     for given in (tuple(PAIRS), iter(PAIRS), [list(pair) for pair in PAIRS], dict(PAIRS).items()):
         np.testing.assert_array_equal(model.predict(given), expected)  # type: ignore[arg-type]
@@ -85,19 +85,19 @@ def test_mappings_and_tables_are_refused(model: CrossEncoder) -> None:
         model.rank("a cat", {"id": "a dog"})  # type: ignore[arg-type]
 
 
-def test_it_is_copied_as_itself_and_pickled_as_its_place(toy_cross_bundle: Path) -> None:
+def test_a_copy_is_itself_and_a_pickle_its_source(toy_cross_bundle: Path) -> None:
     model = CrossEncoder.load(toy_cross_bundle, threads=1)
     assert copy.deepcopy(model) is model
     np.testing.assert_array_equal(pickle.loads(pickle.dumps(model)).predict(PAIRS), model.predict(PAIRS))
 
 
-def test_no_pairs_give_no_scores(model: CrossEncoder) -> None:
+def test_no_pairs_return_no_scores(model: CrossEncoder) -> None:
     scores = model.predict([])
     assert scores.shape == (0,)
     assert scores.dtype == np.float32
 
 
-def test_it_tells_what_it_is(model: CrossEncoder, toy_cross_bundle: Path) -> None:
+def test_it_describes_itself(model: CrossEncoder, toy_cross_bundle: Path) -> None:
     bundle = read_bundle(toy_cross_bundle)
     assert (model.name, model.max_length, model.fingerprint) == ("toy-cross", 12, bundle.fingerprint)
     assert model.manifest == bundle.manifest
@@ -105,7 +105,7 @@ def test_it_tells_what_it_is(model: CrossEncoder, toy_cross_bundle: Path) -> Non
     assert isinstance(model, PairScorer)
 
 
-def test_threads_may_share_it(model: CrossEncoder) -> None:
+def test_threads_can_share_it(model: CrossEncoder) -> None:
     expected = model.predict(PAIRS)
     with ThreadPoolExecutor(8) as pool:
         for scores in pool.map(lambda _: model.predict(PAIRS), range(40)):
@@ -115,7 +115,7 @@ def test_threads_may_share_it(model: CrossEncoder) -> None:
 # Ranking
 
 
-def test_documents_come_best_first(model: CrossEncoder) -> None:
+def test_documents_are_ranked_best_first(model: CrossEncoder) -> None:
     documents = ["the sea", "a dog", "music", "the garden is green"]
     scores = model.predict([("a cat", document) for document in documents])
     ranked = model.rank("a cat", documents)
@@ -174,16 +174,14 @@ def test_truncation_can_be_an_error(model: CrossEncoder) -> None:
         ({"on_overflow": "ignore"}, "on_overflow must be"),
     ],
 )
-def test_wishes_that_cannot_be_granted_are_refused_at_once(
-    model: CrossEncoder, options: dict[str, Any], words: str
-) -> None:
+def test_impossible_options_are_refused_at_once(model: CrossEncoder, options: dict[str, Any], words: str) -> None:
     with pytest.raises(InputError, match=words):
         model.predict([], **options)
     with pytest.raises(InputError, match=words):
         model.rank("a", [], **options)
 
 
-def test_what_are_no_pairs_is_refused(model: CrossEncoder) -> None:
+def test_values_that_are_no_pairs_are_refused(model: CrossEncoder) -> None:
     with pytest.raises(InputError, match="got one str"):
         model.predict("a text")  # type: ignore[arg-type]
     with pytest.raises(InputError, match=r"pairs\[0\] is str, expected two texts, as in \[\(first, second\)"):
@@ -228,7 +226,7 @@ def test_a_graph_without_a_score_is_refused(
         CrossEncoder.load(tmp_path / "b.onnx")
 
 
-def test_a_length_without_room_is_the_models_fault(toy_cross_bundle: Path, tmp_path: Path) -> None:
+def test_a_length_without_room_is_an_error_of_the_model(toy_cross_bundle: Path, tmp_path: Path) -> None:
     good = read_bundle(toy_cross_bundle)
     golden = replace(good.golden, token_ids=[[2]] * 3, token_type_ids=[[0]] * 3)
     manifest = replace(good.manifest, max_length=4)
@@ -316,7 +314,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_a_bar_is_shown_when_asked_for(model: CrossEncoder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bar_is_shown_on_request(model: CrossEncoder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("embedkit.progress._BAR_SECONDS", 0.0)
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)

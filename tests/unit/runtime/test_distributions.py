@@ -22,7 +22,7 @@ from embedkit.runtime import distributions
         ),
     ],
 )
-def test_the_sentence_fits_what_is_installed(
+def test_the_message_matches_the_installed_packages(
     monkeypatch: pytest.MonkeyPatch, installed: list[str], words: str
 ) -> None:
     def version(name: str) -> str:

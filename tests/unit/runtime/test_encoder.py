@@ -65,7 +65,7 @@ def test_batches_do_not_change_rows(
     np.testing.assert_allclose(encoder.encode(texts, batch_size=batch_size), toy_reference(texts), atol=1e-6)
 
 
-def test_batches_run_side_by_side(
+def test_batches_run_in_parallel(
     toy_bundle: Path, toy_reference: Reference, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     encoder = Encoder.load(toy_bundle, threads=3, max_tokens_per_batch=1)
@@ -80,9 +80,7 @@ def test_batches_run_side_by_side(
     np.testing.assert_allclose(encoder.encode(texts), toy_reference(texts), atol=1e-6)
 
 
-def test_what_fails_beside_other_batches_reaches_the_caller(
-    toy_bundle: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_errors_of_parallel_batches_reach_the_caller(toy_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     encoder = Encoder.load(toy_bundle, threads=2, max_tokens_per_batch=1)
 
     def fail(*_: object, **__: object) -> FloatArray:
@@ -95,7 +93,7 @@ def test_what_fails_beside_other_batches_reaches_the_caller(
     assert threading.active_count() == before
 
 
-def test_no_error_is_taken_for_an_end(toy_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_error_counts_as_the_end(toy_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     encoder = Encoder.load(toy_bundle, threads=2, max_tokens_per_batch=1)
 
     def fail(*_: object, **__: object) -> FloatArray:
@@ -106,12 +104,12 @@ def test_no_error_is_taken_for_an_end(toy_bundle: Path, monkeypatch: pytest.Monk
         encoder.encode(TEXTS)
 
 
-def test_no_tokens_are_no_rows(encoder: Encoder) -> None:
+def test_no_tokens_return_no_rows(encoder: Encoder) -> None:
     assert encoder.encode_tokens(encoder.tokenize([])).shape == (0, 16)
 
 
 @pytest.mark.parametrize("failing", [0, 1])
-def test_what_fails_in_one_lane_ends_the_others(
+def test_an_error_in_one_lane_ends_the_others(
     toy_bundle: Path, monkeypatch: pytest.MonkeyPatch, failing: int
 ) -> None:
     encoder = Encoder.load(toy_bundle, threads=2, max_tokens_per_batch=1)
@@ -191,7 +189,7 @@ def test_one_text_gives_one_row(encoder: Encoder, toy_reference: Reference) -> N
 
 
 @pytest.mark.parametrize("container", [tuple, iter, np.array, lambda texts: dict.fromkeys(texts).keys()])
-def test_any_iterable_will_do(encoder: Encoder, container: Callable[[list[str]], Any]) -> None:
+def test_any_iterable_is_accepted(encoder: Encoder, container: Callable[[list[str]], Any]) -> None:
     np.testing.assert_array_equal(encoder.encode(container(TEXTS)), encoder.encode(TEXTS))
 
 
@@ -202,7 +200,7 @@ def test_no_texts_give_no_rows_of_the_right_kind(encoder: Encoder) -> None:
     assert packed.dtype == np.uint8
 
 
-def test_it_tells_what_it_is(encoder: Encoder, toy_bundle: Path) -> None:
+def test_it_describes_itself(encoder: Encoder, toy_bundle: Path) -> None:
     bundle = read_bundle(toy_bundle)
     assert (encoder.name, encoder.dimension, encoder.max_length) == ("toy", 16, 12)
     assert encoder.fingerprint == bundle.fingerprint
@@ -338,9 +336,7 @@ def test_a_model_without_prompts_encodes_queries_as_they_are(encoder: Encoder) -
         ({"normalize_embeddings": False}, "itself gives unit rows"),
     ],
 )
-def test_wishes_that_cannot_be_granted_are_refused_at_once(
-    prompted: Encoder, options: dict[str, Any], words: str
-) -> None:
+def test_impossible_options_are_refused_at_once(prompted: Encoder, options: dict[str, Any], words: str) -> None:
     for call in (prompted.encode, prompted.encode_batches, prompted.encode_document):
         with pytest.raises(InputError, match=words):
             call([], **options)
@@ -352,7 +348,7 @@ def test_an_unknown_keyword_is_a_type_error(encoder: Encoder, method: str) -> No
         getattr(encoder, method)(["a"], normalise=True)
 
 
-def test_what_iterates_over_names_instead_of_texts_is_refused(encoder: Encoder) -> None:
+def test_iterables_of_names_instead_of_texts_are_refused(encoder: Encoder) -> None:
     frame = pytest.importorskip("pandas").DataFrame({"text": TEXTS, "label": range(len(TEXTS))})
     for encode in (encoder.encode, encoder.encode_batches, encoder.encode_query):
         with pytest.raises(InputError, match="got DataFrame, a table; give its column of texts"):
@@ -368,7 +364,7 @@ def test_a_copy_is_the_encoder_itself(encoder: Encoder) -> None:
     assert copy.deepcopy([encoder])[0] is encoder
 
 
-def test_a_pickle_is_where_it_was_loaded_from(write_toy_bundle: Write, tmp_path: Path) -> None:
+def test_a_pickle_is_its_source(write_toy_bundle: Write, tmp_path: Path) -> None:
     path = write_toy_bundle(tmp_path / "toy.onnx")
     encoder = Encoder.load(path, threads=1)
     content = pickle.dumps(encoder)
@@ -382,7 +378,7 @@ def test_a_pickle_is_where_it_was_loaded_from(write_toy_bundle: Write, tmp_path:
 
 
 @pytest.mark.parametrize("texts", [None, 3, b"bytes", bytearray(b"bytes")])
-def test_what_is_no_text_and_holds_none_is_refused(encoder: Encoder, texts: Any) -> None:
+def test_values_that_neither_are_nor_hold_texts_are_refused(encoder: Encoder, texts: Any) -> None:
     for call in (encoder.encode, encoder.encode_batches):
         with pytest.raises(InputError, match=f"got {type(texts).__name__}"):
             call(texts)
@@ -401,7 +397,7 @@ def test_positions_in_messages_are_those_of_the_caller(encoder: Encoder) -> None
 
 @pytest.mark.parametrize("option", ["threads", "max_tokens_per_batch"])
 @pytest.mark.parametrize("value", [0, -1, 1.5, "2", True])
-def test_settings_that_are_no_counts_are_refused(toy_bundle: Path, option: str, value: Any) -> None:
+def test_settings_that_are_not_counts_are_refused(toy_bundle: Path, option: str, value: Any) -> None:
     with pytest.raises(InputError, match=f"{option} must be a whole number from 1 up"):
         Encoder.load(toy_bundle, **{option: value})
 
@@ -429,7 +425,7 @@ def test_similarity_is_the_cosine(encoder: Encoder) -> None:
         ([[1.0], [1.0, 2.0]], "must hold numbers"),
     ],
 )
-def test_what_are_no_embeddings_is_refused(encoder: Encoder, a: Any, words: str) -> None:
+def test_values_that_are_no_embeddings_are_refused(encoder: Encoder, a: Any, words: str) -> None:
     with pytest.raises(InputError, match=words):
         encoder.similarity(a, np.zeros(16))
 
@@ -509,7 +505,7 @@ def test_a_graph_that_gives_another_width_than_declared_is_refused(
 
 
 @pytest.mark.parametrize("max_length", [1, 2])
-def test_a_length_without_room_is_the_models_fault(toy_bundle: Path, tmp_path: Path, max_length: int) -> None:
+def test_a_length_without_room_is_an_error_of_the_model(toy_bundle: Path, tmp_path: Path, max_length: int) -> None:
     good = read_bundle(toy_bundle)
     golden = replace(good.golden, token_ids=[[2]] * 3)
     manifest = replace(good.manifest, max_length=max_length)
@@ -526,7 +522,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_a_bar_is_shown_when_asked_for(encoder: Encoder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bar_is_shown_on_request(encoder: Encoder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("embedkit.progress._BAR_SECONDS", 0.0)
     for wish, shown in ((True, True), (None, False), (False, False)):
         terminal = Terminal()

@@ -41,5 +41,5 @@ COUNTS = {"layer_norms": 5, "gelus": 2, "pieces_of_decomposed": 0}
         ),
     ],
 )  # fmt: skip
-def test_each_figure_stands_with_its_limit(figures, expected):
+def test_each_figure_is_shown_with_its_limit(figures, expected):
     assert describe_figures(figures) == expected

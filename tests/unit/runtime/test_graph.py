@@ -61,7 +61,7 @@ def test_external_data_is_found_at_every_place(place: str) -> None:
             refuse_external_data(models(item)[place].SerializeToString())
 
 
-def test_graphs_nested_without_end_do_not_exhaust_the_stack() -> None:
+def test_deeply_nested_graphs_do_not_exhaust_the_stack() -> None:
     # A node in a graph in an attribute in a node ...: lengths are filled in from the inside out.
     content = b""
     from embedkit.runtime.wire import encode_bytes

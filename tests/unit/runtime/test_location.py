@@ -78,7 +78,7 @@ def test_a_path_wins_over_a_bundled_name_and_a_hub_id() -> None:
         pytest.param("x" * 5000 + "/a/b", id="longer than a path may be"),
     ],
 )
-def test_what_looks_like_a_path_never_goes_to_the_network(source: str | Path) -> None:
+def test_a_name_like_a_path_never_uses_the_network(source: str | Path) -> None:
     Path("here-is-a-folder").mkdir()
     with pytest.raises(ModelNotFoundError, match="the bundled models are mini-sct, tiny-sct"):
         find_model(source)
@@ -105,7 +105,7 @@ def test_a_near_name_is_proposed() -> None:
         find_model("models/mini-sct.onnx")
 
 
-def test_without_bundles_the_sentence_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_bundles_the_message_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(location, "_BUNDLED", tmp_path / "none")
     with pytest.raises(ModelNotFoundError, match="no bundles come with this embedkit"):
         find_model("tiny-sct")
@@ -125,7 +125,7 @@ def test_a_hub_id_is_downloaded_without_its_other_graphs(hub: list[dict[str, Any
 
 
 @pytest.mark.parametrize("error", [OSError("offline\nlong story"), ValueError("bad id"), ConnectionError()])
-def test_a_hub_that_gives_nothing_is_a_model_not_found(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+def test_a_hub_without_the_model_raises_model_not_found(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     def snapshot_download(repo_id: str, **options: Any) -> str:
         raise error
 

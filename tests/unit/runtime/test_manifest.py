@@ -99,7 +99,7 @@ def test_a_wrong_value_is_named(name: str, value: Any, where: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[]", "3", "{", "[" * 100_000])
-def test_what_is_no_manifest_at_all_is_refused(text: str) -> None:
+def test_a_value_that_is_no_manifest_is_refused(text: str) -> None:
     with pytest.raises(BundleError, match=r"the manifest is not JSON|manifest should be an object"):
         Manifest.from_json(text)
 

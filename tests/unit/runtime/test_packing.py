@@ -20,7 +20,7 @@ def choose(**wishes: Any) -> Packing:
     return Packing.choose(24, **{**plain, **wishes})
 
 
-def test_nothing_wanted_changes_nothing() -> None:
+def test_no_options_change_nothing() -> None:
     assert np.shares_memory(choose().apply(UNIT), UNIT)
 
 
@@ -94,7 +94,7 @@ def test_other_precisions_are_refused(precision: Any) -> None:
         choose(precision=precision)
 
 
-def test_what_the_graph_did_cannot_be_undone() -> None:
+def test_steps_of_the_graph_cannot_be_undone() -> None:
     with pytest.raises(InputError, match="normalize_embeddings=False is not possible"):
         choose(normalize=False)
 

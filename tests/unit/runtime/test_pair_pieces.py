@@ -68,7 +68,7 @@ def test_frames_are_those_of_the_tokenizer(toy_tokenizer_json: str, processor: s
     compare(content, [("the dog", "the sea " * 10), ("", ""), ("dog " * 30, "sea " * 30), ("a", "\u4e2d")], 12)
 
 
-def test_plain_pairs_go_by_the_kernel(toy_tokenizer_json: str) -> None:
+def test_plain_pairs_use_the_kernel(toy_tokenizer_json: str) -> None:
     pieces = quick(toy_tokenizer_json, 12)._pieces
     assert pieces is not None
     found = pieces.encode(
@@ -81,7 +81,7 @@ def test_plain_pairs_go_by_the_kernel(toy_tokenizer_json: str) -> None:
 @pytest.mark.parametrize(
     "single", [[{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]]
 )
-def test_texts_that_are_repeated_have_no_kernel(toy_tokenizer_json: str, single: list[Any]) -> None:
+def test_repeated_texts_do_not_use_the_kernel(toy_tokenizer_json: str, single: list[Any]) -> None:
     pair = [*single, {"Sequence": {"id": "B", "type_id": 1}}]
     processor = {"type": "TemplateProcessing", "single": single, "pair": pair, "special_tokens": {}}
     content = json.dumps(json.loads(toy_tokenizer_json) | {"post_processor": processor})

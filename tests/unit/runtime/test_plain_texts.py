@@ -90,11 +90,11 @@ def test_other_texts_are_left_to_the_tokenizer(plain: PlainTexts, text: str) -> 
         {"normalizer": {"type": "Sequence", "normalizers": [{"type": "NFC"}]}},
     ],
 )
-def test_other_normalisers_have_no_quicker_way(toy_tokenizer_json: str, changes: dict[str, Any]) -> None:
+def test_other_normalisers_have_no_fast_path(toy_tokenizer_json: str, changes: dict[str, Any]) -> None:
     assert PlainTexts.find(parse(toy_tokenizer_json, **changes), MAX_LENGTH) is None
 
 
-def test_normalised_added_tokens_have_none_either(toy_tokenizer_json: str) -> None:
+def test_normalised_added_tokens_have_none(toy_tokenizer_json: str) -> None:
     tokenizer = parse(toy_tokenizer_json, **bert(lowercase=True))
     assert PlainTexts.find(tokenizer, MAX_LENGTH) is not None
     tokenizer.add_tokens(["Frau Holle"])
@@ -108,7 +108,7 @@ def test_a_post_processor_that_does_more_than_frame_has_none(toy_tokenizer_json:
     assert PlainTexts.find(tokenizer, MAX_LENGTH) is None
 
 
-def test_a_tokenizer_mixes_both_ways_in_order(toy_tokenizer_json: str) -> None:
+def test_a_tokenizer_mixes_both_paths_in_order(toy_tokenizer_json: str) -> None:
     content = json.dumps(json.loads(toy_tokenizer_json) | bert(lowercase=True))
     texts = ["the dog", "[MASK] dog", "The Sea!", "\u4e2d dog", "", "dog " * 30, "[CLS] " * 30, "garden\n\u00e9"]
     mixed, reference = Tokenizer(content, MAX_LENGTH), parse(content)

@@ -78,20 +78,20 @@ def test_embeddings_are_those_of_one_process(encoder: Encoder, pool: EncoderPool
     np.testing.assert_array_equal(found, expected)
 
 
-def test_it_takes_what_an_encoder_takes(encoder: Encoder, pool: EncoderPool) -> None:
+def test_it_accepts_the_arguments_of_an_encoder(encoder: Encoder, pool: EncoderPool) -> None:
     np.testing.assert_array_equal(pool.encode(iter(TEXTS)), encoder.encode(TEXTS))
     np.testing.assert_array_equal(pool.encode(np.array(TEXTS)), encoder.encode(TEXTS))
     np.testing.assert_array_equal(pool.encode("the sea"), encoder.encode("the sea"))
     assert pool.encode([]).shape == (0, 16)
 
 
-def test_it_passes_for_its_encoder(encoder: Encoder, pool: EncoderPool) -> None:
+def test_it_has_the_attributes_of_its_encoder(encoder: Encoder, pool: EncoderPool) -> None:
     assert isinstance(pool, TextEncoder)
     assert (pool.name, pool.fingerprint) == (encoder.name, encoder.fingerprint)
     assert (pool.dimension, pool.max_length) == (encoder.dimension, encoder.max_length)
 
 
-def test_prompts_for_queries_and_documents_are_the_model_s(
+def test_prompts_for_queries_and_documents_are_the_models(
     write_toy_bundle: Callable[..., Path], tmp_path: Path
 ) -> None:
     path = write_toy_bundle(tmp_path / "prompted.onnx", prompts={"query": "question: ", "passage": "answer: "})
@@ -101,7 +101,7 @@ def test_prompts_for_queries_and_documents_are_the_model_s(
         np.testing.assert_array_equal(pool.encode_document(TEXTS), encoder.encode_document(TEXTS))
 
 
-def test_a_stream_is_read_no_further_than_it_is_worked_on(encoder: Encoder, pool: EncoderPool) -> None:
+def test_a_stream_is_not_read_ahead(encoder: Encoder, pool: EncoderPool) -> None:
     read = 0
 
     def stream() -> Iterator[str]:
@@ -121,7 +121,7 @@ def test_a_stream_is_read_no_further_than_it_is_worked_on(encoder: Encoder, pool
     np.testing.assert_array_equal(pool.encode(TEXTS), expected)
 
 
-def test_errors_are_ours_and_name_the_text_and_the_pool_goes_on(pool: EncoderPool) -> None:
+def test_errors_name_the_text_and_the_pool_remains_usable(pool: EncoderPool) -> None:
     with pytest.raises(InputError, match=r"texts\[21\] is int, expected str"):
         pool.encode([*TEXTS[:21], 3, *TEXTS])
     with pytest.raises(InputError, match=r"texts\[9\] is not valid Unicode"):
@@ -177,7 +177,7 @@ def test_an_encoder_without_a_file_has_no_pool(toy_bundle: Path) -> None:
 
 
 @pytest.mark.parametrize("numbers", [{"processes": 0}, {"threads": 0}])
-def test_numbers_that_make_no_sense_are_refused(encoder: Encoder, numbers: dict[str, int]) -> None:
+def test_invalid_numbers_are_refused(encoder: Encoder, numbers: dict[str, int]) -> None:
     with pytest.raises(InputError, match="whole number"):
         encoder.pool(**numbers)
 

@@ -100,7 +100,7 @@ def test_rows_are_those_of_the_reference(folder: Path, toy_reference: Reference)
 
 
 @pytest.mark.parametrize("output", ["token_embeddings", "last_hidden_state"])
-def test_a_graph_without_token_types_will_do(
+def test_a_graph_without_token_types_is_accepted(
     folder: Path, toy_weights: np.ndarray, toy_reference: Reference, output: str
 ) -> None:
     (folder / "onnx/model.onnx").write_bytes(transformer(toy_weights, output, types=False))
@@ -127,7 +127,7 @@ def test_cls_pooling_takes_the_first_token(
     np.testing.assert_allclose(Encoder.load(folder).encode(TEXTS), np.tile(first, (4, 1)), atol=1e-6)
 
 
-def test_without_normalize_rows_can_be_had_as_they_are(folder: Path, toy_reference: Reference) -> None:
+def test_rows_can_be_left_unnormalised(folder: Path, toy_reference: Reference) -> None:
     with pytest.raises(InputError, match="itself gives unit rows"):
         Encoder.load(folder).encode(TEXTS, normalize_embeddings=False)
     modules = json.loads((folder / "modules.json").read_text())
@@ -184,7 +184,7 @@ def test_another_graph_of_the_folder_can_be_chosen(folder: Path) -> None:
     assert Encoder.load(folder, file="onnx/model_quint8.onnx").dimension == 16
 
 
-def test_the_fingerprint_tells_what_decides_the_embeddings(folder: Path, toy_weights: np.ndarray) -> None:
+def test_the_fingerprint_covers_what_decides_the_embeddings(folder: Path, toy_weights: np.ndarray) -> None:
     found = [Encoder.load(folder).fingerprint]
     assert Encoder.load(folder).fingerprint == found[0]
     change(folder / "sentence_bert_config.json", max_seq_length=10)
@@ -196,13 +196,13 @@ def test_the_fingerprint_tells_what_decides_the_embeddings(folder: Path, toy_wei
     assert len(set(found)) == 4
 
 
-def test_a_downloaded_model_is_called_by_its_id(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_downloaded_model_is_named_by_its_id(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hub = SimpleNamespace(snapshot_download=lambda repo_id, allow_patterns: str(folder))
     monkeypatch.setattr(location, "require", lambda module, extra: hub)
     assert Encoder.load("org/all-toy").name == "org/all-toy"
 
 
-def test_golden_texts_are_not_to_be_had(folder: Path) -> None:
+def test_there_are_no_golden_texts(folder: Path) -> None:
     with pytest.raises(ModelError, match="no golden texts"):
         Encoder.load(folder).verify()
 
@@ -254,7 +254,9 @@ def put(folder: Path, kind: str, **settings: Any) -> None:
         (lambda f: (f / "onnx/model.onnx").write_bytes(b"junk"), "model.onnx|cannot load the graph"),
     ],
 )
-def test_what_cannot_be_run_says_why(folder: Path, damage: Callable[[Path], None], words: str) -> None:
+def test_the_error_of_an_unsupported_folder_gives_the_reason(
+    folder: Path, damage: Callable[[Path], None], words: str
+) -> None:
     damage(folder)
     with pytest.raises(ModelError, match=words):
         Encoder.load(folder)

@@ -43,7 +43,7 @@ def identity(inputs: dict[str, Any], output: int = onnx.TensorProto.FLOAT) -> by
     return bytes(model.SerializeToString())
 
 
-def test_it_tells_where_and_what_it_runs(toy_model_bytes: bytes) -> None:
+def test_it_describes_its_provider_and_threads(toy_model_bytes: bytes) -> None:
     session = open_session(toy_model_bytes, threads=1)
     assert session.threads == 1
     assert session.providers == ["CPUExecutionProvider"]
@@ -51,7 +51,9 @@ def test_it_tells_where_and_what_it_runs(toy_model_bytes: bytes) -> None:
     assert session.run(BATCH).shape == (1, 16)
 
 
-def test_threads_are_those_available(toy_model_bytes: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_threads_defaults_to_the_available(
+    toy_model_bytes: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(session_module, "available_threads", lambda: 3)
     assert open_session(toy_model_bytes).threads == 3
 
@@ -70,7 +72,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
-def test_only_small_graphs_keep_to_a_thread_a_run(
+def test_only_small_graphs_use_one_thread_per_run(
     toy_model_bytes: bytes, asked: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert open_session(toy_model_bytes, threads=2).is_small
@@ -79,7 +81,7 @@ def test_only_small_graphs_keep_to_a_thread_a_run(
     assert asked == [1, 2]
 
 
-def test_lanes_are_opened_once_when_they_are_wanted(
+def test_lanes_are_opened_once_when_needed(
     toy_model_bytes: bytes, asked: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(session_module, "_SMALL_BYTES", 0)
@@ -130,7 +132,7 @@ def test_shared_tables_change_no_bit(toy_model_bytes: bytes, monkeypatch: pytest
         np.testing.assert_array_equal(session.run(BATCH, lane=lane), expected)
 
 
-def test_inputs_are_fed_as_the_graph_wants_them() -> None:
+def test_inputs_have_the_types_of_the_graph() -> None:
     int32, int64 = onnx.TensorProto.INT32, onnx.TensorProto.INT64
     for inputs in (
         {"input_ids": int64},
@@ -157,7 +159,7 @@ def test_inputs_of_another_kind_are_refused() -> None:
         open_session(identity({"input_ids": onnx.TensorProto.FLOAT}))
 
 
-def test_the_first_output_that_is_there_is_taken(toy_model_bytes: bytes) -> None:
+def test_the_first_existing_output_is_used(toy_model_bytes: bytes) -> None:
     session = Session(toy_model_bytes, outputs=["last_hidden_state", "sentence_embedding"])
     assert session.output == "sentence_embedding"
     with pytest.raises(ModelError, match="gives sentence_embedding; expected a or b"):
@@ -176,7 +178,7 @@ def test_a_graph_that_fails_says_on_which_batch(toy_model_bytes: bytes) -> None:
         open_session(toy_model_bytes).run(beyond)
 
 
-def test_a_provider_that_is_not_there_is_an_error(toy_model_bytes: bytes) -> None:
+def test_a_missing_provider_is_an_error(toy_model_bytes: bytes) -> None:
     with pytest.raises(ProviderError, match=r"NoneSuch is not among .*CPUExecutionProvider"):
         open_session(toy_model_bytes, providers=["NoneSuch", "CPUExecutionProvider"])
 
@@ -227,7 +229,7 @@ def test_a_missing_or_damaged_onnx_runtime_is_one_sentence(tmp_path: Path, conte
     assert len(done.stdout.splitlines()) == 1
 
 
-def test_onnx_runtime_stores_nothing_to_send_to_its_makers(tmp_path):
+def test_onnx_runtime_stores_no_telemetry(tmp_path):
     environment = {name: value for name, value in os.environ.items() if name != "ORT_DISABLE_TELEMETRY"}
     script = "from embedkit import Encoder; Encoder.load('tiny-sct').encode(['a'])"
     homes = {"HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path)}

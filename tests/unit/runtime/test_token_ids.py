@@ -14,7 +14,7 @@ ROWS = st.lists(st.lists(st.integers(0, 2**31 - 1), max_size=5), max_size=6)
 
 
 @given(ROWS)
-def test_they_are_the_lists(rows: list[list[int]]) -> None:
+def test_they_equal_the_lists(rows: list[list[int]]) -> None:
     ids = TokenIds.of(rows)
     assert ids == rows
     assert rows == ids
@@ -31,7 +31,7 @@ def test_they_are_the_lists(rows: list[list[int]]) -> None:
 
 
 @given(ROWS, st.data())
-def test_some_are_taken_in_any_order(rows: list[list[int]], data: st.DataObject) -> None:
+def test_a_selection_may_have_any_order(rows: list[list[int]], data: st.DataObject) -> None:
     wanted = data.draw(st.lists(st.sampled_from(range(len(rows))))) if rows else []
     chosen = np.array(wanted, dtype=np.intp)
     expected = [rows[row] for row in wanted]
@@ -64,6 +64,6 @@ def test_batches_are_those_of_lists(rows: list[list[int]]) -> None:
     np.testing.assert_array_equal(one.attention_mask.sum(axis=1), [len(row) for row in rows[::-1]])
 
 
-def test_what_is_not_there_is_no_text() -> None:
+def test_an_index_out_of_range_is_an_error() -> None:
     with pytest.raises(IndexError):
         TokenIds.of([[1]])[1]

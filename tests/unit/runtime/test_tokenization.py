@@ -81,14 +81,14 @@ def test_a_batch_is_padded_to_its_longest(tokenizer: Tokenizer) -> None:
     assert batch.attention_mask.dtype == np.int64
 
 
-def test_it_tells_its_vocabulary(tokenizer: Tokenizer, toy_weights: np.ndarray) -> None:
+def test_it_returns_its_vocabulary(tokenizer: Tokenizer, toy_weights: np.ndarray) -> None:
     assert tokenizer.vocabulary_size == len(toy_weights)
     assert tokenizer.special_ids == {0, 1, 2, 3, 4}
     assert tokenizer.pad_id == PAD
 
 
 @pytest.mark.parametrize("row", [[5, 6, 7], []])
-def test_a_batch_of_one_is_what_it_would_be_among_others(tokenizer: Tokenizer, row: list[int]) -> None:
+def test_a_text_has_the_same_ids_in_any_batch(tokenizer: Tokenizer, row: list[int]) -> None:
     alone, twice = tokenizer.pad([row]), tokenizer.pad([row, row])
     for one, two in ((alone.input_ids, twice.input_ids), (alone.attention_mask, twice.attention_mask)):
         assert one.dtype == two.dtype == np.int64

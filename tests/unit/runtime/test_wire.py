@@ -21,7 +21,7 @@ def test_fields_of_a_real_message_are_found() -> None:
     assert b"".join(field.raw for field in fields) == content
 
 
-def test_fixed_numbers_are_passed_over() -> None:
+def test_fixed_numbers_are_skipped() -> None:
     content = b"\x09" + bytes(8) + b"\x15" + bytes(4) + b"\x18\x01"
     assert [field.number for field in read_fields(memoryview(content))] == [1, 2, 3]
 
@@ -60,7 +60,7 @@ def test_bytes_are_encoded_as_protobuf_does() -> None:
         (b"\xf8\xff\xff\xff\xff\x01\x00", "no protobuf field"),
     ],
 )
-def test_what_is_no_message_is_refused(content: bytes, words: str) -> None:
+def test_bytes_that_are_no_message_are_refused(content: bytes, words: str) -> None:
     with pytest.raises(BundleIntegrityError, match=words):
         list(read_fields(memoryview(content)))
 

@@ -136,7 +136,7 @@ def test_pieces_of_a_real_vocabulary_are_those_of_the_tokenizer(real: Both, text
 
 
 @given(st.lists(st.text(st.sampled_from("ab\xe9-\u20ac# \U0001f600"), max_size=30), max_size=5))
-def test_pieces_of_an_odd_vocabulary_are_too(odd: Both, texts: list[str]) -> None:
+def test_pieces_of_an_unusual_vocabulary_are_too(odd: Both, texts: list[str]) -> None:
     odd.compare(texts)
 
 
@@ -159,7 +159,7 @@ def test_other_texts_are_left_to_the_tokenizer(real: Both, text: str) -> None:
     assert real.left(["a dog", text, f"the {text}", "[", "[masks]", ""]) == [text, f"the {text}"]
 
 
-def test_the_rest_of_a_text_that_is_cut_is_not_looked_at(real: Both) -> None:
+def test_the_truncated_rest_of_a_text_is_not_read(real: Both) -> None:
     assert real.left(["dog " * 40 + "\u4e2d"]) == []
     real.compare(["dog " * 40 + "\u4e2d", "dog " * 40 + "[MASK]", "dog " * 30 + "[MASK]"])
 
@@ -228,7 +228,7 @@ def test_other_tokenizers_have_no_kernel(changes: dict[str, Any]) -> None:
     assert Tokenizer(json.dumps(content), MAX_LENGTH)._words is None
 
 
-def test_ids_that_do_not_fit_leave_all_to_the_tokenizer() -> None:
+def test_ids_out_of_range_leave_every_text_to_the_tokenizer() -> None:
     content = json.loads(build(SPECIAL | {"a": 3}).to_str())
     content["model"]["vocab"]["a"] = 2**32 - 1  # tokenizers could read it, but not write it
     both = Both(json.dumps(content))
@@ -287,7 +287,7 @@ class Number:
         ("room", -1),
     ],
 )
-def test_what_makes_no_sense_is_refused(argument: str, value: Any) -> None:
+def test_invalid_values_are_refused(argument: str, value: Any) -> None:
     with pytest.raises((TypeError, ValueError, OverflowError)):
         wordpiece.WordPieces(**ARGUMENTS | {argument: value})
 
@@ -298,7 +298,7 @@ def test_what_is_no_text_is_refused(texts: Any) -> None:
         wordpiece.WordPieces(**ARGUMENTS).tokenize(texts)
 
 
-def test_it_never_changes_and_keeps_nothing() -> None:
+def test_it_is_immutable_and_leaks_no_memory() -> None:
     kernel = wordpiece.WordPieces(**ARGUMENTS)
     with pytest.raises(AttributeError):
         kernel.room = 3  # type: ignore[attr-defined]

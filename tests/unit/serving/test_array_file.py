@@ -15,7 +15,7 @@ def test_numpy_reads_what_is_written(tmp_path):
     assert loaded.dtype == np.float32
 
 
-def test_what_is_written_is_mapped_read_only(tmp_path):
+def test_written_arrays_are_mapped_read_only(tmp_path):
     numbers = np.arange(5)
     write_array(tmp_path / "a.npy", (5,), "<i8", [numbers])
     mapped = map_array(tmp_path / "a.npy", (5,), "<i8")

@@ -95,7 +95,9 @@ def test_a_mixture_of_arithmetics_is_logged_and_recorded(
     assert collection.manifest.numerics == tuple(sorted(["another", used]))
 
 
-def test_a_worker_that_computes_otherwise_says_so(toy_bundle: Path, pages: Path, tmp_path: Path, caplog) -> None:
+def test_a_worker_with_another_arithmetic_reports_it(
+    toy_bundle: Path, pages: Path, tmp_path: Path, caplog
+) -> None:
     job = BulkEncoding.prepare(pages, tmp_path / "out", model=toy_bundle).job
     ShardEncoder(job)
     assert not caplog.messages
@@ -147,7 +149,7 @@ def test_inputs_are_a_file_a_folder_or_a_pattern(pages: Path, tmp_path: Path, mo
     assert found("pages/[ab].parquet") == ["a.parquet"]
 
 
-def test_only_the_columns_asked_for_are_kept(toy_bundle: Path, tmp_path: Path) -> None:
+def test_only_requested_columns_are_kept(toy_bundle: Path, tmp_path: Path) -> None:
     write(tmp_path / "in.parquet", 5, embedding=[0] * 5)
     with pytest.raises(InputError, match="has a column 'embedding' already"):
         BulkEncoding.prepare(tmp_path / "in.parquet", tmp_path / "out", model=toy_bundle)
@@ -156,7 +158,7 @@ def test_only_the_columns_asked_for_are_kept(toy_bundle: Path, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("kind", [pa.large_string(), pa.string_view(), pa.dictionary(pa.int32(), pa.string())])
-def test_texts_of_every_kind_are_texts(toy_bundle: Path, tmp_path: Path, kind: pa.DataType) -> None:
+def test_texts_of_every_arrow_type_are_read(toy_bundle: Path, tmp_path: Path, kind: pa.DataType) -> None:
     parquet.write_table(
         pa.table({"text": pa.array(["a dog", "the sea", "a dog"]).cast(kind)}), tmp_path / "in.parquet"
     )
@@ -176,7 +178,7 @@ def test_options_reach_the_encoder(toy_bundle: Path, pages: Path, tmp_path: Path
     np.testing.assert_array_equal(np.array(table["embedding"].to_pylist(), dtype=np.uint8), expected)
 
 
-def test_the_cost_is_what_is_left(toy_bundle: Path, pages: Path, tmp_path: Path) -> None:
+def test_the_cost_is_that_of_the_rest(toy_bundle: Path, pages: Path, tmp_path: Path) -> None:
     encoding = BulkEncoding.prepare(pages, tmp_path / "out", model=toy_bundle, rows_per_shard=10)
     cost = encoding.cost()
     assert not (tmp_path / "out").exists()
@@ -187,7 +189,9 @@ def test_the_cost_is_what_is_left(toy_bundle: Path, pages: Path, tmp_path: Path)
     assert dataclasses.astuple(encoding.cost())[:3] == (5, 1, 5 * 16 * 4)
 
 
-def test_finished_shards_are_not_made_again(toy_bundle: Path, pages: Path, tmp_path: Path, monkeypatch) -> None:
+def test_finished_shards_are_not_computed_again(
+    toy_bundle: Path, pages: Path, tmp_path: Path, monkeypatch
+) -> None:
     out = tmp_path / "out"
     BulkEncoding.prepare(pages, out, model=toy_bundle, rows_per_shard=10).run()
     whole = digests(out)
@@ -206,7 +210,7 @@ def test_finished_shards_are_not_made_again(toy_bundle: Path, pages: Path, tmp_p
     assert BulkEncoding.prepare(pages, out, model=toy_bundle, rows_per_shard=10).run() == 0
 
 
-def test_an_interrupted_run_goes_on_to_the_same_bytes(
+def test_an_interrupted_run_resumes_to_the_same_bytes(
     toy_bundle: Path, pages: Path, tmp_path: Path, monkeypatch
 ) -> None:
     BulkEncoding.prepare(pages, tmp_path / "whole", model=toy_bundle, rows_per_shard=4).run()
@@ -227,15 +231,13 @@ def test_an_interrupted_run_goes_on_to_the_same_bytes(
     assert digests(tmp_path / "out") == digests(tmp_path / "whole")
 
 
-def test_several_processes_make_the_same_bytes(pages: Path, tmp_path: Path) -> None:
+def test_several_processes_write_the_same_bytes(pages: Path, tmp_path: Path) -> None:
     BulkEncoding.prepare(pages, tmp_path / "one", model="tiny-sct", rows_per_shard=10).run()
     assert BulkEncoding.prepare(pages, tmp_path / "two", model="tiny-sct", rows_per_shard=10).run(workers=2) == 28
     assert digests(tmp_path / "two") == digests(tmp_path / "one")
 
 
-def test_what_a_lost_worker_left_is_cleared_away(
-    toy_bundle: Path, pages: Path, tmp_path: Path, monkeypatch
-) -> None:
+def test_files_of_a_lost_worker_are_removed(toy_bundle: Path, pages: Path, tmp_path: Path, monkeypatch) -> None:
     left = tmp_path / "out" / ".shard-000000.parquet.0123456789ab.part"
     encode = ShardEncoder.encode
 
@@ -281,7 +283,7 @@ def test_other_inputs_are_refused(toy_bundle: Path, pages: Path, tmp_path: Path)
         BulkEncoding.prepare(pages, tmp_path / "out", model=toy_bundle)
 
 
-def test_a_folder_without_shards_may_begin_anew(toy_bundle: Path, tmp_path: Path) -> None:
+def test_a_folder_without_shards_may_start_over(toy_bundle: Path, tmp_path: Path) -> None:
     write(tmp_path / "in.parquet", 2, text=["a", None])
     with pytest.raises(DataError, match=r"in.parquet:2: 'text' is null"):
         BulkEncoding.prepare(tmp_path / "in.parquet", tmp_path / "out", model=toy_bundle).run()
@@ -289,7 +291,7 @@ def test_a_folder_without_shards_may_begin_anew(toy_bundle: Path, tmp_path: Path
     assert BulkEncoding.prepare(tmp_path / "in.parquet", tmp_path / "out", model=toy_bundle).run() == 2
 
 
-def test_what_others_have_written_is_left_alone(toy_bundle: Path, pages: Path, tmp_path: Path) -> None:
+def test_files_of_others_are_left_alone(toy_bundle: Path, pages: Path, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "thesis.txt").write_text("mine")
     with pytest.raises(CollectionError, match=r"holds thesis.txt and no _manifest.json"):
@@ -325,7 +327,7 @@ def test_two_runs_at_once_are_refused(toy_bundle: Path, pages: Path, tmp_path: P
         ({"truncate_dim": 99}, InputError, "truncate_dim"),
     ],
 )
-def test_what_makes_no_sense_is_refused_before_anything_is_written(
+def test_invalid_options_are_refused_before_anything_is_written(
     toy_bundle: Path, pages: Path, tmp_path: Path, monkeypatch, arguments: dict, error: type, words: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -350,7 +352,7 @@ def test_no_rows_are_an_error(toy_bundle: Path, pages: Path, tmp_path: Path) -> 
         BulkEncoding.prepare(pages / "c.parquet", tmp_path / "out", model=toy_bundle)
 
 
-def test_a_file_that_changed_meanwhile_is_noticed(toy_bundle: Path, tmp_path: Path) -> None:
+def test_a_file_changed_during_the_run_is_noticed(toy_bundle: Path, tmp_path: Path) -> None:
     write(tmp_path / "in.parquet", 20)
     encoding = BulkEncoding.prepare(tmp_path / "in.parquet", tmp_path / "out", model=toy_bundle, rows_per_shard=10)
     write(tmp_path / "in.parquet", 12)
@@ -377,7 +379,7 @@ def test_engines_are_selected_by_name(toy_bundle: Path, pages: Path, tmp_path: P
     assert not list((tmp_path / "out").glob("shard-*"))
 
 
-def test_pyarrow_is_asked_for_in_one_sentence(monkeypatch) -> None:
+def test_a_missing_pyarrow_is_reported_in_one_sentence(monkeypatch) -> None:
     for name in [name for name in sys.modules if name.startswith("embedkit.serving.bulk")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)

@@ -56,7 +56,7 @@ def test_more_effort_finds_more_in_every_stage_that_follows(encoder, tmp_path):
 
 
 @pytest.mark.parametrize("effort", [0, -1, float("nan"), float("inf")])
-def test_an_effort_that_is_none_is_refused(library, effort):
+def test_an_invalid_effort_is_refused(library, effort):
     with pytest.raises(InputError, match="effort above 0"):
         library.search("tea", effort=effort)
 
@@ -64,7 +64,7 @@ def test_an_effort_that_is_none_is_refused(library, effort):
 # Hybrid
 
 
-def test_a_rare_word_wins_where_meaning_does_not_know_it(library):
+def test_a_rare_word_wins_where_embeddings_do_not_know_it(library):
     hits = library.search("E1234", k=5, hybrid=True)
     assert hits[0].id == "code"
     assert list(hits[0].scores) == ["dense", "lexical", "fused"]
@@ -85,7 +85,7 @@ def test_scores_by_words_are_those_of_bm25s(library):
     assert found == pytest.approx(expected)
 
 
-def test_a_word_weighs_alike_in_all_segments(library, encoder, tmp_path):
+def test_a_word_has_the_same_weight_in_all_segments(library, encoder, tmp_path):
     """Texts of one length, so that only the frequencies of words can differ between segments."""
     texts = [(f"n{n}", f"pump word{n % 3} {'milk' if n % 7 == 0 else 'tea'}") for n in range(40)]
     whole = Collection.build(texts, encoder=encoder, path=tmp_path / "whole", lexical=True)
@@ -140,7 +140,7 @@ def test_texts_without_any_word(tmp_path, encoder):
     Collection.open(collection.path).verify()
 
 
-def test_words_may_come_and_go_later(tmp_path, encoder):
+def test_the_lexical_index_can_be_added_and_removed_later(tmp_path, encoder):
     pytest.importorskip("bm25s")
     collection = Collection.build(DOCS, encoder=encoder, path=tmp_path / "idx")
     with pytest.raises(InputError, match=r"built without words; add them with compact\(lexical=True\)"):
@@ -178,7 +178,7 @@ def test_searching_by_words_does_not_need_bm25s(library, encoder, monkeypatch):
 # Re-ranking
 
 
-def test_a_reranker_has_the_last_word(library):
+def test_a_reranker_decides_the_order(library):
     scorer = PairLengths()
     hits = library.search("tea", k=2, rerank=scorer, candidates=4)
     assert len(scorer.pairs) == 4

@@ -48,7 +48,7 @@ def test_what_is_built_is_found(collection, encoder, documents):
     opened.verify()
 
 
-def test_documents_come_back_whole(collection, documents):
+def test_documents_are_returned_unchanged(collection, documents):
     for document in documents:
         metadata = {name: value for name, value in document.items() if name not in ("id", "text")} or None
         assert collection.get(document["id"]) == Document(document["id"], document["text"], metadata)
@@ -65,7 +65,7 @@ def test_k_may_exceed_the_documents(collection, documents):
     assert len(collection.search("tea", k=1000)) == len(documents)
 
 
-def test_both_indexes_give_the_same(tmp_path, encoder):
+def test_both_indexes_find_the_same(tmp_path, encoder):
     pytest.importorskip("faiss")
     texts = [f"{a} {b}" for a in "abcdefghij" for b in "klmnopqrst"] * 2
     found = [
@@ -106,7 +106,7 @@ def test_the_files_of_a_generation(collection):
     assert {path.name for path in collection.path.iterdir()} == {"manifest.json", "generation-000001"}
 
 
-def test_the_manifest_tells_what_was_built(tmp_path, encoder):
+def test_the_manifest_describes_the_collection(tmp_path, encoder):
     manifest = Collection.build(
         ["a"], encoder=encoder, path=tmp_path / "idx", source="/models/words.onnx"
     ).manifest
@@ -194,7 +194,7 @@ def test_k_is_at_least_one(collection):
         (["a", 3], InputError),
     ],
 )
-def test_bad_documents_leave_nothing_and_cost_no_encoding(tmp_path, encoder, texts, error):
+def test_invalid_documents_write_nothing_and_encode_nothing(tmp_path, encoder, texts, error):
     with pytest.raises(error):
         Collection.build(texts, encoder=encoder, path=tmp_path / "idx")
     assert list(tmp_path.iterdir()) == []
@@ -219,7 +219,7 @@ def test_an_unknown_index_is_refused_before_anything_is_read(tmp_path, encoder):
         (lambda rows: rows * np.float32("nan"), "length nan"),
     ],
 )
-def test_an_encoder_that_breaks_its_promise(tmp_path, encoder, monkeypatch, spoil, message):
+def test_an_encoder_that_breaks_its_contract(tmp_path, encoder, monkeypatch, spoil, message):
     encode = encoder.encode
     monkeypatch.setattr(encoder, "encode", lambda texts: spoil(encode(texts)))
     with pytest.raises(ModelError, match=message):
@@ -255,7 +255,7 @@ def test_files_of_others_beside_a_collection_stay(collection, encoder):
 @pytest.mark.parametrize(
     "name", ["notes.txt", "manifest.json", "generation-000001", ".hidden", ".generation-000001.part"]
 )
-def test_a_folder_with_something_else_is_left_alone(tmp_path, encoder, name):
+def test_a_folder_of_something_else_is_left_alone(tmp_path, encoder, name):
     (tmp_path / name).write_text('{"name": "my app"}')
     before = snapshot(tmp_path)
     with pytest.raises(CollectionError):
@@ -323,7 +323,7 @@ def test_an_interrupted_build_leaves_the_old_collection(collection, encoder, mon
     assert not (collection.path / ".unfinished").exists()
 
 
-def test_an_error_that_would_come_again_keeps_nothing(collection, encoder, monkeypatch):
+def test_a_permanent_error_keeps_nothing(collection, encoder, monkeypatch):
     monkeypatch.setattr(embedding, "_CHUNK", 1)
     Interruption(encoder, ModelError("wrong"))
     before = snapshot(collection.path)
@@ -385,7 +385,7 @@ def test_a_missing_faiss_is_reported_before_the_work(tmp_path, encoder, monkeypa
 # Damage
 
 
-def test_there_is_no_collection(tmp_path, encoder):
+def test_a_missing_collection_is_an_error(tmp_path, encoder):
     with pytest.raises(CollectionError, match="no collection"):
         Collection.open(tmp_path / "idx", encoder=encoder)
 
@@ -419,7 +419,7 @@ def test_a_changed_byte_is_found_by_verify(collection, encoder, number):
 
 
 @pytest.mark.parametrize("kind", ["sq8", "binary", "hnsw", "ivf-pq"])
-def test_kinds_that_may_miss_go_the_same_way(tmp_path, encoder, monkeypatch, kind):
+def test_approximate_kinds_work_the_same_way(tmp_path, encoder, monkeypatch, kind):
     faiss = pytest.importorskip("faiss")
     monkeypatch.setattr(index_kinds, "_SMALL", 300)
     texts = [
@@ -508,7 +508,7 @@ def test_a_manifest_with_other_files_is_refused(collection, encoder):
         Collection.open(collection.path, encoder=encoder)
 
 
-def test_every_error_is_ours(collection):
+def test_every_error_is_an_embedkit_error(collection):
     shutil.rmtree(generation_of(collection))
     with pytest.raises(EmbedkitError, match="generation-000001"):
         Collection.open(collection.path)

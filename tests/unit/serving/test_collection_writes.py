@@ -43,7 +43,7 @@ def test_new_documents_are_found_beside_the_old(collection):
     collection.verify()
 
 
-def test_a_document_takes_the_place_of_the_one_with_its_id(collection, encoder):
+def test_a_document_replaces_the_one_with_its_id(collection, encoder):
     assert collection.upsert([("tea", "green tea leaves"), ("coffee", "coffee beans")]) == (1, 1)
     for opened in (collection, Collection.open(collection.path, encoder=encoder)):
         assert len(opened) == 6
@@ -106,7 +106,7 @@ def test_deleted_documents_are_gone(collection, encoder):
     assert collection.get("tea").text == "tea again"
 
 
-def test_everything_may_be_deleted_and_come_again(collection, encoder):
+def test_everything_can_be_deleted_and_added_again(collection, encoder):
     assert collection.delete(["tea", "bees", "ships", "bread", "雪"]) == 5
     assert (len(collection), collection.search("tea"), collection.get("tea")) == (0, [], None)
     assert collection.search(["a", "b"]) == [[], []]
@@ -123,7 +123,7 @@ def test_ids_are_strings(collection, ids):
             call(ids)
 
 
-def test_strings_that_no_file_can_hold_are_nowhere(collection):
+def test_strings_that_no_file_can_hold_are_not_found(collection):
     assert collection.get("\ud800") is None
     assert collection.delete(["\ud800"]) == 0
 
@@ -181,7 +181,7 @@ WRITES = st.lists(
 
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(writes=WRITES)
-def test_any_writes_give_what_building_at_once_gives(tmp_path_factory, encoder, kind, writes):
+def test_any_writes_equal_one_build(tmp_path_factory, encoder, kind, writes):
     folder = tmp_path_factory.mktemp("writes")
     expected = {"a": "tea", "b": "rye bread"}
     collection = Collection.build(list(expected.items()), encoder=encoder, path=folder / "idx", index=kind)
@@ -209,7 +209,7 @@ def test_any_writes_give_what_building_at_once_gives(tmp_path_factory, encoder, 
 # Readers and writers
 
 
-def test_another_object_sees_a_write_when_it_asks(collection, encoder):
+def test_another_object_sees_a_write_after_refresh(collection, encoder):
     other = Collection.open(collection.path, encoder=encoder)
     collection.upsert([("new", "new tea")])
     collection.compact()
@@ -220,7 +220,7 @@ def test_another_object_sees_a_write_when_it_asks(collection, encoder):
     assert other.refresh() is False
 
 
-def test_a_writer_stands_on_what_others_have_written(collection, encoder):
+def test_a_writer_builds_on_the_writes_of_others(collection, encoder):
     other = Collection.open(collection.path, encoder=encoder)
     collection.upsert([("new", "new tea")])
     assert other.upsert([("new", "newer tea"), ("tea", "old tea")]) == (0, 2)
@@ -236,7 +236,7 @@ def test_a_collection_built_again_with_another_model_is_not_written_to(collectio
     assert len(Collection.open(collection.path, encoder=other_encoder)) == 1
 
 
-def test_there_is_nothing_to_write_to(collection):
+def test_writing_to_a_missing_collection_is_an_error(collection):
     collection.path.rename(collection.path.with_name("moved"))
     with pytest.raises(CollectionError, match="no collection"):
         collection.delete("tea")
@@ -284,7 +284,7 @@ def test_threads_that_write_through_one_object_take_turns(collection):
     collection.verify()
 
 
-def test_readers_see_whole_states_while_others_write(collection):
+def test_readers_see_consistent_states_during_writes(collection):
     """Every upsert writes the same version into three documents; no search may ever see two versions."""
     versions, done = 12, threading.Event()
     mixed = []
@@ -363,7 +363,7 @@ def meanwhile(monkeypatch, write):
     monkeypatch.setattr(writer_module, "write_merged", write_merged)
 
 
-def test_writes_that_come_meanwhile_are_kept(in_pieces, encoder, monkeypatch):
+def test_writes_during_a_merge_are_kept(in_pieces, encoder, monkeypatch):
     def write():
         in_pieces.upsert([("late", "a late one"), ("n0-1", "another text")], merge=False)
         Collection.open(in_pieces.path, encoder=encoder).delete(["n2-2", "n1-0"])
@@ -381,7 +381,7 @@ def test_writes_that_come_meanwhile_are_kept(in_pieces, encoder, monkeypatch):
         assert len(opened.search("number", k=100)) == len(opened)
 
 
-def test_a_merge_gives_way_to_a_write_that_took_its_segments(in_pieces, monkeypatch):
+def test_a_merge_yields_to_a_write_that_replaced_its_segments(in_pieces, monkeypatch):
     meanwhile(monkeypatch, in_pieces.compact)
     before = all_hits(in_pieces)
     assert not in_pieces.merge()
@@ -397,7 +397,7 @@ def test_a_merge_of_documents_that_are_all_deleted_meanwhile_is_dropped(in_piece
     in_pieces.verify()
 
 
-def test_one_merges_at_a_time_and_leftovers_are_cleared(in_pieces, encoder, monkeypatch):
+def test_only_one_merge_runs_and_leftovers_are_removed(in_pieces, encoder, monkeypatch):
     other = Collection.open(in_pieces.path, encoder=encoder)
 
     def write():
@@ -412,7 +412,7 @@ def test_one_merges_at_a_time_and_leftovers_are_cleared(in_pieces, encoder, monk
     assert not (in_pieces.path / ".merging").exists()
 
 
-def test_compacting_lets_others_write(in_pieces, encoder, monkeypatch):
+def test_compacting_does_not_block_writes(in_pieces, encoder, monkeypatch):
     def write():
         Collection.open(in_pieces.path, encoder=encoder).upsert([("late", "a late one")], merge=False)
 

@@ -16,7 +16,7 @@ def written(folder, metadata):
     return ColumnFiles(folder, len(metadata))
 
 
-def test_values_come_back_in_order_with_small_codes(tmp_path):
+def test_values_are_returned_in_order_with_small_codes(tmp_path):
     kinds = [3, 1, 2.5, "b", "ä", "\U0001f41d", None, True, "", -7]
     files = written(tmp_path, [{"f": value} for value in kinds])
     column = files.column("f")
@@ -48,7 +48,7 @@ def test_lists_have_an_entry_for_each_item(tmp_path):
     assert column.present().tolist() == [True, False, False, True]
 
 
-def test_numbers_that_no_dtype_holds_stay_with_the_documents(tmp_path):
+def test_numbers_that_no_dtype_holds_are_read_from_the_documents(tmp_path):
     huge = [{"a": 2**70, "b": 2**53 + 1, "c": 2**60}, {"a": 1, "b": 0.5, "c": 1}]
     files = written(tmp_path, huge)
     assert files.fields == {"c"}
@@ -56,7 +56,7 @@ def test_numbers_that_no_dtype_holds_stay_with_the_documents(tmp_path):
     assert files.column("c").equal([2**60]).tolist() == [True, False]
 
 
-def test_long_texts_and_many_fields_stay_with_the_documents(tmp_path, monkeypatch):
+def test_long_texts_and_many_fields_are_read_from_the_documents(tmp_path, monkeypatch):
     monkeypatch.setattr(column_files, "_MOST_TEXT", 100)
     monkeypatch.setattr(column_files, "_MOST_FIELDS", 3)
     metadata = [{"long": f"{number:030}", "short": number % 3} for number in range(9)]

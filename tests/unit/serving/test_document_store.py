@@ -61,7 +61,7 @@ def test_no_documents(tmp_path):
     ],
     ids=["surrogate", "surrogate-id", "nan", "object", "bytes"],
 )
-def test_what_json_cannot_hold_is_refused(tmp_path, document):
+def test_values_that_json_cannot_hold_are_refused(tmp_path, document):
     with pytest.raises(DataError, match=r"document 2 .* cannot be written as JSON"):
         write_documents(tmp_path, [Document("first", "t"), document])
 
@@ -106,7 +106,7 @@ def test_damaged_rows_of_ids_are_an_error(tmp_path):
         DocumentStore(tmp_path, 1).find("a")
 
 
-def test_metadata_of_all_is_that_of_each(tmp_path, monkeypatch):
+def test_metadata_of_all_equals_that_of_each(tmp_path, monkeypatch):
     monkeypatch.setattr(document_store, "_BLOCK", 3)
     texts = ["a\nb", "\u2028", "c,\n", '"]', "e", "f", "g"]
     documents = [

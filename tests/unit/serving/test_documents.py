@@ -100,7 +100,7 @@ def test_other_items_are_refused_by_position(item):
         ("d.doc", "a", "d.doc", r"\.jsonl"),
     ],
 )
-def test_what_is_wrong_is_named_with_its_place(tmp_path, name, content, place, message):
+def test_errors_name_the_file_and_the_line(tmp_path, name, content, place, message):
     path = write(tmp_path / name, content)
     with pytest.raises(DataError, match=message) as caught:
         list(read_documents(path))
@@ -118,7 +118,7 @@ def test_text_in_another_encoding(tmp_path):
         list(read_documents(tmp_path / "d.txt"))
 
 
-def test_a_failing_iterator_is_no_failure_to_write():
+def test_an_error_of_the_iterator_is_not_a_write_error():
     def texts():
         yield "a"
         raise ConnectionError("the line is down")

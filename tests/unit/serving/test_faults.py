@@ -29,7 +29,7 @@ def run(script, *options):
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="kills with SIGKILL")
-def test_kills_at_random_moments_leave_a_whole_state(tmp_path):
+def test_kills_at_random_moments_leave_a_consistent_state(tmp_path):
     assert "6 kills" in run("kills.py", "--kills", "6", "--folder", tmp_path)
 
 

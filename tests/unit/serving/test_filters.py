@@ -76,7 +76,7 @@ def obvious(values, name, wanted):
 
 @pytest.mark.parametrize("name", ["eq", "ne", "gt", "gte", "lt", "lte"])
 @pytest.mark.parametrize("wanted", [1, 2.5, -100, 100, "a", "aa", "", "2020", True, None])
-def test_a_condition_holds_where_it_obviously_does(name, wanted):
+def test_a_condition_selects_the_expected_rows(name, wanted):
     if name not in ("eq", "ne") and (wanted is None or wanted is True):
         with pytest.raises(InputError, match="a number or a text"):
             parse_filter({"field": {name: wanted}})
@@ -168,7 +168,7 @@ def library(tmp_path, encoder, kind):
     ids=str,
 )  # fmt: skip
 @pytest.mark.parametrize("k", [3, 1000])
-def test_a_filtered_search_is_a_search_among_those_it_holds_for(library, conditions, holds, k):
+def test_a_filtered_search_is_a_search_among_matching_documents(library, conditions, holds, k):
     for query in ("bee tea", "sky sky fly"):
         expected = [hit for hit in library.search(query, k=1000) if holds(hit.metadata)][:k]
         assert library.search(query, k=k, filter=conditions) == expected

@@ -30,12 +30,12 @@ def test_reciprocal_ranks_are_added():
 
 
 @pytest.mark.parametrize("method", ["rrf", "weighted"])
-def test_what_both_rankings_have_first_has_a_score_of_one(method):
+def test_the_first_of_both_rankings_scores_one(method):
     first, others = {"r1": 0.9}, {"r2": 0.2, "r3": 0.1}
     assert fused(Fusion(method=method), ranking(**first, **others), ranking(**first, r4=0.3))["r1"] == 1.0
 
 
-def test_scores_are_brought_to_one_scale():
+def test_weighted_scores_are_scaled_to_a_common_range():
     found = fused(
         Fusion(method="weighted", dense_weight=0.75), ranking(r1=0.9, r2=0.5, r3=0.1), ranking(r3=8.0, r4=4.0)
     )
@@ -56,7 +56,7 @@ def test_rankings_of_one_or_none(method):
     assert set(fused(Fusion(method=method), ranking(r4=2.0, r1=2.0), nothing)) == {"r1", "r4"}
 
 
-def test_what_hybrid_may_be():
+def test_valid_values_of_hybrid():
     assert fusion_of(None) is fusion_of(False) is None
     assert fusion_of(True) == Fusion()
     assert fusion_of("weighted") == Fusion(method="weighted")

@@ -123,7 +123,7 @@ def test_a_killed_first_build_can_be_repeated(tmp_path, encoder, moment):
     assert sorted(entry.name for entry in path.iterdir()) == ["generation-000001", "manifest.json"]
 
 
-def test_a_killed_build_goes_on(tmp_path, encoder, monkeypatch):
+def test_a_killed_build_resumes(tmp_path, encoder, monkeypatch):
     path = tmp_path / "idx"
     build_and_die(path, "encoding")
     monkeypatch.setattr(embedding, "_CHUNK", 1)
@@ -136,7 +136,7 @@ def test_a_killed_build_goes_on(tmp_path, encoder, monkeypatch):
 
 
 @pytest.mark.parametrize("other", ["texts", "model", "a file that was cut"])
-def test_a_killed_build_goes_on_only_with_the_same(tmp_path, encoder, other_encoder, monkeypatch, other):
+def test_a_killed_build_resumes_only_with_the_same_documents(tmp_path, encoder, other_encoder, monkeypatch, other):
     path = tmp_path / "idx"
     build_and_die(path, "encoding")
     monkeypatch.setattr(embedding, "_CHUNK", 1)
@@ -149,7 +149,7 @@ def test_a_killed_build_goes_on_only_with_the_same(tmp_path, encoder, other_enco
     assert encoder.calls == [[text] for text in texts]
 
 
-def test_an_interrupted_upsert_goes_on(tmp_path, encoder, monkeypatch):
+def test_an_interrupted_upsert_resumes(tmp_path, encoder, monkeypatch):
     monkeypatch.setattr(embedding, "_CHUNK", 1)
     collection = Collection.build(["a"], encoder=encoder, path=tmp_path / "idx")
     encode = encoder.encode

@@ -14,14 +14,14 @@ def test_every_kind_has_a_file_of_its_own():
     assert len(set(files)) == len(files)
 
 
-def test_an_unknown_kind_is_answered_with_the_known():
+def test_the_error_for_an_unknown_kind_names_the_known():
     with pytest.raises(InputError, match=r"'tree'.*auto, exact, flat, sq8, binary, hnsw, ivf-pq"):
         index_class("tree")
     with pytest.raises(InputError, match="tree"):
         checked_kind("tree")
 
 
-def test_without_faiss_one_sentence_names_both_ways_to_it(monkeypatch):
+def test_without_faiss_the_error_names_both_packages(monkeypatch):
     monkeypatch.setitem(sys.modules, "faiss", None)
     monkeypatch.delitem(sys.modules, "embedkit.serving.retrieval.faiss_index", raising=False)
     with pytest.raises(MissingExtraError) as caught:

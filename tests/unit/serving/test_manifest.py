@@ -54,17 +54,17 @@ def forge(folder, **changes):
     (folder / "manifest.json").write_text(json.dumps(fields))
 
 
-def test_what_is_written_is_read(tmp_path):
+def test_written_values_are_read_back(tmp_path):
     MANIFEST.write(tmp_path)
     assert Manifest.read(tmp_path) == MANIFEST
 
 
-def test_a_manifest_of_before_numerics_is_read(tmp_path):
+def test_a_manifest_without_numerics_is_read(tmp_path):
     forge(tmp_path, numerics=...)
     assert Manifest.read(tmp_path).numerics == ("unknown",)
 
 
-def test_it_may_be_formatted_again(tmp_path):
+def test_it_may_be_reformatted(tmp_path):
     MANIFEST.write(tmp_path)
     fields = json.loads((tmp_path / "manifest.json").read_text())
     (tmp_path / "manifest.json").write_text(json.dumps(dict(reversed(fields.items()))))
@@ -115,7 +115,7 @@ def test_an_older_format_is_to_be_built_again(tmp_path):
         Manifest.read(tmp_path)
 
 
-def test_what_it_counts_and_names(tmp_path):
+def test_its_counts_and_names(tmp_path):
     assert MANIFEST.count == 4
     assert MANIFEST.generations == {"generation-000002", "generation-000003", "generation-000004"}
     assert len(MANIFEST.files(tmp_path)) == 9

@@ -114,7 +114,7 @@ def test_filters_select_what_they_select_in_a_local_collection(
     assert found == {hit.id for hit in oracle.search("the dog", 10, filter=conditions)}
 
 
-def test_what_milvus_cannot_tell_is_refused(unchanged: Collection) -> None:
+def test_filters_that_milvus_cannot_express_are_refused(unchanged: Collection) -> None:
     with pytest.raises(InputError, match="does not tell null from absent"):
         unchanged.search("a dog", filter={"lang": None})
     with pytest.raises(InputError, match="has no operator 'like'"):
@@ -127,14 +127,14 @@ def test_what_milvus_cannot_tell_is_refused(unchanged: Collection) -> None:
         unchanged.search_embeddings(np.full((1, 16), np.nan, dtype=np.float32))
 
 
-def test_filters_cannot_be_broken_out_of() -> None:
+def test_values_cannot_escape_a_filter() -> None:
     assert filter_expression(parse_filter({'x"] == 1 or id != "': '"'})) == (
         '(metadata["x\\"] == 1 or id != \\""] == "\\"" or '
         'json_contains(metadata["x\\"] == 1 or id != \\""], "\\""))'
     )
 
 
-def test_documents_come_back_as_they_were(unchanged: Collection) -> None:
+def test_documents_are_returned_as_written(unchanged: Collection) -> None:
     assert unchanged.get("d") == Document("d", "red apple", {"lang": None, "note": "x\"\\\n'北"})
     assert [found and found.id for found in unchanged.get(["e", "nobody", "a"])] == ["e", None, "a"]
     assert unchanged.get("nobody") is None
@@ -155,7 +155,7 @@ def test_an_upsert_adds_and_replaces(collection: Collection, encoder: Encoder) -
         collection.upsert([("g", "x")], embeddings=encoder.encode(["a", "b"]))
 
 
-def test_a_deletion_tells_how_many_were_there(collection: Collection) -> None:
+def test_a_deletion_returns_the_number_deleted(collection: Collection) -> None:
     assert collection.delete(["a", "nobody", "b", "a"]) == 2
     assert collection.delete("a") == 0
     assert len(collection) == 3
@@ -208,13 +208,13 @@ def test_a_collection_is_opened_again_by_its_own_model_only(
     without.close()
 
 
-def test_the_description_speaks_where_properties_are_lost(collection: Collection, uri: str, monkeypatch) -> None:
+def test_the_description_replaces_lost_properties(collection: Collection, uri: str, monkeypatch) -> None:
     told = json.dumps(collection.manifest.facts())
     monkeypatch.setattr(MilvusClient, "describe_collection", lambda *_: {"properties": {}, "description": told})
     assert Collection.open(f"milvus:{uri}#docs").manifest == collection.manifest
 
 
-def test_nothing_of_others_is_touched(collection: Collection, uri: str, encoder: Encoder) -> None:
+def test_collections_of_others_are_not_touched(collection: Collection, uri: str, encoder: Encoder) -> None:
     with pytest.raises(CollectionError, match=r"there is a collection docs at .* already"):
         Collection.build(["x"], encoder=encoder, path=f"milvus:{uri}#docs")
     assert len(collection) == 5
@@ -250,13 +250,13 @@ def test_a_dropped_collection_is_gone(collection: Collection, uri: str) -> None:
     ],
     ids=["none", "empty", "id", "text", "set", "nan"],
 )
-def test_documents_that_cannot_be_are_named(unchanged: Collection, documents: list, words: str) -> None:
+def test_impossible_documents_are_named(unchanged: Collection, documents: list, words: str) -> None:
     with pytest.raises(DataError, match=words):
         unchanged.upsert(documents)
     assert len(unchanged) == 5
 
 
-def test_a_server_that_does_not_answer_is_one_sentence(encoder: Encoder, monkeypatch) -> None:
+def test_an_unreachable_server_is_reported_in_one_sentence(encoder: Encoder, monkeypatch) -> None:
     from pymilvus.exceptions import MilvusException
 
     def refuses(*_: object, **__: object) -> None:
@@ -267,7 +267,7 @@ def test_a_server_that_does_not_answer_is_one_sentence(encoder: Encoder, monkeyp
         Collection.build(["x"], encoder=encoder, path="milvus:http://nobody:19530")
 
 
-def test_pymilvus_is_asked_for_in_one_sentence(monkeypatch) -> None:
+def test_a_missing_pymilvus_is_reported_in_one_sentence(monkeypatch) -> None:
     for name in [name for name in sys.modules if name.startswith("embedkit.serving.milvus")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "pymilvus", None)
@@ -327,7 +327,7 @@ def test_collections_of_earlier_versions_are_read(
     again.close()
 
 
-def test_words_are_indexed_from_the_start_or_never(unchanged: Collection) -> None:
+def test_the_lexical_index_exists_from_the_start_or_never(unchanged: Collection) -> None:
     with pytest.raises(InputError, match="Milvus indexes words from the start"):
         unchanged.compact(lexical=True)
 

@@ -71,7 +71,7 @@ def test_both_engines_give_the_same_bytes(pages: Path, tmp_path: Path) -> None:
     assert ray_data.DataContext.get_current().enable_progress_bars == bars
 
 
-def test_what_one_engine_began_the_other_ends(toy_bundle: Path, pages: Path, tmp_path: Path) -> None:
+def test_one_engine_finishes_what_the_other_began(toy_bundle: Path, pages: Path, tmp_path: Path) -> None:
     encoding = BulkEncoding.prepare(pages, tmp_path / "out", model=toy_bundle, rows_per_shard=20)
     encoding.run()
     whole = digests(tmp_path / "out")
@@ -80,7 +80,7 @@ def test_what_one_engine_began_the_other_ends(toy_bundle: Path, pages: Path, tmp
     assert digests(tmp_path / "out") == whole
 
 
-def test_what_a_worker_refuses_is_our_error(
+def test_refusals_of_a_worker_are_embedkit_errors(
     toy_bundle: Path, write_toy_bundle, pages: Path, tmp_path: Path
 ) -> None:
     table = parquet.read_table(pages).set_column(0, "text", pa.array([*["a"] * 30, None, *["b"] * 29]))
@@ -98,12 +98,12 @@ def test_what_a_worker_refuses_is_our_error(
 def test_a_failure_of_ray_is_reported_as_such() -> None:
     with (
         pytest.raises(WorkerError, match=r"Ray could not finish the work: .*node was lost"),
-        ray_engine._refusals_told(),
+        ray_engine._errors_converted(),
     ):
         raise ray.exceptions.RaySystemError("a node was lost")
 
 
-def test_a_killed_run_goes_on_to_the_same_bytes(pages: Path, tmp_path: Path) -> None:
+def test_a_killed_run_resumes_to_the_same_bytes(pages: Path, tmp_path: Path) -> None:
     """The driver is killed with its own small cluster; both end, and no shard is incomplete."""
     BulkEncoding.prepare(pages, tmp_path / "whole", model="tiny-sct", rows_per_shard=1, threads=1).run()
     command = [

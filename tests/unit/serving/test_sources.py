@@ -162,7 +162,7 @@ def test_arrays_of_another_form_are_refused(tmp_path, encoder, embedded, spoil, 
     refused(tmp_path, DataError, message, ROWS, encoder, embeddings=spoil(embedded))
 
 
-def test_a_foreign_column_wants_to_be_named(tmp_path, encoder, embedded):
+def test_an_unlabelled_column_must_be_named(tmp_path, encoder, embedded):
     shards = write_shards(tmp_path / "s", encoder, maker=False)
     refused(tmp_path, InputError, "does not say by which model; give embeddings='embedding'", shards, encoder)
     assert_same(built(shards, encoder, tmp_path, embeddings="embedding"), embedded, encoder)
@@ -190,7 +190,7 @@ def test_shards_of_several_models_are_refused(tmp_path, encoder, other_encoder):
         (["a"], "nothing.npy", DataError, "not a readable"),
     ],
 )
-def test_embeddings_that_are_none(tmp_path, encoder, documents, embeddings, error, message):
+def test_invalid_embeddings_are_refused(tmp_path, encoder, documents, embeddings, error, message):
     refused(tmp_path, error, message, documents, encoder, embeddings=embeddings)
 
 

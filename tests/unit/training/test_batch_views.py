@@ -55,7 +55,7 @@ def test_positives_follow_the_anchor_and_are_made_from_it(make):
     assert all(len(row) > len(anchor) for row, anchor in zip(longer, anchors, strict=True))
 
 
-def test_the_users_list_takes_the_place_of_the_methods(make):
+def test_the_users_list_replaces_the_methods(make):
     batch = make(BatchSpec(positives=POSITIVES), positives=("inversion", "none")).batch(0)
     anchors, inverted, copies = all_rows(batch)
     assert copies == anchors
@@ -71,7 +71,7 @@ def test_views_are_the_same_with_and_without_positives(make):
         assert len(positives) == len(POSITIVES)
 
 
-def test_a_repeated_name_is_drawn_anew(make):
+def test_a_repeated_name_is_drawn_again(make):
     _, one, two = all_rows(make(BatchSpec(positives=("shuffle", "shuffle"))).batch(0))
     assert one != two
 
@@ -93,7 +93,7 @@ def test_the_stream_is_the_batches_in_order(make):
     ]
 
 
-def test_chunks_put_end_to_end_and_ordered_are_the_batch(make):
+def test_chunks_concatenated_and_ordered_are_the_batch(make):
     view = make(BatchSpec()).batch(0).views[0]
     assert sum(len(ids) for ids, _ in view.chunks) == 4
     assert torch.equal(view.order.sort().values, torch.arange(4))
@@ -115,5 +115,5 @@ def test_a_corpus_smaller_than_a_batch_is_refused(make):
         make(BatchSpec(), batch_size=10)
 
 
-def test_every_name_that_a_spec_may_hold_can_be_made(make):
+def test_every_name_of_a_spec_can_be_created(make):
     assert len(make(BatchSpec(positives=tuple(AUGMENTATIONS))).batch(0).views) == 1 + len(AUGMENTATIONS)

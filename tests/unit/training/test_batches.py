@@ -161,12 +161,12 @@ class TestStream:
         stream.close()
         assert not self.alive()
 
-    def test_nothing_happens_before_the_first_batch_is_asked_for(self, make):
+    def test_nothing_happens_before_the_first_batch_is_requested(self, make):
         make().stream(0, 6)
         assert not self.alive()
 
     @pytest.mark.parametrize("error", [InputError("bad text"), KeyboardInterrupt()])
-    def test_errors_reach_the_consumer_in_their_turn(self, make, monkeypatch, error):
+    def test_errors_reach_the_consumer_in_order(self, make, monkeypatch, error):
         source = make()
         batch = source.batch
 
@@ -198,7 +198,7 @@ class TestRefusals:
         with pytest.raises(ConfigError, match=r"3 rows, fewer than optim.batch_size = 5"):
             make(3)
 
-    def test_a_teacher_that_is_not_there(self, make_corpus, tokenizer):
+    def test_a_missing_teacher_is_an_error(self, make_corpus, tokenizer):
         with pytest.raises(ConfigError, match="needs a teacher"):
             BatchSource(
                 make_corpus(["one"]),

@@ -54,7 +54,7 @@ def save_parts(folder, algorithm="adamw"):
 
 
 @pytest.mark.parametrize("algorithm", ["adamw", "muon"])
-def test_everything_comes_back_and_goes_on_alike(tmp_path, algorithm):
+def test_everything_is_restored_and_training_continues_the_same(tmp_path, algorithm):
     parts, path = save_parts(tmp_path, algorithm)
     other = Parts(6, algorithm=algorithm)
     other.step()
@@ -132,7 +132,7 @@ def test_a_missing_file(tmp_path):
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(28, "No space left on device")])
-def test_a_failed_save_leaves_the_one_before(saved, monkeypatch, error):
+def test_a_failed_save_leaves_the_previous_checkpoint(saved, monkeypatch, error):
     parts, path = saved
     before = path.read_bytes()
 

@@ -25,7 +25,7 @@ COMPILER = next(filter(shutil.which, ("g++", "clang++", "c++")), None)
 @pytest.mark.release  # torch compiles C++ for as long as a hundred other tests take
 @pytest.mark.skipif(COMPILER is None, reason="torch.compile needs a C++ compiler, and there is none here")
 @pytest.mark.filterwarnings("ignore")  # torch's compiler warns about itself
-def test_a_compiled_run_is_like_one_that_is_not(make_encoder, make_corpus, sentences, tmp_path):
+def test_a_compiled_run_equals_an_uncompiled_one(make_encoder, make_corpus, sentences, tmp_path):
     """With texts of several lengths, which use one graph."""
     losses, states = [], []
     for compiled in (False, True):

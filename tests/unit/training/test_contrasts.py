@@ -33,7 +33,7 @@ def test_of_a_text(text, expected):
     assert bool(contrasts(text)) == bool(expected)
 
 
-def test_none_is_the_text_or_another_one():
+def test_no_contrast_equals_the_text_or_another_contrast():
     for text in ("A cat is a cat", "The old man is not the young man", "is it not this not"):
         made = contrasts(text)
         assert text not in made
@@ -60,7 +60,7 @@ def test_a_corpus_holds_them_and_counts_rows_as_before(sources, tmp_path):
     assert corpus.source_rows[:4].tolist() == [0, 0, 0, 1]
 
 
-def test_what_is_kept_apart_is_not_seen_in_another_form(sources, tmp_path):
+def test_held_out_texts_have_no_contrasts_in_training(sources, tmp_path):
     corpus = Corpus.prepare(sources, tmp_path, show_progress=False)
     split = Split.of(corpus, 5)
     (held_out,) = split.held_out.values()

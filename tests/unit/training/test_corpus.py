@@ -90,7 +90,7 @@ class TestForms:
     def test_usual_names_of_the_column_are_found(self, prepare, column):
         assert texts(prepare("a.jsonl", json.dumps({"id": "x", column: "one"}))) == ["one"]
 
-    def test_several_sources_one_after_the_other(self, prepare, tmp_path):
+    def test_several_sources_are_read_in_order(self, prepare, tmp_path):
         (tmp_path / "a.txt").write_text("one\ntwo")
         (tmp_path / "b.jsonl").write_text('{"text": "three"}')
         corpus = prepare(*(SourceConfig(path=str(tmp_path / name)) for name in ("a.txt", "b.jsonl")))
@@ -99,7 +99,7 @@ class TestForms:
 
 
 class TestCounts:
-    def test_what_is_dropped_is_counted(self, prepare):
+    def test_dropped_rows_are_counted(self, prepare):
         corpus = prepare("a.txt", "one\n\ntwo\n one \n  \ncafe\u0301\ncafé\n", licence="CC0", name="mine")
         (card,) = corpus.cards
         assert texts(corpus) == ["one", "two", "café"]
@@ -275,7 +275,7 @@ class TestHub:
         assert texts(prepare(SourceConfig(path=path))) == ["one", "two"]
         assert hub == [(names, {"split": split, "streaming": True})]
 
-    def test_what_the_hub_says_is_passed_on(self, prepare, hub):
+    def test_errors_of_the_hub_are_passed_on(self, prepare, hub):
         with pytest.raises(DataError, match="hf://org/missing cannot be read from the hub: no such set"):
             prepare(SourceConfig(path="hf://org/missing"))
 

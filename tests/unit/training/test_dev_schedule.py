@@ -19,12 +19,12 @@ from embedkit.training.dev_schedule import evaluation_steps, total_steps
         (1, [23]),
     ],
 )
-def test_every_so_often_at_epoch_ends_and_at_the_end(most, expected):
+def test_at_intervals_at_epoch_ends_and_at_the_end(most, expected):
     assert sorted(evaluation_steps(23, steps_per_epoch=10, every=4, most=most)) == expected
 
 
 @given(st.integers(1, 400), st.integers(1, 400), st.integers(1, 400), st.integers(1, 50))
-def test_there_are_never_more_than_the_most_and_the_last_step_is_one(total, steps_per_epoch, every, most):
+def test_the_maximum_is_kept_and_the_last_step_is_evaluated(total, steps_per_epoch, every, most):
     steps = evaluation_steps(total, steps_per_epoch=steps_per_epoch, every=every, most=most)
     assert 1 <= len(steps) <= most
     assert max(steps) == total

@@ -15,14 +15,14 @@ def corpus(tmp_path):
     return Corpus.prepare(sources, tmp_path, show_progress=False)
 
 
-def test_nothing_is_kept_out_unless_asked(corpus):
+def test_nothing_is_held_out_by_default(corpus):
     split = Split.of(corpus, None)
 
     assert split.train.tolist() == list(range(135))
     assert split.held_out == {}
 
 
-def test_each_source_gives_so_many_but_no_more_than_a_tenth(corpus):
+def test_each_source_holds_out_a_number_but_at_most_a_tenth(corpus):
     split = Split.of(corpus, 4)
 
     assert {name: len(rows) for name, rows in split.held_out.items()} == {"a": 4, "b": 3}
@@ -47,7 +47,7 @@ def test_sources_of_one_name_count_as_one(tmp_path):
 
 
 @pytest.mark.parametrize("count", [None, 2])
-def test_an_epoch_goes_over_a_source_as_often_as_it_says(tmp_path, count):
+def test_an_epoch_repeats_a_source_as_configured(tmp_path, count):
     for name in "ab":
         (tmp_path / f"{name}.txt").write_text("\n".join(f"{name} {number}" for number in range(20)))
     repeats = {"a": 1, "b": 3}

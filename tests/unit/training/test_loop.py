@@ -99,7 +99,7 @@ class TestSelection:
         assert (state.finished, state.step, state.best_score) == (True, 12, None)
         assert torch.equal(weights(SentenceEncoder.load(place.model)), weights(method.encoder))
 
-    def test_dev_is_looked_at_every_so_often_and_at_epoch_ends(self, setup):
+    def test_dev_is_evaluated_at_intervals_and_at_epoch_ends(self, setup):
         _, go, place = setup(rows=30)  # five steps per epoch
         go(evaluate=lambda: 0.5)
         assert [record["step"] for record in records(place) if "dev" in record] == [4, 5, 8, 10, 12]
@@ -116,12 +116,12 @@ class TestSelection:
         assert (state.best_score, state.best_step) == (0.7, 8)
         assert torch.equal(weights(SentenceEncoder.load(place.model)), kept[1])
 
-    def test_a_score_that_is_no_number_is_worst(self, setup):
+    def test_a_nan_score_is_worst(self, setup):
         _, go, _ = setup()
         scores = iter([float("nan"), -0.5, float("nan")])
         assert go(evaluate=lambda: next(scores)).best_step == 8
 
-    def test_evaluation_sees_the_encoder_in_training_or_not_but_training_goes_on(self, setup):
+    def test_the_loop_does_not_change_the_mode_for_evaluation(self, setup):
         method, go, _ = setup()
 
         def evaluate():
@@ -142,14 +142,14 @@ class TestCostOfEvaluation:
         (message,) = self.told(caplog)
         assert re.match(r"an evaluation takes 0\.00 s; all 6 take about 0\.0 minutes, \d+ % of the", message)
 
-    def test_a_high_share_names_what_bounds_it(self, setup, caplog):
+    def test_a_high_share_names_the_setting_that_bounds_it(self, setup, caplog):
         caplog.set_level("INFO")
         _, go, _ = setup(steps=8)
         go(evaluate=lambda: time.sleep(0.3) or 0.5)
         (message,) = self.told(caplog)
         assert message.endswith("% of the run; dev.every, dev.limit and dev.most reduce it")
 
-    def test_a_resumed_run_does_not_tell_it_again(self, setup, caplog):
+    def test_a_resumed_run_does_not_report_it_again(self, setup, caplog):
         caplog.set_level("INFO")
         _, go, _ = setup()
         steps = iter(range(1, 100))
@@ -158,7 +158,7 @@ class TestCostOfEvaluation:
         go(evaluate=lambda: 0.5, resume=True)
         assert len(self.told(caplog)) == 1
 
-    def test_no_more_than_the_most_are_made_wherever_a_run_is_interrupted(self, setup):
+    def test_the_maximum_holds_wherever_a_run_is_interrupted(self, setup):
         _, go, place = setup(steps=23)
         steps = iter(range(1, 100))
         go(evaluate=lambda: 0.5, dev_every=2, dev_most=4, should_stop=lambda: next(steps) == 7)
@@ -190,7 +190,7 @@ class TestEarlyStop:
         _, go, _ = setup(steps=16)
         assert go(evaluate=lambda: 0.1).step == 16
 
-    def test_a_run_that_is_stopped_when_it_has_no_patience_left_ends(self, setup):
+    def test_a_run_interrupted_without_patience_left_ends(self, setup):
         _, go, _ = setup(steps=100)
         stops = iter([*[False] * 7, True])
         stopped = go(evaluate=lambda: 0.1, patience=1, should_stop=lambda: next(stops))
@@ -243,7 +243,7 @@ class TestSteps:
         assert torch.equal(before, weights(method.encoder))
 
     @pytest.mark.parametrize("fail_at", [0, 5])
-    def test_a_loss_that_is_no_number_ends_the_run(self, setup, fail_at):
+    def test_a_nan_loss_ends_the_run(self, setup, fail_at):
         _, go, place = setup(fail_at=fail_at)
         with pytest.raises(TrainingError, match=f"the loss is nan at step {fail_at + 1}; lower optim.lr"):
             go(minutes=1e-9)
@@ -284,7 +284,7 @@ class TestMetrics:
 
 
 class TestResume:
-    def test_a_finished_run_is_left_as_it_is(self, setup):
+    def test_a_finished_run_is_not_changed(self, setup):
         _, go, place = setup()
         state = go()
         before = place.last.stat().st_mtime_ns
@@ -293,7 +293,7 @@ class TestResume:
         assert method.seen == []
         assert place.last.stat().st_mtime_ns == before
 
-    def test_checkpoints_come_by_the_clock(self, setup):
+    def test_checkpoints_are_written_by_time(self, setup):
         _, go, place = setup(steps=3)
         times = []
         go(minutes=1e-9, should_stop=lambda: times.append(place.last.stat().st_mtime_ns) or False)
@@ -307,7 +307,7 @@ class TestResume:
         with pytest.raises(CheckpointError):
             go(resume=True)
 
-    def test_without_resume_it_starts_anew(self, setup):
+    def test_without_resume_it_starts_over(self, setup):
         _, go, _ = setup()
         go(should_stop=lambda: True)
         method, go, _ = setup()

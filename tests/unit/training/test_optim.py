@@ -61,7 +61,7 @@ def test_the_first_step_is_about_three_times_as_large_without_correction():
     assert moved[1] / moved[0] == pytest.approx(0.1 / math.sqrt(0.001), rel=1e-3)
 
 
-def test_what_has_no_gradient_stays():
+def test_parameters_without_gradient_do_not_change():
     one, other = nn.Parameter(torch.ones(2, 2)), nn.Parameter(torch.ones(2, 2))
     one.grad = torch.ones(2, 2)
     AdamW([one, other], OptimConfig()).step()
@@ -147,7 +147,7 @@ class TestMuon:
         Muon([{"params": [weight], "orthogonal": True}], OptimConfig(lr=0.5, weight_decay=0.1)).step()
         assert torch.allclose(weight, torch.full((2, 2), 0.95))
 
-    def test_it_goes_downhill(self):
+    def test_it_decreases_the_loss(self):
         module = network()
         before = run(module, build_optimizer(module, OptimConfig(lr=0.0, algorithm="muon")), steps=1)
         after = run(module, build_optimizer(module, OptimConfig(lr=1e-2, algorithm="muon")), steps=50)

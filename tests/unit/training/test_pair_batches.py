@@ -99,7 +99,7 @@ def test_labels_of_texts_go_with_their_rows(corpus, tokenizer):
     assert [by_text[row] for row in ordered] == batch.scores.tolist()
 
 
-def test_labels_come_only_where_they_are_wanted(corpus, tokenizer):
+def test_labels_are_returned_only_if_requested(corpus, tokenizer):
     labels = np.zeros(len(corpus), dtype=np.float32)
     plain = BatchSource(corpus, tokenizer, spec=BatchSpec(), batch_size=3, seed=1, views=PLAIN, scores=labels)
     assert plain.batch(0).scores is None

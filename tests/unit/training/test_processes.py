@@ -115,7 +115,7 @@ class TestShares:
 
     @pytest.mark.parametrize("count", [1, 2, 4, 8])
     @pytest.mark.parametrize("seed", range(3))
-    def test_shares_laid_end_to_end_are_the_batch(self, count, seed):
+    def test_concatenated_shares_are_the_batch(self, count, seed):
         view = self.view(seed=seed)
         shares = [view.share(place, count) for place in range(count)]
         assert [len(share.order) for share in shares] == [8 // count] * count
@@ -133,7 +133,7 @@ class TestShares:
 class TestAlone:
     """A single process communicates with no other."""
 
-    def test_everything_is_as_it_was(self):
+    def test_collectives_are_the_identity(self):
         rows = torch.ones(2, 3)
         assert processes.gather(rows) is rows
         assert (processes.count(), processes.rank(), processes.first()) == (1, 0, True)

@@ -42,7 +42,7 @@ def test_making_one_leaves_torchs_generator_alone():
     assert torch.equal(before, torch.get_rng_state())
 
 
-def test_travels_with_the_state_and_takes_no_gradient():
+def test_is_part_of_the_state_and_takes_no_gradient():
     queue = VectorQueue(4, 2, seed=0)
     queue.enqueue(torch.ones(3, 2, requires_grad=True))
     assert not queue.rows.requires_grad

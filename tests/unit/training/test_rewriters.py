@@ -91,7 +91,7 @@ class TestMaskedRefill:
         assert rewriter.rewrite([TEXT]) == [tokenizer.decode(ids, skip_special_tokens=True)]
         assert rewriter.rewrite([TEXT]) != [TEXT]
 
-    def test_neighbours_and_order_do_not_matter(self, masked_lm):
+    def test_other_texts_and_their_order_do_not_matter(self, masked_lm):
         rewriter = MaskedRefill(masked_lm)
         texts = [TEXT, "a good dog", "", *(f"the cat number {word}" for word in ["one", "two", "three"] * 12)]
         together = rewriter.rewrite(texts)
@@ -99,7 +99,7 @@ class TestMaskedRefill:
         assert together[::-1] == rewriter.rewrite(texts[::-1])
         assert together[2] == ""
 
-    def test_the_seed_moves_the_places(self, masked_lm):
+    def test_the_seed_changes_the_positions(self, masked_lm):
         written = {MaskedRefill(masked_lm, seed=seed).rewrite([TEXT])[0] for seed in range(8)}
         assert len(written) > 2
 
@@ -119,7 +119,7 @@ class TestMaskedRefill:
         assert MaskedRefill(masked_lm, max_length=10_000).rewrite(["cat " * 50])[0]
 
     @pytest.mark.parametrize("share", [0.0, -0.1, 1.5, float("nan")])
-    def test_a_share_that_is_none_is_refused(self, masked_lm, share):
+    def test_an_invalid_share_is_refused(self, masked_lm, share):
         with pytest.raises(InputError, match="greater than 0 and at most 1"):
             MaskedRefill(masked_lm, share=share)
 
@@ -129,7 +129,7 @@ class TestMaskedRefill:
         with pytest.raises(ModelError, match="of another kind: it lacks"):
             MaskedRefill(tmp_path / "encoder")
 
-    def test_a_translator_is_no_masked_language_model(self, translators, masked_lm):
+    def test_a_translator_is_not_a_masked_language_model(self, translators, masked_lm):
         with pytest.raises(ModelError, match="cannot load the model"):
             BackTranslation(translators[0], masked_lm)
 

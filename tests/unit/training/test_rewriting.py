@@ -63,7 +63,7 @@ def test_nothing_is_computed_twice(write):
     assert second.seen == []
 
 
-def test_an_interrupted_call_goes_on_where_it_was(write, tmp_path):
+def test_an_interrupted_call_resumes(write, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         write(Rewriter(str.upper, limit=512))
     assert not (tmp_path / "pairs.tsv").exists()
@@ -79,7 +79,7 @@ def test_another_rewriter_does_not_get_these_texts(write, tmp_path):
     assert read(tmp_path)[0] == ("text 0", "Text 0")
 
 
-def test_what_breaks_a_row_is_normalised(write, tmp_path):
+def test_characters_that_break_a_row_are_normalised(write, tmp_path):
     write(Rewriter(lambda text: f" {text}\tand\nmore  "))
     assert read(tmp_path)[7] == ("text 7", "text 7 and more")
 
@@ -92,7 +92,7 @@ def test_equal_and_lost_texts_are_counted(write, tmp_path):
     assert "text 3" not in dict(read(tmp_path))
 
 
-def test_a_text_that_stands_in_two_rows_is_rewritten_once(tmp_path):
+def test_a_text_of_two_rows_is_rewritten_once(tmp_path):
     (tmp_path / "old.tsv").write_text("a cat\tone\na cat\ttwo\n", encoding="utf-8")
     corpus = Corpus.prepare([SourceConfig(path=str(tmp_path / "old.tsv"))], tmp_path)
     rewriter = Rewriter(str.upper)

@@ -54,7 +54,7 @@ def cut_error(vectors, width):
 
 
 @pytest.mark.parametrize("view", [0, 1])
-def test_cosines_stay(teacher, view):
+def test_cosines_do_not_change(teacher, view):
     found, plain = RotatedVectors(teacher, ROWS).read(ALL, view), teacher.read(ALL, view)
     assert found.dtype == np.float32
     assert found @ found.T == pytest.approx(plain @ plain.T, abs=1e-5)
@@ -66,12 +66,12 @@ def test_first_dimensions_come_closer_to_all(teacher, width):
     assert cut_error(found, width) < 0.6 * cut_error(teacher.read(ALL, 0), width)
 
 
-def test_the_two_views_are_turned_alike(teacher):
+def test_both_views_are_rotated_alike(teacher):
     turned, first, second = RotatedVectors(teacher, ROWS), teacher.read(ALL, 0), teacher.read(ALL, 1)
     assert turned.read(ALL, 0) @ turned.read(ALL, 1).T == pytest.approx(first @ second.T, abs=1e-5)
 
 
-def test_who_it_is_stays(teacher):
+def test_name_and_fingerprint_do_not_change(teacher):
     turned = RotatedVectors(teacher, ROWS)
     assert (turned.name, turned.fingerprint, turned.dimension) == ("slanted", "b" * 64, 12)
 
@@ -113,7 +113,7 @@ class WordTeacher:
         return self.table[rows]
 
 
-def test_a_student_of_turned_vectors_can_be_cut(make_encoder, tokenizer, make_corpus, sentences):
+def test_a_student_of_rotated_vectors_can_be_truncated(make_encoder, tokenizer, make_corpus, sentences):
     corpus = make_corpus(sentences(60))
     plain = WordTeacher(corpus.texts(np.arange(60), 0))
     errors = []

@@ -84,7 +84,7 @@ def test_a_loss_that_falls_through_magnitudes_is_logarithmic(write):
     assert not below["loss"].logarithmic
 
 
-def test_a_line_that_a_kill_tore_is_passed_over(write):
+def test_a_line_torn_by_a_kill_is_skipped(write):
     assert read_curves(write(RECORDS, torn='{"step": 4')).steps == 30
 
 

@@ -15,7 +15,7 @@ DEV = Curve("dev <score> & more", (10, 2000, 3000), (50.0, 75.25, 60.0), best=1)
 LOSS = Curve("loss", (10, 20, 30), (8.0, 0.4, 0.01), logarithmic=True)
 
 
-def test_a_figure_is_well_formed_and_says_what_it_shows():
+def test_a_figure_is_well_formed_and_labelled():
     root = ET.fromstring(draw_svg(DEV))
     texts = ["".join(element.itertext()) for element in root.iter("{http://www.w3.org/2000/svg}text")]
     assert root.get("aria-label") == DEV.title
@@ -48,11 +48,11 @@ def test_a_logarithmic_scale_is_labelled():
     ],
     ids=lambda curve: curve.title,
 )
-def test_curves_out_of_the_ordinary(curve):
+def test_unusual_curves(curve):
     ET.fromstring(draw_svg(curve))
 
 
-def test_all_curves_in_one_image_two_a_row(tmp_path):
+def test_all_curves_in_one_image_with_two_per_row(tmp_path):
     heights = []
     for count in (2, 3):
         write_curves([LOSS] * count, tmp_path / "curves.png")

@@ -33,12 +33,12 @@ def test_a_new_run_writes_configuration_and_environment(folder):
     assert json.loads(folder.environment.read_text()) == ENVIRONMENT
 
 
-def test_a_resumed_run_keeps_the_environment_that_it_began_in(trained):
+def test_a_resumed_run_keeps_its_first_environment(trained):
     trained.start(CONFIG, {"python": "3.14.0"}, resume=True)
     assert json.loads(trained.environment.read_text()) == ENVIRONMENT
 
 
-def test_looking_writes_nothing(folder):
+def test_reading_writes_nothing(folder):
     folder.check(CONFIG, resume=False)
     folder.check(CONFIG, resume=True)
     assert not folder.path.exists()
@@ -61,7 +61,7 @@ def test_a_folder_without_a_step_is_free_for_any_run(folder, resume):
 
 
 @pytest.mark.parametrize("made", ["checkpoints", "cycle-1", "self-supervised"])
-def test_what_a_stage_has_made_is_kept(folder, made):
+def test_results_of_a_stage_are_kept(folder, made):
     folder.start(CONFIG, ENVIRONMENT, resume=False)
     (folder.path / made).mkdir()
     with pytest.raises(ConfigError, match="already holds a run"):
@@ -77,7 +77,7 @@ def test_only_one_process_trains_in_a_folder(folder):
         pass
 
 
-def test_resuming_where_nothing_is_starts(folder):
+def test_resuming_an_empty_folder_starts(folder):
     folder.start(CONFIG, ENVIRONMENT, resume=True)
     assert load_toml(folder.config) == CONFIG
 
@@ -102,7 +102,7 @@ class TestMetrics:
     def lines(self, folder):
         return [json.loads(line) for line in folder.metrics.read_text().splitlines()]
 
-    def test_rewinding_drops_what_will_be_repeated(self, folder):
+    def test_rewinding_drops_records_to_be_repeated(self, folder):
         folder.start(CONFIG, ENVIRONMENT, resume=False)
         for step in (10, 20, 20, 30):
             folder.log({"step": step, "loss": 1.0})
@@ -111,7 +111,7 @@ class TestMetrics:
         folder.rewind(0)
         assert self.lines(folder) == []
 
-    def test_rewinding_drops_a_line_that_a_kill_tore(self, folder):
+    def test_rewinding_drops_a_line_torn_by_a_kill(self, folder):
         folder.start(CONFIG, ENVIRONMENT, resume=False)
         folder.log({"step": 10})
         with folder.metrics.open("a") as file:

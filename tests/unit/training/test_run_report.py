@@ -52,7 +52,7 @@ def text_of(page):
     return page.read_text(encoding="utf-8")
 
 
-def test_a_finished_run_tells_its_figures_and_what_decided_them(start):
+def test_a_finished_run_shows_its_figures_and_settings(start):
     run = start(".")
     run.finish(CARD)
     page = write_report(run.path)
@@ -95,7 +95,7 @@ def test_every_stage_has_its_curves_in_the_order_of_training(start):
     assert not (run.path / "teachers/2/report.html").exists()
 
 
-def test_the_page_needs_nothing_from_elsewhere_and_escapes_what_it_shows(start):
+def test_the_page_needs_no_other_file_and_escapes_its_contents(start):
     text = text_of(write_report(start(".").path))
     assert "<h1>a &lt;b&gt; &amp; c</h1>" in text
     assert "<script" not in text

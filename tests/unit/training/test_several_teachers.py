@@ -47,7 +47,7 @@ class TestBatches:
 
         return source
 
-    def test_each_teacher_gives_its_own_vectors_for_the_same_rows(self, source):
+    def test_each_teacher_returns_its_own_vectors_for_the_same_rows(self, source):
         spec = BatchSpec(views=2, teacher=True, several_teachers=True)
         both = source(spec, Teacher(4), Teacher(7)).batch(1)
         alone = [source(spec, Teacher(width)).batch(1) for width in (4, 7)]
@@ -100,12 +100,12 @@ def test_which_methods_receive_widths(name, told):
 
 
 class TestConfig:
-    def test_several_stand_in_a_list(self):
+    def test_several_are_a_list(self):
         config = resolve({**RUN, "teachers": [{"source": "a"}, {"source": "b"}]})
         assert [teacher.source for teacher in config.every_teacher] == ["a", "b"]
         assert resolve(to_mapping(config)) == config
 
-    def test_one_stands_in_either_table(self):
+    def test_one_may_be_in_either_table(self):
         for table in ({"teacher": {"source": "a"}}, {"teachers": [{"source": "a"}]}):
             for method in ("distillcse", "mse"):
                 config = resolve({**RUN, "method": method, **table})

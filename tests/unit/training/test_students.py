@@ -49,7 +49,7 @@ def words(encoder):
     return encoder.backbone.embeddings.word_embeddings.weight
 
 
-def test_from_a_teacher_it_has_its_words_and_the_papers_shape(teacher, make_encoder):
+def test_from_a_teacher_it_has_its_vocabulary_and_the_papers_shape(teacher, make_encoder):
     student = build_student(config(teacher, start="teacher"))
     blind = build_student(config(teacher, start="random"))
     assert (student.hidden, student.dimension, student.max_length, student.pooling) == (128, 128, 12, "mean")
@@ -77,7 +77,7 @@ def test_a_pre_trained_start_is_that_model(teacher, make_encoder):
     assert torch.equal(words(student), words(make_encoder(seed=4)))
 
 
-def test_another_model_can_give_the_tokenizer(teacher, make_encoder, tmp_path):
+def test_the_tokenizer_can_come_from_another_model(teacher, make_encoder, tmp_path):
     student = build_student(config("vectors.npy", name="api", tokenizer=teacher))
     assert student.tokenizer.json == make_encoder().tokenizer.json
 
@@ -86,7 +86,7 @@ def test_paths_start_from_the_data_folder(teacher, tmp_path):
     assert build_student(config(source="teacher", data=tmp_path)).hidden == 16
 
 
-def test_a_bundle_gives_its_vocabulary_to_a_random_student(toy_bundle, toy_tokenizer_json):
+def test_a_random_student_takes_the_vocabulary_of_a_bundle(toy_bundle, toy_tokenizer_json):
     student = build_student(config(str(toy_bundle), start="random"))
     assert student.tokenizer.json == toy_tokenizer_json
 
@@ -112,7 +112,7 @@ def cut(teacher, text, **student):
     return build_student(dataclasses.replace(cut_config, cache=str(text / "cache")))
 
 
-def test_from_layers_it_has_the_shape_asked_for(wide_teacher, text):
+def test_from_layers_it_has_the_requested_shape(wide_teacher, text):
     student = cut(wide_teacher, text, layers=2, hidden=16, inner=24, teacher_layers=(1, 3))
     shape = student.config
     assert (shape.num_hidden_layers, shape.hidden_size, shape.intermediate_size) == (2, 16, 24)
@@ -120,7 +120,7 @@ def test_from_layers_it_has_the_shape_asked_for(wide_teacher, text):
     assert student.fingerprint() == cut(wide_teacher, text, layers=2, hidden=16, inner=24).fingerprint()
 
 
-def test_a_shape_beyond_the_teacher_s_is_refused(wide_teacher, text):
+def test_a_shape_beyond_the_teachers_is_refused(wide_teacher, text):
     with pytest.raises(ModelError, match="hidden = 128 exceeds the 32"):
         cut(wide_teacher, text)
 
@@ -164,5 +164,5 @@ def test_settings_that_would_change_nothing_are_refused(settings):
         ({"source": "org/bert"}, "org/bert"),
     ],
 )
-def test_cards_say_what_it_starts_from(student, base):
+def test_cards_record_the_start(student, base):
     assert StudentConfig(**student).base == base

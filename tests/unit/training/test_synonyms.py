@@ -37,7 +37,7 @@ def test_a_share_of_all_words_as_far_as_there_are_synonyms(replace, share, expec
     assert changed(text, replace(text, share=share)) == expected
 
 
-def test_all_senses_and_all_places_are_drawn(replace):
+def test_all_senses_and_all_positions_are_drawn(replace):
     drawn = {replace("dog", seed=seed) for seed in range(40)}
     assert drawn == {"domestic dog", "Canis familiaris", "frump"}
     assert {replace("sleep animal", seed=seed) for seed in range(40)} == {"slumber animal", "sleep beast"}
@@ -54,7 +54,7 @@ def test_all_senses_and_all_places_are_drawn(replace):
         ("", ""),
     ],
 )
-def test_the_rest_of_a_text_stays(replace, text, expected):
+def test_the_rest_of_a_text_is_unchanged(replace, text, expected):
     assert replace(text, share=1.0) == expected
 
 
@@ -64,7 +64,7 @@ def test_a_text_is_always_rewritten_in_the_same_way(wordnet_folder):
     assert rewriter.rewrite(texts) == [rewriter.rewrite([text])[0] for text in reversed(texts)][::-1]
 
 
-def test_the_fingerprint_knows_everything_that_decides(wordnet_folder):
+def test_the_fingerprint_covers_everything_that_decides(wordnet_folder):
     wordnet = WordNet(wordnet_folder)
     rewriters = [SynonymReplacement(wordnet, share=share, seed=seed) for share in (0, 0.3) for seed in (0, 1)]
     assert len({rewriter.fingerprint for rewriter in rewriters}) == 4

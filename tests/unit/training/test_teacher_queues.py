@@ -35,7 +35,7 @@ def test_more_than_ten_teachers_are_distinguished():
     assert [queue.rows.item() for queue in queues.each] == [float(place) for place in range(12)]
 
 
-def test_they_are_stored_as_a_plain_list_of_modules_is():
+def test_they_are_stored_like_a_plain_list_of_modules():
     plain = nn.ModuleList(VectorQueue(4, width, seed=5) for width in WIDTHS)
     queues = TeacherQueues(VectorQueue(4, width, seed=0) for width in WIDTHS)
     queues.load_state_dict(plain.state_dict())

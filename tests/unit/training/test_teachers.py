@@ -32,7 +32,7 @@ class TestCachedVectors:
             expected = np.stack([teacher.vector(pair[view]) for pair in pairs])
             assert np.array_equal(read_all(vectors, corpus, view), expected)
 
-    def test_a_text_is_encoded_once_even_if_it_stands_in_both_views(self, make_corpus, counting_teacher, cache):
+    def test_a_text_of_both_views_is_encoded_once(self, make_corpus, counting_teacher, cache):
         teacher = counting_teacher()
         CachedVectors(teacher, make_corpus([("one", "two"), ("two", "one"), ("three", "three")]), cache)
         assert sorted(teacher.asked) == ["one", "three", "two"]
@@ -43,7 +43,7 @@ class TestCachedVectors:
         CachedVectors(again, make_corpus(["two", "one"]), cache)
         assert again.asked == []
 
-    def test_another_corpus_adds_what_is_new(self, make_corpus, counting_teacher, cache):
+    def test_another_corpus_adds_only_new_texts(self, make_corpus, counting_teacher, cache):
         CachedVectors(counting_teacher(), make_corpus(["one", "two"]), cache)
         teacher = counting_teacher()
         corpus = make_corpus(["three", "two", "four"])
@@ -52,7 +52,7 @@ class TestCachedVectors:
         assert np.array_equal(read_all(vectors, corpus)[1], teacher.vector("two"))
 
     @pytest.mark.parametrize("other", ["fingerprint", "dtype"])
-    def test_another_teacher_or_precision_starts_anew(self, make_corpus, counting_teacher, cache, other):
+    def test_another_teacher_or_precision_starts_over(self, make_corpus, counting_teacher, cache, other):
         corpus = make_corpus(["one", "two"])
         CachedVectors(counting_teacher(), corpus, cache)
         teacher = counting_teacher("b" * 64 if other == "fingerprint" else "a" * 64)
@@ -60,7 +60,7 @@ class TestCachedVectors:
         assert sorted(teacher.asked) == ["one", "two"]
 
     @pytest.mark.parametrize("calls", [0, 1, 3])
-    def test_a_kill_costs_the_chunk_it_was_at(self, make_corpus, counting_teacher, cache, monkeypatch, calls):
+    def test_a_kill_loses_only_the_current_chunk(self, make_corpus, counting_teacher, cache, monkeypatch, calls):
         monkeypatch.setattr(module, "_CHUNK", 4)
         texts = [f"text {i}" for i in range(18)]
         corpus, killed = make_corpus(texts), counting_teacher()
@@ -80,7 +80,7 @@ class TestCachedVectors:
         assert np.array_equal(read_all(vectors, corpus), np.stack([second.vector(text) for text in texts]))
 
     @pytest.mark.parametrize("name", ["vectors.bin", "records.bin"])
-    def test_what_a_torn_file_still_holds_is_not_computed_again(self, make_corpus, counting_teacher, cache, name):
+    def test_intact_rows_of_a_torn_file_are_not_computed_again(self, make_corpus, counting_teacher, cache, name):
         texts = [f"text {i}" for i in range(20)]
         corpus = make_corpus(texts)
         CachedVectors(counting_teacher(), corpus, cache)
@@ -103,7 +103,7 @@ class TestCachedVectors:
                 CachedVectors(counting_teacher(), make_corpus(["two"]), cache)
 
     @pytest.mark.parametrize("value", [np.nan, np.inf])
-    def test_numbers_that_are_none_never_reach_the_cache(self, make_corpus, counting_teacher, cache, value):
+    def test_nan_never_reaches_the_cache(self, make_corpus, counting_teacher, cache, value):
         teacher = counting_teacher()
         teacher.encode = lambda texts: np.full((len(texts), 8), value, dtype=np.float32)
         with pytest.raises(TrainingError, match="not finite"):
@@ -170,13 +170,13 @@ class TestAligned:
             (lambda v: np.array(["a", None], dtype=object), "cannot read vectors"),
         ],
     )
-    def test_what_does_not_fit_is_refused(self, corpus, tmp_path, make, message):
+    def test_invalid_requests_are_refused(self, corpus, tmp_path, make, message):
         np.save(tmp_path / "v.npy", make(self.vectors), allow_pickle=True)
         with pytest.raises(DataError, match=message):
             AlignedVectors(self.config(tmp_path / "v.npy"), corpus)
 
     @pytest.mark.parametrize("value", [0.0, np.nan, np.inf])
-    def test_a_vector_without_direction_is_refused(self, corpus, tmp_path, value):
+    def test_a_zero_vector_is_refused(self, corpus, tmp_path, value):
         table = self.vectors(6, 4)
         table[2] = value
         np.save(tmp_path / "v.npy", table)
@@ -207,7 +207,7 @@ class TestLoadEncoder:
         assert (vectors.name, vectors.fingerprint) == ("toy", encoder.fingerprint)
         assert np.allclose(read_all(vectors, corpus), encoder.encode(["a good dog", "the cat"]), atol=1e-6)
 
-    def test_cards_call_it_what_the_configuration_says(self, toy_bundle, make_corpus, cache):
+    def test_cards_name_it_as_configured(self, toy_bundle, make_corpus, cache):
         corpus, config = make_corpus(["one"]), TeacherConfig(source=str(toy_bundle), name="the teacher")
         assert load_vectors(config, corpus, cache, show_progress=False).name == "the teacher"
 

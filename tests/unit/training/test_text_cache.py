@@ -11,7 +11,7 @@ def cache(tmp_path):
     return TextCache(tmp_path, fingerprint="one")
 
 
-def test_what_was_added_is_found_in_any_order(cache):
+def test_added_texts_are_found_in_any_order(cache):
     cache.add(["a", "b", "ü"], ["A", "", "Ü"])
     assert cache.find(["ü", "c", "b", "a", "a"]) == ["Ü", None, "", "A", "A"]
     assert len(cache) == 3
@@ -40,7 +40,7 @@ def test_an_addition_is_whole_or_not_at_all(cache):
     assert cache.find(["a", "b"]) == [None, None]
 
 
-def test_nothing_asked_nothing_found(cache):
+def test_no_texts_find_nothing(cache):
     cache.add([], [])
     assert cache.find([]) == []
 
@@ -51,7 +51,7 @@ def test_a_damaged_file_is_reported_with_its_name(cache, tmp_path):
         TextCache(tmp_path, fingerprint="one")
 
 
-def test_a_file_in_the_way(tmp_path):
+def test_an_existing_file_is_an_error(tmp_path):
     (tmp_path / "texts").write_text("a file")
     with pytest.raises(StorageError):
         TextCache(tmp_path, fingerprint="one")

@@ -63,7 +63,7 @@ def go(tmp_path):
 
 
 class TestWeightsAndBiases:
-    def test_each_record_goes_there_as_it_goes_to_the_file(self, go, wandb):
+    def test_each_record_is_logged_as_it_is_written_to_the_file(self, go, wandb):
         folder = go("wandb", [*LOSS[:2], DEV])
         assert wandb.points == [
             (10, {"epoch": 0.1, "loss": 0.1}),
@@ -74,13 +74,13 @@ class TestWeightsAndBiases:
         assert wandb.finished == 1
         assert [json.loads(line) for line in folder.metrics.read_text().splitlines()] == [*LOSS[:2], DEV]
 
-    def test_a_resumed_run_goes_on_in_the_same_place_and_repeats_no_point(self, go, wandb):
+    def test_a_resumed_run_continues_the_tracked_run_and_repeats_no_point(self, go, wandb):
         go("wandb", LOSS[:3])
         go("wandb", LOSS[1:], step=10)
         assert [step for step, _ in wandb.points] == [10, 20, 30, 40]
         assert (wandb.inits[1]["id"], wandb.inits[1]["resume"]) == ("abc123", "allow")
 
-    def test_a_run_that_begins_again_is_a_new_one(self, go, wandb):
+    def test_a_restarted_run_is_a_new_tracked_run(self, go, wandb):
         go("wandb", LOSS[:2])
         folder = go("wandb", [])
         folder.rewind(0)
@@ -89,14 +89,14 @@ class TestWeightsAndBiases:
         assert "id" not in wandb.inits[-1]
         assert [step for step, _ in wandb.points] == [10, 20, 10]
 
-    def test_what_ends_by_an_error_is_closed(self, tmp_path, wandb):
+    def test_a_tracker_is_closed_after_an_error(self, tmp_path, wandb):
         folder = RunFolder(tmp_path / "run")
         folder.trackers = find_trackers(["wandb"], folder.path, name="toy", config={})
         with pytest.raises(ValueError, match="loss"), folder.tracked(0):
             raise ValueError("loss")
         assert wandb.finished == 1
 
-    def test_its_refusal_is_ours(self, go, monkeypatch):
+    def test_its_errors_are_embedkit_errors(self, go, monkeypatch):
         monkeypatch.setitem(sys.modules, "wandb", FakeWandB(refuse="no API key"))
         with pytest.raises(ConfigError, match="wandb did not start: no API key; fix this"):
             go("wandb", LOSS)

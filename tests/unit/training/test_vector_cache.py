@@ -54,7 +54,7 @@ def get(cache, texts=TEXTS):
     return cache.read(cache.find(text_hashes(texts)))
 
 
-def test_what_goes_in_comes_out(open_cache):
+def test_vectors_are_read_as_written(open_cache):
     cache = open_cache()
     assert cache.find(text_hashes(TEXTS)).tolist() == [-1] * 10
     rows = fill(cache)
@@ -74,7 +74,7 @@ def test_half_precision_is_read_as_float32(open_cache):
 
 
 @pytest.mark.parametrize("other", [{"fingerprint": "b" * 64}, {"dtype": "float16"}, {"dimension": 5}])
-def test_another_teacher_or_form_never_finds_them(open_cache, other):
+def test_another_teacher_or_precision_never_finds_them(open_cache, other):
     fill(open_cache())
     assert len(open_cache(**other)) == 0
     assert len(open_cache()) == 10
@@ -87,7 +87,7 @@ def test_a_text_is_found_by_all_its_bytes(open_cache):
 
 
 @pytest.mark.parametrize("name", ["vectors.bin", "records.bin"])
-def test_a_kill_at_any_byte_loses_only_what_was_not_whole(open_cache, name):
+def test_a_kill_at_any_byte_loses_only_incomplete_records(open_cache, name):
     """Cut either file anywhere: everything that both hold completely is found, and the rest can be added again."""
     whole = open_cache()
     rows = fill(whole)
@@ -152,7 +152,7 @@ class TestConcurrency:
         with second.writing():
             pass
 
-    def test_the_lock_is_the_one_of_every_folder(self, open_cache):
+    def test_the_lock_is_that_of_every_folder(self, open_cache):
         cache = open_cache()
         with write_lock(cache.folder), pytest.raises(CacheError), cache.writing():
             pass
@@ -165,12 +165,12 @@ class TestConcurrency:
             fill(cache)
         assert len(open_cache()) == 0
 
-    def test_it_needs_nothing_that_windows_has_not(self, tmp_path):
+    def test_it_works_without_what_windows_lacks(self, tmp_path):
         pytest.importorskip("filelock")
         command = [sys.executable, "-c", WITHOUT_FCNTL, str(tmp_path)]
         assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "1\n"
 
-    def test_a_writer_sees_what_another_has_added(self, open_cache):
+    def test_a_writer_sees_the_additions_of_another(self, open_cache):
         first, second = open_cache(), open_cache()
         rows = fill(first)
         assert len(second) == 0
@@ -228,7 +228,7 @@ class TestFullDisk:
         return fail_at
 
     @pytest.mark.parametrize("number", [0, 1], ids=["vectors", "records"])
-    def test_is_reported_and_the_cache_goes_on(self, open_cache, fail_at, monkeypatch, number):
+    def test_is_reported_and_the_cache_stays_usable(self, open_cache, fail_at, monkeypatch, number):
         cache = open_cache()
         rows = fill(cache, TEXTS[:4])
         fail_at(number)

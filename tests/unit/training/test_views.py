@@ -30,7 +30,7 @@ def is_subsequence(short, long):
 
 
 @given(texts, st.sampled_from([*AUGMENTATIONS]), rates, seeds)
-def test_any_view_keeps_its_frame_and_its_bounds(ids, name, rate, seed):
+def test_any_view_keeps_special_tokens_and_bounds(ids, name, rate, seed):
     before = list(ids)
     found = view(ids, name, rate, seed)
     assert ids == before
@@ -100,7 +100,7 @@ def test_inversion_reverses_and_twice_gives_the_text_back(ids, rate, seed):
         (0.5, 7, 4),
     ],
 )
-def test_shares_are_rounded_and_halves_go_to_the_even_number(rate, length, touched):
+def test_shares_are_rounded_half_to_even(rate, length, touched):
     ids = [CLS, *range(10, 10 + length), SEP]
     assert len(ids) - len(view(ids, "deletion", rate, 0)) == touched
     assert len(view(ids, "repetition", rate, 0)) - len(ids) == touched

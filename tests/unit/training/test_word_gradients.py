@@ -71,7 +71,7 @@ def test_gradients_of_several_passes_add_up(encoder, backward, monkeypatch):
     torch.testing.assert_close(table(encoder).weight.grad, 2 * once)
 
 
-def test_tables_are_as_before_whatever_happens(encoder):
+def test_tables_are_restored_whatever_happens(encoder):
     cross = PairEncoder.from_encoder(encoder, max_length=14, seed=0)
     both = torch.nn.ModuleList([encoder, cross])
     seen = []
@@ -116,7 +116,7 @@ def trained(make_encoder, make_corpus, sentences, tmp_path):
     return trained
 
 
-def test_a_run_is_like_one_with_whole_gradients(trained, monkeypatch):
+def test_a_run_equals_one_with_full_gradients(trained, monkeypatch):
     by = trained("rows")
     monkeypatch.setattr(loop, "by_rows", lambda method: contextlib.nullcontext())
     whole = trained("whole")
@@ -127,7 +127,7 @@ def test_a_run_is_like_one_with_whole_gradients(trained, monkeypatch):
         torch.testing.assert_close(value, whole.state_dict()[name], rtol=1e-4, atol=1e-6)
 
 
-def test_compiled_networks_have_whole_gradients(trained, monkeypatch):
+def test_compiled_networks_have_full_gradients(trained, monkeypatch):
     monkeypatch.setattr(loop, "compile_encoders", lambda method, device: None)
 
     assert trained("compiled", compile=True).seen == [False] * 3

@@ -16,12 +16,12 @@ def test_synonyms_are_the_other_words_of_all_senses_in_their_order(wordnet_folde
     assert wordnet.synonyms("frump") == ["dog"]
 
 
-def test_a_word_that_is_alone_or_unknown_has_none(wordnet_folder):
+def test_words_without_synonyms_and_unknown_words_have_none(wordnet_folder):
     wordnet = WordNet(wordnet_folder)
     assert wordnet.synonyms("house") == wordnet.synonyms("license") == wordnet.synonyms("xyzzy") == []
 
 
-def test_counts_are_hexadecimal_and_markers_no_part_of_a_word(wordnet_folder):
+def test_counts_are_hexadecimal_and_markers_are_not_part_of_a_word(wordnet_folder):
     assert WordNet(wordnet_folder).synonyms("good 0") == [f"good {place}" for place in range(1, 11)]
 
 

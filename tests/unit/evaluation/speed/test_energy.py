@@ -31,7 +31,7 @@ def test_all_processors_count_and_none_twice(counter, tmp_path):
     assert meter.joules() == pytest.approx(0.75)
 
 
-def test_a_counter_may_start_again(counter, tmp_path):
+def test_a_counter_may_wrap_around(counter, tmp_path):
     counter("intel-rapl:0", 900_000)
     meter = EnergyMeter(tmp_path)
     meter.start()
@@ -39,11 +39,11 @@ def test_a_counter_may_start_again(counter, tmp_path):
     assert meter.joules() == pytest.approx(0.2)
 
 
-def test_a_machine_without_counters_does_not_tell(tmp_path):
+def test_a_machine_without_counters_has_no_energy(tmp_path):
     assert EnergyMeter(tmp_path / "missing").joules() is None
 
 
-def test_a_counter_that_may_not_be_read_does_not_tell(counter, tmp_path):
+def test_an_unreadable_counter_has_no_energy(counter, tmp_path):
     counter("intel-rapl:0", 1)
     (tmp_path / "intel-rapl:0" / "energy_uj").unlink()
     (tmp_path / "intel-rapl:0" / "energy_uj").mkdir()  # unreadable even for root

@@ -46,7 +46,7 @@ def test_percentiles_are_over_all_calls():
     assert found.p95_ms == pytest.approx(100)
 
 
-def test_energy_is_of_a_text():
+def test_energy_is_per_text():
     turns = [turn(0.1, 0.1, joules=6.0), turn(0.1, 0.1, joules=10.0)]
     assert summarise(Cell("short", 4), turns, None).joules_per_text == pytest.approx(1)
     assert summarise(Cell("short", 4), [*turns, turn(0.1)], None).joules_per_text is None

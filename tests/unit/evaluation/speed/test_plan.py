@@ -10,13 +10,13 @@ from embedkit.evaluation.speed.plan import Cell, Plan
 TEXTS = {"short": ["a"], "long": ["b"]}
 
 
-def test_cells_are_all_batches_of_all_texts_quick_ones_first():
+def test_cells_are_all_batches_of_all_texts_fast_ones_first():
     plan = Plan(threads=1, batches=(8, 1), texts=TEXTS)
     assert plan.cells() == [Cell("short", 1), Cell("short", 8), Cell("long", 1), Cell("long", 8)]
 
 
 @pytest.mark.parametrize(("seconds", "calls"), [(0.1, 5), (2.0, 1), (1e-6, 200), (0.0, 200)])
-def test_a_turn_lasts_as_long_as_wanted_if_it_can(seconds, calls):
+def test_a_turn_lasts_as_long_as_requested_if_possible(seconds, calls):
     assert Plan(threads=1, seconds=0.5, most_calls=200, texts=TEXTS).calls(Cell("short", 8), seconds) == calls
 
 
@@ -29,7 +29,7 @@ def test_one_text_is_embedded_often_enough_for_a_percentile():
     "wrong",
     [{"threads": 0}, {"rounds": 0}, {"batches": (1, 0)}, {"seconds": 0.0}, {"texts": {}}, {"texts": {"none": []}}],
 )
-def test_what_cannot_be_timed_is_refused(wrong):
+def test_impossible_plans_are_refused(wrong):
     with pytest.raises(InputError):
         Plan(**{"threads": 1, "texts": TEXTS, **wrong})
 

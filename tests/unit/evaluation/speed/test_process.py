@@ -25,7 +25,7 @@ def worker_module(tmp_path, monkeypatch):
     return write
 
 
-def test_a_model_starts_says_what_it_is_and_is_timed(toy_bundle):
+def test_a_model_starts_describes_itself_and_is_timed(toy_bundle):
     with WorkerProcess(Candidate(source=str(toy_bundle)), threads=1) as worker:
         start, about = worker.start, worker.about
         assert 0 < start.imported < start.loaded < start.embedded
@@ -52,13 +52,13 @@ def test_a_model_that_cannot_be_loaded_is_named(tmp_path):
         WorkerProcess(Candidate(source=str(tmp_path / "gone.onnx")), threads=1)
 
 
-def test_a_worker_that_dies_leaves_its_last_words(worker_module):
+def test_the_error_of_a_dead_worker_holds_its_last_output(worker_module):
     module = worker_module("raise RuntimeError('out of luck')")
     with pytest.raises(ModelError, match="ended with code 1: RuntimeError: out of luck"):
         WorkerProcess(Candidate(source="any", worker=module), threads=1)
 
 
-def test_a_worker_at_work_is_ended_when_something_fails(worker_module):
+def test_a_busy_worker_is_ended_on_failure(worker_module):
     marks = [{"reached": mark, "about": {}, "memory_bytes": 1} for mark in ("imported", "loaded", "embedded")]
     lines = "\n".join(map(json.dumps, marks))
     module = worker_module(f"import time\nprint({lines!r}, flush=True)\ntime.sleep(600)")

@@ -30,20 +30,20 @@ def test_latency(report):
     assert [row[0] for row in found] == ["tiny", "huge", "tiny", "huge"]
 
 
-def test_throughput_leaves_empty_what_was_left_out(report):
+def test_skipped_cells_of_throughput_are_empty(report):
     header, *found = rows(to_text(report), "Many texts")
     assert header[-4:] == ["batch", "1", "batch", "32"]
     assert found[0] == ["tiny", "8", "words", "2,000", "8,000"]
     assert found[3] == ["huge", "24", "words", "0.25"]
 
 
-def test_what_a_model_takes(report):
+def test_the_costs_of_a_model(report):
     _, tiny, huge = rows(to_text(report), "Resource use")
     assert tiny[3:] == ["4.9", "91.5", "103.2", "0.300", "0.200", "0.050", "0.050"]
     assert huge[3:5] == ["4.9", "unknown"]
 
 
-def test_a_reader_learns_what_figures_depend_on(report):
+def test_the_report_states_what_figures_depend_on(report):
     text = to_text(report)
     assert "huge: random weights" in text
     assert "huge: left out" in text

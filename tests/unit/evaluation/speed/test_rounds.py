@@ -67,7 +67,7 @@ def test_models_take_turns_and_every_other_round_goes_backwards(slow):
     assert slow.calls[PROBES:] == [*first, *second, *first[::-1], *second]
 
 
-def test_starts_are_in_turns_too_and_the_first_ones_do_not_count(slow):
+def test_starts_alternate_too_and_the_first_ones_do_not_count(slow):
     report = measure(CANDIDATES, PLAN, progress=False)
     assert slow.starts == ["0.1", "0.2"] * 3
     assert [model.start.embedded for model in report.models] == pytest.approx(
@@ -75,7 +75,7 @@ def test_starts_are_in_turns_too_and_the_first_ones_do_not_count(slow):
     )  # of starts 2, 4 and 3, 5
 
 
-def test_what_takes_too_long_is_left_out_and_named(slow):
+def test_slow_cells_are_skipped_and_named(slow):
     report = measure(CANDIDATES, PLAN, progress=False)
     assert [(cell.texts, cell.batch) for cell in report.models[1].cells] == [("short", 1)]
     assert report.notes == ["other fp32: calls of more than 1 s are skipped: 8 x short"]
@@ -92,7 +92,7 @@ def test_figures_of_a_model_and_its_ratio_to_the_first(slow):
     assert [model.most_memory_bytes for model in report.models] == [2008, 2001]
 
 
-def test_it_says_beforehand_what_it_will_take(slow, caplog):
+def test_the_expected_duration_is_logged_first(slow, caplog):
     with caplog.at_level(logging.INFO, logger="embedkit"):
         measure(CANDIDATES, PLAN, progress=False)
     # (4 x 0.1 + 1 x 0.8 + 4 x 0.2) s, twice

@@ -8,7 +8,7 @@ from embedkit.evaluation.speed.texts import WORDS, english_texts
 
 
 @pytest.mark.parametrize("words", [1, *WORDS])
-def test_texts_have_as_many_words_as_were_asked_for(words):
+def test_texts_have_the_requested_number_of_words(words):
     texts = english_texts(words, 20)
     assert [len(text.split()) for text in texts] == [words] * 20
     assert all(text[0].isupper() or not text[0].isalpha() for text in texts)

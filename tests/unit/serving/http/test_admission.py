@@ -17,7 +17,7 @@ from embedkit.serving.http.admission import CALLER, Admission, Caller, Rate
 from embedkit.serving.http.schemas import EmbeddingsRequest
 
 
-def test_work_is_refused_where_it_does_not_fit_and_says_when_to_come_back():
+def test_excess_work_is_refused_with_a_time_to_retry():
     admission = Admission(4.0)
     with admission.hold(1.0), admission.hold(1.0), admission.hold(0.5):
         with pytest.raises(OverloadedError, match=r"2\.50 s of work are waiting") as caught, admission.hold(0.8):
@@ -63,7 +63,7 @@ def test_a_key_holds_no_more_than_its_share():
         CALLER.reset(token)
 
 
-def test_work_that_would_be_done_too_late_is_refused_at_once():
+def test_work_that_would_miss_its_deadline_is_refused_at_once():
     admission = Admission(10.0)
     with admission.hold(2.0):
         token = CALLER.set(Caller(deadline=time.monotonic() + 1))
@@ -172,13 +172,13 @@ def test_work_past_its_deadline_is_dropped(serve, toy_bundle):
 
 
 @pytest.mark.parametrize("value", ["soon", "0", "-1", "nan", "inf"])
-def test_a_timeout_that_is_none_is_refused_by_name(client, value):
+def test_an_invalid_timeout_is_refused_by_name(client, value):
     done = client.post("/embed", json={"inputs": "a"}, headers={"x-request-timeout": value})
     assert done.status_code == 400
     assert done.json()["error"].startswith("X-Request-Timeout: ")
 
 
-def test_the_servers_own_time_limit_holds_too(serve, toy_bundle):
+def test_the_time_limit_of_the_server_applies_too(serve, toy_bundle):
     encoder = SlowEncoder.load(toy_bundle)
     encoder.gate.clear()
     with serve(encoder=encoder, timeout_s=0.2) as url:
@@ -191,7 +191,7 @@ def test_admitted_work_is_a_metric(client):
     assert "embedkit_admitted_work_seconds 0.0" in client.get("/metrics").text
 
 
-def test_nothing_is_left_of_much_work_of_all_sizes():
+def test_nothing_remains_of_much_work_of_all_sizes():
     admission, source = Admission(1000.0), random.Random(7)
     for _ in range(2000):
         with admission.hold(source.random() / 3) as first, admission.hold(source.random() / 7):
@@ -200,7 +200,7 @@ def test_nothing_is_left_of_much_work_of_all_sizes():
     assert admission._charged_ns == 0
 
 
-def test_nothing_is_left_of_work_that_is_done():
+def test_nothing_remains_of_finished_work():
     admission = Admission(100.0)
     with contextlib.ExitStack() as work:
         for seconds in (0.1, 0.2, 0.3, 1e-17):

@@ -66,7 +66,7 @@ async def busy(network, batcher):
     return first
 
 
-def test_nothing_waits_while_nothing_is_at_work(make, network):
+def test_nothing_waits_while_the_batcher_is_idle(make, network):
     async def run():
         batcher = make(max_wait_ms=60_000)
         return [await batcher.submit(tokens(1, 2)), await batcher.submit(tokens(3))]
@@ -78,7 +78,7 @@ def test_nothing_waits_while_nothing_is_at_work(make, network):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="threads have no priority of their own elsewhere")
-def test_batches_give_way_to_the_event_loop_with_all_threads_that_they_start():
+def test_batches_yield_to_the_event_loop_with_all_threads_they_start():
     found = []
 
     def run(tokens):
@@ -97,7 +97,7 @@ def test_batches_give_way_to_the_event_loop_with_all_threads_that_they_start():
     assert found[0] > before == os.getpriority(os.PRIO_PROCESS, 0)
 
 
-def test_what_comes_meanwhile_runs_together(make, network):
+def test_requests_that_arrive_meanwhile_run_together(make, network):
     async def run():
         batcher = make()
         first = await busy(network, batcher)
@@ -113,7 +113,7 @@ def test_what_comes_meanwhile_runs_together(make, network):
     assert [len(batch) for batch in network.batches] == [1, 20]
 
 
-def test_after_a_shared_batch_the_oldest_waits_its_time(make, network):
+def test_after_a_shared_batch_the_oldest_request_waits(make, network):
     async def run():
         batcher = make(max_wait_ms=150)
         first = await busy(network, batcher)
@@ -164,7 +164,7 @@ def test_a_long_request_takes_turns_with_short_ones(make, network):
     assert all(sum(map(len, batch)) <= 42 for batch in network.batches)
 
 
-def test_who_has_gone_costs_nothing(make, network):
+def test_disconnected_clients_cost_nothing(make, network):
     async def run():
         batcher = make()
         first = await busy(network, batcher)

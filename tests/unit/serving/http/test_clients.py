@@ -90,13 +90,13 @@ def test_coheres_client_of_version_1_embeds(url, expected, connection):
         ({"texts": ["a"], "output_dimension": 17}, "from 1 to 16"),
     ],
 )
-def test_what_cohere_could_and_this_model_cannot_is_refused_by_name(client, given, words):
+def test_unsupported_options_of_cohere_are_refused_by_name(client, given, words):
     done = client.post("/v2/embed", json={"model": "toy", **given})
     assert done.status_code == 400
     assert words in done.json()["error"]["message"]
 
 
-def test_openais_client_looks_models_up(url):
+def test_openais_client_retrieves_models(url):
     with OpenAI(base_url=f"{url}/v1", api_key="none") as client:
         assert client.models.retrieve("toy").id == "toy"
         assert client.models.retrieve("text-embedding-3-small").id == "toy"

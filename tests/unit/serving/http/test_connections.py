@@ -83,7 +83,7 @@ def test_headers_are_bounded(serve, dial):
         assert b"max_header_bytes" in answer
 
 
-def test_an_answer_that_is_not_read_is_dropped(serve, dial):
+def test_an_unread_answer_is_dropped(serve, dial):
     body = json.dumps({"inputs": ["a"] * 2000}).encode()
     with serve(answer_timeout_s=0.5) as url:
         greedy = dial(url, (head(len(body)) + body) * 30, receive_bytes=4096)  # more than sockets buffer
@@ -137,7 +137,7 @@ def test_unfinished_requests_take_no_place(serve, dial, path):
         assert len(half) == 10
 
 
-def test_what_needs_no_key_is_answered_before_its_body_comes(serve, dial):
+def test_requests_that_need_no_key_are_answered_before_their_body(serve, dial):
     with serve(keys=(KEY,)) as url:
         assert dial(url, head(1000, "/health")).recv(4096).startswith(b"HTTP/1.1 405 ")
 

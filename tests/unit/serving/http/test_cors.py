@@ -34,7 +34,7 @@ def test_a_named_origin_may_ask_with_its_key(serve, named):
     assert refused.headers["access-control-allow-origin"] == named
 
 
-def test_other_origins_stay_out(serve):
+def test_other_origins_are_refused(serve):
     with serve(cors_origins=(APP,)) as url:
         other = {"origin": "https://evil.example.com"}
         assert httpx.options(f"{url}/embed", headers={**PREFLIGHT, **other}).status_code == 400

@@ -32,7 +32,7 @@ def client_of_openai(url):
 
 
 @pytest.mark.parametrize("encoding", ["float", "base64", openai.NOT_GIVEN])
-def test_rows_are_the_encoders_to_the_bit(client_of_openai, toy_encoder, encoding):
+def test_rows_equal_the_encoders_to_the_bit(client_of_openai, toy_encoder, encoding):
     done = client_of_openai.embeddings.create(model="toy", input=TEXTS, encoding_format=encoding)
     found = [
         np.frombuffer(base64.b64decode(item.embedding), "<f4")
@@ -82,7 +82,7 @@ def test_dimensions_are_the_first_ones_scaled(client_of_openai, toy_encoder):
         ({"input": ["fine", "\ud800"]}, "Invalid JSON: unexpected end of hex escape"),
     ],
 )
-def test_what_does_not_fit_is_a_clear_400(client, given, words):
+def test_invalid_requests_get_a_clear_400(client, given, words):
     content = json.dumps(given).encode()
     done = client.post("/v1/embeddings", content=content, headers={"content-type": "application/json"})
     assert done.status_code == 400, done.text
@@ -92,7 +92,7 @@ def test_what_does_not_fit_is_a_clear_400(client, given, words):
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"[" * 100_000, b'"text"', b"\xff\xfe", b"NaN"])
-def test_what_is_no_request_is_a_400(client, body):
+def test_malformed_requests_get_a_400(client, body):
     done = client.post("/v1/embeddings", content=body, headers={"content-type": "application/json"})
     assert done.status_code == 400
     assert done.json()["error"]["message"]
@@ -104,7 +104,7 @@ def test_a_form_from_a_foreign_page_is_no_request(client):
     assert done.status_code in {400, 415}
 
 
-def test_another_model_is_not_there(client_of_openai):
+def test_another_model_is_not_found(client_of_openai):
     with pytest.raises(openai.NotFoundError, match="'gpt' here; this server has 'toy'"):
         client_of_openai.embeddings.create(model="gpt", input="a")
 
@@ -129,7 +129,7 @@ def test_prompts_stand_before_texts(serve, write_toy_bundle, tmp_path):
     )
 
 
-def test_long_texts_are_refused_where_the_operator_wants_that(serve):
+def test_long_texts_are_refused_if_configured(serve):
     with serve(on_overflow="error") as url:
         done = httpx.post(f"{url}/v1/embeddings", json={"input": ["short", "word " * 40]})
     assert done.status_code == 400
@@ -146,7 +146,7 @@ def invariant_encoder(toy_bundle, toy_weights):
     return Encoder(dataclasses.replace(bundle, model=model), threads=1)
 
 
-def test_no_answer_is_lost_or_crossed(serve, invariant_encoder):
+def test_no_answer_is_lost_or_swapped(serve, invariant_encoder):
     """64 clients at once, each with its own texts of all lengths; every answer is correct to the bit."""
     generator = np.random.default_rng(3)
     words = ["sea", "red", "dog", "music", "one", "garden", "the", "tea", "book", "guitar", "zoo", "sky"]
@@ -175,7 +175,7 @@ def test_no_answer_is_lost_or_crossed(serve, invariant_encoder):
     assert batches < 64 * 5  # they ran together
 
 
-def test_the_bundled_model_gives_what_its_gate_says(serve):
+def test_the_bundled_model_stays_within_its_gate(serve):
     """The other texts of a batch change an embedding, by about the difference that the bundle states."""
     encoder = Encoder.load("tiny-sct", threads=1)
     stated = encoder.manifest.gates["batch_invariance"]["largest_difference"]
@@ -189,7 +189,7 @@ def embed(url, text):
     return httpx.post(f"{url}/v1/embeddings", json={"input": text}).json()["data"][0]["embedding"]
 
 
-def test_a_request_takes_no_thread_but_the_one_of_batches(serve):
+def test_a_request_uses_only_the_thread_of_batches(serve):
     before = set(threading.enumerate())
     with serve() as url:
         for _ in range(3):
@@ -221,13 +221,13 @@ def test_texts_that_cannot_fit_are_refused_before_they_are_tokenized(toy_encoder
 
 
 @pytest.mark.parametrize("text", ["", "bees", "Music! " * 40, "internationally acknowledged", "日本語の文章です"])
-def test_as_many_tokens_are_expected_as_there_are_at_least(toy_encoder, text):
+def test_the_estimate_of_tokens_is_a_lower_bound(toy_encoder, text):
     ids = toy_encoder.tokenize([text, text]).ids
     assert 0 < least_tokens([text, text], toy_encoder.max_length) <= sum(map(len, ids))
 
 
 @pytest.mark.parametrize("named", [lambda encoder: encoder.name, lambda encoder: encoder.fingerprint])
-def test_token_ids_of_this_model_are_embedded_where_the_client_says_so(client, toy_encoder, named):
+def test_token_ids_are_embedded_if_the_client_names_the_model(client, toy_encoder, named):
     texts = ["a dog in the garden", "the sea"]
     ids = [list(row) for row in toy_encoder.tokenize(texts).ids]
     content = {"tokenizer": named(toy_encoder), "input": ids}

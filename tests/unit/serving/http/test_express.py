@@ -150,7 +150,7 @@ def test_work_ends_at_its_time_limit(serve, monkeypatch, toy_encoder):
         assert "embedkit_requests_at_work 1.0" in httpx.get(f"{url}/metrics").text
 
 
-def test_a_client_that_goes_before_its_request_is_complete_is_counted(serve):
+def test_a_client_that_disconnects_before_its_request_is_complete_is_counted(serve):
     with serve() as url:
         host, port = url.removeprefix("http://").split(":")
         with socket.create_connection((host, int(port)), timeout=5) as connection:
@@ -163,7 +163,7 @@ def test_a_client_that_goes_before_its_request_is_complete_is_counted(serve):
 
 
 @pytest.mark.parametrize("kind", ["application/json", "application/json; charset=utf-8", "Application/JSON"])
-def test_what_json_is_called_does_not_matter(client, kind, taken):
+def test_any_content_type_of_json_is_accepted(client, kind, taken):
     done = client.post("/embed", content=b'{"inputs": "a"}', headers={"content-type": kind})
     assert done.status_code == 200
     assert taken == ["/embed"]

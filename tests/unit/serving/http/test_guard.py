@@ -22,7 +22,7 @@ def locked(serve):
 
 
 @pytest.mark.parametrize("key", [KEY, OTHER])
-def test_a_key_opens(locked, key):
+def test_a_key_is_accepted(locked, key):
     done = httpx.get(f"{locked}/v1/models", headers={"authorization": f"Bearer {key}"})
     assert done.status_code == 200
 
@@ -46,7 +46,7 @@ def test_a_foreign_name_does_not_reach_a_local_server(url, host, status):
     assert httpx.get(f"{url}/v1/models", headers={"host": host}).status_code == status
 
 
-def test_an_operator_names_hosts(serve):
+def test_hosts_can_be_allowed(serve):
     with serve(hosts=("Search.Example",)) as url:
         assert httpx.get(f"{url}/info", headers={"host": "search.example:443"}).status_code == 200
         assert httpx.get(f"{url}/info").status_code == 400
@@ -77,14 +77,14 @@ def test_a_large_body_is_refused(narrow, chunked):
     assert done.json()["error_type"] == "Validation"
 
 
-def test_a_slow_body_is_not_waited_for(narrow):
+def test_a_slow_body_times_out(narrow):
     host, port = narrow.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=5) as connection:
         connection.sendall(f"POST /embed HTTP/1.1\r\nHost: {host}\r\nContent-Length: 100\r\n\r\n{{".encode())
         assert connection.recv(4096).startswith(b"HTTP/1.1 408")
 
 
-def test_a_client_that_goes_is_no_bug(narrow, caplog):
+def test_a_disconnecting_client_is_no_bug(narrow, caplog):
     host, port = narrow.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=5) as connection:
         connection.sendall(f"POST /embed HTTP/1.1\r\nHost: {host}\r\nContent-Length: 100\r\n\r\n{{".encode())
@@ -103,7 +103,7 @@ class SlowEncoder(Encoder):
 
 
 @pytest.mark.parametrize("settings", [{"concurrent_requests": 4}, {"queue_s": 0.0003, "batch_tokens": 8}])
-def test_overload_is_a_429_that_says_when_to_come_back(serve, toy_bundle, settings):
+def test_overload_is_a_429_with_a_time_to_retry(serve, toy_bundle, settings):
     encoder = SlowEncoder.load(toy_bundle)
     encoder.gate.clear()
     with serve(encoder=encoder, **settings) as url, ThreadPoolExecutor(24) as pool:

@@ -43,7 +43,7 @@ def file(tmp_path):
     return path
 
 
-def test_keys_come_one_a_line(tmp_path):
+def test_keys_are_read_one_per_line(tmp_path):
     (tmp_path / "keys").write_text("first-key-1\n\n  second-key-2\n")
     ring = load(tmp_path / "keys")
     assert len(ring) == 2
@@ -66,7 +66,7 @@ def test_a_key_comes_from_the_environment(monkeypatch):
 
 
 @pytest.mark.parametrize("content", ["", "\n", "short"])
-def test_an_empty_or_short_key_is_an_accident(tmp_path, monkeypatch, content):
+def test_empty_and_short_keys_are_refused(tmp_path, monkeypatch, content):
     (tmp_path / "keys").write_text(content)
     with pytest.raises(ConfigError, match="8 characters"):
         load(tmp_path / "keys")
@@ -97,13 +97,13 @@ def test_a_missing_key_file_is_named(tmp_path, name):
         ('[keys.a]\nkey = "long enough"\n[keys.b]\nkey = "long enough"', "two names have the same key"),
     ],
 )
-def test_what_is_wrong_in_the_table_is_named(tmp_path, content, words):
+def test_errors_in_the_table_are_named(tmp_path, content, words):
     (tmp_path / "keys.toml").write_text(content)
     with pytest.raises(ConfigError, match=words):
         load(tmp_path / "keys.toml")
 
 
-def test_scopes_are_kept(serve, file, toy_encoder, tmp_path):
+def test_scopes_are_enforced(serve, file, toy_encoder, tmp_path):
     collection = Collection.build([("a", "a")], encoder=toy_encoder, path=tmp_path / "i", show_progress_bar=False)
     document = {"documents": [{"id": "b", "text": "b"}]}
     with serve(keys=load(file), collection=collection, allow_writes=True) as url:

@@ -44,7 +44,7 @@ def two(serve, short):
 @pytest.mark.parametrize(
     ("name", "real"), [(None, "toy"), ("other", "toy"), ("short", "short"), ("small", "short")]
 )
-def test_the_model_asked_for_answers(two, toy_encoder, short, path, content, rows, name, real):
+def test_the_requested_model_answers(two, toy_encoder, short, path, content, rows, name, real):
     done = two.post(path, json={**content, "model": name}).json()
     encoder = {"toy": toy_encoder, "short": short}[real]
     np.testing.assert_array_equal(np.float32(rows(done)), encoder.encode(TEXTS))
@@ -52,11 +52,11 @@ def test_the_model_asked_for_answers(two, toy_encoder, short, path, content, row
         assert done["model"] == real
 
 
-def test_models_of_one_server_disagree(toy_encoder, short):
+def test_models_of_one_server_differ(toy_encoder, short):
     assert not np.array_equal(toy_encoder.encode(TEXTS), short.encode(TEXTS))
 
 
-def test_similarity_and_ranks_are_of_the_model_asked_for(two, short):
+def test_similarity_and_ranks_use_the_requested_model(two, short):
     query, *others = short.encode(TEXTS)
     content = {"inputs": {"source_sentence": TEXTS[0], "sentences": TEXTS[1:]}, "model": "short"}
     for path in ("/similarity", "/"):
@@ -81,7 +81,7 @@ def test_all_models_are_listed_and_described(two, toy_encoder, short):
 
 
 @pytest.mark.parametrize("path", ["/v1/embeddings", "/embed", "/v1/models/nix"])
-def test_an_unknown_model_is_refused_with_the_names_there_are(two, path):
+def test_an_unknown_model_is_refused_with_the_known_names(two, path):
     content = {"input": "a", "inputs": "a", "model": "nix"}
     done = two.get(path) if path.endswith("nix") else two.post(path, json=content)
     assert done.status_code == 404

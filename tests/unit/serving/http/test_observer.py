@@ -70,7 +70,7 @@ class BrokenEncoder(Encoder):
 
 
 @pytest.mark.parametrize("path", ["/v1/embeddings", "/embed"])
-def test_a_bug_is_a_500_that_tells_its_place_in_the_log_alone(serve, toy_bundle, lines, path):
+def test_a_bug_is_a_500_located_only_in_the_log(serve, toy_bundle, lines, path):
     with serve(encoder=BrokenEncoder.load(toy_bundle)) as url:
         done = httpx.post(f"{url}{path}", json={"input": SECRET, "inputs": SECRET})
         metrics = httpx.get(f"{url}/metrics").text

@@ -168,7 +168,7 @@ def library(serve, toy_encoder, toy_cross_bundle, tmp_path_factory):
         yield url
 
 
-def test_the_page_lets_nothing_in(url):
+def test_the_page_loads_nothing_from_elsewhere(url):
     done = httpx.get(url)
     policy = done.headers["content-security-policy"]
     assert "default-src 'none'" in policy
@@ -287,7 +287,7 @@ def test_the_last_answer_wins(browser, library):
     assert asked == ["dog", "dogs and ships"]  # and not one per letter
 
 
-def test_the_keyboard_is_enough(browser, library):
+def test_the_keyboard_suffices(browser, library):
     browser.open(library)
     browser.wait("document.activeElement?.id === 'query'")
     browser.type("a good dog")
@@ -305,7 +305,7 @@ def test_the_keyboard_is_enough(browser, library):
     assert browser.problems() == []
 
 
-def test_what_documents_hold_is_shown_and_not_run(browser, library):
+def test_contents_of_documents_are_shown_and_not_executed(browser, library):
     browser.open(library)
     browser.wait("document.activeElement?.id === 'query'")
     browser.type("markup is shown as text")
@@ -314,7 +314,7 @@ def test_what_documents_hold_is_shown_and_not_run(browser, library):
     assert browser.run("document.title") == "embedkit"
 
 
-def test_dark_is_dark(browser, library):
+def test_dark_mode_is_dark(browser, library):
     browser.ask("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark"}])
     browser.open(library)
     browser.wait("document.activeElement?.id === 'query'")

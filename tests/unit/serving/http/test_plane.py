@@ -20,7 +20,7 @@ def test_axes_are_the_principal_ones():
 
 
 @pytest.mark.parametrize("count", [0, 1, 3])
-def test_what_does_not_vary_lies_in_one_place(count):
+def test_embeddings_without_variance_share_a_point(count):
     points, explained = to_plane(np.ones((count, 4), dtype=np.float32))
     np.testing.assert_array_equal(points, np.zeros((count, 2)))
     assert explained == 0

@@ -38,5 +38,5 @@ def test_every_embedkit_error_has_a_status():
 @pytest.mark.parametrize(
     ("path", "keys"), [("/v1/x", {"error"}), ("/v2/x", {"error"}), ("/embed", {"error", "error_type"})]
 )
-def test_each_client_gets_its_form(path, keys):
+def test_errors_have_the_form_of_the_client(path, keys):
     assert set(json.loads(problem(path, 400, "no").body)) == keys

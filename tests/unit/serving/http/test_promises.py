@@ -19,7 +19,7 @@ def test_a_model_that_computes_something_else_here_does_not_start(toy_bundle, mo
         Assets.load([str(toy_bundle)], ServerSettings(threads=1))
 
 
-def test_an_answer_to_a_write_means_that_it_is_on_disk(serve, toy_encoder, tmp_path):
+def test_a_write_is_on_disk_when_it_is_answered(serve, toy_encoder, tmp_path):
     place = tmp_path / "idx"
     collection = Collection.build([("a", "a dog")], encoder=toy_encoder, path=place, show_progress_bar=False)
     with serve(collection=collection, allow_writes=True) as url:
@@ -31,7 +31,7 @@ def test_an_answer_to_a_write_means_that_it_is_on_disk(serve, toy_encoder, tmp_p
         assert Collection.open(place).get("a") is None
 
 
-def test_what_another_process_writes_is_seen_within_refresh_s(serve, toy_encoder, tmp_path):
+def test_writes_of_another_process_are_visible_within_refresh_s(serve, toy_encoder, tmp_path):
     place = tmp_path / "idx"
     served = Collection.build([("a", "a dog")], encoder=toy_encoder, path=place, show_progress_bar=False)
     with serve(collection=served, refresh_s=0) as url:

@@ -120,7 +120,7 @@ def test_no_request_is_lost_or_mixed_by_reloads(served, bundle, replace, keys):
     assert {0, 3} <= seen <= {0, 1, 2, 3}
 
 
-def test_what_has_begun_is_finished_by_the_model_that_began_it(bundle, replace):
+def test_requests_finish_on_the_model_they_began_with(bundle, replace):
     service = Service.load([str(bundle)], ServerSettings(threads=1))
     old = service.catalogue.embedder().encoder.encode(TEXTS)
 
@@ -140,7 +140,7 @@ def test_what_has_begun_is_finished_by_the_model_that_began_it(bundle, replace):
         service.close()
 
 
-def test_a_collection_that_was_built_again_is_seen(toy_encoder, write_toy_bundle, tmp_path):
+def test_a_rebuilt_collection_is_noticed(toy_encoder, write_toy_bundle, tmp_path):
     other = Encoder.load(write_toy_bundle(tmp_path / "other.onnx", name="other", max_length=6), threads=1)
     place = tmp_path / "idx"
     Collection.build(["a dog"], encoder=toy_encoder, path=place, show_progress_bar=False)
@@ -165,7 +165,7 @@ def test_a_collection_that_was_built_again_is_seen(toy_encoder, write_toy_bundle
     assert card["model"] == "other"
 
 
-def test_errors_of_a_reload_reach_who_asked(bundle):
+def test_errors_of_a_reload_reach_the_client(bundle):
     service = Service.load([str(bundle)], ServerSettings(threads=1))
     bundle.write_bytes(b"nothing")
     try:

@@ -57,7 +57,7 @@ def test_teis_form(crossing, cross):
     assert [item["text"] for item in done] == [DOCUMENTS[index] for index, _ in expected(cross)]
 
 
-def test_without_a_cross_encoder_the_cosine_counts(client, toy_encoder):
+def test_without_a_cross_encoder_the_cosine_ranks(client, toy_encoder):
     done = client.post("/v1/rerank", json={"query": QUERY, "documents": DOCUMENTS, "model": "toy"}).json()
     scores = toy_encoder.encode(DOCUMENTS) @ toy_encoder.encode(QUERY)
     assert [item["index"] for item in done["results"]] == np.argsort(-scores).tolist()
@@ -76,7 +76,7 @@ def test_without_a_cross_encoder_the_cosine_counts(client, toy_encoder):
         ("/rerank", {"query": QUERY, "texts": ["word " * 40], "truncate": False}, "longer than 12 tokens"),
     ],
 )
-def test_what_does_not_fit_is_refused(crossing, path, given, words):
+def test_invalid_requests_are_refused(crossing, path, given, words):
     done = httpx.post(f"{crossing}{path}", json=given)
     assert done.status_code in {400, 413}
     assert words in done.text

@@ -36,7 +36,7 @@ def writing(serve, collection):
         yield client
 
 
-def test_hits_are_the_collections(reading, collection):
+def test_hits_equal_the_collections(reading, collection):
     done = reading.post("/v1/search", json={"query": "a dog", "k": 2}).json()
     expected = collection.search("a dog", k=2)
     assert [(hit["id"], hit["score"]) for hit in done["hits"]] == [(hit.id, hit.score) for hit in expected]
@@ -52,7 +52,7 @@ def test_words_are_fused_in(reading, collection, hybrid):
     assert "lexical" in done["latency_ms"]
 
 
-def test_the_reranker_has_the_last_word(serve, collection, toy_cross_bundle):
+def test_the_reranker_decides_the_order(serve, collection, toy_cross_bundle):
     reranker = CrossEncoder.load(toy_cross_bundle, threads=1)
     with serve(collection=collection, reranker=reranker) as url:
         done = httpx.post(f"{url}/v1/search", json={"query": "a dog", "rerank": True}).json()
@@ -63,7 +63,7 @@ def test_the_reranker_has_the_last_word(serve, collection, toy_cross_bundle):
     assert card == {"model": "toy", "reranker": "toy-cross", "documents": 3, "lexical": True}
 
 
-def test_without_a_reranker_a_wish_for_it_is_refused(reading):
+def test_without_a_reranker_reranking_is_refused(reading):
     done = reading.post("/v1/search", json={"query": "a", "rerank": True})
     assert done.status_code == 400
     assert "no re-ranker" in done.json()["error"]["message"]
@@ -86,7 +86,7 @@ def test_the_map_holds_every_document_and_follows_the_collection(writing):
     assert len(writing.get("/v1/collection/map").json()["points"]) == 2
 
 
-def test_a_filter_holds(reading):
+def test_a_filter_is_applied(reading):
     done = reading.post("/v1/search", json={"query": "a dog", "filter": {"year": {"lt": 1900}}}).json()
     assert [hit["id"] for hit in done["hits"]] == ["sea/side"]
 
@@ -104,7 +104,7 @@ def test_a_filter_holds(reading):
         {"query": "a", "effort": 17},
     ],
 )
-def test_what_does_not_fit_is_refused(reading, given):
+def test_invalid_requests_are_refused(reading, given):
     done = reading.post("/v1/search", json=given)
     assert done.status_code == 400
     assert done.json()["error"]["message"]
@@ -115,7 +115,7 @@ def test_a_document_is_found_by_its_id(reading, id_):
     assert reading.get(f"/v1/documents/{id_}").json()["id"] == id_
 
 
-def test_a_document_that_is_not_there_is_a_404(reading):
+def test_a_missing_document_is_a_404(reading):
     assert reading.get("/v1/documents/cat").status_code == 404
 
 
@@ -165,7 +165,7 @@ def test_malformed_documents_change_nothing(writing, collection, documents):
     assert len(Collection.open(collection.path)) == 3
 
 
-def test_what_another_process_writes_is_seen(writing, collection, toy_encoder):
+def test_writes_of_another_process_are_visible(writing, collection, toy_encoder):
     Collection.open(collection.path, encoder=toy_encoder).upsert([("new", "a new dog")])
     assert writing.get("/v1/documents/new").status_code == 200
 

@@ -20,7 +20,7 @@ from .conftest import wait_for
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals")
 
 
-def test_requests_at_work_are_answered_before_it_ends(start, toy_bundle):
+def test_running_requests_are_answered_before_it_ends(start, toy_bundle):
     server = start(toy_bundle, "--set", "batch_tokens=12", "--set", "queue_s=1000")
     texts = ["one two three four five six seven eight nine ten"] * 1500
     begun = threading.Barrier(5)
@@ -84,7 +84,7 @@ def test_no_request_is_lost_when_it_stops(start, toy_bundle):
     assert set(answered) <= {200, 429}
 
 
-def test_a_hangup_reloads(start, write_toy_bundle, tmp_path):
+def test_sighup_reloads(start, write_toy_bundle, tmp_path):
     path = write_toy_bundle(tmp_path / "model.onnx")
     server = start(path)
     write_toy_bundle(tmp_path / "new.onnx", max_length=5)

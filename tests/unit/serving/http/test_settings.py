@@ -25,7 +25,7 @@ from embedkit.serving.http.settings import ServerSettings
         ({"max_items": 0}, "at least 1"),
     ],
 )
-def test_what_makes_no_sense_is_refused(given, words):
+def test_invalid_values_are_refused(given, words):
     with pytest.raises(ConfigError, match=words):
         from_mapping(ServerSettings, given)
 

@@ -25,7 +25,7 @@ def test_one_text_gives_a_list_of_one(client, toy_encoder):
 @pytest.mark.parametrize(
     ("truncate", "status"), [({}, 200), ({"truncate": True}, 200), ({"truncate": False}, 400)]
 )
-def test_the_request_says_whether_long_texts_are_cut(client, truncate, status):
+def test_the_request_decides_whether_long_texts_are_truncated(client, truncate, status):
     assert client.post("/embed", json={"inputs": ["a", LONG], **truncate}).status_code == status
 
 
@@ -39,7 +39,7 @@ def test_errors_have_their_form(client, given):
     assert done.json()["error_type"] == "Validation"
 
 
-def test_info_tells_of_the_model_and_the_limits(client, toy_encoder):
+def test_info_describes_the_model_and_the_limits(client, toy_encoder):
     info = client.get("/info").json()
     assert info["model_id"] == "toy"
     assert info["model_sha"] == toy_encoder.fingerprint

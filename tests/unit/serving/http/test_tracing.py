@@ -64,7 +64,7 @@ def test_without_a_provider_there_are_no_spans():
         assert found is None
 
 
-def test_nothing_is_sent_unless_the_environment_says_where(monkeypatch):
+def test_nothing_is_sent_unless_the_environment_names_a_collector(monkeypatch):
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
     assert not Tracing().start()

@@ -91,13 +91,13 @@ def test_the_target_gets_no_gradient(make, make_batches):
     assert not any(parameter.requires_grad for parameter in method.target.parameters())
 
 
-def test_the_target_has_dropout_of_its_own(make, make_batches):
+def test_the_target_has_its_own_dropout(make, make_batches):
     method, view = make(), make_batches().batch(0).views[0]
     with torch.no_grad():
         assert not torch.allclose(pooled(method.target.network, view), pooled(method.target.network, view))
 
 
-def test_views_are_normalised_apart(make, make_batches):
+def test_views_are_normalised_separately(make, make_batches):
     """The contents of one view must not change the other's statistics."""
     method = make()
     method.encoder.eval()

@@ -29,7 +29,7 @@ def heads(embeddings):
     return heads
 
 
-def test_the_teacher_says_who_is_no_negative(make, make_view, heads):
+def test_the_teacher_decides_which_are_no_negatives(make, make_view, heads):
     method = make(noise_times=0)
     output = method(Batch((make_view(),), ((TEACHER,),)))
     rows, nothing = heads(method), torch.empty(0, 16)
@@ -41,7 +41,7 @@ def test_the_teacher_says_who_is_no_negative(make, make_view, heads):
     assert not torch.allclose(output.loss, info_nce(rows, rows, temperature=0.05), atol=1e-3)
 
 
-def test_noise_is_drawn_moved_and_no_part_of_the_method(make, make_view, heads):
+def test_noise_is_drawn_and_moved_and_not_stored(make, make_view, heads):
     method = make(noise_times=3, noise_steps=2, noise_step_size=0.5)
     rows, negatives = heads(method), true_negatives(TEACHER, threshold=0.9)
     torch.manual_seed(7)
@@ -53,5 +53,5 @@ def test_noise_is_drawn_moved_and_no_part_of_the_method(make, make_view, heads):
     assert {name.partition(".")[0] for name in method.state_dict()} == {"encoder", "head"}
 
 
-def test_the_head_is_not_part_of_the_product(make):
+def test_the_head_is_not_part_of_the_trained_encoder(make):
     assert make().encoder.head is None

@@ -56,7 +56,7 @@ def test_the_loss_is_that_of_head_outputs_and_averaged_cosines(make, batch, embe
     [{}, {"group_mass": 1.0}, {"shuffle": "length"}, {"shuffle": "window", "window_stop": 4}],
     ids=str,
 )
-def test_shuffling_is_drawn_anew_at_each_step(make, batch, settings):
+def test_each_step_shuffles_differently(make, batch, settings):
     settings = {"group_mass": 0.95, "group_length": 3, **settings}
     method = make(**settings).eval()
     torch.manual_seed(0)
@@ -89,7 +89,7 @@ def test_only_the_first_view_of_each_teacher_counts(make, batch, make_view):
 
 
 class TestWeights:
-    def test_all_alike_by_default(self):
+    def test_weights_are_equal_by_default(self):
         assert teacher_weights(DistillCSEConfig(), 4) == (0.25,) * 4
 
     def test_they_are_brought_to_sum_1(self):

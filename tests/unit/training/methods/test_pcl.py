@@ -58,7 +58,7 @@ def gradient(module):
     return sum(float(parameter.grad.abs().sum()) for parameter in module.parameters())
 
 
-def test_the_order_of_positives_is_the_authors():
+def test_the_order_of_positives_is_that_of_the_authors():
     kinds = ("shuffle", "inversion", "deletion", "repetition")
     assert PCL.batch_spec.positives == ("none", *kinds, *kinds)
 
@@ -84,7 +84,7 @@ def test_without_changes_positives_differ_from_the_anchor_by_dropout_alone(make,
     assert torch.allclose(embedded.anchors, embedded.positives[:, 0])
 
 
-def test_the_peer_starts_as_the_encoder_with_a_head_of_its_own(make):
+def test_the_peer_starts_as_the_encoder_with_its_own_head(make):
     method = make()
     pairs = list(zip(method.encoder.parameters(), method.peer.parameters(), strict=True))
     assert all(torch.equal(one, other) and one is not other for one, other in pairs)
@@ -119,7 +119,7 @@ def test_a_tied_peer_is_a_second_pass(make, make_batch):
     ("preset", "reduction", "contrast_loss"),
     [("pcl_code", "entry", copy_contrast_loss), ("pcl_paper", "sentence", every_positive_contrast_loss)],
 )
-def test_presets_are_the_losses_of_code_and_paper(make, make_batch, preset, reduction, contrast_loss):
+def test_presets_are_the_losses_of_the_code_and_the_paper(make, make_batch, preset, reduction, contrast_loss):
     method, batch = make(preset=preset, cooperation=2.0, contrast=0.5, temperature=0.1).eval(), make_batch()
     with torch.no_grad():
         main, peer = (
@@ -134,7 +134,7 @@ def test_presets_are_the_losses_of_code_and_paper(make, make_batch, preset, redu
     assert torch.allclose(output.metrics["contrast"], contrast)
 
 
-def test_the_product_has_no_head(make_encoder):
+def test_the_trained_encoder_has_no_head(make_encoder):
     encoder = make_encoder()
     encoder.set_head(7)
     method = PCL(encoder, PCLConfig(), seed=1)
@@ -147,7 +147,7 @@ def test_a_batch_of_one_has_no_negatives_and_is_refused(make_batch):
         make_batch(batch_size=1)
 
 
-def test_what_was_published_is_the_default_and_the_user_has_the_last_word():
+def test_published_settings_are_the_default_and_can_be_overridden():
     said = {"method": "pcl", "corpus": [{"path": "texts.txt"}]}
     config = resolve(said)
     assert (config.student.pooling, config.student.max_length) == ("cls", 32)

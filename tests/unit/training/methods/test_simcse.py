@@ -33,7 +33,7 @@ def test_the_passes_differ_by_dropout(method, make_view):
         assert method.train()(batch).loss > alike + 0.01
 
 
-def test_the_head_is_not_part_of_the_product(method, make_encoder):
+def test_the_head_is_not_part_of_the_trained_encoder(method, make_encoder):
     assert method.encoder.head is None
     assert {name.partition(".")[0] for name in method.state_dict()} == {"encoder", "head"}
     before = make_encoder()
@@ -51,7 +51,7 @@ def test_the_head_starts_as_bert_does(make_encoder):
 
 
 @pytest.mark.parametrize("pooling", ["cls", "mean"])
-def test_pooling_is_the_students(make_encoder, make_view, embeddings, pooling):
+def test_pooling_is_that_of_the_student(make_encoder, make_view, embeddings, pooling):
     method = SimCSE(make_encoder(pooling), SimCSEConfig(), seed=1)
     heads = method.head(embeddings(method.encoder))
     loss = method.eval()(Batch((make_view(),))).loss

@@ -35,7 +35,7 @@ def units(rows):
     return functional.normalize(rows, dim=1)
 
 
-def test_congen_matches_both_views_with_the_teachers_first(make, make_view, embeddings):
+def test_congen_compares_both_views_with_the_teachers_first(make, make_view, embeddings):
     method = make("congen", queue_size=8, control=0.3, temperature=0.07)
     students = units(embeddings(method.encoder)), units(embeddings(method.encoder, " today"))
     keys = Keys(method.queues[0].rows, FIRST)
@@ -75,7 +75,7 @@ class TestSeveralTeachers:
     def batch(self, make_view):
         return Batch((make_view(), make_view(" today")), ((FIRST, SECOND), tuple(WIDE)))
 
-    def test_congen_averages_what_each_makes_of_the_first_view(self, make, batch, embeddings):
+    def test_congen_averages_the_distributions_of_the_first_view(self, make, batch, embeddings):
         method = make("congen", WIDTH, WIDTH + 3, queue_size=8)
         students = units(embeddings(method.encoder)), units(embeddings(method.encoder, " today"))
         keys = Keys(method.queues[0].rows, FIRST), Keys(method.queues[1].rows, WIDE[0])
@@ -86,7 +86,7 @@ class TestSeveralTeachers:
         for queue, vectors in zip(method.queues, (FIRST, WIDE[0]), strict=True):
             assert torch.equal(queue.ordered()[-5:], vectors)
 
-    def test_sct_averages_what_each_makes_of_either_view(self, make, batch, embeddings):
+    def test_sct_averages_the_distributions_of_each_view(self, make, batch, embeddings):
         method = make("sct-distillation", WIDTH, WIDTH + 3, queue_size=8)
         students = units(embeddings(method.encoder)), units(embeddings(method.encoder, " today"))
         keys = [
@@ -110,7 +110,7 @@ class TestSeveralTeachers:
             ("sct-distillation", [f"queues.{teacher}.queues.{view}" for teacher in range(2) for view in range(2)]),
         ],
     )
-    def test_queues_have_the_names_that_checkpoints_know(self, make, name, queues):
+    def test_queues_have_the_names_in_checkpoints(self, make, name, queues):
         state = make(name, WIDTH, WIDTH + 3, queue_size=8).state_dict()
         expected = [f"{queue}.{part}" for queue in queues for part in ("rows", "pointer")]
         assert [key for key in state if key.startswith("queues.")] == expected
@@ -159,12 +159,12 @@ def test_one_view_is_refused_where_two_are_needed(make, settings):
 
 
 @pytest.mark.parametrize("name", ["mse", "ckd", "congen", "sct-distillation"])
-def test_a_linear_head_stands_behind_any_width(make, name, make_encoder):
+def test_a_linear_head_is_added_for_any_width(make, name, make_encoder):
     method = make(name, make_encoder("mean").hidden, head="linear", **({} if name == "mse" else {"queue_size": 8}))
     assert (method.encoder.head.activation, method.encoder.dimension) == ("linear", method.encoder.hidden)
 
 
-def test_a_new_linear_head_starts_where_regression_leaves_it(make, make_view):
+def test_a_new_linear_head_starts_at_the_solution_of_regression(make, make_view):
     method = make("mse", head="linear")
     with torch.no_grad():
         targets = functional.normalize(method.encoder.head(pooled(method.encoder, make_view())) + 1, dim=1)
@@ -174,7 +174,7 @@ def test_a_new_linear_head_starts_where_regression_leaves_it(make, make_view):
     assert after < 0.1 * before
 
 
-def test_a_head_that_was_trained_is_left_alone(make_encoder, make_view):
+def test_a_trained_head_is_not_replaced(make_encoder, make_view):
     encoder = make_encoder("mean")
     encoder.set_head(WIDTH, "linear")
     weight = encoder.head.linear.weight.detach().clone()

@@ -61,7 +61,7 @@ def test_two_rounds(mapping, stages, tmp_path):
     assert len({SentenceEncoder.load(product / "model").fingerprint() for product in products}) == 5
 
 
-def test_teachers_that_are_named_are_the_first(mapping, stages, toy_bundle, tmp_path):
+def test_named_teachers_come_first(mapping, stages, toy_bundle, tmp_path):
     mapping["teachers"] = [{"source": str(toy_bundle)}] * 3
     mapping["settings"]["distillation"] = {"teacher_weights": [1, 1, 2]}
     assert run(resolve(mapping), tmp_path / "run").finished

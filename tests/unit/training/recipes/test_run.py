@@ -74,7 +74,7 @@ class TestResolve:
         mapping = BARE if method == "sct" else TAUGHT
         assert resolve({**mapping, "method": method}).dev.every == every
 
-    def test_what_the_user_says_lies_over_the_presets(self):
+    def test_user_settings_override_the_presets(self):
         config = resolve({**BARE, "optim": {"lr": 1.0}, "settings": {"queue_size": 7}})
         assert (config.optim.lr, config.settings["queue_size"], config.settings["temperature"]) == (1.0, 7, 0.04)
 
@@ -102,7 +102,7 @@ class TestResolve:
          {"corpus": {"path": "a.txt"}}, {"corpus": [{"path": "a", "view_columns": ["x"]}]}, {"teacher": {}}],
         ids=str,
     )  # fmt: skip
-    def test_nonsense_is_a_config_error(self, over):
+    def test_invalid_settings_are_a_config_error(self, over):
         assert problems_of({**BARE, **over})
 
     @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ class TestResolve:
             find_method(name)
         assert str(caught.value).startswith(message)
 
-    def test_methods_and_recipes_have_names_of_their_own(self):
+    def test_methods_and_recipes_have_distinct_names(self):
         assert not METHODS.keys() & RECIPES.keys()
 
 
@@ -161,7 +161,7 @@ class TestRun:
     def test_paths_start_from_the_data_folder(self, mapping, tmp_path):
         assert run(resolve(mapping), tmp_path / "run", QUIET).finished
 
-    def test_the_folder_holds_what_was_resolved(self, mapping, tmp_path):
+    def test_the_folder_holds_the_resolved_configuration(self, mapping, tmp_path):
         config = resolve(mapping)
         run(config, tmp_path / "run", QUIET)
         assert resolve(load_toml(tmp_path / "run" / "config.toml")) == config
@@ -184,13 +184,13 @@ class TestRun:
         with pytest.raises(ConfigError, match="other settings: seed"):
             run(resolve({**mapping, "seed": 3}), tmp_path / "run", Control(resume=True))
 
-    def test_a_start_that_is_not_there_leaves_no_folder(self, mapping, tmp_path):
+    def test_a_missing_start_leaves_no_folder(self, mapping, tmp_path):
         config = resolve({**mapping, "student": {"source": str(tmp_path / "gone")}})
         with pytest.raises(ModelNotFoundError):
             run(config, tmp_path / "run", QUIET)
         assert not (tmp_path / "run").exists()
 
-    def test_threads_are_set_for_the_run_and_put_back(self, mapping, tmp_path, monkeypatch):
+    def test_threads_are_set_for_the_run_and_restored(self, mapping, tmp_path, monkeypatch):
         before, seen = torch.get_num_threads(), []
         prepare = stage.prepare
         monkeypatch.setattr(
@@ -207,7 +207,7 @@ class TestRun:
         with pytest.raises(ConfigError, match=f"device '{device}' cannot be used here"):
             run(resolve({**mapping, "device": device}), tmp_path / "run", QUIET)
 
-    def test_a_method_without_teacher_does_not_ask_one(self, mapping, tmp_path, monkeypatch):
+    def test_a_method_without_teacher_does_not_use_one(self, mapping, tmp_path, monkeypatch):
         monkeypatch.setattr(stage, "load_vectors", None)
         config = resolve({**mapping, "method": "simcse", "settings": {}, "teacher": {"source": "start"}})
         run(config, tmp_path / "run", QUIET)
@@ -268,7 +268,7 @@ class TestRun:
              ["settings.self_supervised.queue_size = 50"]),
         ],
     )  # fmt: skip
-    def test_a_queue_longer_than_the_corpus_is_warned_of(
+    def test_a_queue_longer_than_the_corpus_logs_a_warning(
         self, mapping, tmp_path, monkeypatch, caplog, method, settings, warned
     ):
         monkeypatch.setattr("embedkit.training.recipes.train_stage", lambda *_: TrainState())
@@ -277,7 +277,7 @@ class TestRun:
         found = [each.getMessage() for each in caplog.records if "queue_size" in each.getMessage()]
         assert [message.partition(" exceeds")[0] for message in found] == warned
 
-    def test_a_student_of_another_shape_than_its_settings_is_warned_of(self, mapping, tmp_path, caplog):
+    def test_a_student_of_another_shape_than_its_settings_logs_a_warning(self, mapping, tmp_path, caplog):
         run(resolve(mapping), tmp_path / "run", QUIET)
         (found,) = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
         assert found.startswith("no settings are published for a student of 1 x 16; using those of tiny, 2 x 128")

@@ -100,7 +100,7 @@ def test_refreshed_cross_encoders_start_from_the_backbone_named(mapping, starts,
     assert all(torch.equal(body[name], value) for name, value in other.items())
 
 
-def test_sequential_goes_on_from_the_step_before(mapping, starts, tmp_path):
+def test_sequential_continues_from_the_previous_step(mapping, starts, tmp_path):
     go(mapping(mode="sequential"), tmp_path / "run")
 
     place = tmp_path / "run" / "cycle-1" / "student"
@@ -155,7 +155,7 @@ def test_peers_share_the_mean_of_their_labels_and_nothing_else(mapping, starts, 
     assert np.abs(each[0] - each[1]).max() > 1e-4
 
 
-def test_the_best_of_each_kind_comes_out(mapping, tmp_path):
+def test_the_best_of_each_kind_is_the_result(mapping, tmp_path):
     state = go(mapping(peers=[{"source": str(tmp_path / "other")}]), tmp_path / "run")
 
     run_folder = tmp_path / "run"
@@ -179,7 +179,7 @@ def test_the_best_of_each_kind_comes_out(mapping, tmp_path):
     assert cross.max_length == 16
 
 
-def test_without_a_development_set_the_last_come_out(mapping, tmp_path):
+def test_without_a_development_set_the_last_are_the_result(mapping, tmp_path):
     state = go(mapping(dev=False), tmp_path / "run")
 
     last = tmp_path / "run" / "cycle-2" / "student"
@@ -206,7 +206,7 @@ def test_interrupted_anywhere_it_ends_with_the_same_bits(mapping, tmp_path, stop
         assert whole.fingerprint() == parts.fingerprint()
 
 
-def test_killed_between_stages_it_goes_on_from_the_labels_it_has(mapping, tmp_path, monkeypatch):
+def test_killed_between_stages_it_resumes_from_existing_labels(mapping, tmp_path, monkeypatch):
     go(mapping(), tmp_path / "whole")
 
     def kill(*_):
@@ -249,7 +249,7 @@ def test_texts_alone_are_refused(mapping, sentences, tmp_path):
         go(mapping() | {"corpus": [{"path": str(tmp_path / "texts.txt")}]}, tmp_path / "run")
 
 
-def test_the_papers_settings_lie_under_the_users(mapping):
+def test_user_settings_override_those_of_the_paper(mapping):
     plain = mapping()
     config = resolve({key: value for key, value in plain.items() if key not in ("optim", "settings")})
     assert (config.optim.lr, config.optim.batch_size, config.optim.epochs, config.optim.warmup) == (
