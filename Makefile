@@ -35,7 +35,7 @@ check: $(READY)
 # Tests of the kernels under AddressSanitizer and UndefinedBehaviorSanitizer. Python frees nothing on exit, and
 # its own allocator would hide the ends of buffers.
 sanitize: $(READY)
-	EMBEDKIT_KERNEL_FLAGS="-O1 -g $(SANITIZERS)" LDFLAGS="$(SANITIZERS)" EMBEDKIT_REQUIRE_KERNELS=1 \
+	EMBEDKIT_KERNEL_FLAGS="-O1 -g1 $(SANITIZERS)" LDFLAGS="$(SANITIZERS)" EMBEDKIT_REQUIRE_KERNELS=1 \
 	  $(BIN)/python -c "from setuptools import setup; setup()" --quiet \
 	  build --build-base $(SANITIZED) --build-lib $(SANITIZED)/lib
 	ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc PYTHONPATH=$(SANITIZED)/lib \

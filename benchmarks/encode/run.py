@@ -107,7 +107,8 @@ def prepare(run: str, folder: Path) -> None:
     """Write the same weights in the format of every peer."""
     for precision in ("fp32", "int8"):
         export_source(run, folder / f"{precision}.onnx", precision=precision)
-    (folder / "model").symlink_to((Path(run) / "model").resolve())
+    model = Path(run) / "model"
+    (folder / "model").symlink_to((model if model.is_dir() else Path(run)).resolve())
     (folder / "fastembed").mkdir()
     for file in (folder / "model").glob("*.json"):
         (folder / "fastembed" / file.name).symlink_to(file.resolve())
@@ -140,9 +141,9 @@ def is_title(text: str) -> bool:
 class Peer:
     """A process of peer.py."""
 
-    def __init__(self, name: str, model: Path, python: str, threads: int) -> None:
+    def __init__(self, name: str, model: Path, python: str, threads: int, **environment: str) -> None:
         self.name = name
-        environment = {"OMP_NUM_THREADS": str(threads), "RAYON_NUM_THREADS": str(threads)}
+        environment |= {"OMP_NUM_THREADS": str(threads), "RAYON_NUM_THREADS": str(threads)}
         self._process = subprocess.Popen(
             [python, str(HERE / "peer.py"), name.split(" ", maxsplit=1)[0], str(model), str(threads)],
             stdin=subprocess.PIPE,
