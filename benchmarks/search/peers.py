@@ -1,0 +1,93 @@
+"""The searches of `filters.py` in LanceDB, in an environment of its own.
+
+    python benchmarks/search/peers.py FOLDER RECALL
+
+LanceDB gets the smallest number of probed clusters with which it reaches the recall wanted, for each filter. Other
+embedded libraries do not take part: Qdrant's embedded mode is made for up to 20,000 points, and usearch has no
+filters in Python.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import lancedb
+import numpy as np
+import pyarrow as pa
+
+K = 10
+QUERIES = 50
+SHARES = (100, 1, 10, 50)
+PROBES = (4, 8, 16, 32, 64, 128, 256, 512)
+
+
+def main() -> None:
+    """Print the searches as JSON."""
+    folder, target = Path(sys.argv[1]), float(sys.argv[2])
+    rows = np.load(folder / "rows.npy", mmap_mode="r")
+    buckets, queries = np.load(folder / "buckets.npy"), np.load(folder / "queries.npy")[:QUERIES]
+    truth = np.load(folder / "truth.npy")[:, :QUERIES]
+    print(json.dumps({"searches": list(lance(folder, rows, buckets, queries, truth, target))}))
+
+
+def lance(
+    folder: Path, rows: Any, buckets: Any, queries: Any, truth: Any, target: float
+) -> Iterator[dict[str, Any]]:
+    """LanceDB with IVF-PQ of half a byte for two dimensions, refined, as our `ivf-pq`."""
+    database = lancedb.connect(folder / "lance")
+    if "rows" not in database.table_names():
+        size = 65_536
+
+        def batches() -> Iterator[Any]:
+            for start in range(0, len(rows), size):
+                part = np.ascontiguousarray(rows[start : start + size])
+                vectors = pa.FixedSizeListArray.from_arrays(pa.array(part.ravel()), part.shape[1])
+                numbers = np.arange(start, start + len(part))
+                yield pa.RecordBatch.from_arrays(
+                    [pa.array(numbers), pa.array(buckets[start : start + size]), vectors],
+                    ["id", "bucket", "vector"],
+                )
+
+        schema = next(batches()).schema
+        table = database.create_table("rows", batches(), schema=schema)
+        table.create_index(
+            metric="cosine", num_partitions=round(len(rows) ** 0.5), num_sub_vectors=rows.shape[1] // 4
+        )
+        table.create_scalar_index("bucket")
+    table = database.open_table("rows")
+    for share, expected in zip(SHARES, truth, strict=True):
+        for probes in PROBES:
+
+            def search(query: Any, share: int = share, probes: int = probes) -> set[int]:
+                asked = table.search(query).nprobes(probes).refine_factor(10).limit(K)
+                if share < 100:
+                    asked = asked.where(f"bucket < {share}", prefilter=True)
+                return {each["id"] for each in asked.select(["id", "_distance"]).to_list()}
+
+            result = timed("LanceDB", share, search, queries, expected)
+            if result["recall"] >= target or probes == PROBES[-1]:
+                yield result
+                break
+
+
+def timed(name: str, share: int, search: Callable[[Any], set[int]], queries: Any, expected: Any) -> dict[str, Any]:
+    """Recall and median milliseconds of queries one by one, after a few that do not count."""
+    for query in queries[:3]:
+        search(query)
+    seconds, hits = [], []
+    for query in queries:
+        started = time.perf_counter()
+        hits.append(search(query))
+        seconds.append(time.perf_counter() - started)
+    recall = float(np.mean([len(one & {*map(int, other)}) / K for one, other in zip(hits, expected, strict=True)]))
+    return {"name": name, "share": share, "recall": recall, "ms": 1e3 * statistics.median(seconds)}
+
+
+if __name__ == "__main__":
+    main()
