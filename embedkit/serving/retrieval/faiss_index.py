@@ -121,10 +121,9 @@ class FlatIndex:
         if allowed is not None and _FEW * np.count_nonzero(allowed) <= len(self):
             # FAISS would ask a selector about every row for every query.
             numbers = np.flatnonzero(allowed)
-            sizes = queries.shape[1], len(queries), len(self), len(numbers), k
-            faiss.knn_inner_products_by_idx(
-                *arrays, faiss.swig_ptr(numbers), *sizes, *results, 0
-            )  # for all queries
+            counts = queries.shape[1], len(queries), len(self), len(numbers), k
+            # The 0 makes the numbers those of all queries.
+            faiss.knn_inner_products_by_idx(*arrays, faiss.swig_ptr(numbers), *counts, *results, 0)
             return scores, found
         selector = None if allowed is None else faiss.IDSelectorBitmap(np.packbits(allowed, bitorder="little"))
         sizes = queries.shape[1], len(queries), len(self), k
