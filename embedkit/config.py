@@ -49,7 +49,7 @@ def setting(
         maximum: largest value allowed.
         above: the value must be greater than this.
         below: the value must be less than this.
-        factory: makes the default, for nested config classes.
+        factory: creates the default, for nested config classes.
     """
     metadata = {"doc": doc, "minimum": minimum, "maximum": maximum, "above": above, "below": below}
     if factory is not _MISSING:

@@ -104,7 +104,7 @@ class ObjectStore(NamedTuple):
                 raise StorageError(errno.EIO, f"cannot write {self.url}: {_reason(error)}") from error
 
     def remove(self) -> None:
-        """Remove the object if it is there."""
+        """Remove the object if it exists."""
         with _reading(self.url), contextlib.suppress(FileNotFoundError):
             self.system.rm_file(self.path)
 
@@ -130,7 +130,7 @@ class ObjectStore(NamedTuple):
         return _cache_folder(self.url, together) / "folder"
 
     def version(self) -> str:
-        """What changes when the object does: its ETag, or else all that the store says of it."""
+        """Return a value that changes with the object: its ETag, or else all metadata of the store."""
         with _reading(self.url):
             self.system.invalidate_cache()
             about = self.system.info(self.path)

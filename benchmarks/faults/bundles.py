@@ -1,4 +1,4 @@
-"""Changes bundles in hostile ways and seals them again, as somebody would who wants to do harm; then uses them.
+"""Changes bundles in hostile ways and seals them again, as an attacker would; then uses them.
 
     python benchmarks/faults/bundles.py --mutations 5000
 
@@ -48,7 +48,7 @@ def seal(content: bytes, **entries: str) -> bytes:
 
 
 def key(field: Any) -> str:
-    """The name of an entry of ours."""
+    """Return the name of an entry of embedkit."""
     return format_._key(field).removeprefix("embedkit.")
 
 
@@ -110,7 +110,7 @@ def mutated(path: Path, part: str, chance: random.Random) -> bytes:
 
 
 def use(path: Path, part: str) -> str:
-    """What became of a bundle: ``works``, or the name of an error of ours."""
+    """Return the outcome of a bundle: ``works``, or the name of an embedkit error."""
     providers = [NATIVE] if part == "graph" else None
     is_pairs = '"cross-encoder"' in format_.read_bundle(path).manifest.to_json()
     try:
@@ -128,7 +128,7 @@ def use(path: Path, part: str) -> str:
 
 
 def work(bundle: Path, first: int, rounds: int) -> None:
-    """Some rounds in this process; tells each before it begins."""
+    """Run some rounds in this process; print each before it starts."""
     logging.getLogger("embedkit").setLevel(logging.CRITICAL)
     with tempfile.TemporaryDirectory() as folder:
         for number in range(first, first + rounds):
@@ -164,7 +164,7 @@ def run_process(bundle: Path, first: int, rounds: int) -> tuple[list[str], Failu
 
 
 def main() -> int:
-    """Run all rounds, and tell what became of the bundles."""
+    """Run all rounds, and print the outcomes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mutations", type=int, default=5_000)
     parser.add_argument("--bundle", type=Path, help="the bundle to change (default: tiny-sct, which comes along)")

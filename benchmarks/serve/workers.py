@@ -1,4 +1,4 @@
-"""One worker beside two, on all processors that there are."""
+"""Compare one worker with two, on all available processors."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ def main() -> None:
 
 
 def _results(arguments: argparse.Namespace, report: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
-    """What the report lacks, in order: which part of it, label, value."""
+    """Return what the report lacks, in order: part of the report, label, value."""
     runs, costs = report["runs"], report["step_seconds"]
     if not costs:
         for name, seconds in _step_seconds(arguments).items():

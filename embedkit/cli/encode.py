@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     # Some texts and their embeddings, (n, D).
     Piece = tuple[list[str], npt.NDArray[Any]]
-    # Writes all chunks to a path; an empty array gives their width and dtype.
+    # Writes all chunks to a path; an empty array specifies their width and dtype.
     Writer = Callable[[Path, Iterable[Piece], npt.NDArray[Any]], None]
 
 __all__ = ["EXAMPLES", "HELP", "configure", "run"]

@@ -168,7 +168,7 @@ def _add(arguments: argparse.Namespace) -> tuple[str, Collection, dict[str, int]
 
 
 def _processes(encoder: Encoder, processes: int | None) -> AbstractContextManager[Encoder | EncoderPool]:
-    """The encoder in so many processes; itself if none are asked for."""
+    """Return the encoder in that many processes, or the encoder itself if None."""
     return contextlib.nullcontext(encoder) if processes is None else encoder.pool(processes)
 
 

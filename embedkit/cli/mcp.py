@@ -41,7 +41,7 @@ def run(arguments: argparse.Namespace) -> None:
     from embedkit.serving.http.keys import KeyRing
     from embedkit.serving.http.server import Server
 
-    logging.getLogger().addHandler(logging.NullHandler())  # or the SDK would set up logging of its own
+    logging.getLogger().addHandler(logging.NullHandler())  # otherwise the SDK would set up its own logging
     service = _load(arguments)
     agents = Agents(service)
     if not arguments.http:

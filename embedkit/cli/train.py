@@ -121,7 +121,7 @@ def run(arguments: argparse.Namespace) -> int | None:
         return None
     with processes.group(config.device):
         if not processes.first():
-            logging.getLogger("embedkit").setLevel(logging.ERROR)  # the first one says it all
+            logging.getLogger("embedkit").setLevel(logging.ERROR)  # the first one reports everything
         with stop_flag(insist=processes.count() == 1) as should_stop:
             state = train(config, folder, Control(arguments.resume, should_stop))
         if processes.first():

@@ -36,12 +36,12 @@ def token_batches(
 
     Args:
         lengths: ``(N,)`` tokens of each text.
-        most_tokens: largest ``B * L`` of a batch; a text longer than that stands alone.
+        most_tokens: largest ``B * L`` of a batch; a longer text is a batch of its own.
         most_texts: largest B of a batch.
 
     Yields:
         ``(B,)`` positions of the texts of a batch, longest first; every position comes once. The
-        longest batch comes first, so that memory is asked for once.
+        longest batch comes first, so that memory is allocated once.
     """
     order = np.argsort(-lengths, kind="stable")
     start = 0

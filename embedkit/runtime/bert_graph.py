@@ -1,9 +1,9 @@
-"""The weights of an encoder or cross-encoder of the BERT family, out of the graph that ``export/bert.py`` writes.
+"""Reads the weights of a BERT encoder or cross-encoder from the graph that ``export/bert.py`` writes.
 
-The graph is followed node by node, with the order, attributes and constants that the exporter gives it. Whatever
-else a bundle holds, a graph that somebody edited say, is none that is known here; who would run these weights then
-leaves it to ONNX Runtime instead of computing something else. Names of values play no part, and the weights may be
-any.
+The graph is compared node by node with the order, attributes and constants of the exporter. Any other graph, such
+as one that was edited, is not recognised, so the caller leaves it to ONNX Runtime instead of computing something
+else. Names of values are ignored, and the weights may have any
+values.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ __all__ = ["read_bert"]
 _VERSIONS = (9, 20)  # of the file format and of the operators
 _FLOAT32, _INT64 = 1, 7
 _INPUTS = [Value(name, _INT64, ("batch", "length")) for name in ("input_ids", "attention_mask", "token_type_ids")]
-_PRODUCTS = ("MatMul", "DynamicQuantizeLinear", "Mul", "QuantizeLinear")  # with what a product begins
+_PRODUCTS = ("MatMul", "DynamicQuantizeLinear", "Mul", "QuantizeLinear")  # the first operators of a product
 _GELU: dict[object, Literal["erf", "tanh"]] = {"none": "erf", "tanh": "tanh"}
 
-_Stored = partial[Product]  # lacks its bias
+_Stored = partial[Product]  # without its bias
 Array = npt.NDArray[Any]
 T = TypeVar("T")
 
 
 def read_bert(model: bytes, *, pairs: bool = False) -> BertGraph | None:
-    """Read the weights of a model, if its graph is what :func:`embedkit.export.bert.write_bert` writes.
+    """Read the weights of a model, if its graph is as :func:`embedkit.export.bert.write_bert` writes it.
 
     Args:
-        model: a serialized ONNX model without external data, or a bundle.
-        pairs: whether it should be a cross-encoder, and not an encoder.
+        model: a serialised ONNX model without external data, or a bundle.
+        pairs: whether to expect a cross-encoder instead of an encoder.
 
     Returns:
-        None if the graph is any other: of the other kind, in float16, traced, or edited.
+        None for any other graph: of the other kind, in float16, traced, or edited.
 
     Raises:
-        BundleIntegrityError: the bytes are no message.
+        BundleIntegrityError: the bytes are not an ONNX model.
     """
     try:
         return _Reader(read_graph(model), pairs=pairs).read()
@@ -59,7 +59,7 @@ class _Reader:
         require(graph.versions == _VERSIONS and fed == self.inputs, "another kind of model")
         self.graph, self.pairs = graph, pairs
         self.cursor = GraphCursor(graph)
-        self.defaults: list[Value] = []  # inputs that nobody feeds: the steps of int8-static
+        self.defaults: list[Value] = []  # inputs with default values: the steps of int8-static
         self.hidden = 0
         self.epsilon: float | None = None
         self.heads: int | None = None
@@ -258,7 +258,7 @@ class _Reader:
         return take("Sigmoid", take("Squeeze", product, _integers(1))), last
 
     def _finish(self, output: str, read: BertGraph) -> None:
-        """Rows of length 1, or scores, are all that comes out, and nothing but what was met went in."""
+        """Check that unit rows or scores are the only output, and that no unknown input exists."""
         self.cursor.finish()
         name, axes = ("score", ()) if self.pairs else ("sentence_embedding", (read.dimension,))
         require(output == name, "another output")
@@ -279,7 +279,7 @@ def _number(value: float) -> Array:
 
 
 def _same(before: T | None, now: T | None) -> T:
-    """What all layers must have in common."""
+    """Check the properties that all layers share."""
     if now is None or before not in (None, now):
         raise OtherGraphError(f"{now} where {before} was expected")
     return now

@@ -1,4 +1,4 @@
-"""What a model of the BERT family consists of: weights as a bundle stores them, and a few settings."""
+"""The weights of a model of the BERT family as a bundle stores them, and its settings."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ __all__ = ["BertGraph", "Layer", "Norm", "Product", "WordTable"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Product:
-    """A product and its bias: ``(..., I) @ weight * scales + bias``, inputs as ``kind`` says.
+    """A product with bias: ``(..., I) @ weight * scales + bias``, with inputs according to ``kind``.
 
     Attributes:
         weight: ``(I, O)``, float32 or int8.
         bias: ``(O,) float32``.
-        scales: ``(O,) float32``, what 1 in a column of an int8 weight stands for.
-        step: of int8-static, what 1 among rounded inputs stands for.
-        zero: of int8-static, the rounded input that is 0, in 0 to 255.
-        factors: ``(I,) float32``, of int8-static, by which inputs are multiplied before rounding, if they are.
+        scales: ``(O,) float32``, the value of 1 in each column of an int8 weight.
+        step: of int8-static, the value of 1 in the rounded inputs.
+        zero: of int8-static, the rounded input that represents 0, in 0 to 255.
+        factors: ``(I,) float32``, of int8-static, the factors of inputs before rounding, if any.
     """
 
     weight: npt.NDArray[Any]
@@ -35,13 +35,13 @@ class Product:
 
     @property
     def kind(self) -> Literal["fp32", "int8", "int8-static"]:
-        """int8 takes the range of its inputs from the whole batch; int8-static has it in step and zero."""
+        """int8 takes the range of its inputs from the whole batch; int8-static stores it in step and zero."""
         if self.scales is None:
             return "fp32"
         return "int8" if self.step is None else "int8-static"
 
     def matrix(self) -> FloatArray:
-        """What inputs are multiplied by, as ``(I, O) float32``."""
+        """The dequantised weight as ``(I, O) float32``."""
         matrix: FloatArray = self.weight.astype(np.float32)
         if self.scales is not None:
             matrix *= self.scales
@@ -58,11 +58,11 @@ class Norm:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WordTable:
-    """A row for each of V words, as it is stored.
+    """A row for each of V words, in stored form.
 
     Attributes:
         values: ``(V, H) float32``; or ``(V, H) int8``; or ``(V, H / 2) uint8``, the left half of a row in the low
-            four bits and the right half in the high ones, 8 more than they mean.
+            four bits and the right half in the high ones, with an offset of 8.
         scales: of int8 ``(V, 1) float32``, of uint8 ``(V, blocks, 1) float16`` for blocks of a whole row.
     """
 
@@ -80,7 +80,7 @@ class WordTable:
         return int(self.values.shape[1]) * (2 if self.values.dtype == np.uint8 else 1)
 
     def rows(self) -> FloatArray:
-        """What the rows mean: ``(V, H) float32``."""
+        """Return the dequantised rows: ``(V, H) float32``."""
         values = self.values
         if values.dtype == np.uint8:
             values = np.concatenate([values & 15, values >> 4], axis=1).astype(np.float32) - 8
@@ -93,15 +93,15 @@ class WordTable:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Layer:
-    """One layer, its parts in the order in which they are used.
+    """One layer; its parts are in order of use.
 
     Attributes:
-        projection: H -> 3H, query, key and value; the queries' scale is in it.
-        context: H -> H, of the heads' outputs.
-        context_norm: of that and the layer's input.
-        wide: H -> I, before the Gelu.
-        narrow: I -> H, behind it.
-        norm: of that and what ``context_norm`` gave.
+        projection: H -> 3H, query, key and value, including the scale of queries.
+        context: H -> H, applied to the heads' outputs.
+        context_norm: applied to the sum of that and the layer's input.
+        wide: H -> I, before the GELU.
+        narrow: I -> H, after it.
+        norm: applied to the sum of that and the output of ``context_norm``.
     """
 
     projection: Product
@@ -113,32 +113,32 @@ class Layer:
 
     @property
     def products(self) -> tuple[Product, Product, Product, Product]:
-        """In the order in which they are used."""
+        """The products in order of use."""
         return self.projection, self.context, self.wide, self.narrow
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BertGraph:
-    """All that decides embeddings of texts or scores of pairs, but the tokenizer.
+    """Everything that determines embeddings of texts or scores of pairs, except the tokenizer.
 
-    Arrays read the bytes of the model where they can. Ids outside the table and texts longer than the positions
-    are the caller's to refuse.
+    Arrays are views of the bytes of the model where possible. Callers reject ids outside the table and texts with
+    more tokens than positions.
 
     Attributes:
         words: the word table.
-        positions: ``(P, H) float32``; where there is one token type, as of texts, it is in them.
-        types: ``(T, H) float32`` of the token types of pairs, if there are several.
-        norm: of the sum of these.
+        positions: ``(P, H) float32``; includes the token type if there is only one, as for texts.
+        types: ``(T, H) float32``, the token types of pairs, if there are several.
+        norm: applied to the sum of these.
         epsilon: of every LayerNorm.
-        heads: of every layer; H is a multiple of them.
-        gelu: the exact form or the one by tanh.
-        layers: at least one.
-        pooling: the mean over the mask, or the first token's state.
-        memory: of an encoder, rows of M values for the words of the word table, whose mean over all tokens stands
-            behind what is pooled, if there is one.
-        head: a product behind all that, if there is one. The rows of an encoder are then scaled to length 1.
-        activation: of the head.
-        last: of a cross-encoder, a product of one column in float32, behind the head; its sigmoid is the score.
+        heads: number of heads of every layer; a divisor of H.
+        gelu: the exact form or the tanh approximation.
+        layers: at least one layer.
+        pooling: mean over the mask, or state of the first token.
+        memory: of an encoder, M values per word of the word table; their mean over all tokens is appended to the
+            pooled state, if there is one.
+        head: a product after all that, if there is one. The rows of an encoder are then scaled to length 1.
+        activation: activation of the head.
+        last: of a cross-encoder, a product of one column in float32, after the head; its sigmoid is the score.
     """
 
     words: WordTable
@@ -162,16 +162,16 @@ class BertGraph:
 
     @property
     def pooled_width(self) -> int:
-        """W, the width of a row before the head: H, and M of a memory."""
+        """W, the width of a row before the head: H plus M of a memory."""
         return self.hidden + (0 if self.memory is None else self.memory.width)
 
     @property
     def dimension(self) -> int:
-        """D, the width of a row behind the head."""
+        """D, the width of a row after the head."""
         return self.pooled_width if self.head is None else len(self.head.bias)
 
     @property
     def products(self) -> tuple[Product, ...]:
-        """All products but the last of a cross-encoder, in order; they are of one kind."""
+        """All products except the last of a cross-encoder, in order; they are of one kind."""
         of_layers = (each for layer in self.layers for each in layer.products)
         return (*of_layers,) if self.head is None else (*of_layers, self.head)

@@ -1,6 +1,6 @@
 """The bundle: one ``.onnx`` file that holds the graph, the tokenizer, a manifest and golden texts.
 
-It is an ordinary ONNX model. What ONNX Runtime does not need stands in its ``metadata_props``::
+It is an ordinary ONNX model. The ``metadata_props`` contain what ONNX Runtime does not need::
 
     embedkit.format       "1"
     embedkit.manifest     JSON, the fields of Manifest
@@ -9,7 +9,7 @@ It is an ordinary ONNX model. What ONNX Runtime does not need stands in its ``me
                           of a cross-encoder: pairs, token_ids, token_type_ids, scores (likewise), and the same
     embedkit.fingerprint  hex SHA-256 over all top-level fields of the file but this one
 
-The fields of the file stand in the order of their numbers, so the same parts give the same bytes.
+The fields of the file are in the order of their numbers, so the same parts produce the same bytes.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Bundle:
 
     Attributes:
         path: where it was read.
-        manifest: what the model is.
+        manifest: description of the model.
         tokenizer_json: content of its ``tokenizer.json``.
         golden: texts with the embeddings, or pairs with the scores, they had when the bundle was written.
         fingerprint: hex SHA-256 of the content.
@@ -79,13 +79,13 @@ def write_bundle(
     tokenizer_json: str,
     golden: Golden | GoldenPairs,
 ) -> str:
-    """Write a bundle atomically; the same parts give the same bytes.
+    """Write a bundle atomically; the same parts produce the same bytes.
 
     Args:
-        path: the file to write; what stands there is replaced.
+        path: the file to write; an existing one is replaced.
         model: a serialized ONNX ``ModelProto`` without external data; earlier ``embedkit.`` metadata
             in it is replaced, other metadata is kept.
-        manifest: what the model is.
+        manifest: description of the model.
         tokenizer_json: content of a ``tokenizer.json``.
         golden: texts with their embeddings, or pairs with their scores, under this very graph.
 
@@ -93,7 +93,7 @@ def write_bundle(
         The fingerprint.
 
     Raises:
-        BundleError: the parts do not make a valid bundle.
+        BundleError: the parts do not form a valid bundle.
         StorageError: the file cannot be written.
     """
     fields = [part for part in read_fields(memoryview(model)) if not _key(part).startswith(_PREFIX)]
@@ -164,7 +164,7 @@ def _parse_fields(path: Path, content: bytes) -> Bundle:
 
 
 def _read_model(content: bytes) -> list[Field]:
-    """The fields of a ModelProto; tells a damaged one from a file of another kind."""
+    """Return the fields of a ModelProto; distinguishes a damaged one from a file of another kind."""
     if not content:
         raise BundleError("the file is empty")
     if content[0] != 0x08:  # the tag of ir_version, field 1, with which every ONNX writer begins

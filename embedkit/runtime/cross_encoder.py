@@ -148,8 +148,8 @@ class CrossEncoder(Model[PairTokenizer]):
     def verify(self) -> Verification:
         """Score the golden pairs of the bundle and compare with the scores stored at export.
 
-        They have to be as near as the bundle's tolerance says, and to have the bits that it records, if it does
-        so for the arithmetic at work (:attr:`numerics`).
+        They must agree within the bundle's tolerance, and bit for bit if the bundle records the bits
+        of the arithmetic in use (:attr:`numerics`).
 
         Raises:
             ModelError: the model is not a bundle and has no golden pairs.

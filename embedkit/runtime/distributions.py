@@ -28,7 +28,7 @@ def installed_distributions() -> dict[str, str]:
 
 
 def explain_missing_onnxruntime() -> str:
-    """One sentence for when ``import onnxruntime`` fails, or lacks what it should have."""
+    """Return the message for a failed ``import onnxruntime``, or one that lacks its contents."""
     names = list(installed_distributions())
     if not names:
         return "ONNX Runtime is not installed; install it with: pip install onnxruntime"

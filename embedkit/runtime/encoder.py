@@ -96,7 +96,7 @@ class Encoder(Model[Tokenizer]):
 
         Returns:
             ``(N, D) float32, unit rows`` in the order of the texts, or ``(D,)`` for one text. Binary precisions
-            give ``(N, ceil(D / 8))``.
+            return ``(N, ceil(D / 8))``.
 
         Raises:
             InputError: an item is not a text (names its position), or an argument is invalid for the model.
@@ -225,7 +225,7 @@ class Encoder(Model[Tokenizer]):
     def token_spans(
         self, texts: Sequence[str], *, special_tokens: bool = True, prompt_name: str | None = None
     ) -> list[list[TokenSpan]]:
-        """The tokens of texts, none cut off, with the characters of the prompt and text that they stand for.
+        """Return the tokens of texts without truncation, with their characters in the prompt and the text.
 
         Args:
             texts: N texts.
@@ -298,8 +298,8 @@ class Encoder(Model[Tokenizer]):
     def verify(self) -> Verification:
         """Encode the golden texts of the bundle and compare with the embeddings stored at export.
 
-        They have to be as near as the bundle's tolerance says, and to have the bits that it records, if it does
-        so for the arithmetic at work (:attr:`numerics`).
+        They must agree within the bundle's tolerance, and bit for bit if the bundle records the bits
+        of the arithmetic in use (:attr:`numerics`).
 
         Raises:
             ModelError: the model is not a bundle and has no golden texts.

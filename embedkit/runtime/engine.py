@@ -38,10 +38,10 @@ _POSITIONS_NAMED = 5
 class Verification(TypedDict):
     """Result of running the golden texts of a bundle on this machine.
 
-    ``texts`` golden texts (pairs, of a cross-encoder) were run; their tokens were the same if
-    ``same_tokens``; the largest absolute ``difference`` of any value may be ``tolerance``. ``same_bits`` says
-    whether values have the bits that the bundle records for the arithmetic at work, and is None where it records
-    none. ``passed`` if all are as they should.
+    ``texts`` golden texts (pairs for a cross-encoder) were run; ``same_tokens`` is whether their tokens agree.
+    The largest absolute ``difference`` of a value may be ``tolerance``. ``same_bits`` is whether values have the
+    bits that the bundle records for the arithmetic in use, or None if it records none. ``passed`` is whether all
+    of this is as required.
     """
 
     passed: bool
@@ -203,11 +203,11 @@ class Engine:
         """Compare tokens with golden tokens, and the graph's results for these with golden values and their bits.
 
         Args:
-            found: the tokens of the golden texts here.
-            golden: those of the bundle.
-            values: what the graph gave for them at export.
-            tolerance: the largest difference allowed.
-            digest: of the bits that the graph's arithmetic has to give; None if it is not known.
+            found: the tokens of the golden texts on this machine.
+            golden: the tokens in the bundle.
+            values: the output of the graph at export.
+            tolerance: largest allowed difference.
+            digest: digest of the bits of the graph's arithmetic; None if unknown.
         """
         same = found.ids == golden.ids and found.type_ids == golden.type_ids
         rows = self._run_all(golden, self._graph.golden_batches(golden.lengths, most_tokens=self._max_tokens))

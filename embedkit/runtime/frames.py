@@ -1,4 +1,4 @@
-"""What two processes of ours say to each other through a pipe: a header in JSON and bytes behind it."""
+"""Messages between two processes through a pipe: a JSON header followed by bytes."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _SIZES = struct.Struct("<QQ")
 
 
 def write_frame(stream: BinaryIO, header: Mapping[str, Any], payload: bytes = b"") -> None:
-    """Send a header, whatever JSON can hold, and bytes.
+    """Send a header that JSON can represent, and bytes.
 
     Raises:
-        OSError: nobody reads any more.
+        OSError: the reader has closed the pipe.
     """
-    text = json.dumps(header).encode("ascii")  # half a surrogate pair passes as its escape
+    text = json.dumps(header).encode("ascii")  # a lone surrogate is sent as its escape
     stream.write(_SIZES.pack(len(text), len(payload)) + text)
     stream.write(payload)
     stream.flush()
@@ -28,7 +28,7 @@ def read_frame(stream: BinaryIO) -> tuple[dict[str, Any], bytes]:
     """Wait for a header and its bytes.
 
     Raises:
-        EOFError: the other side has ended.
+        EOFError: the other process has ended.
     """
     text_bytes, payload_bytes = _SIZES.unpack(_read(stream, _SIZES.size))
     header: dict[str, Any] = json.loads(_read(stream, text_bytes))

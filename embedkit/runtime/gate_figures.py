@@ -1,4 +1,4 @@
-"""What the gates of an export measured, in words: for messages, tables and `embedkit inspect`."""
+"""Formats the measurements of an export's gates for messages, tables and `embedkit inspect`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 __all__ = ["describe_figures"]
 
-# Figures whose limit is not called like them with "_allowed" behind.
+# Figures whose limit is not named like them with the suffix "_allowed".
 _LIMITS = {"retention": "allowed", "spearman": "allowed", "largest_error_in_steps": "largest_error_allowed"}
 
 

@@ -14,7 +14,7 @@ from embedkit.runtime.wire import read_fields, read_numbers
 
 __all__ = ["Initializer", "large_tables", "largest_initializers", "refuse_external_data"]
 
-# Which fields of which message hold which message, as far as tensors can stand in it (onnx.proto3).
+# Fields of messages that contain messages, as far as they may contain tensors (onnx.proto3).
 _MEMBERS = {
     "model": {7: "graph", 20: "training", 25: "function"},
     "training": {1: "graph", 2: "graph"},
@@ -76,15 +76,15 @@ def largest_initializers(model: bytes, count: int) -> list[Initializer]:
 
 
 def large_tables(model: bytes, *, least_bytes: int) -> dict[str, npt.NDArray[Any]]:
-    """Tables of the main graph of at least so many bytes, by name: weights that rows are taken from, as of words.
+    """Return large tables of the main graph by name: weights from which rows are gathered, such as words.
 
-    Those of other types than float32, float16, int8 and uint8 are left out.
+    Tables of types other than float32, float16, int8 and uint8 are omitted.
 
     Returns:
-        Arrays that read ``model`` itself, or a copy where a table does not stand where its type may.
+        Views of ``model``, or a copy if a table is not aligned.
 
     Raises:
-        BundleIntegrityError: the bytes are no message.
+        BundleIntegrityError: the bytes are not an ONNX model.
     """
     found = {}
     for graph in _messages(memoryview(model), _GRAPH):

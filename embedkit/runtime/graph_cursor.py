@@ -1,4 +1,4 @@
-"""A walk through the nodes of a graph that should be a certain one: each is taken by saying what it must be."""
+"""A cursor over the nodes of a graph of known form: each is consumed by stating its expected contents."""
 
 from __future__ import annotations
 
@@ -17,47 +17,47 @@ _NO_NODE = Node("", (), (), {})
 
 
 class GraphCursor:
-    """Stands before one node after the other, in the order of the file.
+    """Points to one node after another, in the order of the file.
 
-    Every method raises OtherGraphError where the graph is not what is said of it.
+    Every method raises OtherGraphError if the graph differs from the expectation.
     """
 
     def __init__(self, graph: PlainGraph) -> None:
         self._tensors = graph.tensors
         self._waiting = iter(graph.nodes)
-        self._arrays: dict[str, Array] = {}  # constants that were met
+        self._arrays: dict[str, Array] = {}  # constants read so far
         self._values = {value.name for value in graph.inputs} | graph.tensors.keys()
         self._node = self._next()
 
     @property
     def operator(self) -> str:
-        """That of the next node; empty at the end."""
+        """Operator of the next node; empty at the end."""
         return self._node.operator
 
     def attribute(self, name: str) -> Attribute:
-        """One of the next node's."""
+        """Return an attribute of the next node."""
         if name not in self._node.attributes:
             raise OtherGraphError(f"{self.operator} has no {name}")
         return self._node.attributes[name]
 
     def name(self, position: int) -> str:
-        """What an input of the next node is called."""
+        """Return the name of an input of the next node."""
         if position >= len(self._node.inputs):
             raise OtherGraphError(f"{self.operator} has no input {position}")
         return self._node.inputs[position]
 
     def dtype(self, position: int) -> str:
-        """Of a constant that the next node takes; empty if that is none."""
+        """Return the dtype of a constant input of the next node; empty if the input is not constant."""
         tensor = self._tensors.get(self.name(position))
         return "" if tensor is None else tensor.dtype.name
 
     def constant(self, position: int, dtype: str, *shape: int | None) -> Array:
-        """One that the next node takes.
+        """Return a constant input of the next node.
 
         Args:
-            position: among the node's inputs.
-            dtype: that it must have.
-            shape: that it must have; None is any length.
+            position: position among the node's inputs.
+            dtype: expected dtype.
+            shape: expected shape; None is any length.
         """
         array = self._array(self.name(position))
         if array is None or array.dtype.name != dtype or len(array.shape) != len(shape):
@@ -67,23 +67,23 @@ class GraphCursor:
         return array
 
     def take(self, operator: str, *inputs: str | Array, **attributes: Attribute) -> str:
-        """Pass the next node, which has one output; see :meth:`take_many`."""
+        """Consume the next node, which has one output; see :meth:`take_many`."""
         (output,) = self.take_many(operator, 1, *inputs, **attributes)
         return output
 
     def take_many(
         self, operator: str, outputs: int, *inputs: str | Array, **attributes: Attribute
     ) -> tuple[str, ...]:
-        """Pass the next node.
+        """Consume the next node.
 
         Args:
-            operator: that it must be.
-            outputs: how many it must have.
-            inputs: for each, the name of the value, or an array that the constant must equal, type and shape too.
-            attributes: all that it must have, no more and no less.
+            operator: expected operator.
+            outputs: expected number of outputs.
+            inputs: for each, the name of the value, or an array that the constant must equal, with type and shape.
+            attributes: exactly the expected attributes.
 
         Returns:
-            names of its outputs.
+            the names of its outputs.
         """
         node = self._node
         if node.operator != operator or len(node.inputs) != len(inputs) or len(node.outputs) != outputs:
@@ -98,7 +98,7 @@ class GraphCursor:
         return node.outputs
 
     def finish(self) -> None:
-        """Make sure that no node is left, and no constant that none took."""
+        """Check that no node is left, and no unused constant."""
         if self._node is not _NO_NODE or self._arrays.keys() != self._tensors.keys():
             raise OtherGraphError("something is left over")
 
@@ -123,5 +123,5 @@ def _is_like(found: Array, wanted: Array) -> bool:
 
 
 def _are_same(found: dict[str, Attribute], wanted: dict[str, Attribute]) -> bool:
-    """1 and 1.0 are not the same."""
+    """Return whether two values are equal and of one type: 1 and 1.0 differ."""
     return found == wanted and all(type(found[name]) is type(wanted[name]) for name in wanted)

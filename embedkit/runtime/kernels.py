@@ -1,4 +1,4 @@
-"""The kernels that were compiled here, and None for those that were not.
+"""The compiled kernels, and None for those that were not built.
 
 To add one: its C file and its stub in ``embedkit/kernels/``, an entry in ``pyproject.toml``, a line here.
 """
@@ -9,7 +9,7 @@ __all__ = ["bert", "built", "wordpiece"]
 
 try:
     from embedkit.kernels import bert
-except ImportError:  # no compiler was found when embedkit was installed
+except ImportError:  # no compiler was available when embedkit was installed
     bert = None  # type: ignore[assignment]
 try:
     from embedkit.kernels import wordpiece
@@ -18,5 +18,5 @@ except ImportError:
 
 
 def built() -> dict[str, bool]:
-    """Name of each kernel -> whether it is there."""
+    """Return whether each kernel was built, by name."""
     return {"bert": bert is not None, "wordpiece": wordpiece is not None}

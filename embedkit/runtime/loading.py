@@ -69,10 +69,10 @@ def load_model(
 
 
 def _is_repository(folder: Path) -> bool:
-    """Whether a folder declares that its graph is a bundle."""
+    """Return whether a folder declares that its graph is a bundle."""
     try:
         config = json.loads((folder / "config.json").read_bytes())
-    except (OSError, ValueError, RecursionError):  # the reader of such folders names what is wrong
+    except (OSError, ValueError, RecursionError):  # the reader of such folders reports the error
         return False
     return isinstance(config, dict) and BUNDLE_FOLDER_KEY in config
 

@@ -65,7 +65,7 @@ def _fetch(url: str) -> Path:
 
 
 def _looks_like_a_path(source: str) -> bool:
-    """``models/tiny`` is a path where a folder ``models`` stands, and could be a hub id elsewhere."""
+    """``models/tiny`` is a path if a folder ``models`` exists, and otherwise may be a hub id."""
     parent = Path(source).parent
     return (
         source.endswith(".onnx")

@@ -1,4 +1,4 @@
-"""What a bundle says of itself: the manifest, and golden texts to prove it on another machine."""
+"""The manifest and the golden texts of a bundle, which describe it and verify it on another machine."""
 
 from __future__ import annotations
 
@@ -25,31 +25,31 @@ KINDS = ("encoder", "cross-encoder")
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """What a model is and where it comes from.
+    """Description and origin of a model.
 
     Attributes:
-        name: what people call the model.
+        name: name of the model.
         kind: ``"encoder"``, or ``"cross-encoder"``, which scores pairs of texts.
         dimension: D, the width of an embedding; 1 for a cross-encoder.
-        max_length: longest text, or pair of texts, in tokens, special tokens included.
-        pooling: how tokens become one embedding, ``"mean"`` or ``"cls"``.
-        normalize: whether the graph gives unit rows; False for a cross-encoder.
-        prompts: prompt name -> text put before each text, e.g. ``{"query": "query: "}``.
-        base: what the student started from.
+        max_length: maximum length of a text, or pair of texts, in tokens, including special tokens.
+        pooling: how token states are combined into an embedding, ``"mean"`` or ``"cls"``.
+        normalize: whether the graph returns unit rows; False for a cross-encoder.
+        prompts: prompt name -> text prepended to each text, e.g. ``{"query": "query: "}``.
+        base: start of the student.
         method: the training method, e.g. ``"sct"``.
-        teacher: ``{"name": ..., "fingerprint": ...}``, or nothing.
+        teacher: ``{"name": ..., "fingerprint": ...}``, or empty.
         corpus: one ``{"name", "rows", "sha256", "licence"}`` for each corpus.
         config: the resolved configuration of the training.
         metrics: task -> figures.
-        gates: gate -> what the export measured and allowed.
+        gates: gate -> measurements and limits of the export.
         precision: of the weights, e.g. ``"fp32"`` or ``"int8"``.
         target: the processor it was made for, e.g. ``"cpu-avx2"``.
         licence: of the weights, an SPDX expression.
         created_by: the program and version that wrote it.
-        ranges: of the dimensions, for embeddings of a byte each, as
-            :class:`~embedkit.runtime.ranges.Ranges` writes them; empty, and not in the file, where nobody
-            measured them.
-        default_prompt: name of the prompt for texts for which none is asked for; empty, and not in the file, if
+        ranges: ranges of the dimensions, for embeddings of a byte per dimension, as written by
+            :class:`~embedkit.runtime.ranges.Ranges`; empty, and not in the file, if they were not
+            measured.
+        default_prompt: name of the prompt that is used by default; empty, and not in the file, if
             there is none.
     """
 
@@ -121,11 +121,11 @@ class Golden:
 
     Attributes:
         texts: G texts, at least one.
-        token_ids: their ids, special tokens included.
-        vectors: ``(G, D) float32``, what the graph gave.
-        tolerance: largest absolute difference that another machine may show.
+        token_ids: their ids, including special tokens.
+        vectors: ``(G, D) float32``, the output of the graph.
+        tolerance: largest allowed absolute difference on another machine.
         digests: numerics -> :func:`~embedkit.runtime.numerics.digest_of` the embeddings, for each arithmetic that
-            gives the same bits on every machine.
+            computes the same bits on every machine.
     """
 
     texts: list[str]
@@ -185,7 +185,7 @@ class GoldenPairs:
         pairs: G pairs, at least one.
         token_ids: their ids, special tokens included.
         token_type_ids: their token types, in lists as long as those of ``token_ids``.
-        scores: ``(G,) float32``, what the graph gave.
+        scores: ``(G,) float32``, the output of the graph.
         tolerance: largest absolute difference that another machine may show.
         digests: as of :class:`Golden`, of the scores.
     """

@@ -119,9 +119,9 @@ class Model(ABC, Generic[AnyTokenizer]):
             max_tokens_per_batch: maximum number of texts or pairs in a batch times the longest of them in tokens;
                 if None, 16,384, but 1024 on a CPU, and at most 256 there if threads run their own batches.
             instructions: the instruction set of embedkit's kernel: "amx", "avx512", "avx-vnni", "avx2",
-                "neon-i8mm", "neon-dotprod" or "portable". All give the same bits. If None, the one in the
-                environment variable ``EMBEDKIT_INSTRUCTIONS``, else the quickest of this processor. A named one
-                runs the kernel wherever it can run the model and no provider is named.
+                "neon-i8mm", "neon-dotprod" or "portable". All compute the same bits. None uses the one in the
+                environment variable ``EMBEDKIT_INSTRUCTIONS``, or else the fastest of this processor. A named one
+                selects the kernel if it supports the model and no provider is named.
 
         Raises:
             ModelNotFoundError: no model exists under the path, name or id.
@@ -175,9 +175,9 @@ class Model(ABC, Generic[AnyTokenizer]):
 
     @property
     def numerics(self) -> str:
-        """The arithmetic: models of the same fingerprint and numerics give the same bits on every processor.
+        """The arithmetic: models with the same fingerprint and numerics compute the same bits on any processor.
 
-        ONNX Runtime makes no such promise; its name and version stand here all the same.
+        ONNX Runtime does not guarantee this, but its name and version are given here as well.
         """
         return self._numerics
 
@@ -207,7 +207,7 @@ class Model(ABC, Generic[AnyTokenizer]):
 
     @abstractmethod
     def _shape(self, width: int | None) -> tuple[int, ...]:
-        """The shape of one item's result, where a graph gives rows of this width, if it says so."""
+        """Return the shape of one item's result, if a graph with rows of this width declares it."""
 
     @abstractmethod
     def _outputs(self, model: Bundle | FolderModel) -> Sequence[str]:

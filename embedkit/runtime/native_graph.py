@@ -1,11 +1,11 @@
-"""The graph of a BERT encoder or cross-encoder, run by our own kernel instead of ONNX Runtime.
+"""The graph of a BERT encoder or cross-encoder, run by embedkit's kernel instead of ONNX Runtime.
 
-Texts or pairs stand beside each other without padding, and all from the word table to the unit row, or to the row
-that a score is made of, is one call. In int8, dynamic products round each token by a scale of its own, where ONNX
-Runtime has one for the batch: that is more exact, and neither embeddings nor scores depend on their batch.
+Texts or pairs are stored consecutively without padding, and one call computes everything from the word table to
+the unit row or the score. In int8, dynamic products round each token with its own scale, where ONNX Runtime has
+one for the batch: this is more accurate, and neither embeddings nor scores depend on their batch.
 
-The kernel is compiled for several instruction sets, all of which give the same bits. The quickest of the
-processor runs, unless a caller or ``EMBEDKIT_INSTRUCTIONS`` names another.
+The kernel is compiled for several instruction sets, all of which compute the same bits. The fastest of the
+processor is used, unless the caller or ``EMBEDKIT_INSTRUCTIONS`` names another.
 """
 
 from __future__ import annotations
@@ -36,35 +36,35 @@ __all__ = [
 ]
 
 NATIVE = "EmbedkitExecutionProvider"
-NATIVE_NUMERICS = "embedkit-1"  # another number for whatever changes a bit of any embedding or score
+NATIVE_NUMERICS = "embedkit-1"  # increases with every change to any bit of an embedding or score
 INSTRUCTIONS = ("amx", "avx512", "avx-vnni", "avx2", "neon-i8mm", "neon-dotprod", "portable")
 
 _ENVIRONMENT = "EMBEDKIT_INSTRUCTIONS"
-_PORTABLE = "portable"  # plain C: the definition of the others, and slower than ONNX Runtime
-_TOKENS_PER_BATCH = range(64, 257)  # enough for all rows of a tile, and few enough to stay in a processor's cache
+_PORTABLE = "portable"  # plain C: the reference for the others, and slower than ONNX Runtime
+_TOKENS_PER_BATCH = range(64, 257)  # enough for all rows of a tile, and few enough for a processor's cache
 _BATCHES_OF_FEW = 8
-# Multiplications by a weight, of bytes and of floats, that take longer than another thread takes to start.
+# Multiplications by a weight, of bytes and of floats, that take longer than starting another thread.
 _WORK_OF_A_THREAD = {True: 400_000_000, False: 130_000_000}
-_MULTIPLE = 64  # of all widths, which the kernel takes as a whole number of its tiles
-_LANES = 16  # and of the width of a head
-# Weights in products. In ONNX Runtime threads share a larger graph, and here one text waits for one thread.
+_MULTIPLE = 64  # every width is a multiple of it, so that the kernel has only whole tiles
+_LANES = 16  # and so is the width of a head of this
+# Weights in products. ONNX Runtime runs a larger graph on several threads, while here one text uses one thread.
 _MOST_FLOATS = 4_000_000
 _MOST_BYTES = 100_000_000
 
 
 def native_instructions() -> tuple[str, ...]:
-    """The instruction sets that the kernel can run on here, the quickest first; none without the kernel."""
+    """Return the instruction sets available to the kernel, the fastest first; none without the kernel."""
     return bert.instructions() if bert is not None else ()
 
 
 def choose_instructions(asked: str | None = None) -> str:
-    """The instruction set to run on.
+    """Return the instruction set to use.
 
     Args:
-        asked: one of :data:`INSTRUCTIONS`; if None, the one in ``EMBEDKIT_INSTRUCTIONS``, else the quickest here.
+        asked: one of :data:`INSTRUCTIONS`; None uses ``EMBEDKIT_INSTRUCTIONS``, or else the fastest available one.
 
     Raises:
-        ProviderError: the kernel is not there, or not for these instructions on this processor.
+        ProviderError: the kernel is missing, or has no such instructions on this processor.
     """
     if bert is None:
         raise ProviderError(f"{NATIVE} is not there: no C compiler was found when embedkit was installed")
@@ -77,25 +77,25 @@ def choose_instructions(asked: str | None = None) -> str:
 
 
 class NativeGraph:
-    """Runs texts or pairs without padding, a batch on each thread. Use :meth:`choose`; threads may share it.
+    """Runs texts or pairs without padding, one batch per thread; thread-safe. Create it with :meth:`choose`.
 
     Args:
-        graph: one that the kernel can run.
-        threads: threads to keep busy; as many as this process may use if None.
+        graph: weights that the kernel supports.
+        threads: number of threads to use; None uses all that are available to this process.
         instructions: see :func:`choose_instructions`.
 
     Attributes:
-        instructions: the instruction set at work.
-        lanes: threads that may call :meth:`fill` side by side.
-        numerics: the arithmetic; graphs of the same name give the same bits wherever they run.
-        positions: tokens of the longest text or pair that it takes.
-        provider: the name by which it is asked for.
-        vocabulary: words that it has rows for.
-        width: D, the width of a row; None of a cross-encoder, which gives scores.
+        instructions: the instruction set in use.
+        lanes: number of threads that may call :meth:`fill` concurrently.
+        numerics: the arithmetic; graphs with the same name compute the same bits on any machine.
+        positions: maximum length of a text or pair in tokens.
+        provider: the provider name that selects it.
+        vocabulary: number of rows of the word table.
+        width: D, the width of a row; None for a cross-encoder, which returns scores.
 
     Raises:
-        ModelError: weights do not fit each other, or one is NaN or infinite.
-        ProviderError: the instructions are not there.
+        ModelError: shapes of weights are inconsistent, or a weight is NaN or infinite.
+        ProviderError: the instructions are not available.
     """
 
     def __init__(self, graph: BertGraph, *, threads: int | None = None, instructions: str | None = None) -> None:
@@ -122,20 +122,20 @@ class NativeGraph:
         providers: Sequence[str] | None = None,
         instructions: str | None = None,
     ) -> NativeGraph | None:
-        """The graph, if it is asked for, or if nothing is and this is the quickest way to run it.
+        """Return the graph if it is requested, or if nothing is requested and it is the fastest way; else None.
 
-        Instructions that are named, here or in the environment, ask for it wherever no provider is.
+        Instructions that are named, here or in the environment, request it unless a provider is named.
 
         Args:
-            model: a serialized ONNX model.
-            pairs: whether it should be a cross-encoder, and not an encoder.
-            threads: as above.
-            providers: what the caller asks for.
+            model: a serialised ONNX model.
+            pairs: whether to expect a cross-encoder instead of an encoder.
+            threads: as for the class.
+            providers: the providers that the caller requests.
             instructions: see :func:`choose_instructions`.
 
         Raises:
-            ProviderError: it is asked for, and the kernel is not there or cannot run this graph; or the named
-                instructions are not there.
+            ProviderError: it is requested, but the kernel is missing or does not support this graph; or the named
+                instructions are not available.
         """
         asked = providers is not None and NATIVE in providers
         if providers is not None and not asked:
@@ -158,17 +158,17 @@ class NativeGraph:
 
     @classmethod
     def find(cls, model: bytes, *, pairs: bool = False, instructions: str | None = None) -> NativeGraph | None:
-        """The graph wherever the kernel can run it, asked for or not; to compare with."""
+        """Return the graph if the kernel supports it, requested or not; for comparisons."""
         try:
             return cls(_read(model, pairs=pairs), instructions=instructions)
         except ProviderError:
             return None
 
     def check(self, *, max_length: int, vocabulary_size: int) -> None:
-        """Refuse a tokenizer that gives longer texts or more words than the graph has rows for.
+        """Reject a tokenizer with longer texts or more words than the graph has rows for.
 
         Raises:
-            ModelError: it does.
+            ModelError: the graph has too few rows.
         """
         if max_length > self.positions:
             raise ModelError(f"texts may have {max_length} tokens, and the graph has {self.positions} positions")
@@ -178,7 +178,7 @@ class NativeGraph:
     def batches(
         self, lengths: npt.NDArray[np.int64], *, most_tokens: int | None, most_items: int | None
     ) -> list[slice]:
-        """The texts or pairs of each batch, in their order: there is no padding to be saved."""
+        """Return the texts or pairs of each batch, in order; sorting them would save no padding."""
         ends = np.cumsum(lengths)
         budget, count, start = most_tokens or self._choose_tokens_per_batch(int(lengths.sum())), len(lengths), 0
         found = []
@@ -191,27 +191,27 @@ class NativeGraph:
         return found
 
     def _choose_tokens_per_batch(self, tokens: int) -> int:
-        """The bound for a chunk of so many tokens: one batch where threads do not pay, else some for each."""
+        """Return the bound for a chunk of that many tokens: one batch if threads do not pay off, else several."""
         least, most = _TOKENS_PER_BATCH[0], _TOKENS_PER_BATCH[-1]
         if tokens <= self._tokens_of_a_thread:
             return max(tokens, most)
         return min(max(tokens // _BATCHES_OF_FEW, self._tokens_of_a_thread, least), most)
 
     def golden_batches(self, lengths: npt.NDArray[np.int64], *, most_tokens: int | None) -> list[slice]:
-        """The same, as nothing depends on its batch."""
+        """Return the batches of golden items: the same, because nothing depends on its batch."""
         return self.batches(lengths, most_tokens=most_tokens, most_items=None)
 
     def fill(self, rows: FloatArray, items: slice, tokens: Tokens, lane: int | None = None) -> None:
-        """Put what one batch gives into ``rows[items]``: ``(B, D) float32, unit rows``, or ``(B,)``, scores.
+        """Write the results of a batch to ``rows[items]``: ``(B, D) float32, unit rows``, or scores ``(B,)``.
 
         Args:
-            rows: of all texts or pairs, C-contiguous.
-            items: some that follow each other, as :meth:`batches` gives them.
-            tokens: of all texts or pairs.
-            lane: of no meaning here, as the kernel hands out memory.
+            rows: results of all texts or pairs, C-contiguous.
+            items: a slice returned by :meth:`batches`.
+            tokens: tokens of all texts or pairs.
+            lane: ignored, because the kernel allocates memory itself.
 
         Raises:
-            ModelError: the tokenizer gave what the graph has no row for, or a value became NaN or infinite.
+            ModelError: a token id exceeds the tables, or a value became NaN or infinite.
         """
         del lane
         ids = TokenIds.of(tokens.ids[items])
@@ -224,7 +224,7 @@ class NativeGraph:
             raise ModelError(f"the graph cannot be computed: {error}") from error
 
     def run(self, tokens: Tokens) -> FloatArray:
-        """All texts or pairs as one batch: ``(N, D) float32, unit rows``, or ``(N,)``, scores.
+        """Run all texts or pairs as one batch; return ``(N, D) float32, unit rows``, or scores ``(N,)``.
 
         Raises:
             ModelError: as :meth:`fill`.
@@ -236,16 +236,16 @@ class NativeGraph:
 
 
 def _types(tokens: Tokens, items: slice, count: int) -> npt.NDArray[np.int32]:
-    """Types of so many tokens: 0 where nothing else is said, as for ONNX Runtime."""
+    """Return the types of that many tokens; 0 by default, as in ONNX Runtime."""
     if tokens.type_ids is None:
         return np.zeros(count, dtype=np.int32)
     return TokenIds.of(tokens.type_ids[items]).flat
 
 
 def _read(model: bytes, *, pairs: bool) -> BertGraph:
-    """The graph, where the kernel can run it."""
+    """Return the graph if the kernel supports it."""
     if bert is None:
-        choose_instructions()  # says why
+        choose_instructions()  # raises the reason
     graph = read_bert(model, pairs=pairs)
     if graph is None or not _fits(graph):
         raise ProviderError(

@@ -1,7 +1,7 @@
-"""The arithmetic that made embeddings, as it is recorded beside them.
+"""The arithmetic that computed embeddings, recorded with them.
 
-Embeddings of one text by one model under two arithmetics differ in their last bits. That is no error, but whoever
-compares checksums, or looks for equal embeddings, has to know of it.
+Embeddings of one text by one model with two arithmetics differ in their last bits. This is no error, but matters
+for checksums and for comparing embeddings for equality.
 """
 
 from __future__ import annotations
@@ -18,32 +18,32 @@ __all__ = ["UNKNOWN", "digest_of", "joined", "numerics_of", "warn_of_mixture"]
 logger = logging.getLogger("embedkit")
 
 UNKNOWN = "unknown"
-"""Stands for the arithmetic of embeddings that came without its name."""
+"""The arithmetic of embeddings for which none is recorded."""
 
 
 def numerics_of(model: object) -> str:
-    """The arithmetic of a model, :data:`UNKNOWN` of models that do not name it."""
+    """Return the arithmetic of a model; :data:`UNKNOWN` if it does not name one."""
     found = getattr(model, "numerics", None)
     return found if isinstance(found, str) and found else UNKNOWN
 
 
 def digest_of(values: npt.NDArray[np.float32]) -> str:
-    """Hex SHA-256 of the bits of embeddings or scores, row by row in little-endian order."""
+    """Return the hex SHA-256 of embeddings or scores, row by row in little-endian order."""
     return hashlib.sha256(np.ascontiguousarray(values, dtype="<f4").tobytes()).hexdigest()
 
 
 def joined(*several: Iterable[str]) -> tuple[str, ...]:
-    """Every arithmetic that is named in one of these, once, in alphabetical order."""
+    """Return every arithmetic in the arguments once, in alphabetical order."""
     return tuple(sorted({each for names in several for each in names}))
 
 
 def warn_of_mixture(place: object, kept: Iterable[str], used: Iterable[str]) -> None:
-    """Log a warning if embeddings under one arithmetic meet embeddings under another.
+    """Log a warning if embeddings with different arithmetics are mixed.
 
     Args:
-        place: where embeddings are kept.
-        kept: the arithmetics of those.
-        used: the arithmetics of the embeddings that are added to them or compared with them.
+        place: where the embeddings are stored.
+        kept: arithmetics of the stored embeddings.
+        used: arithmetics of the embeddings that are added to them or compared with them.
     """
     old, new = set(kept) - {UNKNOWN}, set(used) - {UNKNOWN}
     if old and not new <= old:

@@ -47,18 +47,18 @@ class Packing:
         precision: Precision,
         ranges: Ranges | None = None,
     ) -> Packing:
-        """Check a caller's wishes against a model.
+        """Check the caller's options for a model.
 
         Args:
-            dimension: D, the dimensions that the model gives.
-            truncate_dim: dimensions wanted, or None for all.
-            unit: whether the model's rows have length 1 already.
-            normalize: whether rows shall have length 1.
-            precision: as the attribute.
-            ranges: the model's, if it has them.
+            dimension: D, the dimensions of the model.
+            truncate_dim: number of dimensions to keep; None keeps all.
+            unit: whether the model returns unit rows.
+            normalize: whether to scale rows to length 1.
+            precision: as for the attribute.
+            ranges: the model's ranges, if it has them.
 
         Raises:
-            InputError: the model cannot give that.
+            InputError: the model does not support an option.
         """
         if truncate_dim is not None and (type(truncate_dim) is not int or not 1 <= truncate_dim <= dimension):
             raise InputError(f"truncate_dim must be a whole number from 1 to {dimension}, not {truncate_dim!r}")

@@ -15,14 +15,14 @@ from embedkit.runtime.tokenization import TokenBatch, Tokens
 
 __all__ = ["PaddedGraph"]
 
-# On a CPU small batches stay in its caches. In lanes there have to be enough of them for every thread, even of few
-# texts, and what a batch holds must not depend on the threads: a text of dynamic int8 depends on its batch.
+# On a CPU small batches stay in its caches. In lanes there must be enough of them for every thread, even for few
+# texts, and batches must not depend on the threads: an embedding of dynamic int8 depends on its batch.
 _LANE_TOKENS_PER_BATCH = range(128, 257)
 _BATCHES_OF_FEW = 8
 _CPU_TOKENS_PER_BATCH = 1024
-# Other devices need large batches to be busy.
+# Other devices need large batches for full utilisation.
 _DEVICE_TOKENS_PER_BATCH = 16_384
-# What golden texts were always verified with.
+# The bound with which golden texts have always been verified.
 _SMALL_GOLDEN_TOKENS_PER_BATCH = 512
 
 
@@ -31,14 +31,14 @@ class PaddedGraph:
 
     Args:
         session: the graph.
-        finish: makes the session's output the wanted rows of the batch, ``(B, *shape) float32``.
-        pad_id: fills token batches.
+        finish: converts the session's output to the rows of the batch, ``(B, *shape) float32``.
+        pad_id: padding id of token batches.
 
     Attributes:
-        lanes: threads that may call :meth:`fill` side by side, each with a lane of its own.
-        numerics: ONNX Runtime's version and provider; other processors may give other bits.
-        provider: the first of the session's execution providers.
-        width: size of a row, or None where the graph leaves it open or gives scores.
+        lanes: number of threads that may call :meth:`fill` concurrently, each with its own lane.
+        numerics: ONNX Runtime's version and provider; other processors may compute other bits.
+        provider: the session's first execution provider.
+        width: size of a row, or None if the graph does not declare it or returns scores.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class PaddedGraph:
         rows[items] = found
 
     def _choose_tokens_per_batch(self, tokens: int) -> int:
-        """The bound for a chunk of so many tokens."""
+        """Return the bound for a chunk of that many tokens."""
         if self._session.has_lanes:
             return min(max(tokens // _BATCHES_OF_FEW, _LANE_TOKENS_PER_BATCH[0]), _LANE_TOKENS_PER_BATCH[-1])
         return _CPU_TOKENS_PER_BATCH if self._session.providers[0] == CPU else _DEVICE_TOKENS_PER_BATCH

@@ -1,4 +1,4 @@
-"""The quickest way through BERT's tokenizer for pairs: the pieces of both texts, cut and framed many at a time."""
+"""The fastest path through BERT's tokenizer for pairs: pieces of both texts, truncated and framed in bulk."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class _Frame(NamedTuple):
 
 @dataclass(slots=True)
 class PairPieces:
-    """Ids and types of plain pairs, where :class:`WordPieces` has a way for texts. Use :meth:`find`.
+    """Ids and types of plain pairs, if :class:`WordPieces` supports the tokenizer. Create it with :meth:`find`.
 
     Attributes:
-        words: gives the pieces of texts, without a frame.
-        frame: what stands around them.
-        room: pieces of both texts together.
+        words: returns the pieces of texts, without special tokens.
+        frame: the special tokens.
+        room: maximum number of pieces of both texts together.
     """
 
     words: WordPieces
@@ -45,11 +45,11 @@ class PairPieces:
 
     @classmethod
     def find(cls, tokenizer: tokenizers.Tokenizer, max_length: int) -> PairPieces | None:
-        """This way for a tokenizer that neither cuts nor pads, or None where it has none.
+        """Return the fast path of a tokenizer without truncation and padding, or None if it has none.
 
         Args:
-            tokenizer: whose ids are wanted.
-            max_length: the longest pair in tokens, special tokens included.
+            tokenizer: the tokenizer to imitate.
+            max_length: maximum length of a pair in tokens, including special tokens.
         """
         plain, frame = PlainTexts.find(tokenizer, max_length), _find_frame(tokenizer)
         if plain is None or frame is None:
@@ -59,9 +59,9 @@ class PairPieces:
         return None if words is None else cls(words, frame, room)
 
     def encode(self, pairs: Sequence[tuple[str, str]]) -> tuple[TokenIds, TokenIds, list[int], list[int]] | None:
-        """Ids and types of pairs; positions of those that were cut; of those that are left to the tokenizer.
+        """Return ids and types of pairs, and the positions of truncated pairs and of those left to the tokenizer.
 
-        The last have no ids. None while so few texts have come that the kernel does not pay.
+        The last have no ids. Returns None until enough texts have come for the kernel to pay off.
         """
         found = self.words.encode(list(chain.from_iterable(pairs)))
         if found is None:
@@ -72,7 +72,7 @@ class PairPieces:
         counts = counts.reshape(-1, 2)
         is_left = np.zeros(len(pairs), dtype=np.bool_)
         is_left[np.array(left, dtype=np.intp) // 2] = True
-        is_left |= (counts > self.room).all(axis=1)  # which of them is longer decides about an odd piece
+        is_left |= (counts > self.room).all(axis=1)  # the longer one gets an odd piece, but which one is unknown
         ids, types = self._put_together(pieces, _share(self.room, counts), is_left)
         is_cut = (counts.sum(axis=1) > self.room) & ~is_left
         return ids, types, np.flatnonzero(is_cut).tolist(), np.flatnonzero(is_left).tolist()
@@ -80,7 +80,7 @@ class PairPieces:
     def _put_together(
         self, pieces: TokenIds, kept: _Counts, is_left: npt.NDArray[np.bool_]
     ) -> tuple[TokenIds, TokenIds]:
-        """Frames around so many pieces of each text."""
+        """Return special tokens around that many pieces of each text."""
         before, between, after, types = self.frame
         fixed = np.cumsum([len(pieces.flat), len(before), len(between), len(after)])
         starts, lengths = np.empty((2, len(kept), 5), dtype=np.int64)
@@ -95,11 +95,11 @@ class PairPieces:
 
 
 def _share(room: int, counts: _Counts) -> _Counts:
-    """Tokens that each text of a pair keeps, ``(N, 2)``; an odd one goes to the longer text, else to the second.
+    """Return how many tokens each text of a pair keeps, ``(N, 2)``; the longer, else the second, gets an odd one.
 
     Args:
-        room: tokens of both together.
-        counts: ``(N, 2)``, tokens that they have.
+        room: maximum number of tokens of both together.
+        counts: ``(N, 2)``, their numbers of tokens.
     """
     half, least = room // 2, counts.min(axis=1, keepdims=True)
     halves = np.where(counts[:, :1] > counts[:, 1:], [room - half, half], [half, room - half])
@@ -108,13 +108,13 @@ def _share(room: int, counts: _Counts) -> _Counts:
 
 
 def _find_frame(tokenizer: tokenizers.Tokenizer) -> _Frame | None:
-    """What stands around the texts of a pair, seen on two; None if anything else is done to them."""
+    """Return the special tokens of a pair, found with two; None if the tokenizer does anything else."""
     one, other = map(_read_frame, tokenizer.encode_batch_fast([("a", "b c"), ("b c", "a")]))
     return one if one == other else None
 
 
 def _read_frame(encoding: tokenizers.Encoding) -> _Frame | None:
-    """The parts of a pair, of which each has one type."""
+    """Return the parts of a pair, each of one type."""
     runs = [(side, [place for place, _ in run]) for side, run in groupby(enumerate(encoding.sequence_ids), _side)]
     if [side for side, _ in runs] != [None, 0, None, 1, None]:
         return None

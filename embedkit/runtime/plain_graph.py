@@ -1,8 +1,7 @@
-"""A graph of plain weights and operators, read without the onnx package: whole, or not at all.
+"""Reads a graph of plain weights and operators without the onnx package, completely or not at all.
 
-Where ``graph.py`` looks for single things and passes over all else, nothing is passed over here but names of
-nodes, comments and metadata. Whoever runs a graph otherwise than ONNX Runtime does has to know all that stands in
-it.
+``graph.py`` looks for single fields and skips all others. This module skips only names of nodes, comments and
+metadata, because code that runs a graph without ONNX Runtime has to understand all of it.
 
 Source: onnx.proto of ONNX 1.16, in the form in which Python's onnx package writes it.
 """
@@ -34,7 +33,7 @@ __all__ = [
 T = TypeVar("T")
 Attribute = float | int | str | tuple[int, ...]
 
-# Number of a field -> how it is coded; None is passed over. A field that is not listed makes it another graph.
+# Field number -> encoding; None is skipped. A field that is not listed makes it another graph.
 _VARINT, _BYTES, _FIXED32 = 0, 2, 5
 _MODEL = {1: _VARINT, 2: None, 3: None, 4: None, 5: None, 6: None, 7: _BYTES, 8: _BYTES, 14: None}
 _OPERATORS = {1: _BYTES, 2: _VARINT}
@@ -58,26 +57,26 @@ _DTYPES: dict[int, np.dtype[Any]] = {
 
 
 class OtherGraphError(Exception):
-    """The graph is none that its reader knows, though ONNX Runtime may. Told to nobody outside the runtime."""
+    """The graph has an unexpected form, though ONNX Runtime may support it. Not raised outside the runtime."""
 
 
 def require(holds: bool, otherwise: str) -> None:  # noqa: FBT001 - the condition itself
-    """Give the graph up unless something holds.
+    """Check a condition of the expected form.
 
     Raises:
-        OtherGraphError: it does not.
+        OtherGraphError: it does not hold.
     """
     if not holds:
         raise OtherGraphError(otherwise)
 
 
 class Tensor(NamedTuple):
-    """A weight, where it stands in the model.
+    """A weight, located in the bytes of the model.
 
     Attributes:
         dtype: float32, float16, int8, uint8 or int64.
         shape: the length of each axis.
-        raw: its values, row by row, little-endian.
+        raw: its values in row-major order, little-endian.
     """
 
     dtype: np.dtype[Any]
@@ -85,7 +84,7 @@ class Tensor(NamedTuple):
     raw: memoryview
 
     def array(self) -> npt.NDArray[Any]:
-        """An array that reads the model itself, or a copy where its values do not stand where their type may."""
+        """Return a view of the model's bytes, or a copy if the values are not aligned."""
         return np.require(np.frombuffer(self.raw, dtype=self.dtype).reshape(self.shape), requirements="A")
 
 
@@ -93,8 +92,8 @@ class Value(NamedTuple):
     """An input or an output.
 
     Attributes:
-        name: what nodes call it.
-        kind: ONNX's number of its type: 1 is float32, 7 is int64.
+        name: its name in nodes.
+        kind: ONNX type number: 1 is float32, 7 is int64.
         axes: the name or the length of each axis.
     """
 
@@ -104,7 +103,7 @@ class Value(NamedTuple):
 
 
 class Node(NamedTuple):
-    """One of ONNX's own operators, and the names of the values that it takes and gives."""
+    """A standard ONNX operator, and the names of its inputs and outputs."""
 
     operator: str
     inputs: tuple[str, ...]
@@ -113,14 +112,14 @@ class Node(NamedTuple):
 
 
 class PlainGraph(NamedTuple):
-    """What a model consists of.
+    """The contents of a model.
 
     Attributes:
-        versions: that of the file format and that of the operators.
-        nodes: for :func:`read_node`, in the order of the file.
+        versions: of the file format and of the operators.
+        nodes: arguments of :func:`read_node`, in the order of the file.
         tensors: weights by name.
-        inputs: those that have a weight as their default among them.
-        outputs: of the whole graph.
+        inputs: including those with a weight as default.
+        outputs: outputs of the graph.
     """
 
     versions: tuple[int, int]
@@ -131,11 +130,11 @@ class PlainGraph(NamedTuple):
 
 
 def read_graph(model: bytes) -> PlainGraph:
-    """Read a serialized model; its nodes wait for :func:`read_node`, so that another graph is soon known for one.
+    """Read a serialised model; nodes are left to :func:`read_node`, so that another graph is recognised early.
 
     Raises:
-        BundleIntegrityError: the bytes are no message.
-        OtherGraphError: there is something in it that a plain graph has not.
+        BundleIntegrityError: the bytes are not an ONNX model.
+        OtherGraphError: it contains something that a plain graph does not have.
     """
     fields = _Message(memoryview(model), _MODEL)
     operators = _Message(fields.content(8), _OPERATORS)
@@ -155,8 +154,8 @@ def read_node(message: memoryview) -> Node:
     """Read one of the nodes of a :class:`PlainGraph`.
 
     Raises:
-        BundleIntegrityError: the bytes are no message.
-        OtherGraphError: the operator is of another domain, or has branches, or what else is no :data:`Attribute`.
+        BundleIntegrityError: the bytes are not an ONNX node.
+        OtherGraphError: the operator has another domain, subgraphs, or anything else that is no :data:`Attribute`.
     """
     fields = _Message(message, _NODE)
     require(fields.text(7, "") == "", "an operator of another domain")
@@ -165,7 +164,7 @@ def read_node(message: memoryview) -> Node:
 
 
 class _Message:
-    """The fields of one message, found by their numbers."""
+    """The fields of a message, found by their numbers."""
 
     def __init__(self, message: memoryview, known: Mapping[int, int | None]) -> None:
         self._fields: dict[int, list[Any]] = {}
@@ -249,9 +248,9 @@ def _coding(part: Field) -> int:
 
 
 def _signed(number: int) -> int:
-    """A 64-bit number as the two's complement that it is."""
+    """Convert a 64-bit number from two's complement."""
     return number - 2**64 if number >= 2**63 else number
 
 
 def _decode(text: memoryview) -> str:
-    return bytes(text).decode("utf-8", errors="surrogateescape")  # so that two names never become one
+    return bytes(text).decode("utf-8", errors="surrogateescape")  # so that different names stay different

@@ -1,4 +1,4 @@
-"""A quicker way through BERT's tokenizer for texts that can be normalised a character at a time."""
+"""A fast path through BERT's tokenizer for texts that can be normalised character by character."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tokenizers.normalizers import BertNormalizer
 __all__ = ["PlainTexts", "plain_characters"]
 
 # Latin blocks and IPA, Greek and Cyrillic, General Punctuation and Currency Symbols, without combining
-# marks and without what ends a line or gives a direction.
+# marks, line terminators and direction marks.
 _NOT_PLAIN = re.compile(
     "[^\t\n\r\x20-\x7e\xa0-\u02af\u0370-\u0482\u048a-\u052f\u2010-\u2027\u2030-\u205e\u20a0-\u20bf]"
 )
@@ -22,22 +22,22 @@ _NOT_PLAIN = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class PlainTexts:
-    """What a tokenizer gives for plain texts, at about half the cost. Use :meth:`find`.
+    """Tokenizes plain texts at about half the cost. Create it with :meth:`find`.
 
-    BERT's normaliser drops control characters, spaces out Chinese, strips accents and lowercases, keeping account
-    of every character on the way, which costs as much as all the rest. What it makes of a Latin, Greek or Cyrillic
-    letter, of punctuation or a sign of currency does not depend on the characters beside it (combining marks,
-    which it would sort, are not plain); so Python puts one for the other, and for ASCII lowercases. Special tokens
-    are put around ids instead of being merged with them. Pre-tokenization and word pieces are the tokenizer's own.
+    BERT's normaliser drops control characters, spaces Chinese characters, strips accents and lowercases, with
+    offsets of every character, which costs as much as all the rest. Its result for a Latin, Greek or Cyrillic
+    letter, punctuation or a currency sign does not depend on adjacent characters (combining marks, which it would
+    sort, are not plain), so Python replaces characters one by one, and lowercases ASCII. Special tokens
+    are added around ids instead of merged. Pre-tokenization and word pieces are the tokenizer's own.
 
     Attributes:
-        quick: the tokenizer without its normaliser, special and added tokens; cuts texts.
-        before: ids that stand before each text.
-        after: ids that stand behind it.
-        room: tokens that ``quick`` cuts to.
+        quick: the tokenizer without its normaliser, special and added tokens; truncates texts.
+        before: ids before each text.
+        after: ids after each text.
+        room: number of tokens to which ``quick`` truncates.
         lowercase: whether the normaliser lowercases.
-        spelling: code of a character -> what the normaliser makes of it.
-        added: finds what the tokenizer would not take for text.
+        spelling: code point -> result of the normaliser.
+        added: finds added tokens.
     """
 
     quick: tokenizers.Tokenizer
@@ -50,18 +50,18 @@ class PlainTexts:
 
     @classmethod
     def find(cls, tokenizer: tokenizers.Tokenizer, max_length: int) -> Self | None:
-        """The quicker way, or None where this tokenizer has none.
+        """Return the fast path of a tokenizer, or None if it has none.
 
         Args:
-            tokenizer: whose ids are wanted; pads nothing.
-            max_length: the longest text in tokens, special tokens included.
+            tokenizer: the tokenizer to imitate; without padding.
+            max_length: maximum length of a text in tokens, including special tokens.
         """
         normalizer, added = tokenizer.normalizer, tokenizer.get_added_tokens_decoder().values()
         if type(normalizer) is not BertNormalizer or any(token.normalized for token in added):
             return None
         if type(tokenizer.model) is WordPiece and tokenizer.model.token_to_id(tokenizer.model.unk_token) is None:
-            return None  # which has an error for each word that it does not know
-        quick = tokenizers.Tokenizer(tokenizer.model)  # the same in memory, not a copy
+            return None  # it raises an error for each unknown word
+        quick = tokenizers.Tokenizer(tokenizer.model)  # shares memory, not a copy
         quick.pre_tokenizer = tokenizer.pre_tokenizer
         frame = _find_frame(tokenizer, quick)
         if frame is None:
@@ -73,7 +73,7 @@ class PlainTexts:
         return cls(quick, *frame, room, bool(normalizer.lowercase), spelling, re.compile(pattern or "(?!)"))
 
     def spell(self, text: str) -> str | None:
-        """A text as it is normalised, or None if it is not plain or has an added token in it, ``[MASK]`` say."""
+        """Return the normalised text, or None if it is not plain or contains an added token such as ``[MASK]``."""
         if self.added.search(text):
             return None
         if text.isascii() and text.isprintable():
@@ -81,23 +81,23 @@ class PlainTexts:
         return None if _NOT_PLAIN.search(text) else text.translate(self.spelling)
 
     def encode(self, texts: Sequence[str]) -> list[tuple[list[int], bool]]:
-        """The ids of texts as :meth:`spell` gave them, special tokens included, and whether some were cut off."""
+        """Return ids of texts normalised by :meth:`spell`, with special tokens, and whether each was truncated."""
         found = []
         for encoding in self.quick.encode_batch_fast(texts):
             ids = encoding.ids
-            # Reading `overflowing` copies the whole rest of a text: look only where there can be one.
+            # Reading `overflowing` copies the whole rest of a text, so it is read only if there can be one.
             cut = len(ids) == self.room and bool(encoding.overflowing)
             found.append(([*self.before, *ids, *self.after], cut))
         return found
 
 
 def plain_characters() -> str:
-    """Every character that a plain text may have."""
+    """Return every character that a plain text may contain."""
     return _NOT_PLAIN.sub("", "".join(map(chr, range(0x2100))))
 
 
 class _Spelling(dict[int, str]):
-    """Asks the normaliser once for each character that comes."""
+    """Queries the normaliser once for each new character."""
 
     def __init__(self, normalizer: BertNormalizer) -> None:
         super().__init__()
@@ -109,7 +109,7 @@ class _Spelling(dict[int, str]):
 
 
 def _find_frame(whole: tokenizers.Tokenizer, bare: tokenizers.Tokenizer) -> tuple[list[int], list[int]] | None:
-    """Ids that ``whole`` puts before and after a text, seen on two; None if it does anything else."""
+    """Return the ids that ``whole`` adds before and after a text, found with two texts; else None."""
     frames = []
     for text in ("a", "b c"):
         inner, outer = bare.encode(text).ids, whole.encode(text).ids

@@ -41,7 +41,7 @@ _PARTS_PER_PROCESS = 2
 
 
 class PooledEncoder(Protocol):
-    """What a pool needs of the encoder that it replicates."""
+    """The members of an encoder that a pool needs."""
 
     @property
     def manifest(self) -> Manifest:

@@ -23,7 +23,7 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Answer until the input ends, or nobody reads the answers."""
+    """Reply until the input ends, or the reader has closed the pipe."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # who started us decides what becomes of us
     requests, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what libraries print is no answer

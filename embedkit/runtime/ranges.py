@@ -66,7 +66,7 @@ class Ranges:
         return base64.b64encode(np.stack([self.least, self.most]).astype("<f4").tobytes()).decode("ascii")
 
     def quantize(self, rows: FloatArray) -> npt.NDArray[np.uint8]:
-        """Round to the nearest of 256 even steps from smallest to largest; what is outside becomes 0 or 255.
+        """Round to the nearest of 256 even steps from smallest to largest; values outside become 0 or 255.
 
         Args:
             rows: ``(N, d) float32``, the first d of the dimensions.

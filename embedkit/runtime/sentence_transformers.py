@@ -26,15 +26,15 @@ _ADVICE = "make a bundle of it with `embedkit export`"
 
 @dataclass(frozen=True)
 class FolderModel:
-    """What a folder holds, in the terms of a bundle.
+    """The contents of a folder, in the terms of a bundle.
 
     Attributes:
         path: the folder.
-        manifest: what its configuration files tell.
-        tokenizer_json: content of its ``tokenizer.json``.
+        manifest: values of its configuration files.
+        tokenizer_json: contents of its ``tokenizer.json``.
         fingerprint: hex SHA-256 of graph, tokenizer, pooling and length.
-        model: the serialized graph.
-        has_head: whether a dense layer stands behind the pooling, which only the graph can run.
+        model: the serialised graph.
+        has_head: whether a dense layer follows the pooling, which only the graph can run.
     """
 
     path: Path
@@ -115,8 +115,8 @@ def pool(tokens: FloatArray, batch: TokenBatch, pooling: str) -> FloatArray:
     """Make token embeddings ``(B, L, H)`` one embedding ``(B, H)`` for each text.
 
     Args:
-        tokens: what the transformer gave.
-        batch: what it was given.
+        tokens: output of the transformer.
+        batch: its input.
         pooling: ``"mean"`` over the tokens, or ``"cls"``, the first one.
     """
     if pooling == "cls":
@@ -155,7 +155,7 @@ def _check_classifier(path: Path) -> None:
 
 
 def _read_prompts(folder: Path) -> tuple[dict[str, str], str]:
-    """Prompts by name, and the name of the one put before a text when none is asked for."""
+    """Return prompts by name, and the name of the default one."""
     path = folder / "config_sentence_transformers.json"
     config = _read_json(path, optional=True)
     prompts, default = config.get("prompts") or {}, config.get("default_prompt_name")

@@ -34,10 +34,10 @@ CPU = "CPUExecutionProvider"
 _FEEDS = ("input_ids", "attention_mask", "token_type_ids")
 _TYPES = {"tensor(int64)": np.int64, "tensor(int32)": np.int32}
 _ERRORS_ONLY = 3
-# Products of a small graph are too small for threads to share, even where there is one batch only.
+# Products of a small graph are too small to be split between threads, even if there is only one batch.
 _SMALL_BYTES = 8_000_000
-# Tables of words from here on are shared by all lanes. Each holds the other weights for itself, as ONNX Runtime
-# rearranges them for its products, and so there is an end to what a lane may hold, and to what all of them may.
+# Word tables of at least this size are shared by all lanes. Each lane has its own copy of the other weights, which
+# ONNX Runtime rearranges for its products, so the size of a lane and of all lanes is limited.
 _SHARED_BYTES = 1_000_000
 _LANE_BYTES = 64_000_000
 _ALL_LANES_BYTES = 512_000_000
@@ -46,24 +46,24 @@ _ALL_LANES_BYTES = 512_000_000
 class Session:
     """A loaded graph: token batches in, floats out. Safe to share between threads.
 
-    On a CPU threads do most if each runs batches of its own, in a *lane*: a session of one thread, with memory
-    that no other thread waits for or pulls out of its cache. Lanes are opened when they are first wanted.
+    On a CPU threads are most efficient if each runs its own batches in a *lane*: a session of one thread, whose
+    memory no other thread locks or evicts from its cache. Lanes are opened on first use.
 
     Args:
-        model: a serialized ONNX model without external data.
-        outputs: names of the output wanted; the first that the graph has is taken.
-        threads: threads to keep busy; as many as this process may use if None.
-        providers: ONNX Runtime execution providers in order of preference; the CPU's if None.
+        model: a serialised ONNX model without external data.
+        outputs: names of possible outputs; the first one that the graph has is used.
+        threads: number of threads to use; None uses all that are available to this process.
+        providers: ONNX Runtime execution providers in order of preference; None uses the CPU.
 
     Attributes:
-        threads: threads at work, all of them in a run outside lanes unless the graph is small.
-        has_lanes: whether the graph runs on a CPU, in lanes where there are several batches; depends on the graph
+        threads: number of threads, all used by a run outside lanes unless the graph is small.
+        has_lanes: whether the graph runs on a CPU, with lanes for several batches; depends on the graph
             and not on the number of threads.
-        lanes: how many there are, 1 where there are none; as many as threads, fewer if they would hold more than
+        lanes: number of lanes, 1 if there are none; as many as threads, or fewer if they would need more than
             half a gigabyte.
-        is_small: whether, besides, the graph is so small that every run keeps to one thread.
-        providers: the execution providers at work.
-        output: name of the output taken.
+        is_small: whether the graph is also so small that every run uses one thread.
+        providers: the execution providers in use.
+        output: name of the output used.
         width: size of its last axis, or None where the graph leaves it open or there are no rows but scores.
 
     Raises:
@@ -169,7 +169,7 @@ def _check_providers(providers: Sequence[str] | None) -> list[str]:
 def _find_tables(model: bytes) -> dict[str, npt.NDArray[Any]]:
     try:
         return large_tables(model, least_bytes=_SHARED_BYTES)
-    except BundleIntegrityError:  # no model at all, which ONNX Runtime is going to say
+    except BundleIntegrityError:  # not a model, which ONNX Runtime will report
         return {}
 
 

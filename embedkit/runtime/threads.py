@@ -16,7 +16,7 @@ def available_threads(root: Path = Path("/")) -> int:
     (versions 1 and 2). A container on a large machine is often given only a few.
 
     Args:
-        root: where ``proc`` and ``sys`` stand; another place only in tests.
+        root: parent of ``proc`` and ``sys``; changed only in tests.
     """
     limits = [_quota(folder) for folder in _control_groups(root)]
     return max(1, min([_affinity(), *(int(limit) for limit in limits if limit is not None)]))

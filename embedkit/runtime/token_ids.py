@@ -1,4 +1,4 @@
-"""Token ids of several texts, one behind the other."""
+"""Token ids of several texts, stored consecutively."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["TokenIds"]
 
 
 class TokenIds(Sequence[list[int]]):
-    """Lists of ids in one array: a sequence of N lists, which are made when they are asked for.
+    """Lists of ids in one array: a sequence of N lists, which are created on access.
 
     Args:
         flat: ``(T,) int32``, all ids.
@@ -34,10 +34,10 @@ class TokenIds(Sequence[list[int]]):
 
     @classmethod
     def of(cls, rows: Sequence[Sequence[int]]) -> TokenIds:
-        """The same as ``rows``; these themselves if they are of this kind.
+        """Convert ``rows``, unless they are already of this class.
 
         Raises:
-            ModelError: the tokenizer gave an id of 2^31 or more.
+            ModelError: an id is 2^31 or more.
         """
         if isinstance(rows, cls):
             return rows
@@ -53,7 +53,7 @@ class TokenIds(Sequence[list[int]]):
     def cut_out(
         cls, flat: npt.NDArray[np.int32], starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]
     ) -> TokenIds:
-        """N pieces of an array, which begin at ``starts`` and have so many ids."""
+        """Return N slices of an array, by their starts and lengths."""
         bounds = np.zeros(len(starts) + 1, dtype=np.int64)
         np.cumsum(lengths, out=bounds[1:])
         places = np.arange(bounds[-1]) + np.repeat(starts - bounds[:-1], lengths)
@@ -61,7 +61,7 @@ class TokenIds(Sequence[list[int]]):
 
     @classmethod
     def join(cls, parts: Sequence[TokenIds]) -> TokenIds:
-        """The texts of all parts, of which there is at least one."""
+        """Concatenate one or more parts."""
         if len(parts) == 1:
             return parts[0]
         first = np.cumsum([len(part.bounds) for part in parts[:-1]])  # of each part but the first, in `steps`
@@ -72,17 +72,17 @@ class TokenIds(Sequence[list[int]]):
 
     @property
     def lengths(self) -> npt.NDArray[np.int64]:
-        """``(N,)`` ids of each text."""
+        """``(N,)``, number of ids of each text."""
         return self.bounds[1:] - self.bounds[:-1]
 
     def take(self, rows: Sequence[int] | npt.NDArray[np.intp]) -> TokenIds:
-        """Some of the texts, in the order of ``rows``."""
-        if len(rows) == len(self) == 1:  # a user waits
+        """Return some of the texts, in the order of ``rows``."""
+        if len(rows) == len(self) == 1:  # fast path for a single text
             return self
         return self.cut_out(self.flat, self.bounds[:-1][rows], self.lengths[rows])
 
     def fill(self, positions: Sequence[int], rows: Sequence[Sequence[int]]) -> TokenIds:
-        """With these rows where there are empty ones at ``positions``, which ascend."""
+        """Return a copy with these rows in place of the empty ones at ``positions``, which ascend."""
         others, lengths = TokenIds.of(rows), self.lengths
         flat = np.insert(self.flat, np.repeat(self.bounds[positions], others.lengths), others.flat)
         lengths[positions] = others.lengths

@@ -1,4 +1,4 @@
-"""Tokens with the characters that they stand for, as people look at them; encoding never needs these."""
+"""Tokens with their positions in the text, for display; encoding does not need them."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ class TokenSpan(NamedTuple):
     """One token of a text.
 
     Attributes:
-        id: in the model's vocabulary.
-        text: the characters that it stands for; as the vocabulary spells it if special.
+        id: id in the model's vocabulary.
+        text: its characters in the text; the spelling of the vocabulary if special.
         special: whether the tokenizer added it.
-        start: first character of the text that it stands for; None if special.
-        stop: the character behind the last; None if special.
+        start: first character in the text; None if special.
+        stop: end of the characters, exclusive; None if special.
     """
 
     id: int
@@ -29,10 +29,10 @@ class TokenSpan(NamedTuple):
 
 
 class TokenSpans:
-    """A tokenizer that neither cuts nor pads.
+    """A tokenizer without truncation and padding.
 
     Args:
-        json: content of a ``tokenizer.json``.
+        json: contents of a ``tokenizer.json``.
     """
 
     def __init__(self, json: str) -> None:
@@ -41,11 +41,11 @@ class TokenSpans:
         self._tokenizer.no_truncation()
 
     def find(self, texts: Sequence[str], *, special_tokens: bool = True) -> list[list[TokenSpan]]:
-        """The tokens of each text.
+        """Return the tokens of each text.
 
         Args:
             texts: N texts.
-            special_tokens: whether those that the tokenizer adds are among them.
+            special_tokens: whether to include tokens that the tokenizer adds.
         """
         found = self._tokenizer.encode_batch(list(texts), add_special_tokens=special_tokens)
         return [_spans(text, encoding) for text, encoding in zip(texts, found, strict=True)]

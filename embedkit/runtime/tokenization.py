@@ -1,4 +1,4 @@
-"""Texts to token ids to token batches; training and the runtime share it, so both sides tokenize alike."""
+"""Texts to token ids to token batches; shared by training and the runtime, so both tokenize alike."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class TokenBatch:
 
     Attributes:
         input_ids: ``(B, L) int64``.
-        attention_mask: ``(B, L) int64``, 1 where a token stands and 0 on padding.
+        attention_mask: ``(B, L) int64``, 1 for tokens and 0 for padding.
         token_type_ids: ``(B, L) int64``, 1 on the second text of a pair; None for texts, which are all 0.
     """
 
@@ -41,12 +41,12 @@ class TokenBatch:
 
 
 class Tokens(NamedTuple):
-    """Token ids of several texts or pairs, not padded.
+    """Token ids of several texts or pairs, without padding.
 
     Attributes:
-        ids: one list for each text or pair, special tokens included, at most ``max_length`` each; often
-            :class:`TokenIds`, which make the lists when they are asked for.
-        overflowing: positions of the texts or pairs that lost tokens, ascending.
+        ids: one list for each text or pair, with special tokens, at most ``max_length`` each; often
+            :class:`TokenIds`, which create the lists on access.
+        overflowing: positions of truncated texts or pairs, ascending.
         type_ids: for pairs the token types, in lists as long as those of ``ids``.
     """
 
@@ -100,7 +100,7 @@ class _FastTokenizer(ABC):
 
     Raises:
         ModelError: ``json`` is not a tokenizer.
-        InputError: ``max_length`` leaves no room for a token of each text.
+        InputError: ``max_length`` is too small for one token of each text.
     """
 
     _texts: ClassVar[int]  # in an item
@@ -148,7 +148,7 @@ class _FastTokenizer(ABC):
 
 
 class Tokenizer(_FastTokenizer):
-    """A fast tokenizer with one way of truncating and padding, whatever its JSON asks for.
+    """A fast tokenizer with one way of truncating and padding, whatever its JSON specifies.
 
     Texts are cut on the right to ``max_length`` tokens, special tokens included, and padded to the
     longest text of a batch. An empty text is its special tokens.
@@ -167,9 +167,9 @@ class Tokenizer(_FastTokenizer):
 
         Args:
             texts: N texts.
-            prompt: put before each.
-            first: position of ``texts[0]`` in what the caller was given, for messages.
-            threads: among which the kernel shares many texts; tokenizers starts threads of its own.
+            prompt: prepended to each.
+            first: position of ``texts[0]`` in the caller's input, for messages.
+            threads: number of threads of the kernel for many texts; tokenizers starts its own threads.
 
         Raises:
             InputError: an item is not a ``str``, or not valid Unicode; names its position.
@@ -237,8 +237,8 @@ class PairTokenizer(_FastTokenizer):
     _texts = 2
 
     def _prepare(self) -> None:
-        # tokenizers would keep what it cuts off in pieces, each piece of one text joined to each of the
-        # other: two texts of a thousand words took it 45 seconds, longer ones all memory. So it cuts nothing.
+        # tokenizers would keep the truncated tokens in pieces, each piece of one text combined with each of the
+        # other: two texts of a thousand words took 45 seconds, longer ones all memory. So it truncates nothing.
         self._tokenizer.no_truncation()
         self._tokenizer.encode(_PROBE, _PROBE)
         self._pieces = PairPieces.find(self._tokenizer, self.max_length)
@@ -248,7 +248,7 @@ class PairTokenizer(_FastTokenizer):
 
         Args:
             pairs: N pairs, each a tuple or list of two texts.
-            first: position of ``pairs[0]`` in what the caller was given, for messages.
+            first: position of ``pairs[0]`` in the caller's input, for messages.
 
         Raises:
             InputError: an item is not two ``str``, or not valid Unicode; names its position.
@@ -282,7 +282,7 @@ class PairTokenizer(_FastTokenizer):
         return Tokens([ids for ids, _ in rows], overflowing, [types for _, types in rows])
 
     def _cut(self, encoding: tokenizers.Encoding) -> tuple[list[int], list[int]]:
-        """Ids and types of a pair, without what is too much."""
+        """Return ids and types of a pair, truncated."""
         ids, types = encoding.ids, encoding.type_ids
         if len(ids) <= self.max_length:
             return ids, types
@@ -326,13 +326,13 @@ def _pad(ids: Sequence[Sequence[int]], pad_id: int) -> TokenBatch:
 def _parse(json: str) -> tokenizers.Tokenizer:
     try:
         return tokenizers.Tokenizer.from_str(json)
-    except Exception as error:  # tokenizers raises bare Exception for whatever its parser dislikes
+    except Exception as error:  # tokenizers raises bare Exception for any JSON that its parser rejects
         raise ModelError(f"not a tokenizer.json: {error}") from error
 
 
 @contextlib.contextmanager
 def _contradictions() -> Iterator[None]:
-    """Make a :class:`ModelError` of what a tokenizer that lacks its unknown token, say, raises when it is used."""
+    """Convert an error of a tokenizer in use, such as a missing unknown token, to a :class:`ModelError`."""
     try:
         yield
     except (EmbedkitError, TypeError, UnicodeError):

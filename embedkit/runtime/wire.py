@@ -24,7 +24,7 @@ class Field(NamedTuple):
     Attributes:
         number: field number of the schema.
         value: an int for a varint, the payload otherwise (a string, a message, packed or fixed numbers).
-        raw: the whole field as it stands in the message, tag and length included.
+        raw: the complete field of the message, including tag and length.
     """
 
     number: int

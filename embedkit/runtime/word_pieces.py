@@ -1,4 +1,4 @@
-"""The quickest way through BERT's tokenizer: plain texts by a kernel in C, where it was built."""
+"""The fastest path through BERT's tokenizer: plain texts by a C kernel, if it was built."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from embedkit.runtime.token_ids import TokenIds
 __all__ = ["WordPieces"]
 
 _CUT, _LEFT = 1, 2
-# Reading the vocabulary takes as long as so many short texts, so who encodes a few does not wait for it.
+# Reading the vocabulary takes as long as this many short texts, so it is skipped for a few.
 _TEXTS_THAT_PAY = 1000
-_TEXTS_OF_A_THREAD = 512  # fewer take less time than a thread takes to start
-_LONGEST_WORD = 256  # what the kernel has room for
+_TEXTS_OF_A_THREAD = 512  # fewer take less time than starting a thread
+_LONGEST_WORD = 256  # the longest word that the kernel supports
 
 
 @dataclass(slots=True)
 class WordPieces:
-    """Ids of plain texts, for tokenizers whose normaliser, pre-tokenizer and model are BERT's. Use :meth:`find`.
+    """Ids of plain texts, for tokenizers with BERT's normaliser, pre-tokenizer and model. Created by :meth:`find`.
 
-    The kernel knows nothing of Unicode: what the normaliser makes of each plain character, and whether the
-    pre-tokenizer then takes it for a letter, a mark or a space, is asked of these two once, a character at a time.
-    It reads a text in one walk and stops where the text is cut.
+    The kernel has no Unicode tables: the result of the normaliser for each plain character, and whether the
+    pre-tokenizer treats it as a letter, a mark or a space, are queried once per character.
+    It reads a text in one pass and stops at the truncation.
 
     Attributes:
-        tokenizer: whose ids are wanted.
-        plain: its quicker way without a kernel.
+        tokenizer: the tokenizer to imitate.
+        plain: its fast path without the kernel.
     """
 
     tokenizer: tokenizers.Tokenizer
@@ -45,11 +45,11 @@ class WordPieces:
 
     @classmethod
     def find(cls, tokenizer: tokenizers.Tokenizer, plain: PlainTexts | None) -> WordPieces | None:
-        """This way for a tokenizer, or None where there is no kernel or the tokenizer does anything else.
+        """Return the fast path of a tokenizer, or None if there is no kernel or the tokenizer differs from BERT's.
 
         Args:
-            tokenizer: whose ids are wanted.
-            plain: its quicker way, None if it has none.
+            tokenizer: the tokenizer to imitate.
+            plain: its fast path without the kernel, or None.
         """
         model = tokenizer.model
         if wordpiece is None or plain is None or type(model) is not WordPiece:
@@ -59,9 +59,9 @@ class WordPieces:
         return cls(tokenizer, plain)
 
     def encode(self, texts: list[str], threads: int = 1) -> tuple[TokenIds, list[int], list[int]] | None:
-        """Ids of texts, special tokens included; positions of those that were cut; of those that are not plain.
+        """Return ids with special tokens, positions of truncated texts, and positions of texts that are not plain.
 
-        The last have no ids. None while so few texts have come that the kernel does not pay.
+        The last have no ids. Returns None until enough texts have come for the kernel to pay off.
         """
         kernel = self._kernel or self._count(len(texts))
         if kernel is None:
@@ -77,15 +77,15 @@ class WordPieces:
         return ids, _positions(outcomes, _CUT), _positions(outcomes, _LEFT)
 
     def __reduce__(self) -> tuple[type[WordPieces], tuple[tokenizers.Tokenizer, PlainTexts]]:
-        return type(self), (self.tokenizer, self.plain)  # a copy makes a kernel of its own
+        return type(self), (self.tokenizer, self.plain)  # a copy creates its own kernel
 
     def _count(self, texts: int) -> wordpiece.WordPieces | None:
-        """The kernel, if it pays from now on; two threads may both make one, which are the same."""
+        """Return the kernel, if it pays off by now; two threads may both create one, which are equal."""
         self._seen += texts
         if self._seen >= _TEXTS_THAT_PAY:
             try:
                 self._kernel = self._make()
-            except (OverflowError, ValueError):  # no model has ids of more than 31 bits, but a file can
+            except (OverflowError, ValueError):  # no model has ids of more than 31 bits, but a file may
                 self._seen = -math.inf
         return self._kernel
 
@@ -109,7 +109,7 @@ class WordPieces:
     def _classify(
         self, characters: Iterable[str], spelling: Mapping[int, str]
     ) -> tuple[dict[str, str], dict[str, str], dict[str, str]]:
-        """How letters, marks and spaces are spelled; what is none of these is in none."""
+        """Return the spelling of letters, marks and spaces; other characters are in none of the three."""
         letters, marks, spaces = {}, {}, {}
         for character in characters:
             spelled = spelling[ord(character)]
@@ -124,7 +124,7 @@ class WordPieces:
 
 
 def _tokenize(kernel: wordpiece.WordPieces, texts: list[str], threads: int) -> list[tuple[bytes, bytes, bytes]]:
-    """What the kernel gives for the texts, in one part for each thread."""
+    """Run the kernel on the texts, in one part per thread."""
     if threads < 2:
         return [kernel.tokenize(texts)]
     size = -(-len(texts) // threads)

@@ -37,7 +37,7 @@ from embedkit.serving.retrieval.store import Plan
 
 __all__ = ["TOKEN_VARIABLE", "MilvusDocuments"]
 
-TOKEN_VARIABLE: Final = "EMBEDKIT_MILVUS_TOKEN"  # noqa: S105 - where it stands, not what it is
+TOKEN_VARIABLE: Final = "EMBEDKIT_MILVUS_TOKEN"  # noqa: S105 - its name, not its value
 
 _KIND = "documents"
 _FIELDS = ("text", "metadata")
@@ -118,7 +118,7 @@ class MilvusDocuments(RemoteStore):
         *,
         index: str | None,
         lexical: bool | None,
-        show_progress_bar: bool | None,  # noqa: ARG002 - Milvus tells no progress
+        show_progress_bar: bool | None,  # noqa: ARG002 - Milvus reports no progress
     ) -> None:
         """Ask Milvus to compact, and optionally change the index.
 

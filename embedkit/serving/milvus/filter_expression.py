@@ -1,4 +1,4 @@
-"""Filters of ours in the words of Milvus."""
+"""Conversion of filters to Milvus expressions."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _any_of(place: str, values: list[Any]) -> str:
 
 
 def _none_of(place: str, values: list[Any]) -> str:
-    """Said in two halves, since a comparison with what is absent is neither true nor false."""
+    """Return the negation in two parts, because comparing an absent value is neither true nor false."""
     if not values:
         return 'id != ""'
     return f"not exists {place} or not ({_any_of(place, values)})"
