@@ -128,7 +128,7 @@ class Process:
                 try:
                     if connection.sock is None:
                         connection.connect()
-                except ConnectionRefusedError:
+                except (ConnectionRefusedError, ConnectionResetError):  # as the socket closes: nothing was sent
                     return
                 try:
                     connection.request("POST", path, body, {"content-type": "application/json"})
