@@ -2,7 +2,7 @@
 
 ::
 
-    see embedkit.modeling.layout               for models with weights, to be loaded on torch
+    see embedkit.runtime.layout                for models with weights, to be loaded on torch
     onnx/model.onnx                            float32; for a bundle, its own graph
     onnx/model_fp16.onnx                       float16, for GPUs
     onnx/model_qint8_*.onnx                    quantized, with sentence-transformers' name for the processor

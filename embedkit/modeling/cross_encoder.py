@@ -22,7 +22,6 @@ from transformers import (
 from embedkit.atomic import atomic_folder
 from embedkit.errors import ModelError
 from embedkit.modeling.encoder import SentenceEncoder
-from embedkit.modeling.layout import read_layout
 from embedkit.modeling.location import find_folder
 from embedkit.modeling.pretrained import (
     check_fit,
@@ -34,6 +33,7 @@ from embedkit.modeling.pretrained import (
 from embedkit.modeling.quiet import quiet_transformers
 from embedkit.modeling.seeding import seeded
 from embedkit.modeling.vocabulary import load_tokenizer, write_tokenizer
+from embedkit.runtime.layout import read_layout
 from embedkit.runtime.tokenization import PairTokenizer, Tokenizer
 
 __all__ = ["PairEncoder", "is_cross_encoder"]

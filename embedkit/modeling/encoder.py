@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError
@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModel, PretrainedConfig, PreTrainedMode
 
 from embedkit.atomic import atomic_folder
 from embedkit.errors import ModelError
-from embedkit.modeling.layout import POOLINGS, Layout, read_layout, write_layout
+from embedkit.modeling.layout import Activation, read_activation, write_layout
 from embedkit.modeling.location import find_folder
 from embedkit.modeling.memory import WordMemory, masked_mean
 from embedkit.modeling.pretrained import (
@@ -28,6 +28,7 @@ from embedkit.modeling.pretrained import (
 )
 from embedkit.modeling.quiet import quiet_transformers
 from embedkit.modeling.vocabulary import load_tokenizer, write_tokenizer
+from embedkit.runtime.layout import POOLINGS, Layout, read_layout
 from embedkit.runtime.tokenization import Tokenizer
 
 __all__ = ["Activation", "DenseHead", "SentenceEncoder"]
@@ -37,10 +38,6 @@ logger = logging.getLogger("embedkit")
 Part = TypeVar("Part", bound=nn.Module)
 
 _UNUSED_WEIGHTS = ("pooler.", "embeddings.position_ids")
-
-
-Activation = Literal["tanh", "linear"]
-"""Activation of a dense head: tanh, or none."""
 
 
 class DenseHead(nn.Module):
@@ -215,6 +212,8 @@ class SentenceEncoder(nn.Module):
         layout = read_layout(find_folder(source))
         if pooling is None and layout.pooling is None:
             logger.warning("%s does not specify its pooling; using the mean over tokens", source)
+        if not layout.includes_prompts and any(layout.prompts.values()):
+            raise ModelError(f"{source} excludes prompts from pooling, which embedkit does not support")
         if layout.default_prompt is not None:
             logger.warning(
                 "%s has the default prompt %r, which is not applied here", source, layout.default_prompt
@@ -230,9 +229,9 @@ class SentenceEncoder(nn.Module):
             head=_load_head(layout, int(backbone.config.hidden_size) + (memory.width if memory else 0)),
             memory=memory,
             name=model_name(source),
-            prompts=layout.prompts,
+            prompts={name: text for name, text in layout.prompts.items() if text},
         )
-        encoder.default_prompt = layout.default_prompt if layout.default_prompt in layout.prompts else None
+        encoder.default_prompt = layout.default_prompt if layout.default_prompt in encoder.prompts else None
         return encoder
 
     def fingerprint(self) -> str:
@@ -270,7 +269,7 @@ def _from_pretrained(folder: Path) -> Any:
 def _load_head(layout: Layout, pooled_width: int) -> DenseHead | None:
     if layout.head is None:
         return None
-    activation: Activation = "tanh" if layout.head_activation == "tanh" else "linear"
+    activation = read_activation(layout.head)
 
     def make(weights: dict[str, Tensor]) -> DenseHead:
         dimension, width = weights["linear.weight"].shape

@@ -1,90 +1,22 @@
-"""The folder layout of sentence-transformers: the modules of a model, and their settings.
-
-::
-
-    modules.json                        the modules in order
-    config.json, model.safetensors      the backbone, in transformers' format
-    tokenizer.json, tokenizer_config.json
-    sentence_bert_config.json           max_seq_length
-    config_sentence_transformers.json   prompts
-    1_Pooling/config.json
-    2_Dense/config.json, model.safetensors     only with a head (its weights are not written here)
-    N_Normalize/
-
-A folder without ``modules.json`` is a plain transformers model with a backbone only.
-"""
+"""Write the folder layout of sentence-transformers, which :mod:`embedkit.runtime.layout` describes and reads."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from embedkit.errors import ModelError
+from embedkit.runtime.layout import POOLING_KEYS, Layout, read_json, read_layout
 
-__all__ = ["POOLINGS", "Layout", "read_layout", "weights_bytes", "write_layout"]
+__all__ = ["Activation", "read_activation", "weights_bytes", "write_layout"]
 
-POOLINGS = ("mean", "cls")
+Activation = Literal["tanh", "linear"]
+"""The function after the product of a dense head: tanh, or none."""
 
-_POOLING_KEYS = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls"}
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")  # the first format found is loaded
-_OPTIONAL = ("WordMemory", "Dense", "Normalize")  # after Transformer and Pooling, in this order
 _MODULES = {"WordMemory": "embedkit.modeling.memory.WordMemory"}
-_ACTIVATIONS = {"Tanh": "tanh", "Identity": "linear"}
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """Settings in a model folder.
-
-    Attributes:
-        backbone: folder of the transformers model and its tokenizer.
-        pooling: ``"mean"`` or ``"cls"``, None if unspecified.
-        max_length: maximum length of a text in tokens, None if unspecified.
-        lowercase: whether texts are lowercased before tokenization.
-        head: folder of the dense head, or None.
-        head_activation: ``"tanh"`` or ``"linear"``.
-        memory: folder of the word memory, or None.
-        prompts: name -> text to prepend.
-        default_prompt: name of the prompt that sentence-transformers uses by default.
-    """
-
-    backbone: Path
-    pooling: str | None = None
-    max_length: int | None = None
-    lowercase: bool = False
-    head: Path | None = None
-    head_activation: str = "tanh"
-    memory: Path | None = None
-    prompts: dict[str, str] = field(default_factory=dict)
-    default_prompt: str | None = None
-
-
-def read_layout(folder: Path) -> Layout:
-    """Read the layout of a model folder.
-
-    Raises:
-        ModelError: a file is damaged, or the model has unsupported modules or settings.
-    """
-    if not (folder / "modules.json").is_file():
-        return Layout(backbone=folder)
-    modules = _read_modules(folder)
-    backbone = modules["Transformer"]
-    settings = _read_json(backbone / "sentence_bert_config.json", missing={})
-    described = _read_json(folder / "config_sentence_transformers.json", missing={})
-    prompts = described.get("prompts") or {}
-    return Layout(
-        backbone=backbone,
-        pooling=_read_pooling(modules["Pooling"], prompts),
-        max_length=settings.get("max_seq_length"),
-        lowercase=bool(settings.get("do_lower_case")),
-        head=modules.get("Dense"),
-        head_activation=_read_head(modules["Dense"]) if "Dense" in modules else "tanh",
-        memory=modules.get("WordMemory"),
-        prompts={name: text for name, text in prompts.items() if text},
-        default_prompt=described.get("default_prompt_name"),
-    )
+_ACTIVATIONS: dict[str, Activation] = {"Tanh": "tanh", "Identity": "linear"}
 
 
 def weights_bytes(folder: Path) -> int:
@@ -122,7 +54,7 @@ def write_layout(
         the layout, whose folders of head and memory do not contain weights yet.
     """
     pooled = {"word_embedding_dimension": hidden}
-    pooled |= {key: name == pooling for key, name in _POOLING_KEYS.items()}
+    pooled |= {key: name == pooling for key, name in POOLING_KEYS.items()}
     pooled |= {"pooling_mode_max_tokens": False, "pooling_mode_mean_sqrt_len_tokens": False}
     stack: list[tuple[str, dict[str, Any] | None]] = [("Transformer", None), ("Pooling", pooled)]
     stack += [("WordMemory", {"width": memory})] if memory else []
@@ -146,59 +78,23 @@ def write_layout(
     return read_layout(folder)
 
 
+def read_activation(head: Path) -> Activation:
+    """Return the activation of a dense head from its folder.
+
+    Raises:
+        ModelError: it is another kind of dense layer.
+    """
+    settings = read_json(head / "config.json")
+    activation = _ACTIVATIONS.get(str(settings.get("activation_function", "")).rpartition(".")[2])
+    if activation is None or not settings.get("bias", True) or settings.get("use_residual"):
+        raise ModelError(f"{head} is not a dense layer with bias and optional tanh: {settings}")
+    return activation
+
+
 def _describe_head(width: int, dimension: int, activation: str) -> dict[str, Any]:
     name = next(name for name, known in _ACTIVATIONS.items() if known == activation)
     module = "torch.nn.modules.activation.Tanh" if name == "Tanh" else "torch.nn.modules.linear.Identity"
     return {"in_features": width, "out_features": dimension, "bias": True, "activation_function": module}
-
-
-def _read_modules(folder: Path) -> dict[str, Path]:
-    """Return the folder of each kind of module, in order."""
-    modules = _read_json(folder / "modules.json")
-    try:
-        found = {module["type"].rpartition(".")[2]: folder / module["path"] for module in modules}
-    except (TypeError, KeyError, AttributeError) as error:
-        raise ModelError(f"{folder / 'modules.json'} is not a list of modules with type and path") from error
-    supported = ["Transformer", "Pooling", *(kind for kind in _OPTIONAL if kind in found)]
-    if list(found) != supported or len(found) != len(modules):
-        raise ModelError(
-            f"{folder} has the modules {', '.join(found)}; embedkit supports Transformer, Pooling, "
-            "then at most one WordMemory, one Dense and one Normalize"
-        )
-    return found
-
-
-def _read_pooling(folder: Path, prompts: dict[str, str]) -> str:
-    settings = _read_json(folder / "config.json")
-    mode = settings.get("pooling_mode")
-    if mode is None:
-        active = [key for key, on in settings.items() if key.startswith("pooling_mode_") and on]
-        mode = _POOLING_KEYS.get(active[0]) if len(active) == 1 else active
-    if mode not in POOLINGS:
-        raise ModelError(
-            f"{folder / 'config.json'} uses an unsupported pooling (only mean and cls are supported): {settings}"
-        )
-    if any(prompts.values()) and not settings.get("include_prompt", True):
-        raise ModelError(f"{folder} excludes prompts from pooling, which embedkit does not support")
-    return str(mode)
-
-
-def _read_head(folder: Path) -> str:
-    """Return the activation of a dense head."""
-    settings = _read_json(folder / "config.json")
-    activation = _ACTIVATIONS.get(str(settings.get("activation_function", "")).rpartition(".")[2])
-    if activation is None or not settings.get("bias", True) or settings.get("use_residual"):
-        raise ModelError(f"{folder} is not a dense layer with bias and optional tanh: {settings}")
-    return activation
-
-
-def _read_json(path: Path, *, missing: Any = None) -> Any:
-    if missing is not None and not path.is_file():
-        return missing
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{path} cannot be read as JSON: {error}") from error
 
 
 def _write_json(path: Path, content: Any) -> None:

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from embedkit.errors import BundleError, ModelError
 from embedkit.protocols import FloatArray
 from embedkit.runtime.graph import refuse_external_data
+from embedkit.runtime.layout import Layout, read_bytes, read_json, read_layout, whole_number
 from embedkit.runtime.manifest import Manifest
 from embedkit.runtime.tokenization import TokenBatch
 
 __all__ = ["DEFAULT_FILE", "FolderModel", "pool", "read_cross_encoder_folder", "read_folder"]
 
 DEFAULT_FILE = "onnx/model.onnx"
-_POOLINGS = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls"}
-_OPTIONAL = ("Dense", "Normalize")
 _ADVICE = "make a bundle of it with `embedkit export`"
 
 
@@ -55,29 +52,26 @@ def read_folder(folder: Path, *, file: str | None = None) -> FolderModel:
     Raises:
         ModelError: a file is missing or malformed, or the model needs a module that embedkit does not run.
     """
-    modules = _read_modules(folder)
-    pooling, dimension = _read_pooling(modules["Pooling"] / "config.json")
-    has_head = "Dense" in modules
-    dimension = _read_head_dimension(modules["Dense"] / "config.json") if has_head else dimension
-    prompts, default_prompt = _read_prompts(folder)
-    max_length = _read_max_length(folder)
-    tokenizer_json = _read(folder / "tokenizer.json").decode("utf-8", errors="replace")
+    layout = read_layout(folder)
+    pooling, dimension = _supported(folder, layout)
+    max_length = _max_length(layout.backbone) if layout.max_length is None else layout.max_length
+    tokenizer_json = read_bytes(layout.backbone / "tokenizer.json").decode("utf-8", errors="replace")
     model = _read_graph(folder / (file or DEFAULT_FILE))
     manifest = Manifest(
         name=folder.resolve().name,
         dimension=dimension,
         max_length=max_length,
         pooling=pooling,
-        normalize="Normalize" in modules,
-        prompts=prompts,
-        default_prompt=default_prompt,
+        normalize=layout.normalize,
+        prompts=layout.prompts,
+        default_prompt=layout.default_prompt or "",
         precision="",
         created_by="sentence-transformers",
     )
     fingerprint = hashlib.sha256(
         b"\0".join([model, tokenizer_json.encode(), f"{pooling} {max_length}".encode()])
     ).hexdigest()
-    return FolderModel(folder, manifest, tokenizer_json, fingerprint, model, has_head)
+    return FolderModel(folder, manifest, tokenizer_json, fingerprint, model, layout.head is not None)
 
 
 def read_cross_encoder_folder(folder: Path, *, file: str | None = None) -> FolderModel:
@@ -93,8 +87,8 @@ def read_cross_encoder_folder(folder: Path, *, file: str | None = None) -> Folde
     if (folder / "modules.json").exists():
         raise ModelError(f"{folder} holds an encoder; use Encoder.load")
     _check_classifier(folder / "config.json")
-    max_length = _read_max_length(folder)
-    tokenizer_json = _read(folder / "tokenizer.json").decode("utf-8", errors="replace")
+    max_length = _max_length(folder)
+    tokenizer_json = read_bytes(folder / "tokenizer.json").decode("utf-8", errors="replace")
     model = _read_graph(folder / (file or DEFAULT_FILE))
     manifest = Manifest(
         name=folder.resolve().name,
@@ -125,25 +119,9 @@ def pool(tokens: FloatArray, batch: TokenBatch, pooling: str) -> FloatArray:
     return np.asarray(np.einsum("blh,bl->bh", tokens, mask) / mask.sum(axis=1, keepdims=True), dtype=np.float32)
 
 
-def _read_modules(folder: Path) -> dict[str, Path]:
-    """Kind of each module, in order, and its folder."""
-    entries = _read_json(folder / "modules.json", kind=list)
-    try:
-        modules = {entry["type"].rpartition(".")[2]: folder / entry["path"] for entry in entries}
-    except (AttributeError, KeyError, TypeError) as error:
-        raise ModelError(f"{folder}/modules.json: every module should have a type and a path") from error
-    stack = [kind for kind in modules if kind not in _OPTIONAL]
-    if stack != ["Transformer", "Pooling"] or list(modules)[2:] != [kind for kind in _OPTIONAL if kind in modules]:
-        raise ModelError(
-            f"{folder} is made of {', '.join(modules) or 'nothing'}; embedkit runs Transformer, Pooling, "
-            f"Dense and Normalize from such a folder; {_ADVICE}"
-        )
-    return modules
-
-
 def _check_classifier(path: Path) -> None:
-    """Make sure that a ``config.json`` is of a classifier with one logit."""
-    config = _read_json(path)
+    """Check that a ``config.json`` describes a classifier with one logit."""
+    config = read_json(path)
     architecture = (config.get("architectures") or [""])[0]
     labels = config.get("id2label", {"0": "", "1": ""})  # transformers leaves out what has its default of two
     if not str(architecture).endswith("ForSequenceClassification"):
@@ -154,80 +132,38 @@ def _check_classifier(path: Path) -> None:
         raise ModelError(f"{path}: a cross-encoder has one label, this classifier has {len(labels)}")
 
 
-def _read_prompts(folder: Path) -> tuple[dict[str, str], str]:
-    """Return prompts by name, and the name of the default one."""
-    path = folder / "config_sentence_transformers.json"
-    config = _read_json(path, optional=True)
-    prompts, default = config.get("prompts") or {}, config.get("default_prompt_name")
-    if not isinstance(prompts, dict) or not all(isinstance(prompt, str) for prompt in prompts.values()):
-        raise ModelError(f"{path}: prompts should be texts by name")
-    if default is not None and default not in prompts:
-        raise ModelError(f"{path}: default_prompt_name is {default!r}, which is not among the prompts")
-    return prompts, default or ""
+def _supported(folder: Path, layout: Layout) -> tuple[str, int]:
+    """Return pooling and dimension of a layout whose remaining steps this package can run."""
+    if layout.memory is not None:
+        raise ModelError(f"{folder} has a word memory, which only a bundle supports; {_ADVICE}")
+    if layout.lowercase:
+        raise ModelError(f"{folder}: do_lower_case is true, which embedkit does not support")
+    if not layout.includes_prompts:
+        raise ModelError(f"{folder}: include_prompt is false, which embedkit does not support")
+    if layout.pooling is None or layout.pooled_width is None:
+        raise ModelError(f"{folder} has no modules.json")
+    if layout.head is None:
+        return layout.pooling, layout.pooled_width
+    path = layout.head / "config.json"
+    return layout.pooling, whole_number(path, read_json(path), "out_features")
 
 
-def _read_pooling(path: Path) -> tuple[str, int]:
-    """Pooling and dimension."""
-    config = _read_json(path)
-    modes = [key for key, value in config.items() if key.startswith("pooling_mode_") and value is True]
-    names = [_POOLINGS.get(mode, mode) for mode in modes] or [config.get("pooling_mode")]
-    dimension = config.get("word_embedding_dimension", config.get("embedding_dimension"))
-    if len(names) != 1 or names[0] not in _POOLINGS.values():
-        raise ModelError(f"{path}: pooling is {', '.join(map(str, names))}; embedkit runs mean or cls")
-    if config.get("include_prompt", True) is not True:
-        raise ModelError(f"{path}: include_prompt is false, which embedkit does not run")
-    if type(dimension) is not int or dimension < 1:
-        raise ModelError(f"{path}: word_embedding_dimension should be a whole number, not {dimension!r}")
-    return names[0], dimension
-
-
-def _read_head_dimension(path: Path) -> int:
-    dimension = _read_json(path).get("out_features")
-    if type(dimension) is not int or dimension < 1:
-        raise ModelError(f"{path}: out_features should be a whole number, not {dimension!r}")
-    return dimension
-
-
-def _read_max_length(folder: Path) -> int:
-    """The length that sentence-transformers would use; 512 where no file names one."""
-    config = _read_json(folder / "sentence_bert_config.json", optional=True)
-    if config.get("do_lower_case"):
-        raise ModelError(f"{folder}/sentence_bert_config.json: do_lower_case is true, which embedkit does not run")
-    if type(config.get("max_seq_length")) is int:
-        return int(config["max_seq_length"])
-    named = [
-        _read_json(folder / "tokenizer_config.json", optional=True).get("model_max_length"),
-        _read_json(folder / "config.json", optional=True).get("max_position_embeddings"),
+def _max_length(folder: Path) -> int:
+    """Return the length that sentence-transformers uses by default; 512 if no file specifies one."""
+    lengths = [
+        read_json(folder / "tokenizer_config.json", optional=True).get("model_max_length"),
+        read_json(folder / "config.json", optional=True).get("max_position_embeddings"),
     ]
     # Tokenizers without a limit write 1e30.
-    return min((length for length in named if type(length) is int and length < 1_000_000), default=512)
+    return min((length for length in lengths if type(length) is int and length < 1_000_000), default=512)
 
 
 def _read_graph(path: Path) -> bytes:
     if not path.is_file():
         raise ModelError(f"there is no {path}; {_ADVICE}, or name another file of the folder")
-    model = _read(path)
+    model = read_bytes(path)
     try:
         refuse_external_data(model)
     except BundleError as error:
         raise ModelError(f"{path}: {error}; {_ADVICE}") from error
     return model
-
-
-def _read_json(path: Path, *, kind: type = dict, optional: bool = False) -> Any:
-    if optional and not path.exists():
-        return {}
-    try:
-        value = json.loads(_read(path))
-    except (ValueError, RecursionError) as error:
-        raise ModelError(f"{path} is not JSON: {error}") from error
-    if not isinstance(value, kind):
-        raise ModelError(f"{path} should hold a JSON {'list' if kind is list else 'object'}")
-    return value
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise ModelError(f"cannot read {path}: {error.strerror or error}") from error

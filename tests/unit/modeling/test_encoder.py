@@ -266,6 +266,15 @@ class TestRefusals:
         with pytest.raises(ModelError, match="expects width 31, but the model has 32"):
             SentenceEncoder.load(folder)
 
+    def test_prompts_excluded_from_pooling(self, folder):
+        path = folder / "1_Pooling" / "config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"include_prompt": False}))
+        assert SentenceEncoder.load(folder).prompts == {}
+        (folder / "config_sentence_transformers.json").write_text('{"prompts": {"query": "query: "}}')
+
+        with pytest.raises(ModelError, match="excludes prompts from pooling"):
+            SentenceEncoder.load(folder)
+
     def test_tokenizer_of_another_model(self, folder):
         content = json.loads((folder / "tokenizer.json").read_text())
         content["model"]["vocab"]["zzz"] = len(content["model"]["vocab"])

@@ -3,7 +3,8 @@ import json
 import pytest
 
 from embedkit.errors import ModelError
-from embedkit.modeling.layout import Layout, read_layout, weights_bytes, write_layout
+from embedkit.modeling.layout import read_activation, weights_bytes, write_layout
+from embedkit.runtime.layout import Layout, read_layout
 
 HEAD = "2_Dense"
 
@@ -27,7 +28,13 @@ def edit(path, **changes):
 
 def test_what_is_written_is_read_back(folder):
     assert read_layout(folder) == Layout(
-        backbone=folder, pooling="cls", max_length=20, head=folder / HEAD, prompts={"query": "query: "}
+        backbone=folder,
+        pooling="cls",
+        pooled_width=8,
+        max_length=20,
+        head=folder / HEAD,
+        normalize=True,
+        prompts={"query": "query: "},
     )
 
 
@@ -66,18 +73,17 @@ def test_another_pooling_is_refused(folder, settings):
         read_layout(folder)
 
 
-def test_prompts_left_out_of_the_pooling_are_refused(folder):
+def test_pooling_without_prompts_is_recorded(folder):
     edit(folder / "1_Pooling" / "config.json", include_prompt=False)
 
-    with pytest.raises(ModelError, match="excludes prompts from pooling"):
-        read_layout(folder)
+    assert not read_layout(folder).includes_prompts
 
 
 def test_a_linear_head_behind_a_memory_is_read_back(tmp_path):
     written = write(tmp_path, memory=6, head=(4, "linear"))
 
     assert written == read_layout(tmp_path)
-    assert (written.head_activation, written.head, written.memory) == (
+    assert (read_activation(written.head), written.head, written.memory) == (
         "linear",
         tmp_path / "3_Dense",
         tmp_path / "2_WordMemory",
@@ -93,7 +99,7 @@ def test_another_head_is_refused(folder, changes):
     edit(folder / HEAD / "config.json", **changes)
 
     with pytest.raises(ModelError, match="dense layer with bias"):
-        read_layout(folder)
+        read_activation(folder / HEAD)
 
 
 @pytest.mark.parametrize("extra", ["WeightedLayerPooling", "Dense"])
@@ -117,7 +123,7 @@ def test_a_damaged_file_is_named(folder, file):
 def test_modules_that_are_no_list_are_refused(folder):
     (folder / "modules.json").write_text('{"type": 1}')
 
-    with pytest.raises(ModelError, match="list of modules"):
+    with pytest.raises(ModelError, match="JSON list"):
         read_layout(folder)
 
 
