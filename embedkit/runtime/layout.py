@@ -156,10 +156,10 @@ def _read_modules(folder: Path) -> dict[str, Path]:
 
 def _pooling(path: Path, settings: dict[str, Any]) -> str:
     modes = [key for key, on in settings.items() if key.startswith("pooling_mode_") and on is True]
-    names = [POOLING_KEYS.get(mode, mode) for mode in modes] or [settings.get("pooling_mode")]
+    names = [POOLING_KEYS.get(mode, mode) for mode in modes] or [str(settings.get("pooling_mode"))]
     if len(names) != 1 or names[0] not in POOLINGS:
-        raise ModelError(f"{path}: pooling is {', '.join(map(str, names))}; embedkit supports mean and cls")
-    return str(names[0])
+        raise ModelError(f"{path}: pooling is {', '.join(names)}; embedkit supports mean and cls")
+    return names[0]
 
 
 def _read_prompts(path: Path) -> tuple[dict[str, str], str | None]:
