@@ -5,8 +5,8 @@
 Reads the test sets in DIR (docs/evaluation.md describes their layout) and writes results.json and results.md next
 to this file. Models are bundles, names of bundles, or model folders, which run on torch. Nothing is chosen here:
 models were selected on the development data named by their cards. --static adds a row for the static model that
-the package model2vec, which must be installed, distils from a folder of the teacher. Existing results are not
-measured again.
+the package model2vec, which must be installed, distils from a folder of the teacher. Existing results of the same
+model with the same arithmetic are not measured again.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from embedkit.evaluation.tasks import evaluate
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.torch_encoder import TorchEncoder
 from embedkit.protocols import TextEncoder
+from embedkit.runtime.numerics import numerics_of
 
 HERE = Path(__file__).parent
 TASKS = (
@@ -74,9 +75,9 @@ def main() -> None:
     rows = {}
     for label, model in models:
         rows[label] = known.get(label, {})
-        if rows[label].get("fingerprint") != model.fingerprint:
-            figures = _figures(to_json([evaluate(model, task) for task in tasks]))
-            rows[label] = {"fingerprint": model.fingerprint, **figures}
+        identity = {"fingerprint": model.fingerprint, "numerics": numerics_of(model)}
+        if not identity.items() <= rows[label].items():
+            rows[label] = identity | _figures(to_json([evaluate(model, task) for task in tasks]))
             saved.write_text(json.dumps(known | rows, indent=1) + "\n", encoding="utf-8")
         print(f"{label}: {rows[label]}")
     saved.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
@@ -120,7 +121,7 @@ def _table(rows: dict[str, dict[str, Any]]) -> str:
         label: {column: 100 * figures[column] / teacher[column] for column in goals}
         for label, figures in rows.items()
     }
-    columns = [name for name in teacher if name != "fingerprint"]
+    columns = [name for name in teacher if name not in {"fingerprint", "numerics"}]
     lines = [*_lines(rows, columns), "", "Share of the teacher's figure, in percent:", "", *_lines(shares, goals)]
     return "\n".join(lines) + "\n"
 
