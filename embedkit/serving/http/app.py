@@ -16,7 +16,7 @@ from starlette.types import ASGIApp
 from embedkit import __version__
 from embedkit.errors import EmbedkitError
 from embedkit.serving.http.agents import PATH, Agents
-from embedkit.serving.http.express import Express
+from embedkit.serving.http.fast_path import FastPath
 from embedkit.serving.http.guard import Guard
 from embedkit.serving.http.keys import KeyRing
 from embedkit.serving.http.observer import Observer
@@ -31,11 +31,11 @@ class Application(NamedTuple):
     """A service, observed and guarded.
 
     Attributes:
-        express: answers most requests with a JSON body.
+        fast_path: answers most requests with a JSON body.
         asgi: answers all others.
     """
 
-    express: Express
+    fast_path: FastPath
     asgi: ASGIApp
 
 
@@ -58,7 +58,7 @@ def create_app(service: Service, keys: KeyRing, agents: Agents | None = None) ->
             expose_headers=["retry-after", "x-request-id"],
         )
     observer = Observer(guarded, service.metrics)
-    return Application(Express(_routers(service), service, guard, observer), observer)
+    return Application(FastPath(_routers(service), service, guard, observer), observer)
 
 
 def create_routes(service: Service, agents: Agents | None = None) -> FastAPI:

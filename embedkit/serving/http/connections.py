@@ -12,7 +12,7 @@ from typing import Any
 from starlette.responses import Response
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from embedkit.serving.http.express import Exchange, Express
+from embedkit.serving.http.fast_path import Exchange, FastPath
 from embedkit.serving.http.problems import problem
 from embedkit.serving.http.settings import ServerSettings
 
@@ -75,20 +75,20 @@ class Connection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """Record complete headers."""
         self.headers_since, self.body_since = None, time.monotonic()
-        if not self._board():
+        if not self._take_fast_path():
             super().on_headers_complete()
         if self._registry.draining:
             self.cycle.keep_alive = False
 
-    def _board(self) -> bool:
-        """Whether the express takes the request, which requires that no other is in progress here."""
-        parser, express = self.parser, self._registry.express
-        if self.url not in express.urls or self.is_at_work or parser.get_http_version() != "1.1":
+    def _take_fast_path(self) -> bool:
+        """Whether the fast path takes the request, which requires that no other is in progress here."""
+        parser, fast_path = self.parser, self._registry.fast_path
+        if self.url not in fast_path.urls or self.is_at_work or parser.get_http_version() != "1.1":
             return False
         self.scope["method"] = parser.get_method().decode("ascii")
         self.scope["path"], self.scope["raw_path"] = self.url.decode("ascii"), self.url
         self.scope["query_string"] = b""
-        exchange = express.board(self, keep_alive=parser.should_keep_alive() and not self._registry.draining)
+        exchange = fast_path.accept(self, keep_alive=parser.should_keep_alive() and not self._registry.draining)
         if exchange is not None:
             self.cycle = exchange  # type: ignore[assignment]  # which has what the protocol asks of a cycle
         return exchange is not None
@@ -165,15 +165,15 @@ class Connections:
 
     Args:
         settings: limits and timeouts.
-        express: takes requests directly from the connections.
+        fast_path: takes requests directly from the connections.
 
     Attributes:
-        settings, express: as given.
+        settings, fast_path: as given.
         draining: whether each response is its connection's last.
     """
 
-    def __init__(self, settings: ServerSettings, express: Express) -> None:
-        self.settings, self.express = settings, express
+    def __init__(self, settings: ServerSettings, fast_path: FastPath) -> None:
+        self.settings, self.fast_path = settings, fast_path
         self.draining = False
         self._most = min(settings.max_connections, _files_allowed() - _SPARE_FILES)
         self._all: dict[Connection, None] = {}

@@ -74,7 +74,7 @@ class Server(uvicorn.Server):
         settings = service.settings
         self._service, self._keys = service, keys or KeyRing()
         application = create_app(service, self._keys, agents)
-        self._connections = Connections(settings, application.express)
+        self._connections = Connections(settings, application.fast_path)
         self._parent = parent
         self._listener: Listener | None = None
         self._url = ""

@@ -1,10 +1,10 @@
-"""The express: passes requests with a JSON body directly from the connection to their route's function.
+"""The fast path: passes requests with a JSON body directly from the connection to their route's function.
 
 ASGI sends a request through a task, events, dictionaries and a separate write for the headers; FastAPI tries one
 route after the other, parses JSON to Python objects, copies them into a model, resolves dependencies and enters
-several context managers. For a short text, all this takes longer than embedding it. The express looks up the path,
-lets pydantic parse the bytes into the same model, calls the same function, and writes the response at once. The
-guard and the observer are the same. FastAPI handles everything else and generates the OpenAPI document.
+several context managers. For a short text, all this takes longer than embedding it. The fast path looks up the
+path, lets pydantic parse the bytes into the same model, calls the same function, and writes the response at once.
+The guard and the observer are the same. FastAPI handles everything else and generates the OpenAPI document.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from embedkit.serving.http.problems import explain, explain_http, explain_valida
 from embedkit.serving.http.service import Service
 from embedkit.serving.http.tracing import TRACING
 
-__all__ = ["Exchange", "Express", "Stop"]
+__all__ = ["Exchange", "FastPath", "JsonRoute"]
 
 _JSON = b"application/json"
 _PARAMETERS = {"body", "request", "catalogue"}
@@ -42,15 +42,15 @@ _LEFT_TO_ASGI = frozenset({b"expect", b"origin", b"transfer-encoding", b"upgrade
 
 
 @dataclass(frozen=True, slots=True)
-class Stop:
+class JsonRoute:
     """A route, the model of its body, and the function that answers it."""
 
-    route: APIRoute
+    api_route: APIRoute
     schema: type[BaseModel]
     answer: Callable[..., Awaitable[Response]]
 
 
-class Express:
+class FastPath:
     """Answers ``POST`` requests with a JSON body; a connection passes all others to the ASGI application.
 
     Args:
@@ -66,10 +66,10 @@ class Express:
 
     def __init__(self, routers: Iterable[APIRouter], service: Service, guard: Guard, observer: Observer) -> None:
         self.service, self.guard, self.observer = service, guard, observer
-        self._stops = {stop.route.path: stop for router in routers for stop in _stops(router)}
-        self.urls = frozenset(path.encode("ascii") for path in self._stops)
+        self._routes = {route.api_route.path: route for router in routers for route in _json_routes(router)}
+        self.urls = frozenset(path.encode("ascii") for path in self._routes)
 
-    def board(self, connection: Any, *, keep_alive: bool) -> Exchange | None:
+    def accept(self, connection: Any, *, keep_alive: bool) -> Exchange | None:
         """Take a request with complete headers and a URL among :attr:`urls`, if it is suitable.
 
         Args:
@@ -82,9 +82,9 @@ class Express:
         headers = dict(scope["headers"])
         if not _is_json(headers) or b"content-length" not in headers or not _LEFT_TO_ASGI.isdisjoint(headers):
             return None
-        stop = self._stops[scope["path"]]
-        scope["route"] = stop.route
-        exchange = Exchange(self, stop, scope, connection, keep_alive=keep_alive)
+        route = self._routes[scope["path"]]
+        scope["route"] = route.api_route
+        exchange = Exchange(self, route, scope, connection, keep_alive=keep_alive)
         exchange.admit(headers)
         return exchange
 
@@ -98,9 +98,11 @@ class Exchange:
         more_body, response_started, response_complete, disconnected: as in uvicorn's cycles.
     """
 
-    def __init__(self, express: Express, stop: Stop, scope: Scope, connection: Any, *, keep_alive: bool) -> None:
-        self._express, self._stop, self._scope, self._connection = express, stop, scope, connection
-        self._observation = express.observer.begin(scope)
+    def __init__(
+        self, fast_path: FastPath, route: JsonRoute, scope: Scope, connection: Any, *, keep_alive: bool
+    ) -> None:
+        self._fast_path, self._route, self._scope, self._connection = fast_path, route, scope, connection
+        self._observation = fast_path.observer.begin(scope)
         self._admitted: Admitted | None = None
         self._task: asyncio.Task[None] | None = None
         self._is_late = False
@@ -115,14 +117,14 @@ class Exchange:
     def set(self) -> None:
         """Handle the loss of the connection: an incomplete request will never be complete."""
         if self.disconnected and self.more_body and not self.response_complete:
-            self._express.observer.end(self._observation)
+            self._fast_path.observer.end(self._observation)
 
     def admit(self, headers: RawHeaders) -> None:
         """Let the guard check the headers, and write its response if it rejects the request."""
-        admitted = self._express.guard.admit(self._scope, headers)
+        admitted = self._fast_path.guard.admit(self._scope, headers)
         if isinstance(admitted, Response):
             self._reply(admitted)
-            self._express.observer.end(self._observation)
+            self._fast_path.observer.end(self._observation)
         else:
             self._admitted = admitted
 
@@ -134,7 +136,7 @@ class Exchange:
         task.add_done_callback(tasks.discard)
 
     async def _run(self) -> None:
-        observer, scope = self._express.observer, self._scope
+        observer, scope = self._fast_path.observer, self._scope
         try:
             with TRACING.request(scope["method"], scope["headers"]) as span:
                 answer = await self._answer_in_time()
@@ -152,7 +154,7 @@ class Exchange:
             observer.end(self._observation)
 
     async def _answer_in_time(self) -> Response:
-        admitted, guard, path = self._admitted, self._express.guard, self._scope["path"]
+        admitted, guard, path = self._admitted, self._fast_path.guard, self._scope["path"]
         assert admitted is not None
         try:
             guard.enter(admitted)
@@ -160,7 +162,7 @@ class Exchange:
             return explain(error, path)
         timer = asyncio.get_running_loop().call_later(admitted.seconds, self._expire)
         try:
-            with self._express.service.lease() as catalogue:
+            with self._fast_path.service.lease() as catalogue:
                 return await self._answer(catalogue)
         except asyncio.CancelledError:
             if not self._is_late:
@@ -171,10 +173,10 @@ class Exchange:
             guard.leave()
 
     async def _answer(self, catalogue: Catalogue) -> Response:
-        stop, path = self._stop, self._scope["path"]
+        route, path = self._route, self._scope["path"]
         try:
-            body = stop.schema.model_validate_json(self.body)
-            return await stop.answer(body=body, request=Request(self._scope), catalogue=catalogue)
+            body = route.schema.model_validate_json(self.body)
+            return await route.answer(body=body, request=Request(self._scope), catalogue=catalogue)
         except ValidationError as error:
             return explain_validation(error.errors(include_url=False, include_input=False), path)
         except EmbedkitError as error:
@@ -204,12 +206,12 @@ class Exchange:
         connection.on_response_complete()
 
 
-def _stops(router: APIRouter) -> Iterator[Stop]:
+def _json_routes(router: APIRouter) -> Iterator[JsonRoute]:
     for route in router.routes:
         if isinstance(route, APIRoute) and route.methods == {"POST"}:
             parameters = inspect.signature(route.endpoint).parameters
             if parameters.keys() == _PARAMETERS:
-                yield Stop(route, typing.get_type_hints(route.endpoint)["body"], route.endpoint)
+                yield JsonRoute(route, typing.get_type_hints(route.endpoint)["body"], route.endpoint)
 
 
 def _is_json(headers: RawHeaders) -> bool:

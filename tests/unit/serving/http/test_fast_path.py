@@ -1,4 +1,4 @@
-"""The express: it takes every request with a JSON body, and answers as FastAPI would."""
+"""The fast path takes every request with a JSON body, and answers as FastAPI would."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from embedkit import Collection
 from embedkit.serving.http.app import create_app, create_routes
 from embedkit.serving.http.catalogue import Assets
-from embedkit.serving.http.express import Exchange
+from embedkit.serving.http.fast_path import Exchange
 from embedkit.serving.http.keys import KeyRing
 from embedkit.serving.http.service import Service
 from embedkit.serving.http.settings import ServerSettings
@@ -29,7 +29,7 @@ def collection(toy_encoder, tmp_path):
 
 @pytest.fixture
 def taken(monkeypatch):
-    """Return the paths of the requests that the express has answered."""
+    """Return the paths of the requests that the fast path has answered."""
     paths, run = [], Exchange._run
 
     async def note(exchange):
@@ -47,7 +47,7 @@ def test_every_route_with_a_body_is_on_it(collection, toy_encoder):
         for path, operations in create_routes(service).openapi()["paths"].items()
         if "requestBody" in operations.get("post", {})
     }
-    assert create_app(service, KeyRing()).express.urls == posts
+    assert create_app(service, KeyRing()).fast_path.urls == posts
     service.close()
 
 
