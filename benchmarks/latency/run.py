@@ -14,6 +14,7 @@ import argparse
 import contextlib
 import json
 import logging
+import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -81,9 +82,11 @@ def main() -> None:
 def export_trained(teacher: Path) -> Iterator[Candidate]:
     """Yield the students, and bundles exported with all gates: the same weights in fp32, and the teacher."""
     for name, source in STUDENTS.items():
-        yield Candidate(source=source)
+        bundle = Path(f"{name}.onnx")
+        shutil.copy(find_model(source), bundle)
+        yield Candidate(source=str(bundle))
         path = Path(f"{name}-fp32.onnx")
-        export(from_bundle(find_model(source)), path, precision="fp32")
+        export(from_bundle(bundle), path, precision="fp32")
         yield Candidate(source=str(path))
     for precision in PRECISIONS:
         path = Path(f"minilm-l6-{precision}.onnx")
