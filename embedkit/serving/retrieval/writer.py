@@ -214,7 +214,7 @@ def _embed(
     *,
     show_progress_bar: bool | None,
 ) -> SegmentEntry:
-    """Yield existing embeddings, or embed the documents, resuming an interrupted attempt.
+    """Write the segment with existing embeddings, or embed the documents and resume an interrupted attempt.
 
     After an error that would recur, nothing is saved.
     """
