@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
-import os
 import re
 import tempfile
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Final, NamedTuple
 
 from embedkit.atomic import atomic_file
+from embedkit.cache import cache_folder
 from embedkit.errors import DataError, EmbedkitError, StorageError
 from embedkit.extras import require
 
@@ -214,5 +214,4 @@ def _scratch(path: str) -> Iterator[Path]:
 
 
 def _cache_folder(url: str, version: str) -> Path:
-    root = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "embedkit" / "objects"
-    return root / hashlib.sha256(f"{url}\n{version}".encode()).hexdigest()[:32]
+    return cache_folder("objects") / hashlib.sha256(f"{url}\n{version}".encode()).hexdigest()[:32]

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, cast
 
 from embedkit.atomic import atomic_file
+from embedkit.cache import cache_folder
 from embedkit.errors import DataError
 from embedkit.evaluation.rows import Row
 from embedkit.extras import require
@@ -96,7 +95,7 @@ class HubDataset:
         if self.revision is None or not _COMMIT.fullmatch(self.revision):
             yield from load()
             return
-        path = _cache_folder() / self.id / self.revision / f"{name}.jsonl.gz"
+        path = cache_folder("sets") / self.id / self.revision / f"{name}.jsonl.gz"
         if not path.is_file():
             rows = load()
             with atomic_file(path) as temporary, gzip.open(temporary, "wt", encoding="utf-8") as file:
@@ -112,10 +111,6 @@ class HubDataset:
             # Network, authentication, unknown id, table or split: each underlying client has its own exceptions.
             reason = str(error).strip().partition("\n")[0] or type(error).__name__
             raise DataError(f"cannot load {self} from the hub: {reason}") from error
-
-
-def _cache_folder() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "embedkit" / "sets"
 
 
 def _no_json(_: object) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
@@ -10,6 +9,7 @@ from typing import Any
 
 from embedkit.config import load_toml
 from embedkit.errors import ModelError
+from embedkit.runtime.layout import read_json
 
 __all__ = ["Card", "find_model_folder", "read_card"]
 
@@ -64,9 +64,9 @@ def read_card(source: str, *, licence: str = "") -> Card:
     run = run.parent if is_cross else run
     if not (run / _RUN_CARD).is_file():
         return Card(licence=licence)
-    facts = _portable(_read_json(run / _RUN_CARD))
+    facts = _portable(read_json(run / _RUN_CARD))
     settings = _portable(load_toml(run / "config.toml")) if (run / "config.toml").is_file() else {}
-    metrics = _read_json(run / _CROSS_FIGURES) if is_cross else facts.get("metrics") or {}
+    metrics = read_json(run / _CROSS_FIGURES) if is_cross else facts.get("metrics") or {}
     dev = {"dev": facts["dev"]} if facts.get("dev") else {}
     return Card(
         name=f"{facts['name']}-cross" if is_cross and facts.get("name") else facts.get("name"),
@@ -78,16 +78,6 @@ def read_card(source: str, *, licence: str = "") -> Card:
         metrics=dev | metrics,
         licence=licence,
     )
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        facts = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{path} cannot be read as JSON: {error}") from error
-    if not isinstance(facts, dict):
-        raise ModelError(f"{path} must contain a JSON object")
-    return facts
 
 
 def _portable(value: Any) -> Any:

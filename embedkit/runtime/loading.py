@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import replace
 from pathlib import Path
 
 from embedkit.errors import InputError, ModelError
 from embedkit.runtime.bundle import Bundle, Manifest, read_bundle
+from embedkit.runtime.layout import read_json
 from embedkit.runtime.location import find_model
 from embedkit.runtime.sentence_transformers import (
     DEFAULT_FILE,
@@ -71,10 +71,9 @@ def load_model(
 def _is_repository(folder: Path) -> bool:
     """Return whether a folder declares that its graph is a bundle."""
     try:
-        config = json.loads((folder / "config.json").read_bytes())
-    except (OSError, ValueError, RecursionError):  # the reader of such folders reports the error
+        return BUNDLE_FOLDER_KEY in read_json(folder / "config.json")
+    except ModelError:  # the reader of such folders reports it
         return False
-    return isinstance(config, dict) and BUNDLE_FOLDER_KEY in config
 
 
 def check_kind(manifest: Manifest, wanted: str) -> None:

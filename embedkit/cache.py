@@ -1,0 +1,13 @@
+"""The folder for files that can be downloaded again."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+__all__ = ["cache_folder"]
+
+
+def cache_folder(name: str) -> Path:
+    """Return ``~/.cache/embedkit/NAME``, or ``$XDG_CACHE_HOME/embedkit/NAME`` if that variable is set."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "embedkit" / name
