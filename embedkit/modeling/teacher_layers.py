@@ -9,11 +9,9 @@ The layers are processed from first to last:
 * **read**: queries, keys, values and the first product of the feed-forward block expect the teacher's state at
   their position. The affine map from the student's state to it is fitted and multiplied into their weights.
 * **select**: the heads and feed-forward units that change the teacher's state most are kept, as many as the
-* student
-  has: by the standard deviation of a unit's activation times the norm of its outgoing weights.
+  student has: by the standard deviation of a unit's activation times the norm of its outgoing weights.
 * **write**: the products that add to the state are fitted anew, from the outputs of the kept heads and units to
-* the
-  teacher's state; so are scale and shift of each LayerNorm, column by column.
+  the teacher's state; so are scale and shift of each LayerNorm, column by column.
 
 The narrower state consists of the leading principal components of the teacher's state (after the embeddings and
 after each kept layer), rotated at random so that all columns carry equal variance, as LayerNorm expects.
