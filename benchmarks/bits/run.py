@@ -22,7 +22,7 @@ from embedkit.evaluation.machine import processor_name
 from embedkit.protocols import FloatArray
 from embedkit.runtime.bundle import Golden, read_bundle
 from embedkit.runtime.location import bundled_names, find_model
-from embedkit.runtime.native_graph import native_instructions
+from embedkit.runtime.native_network import native_instructions
 from embedkit.runtime.numerics import digest_of
 
 HERE = Path(__file__).parent

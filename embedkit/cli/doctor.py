@@ -123,7 +123,7 @@ def _kernels() -> dict[str, bool]:
 
 def _instructions(problems: list[str]) -> dict[str, Any]:
     """The instruction set that the kernel of graphs runs on, and all that it could run on here."""
-    from embedkit.runtime.native_graph import choose_instructions, native_instructions
+    from embedkit.runtime.native_network import choose_instructions, native_instructions
 
     found = list(native_instructions())
     try:

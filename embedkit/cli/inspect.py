@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _describe(bundle: Bundle) -> dict[str, Any]:
-    from embedkit.runtime.graph import largest_initializers
+    from embedkit.runtime.initializers import largest_initializers
 
     card = bundle.path.with_suffix(".md")
     return {

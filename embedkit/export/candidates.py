@@ -13,7 +13,7 @@ from embedkit.modeling.torch_cross_encoder import TorchCrossEncoder
 from embedkit.modeling.torch_encoder import TorchEncoder
 from embedkit.protocols import FloatArray
 from embedkit.runtime.batching import token_batches
-from embedkit.runtime.native_graph import NativeGraph
+from embedkit.runtime.native_network import NativeNetwork
 from embedkit.runtime.session import Session
 from embedkit.runtime.tokenization import PairTokenizer, Tokenizer, Tokens
 
@@ -49,13 +49,13 @@ class Candidate:
 class NativeCandidate(Candidate):
     """The same, run by embedkit's own kernel."""
 
-    def __init__(self, graph: NativeGraph, tokenizer: Tokenizer | PairTokenizer) -> None:
+    def __init__(self, network: NativeNetwork, tokenizer: Tokenizer | PairTokenizer) -> None:
         self.tokenizer = tokenizer
-        self._graph = graph
+        self._network = network
 
     def run_batch(self, tokens: Tokens, /) -> FloatArray:
         """Run tokens as one batch."""
-        return self._graph.run(tokens)
+        return self._network.run(tokens)
 
 
 def run_torch(model: SentenceEncoder | PairEncoder) -> Callable[[Tokens], FloatArray]:

@@ -27,8 +27,8 @@ from safetensors.numpy import save_file
 from embedkit.atomic import atomic_folder
 from embedkit.errors import ExportError, GateError
 from embedkit.export.card import read_card
+from embedkit.export.graph_parts import Head, expose_states, has_memory, read_head
 from embedkit.export.hub import model_card
-from embedkit.export.open_graph import Head, has_memory, open_graph, read_head
 from embedkit.export.pipeline import ExportOptions, export, load_source
 from embedkit.export.probes import PROBE_TEXTS
 from embedkit.modeling.cross_encoder import PairEncoder
@@ -129,7 +129,7 @@ def _write(
             _write_settings(folder, next(iter(bundles.values())))
         (folder / "onnx").mkdir()
         for name, bundle in bundles.items():
-            content = open_graph(bundle)
+            content = expose_states(bundle)
             if bundle.manifest.kind == "encoder":
                 _check_pooling(bundle, content)
             (folder / "onnx" / name).write_bytes(content)

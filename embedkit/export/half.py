@@ -16,7 +16,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from embedkit.errors import ExportError
-from embedkit.export.open_graph import find_states
+from embedkit.export.graph_parts import find_states
 from embedkit.export.writer import MEMORY_ROWS
 
 __all__ = ["halve"]

@@ -35,7 +35,7 @@ from embedkit.runtime.bundle import Golden, GoldenPairs, Manifest, read_bundle, 
 from embedkit.runtime.cross_encoder import CrossEncoder
 from embedkit.runtime.encoder import Encoder
 from embedkit.runtime.gate_figures import describe_figures
-from embedkit.runtime.native_graph import NativeGraph
+from embedkit.runtime.native_network import NativeNetwork
 from embedkit.runtime.numerics import digest_of
 from embedkit.runtime.ranges import Ranges
 from embedkit.runtime.tokenization import Tokens
@@ -324,18 +324,18 @@ def _make_golden(model: SentenceEncoder | PairEncoder, content: bytes, tolerance
 
 
 def _digests(content: bytes, tokens: Tokens, *, pairs: bool) -> dict[str, str]:
-    """The bits that embedkit's kernel gives, which are the same on every machine, if it can run the graph."""
-    graph = NativeGraph.find(content, pairs=pairs)
-    return {} if graph is None else {graph.numerics: digest_of(graph.run(tokens))}
+    """The bits that embedkit's kernel gives, which are the same on every machine, if it can run the network."""
+    network = NativeNetwork.find(content, pairs=pairs)
+    return {} if network is None else {network.numerics: digest_of(network.run(tokens))}
 
 
 def _measure_ranges(model: SentenceEncoder | PairEncoder, content: bytes, texts: Sequence[str] | None) -> str:
     """Return the ranges of an encoder's embeddings of texts, in the manifest's format; empty without texts."""
     if isinstance(model, PairEncoder) or not texts:
         return ""
-    graph, tokens = Candidate(content, model.tokenizer), model.tokenizer.tokenize(texts)
+    candidate, tokens = Candidate(content, model.tokenizer), model.tokenizer.tokenize(texts)
     order = np.argsort(tokens.lengths, kind="stable")
-    rows = [graph.run_batch(tokens.choose(order[start : start + 32])) for start in range(0, len(order), 32)]
+    rows = [candidate.run_batch(tokens.choose(order[start : start + 32])) for start in range(0, len(order), 32)]
     return Ranges.measure(np.concatenate(rows)).to_text()
 
 

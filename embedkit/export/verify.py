@@ -43,7 +43,7 @@ from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.vocabulary import real_words
 from embedkit.protocols import FloatArray
-from embedkit.runtime.native_graph import NativeGraph
+from embedkit.runtime.native_network import NativeNetwork
 from embedkit.runtime.tokenization import PairTokenizer, Tokenizer, Tokens
 
 __all__ = ["PAIR_THRESHOLDS", "THRESHOLDS", "Thresholds", "verify"]
@@ -131,10 +131,10 @@ def verify(
 
 
 def _check_native(measure: _Measure, content: bytes) -> list[Gate]:
-    graph = NativeGraph.find(content, pairs=measure.pairs)
-    if graph is None:
+    network = NativeNetwork.find(content, pairs=measure.pairs)
+    if network is None:
         return []
-    return [check_native(measure.gates(NativeCandidate(graph, measure.model.tokenizer), invariance=0.0))]
+    return [check_native(measure.gates(NativeCandidate(network, measure.model.tokenizer), invariance=0.0))]
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
  * A Network stores weights in the order in which its products read them, and runs one batch of texts at a time
  * with one target, an instruction set. The result for a text does not depend, to the bit, on the other texts in
  * the batch, the number of threads, the compiler or the target. bert.pyi describes the interface;
- * runtime/native_graph.py is its only caller. */
+ * runtime/native_network.py is its only caller. */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>

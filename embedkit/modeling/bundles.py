@@ -13,8 +13,8 @@ from embedkit.errors import ModelError
 from embedkit.modeling.encoder import DenseHead, SentenceEncoder
 from embedkit.modeling.memory import WordMemory
 from embedkit.protocols import FloatArray
-from embedkit.runtime.bert_graph import read_bert
-from embedkit.runtime.bert_weights import BertGraph, Layer, Norm, Product
+from embedkit.runtime.bert_reader import read_bert
+from embedkit.runtime.bert_weights import BertWeights, Layer, Norm, Product
 from embedkit.runtime.bundle import read_bundle
 from embedkit.runtime.tokenization import Tokenizer
 
@@ -34,19 +34,19 @@ def from_bundle(path: str | os.PathLike[str]) -> SentenceEncoder:
     manifest = bundle.manifest
     if manifest.kind != "encoder":
         raise ModelError(f"{path} contains a {manifest.kind}, but training starts from an encoder")
-    graph = read_bert(bundle.model)
-    if graph is None:
+    bert = read_bert(bundle.model)
+    if bert is None:
         raise ModelError(
             f"training cannot start from {path}: its graph is not embedkit's own BERT in float32 or int8; use "
             "the model folder that it was exported from"
         )
     tokenizer = Tokenizer(bundle.tokenizer_json, manifest.max_length)
     encoder = SentenceEncoder(
-        _backbone(graph, tokenizer),
+        _backbone(bert, tokenizer),
         tokenizer,
-        pooling=graph.pooling,
-        head=_head(graph),
-        memory=_memory(graph),
+        pooling=bert.pooling,
+        head=_head(bert),
+        memory=_memory(bert),
         name=manifest.name,
         prompts=dict(manifest.prompts),
     )
@@ -54,36 +54,36 @@ def from_bundle(path: str | os.PathLike[str]) -> SentenceEncoder:
     return encoder.eval()
 
 
-def _backbone(graph: BertGraph, tokenizer: Tokenizer) -> BertModel:
+def _backbone(bert: BertWeights, tokenizer: Tokenizer) -> BertModel:
     config = BertConfig(
-        vocab_size=graph.words.size,
-        hidden_size=graph.hidden,
-        num_hidden_layers=len(graph.layers),
-        num_attention_heads=graph.heads,
-        intermediate_size=len(graph.layers[0].wide.bias),
-        hidden_act=_ACTIVATION[graph.gelu],
-        max_position_embeddings=len(graph.positions),
+        vocab_size=bert.words.size,
+        hidden_size=bert.hidden,
+        num_hidden_layers=len(bert.layers),
+        num_attention_heads=bert.heads,
+        intermediate_size=len(bert.layers[0].wide.bias),
+        hidden_act=_ACTIVATION[bert.gelu],
+        max_position_embeddings=len(bert.positions),
         type_vocab_size=1,
-        layer_norm_eps=graph.epsilon,
+        layer_norm_eps=bert.epsilon,
         pad_token_id=tokenizer.pad_id,
     )
     backbone = BertModel(config, add_pooling_layer=False)
-    weights = {name: torch.tensor(values) for name, values in _weights(graph).items()}
+    weights = {name: torch.tensor(values) for name, values in _weights(bert).items()}
     backbone.load_state_dict(weights)
     return backbone
 
 
-def _weights(graph: BertGraph) -> dict[str, FloatArray]:
+def _weights(bert: BertWeights) -> dict[str, FloatArray]:
     """Return all weights of the backbone by their names in transformers."""
     weights = {
-        "embeddings.word_embeddings.weight": graph.words.rows(),
-        "embeddings.position_embeddings.weight": graph.positions,
+        "embeddings.word_embeddings.weight": bert.words.rows(),
+        "embeddings.position_embeddings.weight": bert.positions,
         # Folded into the positions at export.
-        "embeddings.token_type_embeddings.weight": np.zeros((1, graph.hidden), dtype=np.float32),
-        **_norm("embeddings.LayerNorm", graph.norm),
+        "embeddings.token_type_embeddings.weight": np.zeros((1, bert.hidden), dtype=np.float32),
+        **_norm("embeddings.LayerNorm", bert.norm),
     }
-    for index, layer in enumerate(graph.layers):
-        weights |= _layer(f"encoder.layer.{index}", layer, graph.hidden // graph.heads)
+    for index, layer in enumerate(bert.layers):
+        weights |= _layer(f"encoder.layer.{index}", layer, bert.hidden // bert.heads)
     return weights
 
 
@@ -117,18 +117,18 @@ def _norm(name: str, norm: Norm) -> dict[str, FloatArray]:
     return {f"{name}.weight": norm.weight, f"{name}.bias": norm.bias}
 
 
-def _head(graph: BertGraph) -> DenseHead | None:
-    if graph.head is None:
+def _head(bert: BertWeights) -> DenseHead | None:
+    if bert.head is None:
         return None
-    head = DenseHead(graph.pooled_width, graph.dimension, graph.activation)
-    weights = _product("linear", graph.head)
+    head = DenseHead(bert.pooled_width, bert.dimension, bert.activation)
+    weights = _product("linear", bert.head)
     head.load_state_dict({name: torch.tensor(values) for name, values in weights.items()})
     return head
 
 
-def _memory(graph: BertGraph) -> WordMemory | None:
-    if graph.memory is None:
+def _memory(bert: BertWeights) -> WordMemory | None:
+    if bert.memory is None:
         return None
-    memory = WordMemory(graph.memory.size, graph.memory.width)
-    memory.load_state_dict({"rows.weight": torch.tensor(graph.memory.rows())})
+    memory = WordMemory(bert.memory.size, bert.memory.width)
+    memory.load_state_dict({"rows.weight": torch.tensor(bert.memory.rows())})
     return memory

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from embedkit.protocols import FloatArray
 
-__all__ = ["BertGraph", "Layer", "Norm", "Product", "WordTable"]
+__all__ = ["BertWeights", "Layer", "Norm", "Product", "WordTable"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -118,7 +118,7 @@ class Layer:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class BertGraph:
+class BertWeights:
     """Everything that determines embeddings of texts or scores of pairs, except the tokenizer.
 
     Arrays are views of the bytes of the model where possible. Callers reject ids outside the table and texts with

@@ -25,7 +25,7 @@ from pathlib import Path
 
 from embedkit.atomic import atomic_file
 from embedkit.errors import BundleError, BundleIntegrityError, BundleVersionError, ModelNotFoundError
-from embedkit.runtime.graph import refuse_external_data
+from embedkit.runtime.initializers import refuse_external_data
 from embedkit.runtime.manifest import Golden, GoldenPairs, Manifest
 from embedkit.runtime.wire import Field, encode_bytes, read_fields
 

@@ -22,7 +22,7 @@ from embedkit.runtime.batching import read_chunks
 from embedkit.runtime.numerics import digest_of
 from embedkit.runtime.tokenization import Tokens
 
-__all__ = ["Engine", "Graph", "OnOverflow", "Plan", "Verification", "read_parts", "tell_truncated"]
+__all__ = ["Engine", "Network", "OnOverflow", "Plan", "Verification", "read_parts", "tell_truncated"]
 
 logger = logging.getLogger("embedkit")
 
@@ -72,8 +72,8 @@ class Plan:
         return cls(check_count(batch_size, "batch_size"), on_overflow == "error", show_progress_bar)
 
 
-class Graph(Protocol[_Batch]):
-    """A graph that turns batches of tokens into results: a ``PaddedGraph`` or a ``NativeGraph``.
+class Network(Protocol[_Batch]):
+    """Turns batches of tokens into results: a ``PaddedNetwork`` or a ``NativeNetwork``.
 
     Attributes:
         lanes: number of threads that may call :meth:`fill` concurrently, each with its own lane.
@@ -94,10 +94,10 @@ class Graph(Protocol[_Batch]):
 
 
 class Engine:
-    """Runs a graph on any number of texts or pairs; thread-safe.
+    """Runs a network on any number of texts or pairs; thread-safe.
 
     Args:
-        graph: the graph to run.
+        network: the network to run.
         shape: of one item's result, ``(D,)`` or ``()``.
         max_length: maximum tokens of an item, for messages.
         unit: name of the items, ``"texts"`` or ``"pairs"``.
@@ -111,7 +111,7 @@ class Engine:
 
     def __init__(
         self,
-        graph: Graph[Any],
+        network: Network[Any],
         *,
         shape: tuple[int, ...],
         max_length: int,
@@ -119,7 +119,7 @@ class Engine:
         label: str,
         max_tokens_per_batch: int | None = None,
     ) -> None:
-        self._graph, self._shape = graph, shape
+        self._network, self._shape = network, shape
         self._max_length, self._unit, self._label = max_length, unit, label
         self._max_tokens = check_count(max_tokens_per_batch, "max_tokens_per_batch")
 
@@ -186,10 +186,10 @@ class Engine:
         return rows
 
     def run(self, tokens: Tokens, batch_size: int | None = None, progress: Progress | None = None) -> FloatArray:
-        """Run the graph over the tokens of a chunk: ``(N, *shape) float32`` in their order."""
+        """Run the network over the tokens of a chunk: ``(N, *shape) float32`` in their order."""
         if len(tokens.ids) == 1:
             return self._run_all(tokens, [slice(0, 1)])
-        batches = self._graph.batches(tokens.lengths, most_tokens=self._max_tokens, most_items=batch_size)
+        batches = self._network.batches(tokens.lengths, most_tokens=self._max_tokens, most_items=batch_size)
         return self._run_all(tokens, batches, progress)
 
     def verify(
@@ -200,17 +200,17 @@ class Engine:
         tolerance: float,
         digest: str | None = None,
     ) -> Verification:
-        """Compare tokens with golden tokens, and the graph's results for these with golden values and their bits.
+        """Compare tokens with golden tokens, and the results for these with golden values and their bits.
 
         Args:
             found: the tokens of the golden texts on this machine.
             golden: the tokens in the bundle.
-            values: the output of the graph at export.
+            values: the output of the network at export.
             tolerance: largest allowed difference.
-            digest: digest of the bits of the graph's arithmetic; None if unknown.
+            digest: digest of the bits of the network's arithmetic; None if unknown.
         """
         same = found.ids == golden.ids and found.type_ids == golden.type_ids
-        rows = self._run_all(golden, self._graph.golden_batches(golden.lengths, most_tokens=self._max_tokens))
+        rows = self._run_all(golden, self._network.golden_batches(golden.lengths, most_tokens=self._max_tokens))
         difference = float(np.abs(rows - values).max())
         same_bits = None if digest is None else digest == digest_of(rows)
         return Verification(
@@ -231,14 +231,14 @@ class Engine:
         def work(lane: int | None) -> None:
             try:
                 for items in _take(pending):
-                    self._graph.fill(rows, items, tokens, lane)
+                    self._network.fill(rows, items, tokens, lane)
                     if progress:
                         with telling:
                             progress.advance(len(rows[items]))
             finally:
                 pending.clear()  # an exception in one lane stops all
 
-        lanes = min(self._graph.lanes, len(batches))
+        lanes = min(self._network.lanes, len(batches))
         if lanes < 2:
             work(None)
             return rows

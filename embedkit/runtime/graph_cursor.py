@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from embedkit.runtime.plain_graph import Attribute, Node, OtherGraphError, PlainGraph, read_node
+from embedkit.runtime.onnx_graph import Attribute, Node, OnnxGraph, OtherGraphError, read_node
 
 __all__ = ["GraphCursor"]
 
@@ -22,7 +22,7 @@ class GraphCursor:
     Every method raises OtherGraphError if the graph differs from the expectation.
     """
 
-    def __init__(self, graph: PlainGraph) -> None:
+    def __init__(self, graph: OnnxGraph) -> None:
         self._tensors = graph.tensors
         self._waiting = iter(graph.nodes)
         self._arrays: dict[str, Array] = {}  # constants read so far

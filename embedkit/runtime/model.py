@@ -1,4 +1,4 @@
-"""What encoders and cross-encoders have in common: loading, the graph and its engine, identity, copies."""
+"""What encoders and cross-encoders have in common: loading, the network and its engine, identity, copies."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from embedkit.runtime.arguments import check_count
 from embedkit.runtime.bundle import Bundle, Manifest
 from embedkit.runtime.engine import Engine, Verification
 from embedkit.runtime.loading import check_kind, load_model
-from embedkit.runtime.native_graph import NativeGraph
+from embedkit.runtime.native_network import NativeNetwork
 from embedkit.runtime.sentence_transformers import FolderModel
 from embedkit.runtime.threads import available_threads
 from embedkit.runtime.tokenization import PairTokenizer, TokenBatch, Tokenizer
 
 if TYPE_CHECKING:
-    from embedkit.runtime.padded_graph import PaddedGraph
+    from embedkit.runtime.padded_network import PaddedNetwork
 
 __all__ = ["Model", "Origin"]
 
@@ -70,7 +70,7 @@ class Model(ABC, Generic[AnyTokenizer]):
             self._tokenizer: AnyTokenizer = self._tokenizer_class(model.tokenizer_json, model.manifest.max_length)
         except InputError as error:  # its length, which is not an argument here
             raise ModelError(str(error)) from error
-        native = NativeGraph.choose(
+        native = NativeNetwork.choose(
             model.model,
             pairs=self._kind == "cross-encoder",
             threads=threads,
@@ -79,12 +79,12 @@ class Model(ABC, Generic[AnyTokenizer]):
         )
         if native is not None:
             native.check(max_length=self.max_length, vocabulary_size=self._tokenizer.vocabulary_size)
-        graph = native or self._open_session(model, threads, providers)
-        shape = self._shape(graph.width)
-        self._provider, self._numerics = graph.provider, graph.numerics
+        network = native or self._open_session(model, threads, providers)
+        shape = self._shape(network.width)
+        self._provider, self._numerics = network.provider, network.numerics
         self._instructions = None if native is None else native.instructions
         self._engine = Engine(
-            graph,
+            network,
             shape=shape,
             max_length=self.max_length,
             unit=self._unit,
@@ -170,7 +170,7 @@ class Model(ABC, Generic[AnyTokenizer]):
 
     @property
     def instructions(self) -> str | None:
-        """The instruction set of embedkit's kernel; None where ONNX Runtime runs the graph."""
+        """The instruction set of embedkit's kernel; None where ONNX Runtime runs the model."""
         return self._instructions
 
     @property
@@ -219,13 +219,13 @@ class Model(ABC, Generic[AnyTokenizer]):
 
     def _open_session(
         self, model: Bundle | FolderModel, threads: int | None, providers: Sequence[str] | None
-    ) -> PaddedGraph:
+    ) -> PaddedNetwork:
         # Importing ONNX Runtime takes half of a cold start, and the kernel does not need it.
-        from embedkit.runtime.padded_graph import PaddedGraph
+        from embedkit.runtime.padded_network import PaddedNetwork
         from embedkit.runtime.session import Session
 
         session = Session(model.model, outputs=self._outputs(model), threads=threads, providers=providers)
-        return PaddedGraph(session, finish=self._finish, pad_id=self._tokenizer.pad_id)
+        return PaddedNetwork(session, finish=self._finish, pad_id=self._tokenizer.pad_id)
 
 
 def _reload(kind: type[Model[Any]], origin: Origin, fingerprint: str) -> Model[Any]:

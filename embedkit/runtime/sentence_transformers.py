@@ -10,7 +10,7 @@ import numpy as np
 
 from embedkit.errors import BundleError, ModelError
 from embedkit.protocols import FloatArray
-from embedkit.runtime.graph import refuse_external_data
+from embedkit.runtime.initializers import refuse_external_data
 from embedkit.runtime.layout import Layout, read_bytes, read_json, read_layout, whole_number
 from embedkit.runtime.manifest import Manifest
 from embedkit.runtime.tokenization import TokenBatch

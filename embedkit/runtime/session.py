@@ -16,7 +16,7 @@ from embedkit.errors import BundleIntegrityError, InputError, MissingExtraError,
 from embedkit.protocols import FloatArray
 from embedkit.runtime.arguments import check_count
 from embedkit.runtime.distributions import explain_missing_onnxruntime, installed_distributions
-from embedkit.runtime.graph import large_tables
+from embedkit.runtime.initializers import large_tables
 from embedkit.runtime.threads import available_threads
 from embedkit.runtime.tokenization import TokenBatch
 

@@ -21,10 +21,10 @@ from embedkit.export.static import StaticInt8Products, measure_ranges
 from embedkit.export.word_table import WORD_TABLES, MixedArithmetic
 from embedkit.export.writer import FloatArithmetic
 from embedkit.modeling.cross_encoder import PairEncoder
-from embedkit.runtime import native_graph
-from embedkit.runtime.bert_graph import read_bert
+from embedkit.runtime import native_network
+from embedkit.runtime.bert_reader import read_bert
 from embedkit.runtime.cross_encoder import CrossEncoder
-from embedkit.runtime.native_graph import NATIVE, NativeGraph, native_instructions
+from embedkit.runtime.native_network import NATIVE, NativeNetwork, native_instructions
 from embedkit.runtime.session import CPU, Session
 from embedkit.runtime.tokenization import PairTokenizer, Tokens
 
@@ -96,8 +96,8 @@ def write(model: PairEncoder, products: str = "fp32", words: str = "float32") ->
     return content
 
 
-def find(content: bytes, instructions: str | None = None) -> NativeGraph:
-    graph = NativeGraph.find(content, pairs=True, instructions=instructions)
+def find(content: bytes, instructions: str | None = None) -> NativeNetwork:
+    graph = NativeNetwork.find(content, pairs=True, instructions=instructions)
     assert graph is not None
     return graph
 
@@ -187,7 +187,7 @@ def test_scores_of_large_logits_do_not_overflow(make_model: Any, tokens: Tokens)
     assert graph is not None
     assert graph.last is not None
     great = dataclasses.replace(graph.last, bias=np.array([-2000], dtype=np.float32))
-    assert not NativeGraph(dataclasses.replace(graph, last=great)).run(tokens).any()
+    assert not NativeNetwork(dataclasses.replace(graph, last=great)).run(tokens).any()
 
 
 @needs_kernel
@@ -208,7 +208,7 @@ class TestSizes:
         graph = read_bert(write(make_model()), pairs=True)
         assert graph is not None
         with pytest.raises(ValueError, match="token types are no rows"):
-            NativeGraph(dataclasses.replace(graph, types=types.astype(np.float32)))
+            NativeNetwork(dataclasses.replace(graph, types=types.astype(np.float32)))
 
     @needs_kernel
     @pytest.mark.parametrize("typed", [True, False])
@@ -229,23 +229,23 @@ class TestChoice:
     @needs_kernel
     @pytest.mark.parametrize(("providers", "found"), [(None, True), ([NATIVE], True), ([CPU], False)])
     def test_of_a_small_graph(self, make_model: Any, providers: list[str] | None, *, found: bool) -> None:
-        chosen = NativeGraph.choose(write(make_model()), pairs=True, providers=providers)
+        chosen = NativeNetwork.choose(write(make_model()), pairs=True, providers=providers)
         assert (chosen is not None) == found
 
     @needs_kernel
     def test_large_float_graphs_run_on_onnx_runtime_unless_requested(
         self, make_model: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(native_graph, "_MOST_FLOATS", 1000)
+        monkeypatch.setattr(native_network, "_MOST_FLOATS", 1000)
         content, quantized = write(make_model()), write(make_model(), "int8")
-        assert NativeGraph.choose(content, pairs=True) is None
-        assert NativeGraph.choose(content, pairs=True, providers=[NATIVE]) is not None
-        assert NativeGraph.choose(quantized, pairs=True) is not None
+        assert NativeNetwork.choose(content, pairs=True) is None
+        assert NativeNetwork.choose(content, pairs=True, providers=[NATIVE]) is not None
+        assert NativeNetwork.choose(quantized, pairs=True) is not None
 
     @needs_kernel
     def test_the_other_kind(self, make_model: Any) -> None:
         with pytest.raises(ProviderError, match="another one"):
-            NativeGraph.choose(write(make_model()), providers=[NATIVE])
+            NativeNetwork.choose(write(make_model()), providers=[NATIVE])
 
 
 @needs_kernel

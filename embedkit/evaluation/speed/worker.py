@@ -26,7 +26,7 @@ from embedkit.errors import EmbedkitError
 from embedkit.evaluation.speed.bare import read_encoder
 from embedkit.evaluation.speed.energy import EnergyMeter
 from embedkit.runtime.distributions import installed_distributions
-from embedkit.runtime.native_graph import NATIVE
+from embedkit.runtime.native_network import NATIVE
 
 __all__ = ["TimedModel", "main", "serve"]
 

@@ -12,7 +12,7 @@ import pytest
 from embedkit.cli import doctor
 from embedkit.cli.main import main
 from embedkit.runtime import location
-from embedkit.runtime.native_graph import native_instructions
+from embedkit.runtime.native_network import native_instructions
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ import torch
 
 from embedkit.errors import ExportError, GateError
 from embedkit.export import folder as folder_module
-from embedkit.export import open_graph as open_graph_module
+from embedkit.export import graph_parts
 from embedkit.export.folder import export_folder
-from embedkit.export.open_graph import read_head
+from embedkit.export.graph_parts import read_head
 from embedkit.export.pipeline import export
 from embedkit.export.probes import PROBE_TEXTS
 from embedkit.export.verify import THRESHOLDS
@@ -199,7 +199,7 @@ def test_unsupported_models_are_refused(make_encoder, make_pair_encoder, tmp_pat
         export_folder(str(tmp_path / "model"), tmp_path / "st", precision="fp32", vocabulary=["the"])
     with pytest.raises(ExportError, match="cross-encoder; export the model"):
         export_folder(str(tmp_path / "pairs.onnx"), tmp_path / "st", precision="fp32")
-    monkeypatch.setattr(open_graph_module, "_POOLS", {"mean": {}})
+    monkeypatch.setattr(graph_parts, "_POOLS", {"mean": {}})
     with pytest.raises(ExportError, match="token states"):
         export_folder(str(tmp_path / "toy.onnx"), tmp_path / "st", precision="fp32")
     assert not (tmp_path / "st").exists()

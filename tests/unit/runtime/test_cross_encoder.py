@@ -280,7 +280,7 @@ def test_the_folder_of_an_encoder_is_refused(toy_cross_folder: Path) -> None:
 def test_several_logits_are_refused(toy_cross_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = CrossEncoder.load(toy_cross_folder)
     monkeypatch.setattr(
-        model._engine._graph._session, "run", lambda batch, lane: np.zeros((len(batch.input_ids), 2))
+        model._engine._network._session, "run", lambda batch, lane: np.zeros((len(batch.input_ids), 2))
     )
     with pytest.raises(ModelError, match=r"logits \(1, 2\), expected \(B, 1\)"):
         model.predict(PAIRS[:1])

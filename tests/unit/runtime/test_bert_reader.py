@@ -28,9 +28,9 @@ from embedkit.export.writer import OPSET, FloatArithmetic
 from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.memory import WordMemory
-from embedkit.runtime import bert_graph
-from embedkit.runtime.bert_graph import read_bert
-from embedkit.runtime.bert_weights import BertGraph, Norm, Product, WordTable
+from embedkit.runtime import bert_reader
+from embedkit.runtime.bert_reader import read_bert
+from embedkit.runtime.bert_weights import BertWeights, Norm, Product, WordTable
 from embedkit.runtime.session import Session
 from embedkit.runtime.tokenization import TokenBatch, Tokenizer
 
@@ -111,7 +111,7 @@ def write(
     return build_graph(encoder, MixedArithmetic(made[products], WORD_TABLES[words]))
 
 
-def read(model: onnx.ModelProto) -> BertGraph | None:
+def read(model: onnx.ModelProto) -> BertWeights | None:
     """Read it as an encoder or a cross-encoder; no graph is both."""
     content = model.SerializeToString()
     encoder, pairs = read_bert(content), read_bert(content, pairs=True)
@@ -122,7 +122,7 @@ def read(model: onnx.ModelProto) -> BertGraph | None:
 # Evaluates the weights read, in float64 except for the rounding of int8.
 
 
-def embed(graph: BertGraph, batch: TokenBatch) -> Rows:
+def embed(graph: BertWeights, batch: TokenBatch) -> Rows:
     ids, mask = batch.input_ids, batch.attention_mask
     rows = rows_of(graph.words)[ids] + graph.positions[: ids.shape[1]].astype(np.float64)
     rows = rows if graph.types is None else rows + graph.types[batch.token_type_ids]
@@ -181,7 +181,7 @@ def gelu(values: Rows, form: str) -> Rows:
     return values / 2 * (1 + np.vectorize(math.erf)(values / math.sqrt(2)))
 
 
-def check(model: onnx.ModelProto, encoder: SentenceEncoder | PairEncoder, atol: float) -> BertGraph:
+def check(model: onnx.ModelProto, encoder: SentenceEncoder | PairEncoder, atol: float) -> BertWeights:
     """Read the graph; the weights read yield the embeddings or scores of ONNX Runtime."""
     graph = read(model)
     assert graph is not None
@@ -274,7 +274,7 @@ def test_static_products_are_smoothed_where_the_exporter_smooths(make_encoder: M
 
 
 def test_the_bundle_of_the_package_is_read() -> None:
-    path = Path(bert_graph.__file__).parents[1] / "bundled" / "tiny-sct.onnx"
+    path = Path(bert_reader.__file__).parents[1] / "bundled" / "tiny-sct.onnx"
     model = path.read_bytes()
 
     graph = read_bert(model)

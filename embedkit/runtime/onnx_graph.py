@@ -1,7 +1,7 @@
 """Reads a graph of plain weights and operators without the onnx package, completely or not at all.
 
-``graph.py`` looks for single fields and skips all others. This module skips only names of nodes, comments and
-metadata, because code that runs a graph without ONNX Runtime has to understand all of it.
+``initializers.py`` looks for single fields and skips all others. This module skips only names of nodes,
+comments and metadata, because code that runs a graph without ONNX Runtime has to understand all of it.
 
 Source: onnx.proto of ONNX 1.16, in the form in which Python's onnx package writes it.
 """
@@ -21,8 +21,8 @@ from embedkit.runtime.wire import Field, read_fields
 __all__ = [
     "Attribute",
     "Node",
+    "OnnxGraph",
     "OtherGraphError",
-    "PlainGraph",
     "Tensor",
     "Value",
     "read_graph",
@@ -111,7 +111,7 @@ class Node(NamedTuple):
     attributes: dict[str, Attribute]
 
 
-class PlainGraph(NamedTuple):
+class OnnxGraph(NamedTuple):
     """The contents of a model.
 
     Attributes:
@@ -129,7 +129,7 @@ class PlainGraph(NamedTuple):
     outputs: list[Value]
 
 
-def read_graph(model: bytes) -> PlainGraph:
+def read_graph(model: bytes) -> OnnxGraph:
     """Read a serialised model; nodes are left to :func:`read_node`, so that another graph is recognised early.
 
     Raises:
@@ -141,7 +141,7 @@ def read_graph(model: bytes) -> PlainGraph:
     graph = _Message(fields.content(7), _GRAPH)
     require(operators.text(1, "") == "", "operators of another domain")
     tensors = [_read_tensor(_Message(each, _TENSOR)) for each in graph.messages(5)]
-    return PlainGraph(
+    return OnnxGraph(
         (fields.integer(1), operators.integer(2)),
         graph.messages(1),
         _unique(tensors),
@@ -151,7 +151,7 @@ def read_graph(model: bytes) -> PlainGraph:
 
 
 def read_node(message: memoryview) -> Node:
-    """Read one of the nodes of a :class:`PlainGraph`.
+    """Read one of the nodes of a :class:`OnnxGraph`.
 
     Raises:
         BundleIntegrityError: the bytes are not an ONNX node.

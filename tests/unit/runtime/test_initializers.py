@@ -8,8 +8,8 @@ import pytest
 from onnx import helper, numpy_helper
 
 from embedkit.errors import BundleError
-from embedkit.runtime import graph as graph_module
-from embedkit.runtime.graph import large_tables, largest_initializers, refuse_external_data
+from embedkit.runtime import initializers
+from embedkit.runtime.initializers import large_tables, largest_initializers, refuse_external_data
 
 
 def tensor(*, external: bool) -> onnx.TensorProto:
@@ -72,7 +72,7 @@ def test_deeply_nested_graphs_do_not_exhaust_the_stack() -> None:
 
 
 def test_a_graph_of_too_many_fields_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(graph_module, "_MOST_FIELDS", 10)
+    monkeypatch.setattr(initializers, "_MOST_FIELDS", 10)
     with pytest.raises(BundleError, match="more than 10 fields"):
         refuse_external_data(b"\x08\x01" * 11)
 

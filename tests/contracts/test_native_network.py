@@ -29,13 +29,13 @@ from embedkit.export.word_table import WORD_TABLES, MixedArithmetic
 from embedkit.export.writer import FloatArithmetic
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.memory import WordMemory
-from embedkit.runtime import native_graph
-from embedkit.runtime.bert_graph import read_bert
-from embedkit.runtime.bert_weights import BertGraph, Norm, Product
+from embedkit.runtime import native_network
+from embedkit.runtime.bert_reader import read_bert
+from embedkit.runtime.bert_weights import BertWeights, Norm, Product
 from embedkit.runtime.bundle import read_bundle, write_bundle
 from embedkit.runtime.encoder import Encoder
 from embedkit.runtime.location import bundled_names, find_model
-from embedkit.runtime.native_graph import NATIVE, NATIVE_NUMERICS, NativeGraph, native_instructions
+from embedkit.runtime.native_network import NATIVE, NATIVE_NUMERICS, NativeNetwork, native_instructions
 from embedkit.runtime.numerics import digest_of
 from embedkit.runtime.session import CPU, Session
 from embedkit.runtime.tokenization import Tokenizer, Tokens
@@ -112,7 +112,7 @@ def run_alone(content: bytes, tokens: Tokens) -> Any:
     return np.concatenate([session.run(tokens.batch([row], 0)) for row in range(len(tokens.ids))])
 
 
-def run(graph: NativeGraph | None, tokens: Tokens) -> Any:
+def run(graph: NativeNetwork | None, tokens: Tokens) -> Any:
     assert graph is not None
     return graph.run(tokens)
 
@@ -122,7 +122,7 @@ def run(graph: NativeGraph | None, tokens: Tokens) -> Any:
 @pytest.mark.parametrize("products", DIFFERENCE)
 def test_agrees_with_onnx_runtime(make_encoder: Any, tokens: Tokens, products: str, words: str) -> None:
     content = write(make_encoder(), products, words)
-    difference = np.abs(run(NativeGraph.find(content), tokens) - run_alone(content, tokens))
+    difference = np.abs(run(NativeNetwork.find(content), tokens) - run_alone(content, tokens))
     assert difference.max() <= DIFFERENCE[products]
 
 
@@ -143,7 +143,7 @@ def test_agrees_for_every_shape(
     make_encoder: Any, tokens: Tokens, products: str, pooling: str, head: int | None, changes: dict[str, Any]
 ) -> None:
     content = write(make_encoder(pooling, head, **changes), products)
-    difference = np.abs(run(NativeGraph.find(content), tokens) - run_alone(content, tokens))
+    difference = np.abs(run(NativeNetwork.find(content), tokens) - run_alone(content, tokens))
     assert difference.max() <= DIFFERENCE[products]
 
 
@@ -165,7 +165,7 @@ def test_agrees_for_every_word_memory_and_head(
     memory: int,
 ) -> None:
     content = write(make_encoder(pooling, head, activation, memory=memory), products, words)
-    difference = np.abs(run(NativeGraph.find(content), tokens) - run_alone(content, tokens))
+    difference = np.abs(run(NativeNetwork.find(content), tokens) - run_alone(content, tokens))
     assert difference.max() <= DIFFERENCE[products]
 
 
@@ -175,7 +175,7 @@ def test_smoothed_inputs(make_encoder: Any, tokens: Tokens) -> None:
     graph = read_bert(content)
     assert graph is not None
     assert any(product.factors is not None for product in graph.products)
-    difference = np.abs(run(NativeGraph.find(content), tokens) - run_alone(content, tokens))
+    difference = np.abs(run(NativeNetwork.find(content), tokens) - run_alone(content, tokens))
     assert difference.max() <= DIFFERENCE["int8-static"]
 
 
@@ -183,7 +183,7 @@ def test_smoothed_inputs(make_encoder: Any, tokens: Tokens) -> None:
 def test_int8_is_closer_to_float_than_one_scale_per_text(make_encoder: Any, tokens: Tokens) -> None:
     encoder = make_encoder()
     exact, content = run_alone(write(encoder), tokens), write(encoder, "int8")
-    native, session = run(NativeGraph.find(content), tokens), run_alone(content, tokens)
+    native, session = run(NativeNetwork.find(content), tokens), run_alone(content, tokens)
     assert np.square(native - exact).sum() < np.square(session - exact).sum()
 
 
@@ -193,7 +193,7 @@ def test_int8_is_closer_to_float_than_one_scale_per_text(make_encoder: Any, toke
 def test_a_text_has_the_same_bits_in_any_batch(
     make_encoder: Any, tokens: Tokens, products: str, memory: int | None
 ) -> None:
-    graph = NativeGraph.find(write(make_encoder(memory=memory), products, "int8"))
+    graph = NativeNetwork.find(write(make_encoder(memory=memory), products, "int8"))
     together = run(graph, tokens)
     order = np.random.default_rng(1).permutation(len(tokens.ids))
     shuffled = run(graph, Tokens([tokens.ids[row] for row in order], []))
@@ -211,9 +211,9 @@ def test_every_instruction_set_gives_the_same_bits(
     """Narrow and wide weights, which AVX2 multiplies differently."""
     for encoder, levels in ((make_encoder(memory=192, outlier=30.0), 127), (make_encoder("cls", None), 63)):
         content = write(encoder, products, words, levels=levels)
-        definition = run(NativeGraph.find(content, instructions="portable"), tokens)
+        definition = run(NativeNetwork.find(content, instructions="portable"), tokens)
         for instructions in native_instructions():
-            found = run(NativeGraph.find(content, instructions=instructions), tokens)
+            found = run(NativeNetwork.find(content, instructions=instructions), tokens)
             assert np.array_equal(found.view(np.uint32), definition.view(np.uint32)), instructions
 
 
@@ -234,7 +234,7 @@ def test_the_bundled_model_gives_the_same_bits_on_every_instruction_set() -> Non
 )
 def test_the_arithmetic_mode_of_a_thread_changes_no_bit(make_encoder: Any, tokens: Tokens) -> None:
     """torch and other libraries make a thread treat numbers close to zero as zero."""
-    graph = NativeGraph.find(write(make_encoder(), "int8"))
+    graph = NativeNetwork.find(write(make_encoder(), "int8"))
     expected = run(graph, tokens)
     assert torch.set_flush_denormal(True)
     try:
@@ -247,7 +247,7 @@ def test_the_arithmetic_mode_of_a_thread_changes_no_bit(make_encoder: Any, token
 
 @needs_kernel
 def test_many_threads_share_one_network(make_encoder: Any, tokens: Tokens) -> None:
-    graph = NativeGraph.find(write(make_encoder(), "int8"))
+    graph = NativeNetwork.find(write(make_encoder(), "int8"))
     expected = run(graph, tokens)
     with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(lambda _: run(graph, tokens), range(40)))
@@ -317,7 +317,7 @@ def test_a_row_too_long_for_its_length_is_an_error(make_encoder: Any) -> None:
         dataclasses.replace(last, norm=Norm(last.norm.weight * np.float32(1e25), last.norm.bias)),
     )
     for instructions in native_instructions():
-        network = NativeGraph(dataclasses.replace(graph, layers=layers), instructions=instructions)
+        network = NativeNetwork(dataclasses.replace(graph, layers=layers), instructions=instructions)
         with pytest.raises(ModelError, match="NaN or infinite"):
             run(network, Tokens([[5, 6]], []))
 
@@ -331,7 +331,7 @@ def test_rows_of_equal_values_and_texts_without_tokens(
     graph = read_bert(write(make_encoder(pooling, None, memory=memory), "int8"))
     assert graph is not None
     flat = dataclasses.replace(graph, norm=dataclasses.replace(graph.norm, weight=np.zeros(64, dtype=np.float32)))
-    rows = run(NativeGraph(flat), Tokens([[5, 6], [], [7]], []))
+    rows = run(NativeNetwork(flat), Tokens([[5, 6], [], [7]], []))
     assert np.isfinite(rows).all()
     assert not rows[1].any()
 
@@ -339,13 +339,13 @@ def test_rows_of_equal_values_and_texts_without_tokens(
 @needs_kernel
 @pytest.mark.parametrize("head", [None, 128])
 def test_the_first_batch_may_hold_no_tokens(make_encoder: Any, head: int | None) -> None:
-    assert np.isfinite(run(NativeGraph.find(write(make_encoder("mean", head))), Tokens([[], []], []))).all()
+    assert np.isfinite(run(NativeNetwork.find(write(make_encoder("mean", head))), Tokens([[], []], []))).all()
 
 
 @needs_kernel
 @pytest.mark.parametrize("ids", [[-1], [100_000], [5] * (MAX_LENGTH + 1)])
 def test_ids_beyond_the_tables_are_refused(make_encoder: Any, ids: list[int]) -> None:
-    graph = NativeGraph.find(write(make_encoder()))
+    graph = NativeNetwork.find(write(make_encoder()))
     with pytest.raises(ModelError, match="no place"):
         run(graph, Tokens([[5], ids], []))
 
@@ -356,7 +356,7 @@ def test_ids_beyond_the_tables_are_refused(make_encoder: Any, ids: list[int]) ->
 def test_batches_hold_every_text_once_within_their_bounds(
     make_encoder: Any, tokens: Tokens, budget: int, most_items: int | None
 ) -> None:
-    graph = NativeGraph.find(write(make_encoder()))
+    graph = NativeNetwork.find(write(make_encoder()))
     assert graph is not None
     batches = graph.batches(tokens.lengths, most_tokens=budget, most_items=most_items)
     texts = [np.arange(len(tokens.ids))[batch] for batch in batches]
@@ -374,8 +374,8 @@ def test_few_texts_use_one_thread_and_more_are_distributed(
     lengths = np.full(60, 10)
 
     def count(work: int) -> int:
-        monkeypatch.setattr(native_graph, "_WORK_OF_A_THREAD", {True: work, False: work})
-        graph = NativeGraph.find(content)
+        monkeypatch.setattr(native_network, "_WORK_OF_A_THREAD", {True: work, False: work})
+        graph = NativeNetwork.find(content)
         assert graph is not None
         return len(graph.batches(lengths, most_tokens=None, most_items=None))
 
@@ -397,7 +397,7 @@ class TestSizes:
             cut = dataclasses.replace(product, **{part: value[:-1]})
             broken = dataclasses.replace(graph.layers[0], **{layer: cut})
             with pytest.raises(ValueError, match=r"expected|bytes|intermediate"):
-                NativeGraph(dataclasses.replace(graph, layers=(broken,)))
+                NativeNetwork(dataclasses.replace(graph, layers=(broken,)))
 
     @needs_kernel
     @pytest.mark.parametrize("words", WORD_TABLES)
@@ -411,7 +411,7 @@ class TestSizes:
             broken.append(dataclasses.replace(table, scales=None))
         for each in broken:
             with pytest.raises(ValueError, match="no table"):
-                NativeGraph(dataclasses.replace(graph, words=each))
+                NativeNetwork(dataclasses.replace(graph, words=each))
 
     @needs_kernel
     @pytest.mark.parametrize("words", WORD_TABLES)
@@ -432,7 +432,7 @@ class TestSizes:
             broken.append(dataclasses.replace(table, scales=None))
         for each in broken:
             with pytest.raises(ValueError, match=r"no table|multiple of 64|weight"):
-                NativeGraph(dataclasses.replace(graph, memory=each))
+                NativeNetwork(dataclasses.replace(graph, memory=each))
 
     @needs_kernel
     def test_of_norms_positions_and_heads(self, make_encoder: Any) -> None:
@@ -445,11 +445,11 @@ class TestSizes:
             dataclasses.replace(graph, heads=3),
         ):
             with pytest.raises(ValueError, match=r"expected|positions|heads"):
-                NativeGraph(broken)
+                NativeNetwork(broken)
 
     @needs_kernel
     def test_of_a_run(self, make_encoder: Any) -> None:
-        graph = NativeGraph.find(write(make_encoder("mean", None)))
+        graph = NativeNetwork.find(write(make_encoder("mean", None)))
         assert graph is not None
         ids, rows = np.array([5, 6, 7], dtype=np.int32), np.empty((2, 64), dtype=np.float32)
         for starts in ([0, 1], [0, 1, 4], [1, 2, 3], [0, 4, 3], []):
@@ -465,20 +465,20 @@ class TestChoice:
     @needs_kernel
     @pytest.mark.parametrize(("providers", "found"), [(None, True), ([NATIVE], True), ([CPU], False)])
     def test_of_a_small_graph(self, make_encoder: Any, providers: list[str] | None, *, found: bool) -> None:
-        chosen = NativeGraph.choose(write(make_encoder()), providers=providers)
+        chosen = NativeNetwork.choose(write(make_encoder()), providers=providers)
         assert (chosen is not None) == found
 
     @needs_kernel
     def test_large_graphs_run_on_onnx_runtime_unless_requested(
         self, make_encoder: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(native_graph, "_MOST_FLOATS", 1000)
+        monkeypatch.setattr(native_network, "_MOST_FLOATS", 1000)
         content, quantized = write(make_encoder()), write(make_encoder(), "int8")
-        assert NativeGraph.choose(content) is None
-        assert NativeGraph.choose(content, providers=[NATIVE]) is not None
-        assert NativeGraph.choose(quantized) is not None
-        monkeypatch.setattr(native_graph, "_MOST_BYTES", 1000)
-        assert NativeGraph.choose(quantized) is None
+        assert NativeNetwork.choose(content) is None
+        assert NativeNetwork.choose(content, providers=[NATIVE]) is not None
+        assert NativeNetwork.choose(quantized) is not None
+        monkeypatch.setattr(native_network, "_MOST_BYTES", 1000)
+        assert NativeNetwork.choose(quantized) is None
 
     @needs_kernel
     @pytest.mark.parametrize(
@@ -486,29 +486,29 @@ class TestChoice:
     )
     def test_widths_that_fill_no_tile(self, make_encoder: Any, changes: dict[str, int]) -> None:
         content = write(make_encoder(**changes))
-        assert NativeGraph.choose(content) is None
+        assert NativeNetwork.choose(content) is None
         with pytest.raises(ProviderError, match="another one"):
-            NativeGraph.choose(content, providers=[NATIVE])
+            NativeNetwork.choose(content, providers=[NATIVE])
 
     def test_stands_alone(self, make_encoder: Any) -> None:
         with pytest.raises(ProviderError, match="no other provider"):
-            NativeGraph.choose(write(make_encoder()), providers=[NATIVE, CPU])
+            NativeNetwork.choose(write(make_encoder()), providers=[NATIVE, CPU])
 
     def test_without_a_kernel(self, make_encoder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(native_graph, "bert", None)
+        monkeypatch.setattr(native_network, "bert", None)
         content = write(make_encoder())
-        assert NativeGraph.choose(content) is None
+        assert NativeNetwork.choose(content) is None
         with pytest.raises(ProviderError, match="no C compiler"):
-            NativeGraph.choose(content, providers=[NATIVE])
+            NativeNetwork.choose(content, providers=[NATIVE])
 
     @needs_kernel
     def test_of_the_portable_instructions(self, make_encoder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         """They are slower than ONNX Runtime, so they are used only when requested by name."""
         content = write(make_encoder())
-        monkeypatch.setattr(native_graph, "native_instructions", lambda: ("portable",))
-        assert NativeGraph.choose(content) is None
+        monkeypatch.setattr(native_network, "native_instructions", lambda: ("portable",))
+        assert NativeNetwork.choose(content) is None
         for options in ({"providers": [NATIVE]}, {"instructions": "portable"}):
-            graph = NativeGraph.choose(content, **options)
+            graph = NativeNetwork.choose(content, **options)
             assert graph is not None
             assert graph.instructions == "portable"
 
@@ -517,30 +517,30 @@ class TestChoice:
         content = write(make_encoder())
         monkeypatch.setenv("EMBEDKIT_INSTRUCTIONS", "portable")
         graph, named = (
-            NativeGraph.choose(content, instructions=each) for each in (None, native_instructions()[0])
+            NativeNetwork.choose(content, instructions=each) for each in (None, native_instructions()[0])
         )
         assert graph is not None
         assert named is not None
         assert (graph.instructions, named.instructions) == ("portable", native_instructions()[0])
-        assert NativeGraph.choose(content, providers=[CPU]) is None
+        assert NativeNetwork.choose(content, providers=[CPU]) is None
         monkeypatch.setenv("EMBEDKIT_INSTRUCTIONS", "mmx")
         with pytest.raises(ProviderError, match="'mmx' of EMBEDKIT_INSTRUCTIONS are unknown; here are"):
-            NativeGraph.choose(content)
+            NativeNetwork.choose(content)
 
     @needs_kernel
     def test_of_instructions_that_are_not_there(self, make_encoder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         content = write(make_encoder())
-        missing = next(name for name in native_graph.INSTRUCTIONS if name not in native_instructions())
+        missing = next(name for name in native_network.INSTRUCTIONS if name not in native_instructions())
         with pytest.raises(ProviderError, match=f"'{missing}' are not on this processor or not in this build"):
-            NativeGraph.choose(content, instructions=missing)
-        monkeypatch.setattr(native_graph, "native_instructions", lambda: native_graph.INSTRUCTIONS)
+            NativeNetwork.choose(content, instructions=missing)
+        monkeypatch.setattr(native_network, "native_instructions", lambda: native_network.INSTRUCTIONS)
         with pytest.raises(ValueError, match=f"the instructions {missing} are not there"):  # C checks it too
-            NativeGraph.choose(content, instructions=missing)
+            NativeNetwork.choose(content, instructions=missing)
 
 
 @needs_kernel
 def test_a_tokenizer_of_longer_texts_or_more_words_is_refused_on_loading(make_encoder: Any) -> None:
-    graph = NativeGraph.find(write(make_encoder()))
+    graph = NativeNetwork.find(write(make_encoder()))
     assert graph is not None
     graph.check(max_length=graph.positions, vocabulary_size=graph.vocabulary)
     for sizes in ((graph.positions + 1, graph.vocabulary), (graph.positions, graph.vocabulary + 1)):
@@ -562,7 +562,7 @@ class TestNumbers:
             wide = dataclasses.replace(graph.layers[0].wide, **{part: broken})
             layers = (dataclasses.replace(graph.layers[0], wide=wide), *graph.layers[1:])
             with pytest.raises(ValueError, match="NaN or infinite"):
-                NativeGraph(dataclasses.replace(graph, layers=layers))
+                NativeNetwork(dataclasses.replace(graph, layers=layers))
 
     @needs_kernel
     @pytest.mark.parametrize("products", DIFFERENCE)
@@ -574,7 +574,7 @@ class TestNumbers:
         words[7, 3] = value
         broken = dataclasses.replace(graph, words=dataclasses.replace(graph.words, values=words))
         for instructions in native_instructions():
-            network = NativeGraph(broken, instructions=instructions)
+            network = NativeNetwork(broken, instructions=instructions)
             assert np.isfinite(run(network, Tokens([[5, 6]], []))).all()
             with pytest.raises(ModelError, match="NaN or infinite"):
                 run(network, Tokens([[5, 6, 7], [5, 6]], []))
@@ -622,12 +622,12 @@ def test_bundles_run_on_it(make_encoder: Any, tmp_path: Path, precision: str, me
 @needs_kernel
 def test_a_wrong_number_of_threads_is_an_error(make_encoder: Any) -> None:
     with pytest.raises(InputError, match="threads"):
-        NativeGraph.choose(write(make_encoder()), threads=0)
+        NativeNetwork.choose(write(make_encoder()), threads=0)
 
 
 def test_the_shape_of_a_graph_is_preserved(make_encoder: Any) -> None:
     graph = read_bert(write(make_encoder()))
-    assert isinstance(graph, BertGraph)
+    assert isinstance(graph, BertWeights)
     assert (graph.hidden, graph.dimension, len(graph.layers)) == (64, 128, 2)
 
 

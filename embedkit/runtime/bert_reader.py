@@ -14,9 +14,9 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from embedkit.runtime.bert_weights import BertGraph, Layer, Norm, Product, WordTable
+from embedkit.runtime.bert_weights import BertWeights, Layer, Norm, Product, WordTable
 from embedkit.runtime.graph_cursor import GraphCursor
-from embedkit.runtime.plain_graph import OtherGraphError, PlainGraph, Value, read_graph, require
+from embedkit.runtime.onnx_graph import OnnxGraph, OtherGraphError, Value, read_graph, require
 
 __all__ = ["read_bert"]
 
@@ -31,7 +31,7 @@ Array = npt.NDArray[Any]
 T = TypeVar("T")
 
 
-def read_bert(model: bytes, *, pairs: bool = False) -> BertGraph | None:
+def read_bert(model: bytes, *, pairs: bool = False) -> BertWeights | None:
     """Read the weights of a model, if its graph is as :func:`embedkit.export.bert.write_bert` writes it.
 
     Args:
@@ -53,7 +53,7 @@ def read_bert(model: bytes, *, pairs: bool = False) -> BertGraph | None:
 class _Reader:
     """Follows ``bert.py``, ``writer.py``, ``quantize.py``, ``static.py`` and ``word_table.py`` of export."""
 
-    def __init__(self, graph: PlainGraph, *, pairs: bool) -> None:
+    def __init__(self, graph: OnnxGraph, *, pairs: bool) -> None:
         self.inputs = _INPUTS if pairs else _INPUTS[:2]
         fed = graph.inputs[: len(self.inputs)]
         require(graph.versions == _VERSIONS and fed == self.inputs, "another kind of model")
@@ -65,7 +65,7 @@ class _Reader:
         self.heads: int | None = None
         self.gelu: Literal["erf", "tanh"] | None = None
 
-    def read(self) -> BertGraph:
+    def read(self) -> BertWeights:
         take = self.cursor.take
         mask = take("Cast", "attention_mask", to=_FLOAT32)
         ignored = take("Mul", take("Sub", _number(1.0), mask), _number(-1e9))
@@ -85,7 +85,7 @@ class _Reader:
         output, last = self._score(pooled) if self.pairs else (self._scale(pooled), None)
         embedded = words, positions, types, norm
         settings = self.epsilon, self.heads, self.gelu
-        read = BertGraph(*embedded, *settings, tuple(layers), pooling, memory, head, activation, last)
+        read = BertWeights(*embedded, *settings, tuple(layers), pooling, memory, head, activation, last)
         self._finish(output, read)
         return read
 
@@ -257,7 +257,7 @@ class _Reader:
         require(last.kind == "fp32", "a logit of bytes")
         return take("Sigmoid", take("Squeeze", product, _integers(1))), last
 
-    def _finish(self, output: str, read: BertGraph) -> None:
+    def _finish(self, output: str, read: BertWeights) -> None:
         """Check that unit rows or scores are the only output, and that no unknown input exists."""
         self.cursor.finish()
         name, axes = ("score", ()) if self.pairs else ("sentence_embedding", (read.dimension,))

@@ -19,7 +19,7 @@ from embedkit.export.writer import MEMORY_ROWS
 from embedkit.protocols import FloatArray
 from embedkit.runtime.bundle import Bundle
 
-__all__ = ["Head", "find_states", "has_memory", "open_graph", "read_head"]
+__all__ = ["Head", "expose_states", "find_states", "has_memory", "read_head"]
 
 # Name of the pooling node -> index of its input with the token states, for written and for traced graphs.
 _POOLS = {
@@ -45,7 +45,7 @@ class Head:
     activation: str
 
 
-def open_graph(bundle: Bundle) -> bytes:
+def expose_states(bundle: Bundle) -> bytes:
     """Return the serialized graph with one more output before its own, and without the bundle's metadata.
 
     Raises:

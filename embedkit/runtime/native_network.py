@@ -1,4 +1,4 @@
-"""The graph of a BERT encoder or cross-encoder, run by embedkit's kernel instead of ONNX Runtime.
+"""A BERT encoder or cross-encoder, run by embedkit's kernel instead of ONNX Runtime.
 
 Texts or pairs are stored consecutively without padding, and one call computes everything from the word table to
 the unit row or the score. In int8, dynamic products round each token with its own scale, where ONNX Runtime has
@@ -19,8 +19,8 @@ import numpy.typing as npt
 from embedkit.errors import ModelError, ProviderError
 from embedkit.protocols import FloatArray
 from embedkit.runtime.arguments import check_count
-from embedkit.runtime.bert_graph import read_bert
-from embedkit.runtime.bert_weights import BertGraph, Norm, Product
+from embedkit.runtime.bert_reader import read_bert
+from embedkit.runtime.bert_weights import BertWeights, Norm, Product
 from embedkit.runtime.kernels import bert
 from embedkit.runtime.threads import available_threads
 from embedkit.runtime.token_ids import TokenIds
@@ -30,7 +30,7 @@ __all__ = [
     "INSTRUCTIONS",
     "NATIVE",
     "NATIVE_NUMERICS",
-    "NativeGraph",
+    "NativeNetwork",
     "choose_instructions",
     "native_instructions",
 ]
@@ -76,18 +76,18 @@ def choose_instructions(asked: str | None = None) -> str:
     return wanted or found[0]
 
 
-class NativeGraph:
+class NativeNetwork:
     """Runs texts or pairs without padding, one batch per thread; thread-safe. Create it with :meth:`choose`.
 
     Args:
-        graph: weights that the kernel supports.
+        weights: of a kind that the kernel supports.
         threads: number of threads to use; None uses all that are available to this process.
         instructions: see :func:`choose_instructions`.
 
     Attributes:
         instructions: the instruction set in use.
         lanes: number of threads that may call :meth:`fill` concurrently.
-        numerics: the arithmetic; graphs with the same name compute the same bits on any machine.
+        numerics: the arithmetic; networks with the same name compute the same bits on any machine.
         positions: maximum length of a text or pair in tokens.
         provider: the provider name that selects it.
         vocabulary: number of rows of the word table.
@@ -98,17 +98,19 @@ class NativeGraph:
         ProviderError: the instructions are not available.
     """
 
-    def __init__(self, graph: BertGraph, *, threads: int | None = None, instructions: str | None = None) -> None:
+    def __init__(
+        self, weights: BertWeights, *, threads: int | None = None, instructions: str | None = None
+    ) -> None:
         self.instructions = choose_instructions(instructions)
         self.lanes = check_count(threads, "threads") or available_threads()
         self.numerics = NATIVE_NUMERICS
-        self.positions, self.vocabulary = len(graph.positions), graph.words.size
+        self.positions, self.vocabulary = len(weights.positions), weights.words.size
         self.provider = NATIVE
-        self.width = graph.dimension if graph.last is None else None
-        self._tokens_of_a_thread = _WORK_OF_A_THREAD[_is_quantized(graph)] // _count_weights(graph)
-        self._is_typed = graph.types is not None
+        self.width = weights.dimension if weights.last is None else None
+        self._tokens_of_a_thread = _WORK_OF_A_THREAD[_is_quantized(weights)] // _count_weights(weights)
+        self._is_typed = weights.types is not None
         try:
-            self._network = _open(graph, self.instructions)
+            self._network = _open(weights, self.instructions)
         except (ValueError, OverflowError) as error:
             raise ModelError(f"the weights do not fit each other or are no numbers: {error}") from error
 
@@ -121,8 +123,8 @@ class NativeGraph:
         threads: int | None = None,
         providers: Sequence[str] | None = None,
         instructions: str | None = None,
-    ) -> NativeGraph | None:
-        """Return the graph if it is requested, or if nothing is requested and it is the fastest way; else None.
+    ) -> NativeNetwork | None:
+        """Return the network if it is requested, or if nothing is requested and it is the fastest way; else None.
 
         Instructions that are named, here or in the environment, request it unless a provider is named.
 
@@ -147,18 +149,18 @@ class NativeGraph:
         chosen = choose_instructions(instructions)
         is_named = bool(instructions or os.environ.get(_ENVIRONMENT))
         try:
-            graph = _read(model, pairs=pairs)
+            weights = _read(model, pairs=pairs)
         except ProviderError:
             if asked:
                 raise
             return None
-        if asked or is_named or _is_quickest(graph, chosen):
-            return cls(graph, threads=threads, instructions=chosen)
+        if asked or is_named or _is_quickest(weights, chosen):
+            return cls(weights, threads=threads, instructions=chosen)
         return None
 
     @classmethod
-    def find(cls, model: bytes, *, pairs: bool = False, instructions: str | None = None) -> NativeGraph | None:
-        """Return the graph if the kernel supports it, requested or not; for comparisons."""
+    def find(cls, model: bytes, *, pairs: bool = False, instructions: str | None = None) -> NativeNetwork | None:
+        """Return the network if the kernel supports it, requested or not; for comparisons."""
         try:
             return cls(_read(model, pairs=pairs), instructions=instructions)
         except ProviderError:
@@ -242,62 +244,62 @@ def _types(tokens: Tokens, items: slice, count: int) -> npt.NDArray[np.int32]:
     return TokenIds.of(tokens.type_ids[items]).flat
 
 
-def _read(model: bytes, *, pairs: bool) -> BertGraph:
-    """Return the graph if the kernel supports it."""
+def _read(model: bytes, *, pairs: bool) -> BertWeights:
+    """Return the weights if the kernel supports them."""
     if bert is None:
         choose_instructions()  # raises the reason
-    graph = read_bert(model, pairs=pairs)
-    if graph is None or not _fits(graph):
+    weights = read_bert(model, pairs=pairs)
+    if weights is None or not _fits(weights):
         raise ProviderError(
             f"{NATIVE} runs encoders and cross-encoders of the BERT family as embedkit writes them, in fp32 and "
             f"int8, of widths that are multiples of {_MULTIPLE}; this graph is another one"
         )
-    return graph
+    return weights
 
 
-def _fits(graph: BertGraph) -> bool:
-    widths = (graph.hidden, _intermediate(graph), graph.pooled_width, graph.dimension)
-    return all(width % _MULTIPLE == 0 for width in widths) and graph.hidden // graph.heads % _LANES == 0
+def _fits(weights: BertWeights) -> bool:
+    widths = (weights.hidden, _intermediate(weights), weights.pooled_width, weights.dimension)
+    return all(width % _MULTIPLE == 0 for width in widths) and weights.hidden // weights.heads % _LANES == 0
 
 
-def _intermediate(graph: BertGraph) -> int:
-    return len(graph.layers[0].wide.bias)
+def _intermediate(weights: BertWeights) -> int:
+    return len(weights.layers[0].wide.bias)
 
 
-def _is_quickest(graph: BertGraph, instructions: str) -> bool:
-    return instructions != _PORTABLE and _count_weights(graph) <= (
-        _MOST_BYTES if _is_quantized(graph) else _MOST_FLOATS
+def _is_quickest(weights: BertWeights, instructions: str) -> bool:
+    return instructions != _PORTABLE and _count_weights(weights) <= (
+        _MOST_BYTES if _is_quantized(weights) else _MOST_FLOATS
     )
 
 
-def _is_quantized(graph: BertGraph) -> bool:
-    return all(product.scales is not None for product in graph.products)
+def _is_quantized(weights: BertWeights) -> bool:
+    return all(product.scales is not None for product in weights.products)
 
 
-def _count_weights(graph: BertGraph) -> int:
-    return sum(product.weight.size for product in graph.products)
+def _count_weights(weights: BertWeights) -> int:
+    return sum(product.weight.size for product in weights.products)
 
 
-def _open(graph: BertGraph, instructions: str) -> bert.Network:
+def _open(weights: BertWeights, instructions: str) -> bert.Network:
     return bert.Network(
-        hidden=graph.hidden,
-        heads=graph.heads,
-        intermediate=_intermediate(graph),
-        memory_width=graph.pooled_width - graph.hidden,
-        dimension=graph.dimension,
-        vocabulary=graph.words.size,
-        epsilon=graph.epsilon,
-        tanh=graph.gelu == "tanh",
-        first_token=graph.pooling == "cls",
-        unit=graph.last is None,
+        hidden=weights.hidden,
+        heads=weights.heads,
+        intermediate=_intermediate(weights),
+        memory_width=weights.pooled_width - weights.hidden,
+        dimension=weights.dimension,
+        vocabulary=weights.words.size,
+        epsilon=weights.epsilon,
+        tanh=weights.gelu == "tanh",
+        first_token=weights.pooling == "cls",
+        unit=weights.last is None,
         instructions=instructions,
-        words=graph.words.values,
-        word_scales=graph.words.scales,
-        memory=None if graph.memory is None else graph.memory.values,
-        memory_scales=None if graph.memory is None else graph.memory.scales,
-        positions=graph.positions,
-        types=graph.types,
-        norm=_norm(graph.norm),
+        words=weights.words.values,
+        word_scales=weights.words.scales,
+        memory=None if weights.memory is None else weights.memory.values,
+        memory_scales=None if weights.memory is None else weights.memory.scales,
+        positions=weights.positions,
+        types=weights.types,
+        norm=_norm(weights.norm),
         layers=[
             (
                 _product(layer.projection),
@@ -307,11 +309,11 @@ def _open(graph: BertGraph, instructions: str) -> bert.Network:
                 _product(layer.narrow),
                 _norm(layer.norm),
             )
-            for layer in graph.layers
+            for layer in weights.layers
         ],
-        head=None if graph.head is None else _product(graph.head),
-        tanh_head=graph.activation == "tanh",
-        score=None if graph.last is None else _score(graph.last),
+        head=None if weights.head is None else _product(weights.head),
+        tanh_head=weights.activation == "tanh",
+        score=None if weights.last is None else _score(weights.last),
     )
 
 

@@ -1,4 +1,4 @@
-"""A graph in ONNX Runtime, fed with padded token batches of texts of like length."""
+"""A model in ONNX Runtime, fed with padded token batches of texts of like length."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from embedkit.runtime.batching import token_batches
 from embedkit.runtime.session import CPU, Session
 from embedkit.runtime.tokenization import TokenBatch, Tokens
 
-__all__ = ["PaddedGraph"]
+__all__ = ["PaddedNetwork"]
 
 # On a CPU small batches stay in its caches. In lanes there must be enough of them for every thread, even for few
 # texts, and batches must not depend on the threads: an embedding of dynamic int8 depends on its batch.
@@ -26,7 +26,7 @@ _DEVICE_TOKENS_PER_BATCH = 16_384
 _SMALL_GOLDEN_TOKENS_PER_BATCH = 512
 
 
-class PaddedGraph:
+class PaddedNetwork:
     """Runs texts or pairs through a session. Safe to share between threads.
 
     Args:
