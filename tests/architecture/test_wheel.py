@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tarfile
 import tempfile
 import tomllib
@@ -163,6 +164,19 @@ def test_instructions_that_the_compiler_does_not_support_are_omitted(source, tmp
     )
     assert "portable" in done.stdout.split()
     assert not {"amx", "neon-i8mm"} & set(done.stdout.split())
+
+
+@pytest.mark.skipif(not shutil.which("cc"), reason="needs a C compiler")
+def test_a_free_threaded_python_gets_kernels_of_its_own_version(source, tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sysconfig; sysconfig.get_config_vars()['Py_GIL_DISABLED'] = 1", encoding="utf-8"
+    )
+    path = build(source, "wheel", PYTHONPATH=str(tmp_path))
+    assert f"-cp3{sys.version_info.minor}-cp3{sys.version_info.minor}" in path.name
+    with zipfile.ZipFile(path) as wheel:
+        compiled = {Path(name).name for name in modules_inside(wheel) if name.endswith(".so")}
+    suffix = sysconfig.get_config_var("EXT_SUFFIX")
+    assert compiled == {f"{name}{suffix}" for name in KERNELS}
 
 
 def test_the_source_distribution_holds_the_kernels_source(source):
