@@ -88,6 +88,8 @@ typedef struct {
     Net net;
     const Target *target;
     Py_buffer words, word_scales, memory, memory_scales, positions, types; /* not copied */
+    Py_buffer packed; /* of the caller, for rearranged weights of products; NULL: they are allocated */
+    size_t placed;    /* its bytes that products have */
     PyThread_type_lock lock;
     Room *idle; /* unused workspaces, guarded by the lock */
 } Network;
@@ -136,8 +138,43 @@ static int read_norm(Norm *n, PyObject *weight, PyObject *bias, int width) {
     return n->bias ? 0 : -1;
 }
 
+/* Returns memory for rearranged weights: the next part of the caller's buffer, or allocated; NULL with an error. */
+static void *place(Network *self, size_t bytes) {
+    if (!self->packed.buf) return zeros(bytes);
+    if (bytes > (size_t)self->packed.len - self->placed) {
+        PyErr_Format(PyExc_ValueError, "%zd bytes of packed weights are too few", self->packed.len);
+        return NULL;
+    }
+    char *begin = (char *)self->packed.buf + self->placed;
+    self->placed += bytes;
+    return begin;
+}
+
+/* Rearranges a product's weights, unless the caller's buffer is read-only and thus has them already. */
+static int read_weight(Network *self, Product *p, const char *weight) {
+    const size_t count = (size_t)p->inputs * (size_t)p->outputs;
+    void *memory = place(self, p->scales ? count : count * sizeof(float));
+    if (!memory) return -1;
+    if (p->scales) {
+        p->bytes = memory;
+        if (!sum_bytes(p, (const int8_t *)weight)) {
+            PyErr_NoMemory();
+            return -1;
+        }
+    } else {
+        p->floats = memory;
+        if (check_finite(weight, (Py_ssize_t)count, "a weight") < 0) return -1;
+    }
+    if (self->packed.readonly) return 0;
+    if (p->scales)
+        pack_bytes(p, (const int8_t *)weight);
+    else
+        pack_floats(p, weight, self->target->panel);
+    return 0;
+}
+
 /* Parses (weight, scales or None, bias, factors or None, step, least) of a product of given size. */
-static int read_product(Product *p, PyObject *source, int inputs, int outputs, int panel) {
+static int read_product(Network *self, Product *p, PyObject *source, int inputs, int outputs) {
     PyObject *weight, *scales, *bias, *factors;
     Py_buffer view;
     int status = -1;
@@ -155,37 +192,35 @@ static int read_product(Product *p, PyObject *source, int inputs, int outputs, i
     if (PyObject_GetBuffer(weight, &view, PyBUF_SIMPLE) < 0) return -1;
     if (view.len != (Py_ssize_t)inputs * outputs * (scales == Py_None ? 4 : 1))
         PyErr_Format(PyExc_ValueError, "a weight of %d by %d has %zd bytes", inputs, outputs, view.len);
-    else if (scales != Py_None)
-        status = pack_bytes(p, view.buf) ? 0 : -1;
-    else if (check_finite(view.buf, (Py_ssize_t)inputs * outputs, "a weight") == 0)
-        status = pack_floats(p, view.buf, panel) ? 0 : -1;
-    if (status < 0 && !PyErr_Occurred()) PyErr_NoMemory();
+    else
+        status = read_weight(self, p, view.buf);
     PyBuffer_Release(&view);
     return status;
 }
 
-static int read_layer(const Net *n, Layer *l, PyObject *source, int panel) {
+static int read_layer(Network *self, Layer *l, PyObject *source) {
     PyObject *projection, *context, *context_weight, *context_bias, *wide, *narrow, *weight, *bias;
     if (!PyArg_ParseTuple(source, "OO(OO)OO(OO)", &projection, &context, &context_weight, &context_bias, &wide,
                           &narrow, &weight, &bias))
         return -1;
-    const int hidden = n->hidden;
-    if (read_product(&l->projection, projection, hidden, 3 * hidden, panel) < 0) return -1;
-    if (read_product(&l->context, context, hidden, hidden, panel) < 0) return -1;
+    const int hidden = self->net.hidden, intermediate = self->net.intermediate;
+    if (read_product(self, &l->projection, projection, hidden, 3 * hidden) < 0) return -1;
+    if (read_product(self, &l->context, context, hidden, hidden) < 0) return -1;
     if (read_norm(&l->context_norm, context_weight, context_bias, hidden) < 0) return -1;
-    if (read_product(&l->wide, wide, hidden, n->intermediate, panel) < 0) return -1;
-    if (read_product(&l->narrow, narrow, n->intermediate, hidden, panel) < 0) return -1;
+    if (read_product(self, &l->wide, wide, hidden, intermediate) < 0) return -1;
+    if (read_product(self, &l->narrow, narrow, intermediate, hidden) < 0) return -1;
     return read_norm(&l->norm, weight, bias, hidden);
 }
 
-static int read_layers(Net *n, PyObject *source, int panel) {
+static int read_layers(Network *self, PyObject *source) {
+    Net *n = &self->net;
     const Py_ssize_t count = PySequence_Size(source);
     if (count < 0) return -1;
     if (!(n->layer = zeros(sizeof(Layer) * (size_t)count))) return -1;
     n->layers = (int)count;
     for (Py_ssize_t i = 0; i < count; i++) {
         PyObject *item = PySequence_GetItem(source, i);
-        const int status = item ? read_layer(n, n->layer + i, item, panel) : -1;
+        const int status = item ? read_layer(self, n->layer + i, item) : -1;
         Py_XDECREF(item);
         if (status < 0) return -1;
     }
@@ -265,31 +300,38 @@ static int read_score(Net *n, PyObject *score) {
     return n->score ? 0 : -1;
 }
 
+static int read_packed(Network *self, PyObject *packed) {
+    if (PyObject_GetBuffer(packed, &self->packed, PyBUF_SIMPLE) < 0) return -1;
+    if (self->packed.len > 0 && (uintptr_t)self->packed.buf % LINE == 0) return 0;
+    PyErr_Format(PyExc_ValueError, "packed weights are empty or not aligned to %d bytes", LINE);
+    return -1;
+}
+
 static PyObject *network_new(PyTypeObject *type, PyObject *args, PyObject *keywords) {
     static char *names[] = {
         "hidden",        "heads",       "intermediate", "memory_width", "dimension", "vocabulary",  "epsilon",
         "tanh",          "first_token", "unit",         "instructions", "words",     "word_scales", "memory",
         "memory_scales", "positions",   "types",        "norm",         "layers",    "head",        "tanh_head",
-        "score",         NULL};
+        "score",         "packed",      NULL};
     Network *self = (Network *)PyType_GenericAlloc(type, 0);
     if (!self) return NULL;
     Net *n = &self->net;
-    int tanh_gelu, first_token, unit, tanh_head, vocabulary, width, panel;
+    int tanh_gelu, first_token, unit, tanh_head, vocabulary, width;
     const char *name;
     PyObject *words, *scales, *memory, *memory_scales, *positions, *types, *weight, *bias, *layers, *head,
-        *score;
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "$iiiiiifpppsOOOOOO(OO)OOpO", names, &n->hidden, &n->heads,
+        *score, *packed;
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "$iiiiiifpppsOOOOOO(OO)OOpOO", names, &n->hidden, &n->heads,
                                      &n->intermediate, &width, &n->dimension, &vocabulary, &n->epsilon,
                                      &tanh_gelu, &first_token, &unit, &name, &words, &scales, &memory,
                                      &memory_scales, &positions, &types, &weight, &bias, &layers, &head,
-                                     &tanh_head, &score))
+                                     &tanh_head, &score, &packed))
         goto failed;
     if (!(self->target = find_target(name))) goto failed;
     if (!(self->lock = PyThread_allocate_lock())) {
         PyErr_NoMemory();
         goto failed;
     }
-    panel = self->target->panel;
+    if (packed != Py_None && read_packed(self, packed) < 0) goto failed;
     n->gelu = tanh_gelu ? GELU_TANH : GELU_ERF;
     n->first_token = first_token;
     n->unit = unit;
@@ -300,9 +342,9 @@ static PyObject *network_new(PyTypeObject *type, PyObject *args, PyObject *keywo
         read_memory(self, memory, memory_scales, vocabulary, width) < 0 ||
         read_places(self, positions, types) < 0)
         goto failed;
-    if (read_norm(&n->embedding_norm, weight, bias, n->hidden) < 0 || read_layers(n, layers, panel) < 0)
+    if (read_norm(&n->embedding_norm, weight, bias, n->hidden) < 0 || read_layers(self, layers) < 0)
         goto failed;
-    if (n->has_head && read_product(&n->head, head, pooled_width(n), n->dimension, panel) < 0) goto failed;
+    if (n->has_head && read_product(self, &n->head, head, pooled_width(n), n->dimension) < 0) goto failed;
     if (!n->has_head && n->dimension != pooled_width(n)) {
         PyErr_SetString(PyExc_ValueError,
                         "without a head, the dimension is the hidden size and the memory's width");
@@ -315,9 +357,11 @@ failed:
     return NULL;
 }
 
-static void free_product(Product *p) {
-    release(p->floats);
-    release(p->bytes);
+static void free_product(const Network *self, Product *p) {
+    if (!self->packed.buf) {
+        release(p->floats);
+        release(p->bytes);
+    }
     release(p->scales);
     release(p->sums);
     release(p->bias);
@@ -335,15 +379,15 @@ static void network_dealloc(PyObject *object) {
     Net *n = &self->net;
     for (int i = 0; i < n->layers; i++) {
         Layer *l = n->layer + i;
-        free_product(&l->projection);
-        free_product(&l->context);
-        free_product(&l->wide);
-        free_product(&l->narrow);
+        free_product(self, &l->projection);
+        free_product(self, &l->context);
+        free_product(self, &l->wide);
+        free_product(self, &l->narrow);
         free_norm(&l->context_norm);
         free_norm(&l->norm);
     }
     release(n->layer);
-    free_product(&n->head);
+    free_product(self, &n->head);
     free_norm(&n->embedding_norm);
     release(n->score);
     PyBuffer_Release(&self->words);
@@ -352,6 +396,7 @@ static void network_dealloc(PyObject *object) {
     PyBuffer_Release(&self->memory_scales);
     PyBuffer_Release(&self->positions);
     PyBuffer_Release(&self->types);
+    PyBuffer_Release(&self->packed);
     for (Room *room = self->idle; room;) {
         Room *next = room->next;
         release(room->room.memory);

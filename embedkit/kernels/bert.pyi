@@ -25,6 +25,8 @@ class Network:
     # These tables, positions (P, H) float32 and token types (T, H) float32, if any, are not copied.
     # head: H + M -> D, then tanh if tanh_head. unit: rows are scaled to length 1.
     # score: (D + 1,) float32, the last column of a cross-encoder and its bias; its sigmoid replaces rows.
+    # packed: (N,) uint8, as many bytes as all weights, aligned to 64, where weights are kept in the order of the
+    # instruction set; written if it is writable, else it must be what another network with these weights wrote.
     # ValueError if sizes do not fit, the instruction set is not available, or a weight is NaN or infinite.
     def __new__(
         cls,
@@ -51,6 +53,7 @@ class Network:
         head: Product | None,
         tanh_head: bool,
         score: Array | None,
+        packed: Array | None,
     ) -> Self: ...
 
     # ids (N,) int32 of concatenated texts, types (N,) int32 if the network has token types, starts (B + 1,) int32

@@ -8,9 +8,10 @@
 
 #include "model.h"
 
-/* Zeroed memory aligned to 64 bytes, or NULL; the address of the allocation is stored before it. */
+enum { LINE = 64 }; /* bytes to which weights are aligned */
+
+/* Zeroed memory aligned to a line, or NULL; the address of the allocation is stored before it. */
 static inline void *aligned(size_t bytes) {
-    enum { LINE = 64 };
     char *memory = bytes < SIZE_MAX - 2 * LINE ? calloc(bytes + 2 * LINE, 1) : NULL;
     if (!memory) return NULL;
     char *begin = memory + LINE + (LINE - (uintptr_t)memory % LINE) % LINE;
@@ -25,16 +26,13 @@ static inline void release(void *begin) {
     free(memory);
 }
 
-/* Rearranges weights (inputs, outputs) of floats, which need not be aligned, for a target. Returns false if out of
- * memory. */
-static inline bool pack_floats(Product *p, const char *weight, int panel) {
+/* Rearranges weights (inputs, outputs) of floats, which need not be aligned, for a target. */
+static inline void pack_floats(const Product *p, const char *weight, int panel) {
     const size_t inputs = (size_t)p->inputs, outputs = (size_t)p->outputs, columns = (size_t)panel;
-    if (!(p->floats = (float *)aligned(sizeof(float) * inputs * outputs))) return false;
     for (size_t i = 0; i < inputs; i++)
         for (size_t o = 0; o < outputs; o += columns)
             memcpy(p->floats + o * inputs + i * columns, weight + (i * outputs + o) * sizeof(float),
                    columns * sizeof(float));
-    return true;
 }
 
 /* Whether the sum of 255 times each of two bytes fits 16 bits. */
@@ -43,19 +41,23 @@ static inline bool fits_16_bits(int first, int second) {
     return sum >= INT16_MIN && sum <= INT16_MAX;
 }
 
-/* Rearranges weights (inputs, outputs) of bytes, and sums their columns. Returns false if out of memory. */
-static inline bool pack_bytes(Product *p, const int8_t *weight) {
+/* Rearranges weights (inputs, outputs) of bytes. */
+static inline void pack_bytes(const Product *p, const int8_t *weight) {
     const size_t inputs = (size_t)p->inputs, outputs = (size_t)p->outputs;
-    p->bytes = (int8_t *)aligned(inputs * outputs);
-    p->sums = (float *)aligned(sizeof(float) * outputs);
-    if (!p->bytes || !p->sums) return false;
+    for (size_t i = 0; i < inputs; i++)
+        for (size_t o = 0; o < outputs; o++)
+            p->bytes[(o / LANES * inputs + i / 4 * 4) * LANES + o % LANES * 4 + i % 4] = weight[i * outputs + o];
+}
+
+/* Sums the columns of weights (inputs, outputs) of bytes. Returns false if out of memory. */
+static inline bool sum_bytes(Product *p, const int8_t *weight) {
+    const size_t inputs = (size_t)p->inputs, outputs = (size_t)p->outputs;
+    if (!(p->sums = (float *)aligned(sizeof(float) * outputs))) return false;
     p->narrow = true;
     for (size_t i = 0; i < inputs; i++)
         for (size_t o = 0; o < outputs; o++) {
-            const int8_t value = weight[i * outputs + o];
-            p->bytes[(o / LANES * inputs + i / 4 * 4) * LANES + o % LANES * 4 + i % 4] = value;
-            p->sums[o] += value;
-            if (i % 2) p->narrow &= fits_16_bits(weight[(i - 1) * outputs + o], value);
+            p->sums[o] += weight[i * outputs + o];
+            if (i % 2) p->narrow &= fits_16_bits(weight[(i - 1) * outputs + o], weight[i * outputs + o]);
         }
     return true;
 }

@@ -15,6 +15,7 @@ from embedkit.runtime.engine import Engine, Verification
 from embedkit.runtime.loading import check_kind, load_model
 from embedkit.runtime.native_network import NativeNetwork
 from embedkit.runtime.sentence_transformers import FolderModel
+from embedkit.runtime.shared_arrays import SharedArrays
 from embedkit.runtime.threads import available_threads
 from embedkit.runtime.tokenization import PairTokenizer, TokenBatch, Tokenizer
 
@@ -59,6 +60,7 @@ class Model(ABC, Generic[AnyTokenizer]):
         providers: Sequence[str] | None = None,
         max_tokens_per_batch: int | None = None,
         instructions: str | None = None,
+        weights_folder: str | os.PathLike[str] | None = None,
     ) -> None:
         check_kind(model.manifest, self._kind)
         self._manifest = model.manifest
@@ -70,12 +72,18 @@ class Model(ABC, Generic[AnyTokenizer]):
             self._tokenizer: AnyTokenizer = self._tokenizer_class(model.tokenizer_json, model.manifest.max_length)
         except InputError as error:  # its length, which is not an argument here
             raise ModelError(str(error)) from error
+        shared = (
+            None
+            if weights_folder is None
+            else SharedArrays(weights_folder, f"{self._kind} {self.name}", self.fingerprint)
+        )
         native = NativeNetwork.choose(
             model.model,
             pairs=self._kind == "cross-encoder",
             threads=threads,
             providers=providers,
             instructions=instructions,
+            shared=shared,
         )
         if native is not None:
             native.check(max_length=self.max_length, vocabulary_size=self._tokenizer.vocabulary_size)
@@ -102,6 +110,7 @@ class Model(ABC, Generic[AnyTokenizer]):
         providers: Sequence[str] | None = None,
         max_tokens_per_batch: int | None = None,
         instructions: str | None = None,
+        weights_folder: str | os.PathLike[str] | None = None,
     ) -> Self:
         """Load a bundle, or a folder written by sentence-transformers that holds an ONNX graph.
 
@@ -122,6 +131,9 @@ class Model(ABC, Generic[AnyTokenizer]):
                 "neon-i8mm", "neon-dotprod" or "portable". All compute the same bits. None uses the one in the
                 environment variable ``EMBEDKIT_INSTRUCTIONS``, or else the fastest of this processor. A named one
                 selects the kernel if it supports the model and no provider is named.
+            weights_folder: a folder that only this user can write to. The first process that loads a model with it
+                stores the weights of embedkit's kernel there, and all map them, so they are in memory once. The
+                caller removes the folder. None, or a model on ONNX Runtime: weights of this process alone.
 
         Raises:
             ModelNotFoundError: no model exists under the path, name or id.
@@ -137,7 +149,7 @@ class Model(ABC, Generic[AnyTokenizer]):
         }
         path, found = load_model(source, kind=cls._kind, file=file)
         try:
-            model = cls(found, **options)
+            model = cls(found, **options, weights_folder=weights_folder)
         except ModelError as error:
             raise ModelError(f"{path}: {error}") from error
         model._origin = Origin(str(path.resolve()), {"file": file, **options})

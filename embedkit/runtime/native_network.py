@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +23,7 @@ from embedkit.runtime.arguments import check_count
 from embedkit.runtime.bert_reader import read_bert
 from embedkit.runtime.bert_weights import BertWeights, Norm, Product
 from embedkit.runtime.kernels import bert
+from embedkit.runtime.shared_arrays import SharedArrays
 from embedkit.runtime.threads import available_threads
 from embedkit.runtime.token_ids import TokenIds
 from embedkit.runtime.tokenization import Tokens
@@ -50,6 +52,7 @@ _LANES = 16  # and so is the width of a head of this
 # Weights in products. ONNX Runtime runs a larger graph on several threads, while here one text uses one thread.
 _MOST_FLOATS = 4_000_000
 _MOST_BYTES = 100_000_000
+_TABLES = ("words", "word_scales", "memory", "memory_scales", "positions", "types")  # read where they are
 
 
 def native_instructions() -> tuple[str, ...]:
@@ -83,6 +86,7 @@ class NativeNetwork:
         weights: of a kind that the kernel supports.
         threads: number of threads to use; None uses all that are available to this process.
         instructions: see :func:`choose_instructions`.
+        shared: contains the weights for all processes that run the network; None keeps them in this process.
 
     Attributes:
         instructions: the instruction set in use.
@@ -99,7 +103,12 @@ class NativeNetwork:
     """
 
     def __init__(
-        self, weights: BertWeights, *, threads: int | None = None, instructions: str | None = None
+        self,
+        weights: BertWeights,
+        *,
+        threads: int | None = None,
+        instructions: str | None = None,
+        shared: SharedArrays | None = None,
     ) -> None:
         self.instructions = choose_instructions(instructions)
         self.lanes = check_count(threads, "threads") or available_threads()
@@ -110,7 +119,7 @@ class NativeNetwork:
         self._tokens_of_a_thread = _WORK_OF_A_THREAD[_is_quantized(weights)] // _count_weights(weights)
         self._is_typed = weights.types is not None
         try:
-            self._network = _open(weights, self.instructions)
+            self._network = _open(weights, self.instructions, shared)
         except (ValueError, OverflowError) as error:
             raise ModelError(f"the weights do not fit each other or are no numbers: {error}") from error
 
@@ -123,6 +132,7 @@ class NativeNetwork:
         threads: int | None = None,
         providers: Sequence[str] | None = None,
         instructions: str | None = None,
+        shared: SharedArrays | None = None,
     ) -> NativeNetwork | None:
         """Return the network if it is requested, or if nothing is requested and it is the fastest way; else None.
 
@@ -134,6 +144,7 @@ class NativeNetwork:
             threads: as for the class.
             providers: the providers that the caller requests.
             instructions: see :func:`choose_instructions`.
+            shared: as for the class.
 
         Raises:
             ProviderError: it is requested, but the kernel is missing or does not support this graph; or the named
@@ -155,7 +166,7 @@ class NativeNetwork:
                 raise
             return None
         if asked or is_named or _is_quickest(weights, chosen):
-            return cls(weights, threads=threads, instructions=chosen)
+            return cls(weights, threads=threads, instructions=chosen, shared=shared)
         return None
 
     @classmethod
@@ -280,27 +291,48 @@ def _count_weights(weights: BertWeights) -> int:
     return sum(product.weight.size for product in weights.products)
 
 
-def _open(weights: BertWeights, instructions: str) -> bert.Network:
-    return bert.Network(
-        hidden=weights.hidden,
-        heads=weights.heads,
-        intermediate=_intermediate(weights),
-        memory_width=weights.pooled_width - weights.hidden,
-        dimension=weights.dimension,
-        vocabulary=weights.words.size,
-        epsilon=weights.epsilon,
-        tanh=weights.gelu == "tanh",
-        first_token=weights.pooling == "cls",
-        unit=weights.last is None,
-        instructions=instructions,
-        words=weights.words.values,
-        word_scales=weights.words.scales,
-        memory=None if weights.memory is None else weights.memory.values,
-        memory_scales=None if weights.memory is None else weights.memory.scales,
-        positions=weights.positions,
-        types=weights.types,
-        norm=_norm(weights.norm),
-        layers=[
+def _open(weights: BertWeights, instructions: str, shared: SharedArrays | None) -> bert.Network:
+    options = _options(weights, instructions)
+    if shared is None:
+        return bert.Network(**options, packed=None)
+
+    def make() -> dict[str, npt.NDArray[Any]]:
+        packed = _aligned_bytes(sum(product.weight.nbytes for product in weights.products))
+        bert.Network(**options, packed=packed)
+        return {name: table for name in _TABLES if (table := options[name]) is not None} | {"packed": packed}
+
+    return bert.Network(**{**options, **shared.get(f"{NATIVE_NUMERICS} {instructions}", make)})
+
+
+def _aligned_bytes(count: int) -> npt.NDArray[np.uint8]:
+    """Return an array that is aligned to 64 bytes."""
+    array = np.empty(count + 64, dtype=np.uint8)
+    start = -array.ctypes.data % 64
+    return array[start : start + count]
+
+
+def _options(weights: BertWeights, instructions: str) -> dict[str, Any]:
+    """Return the arguments of a network, except ``packed``."""
+    return {
+        "hidden": weights.hidden,
+        "heads": weights.heads,
+        "intermediate": _intermediate(weights),
+        "memory_width": weights.pooled_width - weights.hidden,
+        "dimension": weights.dimension,
+        "vocabulary": weights.words.size,
+        "epsilon": weights.epsilon,
+        "tanh": weights.gelu == "tanh",
+        "first_token": weights.pooling == "cls",
+        "unit": weights.last is None,
+        "instructions": instructions,
+        "words": weights.words.values,
+        "word_scales": weights.words.scales,
+        "memory": None if weights.memory is None else weights.memory.values,
+        "memory_scales": None if weights.memory is None else weights.memory.scales,
+        "positions": weights.positions,
+        "types": weights.types,
+        "norm": _norm(weights.norm),
+        "layers": [
             (
                 _product(layer.projection),
                 _product(layer.context),
@@ -311,10 +343,10 @@ def _open(weights: BertWeights, instructions: str) -> bert.Network:
             )
             for layer in weights.layers
         ],
-        head=None if weights.head is None else _product(weights.head),
-        tanh_head=weights.activation == "tanh",
-        score=None if weights.last is None else _score(weights.last),
-    )
+        "head": None if weights.head is None else _product(weights.head),
+        "tanh_head": weights.activation == "tanh",
+        "score": None if weights.last is None else _score(weights.last),
+    }
 
 
 def _score(last: Product) -> FloatArray:

@@ -75,11 +75,14 @@ static void draw_product(Product *p, const Shape *s, int inputs, int outputs, in
     *p = (Product){.inputs = inputs, .outputs = outputs, .bias = draw_floats((size_t)outputs, 0.2f, 0.0f)};
     if (s->levels == 0) {
         float *weight = draw_floats((size_t)inputs * (size_t)outputs, 0.2f, 0.0f);
+        p->floats = aligned(sizeof(float) * (size_t)inputs * (size_t)outputs);
         pack_floats(p, (const char *)weight, panel);
         release(weight);
         return;
     }
     int8_t *weight = draw_bytes((size_t)inputs * (size_t)outputs, s->levels);
+    p->bytes = aligned((size_t)inputs * (size_t)outputs);
+    sum_bytes(p, weight);
     pack_bytes(p, weight);
     release(weight);
     p->scales = draw_floats((size_t)outputs, 5e-4f, 2e-3f);

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Self
 
 from embedkit.errors import ConfigError, InputError, ModelError, ModelNotFoundError
@@ -41,20 +42,22 @@ class Assets:
     collection: Collection | None = None
 
     @classmethod
-    def load(cls, models: Sequence[str], settings: ServerSettings) -> Self:
+    def load(cls, models: Sequence[str], settings: ServerSettings, weights_folder: Path | None = None) -> Self:
         """Load everything, and verify each model against the golden texts of its bundle.
 
         Args:
             models: paths, bundled names or hub ids of encoders; the first is the default.
             settings: name the re-ranker and the collection.
+            weights_folder: folder through which workers share weights, if there are several.
 
         Raises:
             ModelError: a model computes different results on this machine.
             FingerprintError: none of the models matches the collection.
             EmbedkitError: something cannot be loaded.
         """
-        encoders = [Encoder.load(model, threads=settings.threads) for model in models]
-        reranker = CrossEncoder.load(settings.reranker, threads=settings.threads) if settings.reranker else None
+        options: dict[str, Any] = {"threads": settings.threads, "weights_folder": weights_folder}
+        encoders = [Encoder.load(model, **options) for model in models]
+        reranker = CrossEncoder.load(settings.reranker, **options) if settings.reranker else None
         collection = _open(settings.collection, encoders) if settings.collection else None
         for loaded in (*encoders, reranker):
             if loaded is not None and loaded.has_golden:

@@ -61,7 +61,8 @@ class Service:
         Raises:
             EmbedkitError: as :meth:`Assets.load`.
         """
-        service = cls(settings, lambda: Assets.load(models, settings), siblings=siblings)
+        weights_folder = None if siblings is None else siblings.folder
+        service = cls(settings, lambda: Assets.load(models, settings, weights_folder), siblings=siblings)
         service.catalogue.warm_up()
         return service
 

@@ -39,7 +39,7 @@ class ServerSettings:
     refresh_s: float = setting(1.0, "longest until what others write to the collection is seen", minimum=0)
     reranker: str | None = setting(None, "cross-encoder that ranks texts; the model itself if left out")
     aliases: tuple[str, ...] = setting((), "other names of the default model, or NAME=MODEL for another one")
-    workers: int = setting(1, "processes that share the port, each with models of its own", minimum=1)
+    workers: int = setting(1, "processes that share the port and the weights", minimum=1)
     threads: int | None = setting(None, "threads to keep busy; all this process may use if left out", minimum=1)
     on_overflow: OnOverflow = setting("truncate", "texts longer than the model: truncate (counted) or error")
     batch_tokens: int = setting(4096, "tokens after which no more texts join a batch", minimum=1)

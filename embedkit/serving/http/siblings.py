@@ -23,10 +23,13 @@ class Siblings:
     Args:
         folder: contains a socket for each worker; None if there are no others.
         own: number of this worker.
+
+    Attributes:
+        folder: as given.
     """
 
     def __init__(self, folder: Path | None = None, own: int = 0) -> None:
-        self._folder, self._own = folder, f"worker-{own}"
+        self.folder, self._own = folder, f"worker-{own}"
         self._server: asyncio.Server | None = None
 
     async def answer(self, answers: Answers) -> None:
@@ -35,7 +38,7 @@ class Siblings:
         Args:
             answers: question -> function that computes its answer, serialisable as JSON.
         """
-        if self._folder is None:
+        if self.folder is None:
             return
 
         async def respond(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -45,23 +48,23 @@ class Siblings:
                 await writer.drain()
             writer.close()
 
-        path = self._folder / self._own
+        path = self.folder / self._own
         path.unlink(missing_ok=True)  # left by the worker that this one replaces
         self._server = await asyncio.start_unix_server(respond, path)
 
     async def ask(self, question: str) -> list[Any]:
         """Return the answers of all other running workers."""
-        if self._folder is None:
+        if self.folder is None:
             return []
-        others = [path for path in sorted(self._folder.iterdir()) if path.name != self._own]
+        others = [path for path in sorted(self.folder.glob("worker-*")) if path.name != self._own]
         found = await asyncio.gather(*(_ask(path, question) for path in others))
         return [answer for answer in found if answer is not None]
 
     def close(self) -> None:
         """Stop answering."""
-        if self._server is not None and self._folder is not None:
+        if self._server is not None and self.folder is not None:
             self._server.close()
-            (self._folder / self._own).unlink(missing_ok=True)
+            (self.folder / self._own).unlink(missing_ok=True)
 
 
 async def _ask(path: Path, question: str) -> Any:

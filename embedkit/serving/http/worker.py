@@ -2,13 +2,15 @@
 
 It reads an :class:`Order` from its standard input, loads the models and writes ``ready``; after reading ``go`` it
 starts serving, which it confirms by ``serving``. Until then it ignores SIGHUP. When its input ends, its parent has
-exited, and it drains as on SIGTERM.
+exited, and it drains as on SIGTERM; if the parent was killed, it removes the folder of all workers.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import logging
+import os
+import shutil
 import signal
 import socket
 import sys
@@ -39,7 +41,7 @@ class Order:
 
     Attributes:
         number: number of the worker.
-        folder: folder for the sockets of all workers.
+        folder: private folder of all workers, for their sockets and for the weights that they share.
         listening: descriptor of the socket to serve.
         models: paths, names or ids of models.
         settings: settings of the server.
@@ -61,7 +63,7 @@ class Order:
 def main() -> int:
     """Serve until stopped; return the exit code."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    order = Order(**orjson.loads(sys.stdin.buffer.readline()))
+    order, parent_id = Order(**orjson.loads(sys.stdin.buffer.readline())), os.getppid()
     logger = logging.getLogger("embedkit")
     logger.addHandler(logging.StreamHandler())
     logger.setLevel(order.log_level)
@@ -79,6 +81,8 @@ def main() -> int:
         listening = socket.socket(fileno=order.listening)
         parent = Parent(listening, lifeline=sys.stdin.fileno(), confirm=lambda: _tell(SERVING))
         Server(service, keys, parent).run_until_signal()
+    if os.getppid() != parent_id:  # it was killed, and nothing else removes its folder
+        shutil.rmtree(order.folder, ignore_errors=True)
     return 0
 
 

@@ -29,7 +29,7 @@ _RESTART_S = 1.0
 
 
 class Workers:
-    """``settings.workers`` processes that share a socket; each loads the models itself.
+    """``settings.workers`` processes that share a socket, and the weights of models on embedkit's kernel.
 
     The socket starts listening once all workers are ready. A worker that exits unexpectedly is replaced while the
     others serve. SIGTERM and SIGINT are forwarded, so that each worker drains like a single server, and so is

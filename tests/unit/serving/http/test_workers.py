@@ -15,6 +15,7 @@ import httpx
 import pytest
 
 from embedkit import Collection
+from embedkit.runtime.location import find_model
 from embedkit.serving.http.metric_sums import sum_up
 
 from .conftest import wait_for
@@ -87,11 +88,36 @@ def test_a_worker_that_is_killed_is_replaced(start, toy_bundle):
     assert any("another one takes its place" in line for line in server.lines)
 
 
-def test_workers_end_with_the_process_that_started_them(start, toy_bundle):
-    server = start(toy_bundle, *TWO)
+def test_workers_end_with_the_process_that_started_them(start):
+    server = start("tiny", *TWO)
     pids = workers_of(server)
+    (path, _), *_ = shared_weights(pids[0])
     server.process.kill()
     wait_for(lambda: not any(map(is_alive, pids)))
+    assert not path.parent.parent.exists()
+
+
+def shared_weights(pid):
+    """Return path and inode of the weights that a process has mapped from files, to read them only."""
+    mapped = [line.split() for line in Path(f"/proc/{pid}/maps").read_text().splitlines()]
+    return sorted((Path(each[5]), each[4]) for each in mapped if each[1] == "r--s" and each[5].endswith(".npy"))
+
+
+def test_workers_share_the_weights(start, tmp_path):
+    path = tmp_path / "model.onnx"
+    path.write_bytes(find_model("tiny").read_bytes())
+    server = start(path, *TWO)
+    first, second = (shared_weights(pid) for pid in workers_of(server))
+    assert first == second
+    assert {path.name for path, _ in first} > {"words.npy", "positions.npy", "packed.npy"}
+    size = sum(path.stat().st_size for path, _ in first)
+    assert size > 0.9 * path.stat().st_size  # all of the bundle but tokenizer, golden texts and small weights
+    one, *_ = workers_of(server)
+    os.kill(one, signal.SIGKILL)
+    wait_for(lambda: len(workers_of(server)) == 2 and one not in workers_of(server))
+    assert httpx.post(f"{server.url}/embed", json={"inputs": "a dog"}).status_code == 200
+    assert server.end() == 0
+    assert not first[0][0].parent.parent.exists()
 
 
 @pytest.mark.parametrize("way", ["signal", "route"])
