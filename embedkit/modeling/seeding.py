@@ -1,9 +1,9 @@
-"""Deterministic initialisation from a seed."""
+"""Random numbers of torch from a seed, apart from those drawn elsewhere."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -11,8 +11,14 @@ __all__ = ["seeded"]
 
 
 @contextlib.contextmanager
-def seeded(seed: int) -> Iterator[None]:
-    """Seed torch within the block, and restore its generators afterwards."""
-    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+def seeded(seed: int, *, devices: Sequence[torch.device] | None = None) -> Iterator[None]:
+    """Seed torch within the block, and restore its generators afterwards.
+
+    Args:
+        seed: any integer of 64 bits.
+        devices: CUDA devices whose generators are restored besides that of the CPU; all of them if None.
+    """
+    cuda = range(torch.cuda.device_count()) if devices is None else devices
+    with torch.random.fork_rng(devices=cuda):
         torch.manual_seed(seed)
         yield

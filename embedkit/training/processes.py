@@ -21,6 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor, distributed, nn
 
+from embedkit.modeling.seeding import seeded
+
 __all__ = [
     "agree",
     "average_gradients",
@@ -128,8 +130,7 @@ def own_randomness(device: torch.device) -> Iterator[None]:
         yield
         return
     seed = int(torch.randint(2**62, ())) + rank()
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        torch.manual_seed(seed)
+    with seeded(seed, devices=[device] if device.type == "cuda" else []):
         yield
 
 

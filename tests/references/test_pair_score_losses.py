@@ -9,7 +9,40 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embedkit.training.losses.pair_scores import cosine_squared_error, soft_binary_cross_entropy
+from embedkit.training.method import Batch, View
+from embedkit.training.methods.trans_encoder import CrossToEncoder, EncoderToCross
+
+
+class Rows(torch.nn.Module):
+    """A network without weights: the "embedding" or "logit" of a text is the row of its first token."""
+
+    head = None
+
+    def __init__(self, rows):
+        super().__init__()
+        self.rows = rows
+
+    def forward(self, input_ids, attention_mask):
+        return self.rows[input_ids[:, 0]]
+
+    pooled = forward
+
+
+def view(start, stop):
+    ids = torch.arange(start, stop)[:, None]
+    return View(((ids, torch.ones_like(ids)),), torch.arange(stop - start))
+
+
+def cross_entropy(logits, labels):
+    """The loss of a cross-encoder that returns these logits."""
+    return EncoderToCross(Rows(logits))(Batch((view(0, len(logits)),), scores=labels)).loss
+
+
+def squared_error(first, second, labels):
+    """The loss of an encoder that returns these embeddings."""
+    count = len(first)
+    method = CrossToEncoder(Rows(torch.cat([first, second])))
+    return method(Batch((view(0, count), view(count, 2 * count)), scores=labels)).loss
 
 
 def reference_cross_entropy(logits, labels):
@@ -39,10 +72,10 @@ def sample(seed, batch, width=5):
 @settings(max_examples=30, deadline=None)
 def test_both_equal_the_paper(seed, batch):
     logits, first, second, labels = sample(seed, batch)
-    assert soft_binary_cross_entropy(logits, labels).item() == pytest.approx(
+    assert cross_entropy(logits, labels).item() == pytest.approx(
         reference_cross_entropy(logits.tolist(), labels.tolist()), abs=1e-5
     )
-    assert cosine_squared_error(first, second, labels).item() == pytest.approx(
+    assert squared_error(first, second, labels).item() == pytest.approx(
         reference_squared_error(first.tolist(), second.tolist(), labels.tolist()), abs=1e-5
     )
 
@@ -51,8 +84,8 @@ def test_gradients_equal_differences_of_the_reference():
     logits, first, second, labels = sample(0, 3)
     logits.requires_grad_()
     first.requires_grad_()
-    soft_binary_cross_entropy(logits, labels).backward()
-    cosine_squared_error(first, second, labels).backward()
+    cross_entropy(logits, labels).backward()
+    squared_error(first, second, labels).backward()
     step = 1e-5
     for row in range(3):
         moved = [logits.detach().double() + sign * step * torch.eye(3)[row] for sign in (1, -1)]
@@ -68,22 +101,20 @@ def test_gradients_equal_differences_of_the_reference():
 
 def test_the_cross_entropy_pulls_the_score_to_the_label():
     logits = torch.zeros(2, requires_grad=True)
-    soft_binary_cross_entropy(logits, torch.tensor([0.9, 0.1])).backward()
+    cross_entropy(logits, torch.tensor([0.9, 0.1])).backward()
     assert torch.allclose(logits.grad, torch.tensor([0.5 - 0.9, 0.5 - 0.1]) / 2)
 
 
 def test_the_length_of_an_embedding_does_not_matter():
     _, first, second, labels = sample(1, 4)
-    assert torch.allclose(
-        cosine_squared_error(first, second, labels), cosine_squared_error(7 * first, 0.1 * second, labels)
-    )
+    assert torch.allclose(squared_error(first, second, labels), squared_error(7 * first, 0.1 * second, labels))
 
 
 def test_losses_are_float32_under_autocast():
     logits, first, second, labels = sample(2, 4)
     with torch.autocast("cpu", torch.bfloat16):
         for loss in (
-            soft_binary_cross_entropy(logits.bfloat16(), labels),
-            cosine_squared_error(first.bfloat16(), second.bfloat16(), labels),
+            cross_entropy(logits.bfloat16(), labels),
+            squared_error(first.bfloat16(), second.bfloat16(), labels),
         ):
             assert loss.dtype == torch.float32

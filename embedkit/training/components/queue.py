@@ -6,6 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from embedkit.modeling.seeding import seeded
+
 __all__ = ["VectorQueue"]
 
 
@@ -30,9 +32,9 @@ class VectorQueue(nn.Module):
 
     def __init__(self, size: int, dimension: int, *, seed: int) -> None:
         super().__init__()
-        generator = torch.Generator().manual_seed(seed)
-        rows = functional.normalize(torch.randn(size, dimension, generator=generator), dim=1)
-        self.register_buffer("rows", rows)
+        with seeded(seed):
+            rows = torch.randn(size, dimension)
+        self.register_buffer("rows", functional.normalize(rows, dim=1))
         self.register_buffer("pointer", torch.zeros((), dtype=torch.int64))
 
     def __len__(self) -> int:

@@ -5,7 +5,7 @@ labels, because it sees both texts at once; an encoder trained on its scores bec
 The recipe ``trans-encoder`` repeats both steps and provides the labels.
 
 Source: Liu et al., "Trans-Encoder: Unsupervised sentence-pair modelling through self- and mutual-distillations",
-ICLR 2022, equations 2 and 3; the authors' code.
+ICLR 2022, equations 2 and 3 (the leading minus of the squared error there is a misprint); the authors' code.
 
 Differs from the paper: each pair is learned in both orders, and the cross-encoder's head is that of transformers'
 classifiers, both as in the authors' code.
@@ -16,11 +16,11 @@ from __future__ import annotations
 from typing import ClassVar
 
 from torch import Tensor
+from torch.nn import functional
 
 from embedkit.errors import TrainingError
 from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.encoder import SentenceEncoder
-from embedkit.training.losses.pair_scores import cosine_squared_error, soft_binary_cross_entropy
 from embedkit.training.method import Batch, BatchSpec, Learner, Method, StepOutput, pooled, scored, unit_embeddings
 
 __all__ = ["CrossToEncoder", "EncoderToCross"]
@@ -37,9 +37,10 @@ class EncoderToCross(Learner):
         self.encoder = encoder
 
     def forward(self, batch: Batch) -> StepOutput:
-        """Return the soft cross-entropy of the logits."""
+        """Return the cross-entropy of the scores with the labels, averaged over the batch, in float32."""
         (view,) = batch.views
-        return StepOutput(soft_binary_cross_entropy(scored(self.encoder, view), _scores(batch)))
+        logits = scored(self.encoder, view).float()
+        return StepOutput(functional.binary_cross_entropy_with_logits(logits, _scores(batch).float()))
 
 
 class CrossToEncoder(Method):
@@ -52,9 +53,10 @@ class CrossToEncoder(Method):
         self.encoder = encoder
 
     def forward(self, batch: Batch) -> StepOutput:
-        """Return the squared error of the cosines."""
+        """Return the squared error of the pairs' cosines, averaged over the batch, in float32."""
         first, second = (unit_embeddings(self.encoder, pooled(self.encoder, view)) for view in batch.views)
-        return StepOutput(cosine_squared_error(first, second, _scores(batch)))
+        cosines = functional.cosine_similarity(first, second)
+        return StepOutput(functional.mse_loss(cosines, _scores(batch).float()))
 
 
 def _scores(batch: Batch) -> Tensor:
