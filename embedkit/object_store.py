@@ -11,7 +11,7 @@ import errno
 import hashlib
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any, Final, NamedTuple
 
@@ -62,12 +62,7 @@ class ObjectStore(NamedTuple):
         Raises:
             DataError: the store cannot be asked.
         """
-        with _reading(self.url):
-            self.system.invalidate_cache()
-            root = PurePosixPath(self.system._strip_protocol(self.path))  # noqa: SLF001 - fsspec's own way to compare paths
-            return sorted(
-                PurePosixPath(found).relative_to(root).as_posix() for found in self.system.find(self.path)
-            )
+        return sorted(self._list())
 
     def read(self) -> bytes:
         """The content.
@@ -120,12 +115,12 @@ class ObjectStore(NamedTuple):
         """
         if self.is_file:
             return self.copy(PurePosixPath(self.path).name, self.version())
-        names = self.names()
-        if not names:
+        objects = self._list()
+        if not objects:
             raise DataError(f"there is nothing at {self.url}")
-        versions = [(name, (self / name).version()) for name in names]
+        versions = sorted((name, _version(about)) for name, about in objects.items())
         together = hashlib.sha256(repr(versions).encode()).hexdigest()
-        for name, _ in versions:
+        for name in objects:
             (self / name).copy(f"folder/{name}", together, root=self.url)
         return _cache_folder(self.url, together) / "folder"
 
@@ -133,9 +128,7 @@ class ObjectStore(NamedTuple):
         """Return a value that changes with the object: its ETag, or else all metadata of the store."""
         with _reading(self.url):
             self.system.invalidate_cache()
-            about = self.system.info(self.path)
-            tag = next((about[name] for name in ("ETag", "etag", "md5Hash") if about.get(name)), None)
-            return str(tag or self.system.ukey(self.path))
+            return _version(self.system.info(self.path))
 
     def copy(self, name: str, version: str, *, root: str | None = None) -> Path:
         """The copy of the object in the cache, made if necessary.
@@ -154,6 +147,14 @@ class ObjectStore(NamedTuple):
             with atomic_file(target) as temporary, _reading(self.url):
                 self.system.get_file(self.path, str(temporary))
         return target
+
+    def _list(self) -> dict[str, dict[str, Any]]:
+        """The objects below by their names relative to this one, with their metadata, by one listing."""
+        with _reading(self.url):
+            self.system.invalidate_cache()
+            root = PurePosixPath(self.system._strip_protocol(self.path))  # noqa: SLF001 - fsspec's own way to compare paths
+            found = self.system.find(self.path, detail=True)
+            return {PurePosixPath(path).relative_to(root).as_posix(): about for path, about in found.items()}
 
 
 def is_url(source: object) -> bool:
@@ -183,6 +184,11 @@ def open_store(url: str) -> ObjectStore:
     except Exception as error:
         raise DataError(f"cannot open {url}: {_reason(error)}") from error
     return ObjectStore(url, system, path)
+
+
+def _version(about: Mapping[str, Any]) -> str:
+    tag = next((about[name] for name in ("ETag", "etag", "md5Hash") if about.get(name)), None)
+    return str(tag or hashlib.sha256(repr(sorted(about.items())).encode()).hexdigest())
 
 
 @contextlib.contextmanager

@@ -122,6 +122,23 @@ def test_a_folder_is_copied_whole(base):
     }
 
 
+def test_a_folder_is_copied_by_one_listing_until_an_object_changes(base, monkeypatch):
+    for number in range(5):
+        put(f"{base}/{number}.txt", b"a")
+    store = open_store(base)
+    folder = store.fetch()
+    asked, info = [], store.system.info
+    with monkeypatch.context() as patch:
+        patch.setattr(store.system, "info", lambda path, **options: asked.append(path) or info(path, **options))
+        patch.setattr(store.system, "get_file", None)
+        assert store.fetch() == folder
+    assert len(asked) < 5
+    put(f"{base}/3.txt", b"b")
+    changed = store.fetch()
+    assert changed != folder
+    assert (changed / "3.txt").read_bytes() == b"b"
+
+
 def test_what_is_missing_is_told(base, encoder_path):
     with pytest.raises(DataError, match=f"there is nothing at {base}/docs.jsonl"):
         Collection.build(f"{base}/docs.jsonl", encoder=Encoder.load(encoder_path), path="unused")
