@@ -17,7 +17,7 @@ from typing import Any, TextIO
 from embedkit.errors import DataError
 from embedkit.extras import require
 
-__all__ = ["FORMS", "Record", "read_records"]
+__all__ = ["FORMS", "Record", "read_json", "read_records"]
 
 Record = dict[str, Any]
 
@@ -55,6 +55,18 @@ def read_records(path: Path) -> Iterator[tuple[int, Record]]:
             ) from error
         except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
             raise DataError(f"{path} cannot be read to its end: {error}") from error
+
+
+def read_json(path: Path) -> Any:
+    """Read a file that holds one JSON value.
+
+    Raises:
+        DataError: the file cannot be read, or is not JSON.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise DataError(f"{path} cannot be read as JSON: {error}") from error
 
 
 def _form(path: Path) -> str:

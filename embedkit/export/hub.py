@@ -13,7 +13,6 @@
 from __future__ import annotations
 
 import json
-import re
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,13 +26,12 @@ from embedkit.modeling.vocabulary import write_tokenizer
 from embedkit.runtime.bundle import Bundle, read_bundle
 from embedkit.runtime.gate_figures import describe_figures
 from embedkit.runtime.loading import BUNDLE_FOLDER_KEY
-from embedkit.runtime.location import find_model
+from embedkit.runtime.location import find_model, is_hub_id
 from embedkit.runtime.manifest import Manifest
 from embedkit.runtime.tokenization import PairTokenizer, Tokenizer
 
 __all__ = ["model_card", "push", "save_repository"]
 
-_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _REQUIRED = ("README.md", "onnx/model.onnx")
 _TASKS = {"encoder": "sentence-similarity", "cross-encoder": "text-ranking"}
 _USES = {
@@ -110,7 +108,7 @@ def push(
         ModelNotFoundError, BundleError: the source cannot be read.
         ExportError: ``repository`` is not ``org/name``, the folder is not a repository, or the hub refuses.
     """
-    if not _HUB_ID.fullmatch(repository):
+    if not is_hub_id(repository):
         raise ExportError(f"expected a repository org/name, found {repository!r}")
     api = api or HfApi()
     path = find_model(source)
@@ -153,7 +151,7 @@ def model_card(graphs: Mapping[str, Manifest], library: str, *, name: str, body:
         library_name=library,
         pipeline_tag=_TASKS[manifest.kind],
         license=manifest.licence.lower() or None,
-        base_model=manifest.base if _HUB_ID.fullmatch(manifest.base) else None,
+        base_model=manifest.base if is_hub_id(manifest.base) else None,
         tags=["embedkit", "feature-extraction", "onnx", "sentence-embeddings", "transformers.js"],
     )
     parts = [f"---\n{data.to_yaml()}\n---"]

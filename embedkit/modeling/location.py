@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 
 from huggingface_hub import snapshot_download
 
 from embedkit.errors import ModelError, ModelNotFoundError
+from embedkit.runtime.location import is_hub_id
 
 __all__ = ["find_folder"]
 
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _DESCRIPTIONS = ["*.json", "*.txt", "*.model", "*.spm"]
 _WEIGHTS = ["*.safetensors", "*/pytorch_model.bin"]
 _OLD_WEIGHTS = ["pytorch_model*.bin"]
@@ -33,17 +32,17 @@ def find_folder(source: str | os.PathLike[str]) -> Path:
         return path
     if path.exists():
         raise ModelError(f"{source} is a file; expected a model folder or a hub id")
-    if not isinstance(source, str) or not _is_hub_id(source):
+    if not isinstance(source, str) or not _may_be_on_the_hub(source):
         raise ModelNotFoundError(f"there is no model folder {source}")
     return _download(source)
 
 
-def _is_hub_id(source: str) -> bool:
-    """Whether ``source`` is ``name`` or ``org/name``, where ``org`` is not an existing folder."""
-    if not _HUB_ID.fullmatch(source) or source.endswith((".onnx", ".safetensors", ".bin")):
+def _may_be_on_the_hub(source: str) -> bool:
+    """Whether ``source`` is ``org/name`` and ``org`` no existing folder, or an old id without ``org``."""
+    if source.endswith((".onnx", ".safetensors", ".bin")):
         return False
     organisation, slash, _ = source.partition("/")
-    return not (slash and Path(organisation).is_dir())
+    return is_hub_id(source if slash else f"org/{source}") and not (slash and Path(organisation).is_dir())
 
 
 def _download(hub_id: str) -> Path:

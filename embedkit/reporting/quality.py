@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from embedkit.errors import DataError
+from embedkit.records import read_json
 
 __all__ = ["Quality", "judge", "read_evaluations"]
 
@@ -46,10 +46,7 @@ def read_evaluations(path: Path, *, required: bool = True) -> list[dict[str, Any
     Raises:
         DataError: the file cannot be read, or contains no evaluations although they are required.
     """
-    try:
-        found = list(_find(json.loads(path.read_text(encoding="utf-8"))))
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path} cannot be read as JSON: {error}") from error
+    found = list(_find(read_json(path)))
     if required and not found:
         raise DataError(f"{path} contains no evaluations; create them with `embedkit evaluate --json`")
     return found

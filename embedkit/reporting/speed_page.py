@@ -13,6 +13,7 @@ from embedkit.errors import DataError, InputError
 from embedkit.evaluation.speed.figures import SpeedReport
 from embedkit.evaluation.speed.report import about_the_machine, footnotes, speed_tables
 from embedkit.evaluation.speed.tables import Table
+from embedkit.records import read_json
 from embedkit.reporting.contenders import legend
 from embedkit.reporting.page import build_page, figures, notes, sheet, wide
 from embedkit.reporting.quality import Quality, judge
@@ -38,10 +39,7 @@ def read_reports(path: Path) -> list[SpeedReport]:
     Raises:
         DataError: the file cannot be read, or contains something else.
     """
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path} cannot be read as JSON: {error}") from error
+    content = read_json(path)
     if not isinstance(content, dict) or not isinstance(content.get("reports"), list):
         raise DataError(f"{path} contains no timings; create them with `embedkit bench --json`")
     return [SpeedReport.from_json(report) for report in content["reports"]]

@@ -11,19 +11,25 @@ from embedkit.errors import DataError, ModelNotFoundError
 from embedkit.extras import require
 from embedkit.object_store import is_url, open_store
 
-__all__ = ["bundled_names", "find_model"]
+__all__ = ["bundled_names", "find_model", "is_hub_id"]
 
 _BUNDLED = Path(__file__).parent.parent / "bundled"
 # embedkit's own models that are too large for the package.
 _ELSEWHERE = {
     name: f"models/{name}.onnx in embedkit's repository, made by recipes/{name}.toml" for name in ("mini", "small")
 }
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_HUB_NAME = r"[A-Za-z0-9][\w.-]*"
+_HUB_ID = re.compile(f"{_HUB_NAME}/{_HUB_NAME}")
 
 
 def bundled_names() -> list[str]:
     """Return the names of the bundled models."""
     return sorted(path.stem for path in _BUNDLED.glob("*.onnx"))
+
+
+def is_hub_id(text: str) -> bool:
+    """Return whether ``text`` has the form of a hub id, ``org/name``; a path may have it too."""
+    return _HUB_ID.fullmatch(text) is not None
 
 
 def find_model(source: str | os.PathLike[str], *, file: str | None = None) -> Path:
@@ -52,7 +58,7 @@ def find_model(source: str | os.PathLike[str], *, file: str | None = None) -> Pa
         raise ModelNotFoundError(
             f"{source!r} does not come with the package; it is {_ELSEWHERE[source]}: load it by its path"
         )
-    if _HUB_ID.fullmatch(source):
+    if is_hub_id(source):
         return _download(source, file)
     raise ModelNotFoundError(f"no model is called {source!r}; {_bundled_sentence(source)}")
 
