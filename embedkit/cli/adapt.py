@@ -42,7 +42,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--steps", type=int, help="steps of 128 texts; default: 1000")
     parser.add_argument("--lr", type=float, help="peak learning rate; default: 3e-4")
-    parser.add_argument("--seed", type=int)
+    parser.add_argument("--seed", type=int, help="seed of all random numbers; default: 1000")
     parser.add_argument("--cache", help="folder of the prepared corpus and the teacher's vectors")
     parser.add_argument("--run", metavar="FOLDER", help="the run folder; default: runs/OUTPUT")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="any setting of a run")

@@ -23,7 +23,7 @@ logger = logging.getLogger("embedkit")
 
 _UNTRAINED = "random weights, for timing only"
 
-HELP = "latency, throughput, cold start, memory and energy of several models"
+HELP = "measure latency, throughput, cold start, memory and energy of models"
 EXAMPLES = """
 embedkit bench tiny-sct runs/tiny --architecture bert-base --architecture bert-large --threads 1,2
 embedkit bench tiny-sct.onnx teacher.onnx --texts mine.txt --quality evaluation.json --report speed.html
@@ -48,53 +48,60 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="bert-tiny, bert-mini, bert-small, minilm-l6, bert-base or bert-large with random weights, in fp32 "
         "and in int8, for timing only; may be repeated",
     )
-    parser.add_argument(
+    _add_timing(parser.add_argument_group("timing"))
+    _add_report(parser.add_argument_group("report"))
+
+
+def _add_timing(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
         "--threads",
         type=_numbers,
         metavar="N[,N]",
         help="threads per model; several values are timed in sequence; default: 2, or 1 on a single processor",
     )
-    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="measurements per model; default: 5")
-    parser.add_argument(
+    group.add_argument("--rounds", type=int, default=5, metavar="N", help="measurements per model; default: 5")
+    group.add_argument(
         "--seconds", type=float, default=0.4, metavar="S", help="seconds per measurement; default: 0.4"
     )
-    parser.add_argument(
+    group.add_argument(
         "--batches",
         type=_numbers,
         default=(1, 8, 32, 128),
         metavar="N,N",
         help="texts per call; default: 1,8,32,128",
     )
-    parser.add_argument(
+    group.add_argument(
         "--texts",
         type=Path,
         metavar="FILE",
         help="your own texts (.txt, or a column `text`); default: synthetic English of 8, 24 and 72 words",
     )
 
-    parser.add_argument(
+
+def _add_report(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
         "--report",
         type=Path,
         metavar="FILE",
         help="write a page with charts (.html), and the same content as .md and .json beside it",
     )
-    parser.add_argument(
+    group.add_argument(
         "--quality",
         type=Path,
         action="append",
         default=[],
         metavar="FILE",
-        help="for the report: output of `embedkit evaluate --json` for these models; may be repeated",
+        help="output of `embedkit evaluate --json` for these models; may be repeated",
     )
-    parser.add_argument(
+    group.add_argument(
         "--task",
         dest="tasks",
         action="append",
         default=[],
         metavar="TASK",
-        help="for the report: evaluate the models on this task, see `embedkit evaluate --help`; may be repeated",
+        help="evaluate the models on this task, see `embedkit evaluate --help`; may be repeated",
     )
-    parser.add_argument("--data", type=Path, metavar="DIR", help="folder with the data sets of --task")
+    group.add_argument("--data", type=Path, metavar="DIR", help="folder with the data sets of --task")
 
 
 def run(arguments: argparse.Namespace) -> None:

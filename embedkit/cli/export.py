@@ -46,53 +46,61 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="sentence-transformers writes a folder for it and fastembed, with graphs in float32 and the "
         "requested precision; its source can be a bundle; default: bundle",
     )
+    parser.add_argument("--name", help="name of the bundle; default: the run's or the model's name")
+    parser.add_argument("--licence", default="", metavar="SPDX", help="licence of the weights, e.g. Apache-2.0")
     parser.add_argument(
+        "--dev",
+        metavar="PAIRS",
+        help="file or hub id of scored pairs; the bundle must rank them like the model",
+    )
+    _add_arithmetic(parser.add_argument_group("arithmetic"))
+    _add_vocabulary(parser.add_argument_group("vocabulary and length"))
+
+
+def _add_arithmetic(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
         "--precision",
         choices=("fp32", "fp16", "int8", "int8-static"),
-        help="of matrix products; int8-static makes embeddings batch-invariant; fp16 is for GPUs; default: "
-        "int8, or fp16 with --target gpu",
+        help="precision of matrix products; int8-static makes embeddings batch-invariant; fp16 is for GPUs; "
+        "default: int8, or fp16 with --target gpu",
     )
-    parser.add_argument(
+    group.add_argument(
         "--target",
         choices=("cpu-avx2", "cpu-vnni", "arm64", "gpu"),
         default="cpu-avx2",
         help="target processor: cpu-avx2 (7-bit weights) is correct on every CPU, cpu-vnni and arm64 use "
         "8 bits; default: cpu-avx2",
     )
-    parser.add_argument(
+    group.add_argument(
         "--word-table",
         choices=("float32", "int8", "int4"),
         help="format of the word table: 4, 1 or half a byte per value; default: int8, or float32 with fp32",
     )
-    parser.add_argument(
-        "--dev",
-        metavar="PAIRS",
-        help="file or hub id of scored pairs; the bundle must rank them like the model",
-    )
-    parser.add_argument(
-        "--vocabulary",
-        type=Path,
-        metavar="TEXTS",
-        help="file of texts (.txt, or a column `text`); word pieces that they do not need are removed",
-    )
-    parser.add_argument(
-        "--vocabulary-size",
-        type=int,
-        metavar="N",
-        help="with --vocabulary: keep only the N most frequent pieces",
-    )
-    parser.add_argument(
+    group.add_argument(
         "--calibration",
         type=Path,
         metavar="TEXTS",
         help="file of a few thousand representative texts (.txt, or a column `text`): the ranges of their "
         "embeddings are stored in the bundle for int8 and uint8 output; required by --precision int8-static",
     )
-    parser.add_argument(
+
+
+def _add_vocabulary(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--vocabulary",
+        type=Path,
+        metavar="TEXTS",
+        help="file of texts (.txt, or a column `text`); word pieces that they do not need are removed",
+    )
+    group.add_argument(
+        "--vocabulary-size",
+        type=int,
+        metavar="N",
+        help="with --vocabulary: keep only the N most frequent pieces",
+    )
+    group.add_argument(
         "--max-length", type=int, metavar="N", help="maximum length in tokens; default: the model's own"
     )
-    parser.add_argument("--name", help="name of the bundle; default: the run's or the model's name")
-    parser.add_argument("--licence", default="", metavar="SPDX", help="licence of the weights, e.g. Apache-2.0")
 
 
 def run(arguments: argparse.Namespace) -> None:

@@ -80,7 +80,7 @@ def _configure_build(actions: Any) -> None:
     build.add_argument(
         "-m",
         "--model",
-        help="a bundle, a bundled name, a model folder or a hub id; default: a bundled one that has embedded DOCS",
+        help="a bundle, a bundled name, a model folder or a hub id; default: the bundled one that embedded DOCS",
     )
     build.add_argument(
         "--queries", metavar="MODEL", help="a smaller model for queries: a student of --model or of its teacher"
@@ -90,7 +90,7 @@ def _configure_build(actions: Any) -> None:
         "--output",
         required=True,
         metavar="IDX",
-        help="output folder, where an existing collection is replaced; or a new milvus:URI#NAME",
+        help="output folder, which replaces an existing collection; or a new milvus:URI#NAME or qdrant:URL#NAME",
     )
     build.add_argument(
         "--kind",
@@ -111,9 +111,9 @@ def _configure_documents(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--embeddings",
         metavar="NAME|FILE.npy",
-        help="embeddings that exist: a column of DOCS, or a file aligned with their rows",
+        help="existing embeddings: a column of DOCS, or a file aligned with its rows",
     )
-    parser.add_argument("--processes", type=int, metavar="N", help="embed with so many processes")
+    parser.add_argument("--processes", type=int, metavar="N", help="embed with N processes; default: in this one")
     parser.add_argument("--text-column", default="text", metavar="NAME", help="default: text")
     parser.add_argument(
         "--id-column",
@@ -123,7 +123,9 @@ def _configure_documents(parser: argparse.ArgumentParser) -> None:
 
 
 def _configure_collection(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("collection", metavar="IDX", help="a collection's folder, or milvus:URI#NAME")
+    parser.add_argument(
+        "collection", metavar="IDX", help="the folder of a collection, milvus:URI#NAME or qdrant:URL#NAME"
+    )
 
 
 def _build(arguments: argparse.Namespace) -> tuple[str, Collection, dict[str, int]]:

@@ -14,7 +14,7 @@ __all__ = ["EXAMPLES", "HELP", "configure", "run"]
 
 logger = logging.getLogger("embedkit")
 
-HELP = "give agents search, add and embed over a collection, by the Model Context Protocol"
+HELP = "let agents search and extend a collection over the Model Context Protocol (MCP)"
 EXAMPLES = """
 embedkit mcp idx/
 embedkit mcp idx/ --allow-writes --http --port 8081 --api-key-file keys.toml
@@ -23,19 +23,23 @@ embedkit mcp idx/ --allow-writes --http --port 8081 --api-key-file keys.toml
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("collection", metavar="IDX", help="folder that `embedkit index build` made")
-    parser.add_argument("-m", "--model", help="the model that made the collection, where it is no longer found")
+    parser.add_argument("collection", metavar="IDX", help="folder created by `embedkit index build`")
+    parser.add_argument("-m", "--model", help="the model that built the collection, if it has moved")
     parser.add_argument("--allow-writes", action="store_true", help="let agents add documents")
     parser.add_argument("--reranker", metavar="MODEL", help="cross-encoder that ranks texts")
-    parser.add_argument("--http", action="store_true", help="serve streamable HTTP at /mcp, in place of stdio")
-    parser.add_argument("--host", help="with --http: address to listen on; default: 127.0.0.1, this machine alone")
-    parser.add_argument("--port", type=int, help="with --http: port to listen on, 0 for any; default: 8080")
+    parser.add_argument("--http", action="store_true", help="serve streamable HTTP at /mcp instead of stdio")
+    parser.add_argument("--host", help="with --http: address to listen on; default: 127.0.0.1, this machine only")
+    parser.add_argument(
+        "--port", type=int, help="with --http: port to listen on, 0 for any free one; default: 8080"
+    )
     parser.add_argument("--api-key-file", metavar="FILE", help="with --http: API keys, as for `embedkit serve`")
-    parser.add_argument("--threads", type=int, help="threads to keep busy; default: all that this process may use")
+    parser.add_argument(
+        "--threads", type=int, help="compute threads; default: all processors available to the process"
+    )
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Load the collection and its model, and answer agents until a signal ends it."""
+    """Load the collection and its model, and serve agents until a signal stops it."""
     from embedkit.serving.http.agents import Agents
     from embedkit.serving.http.json_log import log_as_json
     from embedkit.serving.http.keys import KeyRing
@@ -53,7 +57,7 @@ def run(arguments: argparse.Namespace) -> None:
     keys = KeyRing.load(service.settings)
     log_as_json(logger)
     if not service.settings.is_local and not keys:
-        logger.warning("anybody who reaches %s may use this server, as it has no API key", service.settings.host)
+        logger.warning("anyone who can reach %s can use this server: it has no API key", service.settings.host)
     Server(service, keys, agents=agents).run_until_signal()
 
 

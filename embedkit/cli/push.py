@@ -36,7 +36,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--save",
         type=Path,
         metavar="FOLDER",
-        help="write the files of the repository to a folder, and upload nothing",
+        help="write the repository to this folder instead of uploading it",
     )
 
 

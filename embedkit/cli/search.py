@@ -28,7 +28,7 @@ embedkit search idx/ "refund after 30 days" --hybrid --rerank reranker.onnx --fi
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument(
-        "collection", metavar="IDX", help="folder created by `embedkit index build`, or milvus:URI#NAME"
+        "collection", metavar="IDX", help="the folder of a collection, milvus:URI#NAME or qdrant:URL#NAME"
     )
     parser.add_argument("query", help="text to search for")
     parser.add_argument("-k", type=int, default=10, help="number of results; default: 10")
@@ -58,9 +58,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="X",
         help="search breadth of an approximate index: 2 finds more and takes longer; default: 1",
     )
-    parser.add_argument(
-        "-m", "--model", help="the model that embeds queries, where it is no longer found, or a student of it"
-    )
+    parser.add_argument("-m", "--model", help="the model that embeds queries, if it has moved, or a student of it")
 
 
 def run(arguments: argparse.Namespace) -> None:

@@ -41,7 +41,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="MODEL",
         help="a bundle, a bundled name, a model folder or a hub id; the first of several is the default",
     )
-    parser.add_argument("--collection", metavar="IDX", help="folder of a collection, or milvus:URI#NAME")
+    parser.add_argument(
+        "--collection", metavar="IDX", help="the folder of a collection, milvus:URI#NAME or qdrant:URL#NAME"
+    )
     parser.add_argument("--allow-writes", action="store_true", help="allow clients to change the collection")
     parser.add_argument("--reranker", metavar="MODEL", help="cross-encoder that ranks texts")
     parser.add_argument("--host", help="address to listen on; default: 127.0.0.1, this machine only")

@@ -94,7 +94,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dev", help="scored sentence pairs for checkpoint selection, for example STS-B dev")
     parser.add_argument("--epochs", type=int, help="passes over the corpus")
     parser.add_argument("--steps", type=int, help="number of steps, instead of epochs")
-    parser.add_argument("--seed", type=int)
+    parser.add_argument("--seed", type=int, help="seed of all random numbers; default: 1000")
     parser.add_argument("--name", help="name of the encoder")
     parser.add_argument("--data", help="base folder for relative paths in the recipe")
     parser.add_argument("--cache", help="folder of prepared corpora and teacher vectors")
