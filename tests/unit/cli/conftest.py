@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 
 import pytest
@@ -15,3 +16,11 @@ def no_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
         if name in ours or name.startswith("embedkit.reporting") or name.partition(".")[0] == "matplotlib":
             monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
+
+
+@pytest.fixture
+def one_cold_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let `embedkit bench` measure one cold start per model: each is a process that imports a runtime."""
+    from embedkit.evaluation.speed import plan
+
+    monkeypatch.setattr(plan, "Plan", functools.partial(plan.Plan, starts=1))

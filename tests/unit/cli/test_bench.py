@@ -9,6 +9,8 @@ import pytest
 from embedkit.cli.bench import _candidate
 from embedkit.cli.main import main
 
+pytestmark = pytest.mark.usefixtures("one_cold_start")
+
 QUICK = ["--threads", "1", "--rounds", "1", "--seconds", "0.01", "--batches", "1,2"]
 
 

@@ -34,6 +34,7 @@ def test_several_are_compared_on_a_page_of_their_own(run, toy_bundle, tmp_path, 
     assert '<a href="run/report.html">run</a>' in text
 
 
+@pytest.mark.usefixtures("one_cold_start")
 def test_quality_and_speed_are_joined_with_a_bundle(toy_bundle, tmp_path, capsys):
     pairs = tmp_path / "pairs.tsv"
     pairs.write_text("a good dog\ta good dog\t5\na good dog\ta bad dog\t3\nthe cat\ta red ship\t0\n")
