@@ -2,9 +2,9 @@
 
     sudo python tests/wheels/bare.py --suite trixie
 
-Builds the wheel from the files in git and checks it with auditwheel and abi3audit. Then creates a Debian with Python
-and pip alone, without a compiler, and installs the wheel in it without network. There the kernels must run, give
-the bits that ``benchmarks/bits`` records, and encode a file with the command.
+Builds the wheel from the files in git and checks it with auditwheel and abi3audit. Then creates a Debian with
+Python and pip alone, without a compiler, and installs the wheel in it without network. There the kernels must run,
+give the bits that ``benchmarks/bits`` records, and encode a file with the command.
 
 Requires root, for debootstrap and chroot, an x86-64 processor, and a release of Debian with Python 3.11 or newer.
 """
@@ -129,7 +129,7 @@ def call(*command: object, **environment: str) -> None:
 
 
 def inside(bare: Path, *command: str) -> str:
-    """Run a command in the bare Debian, without network; return its output, or exit with it if the command fails."""
+    """Run a command in the bare Debian, without network; return its output, or exit with it if it fails."""
     settings = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root", "LC_ALL": "C.UTF-8"}
     chroot = ["unshare", "--net", "chroot", str(bare), *command]
     done = subprocess.run(chroot, env=settings, capture_output=True, text=True, check=False)
