@@ -419,6 +419,10 @@ class TestSwitches:
         )
 
 
+# Stops of a recipe after its first stage and one step of the second.
+LATER = {"distillcse-rounds": (5, 2, 5, 5)}
+
+
 class TestRuns:
     """The same through `recipes.run`: from files to a run folder."""
 
@@ -484,16 +488,24 @@ class TestRuns:
 
         return whole
 
-    # A stage has six steps. In a recipe: twice in the first stage, at its very end, at the start of the
-    # second, and in both.
+    # A stage has six steps. A recipe is interrupted twice in its first stage, at the very end of it, at the start
+    # of the second and later; distillcse-rounds (two teachers, two students of a first round, and the last) also
+    # in the first round and between rounds. The tests of a release make each interruption the first of a run.
     @pytest.mark.parametrize(
         ("name", "stops"),
         [
             *((name, (2, 3)) for name in METHODS),
             ("sct", (6,)),  # at the very end, which does not depend on the method
-            *((name, stops) for name in RECIPES for stops in [(2, 3), (6,), (7,), (5, 3)]),
-            # Two teachers, two students of a first round, and the last: twice in the first round, between rounds.
-            *(("distillcse-rounds", stops) for stops in [(14, 5), (12, 12)]),
+            *((name, (2, 1, 3, 1, *later)) for name in RECIPES for later in [LATER.get(name, (2,))]),
+            *(
+                pytest.param(name, stops, marks=pytest.mark.release)
+                for name in RECIPES
+                for stops in [(2, 3), (6,), (7,), (5, 3)]
+            ),
+            *(
+                pytest.param("distillcse-rounds", stops, marks=pytest.mark.release)
+                for stops in [(14, 5), (12, 12)]
+            ),
         ],
     )
     def test_interrupted_and_resumed_equals_uninterrupted(self, mapping, whole, name, stops, tmp_path):

@@ -262,7 +262,7 @@ class TestTraining:
 
     def test_an_interrupted_run_continues_with_resume(self, command, student, capsys, tmp_path):
         run = tmp_path / "runs" / "small"
-        command = [*command, "--student", student, "--steps", "200"]
+        command = [*command, "--student", student, "--steps", "100"]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         with subprocess.Popen(
             [sys.executable, "-m", "embedkit", *command],
@@ -277,7 +277,7 @@ class TestTraining:
             out, err = started.communicate()
         assert started.returncode == 130, err
         stopped = re.fullmatch(r"stopped after step (\d+); resume with the same command and --resume\n", out)
-        assert 10 <= int(stopped[1]) < 200
+        assert 10 <= int(stopped[1]) < 100
         assert "Traceback" not in err
         assert "not finished" in (run / "report.html").read_text(encoding="utf-8")
         assert not (run / "model").exists()
@@ -286,9 +286,9 @@ class TestTraining:
         assert "add --resume" in capsys.readouterr().err
         assert main([*command, "--resume", "--json"]) == 0
         result = json.loads(capsys.readouterr().out)
-        assert (result["finished"], result["steps"]) == (True, 200)
+        assert (result["finished"], result["steps"]) == (True, 100)
         steps = [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()]
-        assert steps == [*range(10, 201, 10)]
+        assert steps == [*range(10, 101, 10)]
 
 
 class TestStopFlag:

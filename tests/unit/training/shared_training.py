@@ -76,7 +76,7 @@ class Toy:
         encoder = random(tokenizer, Size(2, 16, 2), max_length=16, seed=3)
         # With such a large epsilon AdamW is gradient descent with momentum: it neither hides the scale of a
         # gradient nor amplifies rounding where the true gradient is zero.
-        self.optim = OptimConfig(**{"batch_size": 8, "steps": 6, "lr": 0.3, "epsilon": 1.0, "clip": 100, **optim})
+        self.optim = OptimConfig(**{"batch_size": 8, "steps": 4, "lr": 0.3, "epsilon": 1.0, "clip": 100, **optim})
         scores = np.random.default_rng(1).random(len(corpus), dtype=np.float32)
         if name == "encoder-to-cross":
             pair_encoder = PairEncoder.from_encoder(encoder, max_length=14, seed=4)
@@ -143,7 +143,7 @@ def main(folder: Path, rank: int, count: int) -> None:
         toy = Toy(folder, corpus, case, dropout=True)
         toy.run(folder / f"{label}-{count}")
         leave(folder, label, toy, rank, count)
-        for stop_after in (3, None):
+        for stop_after in (2, None):
             toy = Toy(folder, corpus, case, dropout=True)
             torch.manual_seed(rank)  # random state left by earlier work must not matter
             toy.run(folder / f"{label}-resumed", stop_after=stop_after, resume=stop_after is None)
