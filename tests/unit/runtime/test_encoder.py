@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import io
 import itertools
 import json
@@ -26,6 +27,7 @@ from embedkit.runtime import engine as engine_module
 from embedkit.runtime import padded_network
 from embedkit.runtime import session as session_module
 from embedkit.runtime.bundle import read_bundle, write_bundle
+from embedkit.runtime.encode_options import EncodeOptions
 from embedkit.runtime.session import Session
 from embedkit.runtime.tokenization import TokenBatch
 
@@ -529,3 +531,10 @@ def test_a_bar_is_shown_on_request(encoder: Encoder, monkeypatch: pytest.MonkeyP
         monkeypatch.setattr(sys, "stderr", terminal)
         encoder.encode(TEXTS, show_progress_bar=wish)
         assert ("5/5 texts" in terminal.getvalue()) is shown
+
+
+def test_the_options_of_encode_have_the_same_names_and_defaults_everywhere() -> None:
+    public, private = (inspect.signature(each).parameters for each in (Encoder.encode, Encoder._plan))
+    options = {name: each for name, each in public.items() if each.kind is inspect.Parameter.KEYWORD_ONLY}
+    assert options.keys() == EncodeOptions.__annotations__.keys()
+    assert options == {name: each for name, each in private.items() if name != "self"}
