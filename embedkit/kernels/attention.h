@@ -36,23 +36,21 @@ INLINE void turn_keys(const float *key, long ld, int length, int head, float *co
                          padded);
 }
 
-/* One text: queries, keys and values side by side in rows of 3 hidden floats, to rows of hidden floats, of which
-   only the first `wanted` are computed.
-   keys: capacity for head * padded floats, scores: for TILE_ROWS * padded; padded is length as whole vectors. */
-static void attend(const float *rows, int length, int wanted, int hidden, int heads, float *context,
+/* One head of one text: queries, keys and values side by side in rows of 3 hidden floats, to rows of hidden
+   floats, of which only the first `wanted` are computed; `head` is the width of a head, at which rows and
+   context point. keys: capacity for head * padded floats, scores: for TILE_ROWS * padded; padded is length as
+   whole vectors. */
+static void attend(const float *query, int length, int wanted, int hidden, int head, float *context,
                    float *keys, float *scores) {
-    const int head = hidden / heads, padded = whole_vectors(length);
+    const int padded = whole_vectors(length);
     const long ld = 3L * hidden;
-    for (int h = 0; h < heads; h++) {
-        const float *query = rows + h * head, *key = query + hidden, *value = key + hidden;
-        turn_keys(key, ld, length, head, keys, padded);
-        for (int i = 0; i < wanted; i += TILE_ROWS) {
-            const int count = at_most(wanted - i, TILE_ROWS);
-            float *to = context + (long)i * hidden + h * head;
-            multiply_few(query + i * ld, ld, count, keys, padded, head, scores, padded, padded);
-            for (int r = 0; r < count; r++) softmax_row(scores + (long)r * padded, length);
-            multiply_few(scores, padded, count, value, ld, length, to, hidden, head);
-        }
+    const float *key = query + hidden, *value = key + hidden;
+    turn_keys(key, ld, length, head, keys, padded);
+    for (int i = 0; i < wanted; i += TILE_ROWS) {
+        const int count = at_most(wanted - i, TILE_ROWS);
+        multiply_few(query + i * ld, ld, count, keys, padded, head, scores, padded, padded);
+        for (int r = 0; r < count; r++) softmax_row(scores + (long)r * padded, length);
+        multiply_few(scores, padded, count, value, ld, length, context + (long)i * hidden, hidden, head);
     }
 }
 

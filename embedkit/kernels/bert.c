@@ -76,6 +76,56 @@ static PyObject *instructions(PyObject *module, PyObject *unused) {
     return tuple;
 }
 
+/* ---- teams ---- */
+
+static const char TEAM_NAME[] = "embedkit.kernels.bert team";
+
+typedef struct {
+    Team team;
+    const Target *target;
+    Atomic is_used; /* whether a run has had it */
+} Crew;
+
+static void free_crew(PyObject *capsule) { free(PyCapsule_GetPointer(capsule, TEAM_NAME)); }
+
+static PyObject *make_team(PyObject *module, PyObject *args) {
+    const char *name;
+    int threads;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "si", &name, &threads)) return NULL;
+    const Target *target = find_target(name);
+    if (!target) return NULL;
+    if (threads < 1 || threads > 1024) {
+        PyErr_Format(PyExc_ValueError, "a team of %d threads, expected 1 to 1024", threads);
+        return NULL;
+    }
+    Crew *crew = calloc(1, sizeof *crew);
+    if (!crew) return PyErr_NoMemory();
+    crew->team.seats = threads;
+    crew->target = target;
+    PyObject *capsule = PyCapsule_New(crew, TEAM_NAME, free_crew);
+    if (!capsule) free(crew);
+    return capsule;
+}
+
+static PyObject *help_team(PyObject *module, PyObject *capsule) {
+    Crew *crew = PyCapsule_GetPointer(capsule, TEAM_NAME);
+    (void)module;
+    if (!crew) return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    crew->target->help(&crew->team);
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
+static PyObject *close_team(PyObject *module, PyObject *capsule) {
+    Crew *crew = PyCapsule_GetPointer(capsule, TEAM_NAME);
+    (void)module;
+    if (!crew) return NULL;
+    write_atomic(&crew->team.is_closed, true);
+    Py_RETURN_NONE;
+}
+
 /* ---- the network ---- */
 
 typedef struct Room {
@@ -138,7 +188,8 @@ static int read_norm(Norm *n, PyObject *weight, PyObject *bias, int width) {
     return n->bias ? 0 : -1;
 }
 
-/* Returns memory for rearranged weights: the next part of the caller's buffer, or allocated; NULL with an error. */
+/* Returns memory for rearranged weights: the next part of the caller's buffer, or allocated; NULL with an
+ * error. */
 static void *place(Network *self, size_t bytes) {
     if (!self->packed.buf) return zeros(bytes);
     if (bytes > (size_t)self->packed.len - self->placed) {
@@ -309,10 +360,10 @@ static int read_packed(Network *self, PyObject *packed) {
 
 static PyObject *network_new(PyTypeObject *type, PyObject *args, PyObject *keywords) {
     static char *names[] = {
-        "hidden",        "heads",       "intermediate", "memory_width", "dimension", "vocabulary",  "epsilon",
-        "tanh",          "first_token", "unit",         "instructions", "words",     "word_scales", "memory",
-        "memory_scales", "positions",   "types",        "norm",         "layers",    "head",        "tanh_head",
-        "score",         "packed",      NULL};
+        "hidden",      "heads",  "intermediate",  "memory_width", "dimension",    "vocabulary",
+        "epsilon",     "tanh",   "first_token",   "unit",         "instructions", "words",
+        "word_scales", "memory", "memory_scales", "positions",    "types",        "norm",
+        "layers",      "head",   "tanh_head",     "score",        "packed",       NULL};
     Network *self = (Network *)PyType_GenericAlloc(type, 0);
     if (!self) return NULL;
     Net *n = &self->net;
@@ -320,11 +371,11 @@ static PyObject *network_new(PyTypeObject *type, PyObject *args, PyObject *keywo
     const char *name;
     PyObject *words, *scales, *memory, *memory_scales, *positions, *types, *weight, *bias, *layers, *head,
         *score, *packed;
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "$iiiiiifpppsOOOOOO(OO)OOpOO", names, &n->hidden, &n->heads,
-                                     &n->intermediate, &width, &n->dimension, &vocabulary, &n->epsilon,
-                                     &tanh_gelu, &first_token, &unit, &name, &words, &scales, &memory,
-                                     &memory_scales, &positions, &types, &weight, &bias, &layers, &head,
-                                     &tanh_head, &score, &packed))
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "$iiiiiifpppsOOOOOO(OO)OOpOO", names, &n->hidden,
+                                     &n->heads, &n->intermediate, &width, &n->dimension, &vocabulary,
+                                     &n->epsilon, &tanh_gelu, &first_token, &unit, &name, &words, &scales,
+                                     &memory, &memory_scales, &positions, &types, &weight, &bias, &layers,
+                                     &head, &tanh_head, &score, &packed))
         goto failed;
     if (!(self->target = find_target(name))) goto failed;
     if (!(self->lock = PyThread_allocate_lock())) {
@@ -419,20 +470,25 @@ static Room *take_idle(Network *self) {
     return room ? room : zeros(sizeof(Room));
 }
 
-/* Returns a workspace for a number of tokens, in texts of at most `longest`; replaces one that is too small. */
-static Room *take_room(Network *self, int tokens, int longest) {
+static int larger(int one, int other) { return one > other ? one : other; }
+
+/* Returns a workspace for a number of tokens, in texts of at most `longest`, and for that many threads;
+ * replaces one that is too small. */
+static Room *take_room(Network *self, int tokens, int longest, int seats) {
     Room *room = take_idle(self);
-    if (room && (!room->room.memory || room->room.tokens < tokens || room->room.longest < longest)) {
-        tokens = tokens > room->room.tokens ? tokens : room->room.tokens;
-        longest = longest > room->room.longest ? longest : room->room.longest;
+    if (room && (!room->room.memory || room->room.tokens < tokens || room->room.longest < longest ||
+                 room->room.seats < seats)) {
+        tokens = larger(tokens, room->room.tokens);
+        longest = larger(longest, room->room.longest);
+        seats = larger(seats, room->room.seats);
         release(room->room.memory);
         room->room.memory = NULL;
-        room->room.memory = zeros(lay_out(&self->net, &room->room, tokens, longest));
+        room->room.memory = zeros(lay_out(&self->net, &room->room, tokens, longest, seats));
         if (!room->room.memory) {
             release(room);
             return NULL;
         }
-        lay_out(&self->net, &room->room, tokens, longest);
+        lay_out(&self->net, &room->room, tokens, longest, seats);
     }
     return room;
 }
@@ -474,12 +530,12 @@ static int check_texts(const Net *n, Py_ssize_t tokens, const int32_t *starts, i
 }
 
 static int run_checked(Network *self, const Py_buffer *ids, const Py_buffer *types, const Py_buffer *starts,
-                       const Py_buffer *out) {
+                       const Py_buffer *out, Team *team) {
     const Net *n = &self->net;
     const Py_ssize_t tokens = ids->len / 4, typed = n->token_types ? tokens : 0, texts = starts->len / 4 - 1;
     const Py_ssize_t width = n->score ? 1 : n->dimension;
-    if (ids->len % 4 || starts->len % 4 || texts < 0 || tokens > INT32_MAX / 2 || texts > INT32_MAX / 2 ||
-        types->len != typed * 4 || out->len != texts * width * 4) {
+    if (ids->len % 4 || starts->len % 4 || texts < 0 || tokens > INT32_MAX / 2 ||
+        texts > INT32_MAX / n->heads || types->len != typed * 4 || out->len != texts * width * 4) {
         PyErr_Format(PyExc_ValueError,
                      "%zd bytes of ids, %zd of types, %zd of starts and %zd of rows do not fit", ids->len,
                      types->len, starts->len, out->len);
@@ -489,8 +545,9 @@ static int run_checked(Network *self, const Py_buffer *ids, const Py_buffer *typ
     if (longest < 0 || check_rows(ids->buf, tokens, n->words.count, "token id") < 0 ||
         check_rows(types->buf, typed, n->token_types, "token type") < 0)
         return -1;
-    Room *room = take_room(self, (int)tokens, longest);
+    Room *room = take_room(self, (int)tokens, longest, team ? team->seats : 1);
     if (!room) return -1;
+    room->room.team = team;
     bool finite;
     Py_BEGIN_ALLOW_THREADS
     finite = self->target->run(n, ids->buf, typed ? types->buf : NULL, starts->buf, (int)texts, out->buf,
@@ -501,10 +558,27 @@ static int run_checked(Network *self, const Py_buffer *ids, const Py_buffer *typ
     return finite ? 0 : -1;
 }
 
+/* run_checked() by a team, or alone without a crew. */
+static int run_with(Network *self, const Py_buffer *ids, const Py_buffer *types, const Py_buffer *starts,
+                    const Py_buffer *out, Crew *crew) {
+    if (!crew) return run_checked(self, ids, types, starts, out, NULL);
+    if (crew->target != self->target || !replace_atomic(&crew->is_used, false, true)) {
+        PyErr_SetString(PyExc_ValueError, "the team is of other instructions, or was in a run before");
+        return -1;
+    }
+    const int status = run_checked(self, ids, types, starts, out, &crew->team);
+    write_atomic(&crew->team.is_closed, true);
+    return status;
+}
+
 static PyObject *network_run(PyObject *object, PyObject *args) {
     Py_buffer ids, types, starts, out;
-    if (!PyArg_ParseTuple(args, "y*z*y*w*", &ids, &types, &starts, &out)) return NULL;
-    const int status = run_checked((Network *)object, &ids, &types, &starts, &out);
+    PyObject *capsule = Py_None;
+    Crew *crew = NULL;
+    if (!PyArg_ParseTuple(args, "y*z*y*w*|O", &ids, &types, &starts, &out, &capsule)) return NULL;
+    if (capsule != Py_None) crew = PyCapsule_GetPointer(capsule, TEAM_NAME);
+    const int status =
+        capsule != Py_None && !crew ? -1 : run_with((Network *)object, &ids, &types, &starts, &out, crew);
     PyBuffer_Release(&ids);
     PyBuffer_Release(&types);
     PyBuffer_Release(&starts);
@@ -536,6 +610,9 @@ static PyType_Spec network_spec = {
 
 static PyMethodDef module_methods[] = {
     {"instructions", instructions, METH_NOARGS, NULL},
+    {"make_team", make_team, METH_VARARGS, NULL},
+    {"help_team", help_team, METH_O, NULL},
+    {"close_team", close_team, METH_O, NULL},
     {NULL, NULL, 0, NULL},
 };
 

@@ -18,6 +18,17 @@ Layer: TypeAlias = tuple[Product, Product, Norm, Product, Product, Norm]
 # Instruction sets that this build contains and this processor supports, fastest first; always includes "portable".
 def instructions() -> tuple[str, ...]: ...
 
+# Threads that share one run: its own and at most `threads - 1` that help. Results do not depend on the team.
+Team: TypeAlias = object
+
+def make_team(instructions: str, threads: int, /) -> Team: ...
+
+# Wait for the team's run and take part in it, until it ends or the team is closed. Releases the GIL.
+def help_team(team: Team, /) -> None: ...
+
+# Dismiss the helpers of a team, whether or not it had a run.
+def close_team(team: Team, /) -> None: ...
+
 class Network:
     # words: (V, H) float32; (V, H) int8 with scales (V, 1) float32; (V, H / 2) uint8, the left half of a row in
     # low bits and the right in high bits, with scales (V, blocks) float16. memory: (V, M), also in one of these
@@ -57,6 +68,9 @@ class Network:
     ) -> Self: ...
 
     # ids (N,) int32 of concatenated texts, types (N,) int32 if the network has token types, starts (B + 1,) int32
-    # of each text and the end; fills out, (B, D) or (B,) float32. ValueError if the texts are invalid for this
-    # network, ArithmeticError if a value became NaN or infinite. Releases the GIL.
-    def run(self, ids: Array, types: Array | None, starts: Array, out: Array, /) -> None: ...
+    # of each text and the end; fills out, (B, D) or (B,) float32. A team has the same instructions,
+    # and one run. ValueError if the texts are invalid for this network, ArithmeticError if a value became NaN or
+    # infinite. Releases the GIL.
+    def run(
+        self, ids: Array, types: Array | None, starts: Array, out: Array, team: Team | None = None, /
+    ) -> None: ...

@@ -49,11 +49,11 @@ INLINE void round_64(const float *row, const float *factors, Floats by, Floats s
     store_bytes(x, to);
 }
 
-/* Returns false if a value is not finite. */
-static bool round_rows(const Product *p, const float *a, int rows, Rounded *to) {
+/* Rounds rows from `first` to `end`. Returns false if a value is not finite. */
+static bool round_rows(const Product *p, const float *a, int first, int end, Rounded *to) {
     const int width = p->inputs;
     bool finite = true;
-    for (int r = 0; r < rows; r++) {
+    for (int r = first; r < end; r++) {
         const float *row = a + (size_t)r * width;
         float step = p->step, least = p->least;
         finite &= step == 0.0f ? find_step(row, width, &step, &least) : is_finite(row, width);
@@ -149,9 +149,11 @@ static void sum_panel(int rows, const Product *p, const uint8_t *a, int column, 
     sum_panel_as(rows, true, p, a, column, to);
 }
 
-static void multiply_bytes(const Product *p, const Rounded *a, int rows, float *c, Activation kind) {
+/* Columns from `first` to `end`, multiples of DEPTH. */
+static void multiply_bytes(const Product *p, const Rounded *a, int rows, int first, int end, float *c,
+                           Activation kind) {
     ALIGNED_64 int32_t sums[BYTE_TILE_ROWS * PANEL];
-    for (int column = 0; column < p->outputs; column += PANEL)
+    for (int column = first; column < end; column += PANEL)
         for (int r = 0; r < rows; r += BYTE_TILE_ROWS) {
             const Block b = {sums, PANEL, r, at_most(rows - r, BYTE_TILE_ROWS), column, PANEL};
             sum_panel(b.rows, p, a->bytes + (size_t)r * p->inputs, column, sums);
@@ -160,7 +162,8 @@ static void multiply_bytes(const Product *p, const Rounded *a, int rows, float *
 }
 
 #else
-static void MULTIPLY_BYTES(const Product *p, const Rounded *a, int rows, float *c, Activation kind);
+static void MULTIPLY_BYTES(const Product *p, const Rounded *a, int rows, int first, int end, float *c,
+                           Activation kind);
 #endif
 
 #endif

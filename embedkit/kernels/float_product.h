@@ -10,8 +10,8 @@ enum { PANEL = PANEL_VECTORS * LANES };
 INLINE int at_most(int count, int most) { return count < most ? count : most; }
 
 /* c = a b + start, for numbers of rows and of vectors of columns that are constants where this is inlined. Each
-   sum starts with `start` and adds one product after the other, so a row has the same bits regardless of the other
-   rows. */
+   sum starts with `start` and adds one product after the other, so a row has the same bits regardless of the
+   other rows. */
 INLINE void tile(const int rows, const int vectors, const float *a, long lda, const float *b, long ldb,
                  int depth, float *c, long ldc, const float *start) {
     Floats sums[TILE_ROWS][PANEL_VECTORS];
@@ -75,8 +75,10 @@ static void activate_panel(float *rows, long ld, int count, Activation kind) {
         }
 }
 
-static void multiply_floats(const Product *p, const float *a, int rows, float *c, Activation kind) {
-    for (int column = 0; column < p->outputs; column += PANEL) {
+/* Columns from `first` to `end`, multiples of DEPTH. */
+static void multiply_floats(const Product *p, const float *a, int rows, int first, int end, float *c,
+                            Activation kind) {
+    for (int column = first; column < end; column += PANEL) {
         const float *weights = p->floats + (size_t)column * p->inputs;
         for (int r = 0; r < rows; r += TILE_ROWS) {
             const int count = at_most(rows - r, TILE_ROWS);

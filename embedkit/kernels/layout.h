@@ -46,7 +46,8 @@ static inline void pack_bytes(const Product *p, const int8_t *weight) {
     const size_t inputs = (size_t)p->inputs, outputs = (size_t)p->outputs;
     for (size_t i = 0; i < inputs; i++)
         for (size_t o = 0; o < outputs; o++)
-            p->bytes[(o / LANES * inputs + i / 4 * 4) * LANES + o % LANES * 4 + i % 4] = weight[i * outputs + o];
+            p->bytes[(o / LANES * inputs + i / 4 * 4) * LANES + o % LANES * 4 + i % 4] =
+                weight[i * outputs + o];
 }
 
 /* Sums the columns of weights (inputs, outputs) of bytes. Returns false if out of memory. */
@@ -62,10 +63,17 @@ static inline bool sum_bytes(Product *p, const int8_t *weight) {
     return true;
 }
 
+/* Floats of keys, and of scores, that one seat needs for texts of at most `longest` tokens. */
+static inline size_t keys_of_seat(const Net *n, int longest) {
+    return (size_t)(n->hidden / n->heads) * (size_t)whole_vectors(longest);
+}
+
+static inline size_t scores_of_seat(int longest) { return TILE_ROWS * (size_t)whole_vectors(longest); }
+
 /* Divides the memory of a workspace among its arrays, if allocated; returns the number of bytes needed. */
-static inline size_t lay_out(const Net *n, Workspace *w, int tokens, int longest) {
+static inline size_t lay_out(const Net *n, Workspace *w, int tokens, int longest, int seats) {
     const size_t rows = (size_t)tokens, hidden = (size_t)n->hidden, intermediate = (size_t)n->intermediate;
-    const size_t pooled = (size_t)pooled_width(n), padded = (size_t)whole_vectors(longest);
+    const size_t pooled = (size_t)pooled_width(n), every = (size_t)seats;
     const size_t widest = (size_t)(n->dimension > n->hidden ? n->dimension : n->hidden);
     const size_t floats[] = {rows * hidden,
                              rows * 3 * hidden,
@@ -73,8 +81,8 @@ static inline size_t lay_out(const Net *n, Workspace *w, int tokens, int longest
                              ROWS * intermediate,
                              ROWS * widest,
                              ROWS * pooled,
-                             hidden / (size_t)n->heads * padded,
-                             TILE_ROWS * padded,
+                             every * keys_of_seat(n, longest),
+                             every * scores_of_seat(longest),
                              ROWS * pooled / 4,
                              ROWS * intermediate / 4};
     float *bytes[2], **parts[] = {&w->states, &w->projected, &w->context, &w->wide,  &w->narrow,
@@ -88,6 +96,7 @@ static inline size_t lay_out(const Net *n, Workspace *w, int tokens, int longest
     w->wide_bytes.bytes = (uint8_t *)bytes[1];
     w->tokens = tokens;
     w->longest = longest;
+    w->seats = seats;
     return used * sizeof(float);
 }
 

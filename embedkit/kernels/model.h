@@ -8,6 +8,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "team.h"
+
 enum {
     LANES = 16,    /* floats that every target treats as one vector; a reduction has as many partial sums */
     ROWS = 96,     /* rows per product call, which share one read of the weights from distant memory */
@@ -74,11 +76,12 @@ typedef struct {
     float *states, *projected, *context; /* (tokens, hidden), (tokens, 3 hidden), (tokens, hidden) */
     float *wide, *narrow; /* (ROWS, intermediate), (ROWS, widest row of hidden, pooled, dimension) */
     float *pooled;        /* (ROWS, pooled width) */
-    float *keys, *scores; /* used by attend() */
+    float *keys, *scores; /* used by attend(), for each seat */
     Rounded narrow_bytes, wide_bytes;
-    int tokens, longest; /* the capacity */
-    bool finite;         /* false once a value was NaN or infinite */
-    void *memory;        /* contains all of these */
+    int tokens, longest, seats; /* the capacity */
+    Team *team;                 /* the threads that share the run, or NULL */
+    Atomic broken;              /* whether a value was NaN or infinite */
+    void *memory;               /* contains all of these */
 } Workspace;
 
 /* The width of a pooled row: the states, followed by the memory's rows. */
@@ -95,6 +98,8 @@ typedef struct {
        1]; starts[0] is 0. types is NULL where the network has none. False if a value was NaN or infinite. */
     bool (*run)(const Net *, const int32_t *ids, const int32_t *types, const int32_t *starts, int texts,
                 float *rows, Workspace *);
+    /* Takes part in a run of this target until its team is closed. */
+    void (*help)(Team *);
 } Target;
 
 #endif

@@ -9,35 +9,102 @@
 
 #include "attention.h"
 #include "byte_product.h"
+#include "layout.h"
 #include "words.h"
 
 /* ---- layers ---- */
 
+/* Each step has a structure of its arguments, and a function of type Work for some of its units. */
+
+typedef struct {
+    const Product *p;
+    const float *from;
+    int rows;
+    float *to;
+    Activation kind;
+    Rounded *scratch;
+    Workspace *w;
+} Application;
+
+/* Units: rows. */
+static void round_some(const void *step, int first, int end, int seat) {
+    const Application *a = step;
+    (void)seat;
+    if (!round_rows(a->p, a->from, first, end, a->scratch)) write_atomic(&a->w->broken, true);
+}
+
+/* Units: DEPTH columns. */
+static void multiply_some(const void *step, int first, int end, int seat) {
+    const Application *a = step;
+    (void)seat;
+    if (a->p->floats)
+        multiply_floats(a->p, a->from, a->rows, first * DEPTH, end * DEPTH, a->to, a->kind);
+    else
+        MULTIPLY_BYTES(a->p, a->scratch, a->rows, first * DEPTH, end * DEPTH, a->to, a->kind);
+}
+
 /* to = activation(from w + bias) for at most ROWS rows. */
 static void apply(const Product *p, const float *from, int rows, float *to, Activation kind, Rounded *scratch,
                   Workspace *w) {
-    if (p->floats) {
-        multiply_floats(p, from, rows, to, kind);
-        return;
-    }
-    w->finite &= round_rows(p, from, rows, scratch);
-    MULTIPLY_BYTES(p, scratch, rows, to, kind);
+    const Application step = {p, from, rows, to, kind, scratch, w};
+    if (!p->floats) share(w->team, rows, round_some, &step);
+    share(w->team, p->outputs / DEPTH, multiply_some, &step);
 }
 
-static void add_and_normalise(const Net *n, const Norm *norm, float *rows, const float *added, int count) {
-    for (int r = 0; r < count; r++)
-        normalise_row(rows + (size_t)r * n->hidden, added + (size_t)r * n->hidden, n->hidden, norm->weight,
-                      norm->bias, n->epsilon);
+typedef struct {
+    const Net *n;
+    const Norm *norm;
+    float *rows;
+    const float *added;
+} Normalisation;
+
+/* Units: rows. */
+static void normalise_some(const void *step, int first, int end, int seat) {
+    const Normalisation *s = step;
+    const size_t hidden = (size_t)s->n->hidden;
+    (void)seat;
+    for (int r = first; r < end; r++)
+        normalise_row(s->rows + r * hidden, s->added + r * hidden, s->n->hidden, s->norm->weight, s->norm->bias,
+                      s->n->epsilon);
+}
+
+static void add_and_normalise(const Net *n, const Norm *norm, float *rows, const float *added, int count,
+                              Workspace *w) {
+    const Normalisation step = {n, norm, rows, added};
+    share(w->team, count, normalise_some, &step);
+}
+
+typedef struct {
+    const Net *n;
+    const int32_t *starts;
+    bool first_only;
+    Workspace *w;
+} Attention;
+
+/* Units: heads of texts. */
+static void attend_some(const void *step, int first, int end, int seat) {
+    const Attention *a = step;
+    const Workspace *w = a->w;
+    const Net *n = a->n;
+    const size_t hidden = (size_t)n->hidden, head = hidden / (size_t)n->heads;
+    for (int unit = first; unit < end; unit++) {
+        const int32_t *start = a->starts + unit / n->heads;
+        const int length = start[1] - start[0], wanted = a->first_only ? at_most(length, 1) : length;
+        const size_t column = (size_t)(unit % n->heads) * head, row = (size_t)start[0];
+        attend(w->projected + row * 3 * hidden + column, length, wanted, n->hidden, (int)head,
+               w->context + row * hidden + column, w->keys + (size_t)seat * keys_of_seat(n, w->longest),
+               w->scores + (size_t)seat * scores_of_seat(w->longest));
+    }
 }
 
 /* The part after attention, for at most ROWS rows. */
 static void feed_forward(const Net *n, const Layer *l, float *states, const float *context, int count,
                          Workspace *w) {
     apply(&l->context, context, count, w->narrow, AS_IS, &w->narrow_bytes, w);
-    add_and_normalise(n, &l->context_norm, states, w->narrow, count);
+    add_and_normalise(n, &l->context_norm, states, w->narrow, count, w);
     apply(&l->wide, states, count, w->wide, n->gelu, &w->narrow_bytes, w);
     apply(&l->narrow, w->wide, count, w->narrow, AS_IS, &w->wide_bytes, w);
-    add_and_normalise(n, &l->norm, states, w->narrow, count);
+    add_and_normalise(n, &l->norm, states, w->narrow, count, w);
 }
 
 /* The same for the first token of each text; the rows are first gathered in the buffer of the projections. */
@@ -66,11 +133,8 @@ static void run_layer(const Net *n, const Layer *l, const int32_t *starts, int t
     for (int r = 0; r < tokens; r += ROWS)
         apply(&l->projection, w->states + r * hidden, at_most(tokens - r, ROWS), w->projected + r * 3 * hidden,
               AS_IS, &w->narrow_bytes, w);
-    for (int t = 0; t < texts; t++) {
-        const int length = starts[t + 1] - starts[t], wanted = first_only ? at_most(length, 1) : length;
-        attend(w->projected + starts[t] * 3 * hidden, length, wanted, n->hidden, n->heads,
-               w->context + starts[t] * hidden, w->keys, w->scores);
-    }
+    const Attention attention = {n, starts, first_only, w};
+    share(w->team, texts * n->heads, attend_some, &attention);
     if (first_only) {
         feed_forward_first(n, l, starts, texts, w);
         return;
@@ -133,9 +197,10 @@ static void finish(const Net *n, const int32_t *ids, const int32_t *starts, int 
     if (n->has_head) apply(&n->head, w->pooled, texts, rows, n->head_kind, &w->narrow_bytes, w);
     for (int t = 0; t < texts; t++) {
         float *row = rows + (size_t)t * n->dimension;
-        w->finite &= is_finite(row, n->dimension);
+        bool finite = is_finite(row, n->dimension);
         if (n->score) out[t] = score_of(n, row);
-        if (n->unit) w->finite &= scale_to_unit(row, n->dimension);
+        if (n->unit) finite &= scale_to_unit(row, n->dimension);
+        if (!finite) write_atomic(&w->broken, true);
     }
 }
 
@@ -144,8 +209,8 @@ static void finish(const Net *n, const int32_t *ids, const int32_t *starts, int 
 #define LEAVE
 #endif
 
-/* Target.run. Uses the standard rounding mode and treatment of numbers close to zero, whatever the thread has
- * set. */
+/* Target.run and Target.help use the standard rounding mode and treatment of numbers close to zero, whatever
+ * the thread has set. */
 static bool run(const Net *n, const int32_t *ids, const int32_t *types, const int32_t *starts, int texts,
                 float *rows, Workspace *w) {
     const size_t width = n->score ? 1 : (size_t)n->dimension;
@@ -153,7 +218,7 @@ static bool run(const Net *n, const int32_t *ids, const int32_t *types, const in
     fegetenv(&environment);
     fesetenv(FE_DFL_ENV);
     PREPARE;
-    w->finite = true;
+    write_atomic(&w->broken, false);
     for (int t = 0; t < texts; t++)
         embed(n, ids + starts[t], types ? types + starts[t] : NULL, starts[t + 1] - starts[t],
               w->states + (size_t)starts[t] * n->hidden);
@@ -162,7 +227,17 @@ static bool run(const Net *n, const int32_t *ids, const int32_t *types, const in
         finish(n, ids, starts + t, at_most(texts - t, ROWS), rows + (size_t)t * width, w);
     LEAVE;
     fesetenv(&environment);
-    return w->finite;
+    return !read_atomic(&w->broken);
+}
+
+static void help(Team *team) {
+    fenv_t environment;
+    fegetenv(&environment);
+    fesetenv(FE_DFL_ENV);
+    PREPARE;
+    assist(team);
+    LEAVE;
+    fesetenv(&environment);
 }
 
 #endif

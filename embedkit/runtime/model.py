@@ -124,7 +124,8 @@ class Model(ABC, Generic[AnyTokenizer]):
             providers: ONNX Runtime execution providers in order of preference, or
                 ``["EmbedkitExecutionProvider"]``, which runs models of the BERT family that embedkit exported.
                 An unavailable provider is an error. If None, embedkit's own where it is the
-                fastest (int8 up to BERT-Base, fp32 up to BERT-Mini), otherwise ONNX Runtime's CPU provider.
+                fastest (up to BERT-Large; on ARM int8 up to BERT-Base, fp32 up to BERT-Mini), otherwise ONNX
+                Runtime's CPU provider.
             max_tokens_per_batch: maximum number of texts or pairs in a batch times the longest of them in tokens;
                 if None, 16,384, but 1024 on a CPU, and at most 256 there if threads run their own batches.
             instructions: the instruction set of embedkit's kernel: "amx", "avx512", "avx-vnni", "avx2",

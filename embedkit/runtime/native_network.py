@@ -1,7 +1,8 @@
 """A BERT encoder or cross-encoder, run by embedkit's kernel instead of ONNX Runtime.
 
 Texts or pairs are stored consecutively without padding, and one call computes everything from the word table to
-the unit row or the score. In int8, dynamic products round each token with its own scale, where ONNX Runtime has
+the unit row or the score. Several batches run on one thread each; a single batch is shared among threads if it
+has enough work for them. In int8, dynamic products round each token with its own scale, where ONNX Runtime has
 one for the batch: this is more accurate, and neither embeddings nor scores depend on their batch.
 
 The kernel is compiled for several instruction sets, all of which compute the same bits. The fastest of the
@@ -12,6 +13,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -47,11 +50,13 @@ _TOKENS_PER_BATCH = range(64, 257)  # enough for all rows of a tile, and few eno
 _BATCHES_OF_FEW = 8
 # Multiplications by a weight, of bytes and of floats, that take longer than starting another thread.
 _WORK_OF_A_THREAD = {True: 400_000_000, False: 130_000_000}
+_LEAST_TEAM = 2
 _MULTIPLE = 64  # every width is a multiple of it, so that the kernel has only whole tiles
 _LANES = 16  # and so is the width of a head of this
-# Weights in products. ONNX Runtime runs a larger graph on several threads, while here one text uses one thread.
-_MOST_FLOATS = 4_000_000
-_MOST_BYTES = 100_000_000
+# Weights in the products of the largest networks for the kernel: BERT-Large (benchmarks/encode/large.md).
+# On ARM, where it has not been timed beside ONNX Runtime, BERT-Base in bytes and BERT-Mini in floats.
+_MOST_WEIGHTS = 310_000_000
+_MOST_WEIGHTS_ON_ARM = {True: 100_000_000, False: 4_000_000}
 _TABLES = ("words", "word_scales", "memory", "memory_scales", "positions", "types")  # read where they are
 
 
@@ -118,6 +123,7 @@ class NativeNetwork:
         self.width = weights.dimension if weights.last is None else None
         self._tokens_of_a_thread = _WORK_OF_A_THREAD[_is_quantized(weights)] // _count_weights(weights)
         self._is_typed = weights.types is not None
+        self._sharing = Lock()
         try:
             self._network = _open(weights, self.instructions, shared)
         except (ValueError, OverflowError) as error:
@@ -221,20 +227,39 @@ class NativeNetwork:
             rows: results of all texts or pairs, C-contiguous.
             items: a slice returned by :meth:`batches`.
             tokens: tokens of all texts or pairs.
-            lane: ignored, because the kernel allocates memory itself.
+            lane: the caller's lane; None if no other lane is in use, so that threads may share the batch.
 
         Raises:
             ModelError: a token id exceeds the tables, or a value became NaN or infinite.
         """
-        del lane
         ids = TokenIds.of(tokens.ids[items])
         types = _types(tokens, items, len(ids.flat)) if self._is_typed else None
         try:
-            self._network.run(ids.flat, types, ids.bounds.astype(np.int32), rows[items])
+            self._run((ids.flat, types, ids.bounds.astype(np.int32), rows[items]), is_alone=lane is None)
         except ValueError as error:
             raise ModelError(f"the graph has no place for what the tokenizer gave: {error}") from error
         except ArithmeticError as error:
             raise ModelError(f"the graph cannot be computed: {error}") from error
+
+    def _run(self, batch: tuple[Any, Any, Any, Any], *, is_alone: bool) -> None:
+        """Run a batch, the arguments of the kernel; threads share it if it is alone and has enough work."""
+        tokens = len(batch[0])
+        threads = min(self.lanes, tokens // max(1, self._tokens_of_a_thread)) if is_alone else 1
+        # Teams of several callers would compete for the same processors.
+        if threads < _LEAST_TEAM or not self._sharing.acquire(blocking=False):
+            self._network.run(*batch)
+            return
+        try:
+            team = bert.make_team(self.instructions, threads)
+            with ThreadPoolExecutor(threads - 1) as pool:
+                try:
+                    for _ in range(threads - 1):
+                        pool.submit(bert.help_team, team)
+                    self._network.run(*batch, team)
+                finally:
+                    bert.close_team(team)
+        finally:
+            self._sharing.release()
 
     def run(self, tokens: Tokens) -> FloatArray:
         """Run all texts or pairs as one batch; return ``(N, D) float32, unit rows``, or scores ``(N,)``.
@@ -278,9 +303,13 @@ def _intermediate(weights: BertWeights) -> int:
 
 
 def _is_quickest(weights: BertWeights, instructions: str) -> bool:
-    return instructions != _PORTABLE and _count_weights(weights) <= (
-        _MOST_BYTES if _is_quantized(weights) else _MOST_FLOATS
+    return instructions != _PORTABLE and _count_weights(weights) <= _most_weights(
+        instructions, is_quantized=_is_quantized(weights)
     )
+
+
+def _most_weights(instructions: str, *, is_quantized: bool) -> int:
+    return _MOST_WEIGHTS_ON_ARM[is_quantized] if instructions.startswith("neon") else _MOST_WEIGHTS
 
 
 def _is_quantized(weights: BertWeights) -> bool:

@@ -50,7 +50,8 @@ def compile_bits(folder: Path, *flags: str) -> Path:
             objects.append(made)
             macros.append(f"-DWITH_{name.upper()}")
     program = folder / "bits"
-    command = ["cc", *flags, *macros, ROOT / "tests" / "kernels" / "bits.c", *objects, "-lm", "-o", program]
+    sources = [ROOT / "tests" / "kernels" / "bits.c", *objects]
+    command = ["cc", *flags, *macros, *sources, "-lm", "-pthread", "-o", program]
     subprocess.run(command, check=True, capture_output=True)  # type: ignore[arg-type]
     return program
 

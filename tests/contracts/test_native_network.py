@@ -285,6 +285,106 @@ def test_many_threads_share_one_network(make_encoder: Any, tokens: Tokens) -> No
     assert all(np.array_equal(rows, expected) for rows in found)
 
 
+@pytest.fixture
+def teams(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Let threads share any batch; return the sizes of the teams that do."""
+    sizes = []
+    make = native_network.bert.make_team
+
+    def make_team(instructions: str, threads: int) -> Any:
+        sizes.append(threads)
+        return make(instructions, threads)
+
+    monkeypatch.setattr(native_network, "_WORK_OF_A_THREAD", {True: 1, False: 1})
+    monkeypatch.setattr(native_network.bert, "make_team", make_team)
+    return sizes
+
+
+@needs_kernel
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+@pytest.mark.parametrize("products", DIFFERENCE)
+def test_threads_that_share_a_batch_change_no_bit(
+    make_encoder: Any, tokens: Tokens, products: str, pooling: str, teams: list[int]
+) -> None:
+    weights = read_bert(write(make_encoder(pooling), products))
+    for instructions in native_instructions():
+        alone = run(NativeNetwork(weights, threads=1, instructions=instructions), tokens)
+        shared = run(NativeNetwork(weights, threads=4, instructions=instructions), tokens)
+        assert np.array_equal(alone.view(np.uint32), shared.view(np.uint32)), instructions
+    assert teams == [4] * len(native_instructions())
+
+
+@needs_kernel
+def test_threads_share_a_batch_only_where_it_is_the_only_one(tokens: Tokens, teams: list[int]) -> None:
+    encoder = Encoder.load("tiny", threads=3)
+    encoder.encode(["sea " * 100] * 40)
+    assert teams == []
+    encoder.encode("sea " * 100)
+    assert teams == [3]
+
+
+@needs_kernel
+def test_callers_at_the_same_time_form_one_team(make_encoder: Any, tokens: Tokens, teams: list[int]) -> None:
+    network = NativeNetwork(read_bert(write(make_encoder())), threads=2)
+    expected = run(network, tokens)
+    with network._sharing:
+        assert np.array_equal(run(network, tokens), expected)
+    assert teams == [2]
+    with ThreadPoolExecutor(4) as pool:
+        assert all(np.array_equal(rows, expected) for rows in pool.map(lambda _: run(network, tokens), range(40)))
+
+
+@needs_kernel
+def test_a_failed_run_dismisses_its_team(make_encoder: Any, teams: list[int]) -> None:
+    network = NativeNetwork(read_bert(write(make_encoder())), threads=3)
+    with pytest.raises(ModelError, match="token id 1000000"):
+        run(network, Tokens([[1_000_000] * 9], []))
+    assert teams == [3]
+    assert not network._sharing.locked()
+
+
+@needs_kernel
+class TestTeams:
+    def test_a_run_ends_without_helpers_and_a_helper_without_a_run(self) -> None:
+        bert = native_network.bert
+        team = bert.make_team("portable", 2)
+        bert.close_team(team)
+        bert.help_team(team)
+
+    def test_misuse_is_an_error(self, make_encoder: Any) -> None:
+        bert = native_network.bert
+        for threads in (0, -1, 1025):
+            with pytest.raises(ValueError, match="expected 1 to 1024"):
+                bert.make_team("portable", threads)
+        with pytest.raises(ValueError, match="are not there"):
+            bert.make_team("mmx", 2)
+        for call in (bert.help_team, bert.close_team):
+            with pytest.raises(ValueError, match="PyCapsule"):
+                call(None)
+
+    def test_a_team_has_one_run(self, make_encoder: Any) -> None:
+        bert = native_network.bert
+        network = NativeNetwork(read_bert(write(make_encoder())), instructions="portable")
+        ids, starts, rows = (np.array(each, dtype=np.int32) for each in ([1, 2], [0, 2], [0] * network.width))
+        team = bert.make_team("portable", 2)
+        network._network.run(ids, None, starts, rows, team)
+        bert.help_team(team)  # comes too late
+        with pytest.raises(ValueError, match="was in a run before"):
+            network._network.run(ids, None, starts, rows, team)
+        with pytest.raises(ValueError, match="PyCapsule"):
+            network._network.run(ids, None, starts, rows, 5)
+
+    def test_a_team_of_other_instructions_is_refused(self, make_encoder: Any) -> None:
+        fastest = native_instructions()[0]
+        if fastest == "portable":
+            pytest.skip("one instruction set")
+        network = NativeNetwork(read_bert(write(make_encoder())), instructions="portable")
+        empty = np.zeros(1, dtype=np.int32)
+        team = native_network.bert.make_team(fastest, 2)
+        with pytest.raises(ValueError, match="other instructions"):
+            network._network.run(empty[:0], None, empty, empty[:0], team)
+
+
 def run_script(script: str) -> str:
     """Return what a process with the bundled encoder prints."""
     begin = (
@@ -503,13 +603,17 @@ class TestChoice:
     def test_large_graphs_run_on_onnx_runtime_unless_requested(
         self, make_encoder: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(native_network, "_MOST_FLOATS", 1000)
-        content, quantized = write(make_encoder()), write(make_encoder(), "int8")
+        content = write(make_encoder())
+        assert NativeNetwork.choose(content) is not None
+        monkeypatch.setattr(native_network, "_most_weights", lambda *_, **__: 1000)
         assert NativeNetwork.choose(content) is None
         assert NativeNetwork.choose(content, providers=[NATIVE]) is not None
-        assert NativeNetwork.choose(quantized) is not None
-        monkeypatch.setattr(native_network, "_MOST_BYTES", 1000)
-        assert NativeNetwork.choose(quantized) is None
+
+    def test_bert_large_runs_on_it_where_it_was_timed(self) -> None:
+        bert_large = 24 * 12 * 1024 * 1024
+        for quantized in (True, False):
+            assert native_network._most_weights("avx2", is_quantized=quantized) > bert_large
+            assert native_network._most_weights("neon-i8mm", is_quantized=quantized) < bert_large
 
     @needs_kernel
     @pytest.mark.parametrize(

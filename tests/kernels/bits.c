@@ -1,9 +1,10 @@
-/* Runs networks with random weights on every compiled target that this processor supports, and prints a digest
- * of the resulting bits: one line for each network. Fails if two targets differ.
+/* Runs networks with random weights on every compiled target that this processor supports, alone and shared by
+ * several threads, and prints a digest of the resulting bits: one line for each network. Fails if two differ.
  *
  * It needs neither Python nor a model, so it also runs under sanitizers, on other processors and in an
  * emulator. */
 
+#include <pthread.h>
 #include <stdio.h>
 
 #include "../../embedkit/kernels/layout.h"
@@ -36,7 +37,7 @@ static const Candidate CANDIDATES[] = {
     {&embedkit_neon_i8mm, has_neon_i8mm},
 #endif
 };
-enum { CANDIDATE_COUNT = sizeof CANDIDATES / sizeof *CANDIDATES, WORDS = 50, PLACES = 40, TEXTS = 9 };
+enum { CANDIDATE_COUNT = sizeof CANDIDATES / sizeof *CANDIDATES, WORDS = 50, PLACES = 40, TEXTS = 9, HELPERS = 3 };
 
 /* ---- random weights ---- */
 
@@ -182,8 +183,20 @@ static void free_net(Net *n) {
 
 /* ---- running ---- */
 
-/* FNV-1a of the bits that a target computes for texts of several lengths, 0 if a value was not finite. */
-static uint64_t run_on(const Target *target, const Shape *shape) {
+typedef struct {
+    const Target *target;
+    Team team;
+} Crew;
+
+static void *help(void *argument) {
+    Crew *crew = argument;
+    crew->target->help(&crew->team);
+    return NULL;
+}
+
+/* FNV-1a of the bits that a target computes for texts of several lengths, 0 if a value was not finite. With
+ * `is_shared`, several threads compute them. */
+static uint64_t run_on(const Target *target, const Shape *shape, bool is_shared) {
     static const int lengths[TEXTS] = {3, 0, 1, 16, 17, 33, PLACES, 7, 15};
     int32_t starts[TEXTS + 1] = {0}, ids[TEXTS * PLACES], types[TEXTS * PLACES];
     Net net;
@@ -194,12 +207,20 @@ static uint64_t run_on(const Target *target, const Shape *shape) {
         types[i] = (int32_t)(draw() % 2);
     }
     Workspace room = {0};
-    room.memory = aligned(lay_out(&net, &room, starts[TEXTS], PLACES));
-    lay_out(&net, &room, starts[TEXTS], PLACES);
+    room.memory = aligned(lay_out(&net, &room, starts[TEXTS], PLACES, HELPERS + 1));
+    lay_out(&net, &room, starts[TEXTS], PLACES, HELPERS + 1);
+    Crew crew = {target, {.seats = HELPERS + 1}};
+    pthread_t helpers[HELPERS + 1]; /* one more than there are seats */
+    if (is_shared) {
+        room.team = &crew.team;
+        for (int i = 0; i <= HELPERS; i++) pthread_create(helpers + i, NULL, help, &crew);
+    }
     const size_t count = (size_t)TEXTS * (size_t)(net.score ? 1 : net.dimension);
     float *rows = aligned(count * sizeof *rows);
     uint64_t digest = 14695981039346656037u;
     const bool finite = target->run(&net, ids, types, starts, TEXTS, rows, &room);
+    write_atomic(&crew.team.is_closed, true);
+    for (int i = 0; is_shared && i <= HELPERS; i++) pthread_join(helpers[i], NULL);
     for (size_t i = 0; i < count * sizeof *rows; i++)
         digest = (digest ^ ((unsigned char *)rows)[i]) * 1099511628211u;
     release(rows);
@@ -219,12 +240,13 @@ int main(void) {
     };
     int differing = 0;
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
-        const uint64_t expected = run_on(&embedkit_portable, shapes + i);
+        const uint64_t expected = run_on(&embedkit_portable, shapes + i, false);
         printf("%016llx", (unsigned long long)expected);
         for (int c = 0; c < CANDIDATE_COUNT; c++) {
             const Candidate *candidate = CANDIDATES + c;
             if (!candidate->is_there()) continue;
-            const bool same = run_on(candidate->target, shapes + i) == expected && expected;
+            const bool same = run_on(candidate->target, shapes + i, false) == expected &&
+                              run_on(candidate->target, shapes + i, true) == expected && expected;
             differing += !same;
             printf(" %s%s", candidate->target->name, same ? "" : " DIFFERS");
         }

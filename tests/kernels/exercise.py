@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import mmap
 import random
+import threading
 from array import array
 from typing import Any
 
@@ -108,11 +109,12 @@ class Draw:
 def run_network(draw: Draw, bert: Any) -> None:
     """Run the same texts on every instruction set: all return the same bits, or all refuse."""
     options, ids, types, starts, rows = network_arguments(draw)
-    results, end = set(), draw.position
+    threads, results, end = draw.one_of([1, 1, 1, 2, 3], [0, -1, 2**31 - 1]), set(), draw.position
     for instructions in bert.instructions():
         found = bytearray(rows)
         try:
-            make_network(draw.at(end), bert, options, instructions).run(ids, types, starts, found)
+            network = make_network(draw.at(end), bert, options, instructions)
+            run_shared(bert, network, instructions, threads, (ids, types, starts, found))
         except REFUSALS as error:
             results.add(str(error).replace(instructions, ""))
         else:
@@ -133,6 +135,23 @@ def make_network(draw: Draw, bert: Any, options: dict[str, Any], instructions: s
     packed = mmap.mmap(-1, max(size, 1))
     bert.Network(**options, instructions=instructions, packed=packed)
     return bert.Network(**options, instructions=instructions, packed=memoryview(packed).toreadonly())
+
+
+def run_shared(bert: Any, network: Any, instructions: str, threads: int, arguments: tuple[Any, ...]) -> None:
+    """Run a network alone, or with a team of one helper less than it has places."""
+    if threads == 1:
+        network.run(*arguments)
+        return
+    team = bert.make_team(instructions, threads)
+    helpers = [threading.Thread(target=bert.help_team, args=(team,)) for _ in range(threads - 2)]
+    for helper in helpers:
+        helper.start()
+    try:
+        network.run(*arguments, team)
+    finally:
+        bert.close_team(team)
+        for helper in helpers:
+            helper.join()
 
 
 def network_arguments(draw: Draw) -> tuple[dict[str, Any], bytes, bytes | None, bytes, int]:

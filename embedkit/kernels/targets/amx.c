@@ -55,9 +55,10 @@ INLINE void sum_block(bool both, const uint8_t *upper, const int8_t *left, int i
 
 /* Tiles are read whole: rows past the last hold stale data of an earlier product, and their sums are ignored.
  */
-static void multiply_bytes_amx(const Product *p, const Rounded *a, int rows, float *c, Activation kind) {
+static void multiply_bytes_amx(const Product *p, const Rounded *a, int rows, int first, int end, float *c,
+                               Activation kind) {
     ALIGNED_64 int32_t sums[BLOCK * BLOCK];
-    for (int column = 0; column < p->outputs; column += BLOCK)
+    for (int column = first; column < end; column += BLOCK)
         for (int r = 0; r < rows; r += BLOCK) {
             const Block b = {sums, BLOCK, r, at_most(rows - r, BLOCK), column, BLOCK};
             sum_block(b.rows > 16, a->bytes + (size_t)r * p->inputs, p->bytes + (size_t)column * p->inputs,
@@ -66,4 +67,4 @@ static void multiply_bytes_amx(const Product *p, const Rounded *a, int rows, flo
         }
 }
 
-const Target embedkit_amx = {"amx", PANEL, run};
+const Target embedkit_amx = {"amx", PANEL, run, help};

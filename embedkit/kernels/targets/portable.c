@@ -5,4 +5,4 @@
 #include "../network.h"
 #include "../targets.h"
 
-const Target embedkit_portable = {"portable", PANEL, run};
+const Target embedkit_portable = {"portable", PANEL, run, help};
