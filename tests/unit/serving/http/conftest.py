@@ -107,11 +107,21 @@ class Process:
             self.lines.append(line)
         self.lines.append(line)
         self.url = json.loads(line)["url"]
+        self._reader = threading.Thread(target=self._read)  # a full pipe would stop the server
+        self._reader.start()
+
+    def _read(self):
+        self.lines.extend(self.process.stderr)
+        self.process.stderr.close()
 
     def end(self, sign=signal.SIGTERM):
         self.process.send_signal(sign)
-        self.lines += self.process.communicate(timeout=120)[1].splitlines()
-        return self.process.returncode
+        return self.wait()
+
+    def wait(self):
+        code = self.process.wait(timeout=120)
+        self._reader.join()
+        return code
 
     def end_under_load(self, path, body_of, *, clients, answers):
         """Stop it after some answers, while clients send requests without pause, each on its own connection.
@@ -162,7 +172,7 @@ def start():
 
         def start(*arguments, **environment):
             server = Process(*arguments, **environment)
-            stack.callback(server.process.communicate)
+            stack.callback(server.wait)
             stack.callback(server.process.kill)
             return server
 
