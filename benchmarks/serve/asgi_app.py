@@ -1,0 +1,42 @@
+"""Applications for other ASGI servers (asgi_servers.py): a canned answer, and embedkit without its connections.
+
+TEXTS=16 DIMENSION=256 granian --interface asgi asgi_app:canned
+MODEL=tiny uvicorn --factory asgi_app:embedkit
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from canned import make_answer
+
+_BODY = make_answer(int(os.environ.get("TEXTS", "1")), int(os.environ.get("DIMENSION", "256"))).split(
+    b"\r\n\r\n", 1
+)[1]
+_START = {
+    "type": "http.response.start",
+    "status": 200,
+    "headers": [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(_BODY))],
+}
+
+
+async def canned(scope: Any, receive: Any, send: Any) -> None:
+    """Read a request, and answer with the same bytes every time."""
+    if scope["type"] != "http":
+        return
+    while (await receive()).get("more_body"):
+        pass
+    await send(_START)
+    await send({"type": "http.response.body", "body": _BODY})
+
+
+def embedkit() -> Any:
+    """Return embedkit's application, which answers what its connections do not answer themselves."""
+    from embedkit.serving.http.app import create_app  # noqa: PLC0415 - not for canned answers
+    from embedkit.serving.http.keys import KeyRing  # noqa: PLC0415
+    from embedkit.serving.http.service import Service  # noqa: PLC0415
+    from embedkit.serving.http.settings import ServerSettings  # noqa: PLC0415
+
+    service = Service.load([os.environ["MODEL"]], ServerSettings(threads=1))
+    return create_app(service, KeyRing()).asgi
