@@ -40,6 +40,9 @@ class Workers:
         settings: settings of the server.
         log_level: level of Python's logging.
 
+    Attributes:
+        settings: as given, with the number of threads of each worker.
+
     Raises:
         ConfigError: sharing sockets is not supported on this system.
     """
@@ -48,7 +51,7 @@ class Workers:
         if sys.platform == "win32":
             raise ConfigError("workers: expected 1 on Windows; start several servers behind a proxy")
         threads = settings.threads or max(1, available_threads() // settings.workers)
-        self._settings = dataclasses.replace(settings, threads=threads)
+        self.settings = dataclasses.replace(settings, threads=threads)
         self._models, self._log_level = list(models), log_level
         self._running: dict[int, Process] = {}
         self._listening: socket.socket | None = None
@@ -70,14 +73,14 @@ class Workers:
             loop.add_signal_handler(sign, self._hand_on, sign)
         with tempfile.TemporaryDirectory(prefix="embedkit-") as folder, contextlib.ExitStack() as stack:
             try:
-                self._listening = listening = stack.enter_context(bind(self._settings.host, self._settings.port))
+                self._listening = listening = stack.enter_context(bind(self.settings.host, self.settings.port))
             except OSError as error:
-                host, port = self._settings.host, self._settings.port
+                host, port = self.settings.host, self.settings.port
                 raise WorkerError(f"cannot listen on {host} port {port}: {error.strerror or error}") from None
             try:
                 await self._start_all(folder, listening)
                 codes = await asyncio.gather(
-                    *(self._watch(number, folder, listening) for number in range(self._settings.workers))
+                    *(self._watch(number, folder, listening) for number in range(self.settings.workers))
                 )
             finally:
                 self._kill()
@@ -85,13 +88,13 @@ class Workers:
 
     async def _start_all(self, folder: str, listening: socket.socket) -> None:
         """Start all workers, and listen once the last one is ready."""
-        numbers = range(self._settings.workers)
+        numbers = range(self.settings.workers)
         await asyncio.gather(*(self._start(number, folder, listening) for number in numbers))
         if self._stopping:
             return
         listening.listen(BACKLOG)
         await asyncio.gather(*map(self._let_serve, self._running.values()))
-        fields = {"url": url_of(listening, tls=self._settings.tls_certificate is not None)}
+        fields = {"url": url_of(listening, tls=self.settings.tls_certificate is not None)}
         logger.info("listening", extra={"fields": {**fields, "workers": len(self._running)}})
 
     async def _start(self, number: int, folder: str, listening: socket.socket) -> None:
@@ -114,7 +117,7 @@ class Workers:
             folder=folder,
             listening=listening.fileno(),
             models=self._models,
-            settings=to_mapping(self._settings),
+            settings=to_mapping(self.settings),
             log_level=self._log_level,
         )
         _tell(process, order.line())
