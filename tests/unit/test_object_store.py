@@ -219,7 +219,7 @@ def test_shards_of_another_job_are_refused(base, encoder_path, tmp_path, capsys)
     command = ["encode", "-m", str(encoder_path), str(tmp_path / "in.parquet"), "-o", f"{base}/out"]
     assert main(command) == 0
     assert main([*command, "--rows-per-shard", "1"]) == 1
-    assert "was begun with --rows-per-shard" in capsys.readouterr().err
+    assert "was started with --rows-per-shard" in capsys.readouterr().err
     put(f"{base}/other/notes.txt", b"mine")
     assert main([*command[:-1], f"{base}/other"]) == 1
     assert "holds notes.txt" in capsys.readouterr().err
@@ -230,5 +230,5 @@ def test_an_output_within_the_input_is_refused(base, encoder_path):
     parquet, arrow = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow")
     with (open_store(base) / "a.parquet").written() as path:
         parquet.write_table(arrow.table({"text": ["a dog"]}), path)
-    with pytest.raises(InputError, match="lies within the input"):
+    with pytest.raises(InputError, match="is inside the input"):
         bulk.BulkEncoding.prepare(base, f"{base}/out", model=encoder_path)

@@ -219,7 +219,7 @@ def _checked_columns(
         if name not in schema.names:
             raise DataError(f"{path}: there is no column {name!r}; there are {', '.join(schema.names)}")
     if EMBEDDING in kept:
-        raise InputError(f"{path} has a column {EMBEDDING!r} already; choose the columns to keep without it")
+        raise InputError(f"{path} already has a column {EMBEDDING!r}; leave it out of the columns to keep")
     if not _holds_texts(schema.field(text_column).type):
         raise DataError(f"{path}: {text_column!r} should be texts, not {schema.field(text_column).type}")
     return kept
@@ -240,15 +240,13 @@ def _check_rows(inputs: Sequence[ParquetInput], rows_per_shard: int) -> None:
 def _check_apart(given: str | os.PathLike[str], output: Path | str) -> None:
     if is_url(given) or isinstance(output, str):
         if str(output).rstrip("/").startswith(str(given).rstrip("/")):
-            raise InputError(
-                f"{output} lies within the input {given}, of which it would become a part; give another"
-            )
+            raise InputError(f"{output} is inside the input {given}; choose another folder")
         return
     source = Path(given).expanduser()
     if source.is_dir() and output.resolve().is_relative_to(source.resolve()):
-        raise InputError(f"{output} lies within the input {source}, of which it would become a part; give another")
+        raise InputError(f"{output} is inside the input {source}; choose another folder")
     if output.exists() and not output.is_dir():
-        raise InputError(f"{output} is a file; give a folder")
+        raise InputError(f"{output} is a file; choose a folder")
 
 
 def _everywhere(model: str | os.PathLike[str]) -> str:

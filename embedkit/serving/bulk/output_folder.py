@@ -103,14 +103,17 @@ def _refuse_another(folder: Path | str, found: dict[str, Any], wanted: dict[str,
         other = str(found.get("fingerprint"))
         raise FingerprintError(
             f"{folder} holds embeddings of {found.get('model')} (fingerprint {other[:12]}), "
-            f"not of {wanted['model']} ({wanted['fingerprint'][:12]}): go on with that, or give another folder"
+            f"not of {wanted['model']} ({wanted['fingerprint'][:12]}): continue with that model, or choose "
+            "another folder"
         )
     changed = [name for name in wanted if name != "numerics" and found.get(name) != wanted[name]]
     if changed:
         differences = ", ".join(
             f"{name} {_short(found.get(name))}, now {_short(wanted[name])}" for name in changed[:_SETTINGS_NAMED]
         )
-        raise InputError(f"{folder} was begun with {differences}: go on as it was begun, or give another folder")
+        raise InputError(
+            f"{folder} was started with {differences}: continue with the same settings, or choose another folder"
+        )
 
 
 def _short(value: object) -> str:

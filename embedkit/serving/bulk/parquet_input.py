@@ -116,7 +116,9 @@ def read_shard(shard: Shard, columns: Sequence[str]) -> pa.Table:
     ):
         pieces = list(_slices(file, shard, columns))
     if sum(piece.num_rows for piece in pieces) != shard.rows:
-        raise DataError(f"{shard.path} has fewer rows than when the work began; was it written meanwhile?")
+        raise DataError(
+            f"{shard.path} has fewer rows than when the run started; was it overwritten in the meantime?"
+        )
     return pa.Table.from_batches(pieces)
 
 

@@ -97,5 +97,5 @@ def _texts(table: pa.Table, shard: Shard, column: str) -> list[str]:
     texts: list[str] = table[column].to_pylist()
     if table[column].null_count:
         row = shard.first + texts.index(None) + 1  # type: ignore[arg-type]  # it is the null that is looked for
-        raise DataError(f"{shard.path}:{row}: {column!r} is null; leave such rows out, or fill them")
+        raise DataError(f"{shard.path}:{row}: {column!r} is null; drop or fill such rows")
     return texts

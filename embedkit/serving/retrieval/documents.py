@@ -111,7 +111,7 @@ def _items(source: Iterable[Any]) -> Iterator[Any]:
     try:
         yield from source
     except OSError as error:  # from the caller's iterator; it must not look like a write error
-        raise DataError(f"the documents cannot be read to their end: {error}") from error
+        raise DataError(f"reading the documents failed: {error}") from error
 
 
 def _record(item: Any, number: int) -> Mapping[str, Any]:

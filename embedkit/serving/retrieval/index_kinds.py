@@ -12,15 +12,15 @@ from embedkit.serving.retrieval.exact_index import BoolArray, RowNumbers
 
 __all__ = ["AUTO", "INDEX_KINDS", "StoredIndex", "checked_kind", "index_class", "kind_for"]
 
-_ROOM = "embedkit.serving.retrieval"
+_PACKAGE = "embedkit.serving.retrieval"
 
 INDEX_KINDS: Final = {
-    "exact": (f"{_ROOM}.exact_index", "ExactIndex"),
-    "flat": (f"{_ROOM}.faiss_index", "FlatIndex"),
-    "sq8": (f"{_ROOM}.approximate_indexes", "Sq8Index"),
-    "binary": (f"{_ROOM}.approximate_indexes", "BinaryIndex"),
-    "hnsw": (f"{_ROOM}.approximate_indexes", "HnswIndex"),
-    "ivf-pq": (f"{_ROOM}.approximate_indexes", "IvfPqIndex"),
+    "exact": (f"{_PACKAGE}.exact_index", "ExactIndex"),
+    "flat": (f"{_PACKAGE}.faiss_index", "FlatIndex"),
+    "sq8": (f"{_PACKAGE}.approximate_indexes", "Sq8Index"),
+    "binary": (f"{_PACKAGE}.approximate_indexes", "BinaryIndex"),
+    "hnsw": (f"{_PACKAGE}.approximate_indexes", "HnswIndex"),
+    "ivf-pq": (f"{_PACKAGE}.approximate_indexes", "IvfPqIndex"),
 }
 AUTO: Final = "auto"
 

@@ -357,5 +357,7 @@ def checked_effort(effort: float) -> float:
         InputError: it is not positive.
     """
     if not 0 < effort < float("inf"):
-        raise InputError(f"expected an effort above 0, where 1 is as usual and 2 twice as much, got {effort}")
+        raise InputError(
+            f"expected an effort above 0; 1 is the default and 2 searches twice as broadly; got {effort}"
+        )
     return effort

@@ -192,7 +192,9 @@ class Snapshot:
             CollectionError: a file is damaged.
         """
         if not 0 < effort < math.inf:
-            raise InputError(f"expected an effort above 0, where 1 is as usual and 2 twice as much, got {effort}")
+            raise InputError(
+                f"expected an effort above 0; 1 is the default and 2 searches twice as broadly; got {effort}"
+            )
         selection = selection or self.select([])
         queries, k = checked_queries(queries, k, (len(self), self.manifest.dimension))
         nothing = np.empty((len(queries), 0), np.float32), np.empty((len(queries), 0), np.int64)

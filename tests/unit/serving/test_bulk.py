@@ -151,7 +151,7 @@ def test_inputs_are_a_file_a_folder_or_a_pattern(pages: Path, tmp_path: Path, mo
 
 def test_only_requested_columns_are_kept(toy_bundle: Path, tmp_path: Path) -> None:
     write(tmp_path / "in.parquet", 5, embedding=[0] * 5)
-    with pytest.raises(InputError, match="has a column 'embedding' already"):
+    with pytest.raises(InputError, match="already has a column 'embedding'"):
         BulkEncoding.prepare(tmp_path / "in.parquet", tmp_path / "out", model=toy_bundle)
     BulkEncoding.prepare(tmp_path / "in.parquet", tmp_path / "out", model=toy_bundle, columns=["id"]).run()
     assert parquet.read_table(tmp_path / "out").column_names == ["id", "embedding"]
@@ -262,9 +262,9 @@ def test_another_model_is_refused(toy_bundle: Path, write_toy_bundle, pages: Pat
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({"truncate_dim": 8}, "was begun with truncate_dim None, now 8"),
-        ({"rows_per_shard": 3}, "was begun with rows_per_shard 32768, now 3"),
-        ({"columns": ["id"]}, r"was begun with columns \['id', 'text', 'tags'\], now \['id'\]"),
+        ({"truncate_dim": 8}, "was started with truncate_dim None, now 8"),
+        ({"rows_per_shard": 3}, "was started with rows_per_shard 32768, now 3"),
+        ({"columns": ["id"]}, r"was started with columns \['id', 'text', 'tags'\], now \['id'\]"),
         ({"precision": "ubinary"}, "precision 'float32', now 'ubinary'"),
     ],
 )
@@ -279,7 +279,7 @@ def test_other_settings_are_refused(
 def test_other_inputs_are_refused(toy_bundle: Path, pages: Path, tmp_path: Path) -> None:
     BulkEncoding.prepare(pages, tmp_path / "out", model=toy_bundle).run()
     write(pages / "a.parquet", 25, seed=5)
-    with pytest.raises(InputError, match="was begun with inputs 3 files with 28 rows"):
+    with pytest.raises(InputError, match="was started with inputs 3 files with 28 rows"):
         BulkEncoding.prepare(pages, tmp_path / "out", model=toy_bundle)
 
 
@@ -322,8 +322,8 @@ def test_two_runs_at_once_are_refused(toy_bundle: Path, pages: Path, tmp_path: P
         ({"columns": ["url"]}, DataError, "there is no column 'url'"),
         ({"text_column": "tags"}, DataError, "'tags' should be texts, not list"),
         ({"rows_per_shard": 0}, InputError, "rows_per_shard must be a whole number above 0"),
-        ({"output": "pages/out"}, InputError, "lies within the input"),
-        ({"output": "pages/a.parquet", "source": "pages/a.parquet"}, InputError, "is a file; give a folder"),
+        ({"output": "pages/out"}, InputError, "is inside the input"),
+        ({"output": "pages/a.parquet", "source": "pages/a.parquet"}, InputError, "is a file; choose a folder"),
         ({"truncate_dim": 99}, InputError, "truncate_dim"),
     ],
 )
@@ -356,7 +356,7 @@ def test_a_file_changed_during_the_run_is_noticed(toy_bundle: Path, tmp_path: Pa
     write(tmp_path / "in.parquet", 20)
     encoding = BulkEncoding.prepare(tmp_path / "in.parquet", tmp_path / "out", model=toy_bundle, rows_per_shard=10)
     write(tmp_path / "in.parquet", 12)
-    with pytest.raises(DataError, match="has fewer rows than when the work began"):
+    with pytest.raises(DataError, match="has fewer rows than when the run started"):
         encoding.run()
 
 
