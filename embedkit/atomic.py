@@ -12,7 +12,7 @@ from pathlib import Path
 
 from embedkit.errors import EmbedkitError, StorageError
 
-__all__ = ["atomic_file", "atomic_folder", "flush_folder", "storage_errors"]
+__all__ = ["atomic_file", "atomic_folder", "flush", "flush_folder", "storage_errors"]
 
 
 @contextlib.contextmanager
@@ -46,9 +46,9 @@ def atomic_file(path: str | os.PathLike[str]) -> Iterator[Path]:
     try:
         with storage_errors(target):
             yield temporary
-            _flush(temporary)
+            flush(temporary)
             temporary.replace(target)
-            _flush(target.parent)
+            flush(target.parent)
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -77,7 +77,7 @@ def atomic_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
             if target.exists():
                 target.rename(retired)
             temporary.rename(target)
-            _flush(target.parent)
+            flush(target.parent)
     finally:
         if retired.exists() and not target.exists():
             retired.rename(target)
@@ -88,7 +88,7 @@ def atomic_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
 def flush_folder(folder: Path) -> None:
     """Flush all files and folders in ``folder`` to disk."""
     for file in folder.rglob("*"):
-        _flush(file)
+        flush(file)
 
 
 def _name_beside(target: Path) -> Path:
@@ -97,7 +97,7 @@ def _name_beside(target: Path) -> Path:
     return target.parent / f".{target.name[:40]}.{secrets.token_hex(6)}.part"
 
 
-def _flush(path: Path) -> None:
+def flush(path: Path) -> None:
     """Flush a file or folder to disk; Windows has no such call for folders and does not need it."""
     if path.is_dir() and os.name == "nt":
         return

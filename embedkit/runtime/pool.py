@@ -2,41 +2,28 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
-import subprocess
-import sys
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from queue import SimpleQueue
 from types import TracebackType
-from typing import Any, BinaryIO, NamedTuple, Protocol, Self, Unpack
+from typing import Any, NamedTuple, Protocol, Self, Unpack
 
 import numpy as np
 import numpy.typing as npt
 
-from embedkit import errors
-from embedkit.errors import EmbedkitError, InputError, ModelError
+from embedkit.errors import InputError, ModelError
 from embedkit.progress import Progress
 from embedkit.runtime.arguments import check_count, check_iterable
+from embedkit.runtime.child import Child
 from embedkit.runtime.encode_options import EncodeOptions, with_prompt
 from embedkit.runtime.engine import read_parts, tell_truncated
-from embedkit.runtime.frames import read_frame, write_frame
 from embedkit.runtime.manifest import Manifest
 from embedkit.runtime.model import Origin
 from embedkit.runtime.threads import available_threads
 
 __all__ = ["EncoderPool", "PooledEncoder"]
 
-# multiprocessing would import the caller's script again, and `-m` would search the current folder first. This
-# finds embedkit where the caller found it.
-_START = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from embedkit.runtime.pool_worker import main; main()"
-)
-_PATIENCE_SECONDS = 5.0
 _PARTS_PER_PROCESS = 2
 
 
@@ -243,71 +230,36 @@ class _Worker:
     """Client side of a process of :mod:`~embedkit.runtime.pool_worker`."""
 
     def __init__(self, origin: Origin, threads: int) -> None:
-        self._process = subprocess.Popen(  # noqa: S603 - ourselves
-            [sys.executable, "-P", "-c", _START, json.dumps(sys.path)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, "RAYON_NUM_THREADS": str(threads)},
-            start_new_session=True,  # the parent handles Ctrl-C and stops the workers
-        )
-        self._send({"source": origin.source, "options": {**origin.options, "threads": threads}})
+        self.child = Child("embedkit.runtime.pool_worker", _ended, {"RAYON_NUM_THREADS": str(threads)})
+        self.child.send({"source": origin.source, "options": {**origin.options, "threads": threads}})
 
     def wait_for(self, fingerprint: str) -> None:
         """Wait until the worker has loaded the model, which must have this fingerprint."""
-        found, _ = self._receive()
+        found, _ = self.child.receive()
         if found["fingerprint"] != fingerprint:
             raise ModelError("the model's file has changed since it was loaded; load it again")
 
     def encode(self, texts: Sequence[str], first: int, options: EncodeOptions) -> _Part:
         """One part."""
-        self._send({"texts": _as_plain(texts, first), "first": first, "options": options})
-        found, content = self._receive()
+        self.child.send({"texts": _as_plain(texts, first), "first": first, "options": options})
+        found, content = self.child.receive()
         rows = np.frombuffer(content, dtype=found["dtype"]).reshape(found["shape"])
         return _Part(rows.copy(), found["truncated"])  # writable for the caller
 
     def dismiss(self, *, at_once: bool) -> None:
         """Ask the worker to stop."""
-        if at_once:
-            self._process.kill()
-        with contextlib.suppress(OSError):
-            self._pipe("stdin").close()
+        self.child.dismiss(at_once=at_once)
 
     def close(self) -> None:
         """Wait for the worker to exit."""
-        try:
-            self._process.wait(_PATIENCE_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._pipe("stdout").close()
-
-    def _send(self, header: Mapping[str, Any]) -> None:
-        # Reading shows whether the worker has exited, and why.
-        with contextlib.suppress(BrokenPipeError):
-            write_frame(self._pipe("stdin"), header)
-
-    def _receive(self) -> tuple[dict[str, Any], bytes]:
-        try:
-            header, content = read_frame(self._pipe("stdout"))
-        except EOFError:
-            code = self._process.wait()
-            raise ModelError(
-                f"a process of the pool has ended with exit code {code}; if its memory was too little (-9), use "
-                "fewer processes"
-            ) from None
-        if "error" in header:
-            raise _as_error(header)
-        return header, content
-
-    def _pipe(self, name: str) -> BinaryIO:
-        pipe: BinaryIO = getattr(self._process, name)
-        return pipe
+        self.child.close()
 
 
-def _as_error(header: Mapping[str, str]) -> EmbedkitError:
-    kind = getattr(errors, header["error"])
-    error: EmbedkitError = kind(header["message"])
-    return error
+def _ended(code: int) -> ModelError:
+    return ModelError(
+        f"a process of the pool has ended with exit code {code}; if its memory was too little (-9), use fewer "
+        "processes"
+    )
 
 
 def _as_plain(texts: Sequence[object], first: int) -> Sequence[object]:

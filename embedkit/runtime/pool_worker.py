@@ -9,13 +9,10 @@ its input.
 
 from __future__ import annotations
 
-import contextlib
-import os
-import signal
-import sys
 from typing import Any, BinaryIO
 
 from embedkit.errors import EmbedkitError
+from embedkit.runtime.child import describe_error, parent
 from embedkit.runtime.encoder import Encoder
 from embedkit.runtime.frames import read_frame, write_frame
 
@@ -24,10 +21,7 @@ __all__ = ["main"]
 
 def main() -> None:
     """Reply until the input ends, or the reader has closed the pipe."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # who started us decides what becomes of us
-    requests, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what libraries print is no answer
-    with contextlib.suppress(EOFError, BrokenPipeError), answers:
+    with parent() as (requests, answers):
         _serve(requests, answers)
 
 
@@ -36,7 +30,7 @@ def _serve(requests: BinaryIO, answers: BinaryIO) -> None:
     try:
         encoder = Encoder.load(wanted["source"], **wanted["options"])
     except EmbedkitError as error:
-        write_frame(answers, _describe(error))
+        write_frame(answers, describe_error(error))
         return
     write_frame(answers, {"fingerprint": encoder.fingerprint})
     while True:
@@ -48,9 +42,5 @@ def _answer(encoder: Encoder, request: dict[str, Any]) -> tuple[dict[str, Any], 
     try:
         rows, truncated = encoder.encode_part(request["texts"], request["first"], **request["options"])
     except EmbedkitError as error:
-        return _describe(error), b""
+        return describe_error(error), b""
     return {"dtype": rows.dtype.str, "shape": rows.shape, "truncated": truncated}, rows.tobytes()
-
-
-def _describe(error: EmbedkitError) -> dict[str, str]:
-    return {"error": type(error).__name__, "message": str(error)}

@@ -27,6 +27,7 @@ from embedkit.protocols import FloatArray
 from embedkit.serving.retrieval.array_file import map_array, write_array
 from embedkit.serving.retrieval.exact_index import BoolArray, RowNumbers, checked_queries, checked_rows
 from embedkit.serving.retrieval.faiss_index import FlatIndex
+from embedkit.serving.retrieval.paced_file import PacedFile
 
 __all__ = ["BinaryIndex", "HnswIndex", "IvfPqIndex", "RescoredIndex", "Sq8Index"]
 
@@ -34,6 +35,7 @@ _QUERY_BLOCK = 1024
 _ROW_BLOCK = 65536
 _WALKED = 0.06  # share of allowed rows below which the graph search is widened
 _SPARE = 8  # so that ties at the end are ordered by row
+_WRITTEN_BYTES = 2**20  # in one call, during which other threads of Python wait
 _SCANNED = 16_384  # number of rows for which a scan is as fast as a search
 
 
@@ -192,21 +194,39 @@ class RescoredIndex(abc.ABC):
         return products, best
 
 
+class _Written:
+    """Receives what FAISS writes, and keeps the error if that fails."""
+
+    def __init__(self, file: PacedFile) -> None:
+        self._file = file
+        self.error: OSError | None = None
+
+    def __call__(self, content: bytes) -> None:
+        try:
+            self._file.write(content)
+        except OSError as error:
+            self.error = error
+            raise
+
+
 class _FaissFile(RescoredIndex):
     """A compact index in FAISS's own file format, mapped into memory."""
 
     TYPE: ClassVar[str]
 
     def save(self, path: Path) -> None:
-        """Write FAISS's index atomically; needs as much memory again.
+        """Write FAISS's index atomically.
 
         Raises:
             StorageError: the disk is full or the folder cannot be written.
         """
-        # Not faiss.write_index, which does not detect a full disk at the last block.
-        content = faiss.serialize_index(self._small)
-        with atomic_file(path) as temporary:
-            temporary.write_bytes(content.data)
+        # FAISS's own writer of files does not detect a full disk at the last block.
+        with atomic_file(path) as temporary, PacedFile(temporary) as file:
+            written = _Written(file)
+            try:
+                faiss.write_index(self._small, faiss.PyCallbackIOWriter(written, _WRITTEN_BYTES))
+            except RuntimeError:  # FAISS does not pass on an exception of the callback
+                raise written.error or CollectionError(f"FAISS could not write {path}") from None
 
     @classmethod
     def _loaded(cls, path: Path, rows: FloatArray) -> Any:

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from embedkit.errors import CollectionError
+from embedkit.serving.retrieval.paced_file import PacedFile
 
 __all__ = ["map_array", "map_bytes", "write_array"]
 
@@ -30,7 +31,7 @@ def write_array(path: Path, shape: tuple[int, ...], dtype: str, chunks: Iterable
         dtype: little-endian dtype in numpy's notation, e.g. ``"<f4"``.
         chunks: consecutive parts along the first axis, with ``shape`` in total.
     """
-    with path.open("wb") as file:
+    with PacedFile(path) as file:
         file.write(_header(shape, dtype))
         for chunk in chunks:
             file.write(np.ascontiguousarray(chunk, dtype=dtype).data)

@@ -339,15 +339,14 @@ class Collection:
             query: a text, or several that are searched together.
             k: number of results for each.
             filter: conditions on the metadata, for example ``{"lang": "en", "year": {"gte": 2020}}`` (see
-                `embedkit.serving.retrieval.filters`). The search among matching documents is exact.
+                `embedkit.serving.retrieval.filters`). A search among few matching documents is exact.
             hybrid: also search lexically, and fuse both rankings: True or ``"rrf"`` by their ranks, ``"weighted"``
                 by their scores, or a :class:`Fusion`. The collection needs ``lexical=True``.
             rerank: a :class:`CrossEncoder`, which reads query and document together, or another encoder; reorders
                 the candidates.
             candidates: number of documents that a stage passes to the next; by default 50, but at least ``k``.
             effort: factor of the search breadth of an approximate index: 2 finds more of the true neighbours and
-                takes about twice as long, 0.5 the opposite. Has no effect with ``"exact"`` and ``"flat"`` or a
-                filter, where the search is exact.
+                takes about twice as long, 0.5 the opposite. Has no effect with ``"exact"`` and ``"flat"``.
 
         Returns:
             at most ``k`` hits, best first, ties ordered by document, with the scores and the milliseconds of each

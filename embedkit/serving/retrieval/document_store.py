@@ -21,6 +21,7 @@ import numpy as np
 from embedkit.errors import CollectionError, DataError
 from embedkit.serving.retrieval.array_file import map_array, map_bytes, write_array
 from embedkit.serving.retrieval.documents import Document
+from embedkit.serving.retrieval.paced_file import PacedFile
 from embedkit.serving.retrieval.text_hash import text_hash
 
 __all__ = ["DocumentStore", "write_documents"]
@@ -126,7 +127,7 @@ def write_documents(folder: Path, documents: Iterable[Document]) -> DocumentStor
         DataError: there are none, an id is not unique, or a document cannot be written as JSON.
     """
     offsets, hashes = array("q", [0]), array("Q")
-    with (folder / _LINES).open("wb") as file:
+    with PacedFile(folder / _LINES) as file:
         for document in documents:
             offsets.append(offsets[-1] + file.write(_line(document, len(hashes))))
             hashes.append(text_hash(document.id))

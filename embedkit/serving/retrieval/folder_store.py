@@ -6,18 +6,19 @@ import contextlib
 import dataclasses
 import os
 import threading
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Final, Self
 
-from embedkit.atomic import flush_folder
 from embedkit.errors import CollectionBusyError
 from embedkit.protocols import FloatArray, TextEncoder
 from embedkit.serving.retrieval import writer
 from embedkit.serving.retrieval.documents import Document
-from embedkit.serving.retrieval.generations import claim, claim_merge
+from embedkit.serving.retrieval.generations import claim, reserve, reserved
 from embedkit.serving.retrieval.index_kinds import checked_kind
 from embedkit.serving.retrieval.manifest import Manifest, SegmentEntry
+from embedkit.serving.retrieval.merging import merged
 from embedkit.serving.retrieval.models import Models
 from embedkit.serving.retrieval.segment import Segment, has_columns, words_module
 from embedkit.serving.retrieval.snapshot import Snapshot
@@ -25,6 +26,11 @@ from embedkit.serving.retrieval.sources import Maker, Source
 from embedkit.serving.retrieval.store import Plan, Upserted
 
 __all__ = ["FolderStore"]
+
+_RETRY_S: Final = 0.05
+
+_Choice = Callable[[Sequence[SegmentEntry], Collection[str]], int | None]
+"""Returns the number of the first segment to merge, given all segments and the generations being merged."""
 
 
 class FolderStore:
@@ -105,7 +111,7 @@ class FolderStore:
                 show_progress_bar=show_progress_bar,
             )
             self.refresh()
-            first = writer.tail(self.about.segments) if merge else None
+            first = writer.tail(self.about.segments, reserved(self.path)) if merge else None
             if first is not None:
                 writer.merge(
                     self.path, next(generations), self._snapshot, first, show_progress_bar=show_progress_bar
@@ -123,8 +129,7 @@ class FolderStore:
 
     def merge(self) -> bool:
         """Merge small segments; other writers are excluded only while they are replaced."""
-        first = writer.tail(self.about.segments)
-        return first is not None and self._merge_from(first, show_progress_bar=False)
+        return bool(self._merge(writer.tail, show_progress_bar=False))
 
     def compact(self, *, index: str | None, lexical: bool | None, show_progress_bar: bool | None) -> None:
         """Write all documents into one segment; does nothing if nothing would change.
@@ -134,11 +139,10 @@ class FolderStore:
         self.refresh()
         new = self._changed(index=index, lexical=lexical)
         _check_kinds(new.index, lexical=new.lexical)
-        if new == self.about and _is_compact(new):
+        if new == self.about:
+            while not _is_compact(self.about) and not self._merge(_all, show_progress_bar=show_progress_bar):
+                time.sleep(_RETRY_S)  # until another merge has finished
             return
-        with contextlib.suppress(CollectionBusyError):  # another merge, which is abandoned
-            if new == self.about and self._merge_from(0, show_progress_bar=show_progress_bar):
-                return
         with self._writing() as generations:
             new = self._changed(index=index, lexical=lexical)
             if new != self.about or not _is_compact(new):
@@ -152,24 +156,32 @@ class FolderStore:
             old, index=index or old.index, lexical=old.lexical if lexical is None else lexical
         )
 
-    def _merge_from(self, first: int, *, show_progress_bar: bool | None) -> bool:
-        """Merge the segments from number ``first`` on; return False if concurrent writes removed them.
+    def _merge(self, choose: _Choice, *, show_progress_bar: bool | None) -> bool | None:
+        """Merge the segments chosen, beside other writes.
 
-        The new files are flushed, verified and mapped before the lock is acquired, under which they are only
+        The new files are written, flushed, verified and mapped without the lock, under which they are only
         renamed.
+
+        Returns:
+            None if there is nothing to merge; False if concurrent writes removed the segments.
         """
-        before = self._snapshot
-        with claim_merge(self.path) as files:
-            if not any(segment.remaining for segment in before.manifest.segments[first:]):
-                return False
-            entry = writer.write_merged(files, before, first, show_progress_bar=show_progress_bar)
-            flush_folder(files)
-            self._merged = _open_ahead(files, entry, before)
+        with contextlib.ExitStack() as held:
+            with self._writing_patiently():
+                before = self._snapshot
+                first = choose(before.manifest.segments, reserved(self.path))
+                if first is None:
+                    return None
+                taken = dataclasses.replace(before.manifest, segments=before.manifest.segments[first:])
+                files = held.enter_context(reserve(self.path, taken))
+            segment = files / writer.SEGMENT
+            entry = merged(self.path, segment, before, first, show_progress_bar=show_progress_bar)
+            self._merged = _open_ahead(segment, entry, before)
             try:
-                with self._writing() as generations:
+                with self._writing_patiently() as generations:
                     return writer.adopt(self.path, next(generations), files, entry, before, first, self._snapshot)
             finally:
                 self._merged = None
+                del before  # unmaps the old files, before they are removed
 
     def refresh(self) -> bool:
         """Open what other processes have written."""
@@ -207,6 +219,23 @@ class FolderStore:
                 self.refresh()
                 yield generations
                 self.refresh()
+
+    @contextlib.contextmanager
+    def _writing_patiently(self) -> Iterator[Iterator[str]]:
+        """Become the only writer, after any other one."""
+        with contextlib.ExitStack() as held:
+            generations = None
+            while generations is None:
+                try:
+                    generations = held.enter_context(self._writing())
+                except CollectionBusyError:
+                    time.sleep(_RETRY_S)
+            yield generations
+
+
+def _all(_: Sequence[SegmentEntry], taken: Collection[str]) -> int | None:
+    """Choose all segments, unless some are being merged."""
+    return None if taken else 0
 
 
 def _open_ahead(files: Path, entry: SegmentEntry, snapshot: Snapshot) -> Segment | None:

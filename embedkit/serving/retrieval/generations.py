@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import re
+import secrets
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,9 +20,10 @@ from embedkit.serving.retrieval.journal import UNFINISHED
 from embedkit.serving.retrieval.manifest import MANIFEST, Manifest
 from embedkit.write_lock import LOCK, write_lock
 
-__all__ = ["claim", "claim_merge"]
+__all__ = ["claim", "reserve", "reserved"]
 
 _MERGING = ".merging"
+_MERGE = re.compile(r"\.merging(-[0-9a-f]+)?")
 
 _GENERATION = re.compile(r"generation-\d{6,9}")
 _UNFINISHED = re.compile(r"\.(generation-\d{6,9}|manifest\.json)\..+\.(part|old)")
@@ -59,30 +61,34 @@ def claim(folder: Path) -> Iterator[Iterator[str]]:
 
 
 @contextlib.contextmanager
-def claim_merge(folder: Path) -> Iterator[Path]:
-    """Hold the right to merge concurrently with other writes, and yield a temporary empty folder.
+def reserve(folder: Path, manifest: Manifest) -> Iterator[Path]:
+    """Reserve segments for a merge that runs concurrently with other writes, and yield a temporary folder for it.
+
+    The folder is removed at the end, with everything that was moved there. It holds a lock of its own, by which
+    leftovers of a killed merge are recognised.
+
+    Args:
+        folder: the collection's folder; its lock is needed here and not later (see :func:`claim`).
+        manifest: one with the reserved segments alone, which is written to the temporary folder.
 
     Raises:
-        CollectionBusyError: another process is merging there.
         StorageError: the folder cannot be written.
     """
-    place = folder / _MERGING
+    place = folder / f"{_MERGING}-{secrets.token_hex(6)}"
     with storage_errors(place):
-        place.mkdir(exist_ok=True)
+        place.mkdir()
         with write_lock(place, refusal=CollectionBusyError):
-            _clear(place)
             try:
+                manifest.write(place)
                 yield place
             finally:
-                _clear(place)
-                with contextlib.suppress(OSError):
-                    place.rmdir()
+                shutil.rmtree(place, ignore_errors=True)
 
 
-def _clear(place: Path) -> None:
-    for file in place.iterdir():
-        if file.name != LOCK:
-            file.unlink()
+def reserved(folder: Path) -> frozenset[str]:
+    """Return the generations of segments that are being merged; the collection's lock is needed."""
+    found = (Manifest.read(place) for place in folder.glob(f"{_MERGING}-*") if (place / MANIFEST).exists())
+    return frozenset(segment.generation for manifest in found for segment in manifest.segments)
 
 
 def _sweep(folder: Path) -> int:
@@ -93,11 +99,24 @@ def _sweep(folder: Path) -> int:
         _refuse_foreign(folder, entries)
     named = manifest.generations if manifest else frozenset()
     for entry in entries:
+        if entry.name.startswith(_MERGING) and _is_locked(entry):
+            continue
         if entry.name not in named and entry.name != UNFINISHED and _is_leftover(entry):
             shutil.rmtree(entry, ignore_errors=True)
             with contextlib.suppress(OSError):
                 entry.unlink()
     return int(manifest.generation.rpartition("-")[2]) if manifest else 0
+
+
+def _is_locked(place: Path) -> bool:
+    """Whether a merge works in this folder; assumed where the file system has no locks."""
+    try:
+        with write_lock(place, refusal=CollectionBusyError, needed=True):
+            return False
+    except CollectionBusyError:
+        return True
+    except OSError:  # removed by the merge
+        return False
 
 
 def _refuse_foreign(folder: Path, entries: list[Path]) -> None:
@@ -109,7 +128,7 @@ def _refuse_foreign(folder: Path, entries: list[Path]) -> None:
 
 
 def _is_leftover(entry: Path) -> bool:
-    if entry.name == UNFINISHED or _UNFINISHED.fullmatch(entry.name):
+    if entry.name == UNFINISHED or _UNFINISHED.fullmatch(entry.name) or _MERGE.fullmatch(entry.name):
         return True
     return (
         _GENERATION.fullmatch(entry.name) is not None

@@ -60,6 +60,8 @@ class Snapshot:
         self._folder = folder
         self.manifest = manifest
         self._parts = parts
+        pairs = zip(manifest.segments, parts, strict=True)
+        self._by_generation = {entry.generation: (entry, part) for entry, part in pairs}
 
     @classmethod
     def latest(
@@ -106,21 +108,21 @@ class Snapshot:
         """
         parts, start = [], 0
         for entry in manifest.segments:
-            segment = None if previous is None else previous.segment(entry)
+            segment, alive = (None, None) if previous is None else previous.opened(entry)
             if segment is None and merged is not None and merged.files == entry.files:
                 segment = merged
             if segment is None:
                 segment = Segment(folder / entry.generation, entry, manifest.dimension)
-            parts.append(_Part(segment, read_alive(folder, entry), start))
+            parts.append(_Part(segment, read_alive(folder, entry) if alive is None else alive, start))
             start += entry.count
         return cls(folder, manifest, parts)
 
-    def segment(self, wanted: SegmentEntry) -> Segment | None:
-        """Return the segment of an entry, if this snapshot has it open."""
-        for entry, part in zip(self.manifest.segments, self._parts, strict=True):
-            if (entry.generation, entry.files) == (wanted.generation, wanted.files):
-                return part.segment
-        return None
+    def opened(self, wanted: SegmentEntry) -> tuple[Segment | None, BoolArray | None]:
+        """Return the segment of an entry if this snapshot has it open, and its rows if these are the same."""
+        entry, part = self._by_generation.get(wanted.generation, (None, None))
+        if entry is None or part is None or entry.files != wanted.files:
+            return None, None
+        return part.segment, part.alive if entry.deleted == wanted.deleted else None
 
     def __len__(self) -> int:
         """Number of documents, excluding deleted ones."""

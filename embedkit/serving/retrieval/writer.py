@@ -7,14 +7,16 @@ without the lock, by `write_merged`, and then adopted.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 
 from embedkit import __version__
-from embedkit.atomic import atomic_folder
+from embedkit.atomic import atomic_folder, flush
 from embedkit.errors import EmbedkitError
 from embedkit.progress import Progress
 from embedkit.protocols import TextEncoder
@@ -31,7 +33,10 @@ from embedkit.serving.retrieval.snapshot import Snapshot
 from embedkit.serving.retrieval.sources import Source, embeddings_of
 from embedkit.serving.retrieval.store import Plan, Upserted
 
-__all__ = ["adopt", "build", "merge", "remove", "tail", "upsert", "write_merged"]
+__all__ = ["SEGMENT", "adopt", "build", "merge", "remove", "tail", "upsert", "write_merged"]
+
+SEGMENT: Final = "segment"
+"""Folder of the merged segment inside the temporary folder of a merge."""
 
 
 def build(folder: Path, generation: str, source: Source, plan: Plan, *, show_progress_bar: bool | None) -> None:
@@ -147,7 +152,8 @@ def adopt(
     Args:
         folder: the collection's folder.
         generation: name of this write.
-        files: the folder with the segment's files, which are moved.
+        files: a temporary folder: the segment is moved from its folder ``segment``, and what it replaces is moved
+            into it, to be removed without the lock.
         entry: the result of :func:`write_merged`.
         before: the snapshot that was merged.
         first: number of the first merged segment.
@@ -165,13 +171,17 @@ def adopt(
     gone = np.flatnonzero(~np.concatenate(still))
     if len(gone) == entry.count:
         return False
-    with atomic_folder(folder / generation) as target:
-        for name in entry.files:
-            (files / name).rename(target / name)
-        if len(gone):
-            path = target / Tombstones.file_name(generation)
-            entry = dataclasses.replace(entry, deleted=write_tombstones(path, gone, generation))
-    _write(now.manifest, folder, generation, [*segments[:place], entry, *segments[place + len(taken) :]])
+    if len(gone):
+        path = files / SEGMENT / Tombstones.file_name(generation)
+        entry = dataclasses.replace(entry, deleted=write_tombstones(path, gone, generation))
+        flush(path)
+        flush(path.parent)
+    (files / SEGMENT).rename(folder / generation)
+    flush(folder)
+    new = _write(now.manifest, folder, generation, [*segments[:place], entry, *segments[place + len(taken) :]])
+    for retired in now.manifest.generations - new.generations:
+        with contextlib.suppress(OSError):  # in use on Windows; the next write removes it
+            (folder / retired).rename(files / retired)
     return True
 
 
@@ -180,20 +190,26 @@ def _are_same(some: Sequence[SegmentEntry], others: Sequence[SegmentEntry]) -> b
     return [(one.generation, one.files) for one in some] == [(one.generation, one.files) for one in others]
 
 
-def _write(manifest: Manifest, folder: Path, generation: str, segments: Sequence[SegmentEntry]) -> None:
+def _write(manifest: Manifest, folder: Path, generation: str, segments: Sequence[SegmentEntry]) -> Manifest:
     """Write the changed manifest; a segment without a generation belongs to this one."""
     named = (dataclasses.replace(one, generation=one.generation or generation) for one in segments)
-    dataclasses.replace(manifest, generation=generation, segments=tuple(named)).write(folder)
+    new = dataclasses.replace(manifest, generation=generation, segments=tuple(named))
+    new.write(folder)
+    return new
 
 
-def tail(segments: Sequence[SegmentEntry]) -> int | None:
+def tail(segments: Sequence[SegmentEntry], taken: Collection[str] = ()) -> int | None:
     """Return the number of the first segment to merge after an upsert; None if none needs merging.
 
     From the end, a segment is included if it is not larger than all later ones together. There are therefore never
-    more than about log2(N) segments, and a document is never copied more often than that.
+    more than about log2(N) segments, and a document is never copied more often than that. Segments of the
+    generations ``taken``, which another merge reads, are not included, nor are earlier ones.
     """
+    free = next((n for n in range(len(segments), 0, -1) if taken and segments[n - 1].generation in taken), 0)
+    if free >= len(segments) - 1:
+        return None
     first, count = len(segments) - 1, segments[-1].remaining
-    while first and segments[first - 1].remaining <= count:
+    while first > free and segments[first - 1].remaining <= count:
         first -= 1
         count += segments[first].remaining
     return first if first < len(segments) - 1 else None

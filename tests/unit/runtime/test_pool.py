@@ -37,7 +37,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 print("main", flush=True)
 encoder = Encoder.load(sys.argv[1], threads=1)
 with encoder.pool(2) as pool:
-    print(*[worker._process.pid for worker in pool._workers], flush=True)
+    print(*[worker.child.process.pid for worker in pool._workers], flush=True)
     assert (pool.encode(["a dog", "the sea"]) == encoder.encode(["a dog", "the sea"])).all()
     print("ready", flush=True)
     for rows in pool.encode_batches("a dog" for _ in iter(int, 1)):
@@ -143,7 +143,7 @@ def test_truncated_texts_are_reported_once(pool: EncoderPool, caplog: pytest.Log
 
 def test_a_process_that_ends_is_reported(encoder: Encoder) -> None:
     with encoder.pool(2) as pool:
-        pool._workers[1]._process.kill()
+        pool._workers[1].child.process.kill()
         with pytest.raises(ModelError, match="has ended with exit code -9"):
             pool.encode(TEXTS)
 
@@ -152,7 +152,7 @@ def test_a_closed_pool_has_no_processes(encoder: Encoder) -> None:
     pool = encoder.pool(2, threads=1)
     pool.encode(TEXTS)
     pool.close()
-    assert [worker._process.returncode for worker in pool._workers] == [0, 0]
+    assert [worker.child.process.returncode for worker in pool._workers] == [0, 0]
     with pytest.raises(InputError, match="this pool is closed"):
         pool.encode(TEXTS)
     pool.close()  # as `with` does on exit

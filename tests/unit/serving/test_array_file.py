@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from embedkit.errors import CollectionError
+from embedkit.serving.retrieval import paced_file
 from embedkit.serving.retrieval.array_file import map_array, write_array
 
 
@@ -44,3 +45,21 @@ def test_a_pickle_is_refused_unread(tmp_path):
     np.save(tmp_path / "a.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
     with pytest.raises(CollectionError, match="damaged"):
         map_array(tmp_path / "a.npy", (1,), "<i8")
+
+
+def test_arrays_may_be_empty(tmp_path):
+    write_array(tmp_path / "a.npy", (0, 3), "<f4", [np.empty((0, 3), np.float32)])
+    assert map_array(tmp_path / "a.npy", (0, 3), "<f4").shape == (0, 3)
+
+
+def test_large_files_are_flushed_in_pieces(tmp_path, monkeypatch):
+    """So that the flush of another file never waits for more than a piece."""
+    sizes = [0]
+    path = tmp_path / "a.npy"
+    monkeypatch.setattr(paced_file, "PIECE_BYTES", 1000)
+    monkeypatch.setattr(paced_file, "_flush_data", lambda _: sizes.append(path.stat().st_size))
+    rows = np.arange(3000, dtype=np.int32).reshape(1000, 3)
+    write_array(path, rows.shape, "<i4", [rows[:1], rows[1:700], rows[700:700], rows[700:]])
+    np.testing.assert_array_equal(np.load(path), rows)
+    assert max(np.diff([*sizes, path.stat().st_size])) <= 1000
+    assert len(sizes) >= 12

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -14,8 +16,10 @@ from hypothesis import strategies as st
 
 from embedkit import write_lock
 from embedkit.errors import CollectionError, DataError, FingerprintError, InputError
-from embedkit.serving.retrieval import Collection, Document
+from embedkit.runtime import child as child_module
+from embedkit.serving.retrieval import Collection, Document, merging
 from embedkit.serving.retrieval import folder_store as folder_store_module
+from embedkit.serving.retrieval import generations as generations_module
 from embedkit.serving.retrieval import manifest as manifest_module
 from embedkit.serving.retrieval import writer as writer_module
 from embedkit.serving.retrieval.file_seal import FileSeal
@@ -382,7 +386,7 @@ def test_writes_during_a_merge_are_kept(in_pieces, encoder, monkeypatch):
 
 
 def test_a_merge_yields_to_a_write_that_replaced_its_segments(in_pieces, monkeypatch):
-    meanwhile(monkeypatch, in_pieces.compact)
+    meanwhile(monkeypatch, lambda: in_pieces.compact(lexical=True))
     before = all_hits(in_pieces)
     assert not in_pieces.merge()
     assert all_hits(in_pieces) == before
@@ -397,19 +401,119 @@ def test_a_merge_of_documents_that_are_all_deleted_meanwhile_is_dropped(in_piece
     in_pieces.verify()
 
 
-def test_only_one_merge_runs_and_leftovers_are_removed(in_pieces, encoder, monkeypatch):
-    other = Collection.open(in_pieces.path, encoder=encoder)
+def test_leftovers_of_a_killed_merge_are_removed(in_pieces, monkeypatch):
+    """Those of this version and of earlier ones, and not the files of a merge that runs."""
+    leftovers = [in_pieces.path / ".merging", in_pieces.path / ".merging-0a1b2c"]
+    running = []
 
     def write():
-        with pytest.raises(CollectionError, match="another process is writing"):
-            other.merge()
+        running.extend(in_pieces.path.glob(".merging-*/segment/vectors.npy"))
+        in_pieces.delete("tea")
+        assert all(path.exists() for path in running)
+
+    for leftover in leftovers:
+        leftover.mkdir()
+        (leftover / "vectors.npy").write_bytes(b"of a merge that was killed")
+    meanwhile(monkeypatch, write)
+    assert in_pieces.merge()
+    assert len(running) == 1
+    in_pieces.verify()
+    assert not list(in_pieces.path.glob(".merging*"))
+
+
+def test_merges_of_other_segments_run_beside_a_compaction(in_pieces, encoder, monkeypatch):
+    """The segments that it reads stay, so that its result is never in vain."""
+    merges, real = [], writer_module.write_merged
+    monkeypatch.setattr(
+        writer_module, "write_merged", lambda *given, **more: (merges.append(1), real(*given, **more))[1]
+    )
+
+    def write():
+        for number in range(8):
+            in_pieces.upsert([(f"late{number}", f"a late one {number}")])
+        other = Collection.open(in_pieces.path, encoder=encoder)
+        for number in range(4):
+            other.upsert([(f"later{number}", f"a later one {number}")], merge=False)
+        assert other.merge()
+        assert len(other.manifest.segments) <= 4 + 3
+        assert not other.merge()
 
     meanwhile(monkeypatch, write)
-    (in_pieces.path / ".merging").mkdir()
-    (in_pieces.path / ".merging" / "vectors.npy").write_bytes(b"of a merge that was killed")
-    assert in_pieces.merge()
+    in_pieces.compact()
+    assert in_pieces.manifest.segments[0].count == 5 + 9
+    assert len(in_pieces) == 5 + 9 + 12
     in_pieces.verify()
-    assert not (in_pieces.path / ".merging").exists()
+    assert all_hits(in_pieces) == all_hits(Collection.open(in_pieces.path, encoder=encoder))
+
+
+def test_a_compaction_waits_for_another_merge(in_pieces, encoder, monkeypatch):
+    compaction = threading.Thread(target=Collection.open(in_pieces.path, encoder=encoder).compact)
+    meanwhile(monkeypatch, lambda: (compaction.start(), compaction.join(0.2)))
+    assert in_pieces.merge()
+    compaction.join()
+    in_pieces.refresh()
+    assert len(in_pieces.manifest.segments) == 1
+    in_pieces.verify()
+
+
+def test_large_merges_run_in_a_process_of_their_own(in_pieces, encoder, monkeypatch):
+    monkeypatch.setattr(merging, "_SMALL", 0)
+    monkeypatch.setattr(writer_module, "write_merged", None)  # here
+    before = all_hits(in_pieces)
+    in_pieces.compact()
+    assert len(in_pieces.manifest.segments) == 1
+    in_pieces.verify()
+    assert all_hits(in_pieces) == before
+    assert all_hits(Collection.open(in_pieces.path, encoder=encoder)) == before
+
+
+def test_a_failed_merge_changes_nothing(in_pieces, monkeypatch):
+    monkeypatch.setattr(merging, "_SMALL", 0)
+    before = all_hits(in_pieces)
+    with monkeypatch.context() as patch:
+        patch.setattr(child_module, "_START", "import os, signal; os.kill(os.getpid(), signal.SIGTERM)")
+        with pytest.raises(CollectionError, match="has ended with exit code"):
+            in_pieces.compact()
+    documents = in_pieces.path / in_pieces.manifest.segments[1].generation / "documents.jsonl"
+    content = documents.read_bytes()
+    documents.write_bytes(b"?" + content[1:])
+    with pytest.raises(CollectionError, match="is damaged"):
+        in_pieces.compact()
+    documents.write_bytes(content)
+    assert all_hits(in_pieces) == before
+    in_pieces.verify()
+    assert not list(in_pieces.path.glob(".merging*"))
+
+
+def test_a_merging_process_exits_with_its_parent():
+    """At once, in the middle of its work."""
+    code = "import sys; from embedkit.serving.retrieval import merging; merging._exit_with(sys.stdin.buffer)"
+    process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE)
+    process.stdin.close()
+    assert process.wait(60) == 1
+
+
+def test_old_segments_are_removed_without_the_lock(in_pieces, monkeypatch):
+    """However large they are, no writer waits for it."""
+    removed, real = [], generations_module.shutil.rmtree
+
+    def rmtree(path, **options):
+        removed.append((path.name, in_pieces.store._one_writer.locked()))
+        real(path, **options)
+
+    monkeypatch.setattr(generations_module.shutil, "rmtree", rmtree)
+    in_pieces.compact()
+    assert len(generations(in_pieces)) == 1
+    assert [locked for name, locked in removed if not name.endswith(".part")] == [False]
+
+
+def test_a_collection_of_many_segments_can_be_read(collection):
+    """As many as are written while merging is put off."""
+    manifest = collection.manifest
+    (segment,) = manifest.segments
+    many = [dataclasses.replace(segment, generation=f"generation-{number:06d}") for number in range(1, 2001)]
+    dataclasses.replace(manifest, segments=tuple(many)).write(collection.path)
+    assert len(Collection.describe(collection.path).segments) == 2000
 
 
 def test_compacting_does_not_block_writes(in_pieces, encoder, monkeypatch):

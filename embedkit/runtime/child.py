@@ -1,0 +1,108 @@
+"""A child process that runs a module of embedkit, and the frames exchanged with it (see `frames`)."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, BinaryIO
+
+from embedkit import errors
+from embedkit.errors import EmbedkitError
+from embedkit.runtime.frames import read_frame, write_frame
+
+__all__ = ["Child", "describe_error", "parent"]
+
+# multiprocessing would import the caller's script again, and `-m` would search the current folder first. This
+# finds embedkit where the caller found it.
+_START = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from {module} import main; main()"
+_PATIENCE_SECONDS = 5.0
+
+
+class Child:
+    """Starts a process and exchanges frames with it; the parent handles Ctrl-C and stops it.
+
+    Args:
+        module: full name of a module with a function ``main``.
+        ended: returns the error to raise when the process has exited early, given its exit code.
+        environment: environment variables, in addition to those of this process.
+
+    Attributes:
+        process: the process.
+    """
+
+    def __init__(
+        self, module: str, ended: Callable[[int], EmbedkitError], environment: Mapping[str, str] | None = None
+    ) -> None:
+        self._ended = ended
+        self.process = subprocess.Popen(  # noqa: S603 - ourselves
+            [sys.executable, "-P", "-c", _START.format(module=module), json.dumps(sys.path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, **(environment or {})},
+            start_new_session=True,
+        )
+
+    def send(self, header: Mapping[str, Any]) -> None:
+        """Send a request."""
+        # Reading shows whether the process has exited, and why.
+        with contextlib.suppress(BrokenPipeError):
+            write_frame(self._pipe("stdin"), header)
+
+    def receive(self) -> tuple[dict[str, Any], bytes]:
+        """Wait for a reply.
+
+        Raises:
+            EmbedkitError: the one that the process has sent, or that of ``ended``.
+        """
+        try:
+            header, content = read_frame(self._pipe("stdout"))
+        except EOFError:
+            raise self._ended(self.process.wait()) from None
+        if "error" in header:
+            raise _as_error(header)
+        return header, content
+
+    def dismiss(self, *, at_once: bool) -> None:
+        """Ask the process to stop."""
+        if at_once:
+            self.process.kill()
+        with contextlib.suppress(OSError):
+            self._pipe("stdin").close()
+
+    def close(self) -> None:
+        """Wait for the process to exit."""
+        try:
+            self.process.wait(_PATIENCE_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self._pipe("stdout").close()
+
+    def _pipe(self, name: str) -> BinaryIO:
+        pipe: BinaryIO = getattr(self.process, name)
+        return pipe
+
+
+@contextlib.contextmanager
+def parent() -> Iterator[tuple[BinaryIO, BinaryIO]]:
+    """Yield the pipes of requests and of replies, in the child; it ends when the parent has closed one of them."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
+    requests, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # output of libraries must not mix with frames
+    with contextlib.suppress(EOFError, BrokenPipeError), answers:
+        yield requests, answers
+
+
+def describe_error(error: EmbedkitError) -> dict[str, str]:
+    """Return the frame of an error, which :meth:`Child.receive` raises again."""
+    return {"error": type(error).__name__, "message": str(error)}
+
+
+def _as_error(header: Mapping[str, str]) -> EmbedkitError:
+    error: EmbedkitError = getattr(errors, header["error"])(header["message"])
+    return error
