@@ -13,37 +13,42 @@ from embedkit.records import read_records
 FloatArray = npt.NDArray[np.float32]
 
 
-def clustered(count: int, queries: int, *, dimension: int = 128) -> tuple[FloatArray, FloatArray]:
-    """Return rows and queries around centres of different sizes, like those of topics.
+class Topics:
+    """Random unit rows around centres of different sizes, like those of topics.
 
     The spread around a centre is mostly in 32 dimensions, similar to embeddings of texts.
+
+    Args:
+        count: number of rows that will be drawn; determines the number of centres.
+        dimension: D, the width of a row.
     """
-    chance = np.random.default_rng(0)
-    topics = max(16, count // 1_000)
-    centres = chance.standard_normal((topics, dimension), dtype=np.float32)
-    spread = (chance.standard_normal((32, dimension)) / 32**0.5).astype(np.float32)
-    sizes = chance.pareto(1.5, topics) + 1
-    return (
-        _around(centres, spread, chance, sizes / sizes.sum(), count),
-        _around(centres, spread, chance, sizes / sizes.sum(), queries),
-    )
+
+    def __init__(self, count: int, *, dimension: int = 128) -> None:
+        self._chance = np.random.default_rng(0)
+        topics = max(16, count // 1_000)
+        self._centres = self._chance.standard_normal((topics, dimension), dtype=np.float32)
+        self._spread = (self._chance.standard_normal((32, dimension)) / 32**0.5).astype(np.float32)
+        sizes = self._chance.pareto(1.5, topics) + 1
+        self._shares = sizes / sizes.sum()
+
+    def draw(self, rows: FloatArray) -> None:
+        """Fill ``rows``, ``(N, D) float32``, block by block; they may be mapped from a file."""
+        for start in range(0, len(rows), 65_536):
+            block = rows[start : start + 65_536]
+            block[:] = self._centres[self._chance.choice(len(self._centres), size=len(block), p=self._shares)]
+            near = self._chance.standard_normal((len(block), len(self._spread)), dtype=np.float32)
+            block += 0.9 * near @ self._spread
+            block += 0.2 * self._chance.standard_normal(block.shape, dtype=np.float32)
+            block /= np.linalg.norm(block, axis=1, keepdims=True)
 
 
-def _around(
-    centres: FloatArray,
-    spread: FloatArray,
-    chance: np.random.Generator,
-    sizes: npt.NDArray[np.float64],
-    count: int,
-) -> FloatArray:
-    rows = np.empty((count, centres.shape[1]), dtype=np.float32)
-    for start in range(0, count, 65_536):
-        block = rows[start : start + 65_536]
-        block[:] = centres[chance.choice(len(centres), size=len(block), p=sizes)]
-        block += 0.9 * chance.standard_normal((len(block), len(spread)), dtype=np.float32) @ spread
-        block += 0.2 * chance.standard_normal(block.shape, dtype=np.float32)
-        block /= np.linalg.norm(block, axis=1, keepdims=True)
-    return rows
+def clustered(count: int, queries: int, *, dimension: int = 128) -> tuple[FloatArray, FloatArray]:
+    """Return rows of :class:`Topics`, and queries of the same topics."""
+    topics = Topics(count, dimension=dimension)
+    rows, asked = (np.empty((size, dimension), dtype=np.float32) for size in (count, queries))
+    topics.draw(rows)
+    topics.draw(asked)
+    return rows, asked
 
 
 def embedded(path: Path, model: str, count: int, queries: int) -> tuple[FloatArray, FloatArray]:
