@@ -8,11 +8,14 @@ import os
 import secrets
 import shutil
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from embedkit.errors import EmbedkitError, StorageError
 
 __all__ = ["atomic_file", "atomic_folder", "flush", "flush_folder", "storage_errors"]
+
+_FLUSHES = 8
 
 
 @contextlib.contextmanager
@@ -86,9 +89,10 @@ def atomic_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def flush_folder(folder: Path) -> None:
-    """Flush all files and folders in ``folder`` to disk."""
-    for file in folder.rglob("*"):
-        flush(file)
+    """Flush all files and folders in ``folder`` to disk, together, which costs little more than one."""
+    with ThreadPoolExecutor(_FLUSHES) as threads:
+        for _ in threads.map(flush, folder.rglob("*")):
+            pass
 
 
 def _name_beside(target: Path) -> Path:

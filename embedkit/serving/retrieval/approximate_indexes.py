@@ -352,7 +352,8 @@ class BinaryIndex(RescoredIndex):
     def _candidates(self, queries: FloatArray, k: int, effort: float, selection: _Selection | None) -> RowNumbers:
         rows = None if selection is None else np.flatnonzero(selection.allowed)
         signs = self._small if rows is None else self._small[rows]
-        wanted = max(20 * k + 200, len(signs) // 200)  # with more rows, more of them have similar signs
+        # With more rows, more of them have similar signs; and the fewer are allowed, the less similar the nearest.
+        wanted = max(20 * k + 200, len(signs) // 200, len(self) // 1000)
         _, found = faiss.knn_hamming(_signs(queries), signs, min(len(signs), self._bounded(k, effort * wanted)))
         return np.asarray(found if rows is None else rows[found])
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import os
 import threading
 import time
@@ -28,6 +29,7 @@ from embedkit.serving.retrieval.store import Plan, Upserted
 __all__ = ["FolderStore"]
 
 _RETRY_S: Final = 0.05
+_PATIENCE_S: Final = 10.0
 
 _Choice = Callable[[Sequence[SegmentEntry], Collection[str]], int | None]
 """Returns the number of the first segment to merge, given all segments and the generations being merged."""
@@ -129,7 +131,7 @@ class FolderStore:
 
     def merge(self) -> bool:
         """Merge small segments; other writers are excluded only while they are replaced."""
-        return bool(self._merge(writer.tail, show_progress_bar=False))
+        return bool(self._merge(writer.tail, patience_s=_PATIENCE_S, show_progress_bar=False))
 
     def compact(self, *, index: str | None, lexical: bool | None, show_progress_bar: bool | None) -> None:
         """Write all documents into one segment; does nothing if nothing would change.
@@ -140,7 +142,8 @@ class FolderStore:
         new = self._changed(index=index, lexical=lexical)
         _check_kinds(new.index, lexical=new.lexical)
         if new == self.about:
-            while not _is_compact(self.about) and not self._merge(_all, show_progress_bar=show_progress_bar):
+            options: dict[str, Any] = {"patience_s": math.inf, "show_progress_bar": show_progress_bar}
+            while not _is_compact(self.about) and not self._merge(_all, **options):
                 time.sleep(_RETRY_S)  # until another merge has finished
             return
         with self._writing() as generations:
@@ -156,7 +159,7 @@ class FolderStore:
             old, index=index or old.index, lexical=old.lexical if lexical is None else lexical
         )
 
-    def _merge(self, choose: _Choice, *, show_progress_bar: bool | None) -> bool | None:
+    def _merge(self, choose: _Choice, *, patience_s: float, show_progress_bar: bool | None) -> bool | None:
         """Merge the segments chosen, beside other writes.
 
         The new files are written, flushed, verified and mapped without the lock, under which they are only
@@ -164,9 +167,12 @@ class FolderStore:
 
         Returns:
             None if there is nothing to merge; False if concurrent writes removed the segments.
+
+        Raises:
+            CollectionBusyError: another process has been writing for longer than ``patience_s``.
         """
         with contextlib.ExitStack() as held:
-            with self._writing_patiently():
+            with self._writing_patiently(patience_s):
                 before = self._snapshot
                 first = choose(before.manifest.segments, reserved(self.path))
                 if first is None:
@@ -177,7 +183,7 @@ class FolderStore:
             entry = merged(self.path, segment, before, first, show_progress_bar=show_progress_bar)
             self._merged = _open_ahead(segment, entry, before)
             try:
-                with self._writing_patiently() as generations:
+                with self._writing_patiently(patience_s) as generations:
                     return writer.adopt(self.path, next(generations), files, entry, before, first, self._snapshot)
             finally:
                 self._merged = None
@@ -221,14 +227,17 @@ class FolderStore:
                 self.refresh()
 
     @contextlib.contextmanager
-    def _writing_patiently(self) -> Iterator[Iterator[str]]:
-        """Become the only writer, after any other one."""
+    def _writing_patiently(self, patience_s: float) -> Iterator[Iterator[str]]:
+        """Become the only writer, after any other one that finishes in time."""
+        until = time.monotonic() + patience_s
         with contextlib.ExitStack() as held:
             generations = None
             while generations is None:
                 try:
                     generations = held.enter_context(self._writing())
                 except CollectionBusyError:
+                    if time.monotonic() > until:
+                        raise
                     time.sleep(_RETRY_S)
             yield generations
 
