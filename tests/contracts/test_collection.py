@@ -1,10 +1,16 @@
-"""What every collection store guarantees: a folder, a file of Milvus Lite, a folder of Qdrant's client."""
+"""What every collection store guarantees: a folder, a file of Milvus Lite, a folder of Qdrant's client.
+
+With the URI of a Milvus server in `EMBEDKIT_TEST_MILVUS`, also on that server, in collections that are dropped
+afterwards. Servers before 2.5 have no keyword search and skip the tests that need it.
+"""
 
 from __future__ import annotations
 
 import importlib.util
+import os
+import secrets
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import numpy as np
@@ -26,10 +32,19 @@ DOCUMENTS = [
 ]
 HAS_MILVUS = all(importlib.util.find_spec(name) for name in ("pymilvus", "milvus_lite"))
 HAS_QDRANT = importlib.util.find_spec("qdrant_client") is not None
-ADDRESSES = {"folder": "{}/idx", "milvus": "milvus:{}/milvus.db#docs", "qdrant": "qdrant:{}/points#docs"}
+MILVUS_SERVER = os.environ.get("EMBEDKIT_TEST_MILVUS", "")
+ADDRESSES = {
+    "folder": "{}/idx",
+    "milvus": "milvus:{}/milvus.db#docs",
+    "milvus-server": f"milvus:{MILVUS_SERVER}#docs_",
+    "qdrant": "qdrant:{}/points#docs",
+}
 STORES = [
     "folder",
     pytest.param("milvus", marks=pytest.mark.skipif(not HAS_MILVUS, reason="needs pymilvus and milvus-lite")),
+    pytest.param(
+        "milvus-server", marks=pytest.mark.skipif(not MILVUS_SERVER, reason="needs EMBEDKIT_TEST_MILVUS")
+    ),
     pytest.param("qdrant", marks=pytest.mark.skipif(not HAS_QDRANT, reason="needs qdrant-client")),
 ]
 
@@ -40,15 +55,40 @@ def encoder(toy_bundle: Path) -> Encoder:
 
 
 @pytest.fixture(params=STORES)
-def address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    return ADDRESSES[request.param].format(tmp_path)
+def address(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    address = ADDRESSES[request.param].format(tmp_path)
+    if request.param != "milvus-server":
+        yield address
+        return
+    address += secrets.token_hex(6)
+    yield address
+    with suppress(CollectionError), closing(Collection.open(address)) as left:
+        left.store.drop()
 
 
 @pytest.fixture
-def collection(address: str, encoder: Encoder) -> Iterator[Collection]:
-    built = Collection.build(DOCUMENTS, encoder=encoder, path=address, lexical=True, source="here")
+def features(address: str) -> frozenset[str]:
+    """What not every store can do: ``words``."""
+    if not MILVUS_SERVER or not address.startswith(f"milvus:{MILVUS_SERVER}"):
+        return frozenset({"words"})
+    from embedkit.serving.milvus import store
+
+    with closing(store.MilvusClient(MILVUS_SERVER)) as client:
+        has_words = not store._WITHOUT_WORDS.match(client.get_server_version())
+    return frozenset({"words"} if has_words else ())
+
+
+@pytest.fixture
+def collection(address: str, encoder: Encoder, features: frozenset[str]) -> Iterator[Collection]:
+    built = Collection.build(DOCUMENTS, encoder=encoder, path=address, lexical="words" in features, source="here")
     yield built
     built.close()
+
+
+@pytest.fixture
+def words(features: frozenset[str]) -> None:
+    if "words" not in features:
+        pytest.skip("this version of Milvus has no keyword search")
 
 
 def ids(hits: list) -> list[str]:
@@ -76,12 +116,17 @@ def test_documents_are_returned_unchanged(collection: Collection) -> None:
 
 
 def test_it_is_opened_with_its_own_model(
-    collection: Collection, address: str, encoder: Encoder, write_toy_bundle, tmp_path: Path
+    collection: Collection,
+    address: str,
+    encoder: Encoder,
+    features: frozenset[str],
+    write_toy_bundle,
+    tmp_path: Path,
 ) -> None:
     collection.close()
     about = Collection.describe(address)
     assert (about.model, about.fingerprint, about.source) == ("toy", encoder.fingerprint, "here")
-    assert (about.dimension, about.lexical, about.count, about.queries) == (16, True, 5, None)
+    assert (about.dimension, about.lexical, about.count, about.queries) == (16, "words" in features, 5, None)
     again = Collection.open(address, encoder=encoder)
     assert ids(again.search("red apple", 1)) == ["d"]
     again.close()
@@ -199,9 +244,10 @@ def test_a_deletion_returns_the_number_deleted(collection: Collection) -> None:
     ],
     ids=str,
 )
-def test_filters(collection: Collection, conditions: dict, expected: str) -> None:
+def test_filters(collection: Collection, features: frozenset[str], conditions: dict, expected: str) -> None:
     assert sorted(ids(collection.search("the dog", 10, filter=conditions))) == list(expected)
-    assert sorted(ids(collection.search("the dog", 10, filter=conditions, hybrid=True))) == list(expected)
+    if "words" in features:
+        assert sorted(ids(collection.search("the dog", 10, filter=conditions, hybrid=True))) == list(expected)
 
 
 def test_mistakes_are_errors(collection: Collection) -> None:
@@ -224,6 +270,7 @@ def test_mistakes_are_errors(collection: Collection) -> None:
         collection.search_embeddings(np.ones((1, 3), dtype=np.float32))
 
 
+@pytest.mark.usefixtures("words")
 def test_words_are_found_and_fused(collection: Collection) -> None:
     hits = collection.search("horse", 5, hybrid=True)
     assert hits[0].id == "e"
@@ -232,6 +279,17 @@ def test_words_are_found_and_fused(collection: Collection) -> None:
     assert all(hit.scores["lexical"] > 0 for hit in hits if "lexical" in hit.scores)
     assert collection.search("horse", 5, hybrid="weighted")[0].id == "e"
     assert len(collection.search("nowhere to be found", 5, hybrid=True)) == 5
+
+
+def test_words_are_refused_where_there_are_none(
+    collection: Collection, address: str, encoder: Encoder, features: frozenset[str]
+) -> None:
+    if "words" in features:
+        pytest.skip("this store has keyword search")
+    with pytest.raises(InputError, match="built without words"):
+        collection.search("a dog", hybrid=True)
+    with pytest.raises(CollectionError, match="which has no keyword search"):
+        Collection.build(DOCUMENTS, encoder=encoder, path=f"{address}_words", lexical=True)
 
 
 def test_a_reranker_decides_the_order(collection: Collection, encoder: Encoder) -> None:
@@ -246,6 +304,7 @@ def test_a_reranker_decides_the_order(collection: Collection, encoder: Encoder) 
     assert hits[0].score == -len("red apple")
 
 
+@pytest.mark.usefixtures("words")
 def test_a_server_runs_the_models_of_a_search(collection: Collection, encoder: Encoder) -> None:
     steps = collection.search_steps("a dog", 2, rerank=True, hybrid=True, filter={"lang": "en"})
     wanted = next(steps)

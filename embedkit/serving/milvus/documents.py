@@ -169,7 +169,7 @@ class MilvusDocuments(RemoteStore):
         self._rows.drop()
 
     def close(self) -> None:
-        """Close the connection; others can then open a Milvus Lite file."""
+        """Close the connection; a Milvus Lite file stays locked until this process exits."""
         self._rows.close()
 
     def search(

@@ -53,7 +53,8 @@ def _none_of(place: str, values: list[Any]) -> str:
     """Return the negation in two parts, because comparing an absent value is neither true nor false."""
     if not values:
         return 'id != ""'
-    return f"not exists {place} or not ({_any_of(place, values)})"
+    # In parentheses, because Milvus 2.3 takes all that follows `exists` for what exists.
+    return f"not (exists {place}) or not ({_any_of(place, values)})"
 
 
 def _exists(place: str, *, wanted: bool) -> str:

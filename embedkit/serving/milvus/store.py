@@ -119,9 +119,14 @@ class MilvusStore:
         return cls(client, uri, name, about)
 
     def count(self) -> int:
-        """Return the number of rows."""
+        """Return the number of rows, after all writes; later reads see these writes, too.
+
+        Deletions on servers of version 2.3 would otherwise become visible only after some milliseconds.
+        """
         with _errors_converted(self.uri):
-            found = self._client.query(self.name, filter="", output_fields=["count(*)"])
+            found = self._client.query(
+                self.name, filter="", output_fields=["count(*)"], consistency_level="Strong"
+            )
         return int(found[0]["count(*)"])
 
     def upsert(self, rows: Sequence[Row]) -> None:
