@@ -210,3 +210,13 @@ def test_refuses_a_file_of_another_kind(kind, tmp_path):
 def test_refuses_a_missing_file(kind, tmp_path):
     with pytest.raises(CollectionError, match="index"):
         kind.load(tmp_path / "index", ROWS)
+
+
+def test_binary_compares_more_of_few_allowed_rows():
+    """The nearest of few allowed rows are far, and many rows have signs as similar."""
+    index = approximate_indexes.BinaryIndex.build(clustered(800_000, seed=1, width=8))
+    allowed = np.arange(len(index)) % 40 == 0
+    selection = approximate_indexes._Selection(allowed, 1 / 40)
+    candidates = index._candidates(clustered(2, seed=2, width=8), 10, 1.0, selection)
+    assert candidates.shape == (2, 800)
+    assert allowed[candidates].all()

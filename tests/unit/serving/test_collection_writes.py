@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from embedkit import write_lock
-from embedkit.errors import CollectionError, DataError, FingerprintError, InputError
+from embedkit.errors import CollectionBusyError, CollectionError, DataError, FingerprintError, InputError
 from embedkit.runtime import child as child_module
 from embedkit.serving.retrieval import Collection, Document, merging
 from embedkit.serving.retrieval import folder_store as folder_store_module
@@ -454,6 +454,13 @@ def test_a_compaction_waits_for_another_merge(in_pieces, encoder, monkeypatch):
     in_pieces.refresh()
     assert len(in_pieces.manifest.segments) == 1
     in_pieces.verify()
+
+
+def test_a_merge_does_not_wait_forever(in_pieces, monkeypatch):
+    monkeypatch.setattr(folder_store_module, "_PATIENCE_S", 0.1)
+    with write_lock.write_lock(in_pieces.path), pytest.raises(CollectionBusyError):
+        in_pieces.merge()
+    assert in_pieces.merge()
 
 
 def test_large_merges_run_in_a_process_of_their_own(in_pieces, encoder, monkeypatch):
