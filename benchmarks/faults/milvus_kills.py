@@ -29,7 +29,7 @@ from kills import GROUPS, WordHashes, documents, ids
 from embedkit.errors import CollectionError
 from embedkit.serving.retrieval import Collection
 
-ACTIONS = [*12 * ["upsert"], *6 * ["delete"], *4 * ["compact"], "build"]  # a build takes longest
+ACTIONS = [*60 * ["upsert"], *30 * ["delete"], *9 * ["compact"], "build"]  # a build takes longest
 LONGEST_SECONDS = 2.0
 
 State = dict[str, int | None]

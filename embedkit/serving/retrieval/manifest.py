@@ -14,6 +14,7 @@ import contextlib
 import functools
 import hashlib
 import json
+import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -187,7 +188,7 @@ class Manifest:
         path = folder / MANIFEST
         try:
             with path.open("rb") as file:
-                content = file.read(_LARGEST_BYTES + 1)
+                content = file.read(min(os.fstat(file.fileno()).st_size, _LARGEST_BYTES))
         except (FileNotFoundError, NotADirectoryError):
             raise CollectionError(
                 f"there is no collection at {folder}; build one with Collection.build or `embedkit index build`"

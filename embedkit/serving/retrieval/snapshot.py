@@ -108,7 +108,9 @@ class Snapshot:
         """
         parts, start = [], 0
         for entry in manifest.segments:
-            segment, alive = (None, None) if previous is None else previous.opened(entry)
+            segment, alive = (
+                (None, None) if previous is None else (previous.segment(entry), previous.alive_rows(entry))
+            )
             if segment is None and merged is not None and merged.files == entry.files:
                 segment = merged
             if segment is None:
@@ -117,12 +119,15 @@ class Snapshot:
             start += entry.count
         return cls(folder, manifest, parts)
 
-    def opened(self, wanted: SegmentEntry) -> tuple[Segment | None, BoolArray | None]:
-        """Return the segment of an entry if this snapshot has it open, and its rows if these are the same."""
+    def segment(self, wanted: SegmentEntry) -> Segment | None:
+        """Return the segment of an entry, if this snapshot has it open."""
         entry, part = self._by_generation.get(wanted.generation, (None, None))
-        if entry is None or part is None or entry.files != wanted.files:
-            return None, None
-        return part.segment, part.alive if entry.deleted == wanted.deleted else None
+        return part.segment if part and entry and entry.files == wanted.files else None
+
+    def alive_rows(self, wanted: SegmentEntry) -> BoolArray | None:
+        """Return the rows of an entry's segment that are not deleted, if this snapshot has the same ones."""
+        entry, part = self._by_generation.get(wanted.generation, (None, None))
+        return part.alive if part and entry == wanted else None
 
     def __len__(self) -> int:
         """Number of documents, excluding deleted ones."""
