@@ -132,17 +132,17 @@ class Admission:
         wanted, held_s = _ROOM * min(seconds, self._largest_s), self.held_s
         mine = self._charged_ns_by_name[caller.name] / _NS
         if self._charged_ns and self._charged_ns / _NS + wanted > self._limit_s:
-            raise OverloadedError(f"{held_s:.2f} s of work are waiting; try again later", _whole_seconds(held_s))
+            raise OverloadedError(f"{held_s:.2f} s of work are queued; try again later", _whole_seconds(held_s))
         if mine > 0 and mine + wanted > caller.share * self._limit_s:
             raise OverloadedError(
-                f"requests with the key {caller.name!r} have {mine:.2f} s of work waiting, which is all of their "
+                f"requests with the key {caller.name!r} have {mine:.2f} s of work queued, which is their whole "
                 "share; try again later",
                 _whole_seconds(mine),
             )
         left = math.inf if caller.deadline is None else caller.deadline - time.monotonic()
         if 0 < left < held_s:  # the guard handles deadlines that have already passed
             raise OverloadedError(
-                f"{held_s:.2f} s of work are waiting, more than this request's timeout; try again later",
+                f"{held_s:.2f} s of work are queued, more than the time limit of this request; try again later",
                 _whole_seconds(held_s),
             )
 

@@ -29,7 +29,7 @@ class AgentDocument(BaseModel):
 
     id: str = Field(min_length=1, description="a document with the same id is replaced")
     text: str
-    metadata: dict[str, Any] = Field(default_factory=dict, description="values that searches can filter by")
+    metadata: dict[str, Any] = Field(default_factory=dict, description="fields that searches can filter by")
 
 
 class Agents:
@@ -62,17 +62,17 @@ class Agents:
 
     async def search(
         self,
-        query: Annotated[str, Field(description="what to look for, in words or as a question")],
-        k: Annotated[int, Field(ge=1, le=100, description="documents wanted")] = 5,
+        query: Annotated[str, Field(description="keywords or a question")],
+        k: Annotated[int, Field(ge=1, le=100, description="number of documents")] = 5,
         filter: Annotated[  # noqa: A002 - what an agent sees
             dict[str, Any] | None,
             Field(description='conditions on metadata, as in {"lang": "en", "year": {"gte": 2020}}'),
         ] = None,
         hybrid: Annotated[  # noqa: FBT002 - agents name their arguments
-            bool, Field(description="search by words too, where the collection indexes words")
+            bool, Field(description="also search by keywords, if the collection has a keyword index")
         ] = False,
         rerank: Annotated[  # noqa: FBT002
-            bool, Field(description="let the re-ranker order the results, where there is one")
+            bool, Field(description="whether the re-ranker, if any, decides the order")
         ] = False,
     ) -> list[dict[str, Any]]:
         """Find the documents of the collection nearest in meaning to a query, best first."""
@@ -86,7 +86,7 @@ class Agents:
     async def embed(
         self,
         texts: Annotated[list[str], Field(min_length=1, description="texts to embed")],
-        model: Annotated[str | None, Field(description="name of the model; the default one if left out")] = None,
+        model: Annotated[str | None, Field(description="name of the model; default: the first one")] = None,
     ) -> list[list[float]]:
         """Embed texts: unit vectors, whose inner products are the texts' similarities."""
         with self._answering() as catalogue:

@@ -122,4 +122,4 @@ async def _explain_http(request: Request, error: Exception) -> Response:
 
 
 async def _explain_nothing(request: Request, _: Exception) -> Response:
-    return problem(request.url.path, 500, "something went wrong here; the server's log says where")
+    return problem(request.url.path, 500, "internal error; the server's log has the details")

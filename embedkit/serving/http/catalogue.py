@@ -139,7 +139,7 @@ class Catalogue:
             InputError: the server has none.
         """
         if self.cross is None:
-            raise InputError("this server has no cross-encoder; an operator can give it one with --reranker")
+            raise InputError("this server has no cross-encoder; an operator can add one with --reranker")
         return self.cross
 
     def needed_library(self) -> Library:
@@ -149,7 +149,7 @@ class Catalogue:
             InputError: the server has none.
         """
         if self.library is None:
-            raise InputError("this server has no collection; an operator can give it one with --collection")
+            raise InputError("this server has no collection; an operator can add one with --collection")
         return self.library
 
     def cards(self) -> list[dict[str, Any]]:
@@ -196,8 +196,8 @@ class Catalogue:
 
     def _missing(self, name: str | None, there: list[str]) -> ModelNotFoundError:
         return ModelNotFoundError(
-            f"there is no model {name!r:.80} here; this server has {', '.join(map(repr, there))} "
-            "(an operator can add names with aliases)"
+            f"there is no model {name!r:.80}; this server has {', '.join(map(repr, there))} "
+            "(an operator can add other names with the setting aliases)"
         )
 
     def _make_batcher(self, model: str, run: Callable[[Tokens], FloatArray], rate: Rate) -> Batcher:
@@ -247,7 +247,9 @@ def _aliases(given: Sequence[str], names: set[str]) -> dict[str, str | None]:
     for alias in given:
         name, equals, model = alias.partition("=")
         if equals and model not in names:
-            raise ConfigError(f"aliases: {alias!r} is of no model here; there are {', '.join(sorted(names))}")
+            raise ConfigError(
+                f"aliases: {alias!r} names an unknown model; this server has {', '.join(sorted(names))}"
+            )
         found[name] = model if equals else None
     return found
 
@@ -255,9 +257,9 @@ def _aliases(given: Sequence[str], names: set[str]) -> dict[str, str | None]:
 def _check_verification(name: str, found: Verification) -> None:
     if not found["passed"]:
         raise ModelError(
-            f"{name} gives other results here than where it was made (off by {found['difference']:.2g}, allowed "
-            f"{found['tolerance']:.2g}{', other bits than recorded' if found['same_bits'] is False else ''}); "
-            "see `embedkit doctor`"
+            f"{name} computes other results on this machine than where it was exported (difference "
+            f"{found['difference']:.2g}, tolerance {found['tolerance']:.2g}"
+            f"{', other bits than recorded' if found['same_bits'] is False else ''}); see `embedkit doctor`"
         )
 
 

@@ -82,7 +82,7 @@ class Gate:
         if tokens.overflowing and not wanted:
             raise TextOverflowError(
                 f"{tokens.truncated} of {len(tokens.ids)} texts are longer than {model.max_length} tokens, the "
-                f"first at position {tokens.overflowing[0]}; shorten them, or ask for them to be cut"
+                f"first at position {tokens.overflowing[0]}; shorten them, or allow truncation"
             )
         self._metrics.count_truncated(model.name, tokens.truncated)
 

@@ -86,7 +86,7 @@ class Guard:
         is_page = scope["method"] in _READING and (path == "/" or path.startswith(_PAGE_FOLDER))
         if self._hosts is not None and path not in _PROBES and _host_name(headers) not in self._hosts:
             return problem(
-                path, 400, "Host: this server does not go by that name; an operator can add it to hosts"
+                path, 400, "Host: this host name is not allowed; an operator can add it to the setting hosts"
             )
         if is_page or path in _PROBES:
             return Admitted(None)
@@ -123,12 +123,12 @@ class Guard:
         needed = _needed_scope(path)
         if not self._keys:
             if needed == "admin":
-                message = "this route needs an API key with the scope 'admin', and this server has no keys"
+                message = "this route requires an API key with the scope 'admin', and this server has no keys"
                 return problem(path, 403, f"Authorization: {message}")
             return _ANYBODY
         key = self._keys.find(_bearer(headers))
         if key is None:
-            message = "Authorization: this server wants an API key, as in `Authorization: Bearer KEY`"
+            message = "Authorization: this server requires an API key: `Authorization: Bearer KEY`"
             return problem(path, 401, message, headers={"www-authenticate": "Bearer"})
         if needed not in key.scopes:
             return problem(path, 403, f"Authorization: this key does not have the scope {needed!r}")
@@ -172,7 +172,7 @@ class Guard:
 
     def _require_place(self) -> None:
         if self._at_work >= self._settings.concurrent_requests:
-            raise OverloadedError(f"{self._at_work} requests are at work already; try again later")
+            raise OverloadedError(f"{self._at_work} requests are being processed; try again later")
 
     def _check_declared_size(self, headers: RawHeaders) -> None:
         most = self._settings.max_body_bytes
@@ -193,14 +193,14 @@ class Guard:
             chunks.append(message.get("body", b""))
             size += len(chunks[-1])
             if size > most:
-                raise TooLargeError(f"the request has more than {most} bytes, which is the most allowed")
+                raise TooLargeError(f"the request has more than {most} bytes, the maximum")
             more = message.get("more_body", False)
         return b"".join(chunks)
 
 
 def too_late(path: str, seconds: float) -> Response:
     """Return the response to a request whose work took too long."""
-    message = f"the work was not done within {seconds:g} s (X-Request-Timeout, or timeout_s of the server)"
+    message = f"the request was not completed within {seconds:g} s (X-Request-Timeout, or timeout_s of the server)"
     return problem(path, 504, message)
 
 

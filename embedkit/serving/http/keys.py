@@ -46,7 +46,7 @@ class _Entry:
         if self.sha256 is not None and not _SHA256.fullmatch(self.sha256):
             problems.append("sha256 is not 64 lower-case hexadecimal digits")
         if unknown := sorted(set(self.scopes) - SCOPES):
-            problems.append(f"scopes has no {unknown[0]!r}; there are {', '.join(sorted(SCOPES))}")
+            problems.append(f"scopes: unknown scope {unknown[0]!r}; expected {', '.join(sorted(SCOPES))}")
         if problems:
             raise ConfigError(problems)
 

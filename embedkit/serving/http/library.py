@@ -106,7 +106,7 @@ class Library:
             OverloadedError: too much work is waiting.
         """
         if rerank and self._ranker is None:
-            raise InputError("rerank: this server has no re-ranker; an operator can give it one with --reranker")
+            raise InputError("rerank: this server has no re-ranker; an operator can add one with --reranker")
         stages = {"filter": bool(conditions), "dense": True, "lexical": bool(hybrid)}
         units = {
             stage: len(self.collection) * (effort if stage == "dense" else 1) for stage in stages if stages[stage]

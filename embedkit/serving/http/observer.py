@@ -125,4 +125,4 @@ class Observer:
             "request_id": seen.request_id.decode(),
         }
         logger.error("unexpected error", extra={"fields": fields})
-        return problem(seen.scope["path"], 500, "something went wrong here; the server's log says where")
+        return problem(seen.scope["path"], 500, "internal error; the server's log has the details")

@@ -23,50 +23,50 @@ class ServerSettings:
     host: str = setting("127.0.0.1", "address to listen on; 0.0.0.0 for all, behind a proxy or with an API key")
     port: int = setting(8080, "port to listen on; 0 takes a free one", minimum=0, maximum=65_535)
     hosts: tuple[str, ...] = setting(
-        (), "names that requests may call the server by; empty: this machine's on a loopback address, else any"
+        (), "host names allowed in requests; empty: this machine's own names on a loopback address, else any"
     )
     cors_origins: tuple[str, ...] = setting(
         (), "origins whose pages may call the server from a browser, e.g. https://app.example.com; * for any"
     )
-    root_path: str = setting("", "path under which a proxy offers the server, e.g. /embeddings")
+    root_path: str = setting("", "path prefix added by a proxy, e.g. /embeddings")
     api_key_file: str | None = setting(
         None, f"API keys: a TOML file with scopes and shares, or one key a line; or one key in {KEY_VARIABLE}"
     )
     tls_certificate: str | None = setting(None, "PEM file of the certificate chain, for HTTPS without a proxy")
     tls_key: str | None = setting(None, "PEM file of its private key")
-    collection: str | None = setting(None, "folder of a collection to search in, made with the same model")
+    collection: str | None = setting(None, "folder of a collection, built with the same model or its teacher")
     allow_writes: bool = setting(False, "whether clients may change the collection")
-    refresh_s: float = setting(1.0, "longest until what others write to the collection is seen", minimum=0)
-    reranker: str | None = setting(None, "cross-encoder that ranks texts; the model itself if left out")
-    aliases: tuple[str, ...] = setting((), "other names of the default model, or NAME=MODEL for another one")
+    refresh_s: float = setting(1.0, "maximum delay until writes of other processes are visible", minimum=0)
+    reranker: str | None = setting(None, "cross-encoder for ranking; default: the model itself")
+    aliases: tuple[str, ...] = setting((), "additional names of the default model; NAME=MODEL for another one")
     workers: int = setting(1, "processes that share the port and the weights", minimum=1)
-    threads: int | None = setting(None, "threads to keep busy; all this process may use if left out", minimum=1)
+    threads: int | None = setting(
+        None, "compute threads of a worker; default: its share of the available processors", minimum=1
+    )
     on_overflow: OnOverflow = setting("truncate", "texts longer than the model: truncate (counted) or error")
     batch_tokens: int = setting(4096, "tokens after which no more texts join a batch", minimum=1)
-    max_wait_ms: float = setting(
-        2.0, "longest that a text waits for others to join it, when others are about", minimum=0
-    )
-    queue_s: float = setting(5.0, "seconds of work that may wait; beyond, requests get 429", above=0)
+    max_wait_ms: float = setting(2.0, "maximum time a text waits for others to join its batch", minimum=0)
+    queue_s: float = setting(5.0, "seconds of work that may be queued; beyond, requests get 429", above=0)
     timeout_s: float = setting(
-        60.0, "time limit for the work of a request, unless it brings a shorter one; beyond, 504", above=0
+        60.0, "time limit for the work of a request, unless it sets a shorter one; beyond, 504", above=0
     )
-    concurrent_requests: int = setting(256, "requests at work at a time; beyond, 429", minimum=1)
-    max_items: int = setting(2048, "texts of one request", minimum=1)
-    max_characters: int = setting(1_000_000, "characters of one request, all texts together", minimum=1)
-    max_body_bytes: int = setting(8_388_608, "bytes of one request", minimum=1)
+    concurrent_requests: int = setting(256, "requests processed at once; beyond, 429", minimum=1)
+    max_items: int = setting(2048, "texts per request", minimum=1)
+    max_characters: int = setting(1_000_000, "characters per request, all texts together", minimum=1)
+    max_body_bytes: int = setting(8_388_608, "bytes per request", minimum=1)
     max_header_bytes: int = setting(65_536, "bytes of a request's headers; beyond, 431", minimum=1024)
     max_buffered_bytes: int = setting(
-        268_435_456, "bytes of arriving requests and of unread answers, over all connections", minimum=1
+        268_435_456, "bytes of incoming requests and unread responses, over all connections", minimum=1
     )
-    max_connections: int = setting(1024, "open connections, as far as the limit on open files allows", minimum=1)
+    max_connections: int = setting(1024, "open connections, within the limit on open files", minimum=1)
     header_timeout_s: float = setting(10.0, "time limit for a request's headers to arrive; beyond, 408", above=0)
     body_timeout_s: float = setting(30.0, "time limit for a request's body to arrive; beyond, 408", above=0)
-    answer_timeout_s: float = setting(30.0, "time limit for a client to read an answer", above=0)
-    keep_alive_s: int = setting(30, "how long an idle connection is kept; more than the proxy's", minimum=1)
+    answer_timeout_s: float = setting(30.0, "time limit for a client to read a response", above=0)
+    keep_alive_s: int = setting(30, "lifetime of an idle connection; longer than the proxy's", minimum=1)
     drain_delay_s: float = setting(
-        5.0, "on SIGTERM, how long connections are still accepted while readiness answers 503", minimum=0
+        5.0, "on SIGTERM, time during which connections are still accepted while readiness returns 503", minimum=0
     )
-    drain_s: int = setting(30, "then, how long requests at work may take to finish", minimum=0)
+    drain_s: int = setting(30, "after that, time for current requests to finish", minimum=0)
 
     def __post_init__(self) -> None:
         problems = []

@@ -123,7 +123,7 @@ class Workers:
         _tell(process, order.line())
         assert process.stdout is not None
         if await process.stdout.readline() != READY and not self._stopping:
-            raise WorkerError(f"worker {number} did not start; its last lines in the log say why")
+            raise WorkerError(f"worker {number} did not start; see its last lines in the log")
 
     async def _watch(self, number: int, folder: str, listening: socket.socket) -> int:
         """Keep a worker running until shutdown; return the exit code of the last one."""

@@ -13,13 +13,14 @@ from starlette.responses import Response
 from embedkit.protocols import FloatArray
 from embedkit.serving.http.catalogue import Catalogue
 from embedkit.serving.http.observer import NOTES
-from embedkit.serving.http.schemas import Problem, TeiProblem
+from embedkit.serving.http.schemas.openai import Problem
+from embedkit.serving.http.schemas.tei import TeiProblem
 from embedkit.serving.http.service import Service
 
 __all__ = ["PROBLEMS", "TEI_PROBLEMS", "Operating", "Serving", "answer", "as_texts", "note", "to_base64"]
 
-_PROBLEM = {"model": Problem, "description": "says what is wrong"}
-_TEI_PROBLEM = {"model": TeiProblem, "description": "says what is wrong"}
+_PROBLEM = {"model": Problem, "description": "the error"}
+_TEI_PROBLEM = {"model": TeiProblem, "description": "the error"}
 PROBLEMS: dict[int | str, dict[str, Any]] = {"4XX": _PROBLEM, "5XX": _PROBLEM}
 TEI_PROBLEMS: dict[int | str, dict[str, Any]] = {"4XX": _TEI_PROBLEM, "5XX": _TEI_PROBLEM}
 

@@ -14,7 +14,7 @@ from embedkit.runtime.encoder import Encoder
 from embedkit.runtime.packing import Precision
 from embedkit.serving.http.embedding import Embedded, Embedder, Role
 from embedkit.serving.http.routes.answers import PROBLEMS, Serving, answer, note, to_base64
-from embedkit.serving.http.schemas import CohereEmbedAnswer, CohereEmbedRequest
+from embedkit.serving.http.schemas.cohere import CohereEmbedAnswer, CohereEmbedRequest
 
 __all__ = ["router"]
 

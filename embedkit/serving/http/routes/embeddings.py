@@ -11,7 +11,7 @@ from embedkit.errors import InputError
 from embedkit.serving.http.catalogue import Catalogue
 from embedkit.serving.http.embedding import Embedder
 from embedkit.serving.http.routes.answers import PROBLEMS, Serving, answer, as_texts, note, to_base64
-from embedkit.serving.http.schemas import EmbeddingsAnswer, EmbeddingsRequest, ModelCard, ModelList
+from embedkit.serving.http.schemas.openai import EmbeddingsAnswer, EmbeddingsRequest, ModelCard, ModelList
 
 __all__ = ["router"]
 
@@ -40,14 +40,12 @@ def _token_ids(body: EmbeddingsRequest, embedder: Embedder, catalogue: Catalogue
     """Return the token ids of a request, if they belong to the model that embeds them."""
     encoder = embedder.encoder
     if body.tokenizer != encoder.fingerprint and catalogue.embedder(body.tokenizer).encoder is not encoder:
-        raise InputError(
-            f"tokenizer: expected that of {encoder.name!r}, the model asked for, not {body.tokenizer!r:.80}"
-        )
+        raise InputError(f"tokenizer: expected {encoder.name!r}, the requested model, got {body.tokenizer!r:.80}")
     if body.prompt_name is not None:
-        raise InputError("prompt_name: a prompt cannot be put before token ids; send texts")
+        raise InputError("prompt_name: prompts cannot be prepended to token ids; send texts")
     given = body.input
     if not isinstance(given, list) or any(isinstance(one, str) for one in given):
-        raise InputError("input: expected token ids, as tokenizer is given; leave it out for texts")
+        raise InputError("input: expected token ids, because tokenizer is set; omit it to send texts")
     return cast(list[list[int]], given if given and isinstance(given[0], list) else [given])
 
 

@@ -9,7 +9,8 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import JSONResponse, PlainTextResponse
 
 from embedkit.serving.http.routes.answers import TEI_PROBLEMS, Operating
-from embedkit.serving.http.schemas import Health, ModelList
+from embedkit.serving.http.schemas.common import Health
+from embedkit.serving.http.schemas.openai import ModelList
 
 __all__ = ["router"]
 

@@ -46,7 +46,7 @@ async def index() -> Response:
 async def part(name: str) -> Response:
     """Return a resource of the page."""
     if name not in _TYPES:
-        raise HTTPException(404, "the page has no such part")
+        raise HTTPException(404, "the web page has no such file")
     return _file(name)
 
 

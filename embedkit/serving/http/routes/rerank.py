@@ -11,7 +11,8 @@ from starlette.responses import Response
 from embedkit.errors import InputError
 from embedkit.serving.http.ranking import Ranked
 from embedkit.serving.http.routes.answers import PROBLEMS, TEI_PROBLEMS, Serving, answer, note
-from embedkit.serving.http.schemas import RerankAnswer, RerankRequest, TeiRank, TeiRerankRequest
+from embedkit.serving.http.schemas.cohere import RerankAnswer, RerankRequest
+from embedkit.serving.http.schemas.tei import TeiRank, TeiRerankRequest
 
 __all__ = ["router"]
 
@@ -46,7 +47,7 @@ async def rerank(body: RerankRequest, request: Request, catalogue: Serving) -> R
 async def rerank_as_tei(body: TeiRerankRequest, request: Request, catalogue: Serving) -> Response:
     """Order texts by relevance to a query, best first."""
     if body.raw_scores:
-        raise InputError("raw_scores=true is not possible here: the model's own last step is part of it")
+        raise InputError("raw_scores: true is not supported, because scores are those of the whole model")
     ranked = await catalogue.ranker(body.model).rank(body.query, body.texts, truncate=body.truncate)
     _note(request, ranked)
     return answer(

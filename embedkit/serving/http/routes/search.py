@@ -11,7 +11,7 @@ from starlette.responses import JSONResponse, Response
 
 from embedkit.errors import InputError
 from embedkit.serving.http.routes.answers import PROBLEMS, Serving, answer, note
-from embedkit.serving.http.schemas import (
+from embedkit.serving.http.schemas.search import (
     CollectionCard,
     CollectionMap,
     DeleteAnswer,
@@ -91,5 +91,5 @@ async def delete(body: DeleteRequest, request: Request, catalogue: Serving) -> R
 def _record(document: DocumentBody) -> dict[str, object]:
     metadata = document.metadata or {}
     if taken := {"id", "text"} & metadata.keys():
-        raise InputError(f"metadata cannot have a member {min(taken)!r}: the document has that itself")
+        raise InputError(f"metadata: {min(taken)!r} is a field of the document itself; choose another name")
     return {"id": document.id, "text": document.text, **metadata}

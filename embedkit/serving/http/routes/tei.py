@@ -11,7 +11,7 @@ from starlette.responses import Response
 from embedkit import __version__
 from embedkit.errors import InputError
 from embedkit.serving.http.routes.answers import TEI_PROBLEMS, Serving, answer, as_texts, note
-from embedkit.serving.http.schemas import (
+from embedkit.serving.http.schemas.tei import (
     InferRequest,
     SimilarityInputs,
     SimilarityParameters,
@@ -35,7 +35,7 @@ router = APIRouter(tags=["text-embeddings-inference"], responses=TEI_PROBLEMS)
 async def embed(body: TeiEmbedRequest, request: Request, catalogue: Serving) -> Response:
     """Embed one text or several: a list of embeddings."""
     if body.normalize is False:
-        raise InputError("normalize: false is not possible here, as this server gives unit rows")
+        raise InputError("normalize: false is not supported, because this server returns unit vectors")
     done = await catalogue.embedder(body.model).embed(
         as_texts(body.inputs), prompt_name=body.prompt_name, dimensions=body.dimensions, truncate=body.truncate
     )
@@ -80,7 +80,7 @@ async def tokenize(body: TeiTokenizeRequest, request: Request, catalogue: Servin
 async def predict(body: TeiPredictRequest, request: Request, catalogue: Serving) -> Response:
     """Return the cross-encoder's scores of a pair of texts, or of several pairs."""
     if body.raw_scores:
-        raise InputError("raw_scores=true is not possible here: the model's own last step is part of it")
+        raise InputError("raw_scores: true is not supported, because scores are those of the whole model")
     several = isinstance(body.inputs[0], list)
     pairs = cast(list[tuple[str, str]], body.inputs if several else [body.inputs])
     pairs = [(first, second) for first, second in pairs]

@@ -14,13 +14,13 @@ import pytest
 from embedkit import Collection, CrossEncoder, Encoder
 from embedkit.errors import OverloadedError
 from embedkit.serving.http.admission import CALLER, Admission, Caller, Rate
-from embedkit.serving.http.schemas import EmbeddingsRequest
+from embedkit.serving.http.schemas.openai import EmbeddingsRequest
 
 
 def test_excess_work_is_refused_with_a_time_to_retry():
     admission = Admission(4.0)
     with admission.hold(1.0), admission.hold(1.0), admission.hold(0.5):
-        with pytest.raises(OverloadedError, match=r"2\.50 s of work are waiting") as caught, admission.hold(0.8):
+        with pytest.raises(OverloadedError, match=r"2\.50 s of work are queued") as caught, admission.hold(0.8):
             pass
         assert caught.value.retry_after_s == 3
         with admission.hold(0.7):
@@ -68,7 +68,10 @@ def test_work_that_would_miss_its_deadline_is_refused_at_once():
     with admission.hold(2.0):
         token = CALLER.set(Caller(deadline=time.monotonic() + 1))
         try:
-            with pytest.raises(OverloadedError, match="timeout"), admission.hold(0.1):
+            with (
+                pytest.raises(OverloadedError, match="more than the time limit of this request"),
+                admission.hold(0.1),
+            ):
                 pass
         finally:
             CALLER.reset(token)

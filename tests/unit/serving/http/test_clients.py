@@ -47,7 +47,7 @@ def test_the_hubs_client_compares(url, expected, path):
 
 
 def test_texts_are_not_cut_at_their_beginning(url):
-    with pytest.raises(HfHubHTTPError, match="truncation_direction: texts are cut at their end"):
+    with pytest.raises(HfHubHTTPError, match="truncation_direction: texts can only be truncated at their end"):
         InferenceClient(model=url).feature_extraction("a", truncate=True, truncation_direction="left")
 
 

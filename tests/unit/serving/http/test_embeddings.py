@@ -105,7 +105,7 @@ def test_a_form_from_a_foreign_page_is_no_request(client):
 
 
 def test_another_model_is_not_found(client_of_openai):
-    with pytest.raises(openai.NotFoundError, match="'gpt' here; this server has 'toy'"):
+    with pytest.raises(openai.NotFoundError, match="'gpt'; this server has 'toy'"):
         client_of_openai.embeddings.create(model="gpt", input="a")
 
 

@@ -91,7 +91,10 @@ def test_a_missing_key_file_is_named(tmp_path, name):
         ('[keys.a]\nkey = "long enough"\nsha256 = "00"', "give either"),
         ('[keys.a]\nkey = "short"', "keys.a: key has 5 characters"),
         ('[keys.a]\nsha256 = "ABC"', "hexadecimal"),
-        ('[keys.a]\nkey = "long enough"\nscopes = ["root"]', "no 'root'; there are admin, metrics, read, write"),
+        (
+            '[keys.a]\nkey = "long enough"\nscopes = ["root"]',
+            "unknown scope 'root'; expected admin, metrics, read, write",
+        ),
         ('[keys.a]\nkey = "long enough"\nshare = 2', "keys.a: share"),
         ('[keys.a]\nkey = "long enough"\nshares = 1', "did you mean share"),
         ('[keys.a]\nkey = "long enough"\n[keys.b]\nkey = "long enough"', "two names have the same key"),

@@ -130,5 +130,5 @@ def test_two_models_of_one_name_do_not_start(toy_encoder):
 
 
 def test_an_alias_of_no_model_does_not_start(toy_encoder):
-    with pytest.raises(ConfigError, match="aliases: 'a=b' is of no model here"):
+    with pytest.raises(ConfigError, match="aliases: 'a=b' names an unknown model"):
         Service(ServerSettings(aliases=("a=b",)), lambda: Assets([toy_encoder]))

@@ -146,7 +146,7 @@ def test_a_model_that_computes_something_else_here_does_not_start(toy_bundle, mo
     monkeypatch.setattr(
         Encoder, "verify", lambda _: {"passed": False, "same_bits": None, "difference": 0.5, "tolerance": 1e-4}
     )
-    with pytest.raises(ModelError, match=r"toy gives other results here .*off by 0\.5, allowed 0\.0001"):
+    with pytest.raises(ModelError, match=r"toy computes other results .*difference 0\.5, tolerance 0\.0001"):
         Assets.load([str(toy_bundle)], ServerSettings(threads=1))
 
 

@@ -72,7 +72,7 @@ def test_without_a_cross_encoder_the_cosine_ranks(client, toy_encoder):
         ("/v1/rerank", {"documents": DOCUMENTS}, "query: Field required"),
         ("/v1/rerank", {"query": QUERY, "documents": DOCUMENTS, "top_n": 0}, "top_n"),
         ("/v1/rerank", {"query": QUERY, "documents": ["a"] * 2048}, "at most 2048"),
-        ("/rerank", {"query": QUERY, "texts": ["a"], "raw_scores": True}, "raw_scores=true is not possible"),
+        ("/rerank", {"query": QUERY, "texts": ["a"], "raw_scores": True}, "raw_scores: true is not supported"),
         ("/rerank", {"query": QUERY, "texts": ["word " * 40], "truncate": False}, "longer than 12 tokens"),
     ],
 )

@@ -1,0 +1,1 @@
+"""Schemas of requests and responses by protocol, from which the OpenAPI document is generated."""

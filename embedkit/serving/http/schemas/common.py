@@ -1,0 +1,63 @@
+"""Types that the schemas of several protocols share."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+__all__ = [
+    "Dimensions",
+    "Health",
+    "ModelName",
+    "PromptName",
+    "Schema",
+    "Texts",
+    "Usage",
+    "refuse_token_ids",
+]
+
+Texts = Annotated[str | list[str], Field(description="a text, or a list of texts")]
+ModelName = Annotated[str | None, Field(description="name of the model; default: the first one")]
+PromptName = Annotated[str | None, Field(description="name of a prompt of the model, prepended to every text")]
+Dimensions = Annotated[
+    int | None,
+    Field(ge=1, description="number of leading dimensions to keep, normalised again"),
+]
+
+
+class Schema(BaseModel):
+    """A request or a response; unknown fields are ignored, as in comparable servers."""
+
+    model_config = ConfigDict(strict=True)
+
+
+class Usage(Schema):
+    """Number of tokens processed, including special tokens."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class Health(Schema):
+    """Status of the server."""
+
+    status: Literal["ok", "draining"]
+
+
+def has_token_ids(value: Any) -> bool:
+    """Return whether an input is a list of numbers, or of such lists."""
+    first = value[0] if isinstance(value, list) and value else value
+    first = first[0] if isinstance(first, list) and first else first
+    return isinstance(first, int)
+
+
+def refuse_token_ids(value: Any) -> Any:
+    """Explain why lists of numbers, which OpenAI's own server accepts, are rejected."""
+    if has_token_ids(value):
+        raise ValueError(
+            "expected texts, got token ids, which mean different words in another tokenizer; send texts, or set "
+            "`tokenizer` to the model whose tokenizer produced the ids (LangChain's OpenAIEmbeddings sends texts "
+            "with check_embedding_ctx_length=False)"
+        )
+    return value
