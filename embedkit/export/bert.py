@@ -34,6 +34,22 @@ from embedkit.runtime.tokenization import PairTokenizer, Tokenizer
 __all__ = ["is_bert", "write_bert"]
 
 _FAMILY = ("bert", "roberta", "xlm-roberta", "camembert")
+# Encoders that are the same network under other names; their cross-encoders end in other layers.
+_ENCODERS = ("distilbert", "electra")
+_OFFSET_POSITIONS = ("roberta", "xlm-roberta", "camembert")  # counted from pad_token_id + 1
+# Parts of the names of DistilBERT's weights, and of BERT's.
+_DISTILBERT_NAMES = {
+    "transformer.layer.": "encoder.layer.",
+    ".attention.q_lin.": ".attention.self.query.",
+    ".attention.k_lin.": ".attention.self.key.",
+    ".attention.v_lin.": ".attention.self.value.",
+    ".attention.out_lin.": ".attention.output.dense.",
+    ".sa_layer_norm.": ".attention.output.LayerNorm.",
+    ".ffn.lin1.": ".intermediate.dense.",
+    ".ffn.lin2.": ".output.dense.",
+    ".output_layer_norm.": ".output.LayerNorm.",
+}
+_DISTILBERT_EPSILON = 1e-12  # not a part of its configuration
 _GELU = {"gelu": "none", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh"}
 # Added to the scores of padding; its exponential is 0, and the sum of two is still finite.
 _MASKED = -1e9
@@ -41,22 +57,39 @@ _MASKED = -1e9
 Weights = Mapping[str, FloatArray]
 
 
-def is_bert(config: Any) -> bool:
-    """Whether this module supports the network of a transformers configuration."""
+def is_bert(model: SentenceEncoder | PairEncoder) -> bool:
+    """Whether this module supports the network of an encoder or a cross-encoder."""
+    config = model.config
+    supported = _FAMILY if isinstance(model, PairEncoder) else (*_FAMILY, *_ENCODERS)
     return (
-        config.model_type in _FAMILY
-        and config.hidden_act in _GELU
+        config.model_type in supported
+        and _activation(config) in _GELU
         and getattr(config, "position_embedding_type", "absolute") == "absolute"
+        and getattr(config, "embedding_size", config.hidden_size) == config.hidden_size  # no projection of words
     )
 
 
+def _activation(config: Any) -> str:
+    """Return the activation; DistilBERT's configuration has another name for it."""
+    name: str = config.activation if config.model_type == "distilbert" else config.hidden_act
+    return name
+
+
 def write_bert(model: SentenceEncoder | PairEncoder, arithmetic: Arithmetic) -> onnx.ModelProto:
-    """Write the graph of an encoder or a cross-encoder whose configuration passes :func:`is_bert`."""
+    """Write the graph of an encoder or a cross-encoder that passes :func:`is_bert`."""
     if isinstance(model, PairEncoder):
         prefix = f"network.{model.network.base_model_prefix}."
         weights = _read_weights(model.state_dict(), (prefix, "network."))
         return _CrossEncoderWriter(model, weights, arithmetic).write()
-    return _EncoderWriter(model, _read_weights(model.state_dict(), ("backbone.",)), arithmetic).write()
+    weights = _read_weights(model.state_dict(), ("backbone.",))
+    if model.config.model_type == "distilbert":
+        weights = {_bert_name(name): weight for name, weight in weights.items()}
+    return _EncoderWriter(model, weights, arithmetic).write()
+
+
+def _bert_name(name: str) -> str:
+    """Return BERT's name for a weight of DistilBERT."""
+    return functools.reduce(lambda found, pair: found.replace(*pair), _DISTILBERT_NAMES.items(), name)
 
 
 class _BodyWriter:
@@ -70,10 +103,10 @@ class _BodyWriter:
         self.hidden = int(config.hidden_size)
         self.layers = int(config.num_hidden_layers)
         self.heads = int(config.num_attention_heads)
-        self.epsilon = float(config.layer_norm_eps)
-        self.gelu = _GELU[config.hidden_act]
-        # RoBERTa and its derivatives count positions from pad_token_id + 1.
-        self.first_position = 0 if config.model_type == "bert" else int(config.pad_token_id or 0) + 1
+        self.epsilon = float(getattr(config, "layer_norm_eps", _DISTILBERT_EPSILON))
+        self.gelu = _GELU[_activation(config)]
+        is_offset = config.model_type in _OFFSET_POSITIONS
+        self.first_position = int(config.pad_token_id or 0) + 1 if is_offset else 0
         self.typed = False
         self.graph = GraphWriter()
 
@@ -98,15 +131,15 @@ class _BodyWriter:
         first = self.first_position
         words = self.weights[f"{name}.word_embeddings.weight"][: self.vocabulary_size]
         positions = self.weights[f"{name}.position_embeddings.weight"][first : first + self.max_length]
-        types = self.weights[f"{name}.token_type_embeddings.weight"]
-        positions = positions if self.typed else positions + types[0]
+        types = self.weights.get(f"{name}.token_type_embeddings.weight")  # DistilBERT has none
+        positions = positions if self.typed or types is None else positions + types[0]
         length = graph.add("Shape", "length", "input_ids", start=1)
         table = graph.constant(f"{name}.position_embeddings.weight", positions)
         start, axis = graph.integers(0), graph.integers(0)
         position_rows = graph.add("Slice", f"{name}.position_embeddings", table, start, length, axis)
         word_rows = self.arithmetic.gather(graph, f"{name}.word_embeddings", words, "input_ids")
         rows = graph.add("Add", f"{name}.sum", word_rows, position_rows)
-        if self.typed:
+        if self.typed and types is not None:
             table = graph.constant(f"{name}.token_type_embeddings.weight", types)
             type_rows = graph.add("Gather", f"{name}.token_type_embeddings", table, "token_type_ids")
             rows = graph.add("Add", f"{name}.typed_sum", rows, type_rows)

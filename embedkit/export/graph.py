@@ -28,7 +28,7 @@ def build_graph(model: SentenceEncoder | PairEncoder, arithmetic: Arithmetic) ->
         ExportError: a weight is not finite, or the network cannot be traced.
     """
     _check_weights(model)
-    return write_bert(model, arithmetic) if is_bert(model.config) else trace_graph(model, arithmetic)
+    return write_bert(model, arithmetic) if is_bert(model) else trace_graph(model, arithmetic)
 
 
 def _check_weights(model: SentenceEncoder | PairEncoder) -> None:

@@ -51,7 +51,7 @@ def check_operators(
         for_gpu: count operators only as written, because ONNX Runtime's optimization of float16 for CPUs, where
             it has few kernels, says nothing about GPUs.
     """
-    exact = is_bert(model.config)
+    exact = is_bert(model)
     expected = _expect(model, quantized=quantized) if exact else _count_calls(model, quantized=quantized)
     found = {"written": _count(onnx.load_from_string(content), expected)}
     if not for_gpu:

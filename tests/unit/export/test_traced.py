@@ -9,6 +9,7 @@ from onnx import numpy_helper
 
 from embedkit.errors import ExportError, GateError
 from embedkit.export import traced
+from embedkit.export.bert import is_bert
 from embedkit.export.graph import build_graph
 from embedkit.export.pipeline import export, export_source
 from embedkit.export.probes import PROBE_PAIRS, PROBE_TEXTS
@@ -19,6 +20,7 @@ from embedkit.modeling.torch_cross_encoder import TorchCrossEncoder
 from embedkit.modeling.torch_encoder import TorchEncoder
 from embedkit.runtime.cross_encoder import CrossEncoder
 from embedkit.runtime.encoder import Encoder
+from embedkit.runtime.native_network import NATIVE, native_instructions
 
 ARCHITECTURES = ["distilbert", "mpnet", "modernbert", "electra", "albert", "deberta-v2"]
 TEXTS = [*PROBE_TEXTS[:9], "", "the cat", "the dog is " * 20]
@@ -48,6 +50,35 @@ def test_a_folder_of_any_architecture_becomes_a_bundle(make_any, tmp_path, archi
     assert report.manifest.gates["operators"]["expected"]["layer_norms"] >= 4
 
 
+@pytest.mark.skipif(not native_instructions(), reason="no kernel")
+@pytest.mark.parametrize(
+    ("architecture", "sizes"),
+    [
+        ("distilbert", {"dim": 64, "hidden_size": 64, "hidden_dim": 128}),
+        ("electra", {"embedding_size": 64, "hidden_size": 64, "intermediate_size": 128}),
+    ],
+)
+@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-5), ("int8", 0.2)])
+def test_bert_under_other_names_runs_on_the_kernel(make_any, tmp_path, architecture, sizes, precision, tolerance):
+    model = make_any(architecture, **sizes)
+
+    report = export(model, tmp_path / "toy.onnx", precision=precision, thresholds=loose(precision))
+
+    bundle = Encoder.load(tmp_path / "toy.onnx", providers=[NATIVE])
+    np.testing.assert_allclose(bundle.encode(TEXTS), TorchEncoder(model).encode(TEXTS), atol=tolerance)
+    assert "native" in report.manifest.gates
+
+
+def test_networks_that_differ_from_bert_are_traced(make_any):
+    model = make_any("distilbert")
+    assert is_bert(model)
+    model.config.activation = "relu"
+    assert not is_bert(model)
+    assert not is_bert(make_any("electra"))  # projects its words
+    assert not is_bert(make_any("distilbert", "cross-encoder"))  # ends in other layers
+    assert not is_bert(make_any("electra", "cross-encoder", embedding_size=32))
+
+
 @pytest.mark.parametrize("kind", ["unigram", "bytes"])
 def test_the_bert_family_takes_other_tokenizers_and_padding(make_encoder, make_tokenizer, tmp_path, kind):
     model = make_encoder(family="roberta", pad_token_id=1)
@@ -63,7 +94,7 @@ def test_the_bert_family_takes_other_tokenizers_and_padding(make_encoder, make_t
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
 @pytest.mark.parametrize(("head", "activation"), [(None, "tanh"), (6, "tanh"), (6, "linear")])
 def test_a_word_memory_works_with_every_head(make_any, pooling, head, activation):
-    model = make_any("distilbert", pooling=pooling, head=head, activation=activation, memory=10)
+    model = make_any("mpnet", pooling=pooling, head=head, activation=activation, memory=10)
 
     content = build_graph(model, FloatArithmetic()).SerializeToString()
 
@@ -82,7 +113,7 @@ def check_quantized(model, path, precision, words="int8"):
     )
 
     gates = report.manifest.gates
-    assert gates["operators"]["expected"]["products_in_float"] == 0
+    assert is_bert(model) or gates["operators"]["expected"]["products_in_float"] == 0
     rows = Encoder.load(path).encode(TEXTS)
     assert (rows * TorchEncoder(model).encode(TEXTS)).sum(axis=1).min() > 0.9
     return gates["batch_invariance"]["largest_difference"]
@@ -99,7 +130,7 @@ def test_fixed_scales_work_with_every_architecture(make_any, tmp_path, architect
 
 
 def test_words_of_half_a_byte_work_with_every_architecture(make_any, tmp_path):
-    check_quantized(make_any("distilbert"), tmp_path / "toy.onnx", "int8", "int4")
+    check_quantized(make_any("mpnet"), tmp_path / "toy.onnx", "int8", "int4")
 
 
 @pytest.mark.parametrize(
@@ -132,7 +163,7 @@ def test_large_weights_are_named_after_their_modules(make_any):
 
 
 def test_the_word_table_ends_with_the_tokenizer(make_any):
-    model = make_any("distilbert")
+    model = make_any("mpnet")
 
     table = initializers(build_graph(model, FloatArithmetic()))["embeddings.word_embeddings.weight"]
 
@@ -164,7 +195,7 @@ def test_one_wrong_weight_is_found(make_any, architecture):
 
 
 def test_a_product_left_in_float_is_found(make_any):
-    model = make_any("distilbert")
+    model = make_any("mpnet")
     content = build_graph(model, FloatArithmetic()).SerializeToString()
 
     gates = verify(model, content, loose("int8"), quantized=True)
@@ -173,7 +204,7 @@ def test_a_product_left_in_float_is_found(make_any):
 
 
 def test_a_trace_that_holds_for_one_length_only_misses_the_gates(make_any, tmp_path, monkeypatch):
-    model = make_any("distilbert")
+    model = make_any("mpnet")
 
     def forward(input_ids, attention_mask):
         length = torch.tensor(float(input_ids.shape[1]))  # a constant, to the tracer
