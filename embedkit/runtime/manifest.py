@@ -282,6 +282,7 @@ _GOLDEN_PAIRS_KINDS: dict[str, type] = {
     "scores": str,
     "tolerance": float,
 }
+_DESCRIPTIVE = "info_"
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _JSON_WORDS = {
     str: "a string",
@@ -301,7 +302,11 @@ def _dump(values: Mapping[str, Any], what: str) -> str:
 
 
 def _load(text: str, what: str, names: set[str], optional: AbstractSet[str] = frozenset()) -> dict[str, Any]:
-    """Parse an object that must hold the members ``names``, may hold ``optional`` ones, and no others."""
+    """Parse an object that must hold the members ``names``, may hold ``optional`` ones, and no others.
+
+    Members whose names begin with ``info_`` are ignored: a later version may describe more in them, but nothing
+    that changes a result.
+    """
     try:
         values = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -309,9 +314,10 @@ def _load(text: str, what: str, names: set[str], optional: AbstractSet[str] = fr
     _expect(values, dict, what)
     if missing := sorted(names - values.keys()):
         raise BundleError(f"{what}.{missing[0]} is missing")
-    if unknown := sorted(values.keys() - names - optional):
+    known = {name: value for name, value in values.items() if not name.startswith(_DESCRIPTIVE)}
+    if unknown := sorted(known.keys() - names - optional):
         raise BundleError(f"{what}.{unknown[0]} is not known in this format")
-    return dict(values)
+    return known
 
 
 def _expect(value: object, kind: type, where: str) -> None:

@@ -98,6 +98,11 @@ def test_a_wrong_value_is_named(name: str, value: Any, where: str) -> None:
         Manifest.from_json(changed(MANIFEST.to_json(), name, value))
 
 
+def test_descriptions_that_a_later_version_adds_are_ignored() -> None:
+    described = changed(MANIFEST.to_json(), "info_energy", {"kWh": 0.4})
+    assert Manifest.from_json(described) == MANIFEST
+
+
 @pytest.mark.parametrize("text", ["", "[]", "3", "{", "[" * 100_000])
 def test_a_value_that_is_no_manifest_is_refused(text: str) -> None:
     with pytest.raises(BundleError, match=r"the manifest is not JSON|manifest should be an object"):
