@@ -66,6 +66,14 @@ def test_every_target_returns_the_known_bits(tmp_path: Path) -> None:
     check_bits(compile_bits(tmp_path, "-O1"))
 
 
+def test_functions_are_as_accurate_as_their_comments_state(tmp_path: Path) -> None:
+    program = tmp_path / "accuracy"
+    source = ROOT / "tests" / "kernels" / "accuracy.c"
+    subprocess.run(["cc", "-O1", "-ffp-contract=off", source, "-lm", "-o", program], check=True)  # type: ignore[list-item]
+    done = subprocess.run([program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
 @pytest.mark.release
 @pytest.mark.timeout(3600)
 def test_sanitizers_find_no_fault(tmp_path: Path) -> None:
