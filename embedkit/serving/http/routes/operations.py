@@ -9,8 +9,8 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import JSONResponse, PlainTextResponse
 
 from embedkit.serving.http.routes.answers import TEI_PROBLEMS, Operating
-from embedkit.serving.http.schemas.common import Health
 from embedkit.serving.http.schemas.openai import ModelList
+from embedkit.serving.http.schemas.operations import Health
 
 __all__ = ["router"]
 

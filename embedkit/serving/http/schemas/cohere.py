@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from embedkit.serving.http.schemas.common import Dimensions, ModelName, Schema, Usage
+from embedkit.serving.http.schemas.fields import Dimensions, ModelName, Schema, Usage
 
 __all__ = [
     "CohereEmbedAnswer",

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from embedkit.serving.http.schemas.common import (
+from embedkit.serving.http.schemas.fields import (
     Dimensions,
     ModelName,
     PromptName,

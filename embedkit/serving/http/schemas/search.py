@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
-from embedkit.serving.http.schemas.common import Schema
+from embedkit.serving.http.schemas.fields import Schema
 
 __all__ = [
     "CollectionCard",

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, field_validator
 
-from embedkit.serving.http.schemas.common import Dimensions, ModelName, PromptName, Schema, Texts, refuse_token_ids
+from embedkit.serving.http.schemas.fields import Dimensions, ModelName, PromptName, Schema, Texts, refuse_token_ids
 
 __all__ = [
     "InferRequest",

@@ -1,14 +1,13 @@
-"""Types that the schemas of several protocols share."""
+"""Fields of the schemas of several protocols."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
 __all__ = [
     "Dimensions",
-    "Health",
     "ModelName",
     "PromptName",
     "Schema",
@@ -37,12 +36,6 @@ class Usage(Schema):
 
     prompt_tokens: int
     total_tokens: int
-
-
-class Health(Schema):
-    """Status of the server."""
-
-    status: Literal["ok", "draining"]
 
 
 def has_token_ids(value: Any) -> bool:
