@@ -13,7 +13,7 @@ for floats with AVX-VNNI, so sentence-transformers does the same beside ``avx-vn
 The peak is what the processor does in registers alone by the instructions that a target multiplies with (peak.c):
 fused multiply-adds, and of bytes ``vpmaddubsw``, ``vpmaddwd`` and ``vpaddd`` on AVX2, or ``vpdpbusd``. The share
 of it counts the products with weights, and divides by the time of the graph without tokenization. Use a machine
-that does nothing else. Writes instructions.json and instructions.md beside this file.
+that does nothing else. Writes instructions.json and instructions.md beside this file, or files named by --output.
 """
 
 from __future__ import annotations
@@ -75,6 +75,7 @@ def main() -> None:
     parser.add_argument("--texts", type=int, default=512, help="texts of each kind")
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--targets", nargs="+", choices=HOLDS, default=list(HOLDS))
+    parser.add_argument("--output", type=Path, default=HERE / "instructions", help="path without its ending")
     arguments = parser.parse_args()
     arguments.threads = 1
     texts = {
@@ -102,7 +103,7 @@ def main() -> None:
                     compare(target, kind, found, peer, len(texts[kind]), needed[kind], peaks) for peer in found
                 ]
     about = {**describe(arguments, texts), "model": Path(arguments.run).name, "left out": sorted(missing)}
-    write(rows, versions, about)
+    write(arguments.output, rows, versions, about)
 
 
 def start(
@@ -174,9 +175,10 @@ def compare(
     return row
 
 
-def write(rows: list[dict[str, Any]], versions: dict[str, dict[str, str]], about: dict[str, Any]) -> None:
+def write(
+    path: Path, rows: list[dict[str, Any]], versions: dict[str, dict[str, str]], about: dict[str, Any]
+) -> None:
     """The two files."""
-    path = HERE / "instructions"
     content = {"about": about, "versions": versions, "rows": rows}
     path.with_suffix(".json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     columns = ["target", "texts", "peer", "texts_per_second", "times_embedkit_fp32", "times_embedkit_int8"]
