@@ -11,6 +11,9 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 READY := $(VENV)/.ready
 
+# Processes of make test, at most four: each imports torch and transformers. A test file stays in one process.
+WORKERS ?= logical
+
 # Duration of make fuzz in seconds.
 FUZZ ?= 300
 SANITIZED := build/sanitized
@@ -22,7 +25,7 @@ demo: $(READY)
 	$(BIN)/python examples/demo/demo.py
 
 test: $(READY)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --maxprocesses 4 --dist loadfile
 
 test-release: $(READY)
 	$(BIN)/python -m pytest -m release

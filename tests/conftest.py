@@ -14,6 +14,10 @@ import numpy.typing as npt
 import pytest
 from hypothesis import settings
 
+# Toys gain nothing from more threads, and threads that wait for each other slow down a busy machine. torch and
+# BLAS read this when they are imported, also in the processes that tests start.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # The duration of an example depends on the machine and its load.
 settings.register_profile("patient", deadline=None)
 settings.load_profile("patient")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 
@@ -9,7 +10,7 @@ import pytest
 
 resource = pytest.importorskip("resource")  # not on Windows
 
-ROUNDS = 4
+LEAST_ROUNDS, MOST_ROUNDS = 3, 12  # other work on the same core slows down single rounds
 
 
 def processor_seconds(statement: str) -> float:
@@ -29,6 +30,9 @@ def processor_seconds(statement: str) -> float:
     ],
 )
 def test_importing_costs_little_more_than_its_dependencies(statement, floor, limit):
-    rounds = [(processor_seconds(statement), processor_seconds(floor)) for _ in range(ROUNDS)]
-    cost, least = (min(seconds) for seconds in zip(*rounds, strict=True))
+    cost = least = math.inf
+    for number in range(1, MOST_ROUNDS + 1):
+        cost, least = min(cost, processor_seconds(statement)), min(least, processor_seconds(floor))
+        if number >= LEAST_ROUNDS and cost < limit * least:
+            break
     assert cost < limit * least
