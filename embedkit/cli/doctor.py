@@ -195,7 +195,7 @@ def _kernels_line(kernels: dict[str, bool], instructions: dict[str, Any]) -> str
         instructions["chosen"],
         [name for name in instructions["found"] if name != instructions["chosen"]],
     )
-    beside = f" (also here: {', '.join(others)})" if others else ""
+    beside = f" (also available: {', '.join(others)})" if others else ""
     at_work = f" on {chosen}{beside}" if chosen else ""
     found = [f"{name}{at_work if name == 'bert' else ''}" for name, there in kernels.items() if there]
     missing = [name for name, there in kernels.items() if not there]

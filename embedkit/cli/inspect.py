@@ -20,7 +20,7 @@ embedkit inspect tiny-sct --verify --json
 """
 
 _WEIGHTS_SHOWN = 5
-_LABEL_WIDTH = 16
+_LABEL_WIDTH = 20
 _SENTENCES = ("name", "kind", "dimension", "max_length", "pooling", "normalize")
 _SECTIONS = ("metrics", "gates", "config")
 
