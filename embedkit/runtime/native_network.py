@@ -11,6 +11,7 @@ processor is used, unless the caller or ``EMBEDKIT_INSTRUCTIONS`` names another.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -253,8 +254,9 @@ class NativeNetwork:
             team = bert.make_team(self.instructions, threads)
             with ThreadPoolExecutor(threads - 1) as pool:
                 try:
-                    for _ in range(threads - 1):
-                        pool.submit(bert.help_team, team)
+                    with contextlib.suppress(RuntimeError):  # no thread can be started: the others do the work
+                        for _ in range(threads - 1):
+                            pool.submit(bert.help_team, team)
                     self._network.run(*batch, team)
                 finally:
                     bert.close_team(team)

@@ -335,6 +335,21 @@ def test_callers_at_the_same_time_form_one_team(make_encoder: Any, tokens: Token
 
 
 @needs_kernel
+def test_a_text_is_computed_where_no_thread_can_be_started(
+    make_encoder: Any, tokens: Tokens, teams: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network = NativeNetwork(read_bert(write(make_encoder())), threads=3)
+    expected = run(network, tokens)
+
+    def start(_: Any) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr("threading.Thread.start", start)
+    assert np.array_equal(run(network, tokens), expected)
+    assert teams == [3, 3]
+
+
+@needs_kernel
 def test_a_failed_run_dismisses_its_team(make_encoder: Any, teams: list[int]) -> None:
     network = NativeNetwork(read_bert(write(make_encoder())), threads=3)
     with pytest.raises(ModelError, match="token id 1000000"):
