@@ -403,7 +403,7 @@ class TestTeams:
 def run_script(script: str) -> str:
     """Return what a process with the bundled encoder prints."""
     begin = (
-        'import os, signal, threading\nfrom embedkit import Encoder\nTEXTS = ["a good dog", "tea " * 90] * 40\n'
+        'import os, signal, threading\nfrom embedkit import Encoder\nTEXTS = ["a good dog", "tea " * 90] * 20\n'
     )
     command = [sys.executable, "-c", begin + textwrap.dedent(script)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
