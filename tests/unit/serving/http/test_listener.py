@@ -1,0 +1,48 @@
+import asyncio
+import socket
+import sys
+
+import pytest
+
+from embedkit.serving.http.listener import Listener, bind
+
+
+class Echo(asyncio.Protocol):
+    """Returns the first bytes that it receives, and hangs up."""
+
+    def connection_made(self, transport):
+        self.transport = transport
+
+    def data_received(self, data):
+        self.transport.write(data)
+        self.transport.close()
+
+
+def listener_of(bound):
+    return Listener(bound, Echo, tls=None, handshake_timeout_s=1, most_handshakes=10)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's socket filters")
+def test_a_connection_is_either_accepted_or_refused_as_the_listener_stops():
+    """One connection is in the backlog, and another one comes after the last has been accepted."""
+
+    async def stop_late(bound):
+        loop, listener = asyncio.get_running_loop(), listener_of(bound)
+        listener.start()
+        with socket.create_connection(bound.getsockname(), timeout=5) as backlog:
+            with bound.dup() as also_open:  # as in another worker, which has not stopped yet
+                await listener.stop()
+                with pytest.raises(TimeoutError):
+                    socket.create_connection(also_open.getsockname(), timeout=0.1)
+            with pytest.raises(ConnectionRefusedError):
+                socket.create_connection(backlog.getpeername(), timeout=5)
+            backlog.setblocking(False)
+            await loop.sock_sendall(backlog, b"still here")
+            return await loop.sock_recv(backlog, 100)
+
+    assert asyncio.run(stop_late(bind("127.0.0.1", 0))) == b"still here"
+
+
+def test_a_listener_that_never_started_stops():
+    with bind("127.0.0.1", 0) as bound:
+        asyncio.run(listener_of(bound).stop())
