@@ -5,8 +5,8 @@
 Reads the test sets in DIR (docs/evaluation.md describes their layout) and writes results.json and results.md next
 to this file. Models are bundles, names of bundles, or model folders, which run on torch. Nothing is chosen here:
 models were selected on the development data named by their cards. --static adds a row for the static model that
-the package model2vec, which must be installed, distils from a folder of the teacher. Existing results of the same
-model with the same arithmetic are not measured again.
+the package model2vec, which must be installed, distils from a folder of the teacher. Intervals are those of
+`embedkit evaluate --significance`: 95 % over resampled rows of the test sets, not over seeds.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +22,12 @@ from static_model import StaticModel
 
 from embedkit import Encoder
 from embedkit.evaluation.catalogue import load_task
-from embedkit.evaluation.report import to_json
+from embedkit.evaluation.comparison import Certainty, certainties
+from embedkit.evaluation.results import Evaluation
 from embedkit.evaluation.tasks import evaluate
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.torch_encoder import TorchEncoder
+from embedkit.progress import Progress
 from embedkit.protocols import TextEncoder
 from embedkit.runtime.numerics import numerics_of
 
@@ -55,6 +57,19 @@ OTHERS = {
 }
 
 
+DIFFERENCES = {
+    "STS mean": "sts",
+    "SICK-R": "sickr",
+    **RERANKING,
+    "SciFact nDCG@10": "scifact",
+    "Banking77 accuracy": "banking77",
+    "QQP AUC": "qqp-dev",
+    "QNLI AUC": "qnli",
+}
+"""Column -> set whose headline is compared with the teacher's."""
+SAMPLES = 1000
+
+
 def main() -> None:
     """Evaluate every model on every test set."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -70,17 +85,20 @@ def main() -> None:
     if arguments.static:
         static = StaticModel.distil(arguments.static)
         models.append((static.name, static))
-    saved = HERE / "results.json"
-    known = json.loads(saved.read_text(encoding="utf-8")) if saved.exists() else {}
-    rows = {}
-    for label, model in models:
-        rows[label] = known.get(label, {})
-        identity = {"fingerprint": model.fingerprint, "numerics": numerics_of(model)}
-        if not identity.items() <= rows[label].items():
-            rows[label] = identity | _figures(to_json([evaluate(model, task) for task in tasks]))
-            saved.write_text(json.dumps(known | rows, indent=1) + "\n", encoding="utf-8")
-        print(f"{label}: {rows[label]}")
-    saved.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    rows: dict[str, dict[str, Any]] = {}
+    evaluations: dict[str, list[Evaluation]] = {}
+    with Progress("evaluations", len(models) * len(tasks), unit="sets") as progress:
+        for label, model in models:
+            evaluations[label] = []
+            for task in tasks:
+                evaluations[label].append(evaluate(model, task))
+                progress.advance(note=f"{label}: {task.name}")
+            identity = {"fingerprint": model.fingerprint, "numerics": numerics_of(model)}
+            rows[label] = identity | _figures(evaluations[label])
+    found = certainties([each for own in evaluations.values() for each in own], samples=SAMPLES)
+    for label, own in evaluations.items():
+        rows[label]["differences"] = _differences(found, own[0].fingerprint)
+    (HERE / "results.json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
     table = _table(rows)
     (HERE / "results.md").write_text(table, encoding="utf-8")
     print(table)
@@ -94,42 +112,62 @@ def _load(source: str) -> tuple[str, TextEncoder]:
     return f"{encoder.name}, {encoder.manifest.precision}", encoder
 
 
-def _figures(report: dict[str, Any]) -> dict[str, float]:
+def _figures(evaluations: Sequence[Evaluation]) -> dict[str, float]:
     """Return figures x 100 by column: Spearman for STS, MAP for re-ranking, others as named by the column."""
-    found = {
-        each["name"]: each["measures"] | {"": each["value"]}
-        for e in report["evaluations"]
-        for each in e["results"]
-    }
-    sts = {column: found[name][""] for column, name in STS.items()}
-    ranked = {column: found[name][""] for column, name in RERANKING.items()}
+    found = {result.name: result for evaluation in evaluations for result in evaluation.results}
+    sts = {column: found[name].value or 0.0 for column, name in STS.items()}
+    ranked = {column: found[name].value or 0.0 for column, name in RERANKING.items()}
     columns = {
         **sts,
         "STS mean": math.fsum(sts.values()) / len(sts),
         **ranked,
         "re-ranking mean": math.fsum(ranked.values()) / len(ranked),
-        **{column: found[name][measure] for column, (name, measure) in OTHERS.items()},
+        **{column: found[name].measures[measure] or 0.0 for column, (name, measure) in OTHERS.items()},
     }
     return {column: 100 * value for column, value in columns.items()}
 
 
+def _differences(found: Sequence[Certainty], fingerprint: str) -> dict[str, list[float]]:
+    """Return a model's differences from the teacher x 100: value, lower and upper end of the interval."""
+    own = {each.set_name: each.difference for each in found if each.fingerprint == fingerprint}
+    return {
+        column: [100 * (value or 0.0) for value in (each.value, each.interval.low, each.interval.high)]
+        for column, name in DIFFERENCES.items()
+        if (each := own[name]) is not None
+    }
+
+
 def _table(rows: dict[str, dict[str, Any]]) -> str:
-    """Return a table of all figures, then the goals as shares of the first row, the teacher."""
+    """Return tables of all figures, of shares of the first row, the teacher, and of differences from it."""
     teacher = next(iter(rows.values()))
     goals = ("STS mean", "re-ranking mean", *OTHERS)
     shares = {
         label: {column: 100 * figures[column] / teacher[column] for column in goals}
         for label, figures in rows.items()
     }
-    columns = [name for name in teacher if name not in {"fingerprint", "numerics"}]
-    lines = [*_lines(rows, columns), "", "Share of the teacher's figure, in percent:", "", *_lines(shares, goals)]
+    columns = [name for name in teacher if name not in {"fingerprint", "numerics", "differences"}]
+    cells = {
+        label: [f"{value:+.1f} [{low:+.1f}, {high:+.1f}]" for value, low, high in row["differences"].values()]
+        for label, row in rows.items()
+        if row["differences"]
+    }
+    lines = [
+        *_lines(_rounded(rows, columns), columns),
+        *("", "Share of the teacher's figure, in percent:", ""),
+        *_lines(_rounded(shares, goals), goals),
+        *("", f"Difference from the teacher, with its 95 % interval over {SAMPLES:,} samples of the rows:", ""),
+        *_lines(cells, list(DIFFERENCES)),
+    ]
     return "\n".join(lines) + "\n"
 
 
-def _lines(rows: dict[str, dict[str, Any]], columns: Sequence[str]) -> list[str]:
+def _rounded(rows: Mapping[str, Mapping[str, float]], columns: Sequence[str]) -> dict[str, list[str]]:
+    return {label: [f"{row[column]:.2f}" for column in columns] for label, row in rows.items()}
+
+
+def _lines(rows: Mapping[str, Sequence[str]], columns: Sequence[str]) -> list[str]:
     lines = ["| | " + " | ".join(columns) + " |", "|---|" + "---:|" * len(columns)]
-    cells = {label: " | ".join(f"{row[column]:.2f}" for column in columns) for label, row in rows.items()}
-    return lines + [f"| {label} | {row} |" for label, row in cells.items()]
+    return lines + [f"| {label} | {' | '.join(cells)} |" for label, cells in rows.items()]
 
 
 if __name__ == "__main__":
