@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from embedkit import __version__
 from embedkit.errors import ModelError, ProviderError
 from embedkit.protocols import FloatArray
 from embedkit.runtime.arguments import check_count
@@ -332,7 +333,8 @@ def _open(weights: BertWeights, instructions: str, shared: SharedArrays | None) 
         bert.Network(**options, packed=packed)
         return {name: table for name in _TABLES if (table := options[name]) is not None} | {"packed": packed}
 
-    return bert.Network(**{**options, **shared.get(f"{NATIVE_NUMERICS} {instructions}", make)})
+    form = f"embedkit {__version__} {instructions}"  # another version may arrange the same weights otherwise
+    return bert.Network(**{**options, **shared.get(form, make)})
 
 
 def _aligned_bytes(count: int) -> npt.NDArray[np.uint8]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import logging
 import os
 import shutil
@@ -24,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 Arrays: TypeAlias = Mapping[str, npt.NDArray[Any]]
 
-_KEY = "key"  # written last, so that a folder without it is incomplete
+_RECORD = "record.json"  # written last, so that a folder without it is incomplete
 
 
 class SharedArrays:
@@ -53,25 +54,50 @@ class SharedArrays:
         """
         try:
             with _locked(self._folder.with_suffix(".lock")):
-                if not self._contains(form):
+                arrays = self._find(form)
+                if arrays is None:
                     self._write(form, make())
-                return {file.stem: np.load(file, mmap_mode="r") for file in self._folder.glob("*.npy")}
+                    arrays = self._map()
+                return arrays
         except OSError as error:
             reason = error.strerror or error
             logger.warning("weights are not shared with other processes: %s: %s", self._folder, reason)
             return make()
 
-    def _contains(self, form: str) -> bool:
-        with contextlib.suppress(FileNotFoundError):
-            return (self._folder / _KEY).read_text(encoding="utf-8") == self._key + form
-        return False
+    def _find(self, form: str) -> Arrays | None:
+        """Return the arrays; None if they are of another version, or a file is missing or has another length.
+
+        Such files remain where a cleaner of temporary folders removes the ones that were not opened for days.
+        """
+        with contextlib.suppress(FileNotFoundError, ValueError):
+            if json.loads((self._folder / _RECORD).read_text(encoding="utf-8")) == self._describe(form):
+                return self._map()
+        return None
+
+    def _map(self) -> Arrays:
+        return {file.stem: np.load(file, mmap_mode="r") for file in self._files()}
 
     def _write(self, form: str, arrays: Arrays) -> None:
         shutil.rmtree(self._folder, ignore_errors=True)
         self._folder.mkdir()
-        for name, array in arrays.items():
-            np.save(self._folder / f"{name}.npy", array, allow_pickle=False)
-        (self._folder / _KEY).write_text(self._key + form, encoding="utf-8")
+        try:
+            for name, array in arrays.items():
+                np.save(self._folder / f"{name}.npy", array, allow_pickle=False)
+            (self._folder / _RECORD).write_text(json.dumps(self._describe(form)), encoding="utf-8")
+        except BaseException:
+            shutil.rmtree(self._folder, ignore_errors=True)  # a full disk has no space for half a model
+            raise
+
+    def _describe(self, form: str) -> dict[str, Any]:
+        """Return the record of the files as they are."""
+        return {
+            "key": self._key,
+            "form": form,
+            "bytes": {file.name: file.stat().st_size for file in self._files()},
+        }
+
+    def _files(self) -> list[Path]:
+        return list(self._folder.glob("*.npy"))
 
 
 @contextlib.contextmanager

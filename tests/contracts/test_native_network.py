@@ -248,6 +248,22 @@ def test_weights_of_another_process_give_the_same_bits(
 
 
 @needs_kernel
+@pytest.mark.skipif(sys.platform == "win32", reason="mapped files cannot be replaced")
+def test_weights_that_another_version_packed_are_packed_again(
+    make_encoder: Any, tokens: Tokens, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content, shared = write(make_encoder()), SharedArrays(tmp_path, "model", "1")
+    with monkeypatch.context() as patch:
+        patch.setattr(native_network, "__version__", "0.0.1")
+        NativeNetwork.choose(content, instructions="portable", shared=shared)
+    (packed,) = tmp_path.glob("*/packed.npy")
+    np.save(packed, np.load(packed)[::-1])  # another order
+    expected = run(NativeNetwork.find(content, instructions="portable"), tokens)
+    found = run(NativeNetwork.choose(content, instructions="portable", shared=shared), tokens)
+    assert np.array_equal(found, expected)
+
+
+@needs_kernel
 def test_packed_weights_that_do_not_fit_are_refused(make_encoder: Any) -> None:
     graph = read_bert(write(make_encoder(), "int8"))
     assert graph is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import sys
 
@@ -47,11 +48,43 @@ def test_another_version_replaces_the_files_and_leaves_what_is_mapped(tmp_path, 
     assert {name: array.tolist() for name, array in after.items()} == {"a": [0] * 5}
 
 
-def test_files_of_a_process_that_was_killed_are_written_again(tmp_path):
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("record.json", None),  # of a process that was killed
+        ("record.json", b"\xff"),
+        ("a.npy", None),  # after a cleaner of temporary folders
+        ("a.npy", b""),
+        ("a.npy", b"?" * 148),
+        ("c.npy", b"of another program"),
+    ],
+)
+def test_files_that_are_not_as_written_are_written_again(tmp_path, file, content):
     SharedArrays(tmp_path, "tiny", "1").get("avx2", make)
-    (key,) = tmp_path.glob("*/key")
-    key.unlink()
-    assert SharedArrays(tmp_path, "tiny", "1").get("avx2", make)["a"].tolist() == [0, 1, 2, 3, 4]
+    (folder,) = (path for path in tmp_path.iterdir() if path.is_dir())
+    (folder / file).unlink(missing_ok=True)
+    if content is not None:
+        (folder / file).write_bytes(content)
+    for arrays in (SharedArrays(tmp_path, "tiny", "1").get("avx2", each) for each in (make, never)):
+        assert {name: array.tolist() for name, array in arrays.items()} == {
+            name: array.tolist() for name, array in make().items()
+        }
+
+
+def test_on_a_full_disk_the_arrays_are_private_and_nothing_is_left(tmp_path, caplog, monkeypatch):
+    save = np.save
+
+    def fill(file, array, **options):
+        if file.stem == "b":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        save(file, array, **options)
+
+    monkeypatch.setattr(np, "save", fill)
+    with caplog.at_level(logging.WARNING):
+        arrays = SharedArrays(tmp_path, "tiny", "1").get("avx2", make)
+    assert arrays["a"].flags.writeable
+    assert "No space left on device" in caplog.text
+    assert not [path for path in tmp_path.iterdir() if path.is_dir()]
 
 
 def test_without_a_folder_the_arrays_are_private(tmp_path, caplog):
