@@ -16,7 +16,7 @@ from embedkit.errors import CollectionBusyError
 from embedkit.protocols import FloatArray, TextEncoder
 from embedkit.serving.retrieval import writer
 from embedkit.serving.retrieval.documents import Document
-from embedkit.serving.retrieval.generations import claim, reserve, reserved
+from embedkit.serving.retrieval.generations import claim, reservations, reserve
 from embedkit.serving.retrieval.index_kinds import checked_kind
 from embedkit.serving.retrieval.manifest import Manifest, SegmentEntry
 from embedkit.serving.retrieval.merging import merged
@@ -113,7 +113,7 @@ class FolderStore:
                 show_progress_bar=show_progress_bar,
             )
             self.refresh()
-            first = writer.tail(self.about.segments, reserved(self.path)) if merge else None
+            first = writer.tail(self.about.segments, self._taken()) if merge else None
             if first is not None:
                 writer.merge(
                     self.path, next(generations), self._snapshot, first, show_progress_bar=show_progress_bar
@@ -174,7 +174,7 @@ class FolderStore:
         with contextlib.ExitStack() as held:
             with self._writing_patiently(patience_s):
                 before = self._snapshot
-                first = choose(before.manifest.segments, reserved(self.path))
+                first = choose(before.manifest.segments, self._taken())
                 if first is None:
                     return None
                 taken = dataclasses.replace(before.manifest, segments=before.manifest.segments[first:])
@@ -188,6 +188,11 @@ class FolderStore:
             finally:
                 self._merged = None
                 del before  # unmaps the old files, before they are removed
+
+    def _taken(self) -> frozenset[str]:
+        """Return the generations of segments that are being merged; the collection's lock is needed."""
+        manifests = reservations(self.path).values()
+        return frozenset(segment.generation for manifest in manifests for segment in manifest.segments)
 
     def refresh(self) -> bool:
         """Open what other processes have written."""

@@ -20,7 +20,7 @@ from embedkit.serving.retrieval.journal import UNFINISHED
 from embedkit.serving.retrieval.manifest import MANIFEST, Manifest
 from embedkit.write_lock import LOCK, write_lock
 
-__all__ = ["claim", "reserve", "reserved"]
+__all__ = ["claim", "reservations", "reserve"]
 
 _MERGING = ".merging"
 _MERGE = re.compile(r"\.merging(-[0-9a-f]+)?")
@@ -64,8 +64,8 @@ def claim(folder: Path) -> Iterator[Iterator[str]]:
 def reserve(folder: Path, manifest: Manifest) -> Iterator[Path]:
     """Reserve segments for a merge that runs concurrently with other writes, and yield a temporary folder for it.
 
-    The folder is removed at the end, with everything that was moved there. It holds a lock of its own, by which
-    leftovers of a killed merge are recognised.
+    Until the end, no write removes files that the manifest names. Then the folder is removed, with everything that
+    was moved there. It holds a lock of its own, by which leftovers of a killed merge are recognised.
 
     Args:
         folder: the collection's folder; its lock is needed here and not later (see :func:`claim`).
@@ -85,10 +85,13 @@ def reserve(folder: Path, manifest: Manifest) -> Iterator[Path]:
                 shutil.rmtree(place, ignore_errors=True)
 
 
-def reserved(folder: Path) -> frozenset[str]:
-    """Return the generations of segments that are being merged; the collection's lock is needed."""
-    found = (Manifest.read(place) for place in folder.glob(f"{_MERGING}-*") if (place / MANIFEST).exists())
-    return frozenset(segment.generation for manifest in found for segment in manifest.segments)
+def reservations(folder: Path) -> dict[Path, Manifest]:
+    """Return the segments reserved by each running merge, by its folder; the collection's lock is needed."""
+    found = {}
+    for place in folder.glob(f"{_MERGING}-*"):
+        with contextlib.suppress(CollectionError):  # the merge has just ended
+            found[place] = Manifest.read(place)
+    return found
 
 
 def _sweep(folder: Path) -> int:
@@ -97,11 +100,13 @@ def _sweep(folder: Path) -> int:
     entries = list(folder.iterdir())
     if manifest is None:
         _refuse_foreign(folder, entries)
-    named = manifest.generations if manifest else frozenset()
+    merging = {entry for entry in entries if entry.name.startswith(_MERGING) and _is_locked(entry)}
+    needed = set(manifest.generations) if manifest else set()
+    for place, reserved in reservations(folder).items():
+        if place in merging:  # its process may have to open files that the manifest does not name any more
+            needed |= reserved.generations
     for entry in entries:
-        if entry.name.startswith(_MERGING) and _is_locked(entry):
-            continue
-        if entry.name not in named and entry.name != UNFINISHED and _is_leftover(entry):
+        if entry not in merging and entry.name not in needed | {UNFINISHED} and _is_leftover(entry):
             shutil.rmtree(entry, ignore_errors=True)
             with contextlib.suppress(OSError):
                 entry.unlink()

@@ -25,6 +25,7 @@ from embedkit.serving.retrieval.document_store import DocumentStore, write_docum
 from embedkit.serving.retrieval.documents import Document
 from embedkit.serving.retrieval.embedding import prompts_of
 from embedkit.serving.retrieval.exact_index import RowNumbers
+from embedkit.serving.retrieval.generations import reservations
 from embedkit.serving.retrieval.journal import EmbeddingJournal
 from embedkit.serving.retrieval.manifest import Manifest, SegmentEntry, Tombstones
 from embedkit.serving.retrieval.models import agreement_on, query_model
@@ -179,8 +180,10 @@ def adopt(
     (files / SEGMENT).rename(folder / generation)
     flush(folder)
     new = _write(now.manifest, folder, generation, [*segments[:place], entry, *segments[place + len(taken) :]])
-    for retired in now.manifest.generations - new.generations:
-        with contextlib.suppress(OSError):  # in use on Windows; the next write removes it
+    others = (manifest for place, manifest in reservations(folder).items() if place != files)
+    needed = new.generations.union(*(manifest.generations for manifest in others))
+    for retired in (before.manifest.generations | now.manifest.generations) - needed:
+        with contextlib.suppress(OSError):  # gone, or in use on Windows, where the next write removes it
             (folder / retired).rename(files / retired)
     return True
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import shutil
 import subprocess
 import sys
 import threading
@@ -472,6 +473,47 @@ def test_large_merges_run_in_a_process_of_their_own(in_pieces, encoder, monkeypa
     in_pieces.verify()
     assert all_hits(in_pieces) == before
     assert all_hits(Collection.open(in_pieces.path, encoder=encoder)) == before
+
+
+@pytest.mark.parametrize(
+    ("ids", "is_merged"),
+    [
+        (["n1-1"], True),  # a new file of deleted rows replaces the one that the merge reads
+        (["n2-0", "n2-1", "n2-2"], False),  # the segment goes
+    ],
+)
+def test_files_that_a_merging_process_has_still_to_open_are_kept(in_pieces, monkeypatch, ids, is_merged):
+    monkeypatch.setattr(merging, "_SMALL", 0)
+    start = merging.Child
+
+    def delete_first(*given):
+        in_pieces.delete(ids)
+        return start(*given)
+
+    in_pieces.delete("n1-0")
+    monkeypatch.setattr(merging, "Child", delete_first)
+    assert in_pieces.merge() == is_merged
+    assert in_pieces.get(["n1-0", *ids]) == [None] * (1 + len(ids))
+    in_pieces.verify()
+    if not is_merged:
+        in_pieces.delete("tea")  # the next write removes them
+    assert set(generations(in_pieces)) == in_pieces.manifest.generations
+
+
+def test_a_merge_that_ends_does_not_disturb_a_write(in_pieces, monkeypatch):
+    merge, read = in_pieces.path / ".merging-0a1b2c", manifest_module.Manifest.read
+    merge.mkdir()
+    in_pieces.manifest.write(merge)
+
+    def read_late(folder):
+        if folder == merge:
+            shutil.rmtree(merge, ignore_errors=True)
+        return read(folder)
+
+    monkeypatch.setattr(manifest_module.Manifest, "read", staticmethod(read_late))
+    with write_lock.write_lock(merge):
+        assert in_pieces.upsert([("late", "a late one")]) == (1, 0)
+    assert not merge.exists()
 
 
 def test_a_failed_merge_changes_nothing(in_pieces, monkeypatch):
