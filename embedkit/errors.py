@@ -23,7 +23,7 @@ would catch::
     ├── ExportError (RuntimeError)            a model cannot be exported
     │   └── GateError                         the exported file failed a gate; carries the measurements
     ├── OverloadedError (RuntimeError)        a server is overloaded; carries the time to retry after
-    ├── WorkerError (RuntimeError)            a distributed engine failed (for example, a machine was lost)
+    ├── WorkerError (RuntimeError)            processes cannot be started, or a distributed engine failed
     ├── ProviderError (RuntimeError)          the requested execution provider is not available
     ├── MissingExtraError (ImportError)       an optional package is missing; names the command that installs it
     └── StorageError (OSError)                a file cannot be written: disk full, no permission
@@ -169,7 +169,7 @@ class OverloadedError(EmbedkitError, RuntimeError):
 
 
 class WorkerError(EmbedkitError, RuntimeError):
-    """A distributed engine failed."""
+    """Processes cannot be started, or a distributed engine failed: for example, a machine was lost."""
 
 
 class ProviderError(EmbedkitError, RuntimeError):

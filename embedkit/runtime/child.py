@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, BinaryIO
 
 from embedkit import errors
-from embedkit.errors import EmbedkitError
+from embedkit.errors import EmbedkitError, WorkerError
 from embedkit.runtime.frames import read_frame, write_frame
 
 __all__ = ["Child", "describe_error", "parent"]
@@ -31,6 +31,10 @@ class Child:
         ended: returns the error to raise when the process has exited early, given its exit code.
         environment: environment variables, in addition to those of this process.
 
+    Raises:
+        WorkerError: no process can be started: the system refuses, or the program is frozen and contains Python
+            without its command.
+
     Attributes:
         process: the process.
     """
@@ -39,13 +43,18 @@ class Child:
         self, module: str, ended: Callable[[int], EmbedkitError], environment: Mapping[str, str] | None = None
     ) -> None:
         self._ended = ended
-        self.process = subprocess.Popen(  # noqa: S603 - ourselves
-            [sys.executable, "-P", "-c", _START.format(module=module), json.dumps(sys.path)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, **(environment or {})},
-            start_new_session=True,
-        )
+        if not sys.executable or getattr(sys, "frozen", False):  # the executable is the caller's program
+            raise WorkerError("a frozen program cannot start processes of embedkit")
+        try:
+            self.process = subprocess.Popen(  # noqa: S603 - ourselves
+                [sys.executable, "-P", "-c", _START.format(module=module), json.dumps(sys.path)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env={**os.environ, **(environment or {})},
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise WorkerError(f"no process can be started: {error}") from error
 
     def send(self, header: Mapping[str, Any]) -> None:
         """Send a request."""
@@ -92,17 +101,19 @@ class Child:
 def parent() -> Iterator[tuple[BinaryIO, BinaryIO]]:
     """Yield the pipes of requests and of replies, in the child; it ends when the parent has closed one of them."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
+    if sys.stderr is None:  # closed by the parent; otherwise the next file would have its descriptor
+        os.open(os.devnull, os.O_WRONLY)
     requests, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # output of libraries must not mix with frames
     with contextlib.suppress(EOFError, BrokenPipeError), answers:
         yield requests, answers
 
 
-def describe_error(error: EmbedkitError) -> dict[str, str]:
+def describe_error(error: EmbedkitError) -> dict[str, Any]:
     """Return the frame of an error, which :meth:`Child.receive` raises again."""
-    return {"error": type(error).__name__, "message": str(error)}
+    return {"error": type(error).__name__, "arguments": error.args}
 
 
-def _as_error(header: Mapping[str, str]) -> EmbedkitError:
-    error: EmbedkitError = getattr(errors, header["error"])(header["message"])
+def _as_error(header: Mapping[str, Any]) -> EmbedkitError:
+    error: EmbedkitError = getattr(errors, header["error"])(*header["arguments"])
     return error

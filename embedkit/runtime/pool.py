@@ -67,6 +67,7 @@ class EncoderPool:
     Raises:
         InputError: a number is invalid.
         ModelError: the model at ``origin`` has changed, or a process failed to start.
+        WorkerError: no process can be started on this system, or by a frozen program.
     """
 
     def __init__(
@@ -80,7 +81,8 @@ class EncoderPool:
         self._idle: SimpleQueue[_Worker] = SimpleQueue()
         self._askers = ThreadPoolExecutor(self.processes)
         try:
-            self._workers += [_Worker(origin, self.threads) for _ in range(self.processes)]
+            for _ in range(self.processes):
+                self._workers.append(_Worker(origin, self.threads))
             for worker in self._workers:
                 worker.wait_for(encoder.fingerprint)
                 self._idle.put(worker)

@@ -1,19 +1,21 @@
 """Merging segments in a process of its own, beside the writes and searches of this one.
 
 Reading and writing a million documents takes minutes of Python and of FAISS. In a thread of this process, every
-other thread would wait for the interpreter again and again.
+other thread would wait for the interpreter again and again. Small merges, and all where no process can be started,
+run in this process.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 import threading
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 from embedkit.atomic import flush_folder
-from embedkit.errors import CollectionError, EmbedkitError
+from embedkit.errors import CollectionError, EmbedkitError, WorkerError
 from embedkit.runtime.child import Child, describe_error, parent
 from embedkit.runtime.frames import read_frame, write_frame
 from embedkit.serving.retrieval import writer
@@ -21,6 +23,8 @@ from embedkit.serving.retrieval.manifest import Manifest, SegmentEntry
 from embedkit.serving.retrieval.snapshot import Snapshot
 
 __all__ = ["main", "merged"]
+
+logger = logging.getLogger(__name__)
 
 _SMALL: Final = 4096
 """Number of documents whose merge takes less time than starting a process."""
@@ -48,7 +52,11 @@ def merged(
     """
     if sum(segment.remaining for segment in snapshot.manifest.segments[first:]) <= _SMALL:
         return _write(files, snapshot, first, show_progress_bar=show_progress_bar)
-    child = Child("embedkit.serving.retrieval.merging", _ended)
+    try:
+        child = Child("embedkit.serving.retrieval.merging", _ended)
+    except WorkerError as error:
+        logger.warning("merging segments in this process: %s", error)
+        return _write(files, snapshot, first, show_progress_bar=show_progress_bar)
     finished = False
     try:
         child.send({"folder": str(folder), "files": str(files), "show_progress_bar": show_progress_bar})

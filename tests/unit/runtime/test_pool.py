@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
+import json
 import logging
 import os
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,8 +20,9 @@ import numpy as np
 import pytest
 
 from embedkit import Encoder
-from embedkit.errors import InputError, ModelError, TextOverflowError
+from embedkit.errors import InputError, ModelError, StorageError, TextOverflowError, WorkerError
 from embedkit.protocols import TextEncoder
+from embedkit.runtime import child
 from embedkit.runtime import engine as engine_module
 from embedkit.runtime.bundle import read_bundle
 from embedkit.runtime.pool import EncoderPool
@@ -146,6 +150,54 @@ def test_a_process_that_ends_is_reported(encoder: Encoder) -> None:
         pool._workers[1].child.process.kill()
         with pytest.raises(ModelError, match="has ended with exit code -9"):
             pool.encode(TEXTS)
+
+
+def test_a_pool_that_cannot_start_all_processes_ends_the_others(
+    encoder: Encoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start: Any = subprocess.Popen
+    started: list[Any] = []
+
+    def start_one(*given: Any, **options: Any) -> Any:
+        if started:
+            raise BlockingIOError("Resource temporarily unavailable")
+        started.append(start(*given, **options))
+        return started[0]
+
+    monkeypatch.setattr(child.subprocess, "Popen", start_one)
+    with pytest.raises(WorkerError, match="no process can be started: Resource temporarily unavailable"):
+        encoder.pool(2)
+    assert started[0].returncode is not None
+
+
+@pytest.mark.parametrize(("name", "value"), [("frozen", True), ("executable", "")])
+def test_a_program_without_a_python_starts_no_processes(
+    encoder: Encoder, monkeypatch: pytest.MonkeyPatch, name: str, value: object
+) -> None:
+    monkeypatch.setattr(sys, name, value, raising=False)
+    with pytest.raises(WorkerError, match="a frozen program"):
+        encoder.pool(1)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="closes a descriptor")
+def test_a_program_that_has_closed_its_stderr_can_have_a_pool(toy_bundle: Path) -> None:
+    script = """
+        import os, sys
+        os.close(2)
+        from embedkit import Encoder
+        encoder = Encoder.load(sys.argv[1], threads=1)
+        with encoder.pool(1) as pool:
+            print((pool.encode(["the sea"]) == encoder.encode(["the sea"])).all())
+    """
+    command = [sys.executable, "-c", textwrap.dedent(script), str(toy_bundle)]
+    assert subprocess.run(command, stdout=subprocess.PIPE, check=False, timeout=120).stdout == b"True\n"
+
+
+def test_errors_keep_what_they_say() -> None:
+    frame = json.loads(json.dumps(child.describe_error(StorageError(errno.ENOSPC, "cannot write idx: full"))))
+    found = child._as_error(frame)
+    assert isinstance(found, StorageError)
+    assert (found.errno, found.strerror) == (errno.ENOSPC, "cannot write idx: full")
 
 
 def test_a_closed_pool_has_no_processes(encoder: Encoder) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import logging
 import shutil
 import subprocess
 import sys
@@ -473,6 +474,18 @@ def test_large_merges_run_in_a_process_of_their_own(in_pieces, encoder, monkeypa
     in_pieces.verify()
     assert all_hits(in_pieces) == before
     assert all_hits(Collection.open(in_pieces.path, encoder=encoder)) == before
+
+
+def test_large_merges_run_here_where_no_process_can_be_started(in_pieces, monkeypatch, caplog):
+    """As in a frozen program, whose executable is no Python."""
+    monkeypatch.setattr(merging, "_SMALL", 0)
+    monkeypatch.setattr(sys, "frozen", True, raising=False)
+    before = all_hits(in_pieces)
+    with caplog.at_level(logging.WARNING):
+        in_pieces.compact()
+    assert "merging segments in this process: a frozen program" in caplog.text
+    assert len(in_pieces.manifest.segments) == 1
+    assert all_hits(in_pieces) == before
 
 
 @pytest.mark.parametrize(
