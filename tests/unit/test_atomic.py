@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from embedkit import atomic
 from embedkit.atomic import atomic_file, atomic_folder
 from embedkit.errors import BundleError, StorageError
 
@@ -154,3 +155,13 @@ def test_writers_of_one_name_do_not_collide(tmp_path: Path) -> None:
         first.write_text("1")
         second.write_text("2")
     assert target.read_text() == "1"
+
+
+def test_a_folder_is_flushed_with_all_that_is_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flushed: list[Path] = []
+    monkeypatch.setattr(atomic, "flush", flushed.append)
+    with atomic_folder(tmp_path / "target") as folder:
+        (folder / "inner").mkdir()
+        (folder / "inner/file").touch()
+    assert flushed[-1] == tmp_path
+    assert sorted(flushed[:-1]) == [folder, folder / "inner", folder / "inner/file"]
