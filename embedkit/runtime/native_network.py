@@ -52,7 +52,7 @@ _TOKENS_PER_BATCH = range(64, 257)  # enough for all rows of a tile, and few eno
 _BATCHES_OF_FEW = 8
 # Multiplications by a weight, of bytes and of floats, that take longer than starting another thread.
 _WORK_OF_A_THREAD = {True: 400_000_000, False: 130_000_000}
-_LEAST_TEAM = 2
+_TEAM = range(2, 1025)  # threads that can share a batch
 _MULTIPLE = 64  # every width is a multiple of it, so that the kernel has only whole tiles
 _LANES = 16  # and so is the width of a head of this
 # Weights in the products of the largest networks for the kernel: BERT-Large (benchmarks/encode/large.md).
@@ -246,9 +246,10 @@ class NativeNetwork:
     def _run(self, batch: tuple[Any, Any, Any, Any], *, is_alone: bool) -> None:
         """Run a batch, the arguments of the kernel; threads share it if it is alone and has enough work."""
         tokens = len(batch[0])
-        threads = min(self.lanes, tokens // max(1, self._tokens_of_a_thread)) if is_alone else 1
+        wanted = tokens // max(1, self._tokens_of_a_thread) if is_alone else 1
+        threads = min(wanted, self.lanes, _TEAM[-1])
         # Teams of several callers would compete for the same processors.
-        if threads < _LEAST_TEAM or not self._sharing.acquire(blocking=False):
+        if threads < _TEAM[0] or not self._sharing.acquire(blocking=False):
             self._network.run(*batch)
             return
         try:

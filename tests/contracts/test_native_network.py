@@ -351,6 +351,20 @@ def test_callers_at_the_same_time_form_one_team(make_encoder: Any, tokens: Token
 
 
 @needs_kernel
+def test_a_team_is_no_larger_than_the_kernel_allows(
+    make_encoder: Any, tokens: Tokens, teams: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    most = native_network._TEAM[-1]
+    assert bert.make_team("portable", most) is not None
+    with pytest.raises(ValueError, match=f"expected 1 to {most}"):
+        bert.make_team("portable", most + 1)
+    teams.clear()
+    monkeypatch.setattr(native_network, "_TEAM", range(2, 4))
+    run(NativeNetwork(read_bert(write(make_encoder())), threads=8), tokens)
+    assert teams == [3]
+
+
+@needs_kernel
 def test_a_text_is_computed_where_no_thread_can_be_started(
     make_encoder: Any, tokens: Tokens, teams: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -457,9 +471,9 @@ def test_an_interrupted_call_leaves_a_working_encoder() -> None:
         encoder = Encoder.load("tiny-sct", threads=2, instructions="portable")
         expected = encoder.encode(TEXTS).tobytes()
         for milliseconds in (1, 3, 9, 20):
-            signal.signal(signal.SIGALRM, signal.default_int_handler)
-            signal.setitimer(signal.ITIMER_REAL, milliseconds / 1e3)
             try:
+                signal.signal(signal.SIGALRM, signal.default_int_handler)
+                signal.setitimer(signal.ITIMER_REAL, milliseconds / 1e3)
                 while True:
                     encoder.encode(TEXTS)
             except KeyboardInterrupt:
