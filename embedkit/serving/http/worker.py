@@ -63,7 +63,15 @@ class Order:
 def main() -> int:
     """Serve until stopped; return the exit code."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    order, parent_id = Order(**orjson.loads(sys.stdin.buffer.readline())), os.getppid()
+    parent_id, order = os.getppid(), Order(**orjson.loads(sys.stdin.buffer.readline()))
+    try:
+        return _serve(order)
+    finally:
+        if os.getppid() != parent_id:  # it was killed, and nothing else removes its folder
+            shutil.rmtree(order.folder, ignore_errors=True)
+
+
+def _serve(order: Order) -> int:
     logger = logging.getLogger("embedkit")
     logger.addHandler(logging.StreamHandler())
     logger.setLevel(order.log_level)
@@ -81,8 +89,6 @@ def main() -> int:
         listening = socket.socket(fileno=order.listening)
         parent = Parent(listening, lifeline=sys.stdin.fileno(), confirm=lambda: _tell(SERVING))
         Server(service, keys, parent).run_until_signal()
-    if os.getppid() != parent_id:  # it was killed, and nothing else removes its folder
-        shutil.rmtree(order.folder, ignore_errors=True)
     return 0
 
 

@@ -71,7 +71,8 @@ class Workers:
         loop = asyncio.get_running_loop()
         for sign in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             loop.add_signal_handler(sign, self._hand_on, sign)
-        with tempfile.TemporaryDirectory(prefix="embedkit-") as folder, contextlib.ExitStack() as stack:
+        with contextlib.ExitStack() as stack:
+            folder = stack.enter_context(_temporary_folder())
             try:
                 self._listening = listening = stack.enter_context(bind(self.settings.host, self.settings.port))
             except OSError as error:
@@ -163,6 +164,19 @@ class Workers:
         for process in self._running.values():
             if process.returncode is None:
                 process.kill()
+
+
+def _temporary_folder() -> tempfile.TemporaryDirectory[str]:
+    """Create the private folder of all workers.
+
+    Raises:
+        WorkerError: there is no folder for temporary files, or its disk is full.
+    """
+    try:
+        return tempfile.TemporaryDirectory(prefix="embedkit-", ignore_cleanup_errors=True)
+    except OSError as error:
+        reason = error.strerror or error
+        raise WorkerError(f"workers need a folder for temporary files, which TMPDIR can name: {reason}") from None
 
 
 def _tell(process: Process, line: bytes) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -15,8 +17,11 @@ import httpx
 import pytest
 
 from embedkit import Collection
+from embedkit.errors import WorkerError
 from embedkit.runtime.location import find_model
 from embedkit.serving.http.metric_sums import sum_up
+from embedkit.serving.http.settings import ServerSettings
+from embedkit.serving.http.workers import Workers
 
 from .conftest import wait_for
 
@@ -167,6 +172,12 @@ def test_a_model_that_cannot_be_loaded_ends_the_server(toy_bundle, tmp_path):
     assert done.returncode == 1
     assert "did not start" in done.stderr
     assert "worker 0: " in done.stderr or "worker 1: " in done.stderr
+
+
+def test_without_temporary_files_workers_say_so(monkeypatch, tmp_path):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
+    with pytest.raises(WorkerError, match="which TMPDIR can name: No such file"):
+        Workers(["toy"], ServerSettings(workers=2), logging.WARNING).run()
 
 
 def test_samples_are_added_and_the_earliest_start_counts():
