@@ -9,7 +9,6 @@ import logging
 import signal
 import socket
 import sys
-import tempfile
 import time
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Sequence
@@ -20,6 +19,7 @@ from embedkit.runtime.threads import available_threads
 from embedkit.serving.http.listener import BACKLOG, bind, url_of
 from embedkit.serving.http.settings import ServerSettings
 from embedkit.serving.http.worker import GO, READY, SERVING, Order
+from embedkit.serving.http.workers_folder import workers_folder
 
 __all__ = ["Workers"]
 
@@ -72,7 +72,7 @@ class Workers:
         for sign in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             loop.add_signal_handler(sign, self._hand_on, sign)
         with contextlib.ExitStack() as stack:
-            folder = stack.enter_context(_temporary_folder())
+            folder = str(stack.enter_context(workers_folder()))
             try:
                 self._listening = listening = stack.enter_context(bind(self.settings.host, self.settings.port))
             except OSError as error:
@@ -164,19 +164,6 @@ class Workers:
         for process in self._running.values():
             if process.returncode is None:
                 process.kill()
-
-
-def _temporary_folder() -> tempfile.TemporaryDirectory[str]:
-    """Create the private folder of all workers.
-
-    Raises:
-        WorkerError: there is no folder for temporary files, or its disk is full.
-    """
-    try:
-        return tempfile.TemporaryDirectory(prefix="embedkit-", ignore_cleanup_errors=True)
-    except OSError as error:
-        reason = error.strerror or error
-        raise WorkerError(f"workers need a folder for temporary files, which TMPDIR can name: {reason}") from None
 
 
 def _tell(process: Process, line: bytes) -> None:

@@ -22,6 +22,7 @@ from embedkit.runtime.location import find_model
 from embedkit.serving.http.metric_sums import sum_up
 from embedkit.serving.http.settings import ServerSettings
 from embedkit.serving.http.workers import Workers
+from embedkit.serving.http.workers_folder import workers_folder
 
 from .conftest import wait_for
 
@@ -176,8 +177,21 @@ def test_a_model_that_cannot_be_loaded_ends_the_server(toy_bundle, tmp_path):
 
 def test_without_temporary_files_workers_say_so(monkeypatch, tmp_path):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
-    with pytest.raises(WorkerError, match="which TMPDIR can name: No such file"):
+    with pytest.raises(WorkerError, match=r"temporary files \(TMPDIR\): No such file"):
         Workers(["toy"], ServerSettings(workers=2), logging.WARNING).run()
+
+
+def test_folders_of_killed_servers_are_removed_and_no_others(monkeypatch, tmp_path):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    killed, foreign = tmp_path / "embedkit-workers-killed", tmp_path / "embedkit-of-something-else"
+    for folder in (killed, foreign):
+        folder.mkdir()
+        (folder / "packed.npy").write_bytes(b"weights")
+    with workers_folder() as first, workers_folder() as second:
+        assert sorted(tmp_path.iterdir()) == sorted([first, second, foreign])
+        assert first.stat().st_mode & 0o077 == 0
+        (first / "packed.npy").write_bytes(b"weights")
+    assert list(tmp_path.iterdir()) == [foreign]
 
 
 def test_samples_are_added_and_the_earliest_start_counts():
