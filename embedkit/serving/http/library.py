@@ -216,7 +216,8 @@ class Library:
         except CollectionBusyError:
             pass  # another worker may be merging already
         except EmbedkitError as error:
-            logger.warning("segments were not merged: %s", error)
+            if not self._closed:
+                logger.warning("segments were not merged: %s", error)
 
     async def delete(self, ids: Sequence[str]) -> int:
         """Delete documents; return the number of existing ones.
@@ -232,8 +233,10 @@ class Library:
         return deleted
 
     def close(self) -> None:
-        """Stop the threads."""
+        """Stop the threads, and a merge that is running."""
         self._closed = True
+        if self._merging is not None and not self._merging.done():
+            self.collection.close()
         for threads in (self._readers, self._writer, self._cartographer, self._merger):
             threads.shutdown(wait=False)
 

@@ -454,7 +454,7 @@ class Collection:
         self.store.verify()
 
     def close(self) -> None:
-        """Close connections, if any; a collection in a folder has none."""
+        """Close connections, if any. In a folder, a large merge that is running in another thread fails."""
         self.store.close()
 
     def _documents_encoder(self) -> TextEncoder:

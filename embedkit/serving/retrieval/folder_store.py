@@ -14,6 +14,7 @@ from typing import Any, Final, Self
 
 from embedkit.errors import CollectionBusyError
 from embedkit.protocols import FloatArray, TextEncoder
+from embedkit.runtime.child import Child
 from embedkit.serving.retrieval import writer
 from embedkit.serving.retrieval.documents import Document
 from embedkit.serving.retrieval.generations import claim, reservations, reserve
@@ -50,6 +51,7 @@ class FolderStore:
         self._snapshot, self._models = snapshot, models
         self._one_writer, self._one_refresh = threading.Lock(), threading.Lock()
         self._merged: Segment | None = None
+        self._children: set[Child] = set()
 
     @classmethod
     def build(cls, address: str, source: Source, plan: Plan, *, show_progress_bar: bool | None) -> Self:
@@ -180,7 +182,7 @@ class FolderStore:
                 taken = dataclasses.replace(before.manifest, segments=before.manifest.segments[first:])
                 files = held.enter_context(reserve(self.path, taken))
             segment = files / writer.SEGMENT
-            entry = merged(self.path, segment, before, first, show_progress_bar=show_progress_bar)
+            entry = merged(self.path, segment, before, first, self._children, show_progress_bar=show_progress_bar)
             self._merged = _open_ahead(segment, entry, before)
             try:
                 with self._writing_patiently(patience_s) as generations:
@@ -219,7 +221,9 @@ class FolderStore:
         return Source(snapshot.documents(), snapshot.embeddings, maker)
 
     def close(self) -> None:
-        """Do nothing: files are unmapped when they are no longer used."""
+        """Kill the processes of merges, which fail; files are unmapped when they are no longer used."""
+        for child in list(self._children):
+            child.process.kill()
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[Iterator[str]]:

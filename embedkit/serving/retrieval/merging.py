@@ -31,7 +31,13 @@ _SMALL: Final = 4096
 
 
 def merged(
-    folder: Path, files: Path, snapshot: Snapshot, first: int, *, show_progress_bar: bool | None
+    folder: Path,
+    files: Path,
+    snapshot: Snapshot,
+    first: int,
+    children: set[Child],
+    *,
+    show_progress_bar: bool | None,
 ) -> SegmentEntry:
     """Write the documents of some segments as one segment, and flush it.
 
@@ -41,6 +47,7 @@ def merged(
             alone (see :func:`~embedkit.serving.retrieval.generations.reserve`).
         snapshot: a state that contains the segments.
         first: number of the first of them; all later ones are merged, too.
+        children: contains the process while it runs, so that others can kill it.
         show_progress_bar: None shows progress only on a terminal.
 
     Returns:
@@ -59,10 +66,12 @@ def merged(
         return _write(files, snapshot, first, show_progress_bar=show_progress_bar)
     finished = False
     try:
+        children.add(child)
         child.send({"folder": str(folder), "files": str(files), "show_progress_bar": show_progress_bar})
         found, _ = child.receive()
         finished = True
     finally:
+        children.discard(child)
         child.dismiss(at_once=not finished)
         child.close()
     return SegmentEntry.parse(found)

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -544,6 +545,22 @@ def test_a_failed_merge_changes_nothing(in_pieces, monkeypatch):
     documents.write_bytes(content)
     assert all_hits(in_pieces) == before
     in_pieces.verify()
+    assert not list(in_pieces.path.glob(".merging*"))
+
+
+def test_closing_a_collection_ends_a_merge(in_pieces, monkeypatch):
+    monkeypatch.setattr(merging, "_SMALL", 0)
+    monkeypatch.setattr(child_module, "_START", "import time; time.sleep(600)")
+    before = all_hits(in_pieces)
+    with ThreadPoolExecutor(1) as pool:
+        merge = pool.submit(in_pieces.merge)
+        while not in_pieces.store._children:
+            assert not merge.done()
+        in_pieces.close()
+        with pytest.raises(CollectionError, match="has ended with exit code"):
+            merge.result()
+    assert all_hits(in_pieces) == before
+    assert not in_pieces.store._children
     assert not list(in_pieces.path.glob(".merging*"))
 
 
