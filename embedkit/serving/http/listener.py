@@ -93,16 +93,22 @@ class Listener:
         self._socket.listen(BACKLOG)
         self._task = asyncio.get_running_loop().create_task(self._accept())
 
-    async def stop(self) -> None:
-        """Accept the connections in the backlog, and no more."""
+    async def stop(self, *, others_accept: bool = False) -> None:
+        """Accept the connections in the backlog, and no more.
+
+        Args:
+            others_accept: whether other processes continue to accept connections from the socket; the backlog is
+                left to them.
+        """
         if self._task is None:
             return
-        _ignore_new_connections(self._socket)
+        if not others_accept:
+            _ignore_new_connections(self._socket)
         self._task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._task
         with self._socket, contextlib.suppress(BlockingIOError):
-            while True:
+            while not others_accept:
                 self._open(self._socket.accept()[0])
         if self._opening:
             await asyncio.wait(self._opening, timeout=self._handshake_timeout_s)
@@ -140,7 +146,7 @@ class Listener:
 
 
 def _ignore_new_connections(listening: socket.socket) -> None:
-    """Leave clients that want to connect unanswered until the socket is closed, on Linux.
+    """Leave clients that want to connect unanswered until all processes have closed the socket, on Linux.
 
     Otherwise a connection that is established between the last one accepted and the closing of the socket would be
     reset, possibly after its client has sent a request. A client whose attempt is ignored repeats it a second

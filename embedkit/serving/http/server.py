@@ -42,11 +42,13 @@ class Parent:
         listening: the socket that it has bound.
         lifeline: a descriptor that is closed when the parent exits, upon which the worker drains as on SIGTERM.
         confirm: reports to it that the worker serves.
+        is_stopping: returns whether all workers are stopping, instead of this one alone.
     """
 
     listening: socket.socket
     lifeline: int
     confirm: Callable[[], None]
+    is_stopping: Callable[[], bool]
 
 
 class Server(uvicorn.Server):
@@ -148,7 +150,7 @@ class Server(uvicorn.Server):
         self._connections.begin_draining()
         if signal.SIGTERM in self._captured_signals:
             await self._wait(self._service.settings.drain_delay_s)
-        await self._listener.stop()
+        await self._listener.stop(others_accept=self._parent is not None and not self._parent.is_stopping())
         await self._wait(self._service.settings.drain_s, finish=True)
         self._connections.abort()
         for task in (unfinished := {self._sweeper, *self.server_state.tasks}):

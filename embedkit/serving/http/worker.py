@@ -30,9 +30,11 @@ from embedkit.serving.http.settings import ServerSettings
 from embedkit.serving.http.siblings import Siblings
 from embedkit.serving.http.tracing import TRACING
 
-__all__ = ["GO", "READY", "SERVING", "Order", "main"]
+__all__ = ["GO", "READY", "SERVING", "STOPPING", "Order", "main"]
 
 READY, GO, SERVING = b"ready\n", b"go\n", b"serving\n"
+STOPPING = "stopping"
+"""Name of a file that the parent creates in the folder of all workers before it stops them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +43,7 @@ class Order:
 
     Attributes:
         number: number of the worker.
-        folder: private folder of all workers, for their sockets and for the weights that they share.
+        folder: private folder of all workers (see `workers_folder`).
         listening: descriptor of the socket to serve.
         models: paths, names or ids of models.
         settings: settings of the server.
@@ -65,13 +67,13 @@ def main() -> int:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     parent_id, order = os.getppid(), Order(**orjson.loads(sys.stdin.buffer.readline()))
     try:
-        return _serve(order)
+        return _serve(order, parent_id)
     finally:
         if os.getppid() != parent_id:  # it was killed, and nothing else removes its folder
             shutil.rmtree(order.folder, ignore_errors=True)
 
 
-def _serve(order: Order) -> int:
+def _serve(order: Order, parent_id: int) -> int:
     logger = logging.getLogger("embedkit")
     logger.addHandler(logging.StreamHandler())
     logger.setLevel(order.log_level)
@@ -87,7 +89,12 @@ def _serve(order: Order) -> int:
     _tell(READY)
     if sys.stdin.buffer.readline() == GO:
         listening = socket.socket(fileno=order.listening)
-        parent = Parent(listening, lifeline=sys.stdin.fileno(), confirm=lambda: _tell(SERVING))
+        parent = Parent(
+            listening,
+            lifeline=sys.stdin.fileno(),
+            confirm=lambda: _tell(SERVING),
+            is_stopping=lambda: os.getppid() != parent_id or Path(order.folder, STOPPING).exists(),
+        )
         Server(service, keys, parent).run_until_signal()
     return 0
 

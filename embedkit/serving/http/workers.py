@@ -12,13 +12,14 @@ import sys
 import time
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Sequence
+from pathlib import Path
 
 from embedkit.config import to_mapping
 from embedkit.errors import ConfigError, WorkerError
 from embedkit.runtime.threads import available_threads
 from embedkit.serving.http.listener import BACKLOG, bind, url_of
 from embedkit.serving.http.settings import ServerSettings
-from embedkit.serving.http.worker import GO, READY, SERVING, Order
+from embedkit.serving.http.worker import GO, READY, SERVING, STOPPING, Order
 from embedkit.serving.http.workers_folder import workers_folder
 
 __all__ = ["Workers"]
@@ -55,6 +56,7 @@ class Workers:
         self._models, self._log_level = list(models), log_level
         self._running: dict[int, Process] = {}
         self._listening: socket.socket | None = None
+        self._folder: Path | None = None
         self._started: dict[Process, float] = {}
         self._serving: set[Process] = set()
         self._stopping, self._hung_up = False, 0.0
@@ -72,7 +74,8 @@ class Workers:
         for sign in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             loop.add_signal_handler(sign, self._hand_on, sign)
         with contextlib.ExitStack() as stack:
-            folder = str(stack.enter_context(workers_folder()))
+            self._folder = stack.enter_context(workers_folder())
+            folder = str(self._folder)
             try:
                 self._listening = listening = stack.enter_context(bind(self.settings.host, self.settings.port))
             except OSError as error:
@@ -154,6 +157,9 @@ class Workers:
         self._hung_up = time.monotonic() if sign == signal.SIGHUP else self._hung_up
         if sign != signal.SIGHUP:
             self._stopping = True
+            if self._folder is not None:
+                with contextlib.suppress(OSError):
+                    (self._folder / STOPPING).touch()
             if self._listening is not None:
                 self._listening.close()  # so that the last worker to close it drops no connection
         for process in self._running.values():

@@ -43,6 +43,24 @@ def test_a_connection_is_either_accepted_or_refused_as_the_listener_stops():
     assert asyncio.run(stop_late(bind("127.0.0.1", 0))) == b"still here"
 
 
+def test_a_listener_that_stops_alone_leaves_connections_to_the_others():
+    async def stop_alone(bound):
+        others = listener_of(bound.dup())
+        first = listener_of(bound)
+        first.start()
+        await first.stop(others_accept=True)
+        others.start()
+        reader, writer = await asyncio.wait_for(asyncio.open_connection(*others._socket.getsockname()), 5)
+        writer.write(b"to the others")
+        answer = await reader.read()
+        writer.close()
+        await writer.wait_closed()
+        await others.stop()
+        return answer
+
+    assert asyncio.run(stop_alone(bind("127.0.0.1", 0))) == b"to the others"
+
+
 def test_a_listener_that_never_started_stops():
     with bind("127.0.0.1", 0) as bound:
         asyncio.run(listener_of(bound).stop())

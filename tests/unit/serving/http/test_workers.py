@@ -94,6 +94,17 @@ def test_a_worker_that_is_killed_is_replaced(start, toy_bundle):
     assert any("another one takes its place" in line for line in server.lines)
 
 
+def test_a_worker_that_is_stopped_alone_leaves_the_port_to_the_others(start, toy_bundle):
+    server = start(toy_bundle, *TWO)
+    first, _ = workers_of(server)
+    os.kill(first, signal.SIGTERM)
+    wait_for(lambda: not is_alive(first))
+    assert all(answer.status_code == 200 for answer in ask_from(server, 5))
+    wait_for(lambda: len(workers_of(server)) == 2)
+    assert all(answer.status_code == 200 for answer in ask_from(server, 20))
+    assert server.end() == 0
+
+
 def test_workers_end_with_the_process_that_started_them(start):
     server = start("tiny", *TWO)
     pids = workers_of(server)
