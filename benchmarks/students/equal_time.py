@@ -110,7 +110,7 @@ def main() -> None:
         report[part][label] = value
         with atomic_file(saved) as temporary:
             temporary.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    (HERE / "equal_time.md").write_text(_table(report), encoding="utf-8")
+        (HERE / "equal_time.md").write_text(_table(report), encoding="utf-8")
 
 
 def _results(arguments: argparse.Namespace, report: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
