@@ -11,8 +11,9 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 READY := $(VENV)/.ready
 
-# Processes of make test, at most four: each imports torch and transformers. A test file stays in one process.
-WORKERS ?= logical
+# Processes of make test, at most four: each imports torch and transformers. A test file stays in one process. There
+# is one more than processors, because tests of servers wait.
+WORKERS ?= $(shell $(PYTHON) -c "import os; print((os.cpu_count() or 1) + 1)")
 
 # Duration of make fuzz in seconds.
 FUZZ ?= 300
