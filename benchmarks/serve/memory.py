@@ -20,6 +20,8 @@ import sys
 import urllib.request
 from pathlib import Path
 
+from started import family
+
 REQUESTS = 64
 FIELDS = {"USS": ("Private_Clean", "Private_Dirty"), "PSS": ("Pss",), "RSS": ("Rss",)}
 
@@ -44,8 +46,7 @@ def measure(tree: Path, model: str, workers: int) -> dict[str, float]:
             body = json.dumps({"inputs": [f"The bees dance at noon, for the {number}th time."] * 16}).encode()
             request = urllib.request.Request(f"{url}/embed", body, {"content-type": "application/json"})  # noqa: S310 - ours
             urllib.request.urlopen(request, timeout=60).close()  # noqa: S310 - ours
-        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text(encoding="ascii").split()
-        found = [memory_of(int(child)) for child in children]
+        found = [memory_of(worker) for worker in family(process.pid)[1:]]
         return {name: round(statistics.mean(each[name] for each in found), 1) for name in FIELDS}
     finally:
         process.send_signal(signal.SIGTERM)
