@@ -90,7 +90,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--start", help="initialisation: teacher (its words), layers (of the teacher) or random")
     for flag, what in _SHAPE.items():
         parser.add_argument(f"--{flag}", type=int, help=what)
-    parser.add_argument("--tokenizer", help="model that provides the student's tokenizer; default: the teacher")
+    parser.add_argument(
+        "--tokenizer", help="model that provides the student's tokenizer, words and layers; default: the teacher"
+    )
     parser.add_argument("--dev", help="scored sentence pairs for checkpoint selection, for example STS-B dev")
     parser.add_argument("--epochs", type=int, help="passes over the corpus")
     parser.add_argument("--steps", type=int, help="number of steps, instead of epochs")

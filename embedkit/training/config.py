@@ -17,7 +17,7 @@ from embedkit.training.views import ViewsConfig
 
 __all__ = ["DevConfig", "RunConfig", "StudentConfig"]
 
-_STARTS = {"teacher": "its teacher's words", "layers": "its teacher's layers", "random": "random weights"}
+_STARTS = {"teacher": "{}'s words", "layers": "{}'s layers", "random": "random weights"}
 _SHAPE = ("layers", "hidden", "inner", "heads", "memory")
 
 
@@ -44,7 +44,7 @@ class StudentConfig:
         (), 'teacher layers for start = "layers", counted from 1; default: evenly spaced, including the last'
     )
     tokenizer: str | None = setting(
-        None, "model whose tokenizer (and word table) a student without source uses; default: the teacher"
+        None, "model whose tokenizer, words and layers a student without source uses; default: the teacher"
     )
     pooling: Literal["mean", "cls"] = setting("mean", "how token states are pooled into one embedding")
     max_length: int = setting(128, "maximum length of a text in tokens, including special tokens", minimum=3)
@@ -58,7 +58,15 @@ class StudentConfig:
         if self.source is not None:
             return self.source
         shape = [f"{name} {value}" for name in _SHAPE if (value := getattr(self, name)) is not None]
-        return f"{', '.join(shape) or self.size}, started from {_STARTS[self.start]}"
+        return f"{', '.join(shape) or self.size}, started from {_STARTS[self.start].format(self._origin)}"
+
+    @property
+    def _origin(self) -> str:
+        """The model whose words or layers the student takes: the folder's name, or the run's for ``RUN/model``."""
+        if self.tokenizer is None:
+            return "its teacher"
+        path = Path(self.tokenizer)
+        return path.parent.name if path.name == "model" else path.name
 
     def __post_init__(self) -> None:
         shape = [name for name in _SHAPE if getattr(self, name) is not None]

@@ -161,6 +161,8 @@ def test_settings_that_would_change_nothing_are_refused(settings):
     [
         ({}, "tiny, started from its teacher's words"),
         ({"start": "layers", "memory": 8}, "memory 8, started from its teacher's layers"),
+        ({"start": "layers", "tokenizer": "runs/mini/model"}, "tiny, started from mini's layers"),
+        ({"tokenizer": "org/bert"}, "tiny, started from bert's words"),
         ({"source": "org/bert"}, "org/bert"),
     ],
 )
