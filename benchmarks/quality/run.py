@@ -55,8 +55,8 @@ OTHERS = {
     "QQP AP": ("qqp-dev", "ap"),
     "QNLI AP": ("qnli", "ap"),
 }
-
-
+GOALS = ("STS mean", "re-ranking mean", *OTHERS)
+"""Columns that are also shown as shares of the teacher's."""
 DIFFERENCES = {
     "STS mean": "sts",
     "SICK-R": "sickr",
@@ -94,7 +94,7 @@ def main() -> None:
                 evaluations[label].append(evaluate(model, task))
                 progress.advance(note=f"{label}: {task.name}")
             identity = {"fingerprint": model.fingerprint, "numerics": numerics_of(model)}
-            rows[label] = identity | _figures(evaluations[label])
+            rows[label] = identity | figures(evaluations[label])
     found = certainties([each for own in evaluations.values() for each in own], samples=SAMPLES)
     for label, own in evaluations.items():
         rows[label]["differences"] = _differences(found, own[0].fingerprint)
@@ -112,7 +112,7 @@ def _load(source: str) -> tuple[str, TextEncoder]:
     return f"{encoder.name}, {encoder.manifest.precision}", encoder
 
 
-def _figures(evaluations: Sequence[Evaluation]) -> dict[str, float]:
+def figures(evaluations: Sequence[Evaluation]) -> dict[str, float]:
     """Return figures x 100 by column: Spearman for STS, MAP for re-ranking, others as named by the column."""
     found = {result.name: result for evaluation in evaluations for result in evaluation.results}
     sts = {column: found[name].value or 0.0 for column, name in STS.items()}
@@ -140,10 +140,8 @@ def _differences(found: Sequence[Certainty], fingerprint: str) -> dict[str, list
 def _table(rows: dict[str, dict[str, Any]]) -> str:
     """Return tables of all figures, of shares of the first row, the teacher, and of differences from it."""
     teacher = next(iter(rows.values()))
-    goals = ("STS mean", "re-ranking mean", *OTHERS)
     shares = {
-        label: {column: 100 * figures[column] / teacher[column] for column in goals}
-        for label, figures in rows.items()
+        label: {column: 100 * row[column] / teacher[column] for column in GOALS} for label, row in rows.items()
     }
     columns = [name for name in teacher if name not in {"fingerprint", "numerics", "differences"}]
     cells = {
@@ -152,11 +150,11 @@ def _table(rows: dict[str, dict[str, Any]]) -> str:
         if row["differences"]
     }
     lines = [
-        *_lines(_rounded(rows, columns), columns),
+        *markdown(_rounded(rows, columns), columns),
         *("", "Share of the teacher's figure, in percent:", ""),
-        *_lines(_rounded(shares, goals), goals),
+        *markdown(_rounded(shares, GOALS), GOALS),
         *("", f"Difference from the teacher, with its 95 % interval over {SAMPLES:,} samples of the rows:", ""),
-        *_lines(cells, list(DIFFERENCES)),
+        *markdown(cells, list(DIFFERENCES)),
     ]
     return "\n".join(lines) + "\n"
 
@@ -165,7 +163,8 @@ def _rounded(rows: Mapping[str, Mapping[str, float]], columns: Sequence[str]) ->
     return {label: [f"{row[column]:.2f}" for column in columns] for label, row in rows.items()}
 
 
-def _lines(rows: Mapping[str, Sequence[str]], columns: Sequence[str]) -> list[str]:
+def markdown(rows: Mapping[str, Sequence[str]], columns: Sequence[str]) -> list[str]:
+    """Return a Markdown table, a label and cells per row."""
     lines = ["| | " + " | ".join(columns) + " |", "|---|" + "---:|" * len(columns)]
     return lines + [f"| {label} | {' | '.join(cells)} |" for label, cells in rows.items()]
 
