@@ -2,9 +2,9 @@
 
     python benchmarks/quality/seeds.py --data DIR tiny=tiny.onnx,tiny-1001.onnx,tiny-1002.onnx
 
-Reads the test sets in DIR and the teacher's figures in results.json, which run.py writes. Figures are saved for each
-bundle; a later call evaluates only new ones. Writes seeds.json and seeds.md next to this file. Intervals are Student's
-t intervals of the mean over seeds.
+Reads the test sets in DIR and the teacher's figures in results.json, which run.py writes. Figures are saved for
+each bundle; a later call evaluates only new ones. Writes seeds.json and seeds.md next to this file. Intervals are
+Student's t intervals of the mean over seeds.
 """
 
 from __future__ import annotations

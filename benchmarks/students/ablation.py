@@ -1,10 +1,10 @@
 """Ablation of a small student: one change at a time from a common base, with a fixed small budget.
 
-    python benchmarks/students/ablation.py --data DIR --teacher MODEL --tokenizer MODEL
+    python benchmarks/students/ablation.py --data DIR --teacher MODEL --tokenizer MODEL --mini runs/mini
 
-The base is recipes/tiny.toml with Muon on recipes/english-questions.toml. Each row is one run of `--steps` steps.
-Scores are on held-out text and development sets; no test set is read. Results are saved after every run, and a
-second call resumes. Writes ablation.json and ablation.md next to this file.
+The base is base.toml on the text of recipes/english-questions.toml. Each row is one run of `--steps` steps. Scores
+are on held-out text and development sets; no test set is read. Results are saved after every run, and a later call
+continues with the missing ones. Writes ablation.json and ablation.md next to this file.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ from embedkit.progress import Progress
 
 HERE = Path(__file__).parent
 RECIPES = HERE.parents[1] / "recipes"
-COLUMNS = ("held-out cosine", *DEV, "step_ms")
+COLUMNS = ("held-out cosine", *DEV)
 CONTRASTS = [
     {"path": "train/nlvr2-captions.txt.xz", "name": "nlvr2-contrasts", "contrasts": True, "repeat": 2},
     {"path": "train/common-voice.txt.xz", "name": "common-voice-contrasts", "contrasts": True},
     {"path": "train/wikipedia.txt.xz", "name": "wikipedia-contrasts", "contrasts": True, "limit": 20000},
 ]
+FROM_MINI = {"start": "mini", "student.teacher_layers": [1, 2]}
 ROWS: dict[str, dict[str, Any]] = {
     "base": {},
     "AdamW instead of Muon": {"optim.algorithm": "adamw"},
@@ -52,6 +53,9 @@ ROWS: dict[str, dict[str, Any]] = {
     "started from the teacher's words": {"student.start": "teacher", "student.teacher_layers": []},
     "every source once": {"repeat": 1},
     "contrasts": {"more": CONTRASTS},
+    "started from mini": FROM_MINI,
+    "started from mini, half the rate": {**FROM_MINI, "optim.lr": 1e-3},
+    "started from mini, inner 384": {**FROM_MINI, "student.inner": 384},
     "queue of 16,384": {"settings.queue_size": 16384},
     "batches of 64": {"optim.batch_size": 64},
 }
@@ -67,6 +71,7 @@ def main() -> None:
     parser.add_argument(
         "--tokenizer", required=True, help="folder or hub id of the model that the student starts from"
     )
+    parser.add_argument("--mini", required=True, help="run of recipes/mini.toml, for the rows that start from it")
     parser.add_argument("--steps", type=int, default=600, help="optimizer steps per run")
     parser.add_argument("--rows", nargs="+", default=list(ROWS), metavar="ROW", help="default: all")
     parser.add_argument("--cache", default=".embedkit-cache", help="prepared text and teacher vectors")
@@ -93,10 +98,11 @@ def main() -> None:
 def _trial(arguments: argparse.Namespace, name: str) -> Trial:
     changes = dict(ROWS[name])
     more, repeat = changes.pop("more", []), changes.pop("repeat", None)
+    if changes.pop("start", None) == "mini":
+        changes["student.tokenizer"] = f"{arguments.mini}/model"
     trial = Trial(
-        [RECIPES / "english-questions.toml", RECIPES / "tiny.toml"],
+        [RECIPES / "english-questions.toml", HERE / "base.toml"],
         {
-            "optim.algorithm": "muon",
             "cache": arguments.cache,
             "teacher.source": arguments.teacher,
             "student.tokenizer": arguments.tokenizer,
@@ -121,13 +127,13 @@ def _table(report: dict[str, Any]) -> str:
         f"{report['steps']} steps of 128 texts, one seed. Scores x 100; all rows but the first as differences",
         "from it.",
         "",
-        "| | " + " | ".join((*COLUMNS[:-1], "ms a step")) + " |",
+        "| | " + " | ".join(COLUMNS) + " |",
         "|---|" + "---:|" * len(COLUMNS),
     ]
     for name in filter(rows.__contains__, ROWS):
         sign, under = ("", dict.fromkeys(COLUMNS, 0.0)) if rows[name] is base else ("+", base)
-        cells = [f"{rows[name][column] - under[column]:{sign}.2f}" for column in COLUMNS[:-1]]
-        lines.append(f"| {name} | {' | '.join(cells)} | {rows[name]['step_ms']:.0f} |")
+        cells = [f"{rows[name][column] - under[column]:{sign}.2f}" for column in COLUMNS]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""A trial: a student trained in a process of its own, with its processor time and scores.
+"""A trial: a student trained and scored in a process of its own.
 
 An interrupted trial resumes from its last checkpoint.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
-import statistics
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -78,13 +77,13 @@ class Trial:
 class _Clock:
     """Records processor time at the end of each step; requests a stop after ``most`` steps."""
 
-    def __init__(self, most: int | None = None) -> None:
+    def __init__(self, most: int) -> None:
         self.marks: list[float] = []
         self._most = most
 
     def __call__(self) -> bool:
         self.marks.append(time.process_time())
-        return self._most is not None and len(self.marks) >= self._most
+        return len(self.marks) >= self._most
 
     @property
     def step_seconds(self) -> list[float]:
@@ -105,12 +104,10 @@ def _calibrate(trial: Trial) -> list[float]:
 
 
 def _perform(trial: Trial, names: Sequence[str]) -> dict[str, Any]:
-    clock = _Clock()
-    state = run(resolve(trial.mapping), trial.folder, Control(should_stop=clock, resume=trial.folder.exists()))
+    state = run(resolve(trial.mapping), trial.folder, Control(resume=trial.folder.exists()))
     model = TorchEncoder(SentenceEncoder.load(trial.folder / "model"))
     figures: dict[str, Any] = {
         "steps": state.step,
-        "step_ms": 1000 * statistics.median(clock.step_seconds),
         **_held_out(trial.folder),
         **{name: _score(model, str(trial.data / path)) for name, path in DEV.items()},
     }
