@@ -21,7 +21,7 @@ import json
 import logging
 import os
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +55,8 @@ class Row:
         taught: whether it learns from the teacher.
         seeds: of its runs.
         other: further settings.
+        stages: numbers of steps to set, with how often a run has such a stage; all get the same time.
+        pairs: whether it learns from pairs of sentences.
     """
 
     method: str
@@ -64,6 +66,8 @@ class Row:
     taught: bool = True
     seeds: tuple[int, ...] = (1, 2, 3)
     other: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    stages: Mapping[str, int] = dataclasses.field(default_factory=lambda: {"optim.steps": 1})
+    pairs: bool = False
 
 
 ROWS = {
@@ -80,6 +84,15 @@ ROWS = {
     "sct": Row("sct", QUEUE, rates=_SLOW, taught=False, seeds=(1,)),
     "bsl": Row("bsl", rates=_SLOW, taught=False, seeds=(1,)),
     "pcl": Row("pcl", rates=_SLOW, taught=False, seeds=(1,)),
+    "trans-encoder": Row(
+        "trans-encoder",
+        {"cross_optim": {"amp": "bf16"}},
+        rates=_SLOW,
+        taught=False,
+        seeds=(1,),
+        stages={"settings.cross_optim.steps": 3, "optim.steps": 3},
+        pairs=True,
+    ),
     "sct-distillation, mini": Row("sct-distillation", QUEUE, size="mini", seeds=(1,)),
     "distillcse, mini": Row("distillcse", size="mini", seeds=(1,)),
     "sct-distillation, small": Row("sct-distillation", QUEUE, size="small", seeds=(1,)),
@@ -120,21 +133,20 @@ def main() -> None:
 def _results(arguments: argparse.Namespace, report: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
     """Return what the report lacks, in order: part of the report, label, value."""
     runs, costs = report["runs"], report["step_seconds"]
-    if not costs:
-        for name, seconds in _step_seconds(arguments).items():
-            yield "step_seconds", name, seconds
+    for label, seconds in _step_seconds(arguments, [label for label in _parts() if label not in costs]).items():
+        yield "step_seconds", label, seconds
     for name in arguments.rows:
-        row, steps = ROWS[name], 60 * arguments.minutes / costs[name]
+        row = ROWS[name]
         for rate in row.rates:
             if (label := f"{name}, rate {rate:g}") not in runs:
-                changes = {"optim.lr": rate, "optim.steps": round(_GRID_SHARE * steps), "seed": GRID_SEED}
-                yield "runs", label, _trial(arguments, label, row, changes).perform()
+                changes = {**_budget(costs, name, _GRID_SHARE * arguments.minutes), **_rate(row, rate)}
+                yield "runs", label, _trial(arguments, label, row, {**changes, "seed": GRID_SEED}).perform()
         chosen = max(row.rates, key=lambda rate: runs[f"{name}, rate {rate:g}"][DEV])
         for seed, rate in itertools.product(row.seeds[: arguments.seeds], (chosen, min(row.rates))):
             if rate != chosen and not _fell(runs, name, seed, chosen):
                 continue
             if (label := f"{name}, seed {seed}, rate {rate:g}") not in runs:
-                changes = {"optim.lr": rate, "optim.steps": round(steps), "seed": seed}
+                changes = {**_budget(costs, name, arguments.minutes), **_rate(row, rate), "seed": seed}
                 yield "runs", label, {"lr": rate, **_trial(arguments, label, row, changes).perform(tests=True)}
 
 
@@ -143,14 +155,37 @@ def _fell(runs: Mapping[str, Any], name: str, seed: int, rate: float) -> bool:
     return bool(runs[f"{name}, seed {seed}, rate {rate:g}"][DEV] < runs[f"{name}, rate {rate:g}"][DEV])
 
 
-def _step_seconds(arguments: argparse.Namespace) -> dict[str, float]:
-    """Processor seconds of a step of each row: the median of steps from several turns."""
-    steps: dict[str, list[float]] = {name: [] for name in ROWS}
+def _parts() -> dict[str, tuple[str, str]]:
+    """Return all stages whose steps are timed: label to row and setting."""
+    return {
+        name if len(row.stages) == 1 else f"{name}, {setting}": (name, setting)
+        for name, row in ROWS.items()
+        for setting in row.stages
+    }
+
+
+def _budget(costs: Mapping[str, float], name: str, minutes: float) -> dict[str, int]:
+    """Return the steps of every stage of a row that take so many minutes together."""
+    stages = ROWS[name].stages
+    share = 60 * minutes / sum(stages.values())
+    return {setting: round(share / costs[label]) for label, (row, setting) in _parts().items() if row == name}
+
+
+def _rate(row: Row, rate: float) -> dict[str, float]:
+    return {setting.replace("steps", "lr"): rate for setting in row.stages}
+
+
+def _step_seconds(arguments: argparse.Namespace, labels: Sequence[str]) -> dict[str, float]:
+    """Processor seconds of a step of each stage: the median of steps from several turns."""
+    found: dict[str, list[float]] = {label: [] for label in labels}
     for turn in range(_TURNS):
-        for name, row in ROWS.items():
-            changes = {"student.start": "random", "optim.lr": row.rates[-1], "optim.steps": 1_000_000, "seed": 0}
-            steps[name] += _trial(arguments, f"{name}, turn {turn}", row, changes).step_seconds()
-    return {name: statistics.median(seconds) for name, seconds in steps.items()}
+        for label in labels:
+            name, timed = _parts()[label]
+            row = ROWS[name]
+            steps = {setting: 1_000_000 if setting == timed else 1 for setting in row.stages}
+            changes = {"student.start": "random", **_rate(row, row.rates[-1]), **steps, "seed": 0}
+            found[label] += _trial(arguments, f"{label}, turn {turn}", row, changes).step_seconds()
+    return {label: statistics.median(seconds) for label, seconds in found.items()}
 
 
 def _trial(arguments: argparse.Namespace, label: str, row: Row, changes: Mapping[str, Any]) -> Trial:
@@ -169,14 +204,26 @@ def _trial(arguments: argparse.Namespace, label: str, row: Row, changes: Mapping
         },
         "optim": {"batch_size": 128, "amp": "bf16", "schedule": "cosine", "warmup": 0.05, "correct_bias": True},
         "dev": {"pairs": "sts/STSBenchmark/sts-dev.csv", "every": changes["optim.steps"]},
-        "views.second": "deletion",
     }
     if row.taught:
         common["teacher"] = {"source": arguments.teacher, "name": "all-MiniLM-L6-v2", "dtype": "float16"}
-    text = load_toml(RECIPES / "english-questions.toml")["corpus"]
-    common["corpus"] = [{**source, "max_words": _WORDS} for source in text]
+    if row.pairs:
+        common["corpus"] = [_pairs(arguments)]
+    else:
+        common["views.second"] = "deletion"
+        text = load_toml(RECIPES / "english-questions.toml")["corpus"]
+        common["corpus"] = [{**source, "max_words": _WORDS} for source in text]
     folder = arguments.runs / "".join(letter if letter.isalnum() else "-" for letter in label)
     return Trial([], {**common, **row.other, **changes}, arguments.data, folder)
+
+
+def _pairs(arguments: argparse.Namespace) -> dict[str, str]:
+    """Return the sentence pairs of STS-B's training part without their scores, as a corpus source."""
+    rows = (arguments.data / "sts/STSBenchmark/sts-train.csv").read_text(encoding="utf-8").splitlines()
+    path = (arguments.runs / "pairs.tsv").resolve()
+    with atomic_file(path) as temporary:
+        temporary.write_text("".join("\t".join(row.split("\t")[5:7]) + "\n" for row in rows), encoding="utf-8")
+    return {"path": str(path), "name": "STS-B training pairs without scores", "licence": "CC BY-SA 4.0"}
 
 
 def _table(report: Mapping[str, Any]) -> str:
@@ -192,11 +239,11 @@ def _table(report: Mapping[str, Any]) -> str:
         runs = [run for seed in row.seeds if (run := _best(report["runs"], f"{name}, seed {seed}, "))]
         if not runs:
             continue
-        texts = statistics.mean(run["steps"] for run in runs) * 128
+        texts = f"{statistics.mean(run['steps'] for run in runs) * 128:,.0f}" if len(row.stages) == 1 else ""
         reranking = [statistics.mean(run[each] for each in TESTS[1:]) for run in runs]
         cells = [_spread([run[DEV] for run in runs]), _spread([run["sts"] for run in runs]), _spread(reranking)]
         rates = ", ".join(f"{rate:g}" for rate in sorted({run["lr"] for run in runs}))
-        lines.append(f"| {name} | {len(runs)} | {texts:,.0f} | {rates} | {' | '.join(cells)} |")
+        lines.append(f"| {name} | {len(runs)} | {texts} | {rates} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 

@@ -116,7 +116,9 @@ def _perform(trial: Trial, names: Sequence[str]) -> dict[str, Any]:
 
 def _held_out(folder: Path) -> dict[str, float]:
     """Return the cosine with the teacher's vectors on held-out text, x 100, if the run measured it."""
-    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    metrics = folder / "metrics.jsonl"  # recipes of several stages have one for each
+    lines = metrics.read_text(encoding="utf-8").splitlines() if metrics.exists() else []
+    records = [json.loads(line) for line in lines]
     measured = [record["dev"] for record in records if any(key.startswith("held_out/") for key in record)]
     return {"held-out cosine": 100 * measured[-1]} if measured else {}
 
