@@ -55,8 +55,8 @@ OTHERS = {
     "QQP AP": ("qqp-dev", "ap"),
     "QNLI AP": ("qnli", "ap"),
 }
-GOALS = ("STS mean", "re-ranking mean", *OTHERS)
-"""Columns that are also shown as shares of the teacher's."""
+SHARED = ("STS mean", "re-ranking mean", *OTHERS)
+"""Columns that are also given in percent of the teacher's figure."""
 DIFFERENCES = {
     "STS mean": "sts",
     "SICK-R": "sickr",
@@ -141,7 +141,7 @@ def _table(rows: dict[str, dict[str, Any]]) -> str:
     """Return tables of all figures, of shares of the first row, the teacher, and of differences from it."""
     teacher = next(iter(rows.values()))
     shares = {
-        label: {column: 100 * row[column] / teacher[column] for column in GOALS} for label, row in rows.items()
+        label: {column: 100 * row[column] / teacher[column] for column in SHARED} for label, row in rows.items()
     }
     columns = [name for name in teacher if name not in {"fingerprint", "numerics", "differences"}]
     cells = {
@@ -152,7 +152,7 @@ def _table(rows: dict[str, dict[str, Any]]) -> str:
     lines = [
         *markdown(_rounded(rows, columns), columns),
         *("", "Share of the teacher's figure, in percent:", ""),
-        *markdown(_rounded(shares, GOALS), GOALS),
+        *markdown(_rounded(shares, SHARED), SHARED),
         *("", f"Difference from the teacher, with its 95 % interval over {SAMPLES:,} samples of the rows:", ""),
         *markdown(cells, list(DIFFERENCES)),
     ]

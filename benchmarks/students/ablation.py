@@ -2,9 +2,9 @@
 
     python benchmarks/students/ablation.py --data DIR --teacher MODEL --tokenizer MODEL --mini runs/mini
 
-The base is base.toml on the text of recipes/english-questions.toml. Each row is one run of `--steps` steps. Scores
-are on held-out text and development sets; no test set is read. Results are saved after every run, and a later call
-continues with the missing ones. Writes ablation.json and ablation.md next to this file.
+The base is base.toml on the text of recipes/english-questions.toml. Each row is one run of `--steps` steps.
+Scores are on held-out text and development sets; no test set is read. Results are saved after every run, and a
+later call continues with the missing ones. Writes ablation.json and ablation.md next to this file.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CONTRASTS = [
     {"path": "train/common-voice.txt.xz", "name": "common-voice-contrasts", "contrasts": True},
     {"path": "train/wikipedia.txt.xz", "name": "wikipedia-contrasts", "contrasts": True, "limit": 20000},
 ]
-FROM_MINI = {"start": "mini", "student.teacher_layers": [1, 2]}
+FROM_MINI = {"from_mini": True, "student.teacher_layers": [1, 2]}
 ROWS: dict[str, dict[str, Any]] = {
     "base": {},
     "AdamW instead of Muon": {"optim.algorithm": "adamw"},
@@ -73,7 +73,7 @@ def main() -> None:
     )
     parser.add_argument("--mini", required=True, help="run of recipes/mini.toml, for the rows that start from it")
     parser.add_argument("--steps", type=int, default=600, help="optimizer steps per run")
-    parser.add_argument("--rows", nargs="+", default=list(ROWS), metavar="ROW", help="default: all")
+    parser.add_argument("--rows", nargs="+", default=list(ROWS), choices=ROWS, metavar="ROW", help="default: all")
     parser.add_argument("--cache", default=".embedkit-cache", help="prepared text and teacher vectors")
     parser.add_argument("--runs", type=Path, default=Path("runs/ablation"), help="run folders")
     arguments = parser.parse_args()
@@ -98,7 +98,7 @@ def main() -> None:
 def _trial(arguments: argparse.Namespace, name: str) -> Trial:
     changes = dict(ROWS[name])
     more, repeat = changes.pop("more", []), changes.pop("repeat", None)
-    if changes.pop("start", None) == "mini":
+    if changes.pop("from_mini", False):
         changes["student.tokenizer"] = f"{arguments.mini}/model"
     trial = Trial(
         [RECIPES / "english-questions.toml", HERE / "base.toml"],

@@ -1,14 +1,15 @@
-"""Methods compared at equal processor time: same text, same student, as many steps as the time allows.
+"""Methods compared at equal processor time: same student, as many steps as the time allows.
 
     python benchmarks/students/equal_time.py --data DIR --teacher MODEL --tokenizer MODEL
 
-The first call times the steps of all rows side by side, in turns. Each row then trains for as many steps as fit
-into `--minutes` of one core at its median, so a busy machine makes runs longer and not shorter. The learning rate
-is the one of three with the best STS-B dev score after a twentieth of the steps, with another seed. If a run ends
-with a lower STS-B dev score than after that twentieth, it is repeated with the lowest rate, and the better run
-counts. Results are saved after every run, and a later call continues with the missing ones; calls for different
-rows can run at the same time. Writes equal_time.json and equal_time.md beside this file.
+Steps are timed once, in processor time, in turns with those of the other rows that have not been timed; rows
+added later are timed alone. Each run then has as many steps as fit into `--minutes` of one core at the median,
+so load during a run does not shorten it. The learning rate is the one of three with the best STS-B dev score in
+a run of a twentieth of the steps, with another seed. If the full run scores lower than that short run, and its
+rate is not the lowest, it is repeated with the lowest rate; the better of the two by STS-B dev is reported.
 
+Results are saved after every run, and a later call continues with the missing ones. Calls for different rows
+can run at the same time once all steps are timed. Writes equal_time.json and equal_time.md beside this file.
 Rates are chosen on STS-B dev; test sets choose nothing.
 """
 
@@ -16,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import itertools
 import json
 import logging
 import os
@@ -55,8 +55,9 @@ class Row:
         taught: whether it learns from the teacher.
         seeds: of its runs.
         other: further settings.
-        stages: numbers of steps to set, with how often a run has such a stage; all get the same time.
-        pairs: whether it learns from pairs of sentences.
+        stages: optimizer tables, one for each stage of a cycle; all stages get the same time.
+        cycles: how often the stages are run.
+        pairs: whether it learns from the pairs of STS-B's training part.
     """
 
     method: str
@@ -66,7 +67,8 @@ class Row:
     taught: bool = True
     seeds: tuple[int, ...] = (1, 2, 3)
     other: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    stages: Mapping[str, int] = dataclasses.field(default_factory=lambda: {"optim.steps": 1})
+    stages: tuple[str, ...] = ("optim",)
+    cycles: int = 1
     pairs: bool = False
 
 
@@ -86,11 +88,12 @@ ROWS = {
     "pcl": Row("pcl", rates=_SLOW, taught=False, seeds=(1,)),
     "trans-encoder": Row(
         "trans-encoder",
-        {"cross_optim": {"amp": "bf16"}},
+        {"cycles": 3, "cross_optim": {"amp": "bf16"}},
         rates=_SLOW,
         taught=False,
         seeds=(1,),
-        stages={"settings.cross_optim.steps": 3, "optim.steps": 3},
+        stages=("settings.cross_optim", "optim"),
+        cycles=3,
         pairs=True,
     ),
     "sct-distillation, mini": Row("sct-distillation", QUEUE, size="mini", seeds=(1,)),
@@ -107,7 +110,7 @@ def main() -> None:
     parser.add_argument("--teacher", required=True, help="all-MiniLM-L6-v2: folder, hub id or bundle")
     parser.add_argument("--tokenizer", required=True, help="its folder or hub id, whose words students start from")
     parser.add_argument("--minutes", type=float, default=20, help="processor time of a run's steps")
-    parser.add_argument("--rows", nargs="+", default=list(ROWS), metavar="ROW", help="default: all")
+    parser.add_argument("--rows", nargs="+", default=list(ROWS), choices=ROWS, metavar="ROW", help="default: all")
     parser.add_argument("--seeds", type=int, default=3, help="at most so many seeds of a row")
     parser.add_argument("--cache", default=".embedkit-cache", help="prepared text and teacher vectors")
     parser.add_argument("--runs", type=Path, default=Path("runs/equal-time"), help="run folders")
@@ -122,8 +125,10 @@ def main() -> None:
         parser.error(f"{saved} is of {report['minutes']} minutes: move it away")
     for part, label, value in _results(arguments, report):
         logger.info("%s: %s", label, value)
-        if saved.exists():  # another call may have added to it
-            report["runs"].update(json.loads(saved.read_text(encoding="utf-8"))["runs"])
+        if saved.exists():  # another call may have added results
+            stored = json.loads(saved.read_text(encoding="utf-8"))
+            for key in ("step_seconds", "runs"):
+                report[key].update(stored[key])
         report[part][label] = value
         with atomic_file(saved) as temporary:
             temporary.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
@@ -131,59 +136,61 @@ def main() -> None:
 
 
 def _results(arguments: argparse.Namespace, report: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
-    """Return what the report lacks, in order: part of the report, label, value."""
+    """Yield what the report lacks, in order: section of the report, label, value."""
     runs, costs = report["runs"], report["step_seconds"]
-    for label, seconds in _step_seconds(arguments, [label for label in _parts() if label not in costs]).items():
+    for label, seconds in _step_seconds(arguments, [label for label in _stages() if label not in costs]).items():
         yield "step_seconds", label, seconds
     for name in arguments.rows:
         row = ROWS[name]
         for rate in row.rates:
             if (label := f"{name}, rate {rate:g}") not in runs:
-                changes = {**_budget(costs, name, _GRID_SHARE * arguments.minutes), **_rate(row, rate)}
+                changes = {**_budget(costs, name, _GRID_SHARE * arguments.minutes), **_rates(row, rate)}
                 yield "runs", label, _trial(arguments, label, row, {**changes, "seed": GRID_SEED}).perform()
         chosen = max(row.rates, key=lambda rate: runs[f"{name}, rate {rate:g}"][DEV])
-        for seed, rate in itertools.product(row.seeds[: arguments.seeds], (chosen, min(row.rates))):
-            if rate != chosen and not _fell(runs, name, seed, chosen):
-                continue
-            if (label := f"{name}, seed {seed}, rate {rate:g}") not in runs:
-                changes = {**_budget(costs, name, arguments.minutes), **_rate(row, rate), "seed": seed}
-                yield "runs", label, {"lr": rate, **_trial(arguments, label, row, changes).perform(tests=True)}
+        for seed in row.seeds[: arguments.seeds]:
+            for rate in dict.fromkeys((chosen, min(row.rates))):
+                if rate != chosen and not _below_short_run(runs, name, seed, chosen):
+                    continue
+                if (label := f"{name}, seed {seed}, rate {rate:g}") not in runs:
+                    changes = {**_budget(costs, name, arguments.minutes), **_rates(row, rate), "seed": seed}
+                    yield "runs", label, {"lr": rate, **_trial(arguments, label, row, changes).perform(tests=True)}
 
 
-def _fell(runs: Mapping[str, Any], name: str, seed: int, rate: float) -> bool:
-    """Whether a run ended below its twentieth."""
+def _below_short_run(runs: Mapping[str, Any], name: str, seed: int, rate: float) -> bool:
+    """Whether a full run scored lower than the short run with the same rate."""
     return bool(runs[f"{name}, seed {seed}, rate {rate:g}"][DEV] < runs[f"{name}, rate {rate:g}"][DEV])
 
 
-def _parts() -> dict[str, tuple[str, str]]:
-    """Return all stages whose steps are timed: label to row and setting."""
+def _stages() -> dict[str, tuple[str, str]]:
+    """Return all stages whose steps are timed: label to row and optimizer table."""
     return {
-        name if len(row.stages) == 1 else f"{name}, {setting}": (name, setting)
+        name if len(row.stages) == 1 else f"{name}, {stage}": (name, stage)
         for name, row in ROWS.items()
-        for setting in row.stages
+        for stage in row.stages
     }
 
 
 def _budget(costs: Mapping[str, float], name: str, minutes: float) -> dict[str, int]:
-    """Return the steps of every stage of a row that take so many minutes together."""
-    stages = ROWS[name].stages
-    share = 60 * minutes / sum(stages.values())
-    return {setting: round(share / costs[label]) for label, (row, setting) in _parts().items() if row == name}
+    """Return the steps of all stages of a row, which take that many minutes together."""
+    row = ROWS[name]
+    seconds = 60 * minutes / (len(row.stages) * row.cycles)
+    labels = {stage: label for label, (owner, stage) in _stages().items() if owner == name}
+    return {f"{stage}.steps": round(seconds / costs[label]) for stage, label in labels.items()}
 
 
-def _rate(row: Row, rate: float) -> dict[str, float]:
-    return {setting.replace("steps", "lr"): rate for setting in row.stages}
+def _rates(row: Row, rate: float) -> dict[str, float]:
+    return {f"{stage}.lr": rate for stage in row.stages}
 
 
 def _step_seconds(arguments: argparse.Namespace, labels: Sequence[str]) -> dict[str, float]:
-    """Processor seconds of a step of each stage: the median of steps from several turns."""
+    """Return the processor seconds of a step of each stage: the median of steps from several turns."""
     found: dict[str, list[float]] = {label: [] for label in labels}
     for turn in range(_TURNS):
         for label in labels:
-            name, timed = _parts()[label]
+            name, timed = _stages()[label]
             row = ROWS[name]
-            steps = {setting: 1_000_000 if setting == timed else 1 for setting in row.stages}
-            changes = {"student.start": "random", **_rate(row, row.rates[-1]), **steps, "seed": 0}
+            steps = {f"{stage}.steps": 1_000_000 if stage == timed else 1 for stage in row.stages}
+            changes = {"student.start": "random", **_rates(row, row.rates[-1]), **steps, "seed": 0}
             found[label] += _trial(arguments, f"{label}, turn {turn}", row, changes).step_seconds()
     return {label: statistics.median(seconds) for label, seconds in found.items()}
 
@@ -203,7 +210,7 @@ def _trial(arguments: argparse.Namespace, label: str, row: Row, changes: Mapping
             "max_length": 64,
         },
         "optim": {"batch_size": 128, "amp": "bf16", "schedule": "cosine", "warmup": 0.05, "correct_bias": True},
-        "dev": {"pairs": "sts/STSBenchmark/sts-dev.csv", "every": changes["optim.steps"]},
+        "dev": {"pairs": "sts/STSBenchmark/sts-dev.csv", "most": 1},
     }
     if row.taught:
         common["teacher"] = {"source": arguments.teacher, "name": "all-MiniLM-L6-v2", "dtype": "float16"}
@@ -229,8 +236,9 @@ def _pairs(arguments: argparse.Namespace) -> dict[str, str]:
 def _table(report: Mapping[str, Any]) -> str:
     """Mean and standard deviation of each row's seeds."""
     lines = [
-        f"{report['minutes']:g} minutes of one core for each run; batches of 128, bfloat16. Scores x 100,",
-        "mean and standard deviation of the seeds.",
+        f"Steps that take {report['minutes']:g} minutes of one core; teacher vectors, pseudo-labels and",
+        "evaluation are not counted. bfloat16, batches of 128. Scores x 100, mean and standard deviation",
+        "over seeds.",
         "",
         "| | seeds | texts seen | rate | STS-B dev | STS, mean of 6 | re-ranking, mean of 3 |",
         "|---|---:|---:|---:|---:|---:|---:|",
@@ -244,6 +252,11 @@ def _table(report: Mapping[str, Any]) -> str:
         cells = [_spread([run[DEV] for run in runs]), _spread([run["sts"] for run in runs]), _spread(reranking)]
         rates = ", ".join(f"{rate:g}" for rate in sorted({run["lr"] for run in runs}))
         lines.append(f"| {name} | {len(runs)} | {texts} | {rates} | {' | '.join(cells)} |")
+    lines += [
+        "",
+        "trans-encoder trains on the sentence pairs of STS-B's training part, without scores, and its",
+        "cross-encoders with batches of 32; the best of its three cycles by STS-B dev counts.",
+    ]
     return "\n".join(lines) + "\n"
 
 

@@ -1,6 +1,6 @@
 """A trial: a student trained and scored in a process of its own.
 
-An interrupted trial resumes from its last checkpoint.
+An interrupted trial resumes from its last checkpoint, if its settings are unchanged.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def _perform(trial: Trial, names: Sequence[str]) -> dict[str, Any]:
 
 def _held_out(folder: Path) -> dict[str, float]:
     """Return the cosine with the teacher's vectors on held-out text, x 100, if the run measured it."""
-    metrics = folder / "metrics.jsonl"  # recipes of several stages have one for each
+    metrics = folder / "metrics.jsonl"  # methods of several stages write one for each, which is not read
     lines = metrics.read_text(encoding="utf-8").splitlines() if metrics.exists() else []
     records = [json.loads(line) for line in lines]
     measured = [record["dev"] for record in records if any(key.startswith("held_out/") for key in record)]

@@ -41,7 +41,9 @@ class StudentConfig:
         "narrowed if the student is narrower; random: its vocabulary only",
     )
     teacher_layers: tuple[int, ...] = setting(
-        (), 'teacher layers for start = "layers", counted from 1; default: evenly spaced, including the last'
+        (),
+        'layers of the teacher, or of tokenizer, for start = "layers", counted from 1; default: evenly spaced, '
+        "including the last",
     )
     tokenizer: str | None = setting(
         None, "model whose tokenizer, words and layers a student without source uses; default: the teacher"
@@ -66,7 +68,7 @@ class StudentConfig:
         if self.tokenizer is None:
             return "its teacher"
         path = Path(self.tokenizer)
-        return path.parent.name if path.name == "model" else path.name
+        return (path.name == "model" and path.parent.name) or path.name
 
     def __post_init__(self) -> None:
         shape = [name for name in _SHAPE if getattr(self, name) is not None]
