@@ -16,7 +16,7 @@ import onnx
 from onnx import numpy_helper
 
 from embedkit.export.gates import Gate, rounded
-from embedkit.export.word_table import INT4_ERROR
+from embedkit.modeling.int4 import INT4_ERROR
 from embedkit.protocols import FloatArray
 
 __all__ = ["check_weights"]

@@ -34,6 +34,9 @@ class StudentConfig:
     memory: int | None = setting(
         None, "width of a table of word vectors whose mean is fed directly to the head; default: none", minimum=2
     )
+    word_table: Literal["float32", "int4"] = setting(
+        "float32", "int4: round words and memory during training, for export with --word-table int4"
+    )
     dropout: float | None = setting(None, "default: the value in the model's configuration", minimum=0, below=1)
     start: Literal["teacher", "layers", "random"] = setting(
         "teacher",

@@ -24,6 +24,7 @@ from embedkit.training.compilation import compile_encoders
 from embedkit.training.dev_schedule import evaluation_steps, total_steps
 from embedkit.training.method import Batch, Learner, StepOutput
 from embedkit.training.optim import OptimConfig, build_optimizer, schedule
+from embedkit.training.rounded_words import round_tables, rounded_words
 from embedkit.training.run_folder import RunFolder
 from embedkit.training.word_gradients import by_rows, fill_gradients
 
@@ -50,6 +51,7 @@ class LoopConfig:
     dev_most: int | None = None
     patience: int | None = None
     checkpoint_minutes: float = 5.0
+    round_words: bool = False
 
 
 def train(
@@ -151,7 +153,8 @@ class _Run:
         stream = self.batches.stream(first * self.optim.accumulate, self.total * self.optim.accumulate)
         progress = Progress("train", self.total - first, unit="steps", enabled=show_progress)
         quicker = contextlib.nullcontext() if self.optim.compile else _quicker_on_cpu(self.method)
-        with contextlib.closing(stream), progress, self.folder.tracked(first), quicker:
+        rounded = rounded_words(self.method) if self.config.round_words else contextlib.nullcontext()
+        with contextlib.closing(stream), progress, self.folder.tracked(first), quicker, rounded:
             for _ in range(first, self.total):
                 if self._exhausted():
                     break
@@ -283,11 +286,12 @@ class _Run:
         self.state.finished = True
         if not processes.first():
             return
-        if self.evaluate is None:
-            self.method.encoder.save(self.folder.model)
-        else:
-            best = type(self.method.encoder).load(self.folder.best)
-            best.save(self.folder.model)
+        encoder = self.method.encoder
+        if self.evaluate is not None:
+            encoder = type(encoder).load(self.folder.best)
+        if self.config.round_words:
+            round_tables(encoder)
+        encoder.save(self.folder.model)
         self._checkpoint()
         logger.info("trained: %s steps in %.0f s%s", f"{self.state.step:,}", self.state.seconds, self._best())
 

@@ -15,7 +15,7 @@ from torch import nn
 from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.encoder import SentenceEncoder
 
-__all__ = ["by_rows", "fill_gradients"]
+__all__ = ["by_rows", "fill_gradients", "word_tables"]
 
 
 @contextlib.contextmanager
@@ -25,19 +25,20 @@ def by_rows(module: nn.Module) -> Iterator[None]:
     The values equal those of dense gradients up to the order of summation over chunks. This applies to the CPU
     only: a GPU fills memory fast enough. torch.compile supports dense gradients only.
     """
-    encoders = [part for part in module.modules() if isinstance(part, SentenceEncoder | PairEncoder)]
-    tables = [table for encoder in encoders if encoder.device.type == "cpu" for table in _tables(encoder)]
     with contextlib.ExitStack() as changed:
-        for table in tables:
-            if isinstance(table, nn.Embedding):
+        for table in word_tables(module):
+            if table.weight.device.type == "cpu":
                 changed.callback(setattr, table, "sparse", table.sparse)
                 table.sparse = True
         yield
 
 
-def _tables(encoder: SentenceEncoder | PairEncoder) -> list[nn.Module]:
-    memory = encoder.memory if isinstance(encoder, SentenceEncoder) else None
-    return [encoder.body.get_input_embeddings(), *([] if memory is None else [memory.rows])]
+def word_tables(module: nn.Module) -> list[nn.Embedding]:
+    """Return the word tables and memories of all encoders inside ``module``."""
+    encoders = [part for part in module.modules() if isinstance(part, SentenceEncoder | PairEncoder)]
+    tables: list[nn.Module] = [encoder.body.get_input_embeddings() for encoder in encoders]
+    memories = [part.memory for part in encoders if isinstance(part, SentenceEncoder) and part.memory is not None]
+    return [table for table in (*tables, *(each.rows for each in memories)) if isinstance(table, nn.Embedding)]
 
 
 def fill_gradients(module: nn.Module) -> None:

@@ -233,6 +233,7 @@ def run_stage(
         dev_most=config.dev.most,
         patience=config.dev.patience,
         checkpoint_minutes=config.checkpoint_minutes,
+        round_words=config.student.word_table == "int4",
     )
     return train(
         method,

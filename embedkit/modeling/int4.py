@@ -1,0 +1,66 @@
+"""Rows in four bits a value: how export stores word tables, and what training can prepare for."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from embedkit.protocols import FloatArray
+
+__all__ = ["INT4_ERROR", "INT4_ZERO", "quantize_blocks", "restore_blocks"]
+
+_BLOCK = 32
+_CLIPPED = (0.95, 0.9, 0.85)  # clipping thresholds to try, as shares of the largest magnitude
+
+INT4_ZERO = 8
+"""The stored value that represents 0: stored values 0 to 15 represent -8 to 7."""
+INT4_ERROR = INT4_ZERO / _CLIPPED[-1] - (INT4_ZERO - 1)
+"""Maximum error of a clipped value in steps; for other values it is half a step."""
+
+
+def quantize_blocks(table: FloatArray) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.float16]]:
+    """Round rows to integers in [-8, 7] with a scale for each block of 32 values, or for a row without blocks.
+
+    A scale has the sign that makes the largest magnitude negative, because there are more negative integers than
+    positive ones. It maps that magnitude to -8, or beyond if clipping reduces the squared error of the block.
+
+    Args:
+        table: ``(V, H) float32``.
+
+    Returns:
+        integers ``(V, H) int8`` and scales ``(V, H / 32, 1) float16``; a block of zeros has scale 1.
+    """
+    rows, width = table.shape
+    blocks = table.reshape(rows, -1, _BLOCK if width % _BLOCK == 0 else width)
+    largest = np.take_along_axis(blocks, np.abs(blocks).argmax(axis=-1)[..., None], axis=-1)
+    best, scales = _round_blocks(blocks, largest)
+    error = _squared_error(blocks, best, scales)
+    for share in _CLIPPED:
+        integers, clipped = _round_blocks(blocks, np.float32(share) * largest)
+        found = _squared_error(blocks, integers, clipped)
+        better = found < error
+        best, scales = np.where(better, integers, best), np.where(better, clipped, scales)
+        error = np.minimum(found, error)
+    return best.reshape(rows, width), scales
+
+
+def restore_blocks(integers: npt.NDArray[np.int8], scales: npt.NDArray[np.float16]) -> FloatArray:
+    """Return the rows that :func:`quantize_blocks` rounded: ``(V, H) float32``."""
+    rows, blocks, _ = scales.shape
+    values: FloatArray = integers.reshape(rows, blocks, -1) * scales.astype(np.float32)
+    return values.reshape(integers.shape)
+
+
+def _round_blocks(blocks: FloatArray, largest: FloatArray) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.float16]]:
+    """Return integers, and the scales that map ``largest`` of each block to -8."""
+    scales = (largest / -INT4_ZERO).astype(np.float16)
+    scales = np.where(scales == 0, np.float16(1.0), scales)
+    return np.rint(blocks / scales.astype(np.float32)).clip(-INT4_ZERO, INT4_ZERO - 1).astype(np.int8), scales
+
+
+def _squared_error(
+    blocks: FloatArray, integers: npt.NDArray[np.int8], scales: npt.NDArray[np.float16]
+) -> FloatArray:
+    """Return the squared error of each block: ``(V, blocks, 1)``."""
+    error: FloatArray = np.square(integers * scales.astype(np.float32) - blocks).sum(axis=-1, keepdims=True)
+    return error

@@ -1,0 +1,78 @@
+"""Word tables rounded in training: what a bundle stores, and gradients that reach the unrounded table."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+
+from embedkit.export.pipeline import export
+from embedkit.modeling.memory import WordMemory
+from embedkit.modeling.torch_encoder import TorchEncoder
+from embedkit.runtime.encoder import Encoder
+from embedkit.training.rounded_words import round_tables, rounded_words
+from embedkit.training.word_gradients import by_rows, fill_gradients, word_tables
+
+TEXTS = ["the cat", "the cat will sleep the day", "a good dog", "the sea the sea", "an old king in the garden"]
+
+
+@pytest.fixture
+def encoder(make_encoder):
+    encoder = make_encoder().eval()
+    encoder.memory = WordMemory(encoder.config.vocab_size, 16)
+    torch.nn.init.normal_(encoder.memory.rows.weight)
+    encoder.set_head(12)
+    return encoder
+
+
+@pytest.fixture
+def stored(encoder):
+    """The same encoder with tables as they are stored."""
+    stored = copy.deepcopy(encoder)
+    round_tables(stored)
+    return stored
+
+
+def loss(encoder):
+    batch = encoder.tokenizer.pad(encoder.tokenizer.tokenize(TEXTS).ids)
+    ids, mask = torch.from_numpy(batch.input_ids), torch.from_numpy(batch.attention_mask)
+    return encoder(ids, mask).square().sum()
+
+
+def test_lookups_are_those_of_the_stored_tables(encoder, stored):
+    with rounded_words(encoder):
+        rounded = loss(encoder)
+
+    torch.testing.assert_close(rounded, loss(stored))
+    assert not torch.isclose(rounded, loss(encoder), rtol=1e-4)
+
+
+def test_gradients_reach_the_tables_as_if_they_were_stored_so(encoder, stored):
+    loss(stored).backward()
+    with by_rows(encoder), rounded_words(encoder):
+        loss(encoder).backward()
+    fill_gradients(encoder)
+
+    for (name, parameter), other in zip(encoder.named_parameters(), stored.parameters(), strict=True):
+        if other.grad is not None:
+            torch.testing.assert_close(parameter.grad, other.grad, msg=name)
+
+
+def test_a_bundle_has_the_embeddings_of_training(encoder, stored, tmp_path):
+    with rounded_words(encoder):
+        expected = TorchEncoder(encoder).encode(TEXTS)
+
+    export(stored, tmp_path / "tiny.onnx", precision="fp32", word_table="int4")
+
+    assert Encoder.load(tmp_path / "tiny.onnx").encode(TEXTS) == pytest.approx(expected, abs=1e-5)
+
+
+def test_rounding_twice_changes_nothing(stored):
+    once = [table.weight.detach().numpy().copy() for table in word_tables(stored)]
+
+    round_tables(stored)
+
+    for before, table in zip(once, word_tables(stored), strict=True):
+        np.testing.assert_array_equal(table.weight.detach().numpy(), before)
