@@ -9,7 +9,8 @@ The layers are processed from first to last:
 * **read**: queries, keys, values and the first product of the feed-forward block expect the teacher's state at
   their position. The affine map from the student's state to it is fitted and multiplied into their weights.
 * **select**: the heads and feed-forward units that change the teacher's state most are kept, as many as the
-  student has: by the standard deviation of a unit's activation times the norm of its outgoing weights.
+  student has: by the standard deviation of a unit's activation times the norm of its outgoing weights. Units with
+  extreme activations are divided among copies.
 * **write**: the products that add to the state are fitted anew, from the outputs of the kept heads and units to
   the teacher's state; so are scale and shift of each LayerNorm, column by column.
 
@@ -40,6 +41,7 @@ from embedkit.modeling.sizes import Size
 __all__ = ["choose_layers", "from_layers"]
 
 _TEXTS_PER_BATCH = 64
+_USUAL = 0.95  # share of feed-forward units whose largest activation counts as usual
 _TABLES = ("word_embeddings", "position_embeddings", "token_type_embeddings")
 
 _Place = tuple[nn.Module, str]
@@ -195,11 +197,27 @@ class _Cut:
     def _copy_feed_forward(self, own: Any, theirs: Any) -> None:
         expected = self.seen[theirs.attention.output.LayerNorm, "output"]
         lift, shift = fit_affine(self._look(own.intermediate), expected)
-        effect = self.seen[theirs.output.dense, "input"].std(dim=0) * theirs.output.dense.weight.norm(dim=0)
-        units = effect.topk(own.intermediate.dense.out_features).indices.sort().values
+        units, copies = self._choose_units(own.intermediate.dense.out_features, theirs.output.dense)
         source = theirs.intermediate.dense
-        _compose(source.weight[units], source.bias[units], lift, shift, own.intermediate.dense)
+        weight, bias = source.weight[units] / copies[:, None], source.bias[units] / copies
+        _compose(weight, bias, lift, shift, own.intermediate.dense)
         self._write(own.output, theirs.output)
+
+    def _choose_units(self, count: int, output: nn.Linear) -> tuple[Tensor, Tensor]:
+        """Return the feed-forward units to keep, and how many copies each of them is divided among.
+
+        BERT has units that fire for [CLS] alone, several times as strongly as any other. In int8 they would
+        determine the scale of all activations, so such a unit is divided among copies, in place of the least
+        effective units.
+        """
+        activations = self.seen[output, "input"]
+        effect = activations.std(dim=0) * output.weight.norm(dim=0)
+        units = effect.topk(count).indices
+        if count == len(effect):
+            return units.sort().values, torch.ones(count)
+        largest = activations[:, units].amax(dim=0)
+        copies = (largest / largest.quantile(_USUAL)).round().clamp(min=1).long()
+        return units.repeat_interleave(copies)[:count], copies.repeat_interleave(copies)[:count]
 
     def _choose_heads(self, count: int, output: nn.Linear) -> Tensor:
         """Return the rows of the queries' weight that belong to the kept heads."""

@@ -1,3 +1,5 @@
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -76,6 +78,30 @@ def test_a_narrow_student_ranks_as_its_teacher_does(teacher, words_of_texts):
 
     assert student.config.num_attention_heads == 2
     assert agreement(student) > agreement(blind) + 0.2
+
+
+def largest_activation(encoder, texts):
+    seen = []
+    block = encoder.backbone.encoder.layer[0].output.dense
+    handle = block.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].amax().item()))
+    TorchEncoder(encoder).encode(texts)
+    handle.remove()
+    return max(seen)
+
+
+def test_a_unit_with_extreme_activations_is_divided(teacher, words_of_texts):
+    teacher = copy.deepcopy(teacher)
+    block, size = teacher.backbone.encoder.layer[0], Size(4, 32, 4, 40)
+    usual = largest_activation(from_layers(teacher, size, words_of_texts, max_length=16, seed=0), words_of_texts)
+    with torch.no_grad():
+        block.intermediate.dense.weight[7] *= 20
+        block.output.dense.weight[:, 7] /= 10
+
+    student = from_layers(teacher, size, words_of_texts, max_length=16, seed=0)
+
+    assert largest_activation(teacher, words_of_texts) > 5 * usual
+    assert largest_activation(student, words_of_texts) < 2.5 * usual
+    assert likeness(student, teacher, words_of_texts[:40]) > 0.95
 
 
 def test_the_same_seed_gives_the_same_student(teacher, words_of_texts):
