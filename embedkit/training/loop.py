@@ -88,7 +88,8 @@ def train(
         the final state; ``finished`` is False if the run was stopped.
 
     Raises:
-        ConfigError: the processes cannot share a batch evenly, or ``optim.compile`` finds no compiler.
+        ConfigError: the processes cannot share a batch evenly, ``optim.compile`` finds no compiler, or it is
+            combined with rounded words.
         TrainingError: the loss is not finite.
         CheckpointError: the checkpoint is damaged or was written with other settings.
         StorageError: the disk is full; the last checkpoint is kept.
@@ -113,6 +114,8 @@ class _Run:
             raise ConfigError(
                 f"{processes.count()} processes cannot share optim.batch_size = {config.optim.batch_size} evenly"
             )
+        if config.round_words and config.optim.compile:
+            raise ConfigError('student.word_table = "int4" cannot be combined with optim.compile')
         self.method, self.batches, self.config, self.folder = method, batches, config, folder
         self.evaluate, self.should_stop = evaluate, should_stop
         self.optim = config.optim

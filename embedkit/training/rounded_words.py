@@ -39,7 +39,6 @@ def round_tables(module: nn.Module) -> None:
         table.weight.copy_(_rounded(table.weight))
 
 
-@torch.compiler.disable
 def _round(table: nn.Embedding, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
     """Return the rounded rows for ids ``(B, L)``: ``(B, L, H)``, with the gradient of ``output``."""
     used, places = inputs[0].unique(return_inverse=True)

@@ -8,11 +8,19 @@ import numpy as np
 import pytest
 import torch
 
+from embedkit.errors import ConfigError
 from embedkit.export.pipeline import export
+from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.memory import WordMemory
 from embedkit.modeling.torch_encoder import TorchEncoder
 from embedkit.runtime.encoder import Encoder
+from embedkit.training.batches import BatchSource
+from embedkit.training.loop import LoopConfig, train
+from embedkit.training.methods.simcse import SimCSE, SimCSEConfig
+from embedkit.training.optim import OptimConfig
 from embedkit.training.rounded_words import round_tables, rounded_words
+from embedkit.training.run_folder import RunFolder
+from embedkit.training.views import ViewsConfig
 from embedkit.training.word_gradients import by_rows, fill_gradients, word_tables
 
 TEXTS = ["the cat", "the cat will sleep the day", "a good dog", "the sea the sea", "an old king in the garden"]
@@ -76,3 +84,31 @@ def test_rounding_twice_changes_nothing(stored):
 
     for before, table in zip(once, word_tables(stored), strict=True):
         np.testing.assert_array_equal(table.weight.detach().numpy(), before)
+
+
+def test_a_run_saves_what_a_bundle_can_store(make_encoder, make_corpus, tmp_path):
+    encoder = make_encoder()
+    method = SimCSE(encoder, SimCSEConfig(), seed=0)
+    batches = BatchSource(
+        make_corpus(TEXTS),
+        encoder.tokenizer,
+        spec=method.batch_spec,
+        batch_size=4,
+        seed=0,
+        views=ViewsConfig(),
+    )
+    config = LoopConfig(optim=OptimConfig(batch_size=4, steps=3, lr=1e-2), seed=0, round_words=True)
+    folder = RunFolder(tmp_path / "run")
+
+    train(method, batches, config, folder, show_progress=False)
+
+    saved = SentenceEncoder.load(folder.model)
+    rounded = copy.deepcopy(saved)
+    round_tables(rounded)
+    assert torch.equal(word_tables(saved)[0].weight, word_tables(rounded)[0].weight)
+
+
+def test_compilation_is_refused(make_encoder):
+    config = LoopConfig(optim=OptimConfig(compile=True), seed=0, round_words=True)
+    with pytest.raises(ConfigError, match=r"optim\.compile"):
+        train(SimCSE(make_encoder(), SimCSEConfig(), seed=0), None, config, None)
