@@ -1,20 +1,19 @@
 """Variation between seeds: quality of models trained by the same recipe with different seeds.
 
-    python benchmarks/quality/seeds.py --data DIR tiny=tiny.onnx,tiny-1001.onnx,tiny-1002.onnx
+    python benchmarks/quality/seeds.py --data DIR tiny.onnx tiny-1001.onnx tiny-1002.onnx
 
+Bundles whose names differ only in their last number are seeds of one model, as for `embedkit evaluate --seeds`.
 Reads the test sets in DIR and the teacher's figures in results.json, which run.py writes. Figures are saved for
 each bundle and reused; the tables contain the bundles of this call. Writes seeds.json and seeds.md next to this
 file.
 
 Intervals are Student's t intervals of the mean over seeds: with three seeds, 2.5 standard deviations to each
-side. The teacher's figure is taken as exact and the rows of the test sets as fixed. All seeds of tiny start
-from the same mini, so its variation is not included.
+side. The teacher's figure is taken as exact and the rows of the test sets as fixed.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import math
 import statistics
@@ -27,6 +26,7 @@ from scipy.stats import t
 from embedkit import Encoder
 from embedkit.atomic import atomic_file
 from embedkit.evaluation.catalogue import load_task
+from embedkit.evaluation.comparison import seed_group
 from embedkit.evaluation.tasks import evaluate
 from embedkit.progress import Progress
 
@@ -36,35 +36,28 @@ CONFIDENCE = 0.95
 def main() -> None:
     """Evaluate new bundles, then write the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "models", nargs="+", type=_model, metavar="NAME=BUNDLE,...", help="a model and its bundles, one per seed"
-    )
+    parser.add_argument("bundles", nargs="+", metavar="BUNDLE", help="bundles, one for each seed of each model")
     parser.add_argument("--data", type=Path, required=True, help="folder of the test sets")
     arguments = parser.parse_args()
     saved = HERE / "seeds.json"
     known: dict[str, dict[str, float]] = json.loads(saved.read_text(encoding="utf-8")) if saved.exists() else {}
-    encoders = {name: [Encoder.load(path) for path in paths.split(",")] for name, paths in arguments.models}
-    seeds = {name: {each.fingerprint for each in own} for name, own in encoders.items()}
+    encoders = {path: Encoder.load(path) for path in arguments.bundles}
+    seeds: dict[str, set[str]] = {}
+    for path, encoder in encoders.items():
+        seeds.setdefault(seed_group(Path(path).name), set()).add(encoder.fingerprint)
     if min(map(len, seeds.values())) < 2:
         parser.error("expected at least two different bundles for each model")
-    with Progress("bundles", sum(map(len, encoders.values())), unit="bundles") as progress:
-        for encoder in itertools.chain.from_iterable(encoders.values()):
+    with Progress("bundles", len(encoders), unit="bundles") as progress:
+        for path, encoder in encoders.items():
             if encoder.fingerprint not in known:
                 found = [evaluate(encoder, load_task(task, data=arguments.data)) for task in TASKS]
                 known[encoder.fingerprint] = figures(found)
                 with atomic_file(saved) as temporary:
                     temporary.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
-            progress.advance(note=encoder.name)
+            progress.advance(note=path)
     results = json.loads((HERE / "results.json").read_text(encoding="utf-8"))
     rows = {name: [known[each] for each in own] for name, own in seeds.items()}
     (HERE / "seeds.md").write_text(_tables(rows, next(iter(results.values()))), encoding="utf-8")
-
-
-def _model(argument: str) -> tuple[str, str]:
-    name, equals, paths = argument.partition("=")
-    if not (name and equals and paths):
-        raise argparse.ArgumentTypeError(f"expected NAME=BUNDLE,..., found {argument!r}")
-    return name, paths
 
 
 def _tables(rows: Mapping[str, Sequence[Mapping[str, float]]], teacher: Mapping[str, float]) -> str:

@@ -11,7 +11,7 @@ The layers are processed from first to last:
 * **select**: the heads and feed-forward units that change the teacher's state most are kept, as many as the
   student has: by the standard deviation of a unit's activation times the norm of its outgoing weights. Units with
   extreme activations are divided among copies.
-* **write**: the products that add to the state are fitted anew, from the outputs of the kept heads and units to
+* **write**: the products that add to the state are refitted, from the outputs of the kept heads and units to
   the teacher's state; so are scale and shift of each LayerNorm, column by column.
 
 The narrower state consists of the leading principal components of the teacher's state (after the embeddings and
@@ -212,9 +212,9 @@ class _Cut:
         """
         activations = self.seen[output, "input"]
         effect = activations.std(dim=0) * output.weight.norm(dim=0)
-        units = effect.topk(count).indices
         if count == len(effect):
-            return units.sort().values, torch.ones(count)
+            return torch.arange(count), torch.ones(count)
+        units = effect.topk(count).indices
         largest = activations[:, units].amax(dim=0)
         copies = (largest / largest.quantile(_USUAL)).round().clamp(min=1).long()
         return units.repeat_interleave(copies)[:count], copies.repeat_interleave(copies)[:count]

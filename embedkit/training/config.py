@@ -71,7 +71,7 @@ class StudentConfig:
         if self.tokenizer is None:
             return "its teacher"
         path = Path(self.tokenizer)
-        return (path.name == "model" and path.parent.name) or path.name
+        return path.parent.name if path.name == "model" and path.parent.name else path.name
 
     def __post_init__(self) -> None:
         shape = [name for name in _SHAPE if getattr(self, name) is not None]
