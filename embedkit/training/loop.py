@@ -18,6 +18,7 @@ from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.progress import Progress
 from embedkit.training import processes
+from embedkit.training.activations import ActivationPenalty
 from embedkit.training.batches import Batches
 from embedkit.training.checkpoint import TrainState, load_checkpoint, save_checkpoint
 from embedkit.training.compilation import compile_encoders
@@ -89,7 +90,7 @@ def train(
 
     Raises:
         ConfigError: the processes cannot share a batch evenly, ``optim.compile`` finds no compiler, or it is
-            combined with rounded words.
+            combined with rounded words or a limit of activations.
         TrainingError: the loss is not finite.
         CheckpointError: the checkpoint is damaged or was written with other settings.
         StorageError: the disk is full; the last checkpoint is kept.
@@ -116,6 +117,8 @@ class _Run:
             )
         if config.round_words and config.optim.compile:
             raise ConfigError('student.word_table = "int4" cannot be combined with optim.compile')
+        if config.optim.activation_limit and config.optim.compile:
+            raise ConfigError("optim.activation_limit cannot be combined with optim.compile")
         self.method, self.batches, self.config, self.folder = method, batches, config, folder
         self.evaluate, self.should_stop = evaluate, should_stop
         self.optim = config.optim
@@ -134,6 +137,8 @@ class _Run:
         self.dev_steps = evaluation_steps(
             self.total, steps_per_epoch=self.steps_per_epoch, every=config.dev_every, most=config.dev_most
         )
+        limit = config.optim.activation_limit
+        self.penalty = None if limit is None else ActivationPenalty(limit)
         self.window: list[StepOutput] = []
         self.saved_at = self.started = time.monotonic()
 
@@ -157,7 +162,8 @@ class _Run:
         progress = Progress("train", self.total - first, unit="steps", enabled=show_progress)
         quicker = contextlib.nullcontext() if self.optim.compile else _quicker_on_cpu(self.method)
         rounded = rounded_words(self.method) if self.config.round_words else contextlib.nullcontext()
-        with contextlib.closing(stream), progress, self.folder.tracked(first), quicker, rounded:
+        watched = self.penalty.watch(self.method.encoder.body) if self.penalty else contextlib.nullcontext()
+        with contextlib.closing(stream), progress, self.folder.tracked(first), quicker, rounded, watched:
             for _ in range(first, self.total):
                 if self._exhausted():
                     break
@@ -200,7 +206,13 @@ class _Run:
         own = batch.share(processes.rank(), processes.count()).to(self.device)
         with torch.autocast(self.device.type, _AMP[self.optim.amp], enabled=self.optim.amp != "off"):
             output: StepOutput = self.method(own)
-        self.scaler.scale(output.loss / self.optim.accumulate).backward()
+        loss = output.loss
+        if self.penalty:
+            penalty = self.penalty.take(len(own.views[0].order)).to(self.device)
+            loss = loss + penalty
+            mean = processes.gather(penalty.detach()[None]).mean()
+            output = dataclasses.replace(output, metrics={**output.metrics, "activations": mean})
+        self.scaler.scale(loss / self.optim.accumulate).backward()
         return output
 
     def _after_step(self, first: int) -> None:

@@ -43,6 +43,9 @@ class OptimConfig:
     epsilon: float = setting(1e-6, "term added to the root of the second moment", above=0)
     correct_bias: bool = setting(False, "use Adam's bias correction; off in SCT's training harness")
     clip: float = setting(1.0, "maximum global norm of the gradient", above=0)
+    activation_limit: float | None = setting(
+        None, "penalise larger inputs of matrix products, which int8 represents badly; default: none", above=0
+    )
     amp: Literal["off", "bf16", "fp16"] = setting("off", "autocast of the networks; losses remain float32")
     compile: bool = setting(False, "compile the encoders with torch.compile; needs a C++ compiler or a GPU")
 

@@ -46,6 +46,7 @@ EXACT = {
     "pcl": ("pcl", {}, {}),
     "pcl-tied": ("pcl", {"peer": "tied"}, {}),
     "mse": ("mse", {}, {}),
+    "activations": ("mse", {}, {"activation_limit": 0.5}),
     "accumulated": ("sct-distillation", QUEUE, {"accumulate": 2}),
     "encoder-to-cross": ("encoder-to-cross", {}, {}),
     "cross-to-encoder": ("cross-to-encoder", {}, {}),

@@ -283,6 +283,17 @@ class TestMetrics:
         assert [record["step"] for record in records(place) if "dev" in record] == list(range(2, 25, 2))
 
 
+class TestActivationLimit:
+    def test_the_penalty_is_minimised_and_logged(self, setup):
+        method, go, _ = setup()
+        go()
+        limited, go, place = setup(folder="limited", activation_limit=0.5)
+        go()
+
+        assert records(place)[0]["activations"] > 0
+        assert not torch.equal(weights(limited.encoder), weights(method.encoder))
+
+
 class TestResume:
     def test_a_finished_run_is_not_changed(self, setup):
         _, go, place = setup()
