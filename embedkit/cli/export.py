@@ -90,7 +90,8 @@ def _add_vocabulary(group: argparse._ArgumentGroup) -> None:
         "--vocabulary",
         type=Path,
         metavar="TEXTS",
-        help="file of texts (.txt, or a column `text`); word pieces that they do not need are removed",
+        help="file of texts (.txt, or a column `text`), or a run folder, for the text it was trained on; "
+        "word pieces that they do not need are removed",
     )
     group.add_argument(
         "--vocabulary-size",
@@ -122,7 +123,7 @@ def run(arguments: argparse.Namespace) -> None:
         licence=arguments.licence,
         max_length=arguments.max_length,
         dev=load_scored_pairs(arguments.dev) if arguments.dev else None,
-        vocabulary=_read_all(arguments.vocabulary),
+        vocabulary=_vocabulary_texts(arguments.vocabulary),
         vocabulary_size=arguments.vocabulary_size,
         calibration=_read_all(arguments.calibration),
     )
@@ -147,7 +148,7 @@ def _run_all(arguments: argparse.Namespace) -> None:
         max_length=arguments.max_length,
         name=arguments.name,
         dev=load_scored_pairs(arguments.dev) if arguments.dev else None,
-        vocabulary=_read_all(arguments.vocabulary),
+        vocabulary=_vocabulary_texts(arguments.vocabulary),
         calibration=_read_all(arguments.calibration),
     )
     chosen = choose(variants)
@@ -182,6 +183,14 @@ def _variant_lines(variants: Sequence[Variant], chosen: Variant | None) -> Itera
         if chosen
         else "chosen: none, because no variant keeps its score"
     )
+
+
+def _vocabulary_texts(path: Path | None) -> list[str] | None:
+    if path is None or not path.is_dir():
+        return _read_all(path)
+    from embedkit.training.recipes.text import training_text
+
+    return training_text(path)
 
 
 def _read_all(path: Path | None) -> list[str] | None:

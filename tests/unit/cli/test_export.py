@@ -98,6 +98,30 @@ def test_a_vocabulary_is_pruned_to_a_file_of_texts(model, tmp_path, capsys):
     assert "vocabulary        passed  pieces 90, pieces before 5" in capsys.readouterr().out
 
 
+def test_a_vocabulary_is_pruned_to_the_text_of_a_run(model, tmp_path, capsys):
+    (tmp_path / "texts.txt").write_text("the cat sleeps\na dog in the house\n")
+    run = tmp_path / "run"
+    run.mkdir()
+    run.joinpath("config.toml").write_text(
+        f"""
+        method = "simcse"
+        cache = '{tmp_path / "cache"}'
+        corpus = [{{path = '{tmp_path / "texts.txt"}'}}]
+        """
+    )
+    command = ["export", str(model), "-o", str(tmp_path / "toy.onnx"), "--vocabulary", str(run)]
+
+    assert main([*command, "--vocabulary-size", "90"]) == 0
+
+    assert "vocabulary        passed  pieces 90, pieces before 5" in capsys.readouterr().out
+
+
+def test_a_vocabulary_cannot_be_read_from_any_folder(model, tmp_path, capsys):
+    assert main(["export", str(model), "-o", str(tmp_path / "toy.onnx"), "--vocabulary", str(tmp_path)]) == 1
+
+    assert "config.toml" in capsys.readouterr().err
+
+
 def test_words_may_be_stored_in_half_a_byte(model, tmp_path, capsys):
     command = ["export", str(model), "-o", str(tmp_path / "toy.onnx"), "--precision", "fp32"]
 
