@@ -284,7 +284,7 @@ class TestMetrics:
 
 
 class TestActivationLimit:
-    def test_the_penalty_is_minimised_and_logged(self, setup):
+    def test_the_penalty_changes_the_weights_and_is_logged(self, setup):
         method, go, _ = setup()
         go()
         limited, go, place = setup(folder="limited", activation_limit=0.5)
