@@ -135,10 +135,10 @@ def run(config: RunConfig, folder: str | Path, control: Control | None = None) -
         encoder = build_student(config)
         encoder.name = config.name or place.path.name
         encoder.default_prompt = None  # training texts have no prompt
-        _warn_of_size(config, encoder)
+        entry = find_method(config.method)
+        _warn_of_size(config, entry, encoder)
         if not processes.first():
             control = dataclasses.replace(control, show_progress=False)
-        entry = find_method(config.method)
         settings = from_mapping(entry.settings_class, config.settings)
         materials = _prepare(config, entry, settings, control)
         with _claimed(config, place, encoder, resume=control.resume):
@@ -159,9 +159,12 @@ def _prepare(config: RunConfig, entry: Recipe, settings: Any, control: Control) 
     return prepare(config, control, teacher=spec.teacher or spec.several_teachers, check=check)
 
 
-def _warn_of_size(config: RunConfig, encoder: SentenceEncoder) -> None:
+def _warn_of_size(config: RunConfig, entry: Recipe, encoder: SentenceEncoder) -> None:
+    """Warn if a pre-trained student trains at the rate that was published for another shape."""
     size, shape = SIZES[config.student.size], encoder.backbone.config
-    if config.student.source is not None and shape.hidden_size != size.hidden:
+    presets = _presets(entry, to_mapping(config.student), config.settings)
+    published = _table(presets, "optim").get("lr", config.optim.lr) == config.optim.lr
+    if published and config.student.source is not None and shape.hidden_size != size.hidden:
         logger.warning(
             "no settings are published for a student of %d x %d; using those of %s, %d x %d: check optim.lr and "
             "[settings], or choose another size",

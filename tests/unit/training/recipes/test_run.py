@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 
-from embedkit.config import load_toml, to_mapping
+from embedkit.config import load_toml, merge, to_mapping
 from embedkit.errors import ConfigError, DataError, MissingExtraError, ModelNotFoundError
 from embedkit.training.checkpoint import TrainState
 from embedkit.training.methods import METHODS
@@ -281,6 +281,10 @@ class TestRun:
         run(resolve(mapping), tmp_path / "run", QUIET)
         (found,) = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
         assert found.startswith("no settings are published for a student of 1 x 16; using those of tiny, 2 x 128")
+
+    def test_a_rate_of_its_own_logs_no_such_warning(self, mapping, tmp_path, caplog):
+        run(resolve(merge(mapping, {"optim": {"lr": 3e-3}})), tmp_path / "run", QUIET)
+        assert not [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
 
     def test_two_stages_leave_both_runs(self, taught, tmp_path):
         state = run(resolve(taught), tmp_path / "run", QUIET)
