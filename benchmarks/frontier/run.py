@@ -135,16 +135,16 @@ def panel(axes: Any, rows: Mapping[str, Mapping[str, float]], x: str, scale: flo
     points = {label: (row[x] * scale, row[y]) for label, row in rows.items()}
     best = sorted(point for point in points.values() if not _beaten(point, points.values()))
     axes.plot(*zip(*best, strict=True), color="#0b6e99", linewidth=0.8, alpha=0.5)
-    for number, label in enumerate(sorted(points, key=points.__getitem__)):
+    for label, point in points.items():
         static = label.startswith("model2vec")
-        axes.plot(*points[label], "s" if static else "o", color="#d9730d" if static else "#0b6e99")
-        below = -10 if number % 2 else 5  # alternate sides of neighbouring labels
-        axes.annotate(_short(label), points[label], xytext=(0, below), textcoords="offset points", ha="center")
+        axes.plot(*point, "s" if static else "o", color="#d9730d" if static else "#0b6e99")
+        offset, side = ((-5, 3), "right") if point in best else ((5, -10), "left")  # away from the line
+        axes.annotate(_short(label), point, xytext=offset, textcoords="offset points", ha=side)
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter(ScalarFormatter())
     axes.xaxis.set_minor_locator(LogLocator(subs=(2, 5)))
     axes.xaxis.set_minor_formatter(ScalarFormatter())
-    axes.margins(x=0.2, y=0.2)
+    axes.margins(x=0.25, y=0.2)
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
 

@@ -3,6 +3,7 @@
     python benchmarks/quality/seeds.py --data DIR tiny.onnx tiny-1001.onnx tiny-1002.onnx
 
 Bundles whose names differ only in their last number are seeds of one model, as for `embedkit evaluate --seeds`.
+All seeds of tiny start from the same mini, so the variation of mini is not part of theirs.
 Reads the test sets in DIR and the teacher's figures in results.json, which run.py writes. Figures are saved for
 each bundle and reused; the tables contain the bundles of this call. Writes seeds.json and seeds.md next to this
 file.

@@ -2,7 +2,7 @@
 
     python benchmarks/students/ablation.py --data DIR --teacher MODEL --tokenizer MODEL --mini runs/mini
 
-The base is base.toml on the text of recipes/english-questions.toml. Each row is one run of `--steps` steps.
+The base is base.toml on the text of recipes/english.toml. Each row is one run of `--steps` steps.
 Scores are on held-out text and development sets; no test set is read. Results are saved after every run, and a
 later call continues with the missing ones. Writes ablation.json and ablation.md next to this file.
 """
@@ -106,7 +106,7 @@ def _trial(arguments: argparse.Namespace, name: str) -> Trial:
     if changes.pop("from_mini", False):
         changes["student.tokenizer"] = f"{arguments.mini}/model"
     trial = Trial(
-        [RECIPES / "english-questions.toml", HERE / "base.toml"],
+        [RECIPES / "english.toml", HERE / "base.toml"],
         {
             "cache": arguments.cache,
             "teacher.source": arguments.teacher,

@@ -218,7 +218,7 @@ def _trial(arguments: argparse.Namespace, label: str, row: Row, changes: Mapping
         common["corpus"] = [_pairs(arguments)]
     else:
         common["views.second"] = "deletion"
-        text = load_toml(RECIPES / "english-questions.toml")["corpus"]
+        text = load_toml(RECIPES / "english.toml")["corpus"]
         common["corpus"] = [{**source, "max_words": _WORDS} for source in text]
     folder = arguments.runs / "".join(letter if letter.isalnum() else "-" for letter in label)
     return Trial([], {**common, **row.other, **changes}, arguments.data, folder)
