@@ -46,7 +46,7 @@ ROWS: dict[str, dict[str, Any]] = {
     "tanh head, not fitted": {"settings.head": "tanh"},
     "no word memory": {"student.memory": None},
     "word memory of 256": {"student.memory": 256},
-    "word memory alone, no layer": {"student.layers": 0, "student.teacher_layers": [], "student.memory": 384},
+    "no layer, word memory of 384": {"student.layers": 0, "student.teacher_layers": [], "student.memory": 384},
     "128 wide, inner 512, memory 256": {"student.hidden": 128, "student.inner": 512, "student.memory": 256},
     "one layer, the teacher's last": {"student.layers": 1, "student.teacher_layers": [6]},
     "layers 3 and 6": {"student.teacher_layers": [3, 6]},

@@ -48,7 +48,7 @@ _MEASURES = {"dev_spearman": "development Spearman", "held_out_cosine": "cosine 
 
 # Flags for a student's shape, with their help.
 _SHAPE = {
-    "layers": "number of transformer layers, overriding the size",
+    "layers": "number of transformer layers, overriding the size; 0: a static encoder",
     "hidden": "hidden width, overriding the size",
     "inner": "width of the feed-forward blocks; default: 4 x hidden",
     "memory": "width of a word memory beside the transformer; default: none",

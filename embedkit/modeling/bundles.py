@@ -60,7 +60,7 @@ def _backbone(bert: BertWeights, tokenizer: Tokenizer) -> BertModel:
         hidden_size=bert.hidden,
         num_hidden_layers=len(bert.layers),
         num_attention_heads=bert.heads,
-        intermediate_size=len(bert.layers[0].wide.bias),
+        intermediate_size=bert.intermediate,
         hidden_act=_ACTIVATION[bert.gelu],
         max_position_embeddings=len(bert.positions),
         type_vocab_size=1,

@@ -169,9 +169,10 @@ def _smooth_inverse_frequencies(count: int) -> Float64Array:
 
 def _install(student: SentenceEncoder, table: Float64Array) -> None:
     weight = student.backbone.get_parameter
-    last = int(student.backbone.config.num_hidden_layers) - 1
+    layers = int(student.backbone.config.num_hidden_layers)
+    last = f"encoder.layer.{layers - 1}.output" if layers else "embeddings"
     with torch.no_grad():
         weight("embeddings.word_embeddings.weight").copy_(torch.from_numpy(table))
         weight("embeddings.position_embeddings.weight").mul_(_POSITION_SCALE)
         weight("embeddings.token_type_embeddings.weight").mul_(_POSITION_SCALE)
-        weight(f"encoder.layer.{last}.output.LayerNorm.weight")[-len(_BALLAST) :] = 0.0
+        weight(f"{last}.LayerNorm.weight")[-len(_BALLAST) :] = 0.0

@@ -53,7 +53,7 @@ def choose_layers(count: int, depth: int) -> tuple[int, ...]:
     Raises:
         ModelError: the teacher has fewer layers.
     """
-    if not 1 <= count <= depth:
+    if not 0 <= count <= depth:
         raise ModelError(f"a student of {count} layers cannot be cut from a teacher of {depth}")
     return (depth,) if count == 1 else tuple(int(place) for place in np.linspace(1, depth, count).round())
 
@@ -107,7 +107,7 @@ def _depth(teacher: SentenceEncoder) -> int:
 def _fitting_shape(teacher: SentenceEncoder, size: Size, layers: Sequence[int], positions: int) -> Size:
     depth, config = _depth(teacher), teacher.config
     ascending = len(layers) == size.layers and sorted(set(layers)) == list(layers)
-    if not ascending or layers[0] < 1 or layers[-1] > depth:
+    if not ascending or not set(layers) <= set(range(1, depth + 1)):
         raise ModelError(
             f"expected {size.layers} different layers of a teacher's {depth} in ascending order, found "
             f"{', '.join(map(str, layers))}"

@@ -80,11 +80,11 @@ class _Reader:
         pooled, pooling = self._pool(states, mask)
         pooled, memory = self._remember(pooled, mask)
         pooled, head, activation = self._head(pooled, self.hidden + (0 if memory is None else memory.width))
-        if self.epsilon is None or self.heads is None or self.gelu is None:
-            raise OtherGraphError("there are no layers")
+        if self.epsilon is None:
+            raise OtherGraphError("there is no LayerNorm")
         output, last = self._score(pooled) if self.pairs else (self._scale(pooled), None)
         embedded = words, positions, types, norm
-        settings = self.epsilon, self.heads, self.gelu
+        settings = self.epsilon, self.heads or 1, self.gelu or "erf"
         read = BertWeights(*embedded, *settings, tuple(layers), pooling, memory, head, activation, last)
         self._finish(output, read)
         return read

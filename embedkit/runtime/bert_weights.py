@@ -130,9 +130,9 @@ class BertWeights:
         types: ``(T, H) float32``, the token types of pairs, if there are several.
         norm: applied to the sum of these.
         epsilon: of every LayerNorm.
-        heads: number of heads of every layer; a divisor of H.
+        heads: number of heads of every layer, a divisor of H; 1 without layers.
         gelu: the exact form or the tanh approximation.
-        layers: at least one layer.
+        layers: may be empty: a static encoder.
         pooling: mean over the mask, or state of the first token.
         memory: of an encoder, M values per word of the word table; their mean over all tokens is appended to the
             pooled state, if there is one.
@@ -159,6 +159,11 @@ class BertWeights:
     def hidden(self) -> int:
         """H, the width of a state."""
         return int(self.positions.shape[1])
+
+    @property
+    def intermediate(self) -> int:
+        """I, the width inside feed-forward blocks; H without layers."""
+        return len(self.layers[0].wide.bias) if self.layers else self.hidden
 
     @property
     def pooled_width(self) -> int:

@@ -298,12 +298,8 @@ def _read(model: bytes, *, pairs: bool) -> BertWeights:
 
 
 def _fits(weights: BertWeights) -> bool:
-    widths = (weights.hidden, _intermediate(weights), weights.pooled_width, weights.dimension)
+    widths = (weights.hidden, weights.intermediate, weights.pooled_width, weights.dimension)
     return all(width % _MULTIPLE == 0 for width in widths) and weights.hidden // weights.heads % _LANES == 0
-
-
-def _intermediate(weights: BertWeights) -> int:
-    return len(weights.layers[0].wide.bias)
 
 
 def _is_quickest(weights: BertWeights, instructions: str) -> bool:
@@ -350,7 +346,7 @@ def _options(weights: BertWeights, instructions: str) -> dict[str, Any]:
     return {
         "hidden": weights.hidden,
         "heads": weights.heads,
-        "intermediate": _intermediate(weights),
+        "intermediate": weights.intermediate,
         "memory_width": weights.pooled_width - weights.hidden,
         "dimension": weights.dimension,
         "vocabulary": weights.words.size,

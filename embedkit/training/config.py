@@ -27,7 +27,9 @@ class StudentConfig:
 
     size: Literal["tiny", "mini", "small"] = setting("tiny", "shape, layers x width: 2 x 128, 4 x 256 or 4 x 512")
     source: str | None = setting(None, "a pre-trained model to start from (folder or hub id); overrides size")
-    layers: int | None = setting(None, "transformer layers; default: the size's", minimum=1)
+    layers: int | None = setting(
+        None, "transformer layers; default: the size's; 0: a static encoder, which averages its words", minimum=0
+    )
     hidden: int | None = setting(None, "width of a token's state; default: the size's", minimum=2)
     inner: int | None = setting(None, "width inside the feed-forward blocks; default: 4 x hidden", minimum=1)
     heads: int | None = setting(None, "attention heads; default: hidden / 64", minimum=1)

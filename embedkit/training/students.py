@@ -89,7 +89,8 @@ def _shape(student: StudentConfig) -> Size:
     heads = student.heads or max(1, hidden * size.heads // size.hidden)
     if hidden % heads:
         raise ConfigError(f"hidden = {hidden} is not divisible by heads = {heads}")
-    return Size(student.layers or size.layers, hidden, heads, student.inner)
+    layers = size.layers if student.layers is None else student.layers
+    return Size(layers, hidden, heads, student.inner)
 
 
 def _sample(config: RunConfig) -> list[str]:

@@ -139,6 +139,7 @@ def test_agrees_with_onnx_runtime(make_encoder: Any, tokens: Tokens, products: s
         ("mean", 256, {"layer_norm_eps": 1e-3}),
         ("mean", None, {"hidden_size": 192, "num_attention_heads": 2, "intermediate_size": 64}),
         ("mean", None, {"hidden_size": 128, "num_attention_heads": 1}),
+        ("mean", 64, {"num_hidden_layers": 0}),
     ],
 )
 def test_agrees_for_every_shape(

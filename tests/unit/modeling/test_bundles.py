@@ -18,11 +18,11 @@ from embedkit.runtime.encoder import Encoder
 
 @pytest.fixture
 def make_student(tokenizer):
-    def make(*, pooling="mean", head=("linear", 48), memory=16, act="gelu"):
+    def make(*, pooling="mean", head=("linear", 48), memory=16, act="gelu", layers=2):
         config = BertConfig(
             vocab_size=tokenizer.vocabulary_size,
             hidden_size=32,
-            num_hidden_layers=2,
+            num_hidden_layers=layers,
             num_attention_heads=4,
             intermediate_size=40,
             max_position_embeddings=16,
@@ -66,7 +66,14 @@ def test_static_scales_are_undone(make_student, texts, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "parts", [{"pooling": "cls"}, {"head": ("tanh", 48)}, {"head": None, "memory": None}, {"act": "gelu_new"}]
+    "parts",
+    [
+        {"pooling": "cls"},
+        {"head": ("tanh", 48)},
+        {"head": None, "memory": None},
+        {"act": "gelu_new"},
+        {"layers": 0},
+    ],
 )
 def test_all_its_parts_are_restored(make_student, texts, tmp_path, parts):
     student = make_student(**parts)

@@ -100,6 +100,15 @@ def test_a_student_starts_as_the_bag_of_words_of_its_teacher(teacher):
     assert started > unaided + 0.3
 
 
+def test_without_layers_it_is_the_bag_of_words(teacher):
+    ids = random_texts(teacher.tokenizer)
+    wanted = cosines_of_all_pairs(bag_of_words(teacher, ids))
+
+    student = from_teacher(teacher, Size(0, 128, 2), max_length=16, seed=0)
+
+    assert spearman(cosines_of_all_pairs(TorchEncoder(student).encode_ids(ids)), wanted) > 0.9
+
+
 def test_a_narrow_student_keeps_most_of_it(teacher):
     ids = random_texts(teacher.tokenizer)
     wanted = cosines_of_all_pairs(bag_of_words(teacher, ids))

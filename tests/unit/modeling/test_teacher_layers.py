@@ -44,7 +44,8 @@ def likeness(student, teacher, texts):
 
 
 @pytest.mark.parametrize(
-    ("count", "depth", "chosen"), [(1, 6, (6,)), (2, 6, (1, 6)), (3, 6, (1, 4, 6)), (6, 6, (1, 2, 3, 4, 5, 6))]
+    ("count", "depth", "chosen"),
+    [(0, 6, ()), (1, 6, (6,)), (2, 6, (1, 6)), (3, 6, (1, 4, 6)), (6, 6, (1, 2, 3, 4, 5, 6))],
 )
 def test_layers_are_spread_and_end_with_the_last(count, depth, chosen):
     assert choose_layers(count, depth) == chosen
@@ -54,6 +55,14 @@ def test_all_layers_at_full_width_are_the_teacher(teacher, words_of_texts):
     student = from_layers(teacher, Size(4, 32, 4, 48), words_of_texts, max_length=16, seed=0)
 
     assert likeness(student, teacher, words_of_texts[:40]) > 0.999
+
+
+def test_without_layers_the_words_are_the_teacher_s(teacher, words_of_texts):
+    student = from_layers(teacher, Size(0, 32, 4, 48), words_of_texts, max_length=16, seed=0)
+
+    own, theirs = student.eval().backbone.embeddings, teacher.backbone.embeddings
+    ids = torch.arange(10)[None]
+    torch.testing.assert_close(own(ids), theirs(ids), atol=1e-4, rtol=0)
 
 
 def test_fewer_layers_start_closer_to_the_teacher_than_its_unchanged_layers(teacher, words_of_texts):

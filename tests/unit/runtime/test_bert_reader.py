@@ -236,6 +236,15 @@ def test_any_of_the_family_is_read(make_encoder: MakeEncoder, changes: dict[str,
     assert graph.heads == encoder.config.num_attention_heads
 
 
+@pytest.mark.parametrize("products", KINDS)
+def test_a_static_encoder_is_read(make_encoder: MakeEncoder, products: str) -> None:
+    encoder = make_encoder(num_hidden_layers=0, head=6)
+
+    graph = check(write(encoder, products, "int4"), encoder, 1e-5 if products == "fp32" else 1e-2)
+
+    assert (graph.layers, graph.heads, graph.intermediate) == ((), 1, graph.hidden)
+
+
 def test_weights_are_those_of_the_model(make_encoder: MakeEncoder) -> None:
     encoder = make_encoder(head=6)
     state = {name: value.numpy() for name, value in encoder.state_dict().items()}

@@ -120,6 +120,17 @@ def test_from_layers_it_has_the_requested_shape(wide_teacher, text):
     assert student.fingerprint() == cut(wide_teacher, text, layers=2, hidden=16, inner=24).fingerprint()
 
 
+@pytest.mark.parametrize("start", ["teacher", "layers", "random"])
+def test_without_layers_it_is_a_static_encoder(wide_teacher, text, start):
+    static = config(wide_teacher, data=text, start=start, layers=0, hidden=32, heads=4, inner=32)
+    student = build_student(dataclasses.replace(static, cache=str(text / "cache")))
+    assert student.config.num_hidden_layers == 0
+    mask = torch.ones(1, 4, dtype=torch.int64)
+    rows = [student.eval().pooled(torch.tensor([ids]), mask) for ids in ([2, 7, 8, 3], [2, 8, 7, 3])]
+    assert not torch.equal(*rows)  # their positions differ
+    assert torch.cosine_similarity(*rows) > 0.9
+
+
 def test_a_shape_beyond_the_teachers_is_refused(wide_teacher, text):
     with pytest.raises(ModelError, match="hidden = 128 exceeds the 32"):
         cut(wide_teacher, text)
