@@ -14,9 +14,10 @@ from embedkit.object_store import is_url, open_store
 __all__ = ["bundled_names", "find_model", "is_hub_id"]
 
 _BUNDLED = Path(__file__).parent.parent / "bundled"
-# embedkit's own models that are too large for the package.
+# embedkit's own models that are not in the package, to keep it small.
 _ELSEWHERE = {
-    name: f"models/{name}.onnx in embedkit's repository, made by recipes/{name}.toml" for name in ("mini", "small")
+    name: f"models/{name}.onnx in embedkit's repository, made by recipes/{name}.toml"
+    for name in ("static", "mini", "small")
 }
 _HUB_NAME = r"[A-Za-z0-9][\w.-]*"
 _HUB_ID = re.compile(f"{_HUB_NAME}/{_HUB_NAME}")

@@ -92,7 +92,7 @@ def test_an_unknown_source_is_answered_with_the_bundled_names(source: str) -> No
         find_model(source)
 
 
-@pytest.mark.parametrize("name", ["mini", "small"])
+@pytest.mark.parametrize("name", ["static", "mini", "small"])
 def test_a_model_that_does_not_come_with_the_package_says_where_it_is(name: str) -> None:
     with pytest.raises(ModelNotFoundError, match=rf"'{name}' does not come .* it is models/{name}\.onnx"):
         find_model(name)
