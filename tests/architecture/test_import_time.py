@@ -26,7 +26,7 @@ def processor_seconds(statement: str) -> float:
     [
         ("import embedkit", "import typing", 1.3),
         ("from embedkit import Encoder", "import numpy, onnxruntime, tokenizers", 1.7),
-        ("from embedkit import Collection", "import numpy, onnxruntime, tokenizers", 1.5),
+        ("from embedkit import Collection", "import numpy, onnxruntime, tokenizers", 1.3),
     ],
 )
 def test_importing_costs_little_more_than_its_dependencies(statement, floor, limit):
