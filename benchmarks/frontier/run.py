@@ -11,6 +11,7 @@ frontier.svg next to this file.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import sys
@@ -135,10 +136,11 @@ def panel(axes: Any, rows: Mapping[str, Mapping[str, float]], x: str, scale: flo
     points = {label: (row[x] * scale, row[y]) for label, row in rows.items()}
     best = sorted(point for point in points.values() if not _beaten(point, points.values()))
     axes.plot(*zip(*best, strict=True), color="#0b6e99", linewidth=0.8, alpha=0.5)
+    above = _spaced(best)
     for label, point in points.items():
         static = label.startswith("model2vec")
         axes.plot(*point, "s" if static else "o", color="#d9730d" if static else "#0b6e99")
-        offset, side = ((-5, 3), "right") if point in best else ((5, -10), "left")  # away from the line
+        offset, side = ((-5, 3), "right") if point in above else ((5, -10), "left")  # away from the line
         axes.annotate(_short(label), point, xytext=offset, textcoords="offset points", ha=side)
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter(ScalarFormatter())
@@ -152,6 +154,15 @@ def panel(axes: Any, rows: Mapping[str, Mapping[str, float]], x: str, scale: flo
 def _short(label: str) -> str:
     name = label.partition(",")[0]
     return "model2vec" if name.startswith("model2vec") else "teacher" if "minilm" in name.lower() else name
+
+
+def _spaced(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Return the points, from left to right, without those whose label would touch the one before."""
+    spaced: list[tuple[float, float]] = []
+    for before, point in itertools.pairwise([(0.0, 0.0), *points]):
+        if before not in spaced or point[0] > 1.8 * before[0]:
+            spaced.append(point)
+    return spaced
 
 
 def _beaten(point: tuple[float, float], points: Sequence[tuple[float, float]] | Any) -> bool:

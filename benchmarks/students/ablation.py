@@ -1,6 +1,6 @@
 """Ablation of a small student: one change at a time from a common base, with a fixed small budget.
 
-    python benchmarks/students/ablation.py --data DIR --teacher MODEL --tokenizer MODEL --mini runs/mini
+    python benchmarks/students/ablation.py --data DIR --teacher MODEL --tokenizer MODEL --mini runs/mini-5000
 
 The base is base.toml on the text of recipes/english.toml. Each row is one run of `--steps` steps.
 Scores are on held-out text and development sets; no test set is read. Results are saved after every run, and a
