@@ -26,7 +26,8 @@ demo: $(READY)
 	$(BIN)/python examples/demo/demo.py
 
 test: $(READY)
-	$(BIN)/python -m pytest --numprocesses $(WORKERS) --maxprocesses 4 --dist loadfile
+	$(BIN)/python -m pytest -m "not release and not timing" --numprocesses $(WORKERS) --maxprocesses 4 --dist loadfile
+	$(BIN)/python -m pytest -m timing tests/architecture
 
 test-release: $(READY)
 	$(BIN)/python -m pytest -m release

@@ -5,10 +5,9 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import secrets
 import shutil
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent import futures
 from pathlib import Path
 
 from embedkit.errors import EmbedkitError, StorageError
@@ -90,7 +89,7 @@ def atomic_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 def flush_folder(folder: Path) -> None:
     """Flush ``folder`` and all in it to disk, together, which costs little more than flushing one file."""
-    with ThreadPoolExecutor(_FLUSHES) as threads:
+    with futures.ThreadPoolExecutor(_FLUSHES) as threads:
         for _ in threads.map(flush, [folder, *folder.rglob("*")]):
             pass
 
@@ -98,7 +97,7 @@ def flush_folder(folder: Path) -> None:
 def _name_beside(target: Path) -> Path:
     """Return an unused hidden name in the same folder, which is created if necessary."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    return target.parent / f".{target.name[:40]}.{secrets.token_hex(6)}.part"
+    return target.parent / f".{target.name[:40]}.{os.urandom(6).hex()}.part"
 
 
 def flush(path: Path) -> None:

@@ -17,11 +17,10 @@ from embedkit.serving.retrieval.filters import Filter, parse_filter
 from embedkit.serving.retrieval.fusion import Fusion, fusion_of
 from embedkit.serving.retrieval.hits import Hits
 from embedkit.serving.retrieval.index_kinds import AUTO
-from embedkit.serving.retrieval.manifest import MANIFEST
 from embedkit.serving.retrieval.models import SAMPLE, Models, agreement, check_descent
 from embedkit.serving.retrieval.rerank import Reranker, checked_reranker
 from embedkit.serving.retrieval.sources import EmbeddingSource, Source, read_source
-from embedkit.serving.retrieval.store import About, Plan, Store, Upserted, store_class
+from embedkit.serving.retrieval.store import MANIFEST, About, Plan, Store, Upserted, store_class
 
 __all__ = ["Collection", "read_documents_and_embeddings"]
 

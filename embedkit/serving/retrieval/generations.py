@@ -17,7 +17,8 @@ from pathlib import Path
 from embedkit.atomic import storage_errors
 from embedkit.errors import CollectionBusyError, CollectionError
 from embedkit.serving.retrieval.journal import UNFINISHED
-from embedkit.serving.retrieval.manifest import MANIFEST, Manifest
+from embedkit.serving.retrieval.manifest import Manifest
+from embedkit.serving.retrieval.store import MANIFEST
 from embedkit.write_lock import LOCK, write_lock
 
 __all__ = ["claim", "reservations", "reserve"]

@@ -28,12 +28,13 @@ from embedkit.serving.retrieval.document_store import DocumentStore
 from embedkit.serving.retrieval.file_seal import FileSeal
 from embedkit.serving.retrieval.index_kinds import AUTO, INDEX_KINDS
 from embedkit.serving.retrieval.lexical import WordCounts
+from embedkit.serving.retrieval.models import QueryModel
+from embedkit.serving.retrieval.store import MANIFEST
 
-__all__ = ["FORMAT", "MANIFEST", "VECTORS", "Manifest", "QueryModel", "SegmentEntry", "Tombstones"]
+__all__ = ["FORMAT", "VECTORS", "Manifest", "SegmentEntry", "Tombstones"]
 
 FORMAT: Final = 3
 _READABLE: Final = (2, 3)  # segments of format 2 have no columns
-MANIFEST: Final = "manifest.json"
 VECTORS: Final = "vectors.npy"
 
 _KEY = "embedkit.collection"  # the format; identifies a collection
@@ -101,23 +102,6 @@ class SegmentEntry:
     def remaining(self) -> int:
         """Number of rows that are not deleted."""
         return self.count - (self.deleted.count if self.deleted else 0)
-
-
-@dataclass(frozen=True, kw_only=True)
-class QueryModel:
-    """The model that embeds queries, if it differs from that of the documents.
-
-    Attributes:
-        model: name of the encoder.
-        source: where it can be loaded from; None if unknown.
-        fingerprint: its fingerprint, hex SHA-256.
-        agreement: mean cosine between both models' embeddings of a document, on a sample.
-    """
-
-    model: str
-    source: str | None
-    fingerprint: str
-    agreement: float
 
 
 @dataclass(frozen=True, kw_only=True)

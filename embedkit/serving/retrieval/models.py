@@ -19,7 +19,6 @@ from embedkit.protocols import FloatArray, TextEncoder
 from embedkit.runtime.numerics import numerics_of
 from embedkit.serving.retrieval.document_store import DocumentStore
 from embedkit.serving.retrieval.embedding import embed_texts
-from embedkit.serving.retrieval.manifest import QueryModel
 
 if TYPE_CHECKING:
     from embedkit.serving.retrieval.store import About
@@ -28,6 +27,7 @@ __all__ = [
     "LEAST_AGREEMENT",
     "SAMPLE",
     "Models",
+    "QueryModel",
     "agreement",
     "agreement_on",
     "check_descent",
@@ -39,6 +39,23 @@ SAMPLE: Final = 64
 
 LEAST_AGREEMENT: Final = 0.5
 """Minimum mean cosine between the two embeddings of a text; it is about 0 in unrelated spaces."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueryModel:
+    """The model that embeds queries, if it differs from that of the documents.
+
+    Attributes:
+        model: name of the encoder.
+        source: where it can be loaded from; None if unknown.
+        fingerprint: its fingerprint, hex SHA-256.
+        agreement: mean cosine between both models' embeddings of a document, on a sample.
+    """
+
+    model: str
+    source: str | None
+    fingerprint: str
+    agreement: float
 
 
 @dataclass(frozen=True, slots=True)

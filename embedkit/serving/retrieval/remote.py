@@ -23,8 +23,7 @@ from embedkit.serving.retrieval.documents import Document
 from embedkit.serving.retrieval.embedding import largest_deviation
 from embedkit.serving.retrieval.exact_index import Ranking, RowNumbers
 from embedkit.serving.retrieval.filters import Condition, unknown_field
-from embedkit.serving.retrieval.manifest import QueryModel
-from embedkit.serving.retrieval.models import Models, agreement_on, query_model
+from embedkit.serving.retrieval.models import Models, QueryModel, agreement_on, query_model
 from embedkit.serving.retrieval.sources import Source, embeddings_of
 from embedkit.serving.retrieval.store import Plan, Upserted
 

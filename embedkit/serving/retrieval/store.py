@@ -16,11 +16,13 @@ from embedkit.protocols import FloatArray, TextEncoder
 from embedkit.serving.retrieval.documents import Document
 from embedkit.serving.retrieval.exact_index import Ranking, RowNumbers
 from embedkit.serving.retrieval.filters import Condition
-from embedkit.serving.retrieval.manifest import QueryModel
-from embedkit.serving.retrieval.models import Models
+from embedkit.serving.retrieval.models import Models, QueryModel
 from embedkit.serving.retrieval.sources import Source
 
-__all__ = ["About", "Plan", "Selected", "Store", "Upserted", "View", "store_class"]
+__all__ = ["MANIFEST", "About", "Plan", "Selected", "Store", "Upserted", "View", "store_class"]
+
+MANIFEST: Final = "manifest.json"
+"""The file that makes a folder a collection."""
 
 STORES: Final = {
     "milvus": ("embedkit.serving.milvus.documents", "MilvusDocuments", "milvus"),

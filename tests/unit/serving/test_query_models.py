@@ -11,7 +11,8 @@ import pytest
 
 from embedkit.errors import CollectionError, FingerprintError, InputError
 from embedkit.serving.retrieval import Collection
-from embedkit.serving.retrieval.manifest import Manifest, QueryModel
+from embedkit.serving.retrieval.manifest import Manifest
+from embedkit.serving.retrieval.models import QueryModel
 
 from .conftest import DOCUMENTS, WordEncoder
 from .test_manifest import MANIFEST, forge
