@@ -69,11 +69,11 @@ class StudentConfig:
 
     @property
     def _origin(self) -> str:
-        """The model whose words or layers the student takes: the folder's name, or the run's for ``RUN/model``."""
+        """The model whose words or layers the student takes: its name, or the run's for ``RUN/model``."""
         if self.tokenizer is None:
             return "its teacher"
         path = Path(self.tokenizer)
-        return path.parent.name if path.name == "model" and path.parent.name else path.name
+        return path.parent.name if path.name == "model" and path.parent.name else path.name.removesuffix(".onnx")
 
     def __post_init__(self) -> None:
         shape = [name for name in _SHAPE if getattr(self, name) is not None]

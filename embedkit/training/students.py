@@ -55,22 +55,14 @@ def _started(source: str, student: StudentConfig) -> SentenceEncoder:
 
 def _new(config: RunConfig, source: str) -> SentenceEncoder:
     student, size = config.student, _shape(config.student)
-    if Path(source).suffix == ".onnx":
-        if student.start != "random":
-            raise ConfigError(
-                f'a student can start from a torch model but not from {source}: set student.start = "random", '
-                "or student.tokenizer to the model that the bundle was made from"
-            )
-        teacher, tokenizer = None, Tokenizer(read_bundle(source).tokenizer_json, student.max_length)
-    else:
-        teacher = SentenceEncoder.load(source)
-        tokenizer = teacher.tokenizer
+    teacher = None if student.start == "random" else _teacher(source)
+    tokenizer = _tokenizer(source, student.max_length) if teacher is None else teacher.tokenizer
     lengths: dict[str, Any] = {
         "max_length": student.max_length,
         "positions": student.positions,
         "seed": config.seed,
     }
-    if teacher is None or student.start == "random":
+    if teacher is None:
         encoder = random(tokenizer, size, **lengths)
     elif student.start == "teacher":
         encoder = from_teacher(teacher, size, **lengths)
@@ -78,8 +70,18 @@ def _new(config: RunConfig, source: str) -> SentenceEncoder:
         encoder = from_layers(teacher, size, _sample(config), layers=student.teacher_layers or None, **lengths)
     encoder.pooling = student.pooling
     if student.memory is not None:
-        remember_words(encoder, teacher if student.start != "random" else None, student.memory, seed=config.seed)
+        remember_words(encoder, teacher, student.memory, seed=config.seed)
     return encoder
+
+
+def _teacher(source: str) -> SentenceEncoder:
+    return from_bundle(source) if source.endswith(".onnx") else SentenceEncoder.load(source)
+
+
+def _tokenizer(source: str, max_length: int) -> Tokenizer:
+    if source.endswith(".onnx"):
+        return Tokenizer(read_bundle(source).tokenizer_json, max_length)
+    return SentenceEncoder.load(source).tokenizer
 
 
 def _shape(student: StudentConfig) -> Size:

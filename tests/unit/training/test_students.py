@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from embedkit.errors import ConfigError, ModelError, ModelNotFoundError
+from embedkit.export.pipeline import export
+from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.initialisation import random
 from embedkit.modeling.sizes import Size
 from embedkit.training.config import RunConfig, StudentConfig
@@ -91,11 +93,6 @@ def test_a_random_student_takes_the_vocabulary_of_a_bundle(toy_bundle, toy_token
     assert student.tokenizer.json == toy_tokenizer_json
 
 
-def test_a_bundle_cannot_be_started_from(toy_bundle):
-    with pytest.raises(ConfigError, match="start from a torch model"):
-        build_student(config(str(toy_bundle), start="teacher"))
-
-
 @pytest.mark.parametrize("teacher", [None, "vectors.npy"])
 def test_a_student_needs_a_vocabulary(teacher):
     with pytest.raises(ConfigError, match="no vocabulary"):
@@ -118,6 +115,15 @@ def test_from_layers_it_has_the_requested_shape(wide_teacher, text):
     assert (shape.num_hidden_layers, shape.hidden_size, shape.intermediate_size) == (2, 16, 24)
     assert shape.num_attention_heads == 2  # as wide as the teacher's
     assert student.fingerprint() == cut(wide_teacher, text, layers=2, hidden=16, inner=24).fingerprint()
+
+
+def test_words_and_layers_can_come_from_a_bundle(wide_teacher, text):
+    bundle = text / "wide.onnx"
+    export(SentenceEncoder.load(wide_teacher), bundle, precision="fp32")
+    shape = {"layers": 2, "hidden": 16, "memory": 8, "teacher_layers": (1, 3)}
+    folder, file = (cut(source, text, **shape).state_dict() for source in (wide_teacher, str(bundle)))
+    for name, weights in folder.items():  # the bundle's positions contain the type row: fits differ a little
+        torch.testing.assert_close(file[name], weights, atol=1e-2, rtol=0)
 
 
 @pytest.mark.parametrize("start", ["teacher", "layers", "random"])
@@ -173,6 +179,7 @@ def test_settings_that_would_change_nothing_are_refused(settings):
         ({}, "tiny, started from its teacher's words"),
         ({"start": "layers", "memory": 8}, "memory 8, started from its teacher's layers"),
         ({"start": "layers", "tokenizer": "runs/mini/model"}, "tiny, started from mini's layers"),
+        ({"start": "layers", "tokenizer": "models/mini.onnx"}, "tiny, started from mini's layers"),
         ({"tokenizer": "org/bert"}, "tiny, started from bert's words"),
         ({"source": "org/bert"}, "org/bert"),
     ],
