@@ -4,9 +4,9 @@
 
 Bundles whose names differ only in their last number are seeds of one model, as for `embedkit evaluate --seeds`.
 All seeds of tiny start from the same mini, so the variation of mini is not part of theirs.
-Reads the test sets in DIR and the teacher's figures in results.json, which run.py writes. Figures are saved for
-each bundle and reused; the tables contain the bundles of this call. Writes seeds.json and seeds.md next to this
-file.
+Reads the test sets in DIR and the teacher's figures in results.json, which run.py writes. Writes seeds.json and
+seeds.md next to this file. Figures are kept for each bundle, so seeds can be measured one by one; delete a model
+from seeds.json when its recipe changes. A table needs two seeds.
 
 Intervals are Student's t intervals of the mean over seeds: with three seeds, 2.5 standard deviations to each
 side. The teacher's figure is taken as exact and the rows of the test sets as fixed.
@@ -33,6 +33,9 @@ from embedkit.progress import Progress
 
 CONFIDENCE = 0.95
 
+Seeds = dict[str, dict[str, dict[str, float]]]
+"""Model -> fingerprint of the bundle of each seed -> figures."""
+
 
 def main() -> None:
     """Evaluate new bundles, then write the tables."""
@@ -41,24 +44,20 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True, help="folder of the test sets")
     arguments = parser.parse_args()
     saved = HERE / "seeds.json"
-    known: dict[str, dict[str, float]] = json.loads(saved.read_text(encoding="utf-8")) if saved.exists() else {}
-    encoders = {path: Encoder.load(path) for path in arguments.bundles}
-    seeds: dict[str, set[str]] = {}
-    for path, encoder in encoders.items():
-        seeds.setdefault(seed_group(Path(path).name), set()).add(encoder.fingerprint)
-    if min(map(len, seeds.values())) < 2:
-        parser.error("expected at least two different bundles for each model")
-    with Progress("bundles", len(encoders), unit="bundles") as progress:
-        for path, encoder in encoders.items():
-            if encoder.fingerprint not in known:
+    known: Seeds = json.loads(saved.read_text(encoding="utf-8")) if saved.exists() else {}
+    with Progress("bundles", len(arguments.bundles), unit="bundles") as progress:
+        for path in arguments.bundles:
+            encoder, seeds = Encoder.load(path), known.setdefault(seed_group(Path(path).name), {})
+            if encoder.fingerprint not in seeds:
                 found = [evaluate(encoder, load_task(task, data=arguments.data)) for task in TASKS]
-                known[encoder.fingerprint] = figures(found)
+                seeds[encoder.fingerprint] = figures(found)
                 with atomic_file(saved) as temporary:
                     temporary.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
             progress.advance(note=path)
     results = json.loads((HERE / "results.json").read_text(encoding="utf-8"))
-    rows = {name: [known[each] for each in own] for name, own in seeds.items()}
-    (HERE / "seeds.md").write_text(_tables(rows, next(iter(results.values()))), encoding="utf-8")
+    rows = {name: list(seeds.values()) for name, seeds in known.items() if len(seeds) > 1}
+    if rows:
+        (HERE / "seeds.md").write_text(_tables(rows, next(iter(results.values()))), encoding="utf-8")
 
 
 def _tables(rows: Mapping[str, Sequence[Mapping[str, float]]], teacher: Mapping[str, float]) -> str:
