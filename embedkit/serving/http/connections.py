@@ -24,7 +24,7 @@ if sys.platform != "win32":
 __all__ = ["Connection", "Connections"]
 
 _SPARE_FILES = 64  # reserved of the process's limit: models, collections, the log
-_ARRIVAL_S = 2.0  # time for a request that is still arriving when the server stops
+_ARRIVAL_S = 2.0  # time for a request that is still arriving when the server stops, and for a connection's first
 _LINGER_S = 0.25  # an idle connection is closed only after this time, because its next request may be in transit
 
 
@@ -254,7 +254,8 @@ class Connections:
         """
         now = time.monotonic()
         for connection in list(self._all):
-            if _is_late(connection.idle_since, _LINGER_S, now) and not _has_unparsed(connection):
+            patience = _ARRIVAL_S if connection.cycle is None else _LINGER_S
+            if _is_late(connection.idle_since, patience, now) and not _has_unparsed(connection):
                 connection.transport.close()
             elif seconds > _ARRIVAL_S and connection.waiting_since is not None and not connection.idle_since:
                 connection.give_up(problem("/", 503, "this server is stopping", headers={"retry-after": "1"}))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import signal
@@ -68,6 +69,18 @@ def test_an_interrupt_or_a_second_signal_waits_for_no_load_balancer(start, toy_b
         time.sleep(0.3)
     server.end(signals[-1])
     assert time.monotonic() - began < 10
+
+
+def test_a_new_connection_has_time_to_send_its_first_request(start, toy_bundle):
+    server = start(toy_bundle)
+    connection = http.client.HTTPConnection(server.url.removeprefix("http://"), timeout=10)
+    connection.connect()
+    server.process.send_signal(signal.SIGTERM)
+    time.sleep(0.8)
+    connection.request("GET", "/health/live")
+    assert connection.getresponse().status == 200
+    connection.close()
+    assert server.wait() == 0
 
 
 def test_no_request_is_lost_when_it_stops(start, toy_bundle):
