@@ -38,7 +38,7 @@ def build_student(config: RunConfig) -> SentenceEncoder:
     """
     student = config.student
     if student.source is not None:
-        encoder = _started(config.resolve(student.source), student)
+        encoder = _load(config.resolve(student.source), max_length=student.max_length, pooling=student.pooling)
     else:
         encoder = _new(config, _vocabulary_source(config))
     if student.dropout is not None:
@@ -46,24 +46,21 @@ def build_student(config: RunConfig) -> SentenceEncoder:
     return encoder
 
 
-def _started(source: str, student: StudentConfig) -> SentenceEncoder:
+def _load(source: str, **changes: Any) -> SentenceEncoder:
     """Load a pre-trained model, or the encoder of a bundle, which keeps its pooling and maximum length."""
-    if source.endswith(".onnx"):
-        return from_bundle(source)
-    return from_pretrained(source, max_length=student.max_length, pooling=student.pooling)
+    return from_bundle(source) if source.endswith(".onnx") else from_pretrained(source, **changes)
 
 
 def _new(config: RunConfig, source: str) -> SentenceEncoder:
     student, size = config.student, _shape(config.student)
-    teacher = None if student.start == "random" else _teacher(source)
-    tokenizer = _tokenizer(source, student.max_length) if teacher is None else teacher.tokenizer
+    teacher = None if student.start == "random" else _load(source)
     lengths: dict[str, Any] = {
         "max_length": student.max_length,
         "positions": student.positions,
         "seed": config.seed,
     }
     if teacher is None:
-        encoder = random(tokenizer, size, **lengths)
+        encoder = random(_tokenizer(source, student.max_length), size, **lengths)
     elif student.start == "teacher":
         encoder = from_teacher(teacher, size, **lengths)
     else:
@@ -74,14 +71,10 @@ def _new(config: RunConfig, source: str) -> SentenceEncoder:
     return encoder
 
 
-def _teacher(source: str) -> SentenceEncoder:
-    return from_bundle(source) if source.endswith(".onnx") else SentenceEncoder.load(source)
-
-
 def _tokenizer(source: str, max_length: int) -> Tokenizer:
     if source.endswith(".onnx"):
         return Tokenizer(read_bundle(source).tokenizer_json, max_length)
-    return SentenceEncoder.load(source).tokenizer
+    return _load(source).tokenizer
 
 
 def _shape(student: StudentConfig) -> Size:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import re
-import secrets
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -75,7 +75,7 @@ def reserve(folder: Path, manifest: Manifest) -> Iterator[Path]:
     Raises:
         StorageError: the folder cannot be written.
     """
-    place = folder / f"{_MERGING}-{secrets.token_hex(6)}"
+    place = folder / f"{_MERGING}-{os.urandom(6).hex()}"
     with storage_errors(place):
         place.mkdir()
         with write_lock(place, refusal=CollectionBusyError):
