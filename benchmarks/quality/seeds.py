@@ -1,6 +1,6 @@
 """Variation between seeds: quality of models trained by the same recipe with different seeds.
 
-    python benchmarks/quality/seeds.py --data DIR tiny.onnx tiny-1001.onnx tiny-1002.onnx
+    python benchmarks/quality/seeds.py --data DIR models/static.onnx static-1001.onnx static-1002.onnx
 
 Bundles whose names differ only in their last number are seeds of one model, as for `embedkit evaluate --seeds`.
 All seeds of tiny start from the same mini, so the variation of mini is not part of theirs.

@@ -16,7 +16,7 @@ LEAST_ROUNDS, MOST_ROUNDS = 3, 40  # other work on the machine slows down rounds
 
 
 def processor_seconds(statement: str) -> float:
-    """Return the processor time of a fresh interpreter; other work on the machine changes it little."""
+    """Return the processor time of a fresh interpreter, which other work changes less than elapsed time."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run([sys.executable, "-c", statement], check=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
