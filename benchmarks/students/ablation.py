@@ -2,7 +2,8 @@
 
     python benchmarks/students/ablation.py --data DIR --teacher MODEL --tokenizer MODEL --mini runs/mini-5000
 
-The base is base.toml on the text of recipes/english.toml. Each row is one run of `--steps` steps.
+The base is base.toml on the text of recipes/english.toml. Each row is one run of `--steps` steps. Where a student
+starts from mini, that is a run of recipes/mini.toml with optim.steps=5000 and settings.regression=3.
 Scores are on held-out text and development sets; no test set is read. Results are saved after every run, and a
 later call continues with the missing ones. Writes ablation.json and ablation.md next to this file.
 """
