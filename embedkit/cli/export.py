@@ -81,7 +81,8 @@ def _add_arithmetic(group: argparse._ArgumentGroup) -> None:
         type=Path,
         metavar="TEXTS",
         help="file of a few thousand representative texts (.txt, or a column `text`): the ranges of their "
-        "embeddings are stored in the bundle for int8 and uint8 output; required by --precision int8-static",
+        "embeddings are stored in the bundle for int8 and uint8 output, and biases compensate for rounded "
+        "weights; required by --precision int8-static",
     )
 
 

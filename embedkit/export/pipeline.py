@@ -5,25 +5,28 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Required, TypedDict, Unpack
 
 import numpy as np
+import onnx
 
 from embedkit import __version__
 from embedkit.atomic import atomic_file
 from embedkit.errors import ExportError, GateError
 from embedkit.evaluation.sts import ScoredPairs
+from embedkit.export.biases import add_to_biases, measure_shifts
 from embedkit.export.candidates import Candidate, run_torch
 from embedkit.export.card import Card, find_model_folder, read_card
 from embedkit.export.gates import Gate
 from embedkit.export.graph import build_graph
 from embedkit.export.half import halve
-from embedkit.export.probes import GOLDEN_PAIRS, GOLDEN_TEXTS
+from embedkit.export.inputs import InputStatistics, measure_inputs
+from embedkit.export.probes import GOLDEN_PAIRS, GOLDEN_TEXTS, PROBE_TEXTS
 from embedkit.export.prune import prune_vocabulary
 from embedkit.export.quantize import Int8Arithmetic, largest_weight
-from embedkit.export.static import StaticInt8Products, measure_ranges
+from embedkit.export.static import StaticInt8Products
 from embedkit.export.stored_weights import check_weights
 from embedkit.export.verify import PAIR_THRESHOLDS, THRESHOLDS, Thresholds, verify
 from embedkit.export.word_table import MixedArithmetic, choose_word_table
@@ -50,6 +53,9 @@ PRECISIONS = tuple(THRESHOLDS)
 _WORD_TABLE = {"fp32": "float32", "fp16": "float32", "int8": "int8", "int8-static": "int8"}
 
 _TARGET = {"fp32": "", "fp16": "gpu"}
+
+# Texts over which inputs of products are measured: extremes need more of them than means do.
+_MOST_TEXTS = {"int8": 256, "int8-static": 2000}
 
 # Tolerance on other processors: float32 differs in the last digits of sums, int8
 # where a value is rounded to the other side.
@@ -156,7 +162,9 @@ def export(
         vocabulary: texts; only the vocabulary pieces that they use are kept.
         vocabulary_size: maximum number of pieces to keep for them.
         calibration: representative texts. They determine the ranges of an encoder's ``int8`` and ``uint8``
-            embeddings; ``"int8-static"`` requires them to measure its activations.
+            embeddings; ``"int8-static"`` requires them to measure its activations. An encoder's biases
+            compensate for weights rounded to int8; this is measured on these texts, or else those of the
+            vocabulary, or else English sentences that come with embedkit.
         thresholds: the gates' thresholds; by default those of the precision.
 
     Raises:
@@ -170,14 +178,15 @@ def export(
     words = word_table or _WORD_TABLE.get(precision, "")
     _check_forms(model, precision, target, words, calibration)
     original, model, gates = model, *_prune(model, vocabulary, vocabulary_size)
-    arithmetic = MixedArithmetic(_choose_products(model, precision, target, calibration), choose_word_table(words))
+    inputs = _measure_inputs(model, precision, calibration or vocabulary)
+    arithmetic = MixedArithmetic(_choose_products(precision, target, inputs), choose_word_table(words))
     logger.info("writing the graph of %s, %s", model.name, precision)
-    content = _write(model, arithmetic, precision)
+    content, unrounded = _write(model, arithmetic, precision, inputs)
 
     logger.info("measuring the gates")
     gates = [*gates, *_measure(model, original, content, thresholds, precision, words, dev)]
     if precision.startswith("int8") or (precision == "fp32" and words != "float32"):
-        gates.append(check_weights(build_graph(model, FloatArithmetic()), content))
+        gates.append(check_weights(unrounded, content))
     _require(gates)
 
     manifest = Manifest(
@@ -205,12 +214,21 @@ def export(
     return ExportReport(path, manifest, fingerprint, size_bytes)
 
 
-def _write(model: SentenceEncoder | PairEncoder, arithmetic: Arithmetic, precision: str) -> bytes:
-    graph = build_graph(model, arithmetic)
+def _write(
+    model: SentenceEncoder | PairEncoder,
+    arithmetic: Arithmetic,
+    precision: str,
+    inputs: Mapping[str, InputStatistics],
+) -> tuple[bytes, onnx.ModelProto]:
+    """Return the serialized graph, and the graph of which it is a rounding."""
+    graph, unrounded = build_graph(model, arithmetic), build_graph(model, FloatArithmetic())
+    if isinstance(model, SentenceEncoder):
+        shifts = measure_shifts(unrounded, graph, inputs)
+        for each in (graph, unrounded):
+            add_to_biases(each, shifts)
     if precision == "fp16":
         graph = halve(graph, model.pooling if isinstance(model, SentenceEncoder) else None)
-    content: bytes = graph.SerializeToString()
-    return content
+    return graph.SerializeToString(), unrounded
 
 
 def _describe(model: SentenceEncoder | PairEncoder) -> dict[str, Any]:
@@ -289,12 +307,23 @@ def _check_forms(
         raise ExportError("calibration of a cross-encoder requires int8-static: it has no embeddings to quantize")
 
 
-def _choose_products(
-    model: SentenceEncoder | PairEncoder, precision: str, target: str, calibration: Sequence[str] | None
-) -> Products:
-    if precision == "int8-static" and calibration:
-        logger.info("measuring the ranges of activations")
-        return StaticInt8Products(largest_weight(target), measure_ranges(model, calibration))
+def _measure_inputs(
+    model: SentenceEncoder | PairEncoder, precision: str, texts: Sequence[str] | None
+) -> dict[str, InputStatistics]:
+    """Return statistics of the inputs of products that need them, over evenly spaced texts."""
+    if not (precision == "int8-static" or (precision == "int8" and isinstance(model, SentenceEncoder))):
+        return {}
+    logger.info("measuring the inputs of products")
+    texts = texts or PROBE_TEXTS
+    most = _MOST_TEXTS[precision]
+    return measure_inputs(
+        model, [texts[row * len(texts) // most] for row in range(most)] if len(texts) > most else texts
+    )
+
+
+def _choose_products(precision: str, target: str, inputs: Mapping[str, InputStatistics]) -> Products:
+    if precision == "int8-static":
+        return StaticInt8Products(largest_weight(target), inputs)
     return Int8Arithmetic(largest_weight(target)) if precision == "int8" else FloatArithmetic()
 
 

@@ -19,7 +19,7 @@ from embedkit.export.gates import Gate, rounded
 from embedkit.modeling.int4 import INT4_ERROR
 from embedkit.protocols import FloatArray
 
-__all__ = ["check_weights"]
+__all__ = ["check_weights", "read_arrays", "read_int8"]
 
 # Half a step, or the effect of clipping, plus the rounding of scales to float32 or float16.
 _LIMITS = {"float32": 0.0, "int8": 0.51, "int4": INT4_ERROR + 0.01}
@@ -35,7 +35,7 @@ def check_weights(model: onnx.ModelProto, content: bytes) -> Gate:
         model: the graph in float32.
         content: the serialized graph to be shipped.
     """
-    wanted, stored = _arrays(model), _arrays(onnx.load_from_string(content))
+    wanted, stored = read_arrays(model), read_arrays(onnx.load_from_string(content))
     errors = list(_measure(wanted, stored))
     largest = {form: max([0.0, *(error for kind, error in errors if kind == form)]) for form in _LIMITS}
     return Gate(
@@ -49,7 +49,8 @@ def check_weights(model: onnx.ModelProto, content: bytes) -> Gate:
     )
 
 
-def _arrays(model: onnx.ModelProto) -> Arrays:
+def read_arrays(model: onnx.ModelProto) -> Arrays:
+    """Return the constants of a graph."""
     return {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
 
 
@@ -57,7 +58,7 @@ def _measure(wanted: Arrays, stored: Arrays) -> Iterator[tuple[str, float]]:
     """Yield the format of each tensor and the maximum error of its values, in steps of that format."""
     for name, weight in wanted.items():
         if f"{name}_int8" in stored:
-            yield "int8", _error(weight, *_read_int8(name, stored))
+            yield "int8", _error(weight, *read_int8(name, stored))
         elif f"{name}_int4" in stored:
             yield "int4", _error(weight, *_read_int4(name, stored))
         else:
@@ -71,8 +72,8 @@ def _error(weight: FloatArray, restored: Doubles, step: Doubles) -> float:
     return float(np.nan_to_num(np.abs(restored - weight) / np.abs(step), nan=np.inf).max())
 
 
-def _read_int8(name: str, stored: Arrays) -> tuple[Doubles, Doubles]:
-    """Return the effective weights and the size of their steps."""
+def read_int8(name: str, stored: Arrays) -> tuple[Doubles, Doubles]:
+    """Return the effective weights ``(I, O)`` and the size of their steps."""
     step = stored[f"{name}_scale"].astype(np.float64)
     factors = stored.get(f"{name.removesuffix('.weight')}.factors")  # for inputs with fixed scales
     step = step if factors is None else step * factors[:, None]
@@ -80,7 +81,7 @@ def _read_int8(name: str, stored: Arrays) -> tuple[Doubles, Doubles]:
 
 
 def _read_int4(name: str, stored: Arrays) -> tuple[Doubles, Doubles]:
-    """As :func:`_read_int8`, for rows whose halves share bytes and whose blocks have scales ``(V, blocks, 1)``."""
+    """As :func:`read_int8`, for rows whose halves share bytes and whose blocks have scales ``(V, blocks, 1)``."""
     packed = stored[f"{name}_int4"]
     integers = np.hstack([packed & 15, packed >> 4]).astype(np.float64) - 8
     scales = stored[f"{name}_scale"].astype(np.float64)[..., 0]

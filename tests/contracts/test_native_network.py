@@ -22,9 +22,10 @@ from transformers import BertConfig, BertModel
 from embedkit.cli.main import main
 from embedkit.errors import InputError, ModelError, ProviderError
 from embedkit.export.graph import build_graph
+from embedkit.export.inputs import measure_inputs
 from embedkit.export.pipeline import export
 from embedkit.export.quantize import Int8Arithmetic
-from embedkit.export.static import StaticInt8Products, measure_ranges
+from embedkit.export.static import StaticInt8Products
 from embedkit.export.word_table import WORD_TABLES, MixedArithmetic
 from embedkit.export.writer import FloatArithmetic
 from embedkit.modeling.encoder import SentenceEncoder
@@ -103,7 +104,7 @@ def tokens() -> Tokens:
 def write(encoder: SentenceEncoder, products: str = "fp32", words: str = "float32", *, levels: int = 127) -> bytes:
     made: dict[str, Any] = {"fp32": FloatArithmetic(), "int8": Int8Arithmetic(levels)}
     if products == "int8-static":
-        made[products] = StaticInt8Products(levels, measure_ranges(encoder, TEXTS))
+        made[products] = StaticInt8Products(levels, measure_inputs(encoder, TEXTS))
     content: bytes = build_graph(encoder, MixedArithmetic(made[products], WORD_TABLES[words])).SerializeToString()
     return content
 

@@ -15,9 +15,10 @@ from transformers import BertConfig, BertForSequenceClassification, RobertaConfi
 
 from embedkit.errors import ModelError, ProviderError
 from embedkit.export.graph import build_graph
+from embedkit.export.inputs import measure_inputs
 from embedkit.export.pipeline import export
 from embedkit.export.quantize import Int8Arithmetic
-from embedkit.export.static import StaticInt8Products, measure_ranges
+from embedkit.export.static import StaticInt8Products
 from embedkit.export.word_table import WORD_TABLES, MixedArithmetic
 from embedkit.export.writer import FloatArithmetic
 from embedkit.modeling.cross_encoder import PairEncoder
@@ -91,7 +92,7 @@ def tokens() -> Tokens:
 def write(model: PairEncoder, products: str = "fp32", words: str = "float32") -> bytes:
     made: dict[str, Any] = {"fp32": FloatArithmetic(), "int8": Int8Arithmetic(127)}
     if products == "int8-static":
-        made[products] = StaticInt8Products(127, measure_ranges(model, [text for pair in PAIRS for text in pair]))
+        made[products] = StaticInt8Products(127, measure_inputs(model, [text for pair in PAIRS for text in pair]))
     content: bytes = build_graph(model, MixedArithmetic(made[products], WORD_TABLES[words])).SerializeToString()
     return content
 

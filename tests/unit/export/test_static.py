@@ -8,10 +8,11 @@ from embedkit.errors import ExportError, GateError
 from embedkit.export import static
 from embedkit.export.candidates import Candidate
 from embedkit.export.graph import build_graph
+from embedkit.export.inputs import InputStatistics, measure_inputs
 from embedkit.export.pipeline import export
 from embedkit.export.probes import PROBE_TEXTS
 from embedkit.export.quantize import Int8Arithmetic, quantize
-from embedkit.export.static import InputRange, StaticInt8Products, measure_ranges
+from embedkit.export.static import StaticInt8Products
 from embedkit.export.verify import PAIR_THRESHOLDS
 from embedkit.export.word_table import WORD_TABLES, MixedArithmetic
 from embedkit.export.writer import GraphWriter
@@ -28,11 +29,11 @@ def encoder(make_encoder):
 
 
 def static_graph(encoder, texts=PROBE_TEXTS):
-    arithmetic = MixedArithmetic(StaticInt8Products(64, measure_ranges(encoder, texts)), WORD_TABLES["int8"])
+    arithmetic = MixedArithmetic(StaticInt8Products(64, measure_inputs(encoder, texts)), WORD_TABLES["int8"])
     return build_graph(encoder, arithmetic)
 
 
-def test_ranges_equal_those_of_torch(encoder):
+def test_measured_inputs_equal_those_of_torch(encoder):
     seen = {}
 
     def remember(name):
@@ -49,16 +50,18 @@ def test_ranges_equal_those_of_torch(encoder):
         )
     encoder.head.linear.register_forward_hook(remember("head.linear"))
 
-    ranges = measure_ranges(encoder, TEXTS)
+    measured = measure_inputs(encoder, TEXTS)
 
     reference = TorchEncoder(encoder)
     for text in TEXTS:
         reference.encode([text])
-    assert ranges.keys() == seen.keys()
-    for name, found in ranges.items():
+    assert measured.keys() == seen.keys()
+    for name, found in measured.items():
         rows = np.concatenate(seen[name])
         np.testing.assert_allclose(found.least, np.minimum(rows.min(axis=0), 0), atol=1e-5)
         np.testing.assert_allclose(found.largest, np.maximum(rows.max(axis=0), 0), atol=1e-5)
+        mean = np.mean([rows.mean(axis=0) for rows in seen[name]], axis=0)
+        np.testing.assert_allclose(found.mean, mean, atol=1e-5)
         power = np.mean([(rows**2).mean(axis=0) for rows in seen[name]], axis=0)
         np.testing.assert_allclose(found.power, power, rtol=1e-4, atol=1e-6)
 
@@ -73,7 +76,8 @@ def round_off(rounding, rows, weight, largest=64):
 
 def seen_in(rows):
     least, largest = np.minimum(rows.min(axis=0), 0), np.maximum(rows.max(axis=0), 0)
-    return InputRange(*(each.astype(np.float32) for each in (least, largest, (rows**2).mean(axis=0))))
+    statistics = (least, largest, rows.mean(axis=0), (rows**2).mean(axis=0))
+    return InputStatistics(*(each.astype(np.float32) for each in statistics))
 
 
 def random_rows(seed=0, width=32):
@@ -199,13 +203,11 @@ def test_scales_of_a_batch_miss_the_gate(encoder, tmp_path, monkeypatch):
 
 
 def test_ranges_much_too_small_are_found(encoder, tmp_path, monkeypatch):
-    measured = static.measure_ranges(encoder, PROBE_TEXTS)
-    monkeypatch.setattr(
-        "embedkit.export.pipeline.measure_ranges",
-        lambda *_: {
-            name: InputRange(seen.least / 20, seen.largest / 20, seen.power) for name, seen in measured.items()
-        },
-    )
+    measured = {
+        name: dataclasses.replace(seen, least=seen.least / 20, largest=seen.largest / 20)
+        for name, seen in measure_inputs(encoder, PROBE_TEXTS).items()
+    }
+    monkeypatch.setattr("embedkit.export.pipeline.measure_inputs", lambda *_: measured)
 
     with pytest.raises(GateError, match="parity"):
         export(encoder, tmp_path / "toy.onnx", precision="int8-static", calibration=PROBE_TEXTS)
@@ -223,4 +225,4 @@ def test_a_cross_encoder_has_nothing_else_to_calibrate(make_pair_encoder, tmp_pa
 
 def test_no_texts_give_no_ranges(encoder):
     with pytest.raises(ExportError, match="without texts"):
-        measure_ranges(encoder, [])
+        measure_inputs(encoder, [])

@@ -4,9 +4,10 @@ import pytest
 from onnx import numpy_helper
 
 from embedkit.export.graph import build_graph
+from embedkit.export.inputs import measure_inputs
 from embedkit.export.probes import PROBE_TEXTS
 from embedkit.export.quantize import Int8Arithmetic
-from embedkit.export.static import StaticInt8Products, measure_ranges
+from embedkit.export.static import StaticInt8Products
 from embedkit.export.stored_weights import check_weights
 from embedkit.export.verify import THRESHOLDS, verify
 from embedkit.export.word_table import WORD_TABLES, MixedArithmetic
@@ -34,7 +35,7 @@ def arithmetic(request):
     return lambda encoder: (
         Int8Arithmetic(64)
         if request.param == "dynamic"
-        else StaticInt8Products(64, measure_ranges(encoder, PROBE_TEXTS))
+        else StaticInt8Products(64, measure_inputs(encoder, PROBE_TEXTS))
     )
 
 

@@ -22,8 +22,9 @@ from embedkit.errors import BundleIntegrityError
 from embedkit.export import bert
 from embedkit.export.graph import build_graph
 from embedkit.export.half import halve
+from embedkit.export.inputs import measure_inputs
 from embedkit.export.quantize import Int8Arithmetic
-from embedkit.export.static import StaticInt8Products, measure_ranges
+from embedkit.export.static import StaticInt8Products
 from embedkit.export.word_table import WORD_TABLES, MixedArithmetic
 from embedkit.export.writer import OPSET, FloatArithmetic
 from embedkit.modeling.cross_encoder import PairEncoder
@@ -108,7 +109,7 @@ def write(
 ) -> onnx.ModelProto:
     made = {"fp32": FloatArithmetic(), "int8": Int8Arithmetic(64)}
     if products == "int8-static":
-        made[products] = StaticInt8Products(64, measure_ranges(encoder, TEXTS))  # type: ignore[assignment]
+        made[products] = StaticInt8Products(64, measure_inputs(encoder, TEXTS))  # type: ignore[assignment]
     return build_graph(encoder, MixedArithmetic(made[products], WORD_TABLES[words]))
 
 
