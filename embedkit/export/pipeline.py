@@ -181,11 +181,13 @@ def export(
     inputs = _measure_inputs(model, precision, calibration or vocabulary)
     arithmetic = MixedArithmetic(_choose_products(precision, target, inputs), choose_word_table(words))
     logger.info("writing the graph of %s, %s", model.name, precision)
-    content, unrounded = _write(model, arithmetic, precision, inputs)
+    is_rounded = precision.startswith("int8") or (precision == "fp32" and words != "float32")
+    unrounded = build_graph(model, FloatArithmetic()) if is_rounded else None
+    content = _write(model, arithmetic, precision, unrounded, inputs)
 
     logger.info("measuring the gates")
     gates = [*gates, *_measure(model, original, content, thresholds, precision, words, dev)]
-    if precision.startswith("int8") or (precision == "fp32" and words != "float32"):
+    if unrounded is not None:
         gates.append(check_weights(unrounded, content))
     _require(gates)
 
@@ -218,17 +220,19 @@ def _write(
     model: SentenceEncoder | PairEncoder,
     arithmetic: Arithmetic,
     precision: str,
+    unrounded: onnx.ModelProto | None,
     inputs: Mapping[str, InputStatistics],
-) -> tuple[bytes, onnx.ModelProto]:
-    """Return the serialized graph, and the graph of which it is a rounding."""
-    graph, unrounded = build_graph(model, arithmetic), build_graph(model, FloatArithmetic())
-    if isinstance(model, SentenceEncoder):
+) -> bytes:
+    """Return the serialized graph; an encoder's biases compensate for its rounding, in ``unrounded``, too."""
+    graph = build_graph(model, arithmetic)
+    if unrounded is not None and isinstance(model, SentenceEncoder):
         shifts = measure_shifts(unrounded, graph, inputs)
         for each in (graph, unrounded):
             add_to_biases(each, shifts)
     if precision == "fp16":
         graph = halve(graph, model.pooling if isinstance(model, SentenceEncoder) else None)
-    return graph.SerializeToString(), unrounded
+    content: bytes = graph.SerializeToString()
+    return content
 
 
 def _describe(model: SentenceEncoder | PairEncoder) -> dict[str, Any]:
