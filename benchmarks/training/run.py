@@ -44,7 +44,7 @@ from embedkit.training.method import Batch, Learner
 from embedkit.training.methods import METHODS
 from embedkit.training.methods.trans_encoder import CrossToEncoder, EncoderToCross
 from embedkit.training.optim import OptimConfig, build_optimizer
-from embedkit.training.word_gradients import by_rows, fill_gradients
+from embedkit.training.word_gradients import DenseGradients, by_rows
 
 HERE = Path(__file__).parent
 BUNDLE = "tiny-sct"
@@ -177,13 +177,14 @@ class Stepper:
         self.method, self.amp = method, amp
         self.optim = OptimConfig()
         self.optimizer = build_optimizer(method, self.optim)
+        self.gradients = DenseGradients(method)
 
     def step(self, batch: Batch) -> None:
         """Run one training step."""
         with self.autocast():
             output = self.method(batch)
         output.loss.backward()
-        fill_gradients(self.method)
+        self.gradients.fill()
         nn.utils.clip_grad_norm_(self.method.parameters(), self.optim.clip)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)

@@ -27,7 +27,7 @@ from embedkit.training.method import Batch, Learner, StepOutput
 from embedkit.training.optim import OptimConfig, build_optimizer, schedule
 from embedkit.training.rounded_words import round_tables, rounded_words
 from embedkit.training.run_folder import RunFolder
-from embedkit.training.word_gradients import by_rows, fill_gradients
+from embedkit.training.word_gradients import DenseGradients, by_rows
 
 __all__ = ["LoopConfig", "Scores", "train"]
 
@@ -126,6 +126,7 @@ class _Run:
         if config.optim.compile:
             compile_encoders(method, self.device)
         self.optimizer = build_optimizer(method, config.optim)
+        self.gradients = DenseGradients(method)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.optim.amp == "fp16")
         self.state = TrainState()
         self.steps_per_epoch, self.total = total_steps(
@@ -183,7 +184,7 @@ class _Run:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         outputs = [self._backward(next(stream)) for _ in range(self.optim.accumulate)]
-        fill_gradients(self.method)
+        self.gradients.fill()
         processes.average_gradients(self.method)
         self.scaler.unscale_(self.optimizer)
         torch.nn.utils.clip_grad_norm_(self.method.parameters(), self.optim.clip)

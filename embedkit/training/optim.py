@@ -143,7 +143,8 @@ def _orthogonal(matrix: Tensor) -> Tensor:
     turned = turned / turned.norm().clamp(min=1e-7)
     for _ in range(_NEWTON_SCHULZ_STEPS):
         gram = turned @ turned.T
-        turned = first * turned + (second * gram + third * gram @ gram) @ turned
+        polynomial = torch.addmm(gram, gram, gram, beta=second, alpha=third)
+        turned = torch.addmm(turned, polynomial, turned, beta=first)
     return turned.T if tall else turned
 
 

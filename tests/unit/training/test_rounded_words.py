@@ -21,7 +21,7 @@ from embedkit.training.optim import OptimConfig
 from embedkit.training.rounded_words import round_tables, rounded_words
 from embedkit.training.run_folder import RunFolder
 from embedkit.training.views import ViewsConfig
-from embedkit.training.word_gradients import by_rows, fill_gradients, word_tables
+from embedkit.training.word_gradients import DenseGradients, by_rows, word_tables
 
 TEXTS = ["the cat", "the cat will sleep the day", "a good dog", "the sea the sea", "an old king in the garden"]
 
@@ -61,7 +61,7 @@ def test_gradients_reach_the_tables_as_if_they_were_stored_so(encoder, stored):
     loss(stored).backward()
     with by_rows(encoder), rounded_words(encoder):
         loss(encoder).backward()
-    fill_gradients(encoder)
+    DenseGradients(encoder).fill()
 
     for (name, parameter), other in zip(encoder.named_parameters(), stored.parameters(), strict=True):
         if other.grad is not None:

@@ -16,7 +16,7 @@ from embedkit.training.methods.simcse import SimCSE, SimCSEConfig
 from embedkit.training.optim import OptimConfig
 from embedkit.training.run_folder import RunFolder
 from embedkit.training.views import ViewsConfig
-from embedkit.training.word_gradients import by_rows, fill_gradients
+from embedkit.training.word_gradients import DenseGradients, by_rows
 
 TEXTS = ["the cat", "the cat will sleep the day", "a good dog", "the sea the sea", "an old king in the garden"]
 
@@ -52,7 +52,7 @@ def test_gradients_are_those_of_the_whole_table(encoder, backward):
     with by_rows(encoder):
         backward()
         assert table(encoder).weight.grad.is_sparse
-    fill_gradients(encoder)
+    DenseGradients(encoder).fill()
 
     for name, parameter in encoder.named_parameters():
         assert not parameter.grad.is_sparse
@@ -67,8 +67,24 @@ def test_gradients_of_several_passes_add_up(encoder, backward, monkeypatch):
         backward()
         monkeypatch.setattr(encoder, "zero_grad", lambda: None)
         backward()
-    fill_gradients(encoder)
+    DenseGradients(encoder).fill()
     torch.testing.assert_close(table(encoder).weight.grad, 2 * once)
+
+
+def test_gradients_of_an_earlier_step_are_overwritten(encoder, backward):
+    backward()
+    expected = table(encoder).weight.grad
+    dense = DenseGradients(encoder)
+    with by_rows(encoder):
+        backward()
+        dense.fill()
+        memory = table(encoder).weight.grad.fill_(torch.nan)  # as after an overflow in float16
+        encoder.zero_grad(set_to_none=True)
+        backward()
+        dense.fill()
+
+    torch.testing.assert_close(table(encoder).weight.grad, expected)
+    assert table(encoder).weight.grad.data_ptr() == memory.data_ptr()
 
 
 def test_tables_are_restored_whatever_happens(encoder):
