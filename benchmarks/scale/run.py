@@ -32,8 +32,8 @@ from embedkit.serving.retrieval.index_kinds import INDEX_KINDS, index_class
 HERE = Path(__file__).parent
 DIMENSION = 384
 ENCODE_SETTINGS = ("titles", "mixed")
-TEACHERS = ("minilm-l6 int8", "bert-base int8")
-TEACHER_WORDS = "24 words"
+LATENCY_MODELS = ("tiny int8 with int4 words", "minilm-l6 int8", "bert-base int8")
+LATENCY_WORDS = "24 words"
 SHARD_ROWS = 4096
 
 
@@ -49,7 +49,7 @@ def main() -> None:
         "dimension": DIMENSION,
         "index_bytes": index_bytes(arguments.rows),
         "shard_bytes": shard_bytes(),
-        "speeds": [*encode_speeds(), *teacher_speeds()],
+        "speeds": [*encode_speeds(), *latency_speeds()],
     }
     (HERE / "results.json").write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
     (HERE / "results.md").write_text(page(results, [int(count) for count in arguments.texts]), encoding="utf-8")
@@ -98,19 +98,19 @@ def encode_speeds() -> list[dict[str, Any]]:
     ]
 
 
-def teacher_speeds() -> list[dict[str, Any]]:
-    """Return the same for larger models, with the largest batches on one thread."""
+def latency_speeds() -> list[dict[str, Any]]:
+    """Return the same for several models, with the largest batches on one thread."""
     reports = json.loads((HERE.parent / "latency" / "results.json").read_text(encoding="utf-8"))["reports"]
     single = next(report for report in reports if report["threads"] == 1)
     speeds = []
-    for label in ("tiny-sct int8", *TEACHERS):
+    for label in LATENCY_MODELS:
         model = next(model for model in single["models"] if model["label"] == label)
-        cells = [cell for cell in model["cells"] if cell["texts"] == TEACHER_WORDS]
+        cells = [cell for cell in model["cells"] if cell["texts"] == LATENCY_WORDS]
         largest = max(cells, key=lambda cell: cell["batch"])
         speeds.append(
             {
                 "model": label,
-                "texts": TEACHER_WORDS,
+                "texts": LATENCY_WORDS,
                 "per_processor": largest["texts_per_second"],
                 "source": f"benchmarks/latency, batches of {largest['batch']}, 1 thread",
             }
