@@ -45,8 +45,7 @@ def word_tables(module: nn.Module) -> list[nn.Embedding]:
 class DenseGradients:
     """Dense gradients of word tables, as required by clipping, process groups and the optimizer.
 
-    Their memory is kept from step to step: allocating it again would take up to a tenth of a
-    small network's step.
+    Their memory is kept from step to step, because newly allocated memory is slow to fill.
 
     Args:
         module: the module whose tables may have sparse gradients.
