@@ -33,6 +33,7 @@ _FLAGS = {
     "student": "student.source",
     "start": "student.start",
     "layers": "student.layers",
+    "layer_repeats": "student.layer_repeats",
     "hidden": "student.hidden",
     "inner": "student.inner",
     "memory": "student.memory",
@@ -49,6 +50,7 @@ _MEASURES = {"dev_spearman": "development Spearman", "held_out_cosine": "cosine 
 # Flags for a student's shape, with their help.
 _SHAPE = {
     "layers": "number of transformer layers, overriding the size; 0: a static encoder",
+    "layer_repeats": "applications of each layer in succession, with the same weights; default: 1",
     "hidden": "hidden width, overriding the size",
     "inner": "width of the feed-forward blocks; default: 4 x hidden",
     "memory": "width of a word memory beside the transformer; default: none",
@@ -89,7 +91,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--student", help="pre-trained model to start from, folder or hub id")
     parser.add_argument("--start", help="initialisation: teacher (its words), layers (of the teacher) or random")
     for flag, what in _SHAPE.items():
-        parser.add_argument(f"--{flag}", type=int, help=what)
+        parser.add_argument(f"--{flag.replace('_', '-')}", type=int, help=what)
     parser.add_argument(
         "--tokenizer", help="model that provides the student's tokenizer, words and layers; default: the teacher"
     )

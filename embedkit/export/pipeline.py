@@ -26,6 +26,7 @@ from embedkit.export.inputs import InputStatistics, measure_inputs
 from embedkit.export.probes import GOLDEN_PAIRS, GOLDEN_TEXTS, PROBE_TEXTS
 from embedkit.export.prune import prune_vocabulary
 from embedkit.export.quantize import Int8Arithmetic, largest_weight
+from embedkit.export.shared_constants import find_twins, merge_twins
 from embedkit.export.static import StaticInt8Products
 from embedkit.export.stored_weights import check_weights
 from embedkit.export.verify import PAIR_THRESHOLDS, THRESHOLDS, Thresholds, verify
@@ -223,12 +224,18 @@ def _write(
     unrounded: onnx.ModelProto | None,
     inputs: Mapping[str, InputStatistics],
 ) -> bytes:
-    """Return the serialized graph; an encoder's biases compensate for its rounding, in ``unrounded``, too."""
+    """Return the serialized graph, with shared weights stored once; ``unrounded`` is changed likewise.
+
+    An encoder's biases compensate for its rounding.
+    """
     graph = build_graph(model, arithmetic)
     if unrounded is not None and isinstance(model, SentenceEncoder):
         shifts = measure_shifts(unrounded, graph, inputs)
         for each in (graph, unrounded):
             add_to_biases(each, shifts)
+    twins = find_twins(unrounded or graph)
+    for each in filter(None, (graph, unrounded)):
+        merge_twins(each, twins)
     if precision == "fp16":
         graph = halve(graph, model.pooling if isinstance(model, SentenceEncoder) else None)
     content: bytes = graph.SerializeToString()

@@ -27,6 +27,7 @@ from embedkit.modeling.pretrained import (
     model_name,
 )
 from embedkit.modeling.quiet import quiet_transformers
+from embedkit.modeling.shared_layers import separate
 from embedkit.modeling.vocabulary import load_tokenizer, write_tokenizer
 from embedkit.runtime.layout import POOLINGS, Layout, read_layout
 from embedkit.runtime.tokenization import Tokenizer
@@ -174,7 +175,7 @@ class SentenceEncoder(nn.Module):
     def write(self, folder: Path) -> None:
         """Write the same files into an existing folder."""
         with quiet_transformers():
-            self.backbone.save_pretrained(folder)
+            self.backbone.save_pretrained(folder, state_dict=separate(self.backbone.state_dict()))
         write_tokenizer(folder, self.tokenizer)
         written = write_layout(
             folder,

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from embedkit.atomic import atomic_file
 from embedkit.errors import CheckpointError
+from embedkit.modeling.shared_layers import separate
 from embedkit.training.optim import AdamW
 
 __all__ = ["TrainState", "load_checkpoint", "save_checkpoint"]
@@ -63,7 +64,7 @@ def save_checkpoint(
     tensors["random/cpu"] = torch.get_rng_state()
     if torch.cuda.is_available():
         tensors["random/cuda"] = torch.cuda.get_rng_state()
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    tensors = separate({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
     metadata = {
         "format": _FORMAT,
         "state": json.dumps(dataclasses.asdict(state)),

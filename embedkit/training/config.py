@@ -18,7 +18,7 @@ from embedkit.training.views import ViewsConfig
 __all__ = ["DevConfig", "RunConfig", "StudentConfig"]
 
 _STARTS = {"teacher": "{}'s words", "layers": "{}'s layers", "random": "random weights"}
-_SHAPE = ("layers", "hidden", "inner", "heads", "memory")
+_SHAPE = ("layers", "layer_repeats", "hidden", "inner", "heads", "memory")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -29,6 +29,9 @@ class StudentConfig:
     source: str | None = setting(None, "a pre-trained model to start from (folder or hub id); overrides size")
     layers: int | None = setting(
         None, "transformer layers; default: the size's; 0: a static encoder, which averages its words", minimum=0
+    )
+    layer_repeats: int | None = setting(
+        None, "applications of each layer in succession, with the same weights; default: 1", minimum=1
     )
     hidden: int | None = setting(None, "width of a token's state; default: the size's", minimum=2)
     inner: int | None = setting(None, "width inside the feed-forward blocks; default: 4 x hidden", minimum=1)
@@ -64,7 +67,8 @@ class StudentConfig:
         """What the student starts from, as shown in model cards."""
         if self.source is not None:
             return self.source
-        shape = [f"{name} {value}" for name in _SHAPE if (value := getattr(self, name)) is not None]
+        given = ((name.replace("_", " "), getattr(self, name)) for name in _SHAPE)
+        shape = [f"{name} {value}" for name, value in given if value is not None]
         return f"{', '.join(shape) or self.size}, started from {_STARTS[self.start].format(self._origin)}"
 
     @property
@@ -79,6 +83,8 @@ class StudentConfig:
         shape = [name for name in _SHAPE if getattr(self, name) is not None]
         if self.source is not None and shape:
             raise ConfigError(f"{', '.join(shape)}: not allowed with student.source, which determines the shape")
+        if self.layers == 0 and self.layer_repeats is not None:
+            raise ConfigError("layer_repeats requires layers")
         if self.teacher_layers and self.start != "layers":
             raise ConfigError('teacher_layers requires start = "layers"')
         if self.positions is not None and self.positions < self.max_length:

@@ -13,6 +13,7 @@ from embedkit.errors import ConfigError
 from embedkit.modeling.bundles import from_bundle
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.initialisation import from_pretrained, from_teacher, random, remember_words
+from embedkit.modeling.shared_layers import repeat_layers
 from embedkit.modeling.sizes import SIZES, Size
 from embedkit.modeling.teacher_layers import from_layers
 from embedkit.runtime.bundle import read_bundle
@@ -66,6 +67,7 @@ def _new(config: RunConfig, source: str) -> SentenceEncoder:
     else:
         encoder = from_layers(teacher, size, _sample(config), layers=student.teacher_layers or None, **lengths)
     encoder.pooling = student.pooling
+    repeat_layers(encoder.backbone, student.layer_repeats or 1)
     if student.memory is not None:
         remember_words(encoder, teacher, student.memory, seed=config.seed)
     return encoder

@@ -2,6 +2,7 @@ import dataclasses
 import json
 
 import numpy as np
+import onnx
 import pytest
 import torch
 
@@ -13,6 +14,7 @@ from embedkit.export.card import Card
 from embedkit.export.pipeline import export, export_source
 from embedkit.export.probes import GOLDEN_PAIRS, GOLDEN_TEXTS, PROBE_PAIRS, PROBE_TEXTS
 from embedkit.export.verify import PAIR_THRESHOLDS, THRESHOLDS
+from embedkit.modeling.shared_layers import repeat_layers
 from embedkit.modeling.torch_cross_encoder import TorchCrossEncoder
 from embedkit.modeling.torch_encoder import TorchEncoder
 from embedkit.runtime.bundle import read_bundle
@@ -55,6 +57,27 @@ def test_the_manifest_describes_the_model(encoder, tmp_path):
     assert manifest.created_by == f"embedkit {__version__}"
     assert set(manifest.gates) == {"parity", "operators", "agreement", "batch_invariance", "size", "weights"}
     assert manifest.gates["parity"]["smallest_cosine"] > 0.95
+
+
+@pytest.mark.parametrize(
+    ("precision", "tolerance"), [("fp32", 1e-5), ("fp16", 1e-2), ("int8", 0.1), ("int8-static", 0.1)]
+)
+def test_repeated_layers_are_stored_once(make_encoder, tmp_path, precision, tolerance):
+    encoder = make_encoder(head=16, initializer_range=0.1)
+    repeat_layers(encoder.backbone, 3)
+
+    target = "gpu" if precision == "fp16" else "cpu-avx2"
+    export(encoder, tmp_path / "toy.onnx", precision=precision, target=target, calibration=PROBE_TEXTS)
+
+    graph = onnx.load(tmp_path / "toy.onnx").graph
+    matrices = [tensor for tensor in graph.initializer if len(tensor.dims) == 2 and "layer" in tensor.name]
+    assert sum(node.op_type == "Gelu" for node in graph.node) == 6
+    if precision != "int8-static":  # which rounds weights for the inputs of each application
+        assert len(matrices) == 8
+    wanted = TorchEncoder(encoder).encode(PROBE_TEXTS)
+    for providers in (None, ["CPUExecutionProvider"]):
+        found = Encoder.load(tmp_path / "toy.onnx", providers=providers).encode(PROBE_TEXTS)
+        np.testing.assert_allclose(found, wanted, atol=tolerance)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "int8"])

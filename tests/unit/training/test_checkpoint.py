@@ -71,6 +71,16 @@ def test_everything_is_restored_and_training_continues_the_same(tmp_path, algori
     assert parts.everything() == other.everything()
 
 
+def test_shared_weights_are_restored(tmp_path):
+    parts, other = Parts(5), Parts(6)
+    for each in (parts, other):
+        each.module.append(each.module[0])
+    parts.save(tmp_path / "last.safetensors")
+    other.load(tmp_path / "last.safetensors")
+    assert parts.everything() == other.everything()
+    assert other.module[0] is other.module[2]
+
+
 def test_loading_changes_nothing_on_disk(saved):
     parts, path = saved
     before = path.read_bytes()

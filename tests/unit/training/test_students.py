@@ -150,6 +150,18 @@ def test_a_memory_starts_from_the_teacher_s_words_unless_the_student_is_random(t
     assert known.rows.weight.abs().max() > 0 == blind.rows.weight.abs().max()
 
 
+def test_repeated_layers_share_their_weights(teacher):
+    once, twice = (
+        build_student(config(teacher, layers=2, layer_repeats=repeats, dropout=0.0)) for repeats in (None, 2)
+    )
+    assert twice.config.num_hidden_layers == 4
+    assert len(list(twice.parameters())) == len(list(once.parameters()))
+    ids, mask = torch.tensor([[2, 7, 8, 3]]), torch.ones(1, 4, dtype=torch.int64)
+    layers = once.backbone.encoder.layer
+    once.backbone.encoder.layer = torch.nn.ModuleList([layers[0], layers[0], layers[1], layers[1]])
+    torch.testing.assert_close(twice(ids, mask), once(ids, mask))
+
+
 def test_free_shapes_have_heads_as_wide_as_their_size(teacher):
     student = build_student(config(teacher, start="random", layers=1, hidden=192, inner=100))
     assert (student.hidden, student.config.num_attention_heads, student.config.intermediate_size) == (192, 3, 100)
@@ -167,9 +179,16 @@ def test_heads_that_do_not_divide_are_refused(teacher):
         build_student(config(teacher, heads=5))
 
 
-@pytest.mark.parametrize("settings", [{"source": "x", "memory": 8}, {"start": "teacher", "teacher_layers": (1,)}])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"source": "x", "memory": 8},
+        {"start": "teacher", "teacher_layers": (1,)},
+        {"layers": 0, "layer_repeats": 2},
+    ],
+)
 def test_settings_that_would_change_nothing_are_refused(settings):
-    with pytest.raises(ConfigError, match=r"not allowed with student.source|requires start"):
+    with pytest.raises(ConfigError, match=r"not allowed with student.source|requires start|requires layers"):
         StudentConfig(**settings)
 
 
@@ -181,6 +200,7 @@ def test_settings_that_would_change_nothing_are_refused(settings):
         ({"start": "layers", "tokenizer": "runs/mini/model"}, "tiny, started from mini's layers"),
         ({"start": "layers", "tokenizer": "models/mini.onnx"}, "tiny, started from mini's layers"),
         ({"tokenizer": "org/bert"}, "tiny, started from bert's words"),
+        ({"layers": 1, "layer_repeats": 2}, "layers 1, layer repeats 2, started from its teacher's words"),
         ({"source": "org/bert"}, "org/bert"),
     ],
 )

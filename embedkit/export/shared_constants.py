@@ -1,0 +1,56 @@
+"""Weights that several layers of a graph share, stored once.
+
+A network whose layers are applied repeatedly is written layer by layer, so that every product has its own name,
+and a bias that compensates for its own inputs. The weights are merged afterwards.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+
+import onnx
+from onnx import numpy_helper
+
+__all__ = ["find_twins", "merge_twins"]
+
+_PARTS = ("", "_int8", "_scale", "_zero")  # what the names of a weight's stored parts append to its own
+
+
+def find_twins(graph: onnx.ModelProto) -> dict[str, str]:
+    """Return the equal matrices of a graph: name -> name of the first one that is equal."""
+    first: dict[bytes, str] = {}
+    twins = {}
+    for tensor in graph.graph.initializer:
+        if len(tensor.dims) == 2:
+            kept = first.setdefault(_digest(tensor), tensor.name)
+            if kept != tensor.name:
+                twins[tensor.name] = kept
+    return twins
+
+
+def merge_twins(graph: onnx.ModelProto, twins: Mapping[str, str]) -> None:
+    """Store the constants of twins once, in place; those that were rounded differently are kept.
+
+    Args:
+        graph: a graph of any precision.
+        twins: what :func:`find_twins` found in this graph, or in that of the same network in float32.
+    """
+    if not twins:
+        return
+    stored = {tensor.name: tensor for tensor in graph.graph.initializer}
+    pairs = [(twin + part, kept + part) for twin, kept in twins.items() for part in _PARTS]
+    merged = {
+        twin: kept
+        for twin, kept in pairs
+        if twin in stored and kept in stored and _digest(stored[twin]) == _digest(stored[kept])
+    }
+    for node in graph.graph.node:
+        node.input[:] = [merged.get(name, name) for name in node.input]
+    del graph.graph.initializer[:]
+    graph.graph.initializer.extend(tensor for name, tensor in stored.items() if name not in merged)
+
+
+def _digest(tensor: onnx.TensorProto) -> bytes:
+    array = numpy_helper.to_array(tensor)
+    return hashlib.sha256(f"{array.dtype} {array.shape} ".encode() + array.tobytes()).digest()
