@@ -1,7 +1,8 @@
 """Weights that several layers of a graph share, stored once.
 
 A network whose layers are applied repeatedly is written layer by layer, so that every product has its own name,
-and a bias that compensates for its own inputs. The weights are merged afterwards.
+and a bias that compensates for its own inputs. The weights are merged afterwards. Traced graphs share all equal
+constants as they are written (`traced.py`).
 """
 
 from __future__ import annotations
@@ -9,10 +10,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 
+import numpy as np
+import numpy.typing as npt
 import onnx
 from onnx import numpy_helper
 
-__all__ = ["find_twins", "merge_twins"]
+__all__ = ["digest", "find_twins", "merge_twins"]
 
 _PARTS = ("", "_int8", "_scale", "_zero")  # what the names of a weight's stored parts append to its own
 
@@ -51,6 +54,10 @@ def merge_twins(graph: onnx.ModelProto, twins: Mapping[str, str]) -> None:
     graph.graph.initializer.extend(tensor for name, tensor in stored.items() if name not in merged)
 
 
+def digest(value: npt.NDArray[np.generic]) -> bytes:
+    """Return the SHA-256 of dtype, shape and values."""
+    return hashlib.sha256(f"{value.dtype} {value.shape} ".encode() + value.tobytes()).digest()
+
+
 def _digest(tensor: onnx.TensorProto) -> bytes:
-    array = numpy_helper.to_array(tensor)
-    return hashlib.sha256(f"{array.dtype} {array.shape} ".encode() + array.tobytes()).digest()
+    return digest(numpy_helper.to_array(tensor))

@@ -9,7 +9,6 @@ batch sizes and lengths other than those of the trace.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import tempfile
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
@@ -23,6 +22,7 @@ from onnx import numpy_helper
 
 from embedkit.errors import ExportError
 from embedkit.export.probes import GOLDEN_PAIRS, GOLDEN_TEXTS
+from embedkit.export.shared_constants import digest
 from embedkit.export.writer import OPSET, PAIR_INPUTS, TEXT_INPUTS, Arithmetic, FloatArithmetic, GraphWriter
 from embedkit.modeling.attention import plain_attention
 from embedkit.modeling.cross_encoder import PairEncoder
@@ -100,11 +100,10 @@ class _SharingWriter(GraphWriter):
 
     def __init__(self) -> None:
         super().__init__()
-        self._known: dict[tuple[str, tuple[int, ...], str], str] = {}
+        self._known: dict[bytes, str] = {}
 
     def constant(self, name: str, value: npt.NDArray[np.generic]) -> str:
-        digest = hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest()
-        return super().constant(self._known.setdefault((str(value.dtype), value.shape, digest), name), value)
+        return super().constant(self._known.setdefault(digest(value), name), value)
 
 
 class _Copier:

@@ -67,7 +67,8 @@ def _new(config: RunConfig, source: str) -> SentenceEncoder:
     else:
         encoder = from_layers(teacher, size, _sample(config), layers=student.teacher_layers or None, **lengths)
     encoder.pooling = student.pooling
-    repeat_layers(encoder.backbone, student.layer_repeats or 1)
+    if student.layer_repeats is not None:
+        repeat_layers(encoder.backbone, student.layer_repeats)
     if student.memory is not None:
         remember_words(encoder, teacher, student.memory, seed=config.seed)
     return encoder
