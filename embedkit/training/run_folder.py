@@ -19,6 +19,9 @@ from embedkit.write_lock import LOCK, write_lock
 
 __all__ = ["RunFolder"]
 
+_OWN_TO_A_MACHINE = {"checkpoint_minutes", "threads"}
+"""Settings that a resumed run may change. Of these, only ``threads`` affects the result, by rounding."""
+
 
 class RunFolder:
     """One training run on disk; :mod:`~embedkit.training.recipes` use one folder per stage.
@@ -55,7 +58,7 @@ class RunFolder:
             return
         if not resume:
             raise ConfigError(f"{self.path} already holds a run; add --resume, or choose another folder")
-        changed = sorted(_changes(load_toml(self.config), config))
+        changed = sorted(_changes(load_toml(self.config), config) - _OWN_TO_A_MACHINE)
         if changed:
             raise ConfigError(f"{self.path} was started with other settings: {', '.join(changed)}")
 

@@ -98,6 +98,11 @@ def test_resuming_with_other_settings_names_them(trained, changes, named):
     assert load_toml(trained.config) == CONFIG
 
 
+def test_a_resumed_run_may_use_other_threads_and_checkpoint_at_other_times(trained):
+    trained.start({**CONFIG, "threads": 2, "checkpoint_minutes": 1.0}, ENVIRONMENT, resume=True)
+    assert load_toml(trained.config) == CONFIG
+
+
 class TestMetrics:
     def lines(self, folder):
         return [json.loads(line) for line in folder.metrics.read_text().splitlines()]
