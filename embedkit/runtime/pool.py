@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, NamedTuple, Protocol, Self, Unpack
@@ -77,15 +77,19 @@ class EncoderPool:
         self.threads = check_count(threads, "threads") or max(1, available_threads() // self.processes)
         self._encoder = encoder
         self._closed = False
+        self._submitting = threading.Lock()
         self._workers: list[_Worker] = []
-        self._idle: SimpleQueue[_Worker] = SimpleQueue()
-        self._askers = ThreadPoolExecutor(self.processes)
+        # Ctrl-C can leave a lock of a `ThreadPoolExecutor` or a `Future` locked, which are written in Python; its
+        # threads would then wait for it forever. This queue is written in C.
+        self._requests: SimpleQueue[_Request | None] = SimpleQueue()
+        self._askers: list[threading.Thread] = []
         try:
             for _ in range(self.processes):
                 self._workers.append(_Worker(origin, self.threads))
             for worker in self._workers:
                 worker.wait_for(encoder.fingerprint)
-                self._idle.put(worker)
+                self._askers.append(threading.Thread(target=self._ask, args=(worker,), daemon=True))
+                self._askers[-1].start()
         except BaseException:
             self._end(at_once=True)
             raise
@@ -176,7 +180,7 @@ class EncoderPool:
         self, texts: Iterable[str], options: EncodeOptions, total: int | None = None
     ) -> Iterator[npt.NDArray[Any]]:
         """Yield the rows of each chunk in order; the number of pending chunks is limited."""
-        waiting: deque[Future[_Part]] = deque()
+        waiting: deque[_Request] = deque()
         done = truncated = 0
         progress = Progress("encode", total, unit="texts", enabled=options.get("show_progress_bar"))
         try:
@@ -187,36 +191,44 @@ class EncoderPool:
                     progress.advance(len(part.rows))
                     yield part.rows
         finally:
-            for future in waiting:
-                future.cancel()
+            for request in waiting:
+                request.cancelled = True
             tell_truncated(truncated, done, unit="texts", max_length=self.max_length)
 
-    def _answers(
-        self, texts: Iterable[str], options: EncodeOptions, waiting: deque[Future[_Part]]
-    ) -> Iterator[_Part]:
+    def _answers(self, texts: Iterable[str], options: EncodeOptions, waiting: deque[_Request]) -> Iterator[_Part]:
         if self._closed:
-            raise InputError("this pool is closed; make another with Encoder.pool")
+            raise _closed_error()
         first = 0
         for part in read_parts(texts):
-            waiting.append(self._askers.submit(self._encode, part, first, options))
+            waiting.append(_Request(part, first, options))
+            self._submit(waiting[-1])
             first += len(part)
             if len(waiting) >= _PARTS_PER_PROCESS * self.processes:
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()
 
-    def _encode(self, texts: Sequence[str], first: int, options: EncodeOptions) -> _Part:
-        worker = self._idle.get()
-        try:
-            return worker.encode(texts, first, options)
-        finally:
-            self._idle.put(worker)
+    def _submit(self, request: _Request) -> None:
+        with self._submitting:
+            if self._closed:
+                raise _closed_error()
+            self._requests.put(request)
+
+    def _ask(self, worker: _Worker) -> None:
+        """Pass requests on to a worker until the pool is closed; runs in a thread."""
+        while (request := self._requests.get()) is not None:
+            if not request.cancelled:
+                request.answer(_closed_error() if self._closed else worker.encode(request))
 
     def _end(self, *, at_once: bool) -> None:
-        self._closed = True
+        with self._submitting:  # no request comes after the end of the queue
+            self._closed = True
         for worker in self._workers:
             worker.dismiss(at_once=at_once)
-        self._askers.shutdown(cancel_futures=True)
+            self._requests.put(None)
+        if not at_once:
+            for asker in self._askers:
+                asker.join()
         for worker in self._workers:
             worker.close()
 
@@ -226,6 +238,26 @@ class _Part(NamedTuple):
 
     rows: npt.NDArray[Any]
     truncated: int
+
+
+class _Request:
+    """A chunk to encode, and its answer."""
+
+    def __init__(self, texts: Sequence[str], first: int, options: EncodeOptions) -> None:
+        self.texts, self.first, self.options = texts, first, options
+        self.cancelled = False
+        self._answers: SimpleQueue[_Part | Exception] = SimpleQueue()
+
+    def answer(self, answer: _Part | Exception) -> None:
+        """Set the answer."""
+        self._answers.put(answer)
+
+    def result(self) -> _Part:
+        """Wait for the answer, and raise it if it is an error."""
+        answer = self._answers.get()
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
 
 
 class _Worker:
@@ -241,12 +273,16 @@ class _Worker:
         if found["fingerprint"] != fingerprint:
             raise ModelError("the model's file has changed since it was loaded; load it again")
 
-    def encode(self, texts: Sequence[str], first: int, options: EncodeOptions) -> _Part:
-        """One part."""
-        self.child.send({"texts": _as_plain(texts, first), "first": first, "options": options})
-        found, content = self.child.receive()
-        rows = np.frombuffer(content, dtype=found["dtype"]).reshape(found["shape"])
-        return _Part(rows.copy(), found["truncated"])  # writable for the caller
+    def encode(self, request: _Request) -> _Part | Exception:
+        """Encode a chunk; an error is returned, for the thread that waits for the answer."""
+        texts, first = request.texts, request.first
+        try:
+            self.child.send({"texts": _as_plain(texts, first), "first": first, "options": request.options})
+            found, content = self.child.receive()
+            rows = np.frombuffer(content, dtype=found["dtype"]).reshape(found["shape"])
+            return _Part(rows.copy(), found["truncated"])  # writable for the caller
+        except Exception as error:  # noqa: BLE001 - raised by `_Request.result`
+            return error
 
     def dismiss(self, *, at_once: bool) -> None:
         """Ask the worker to stop."""
@@ -255,6 +291,10 @@ class _Worker:
     def close(self) -> None:
         """Wait for the worker to exit."""
         self.child.close()
+
+
+def _closed_error() -> InputError:
+    return InputError("this pool is closed; make another with Encoder.pool")
 
 
 def _ended(code: int) -> ModelError:

@@ -82,7 +82,9 @@ class Listener:
         self._make, self._tls = make, tls
         self._handshake_timeout_s, self._most_handshakes = handshake_timeout_s, most_handshakes
         self._opening: dict[asyncio.Task[None], None] = {}
+        self._retry: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
+        self._started = False
 
     def start(self) -> None:
         """Listen and accept connections.
@@ -91,7 +93,11 @@ class Listener:
             OSError: another socket is listening on the same address.
         """
         self._socket.listen(BACKLOG)
-        self._task = asyncio.get_running_loop().create_task(self._accept())
+        self._started = True
+        if sys.platform == "win32":  # where event loops cannot tell when a socket is readable
+            self._task = asyncio.get_running_loop().create_task(self._accept_each())
+        else:
+            self._resume()
 
     async def stop(self, *, others_accept: bool = False) -> None:
         """Accept the connections in the backlog, and no more.
@@ -100,26 +106,51 @@ class Listener:
             others_accept: whether other processes continue to accept connections from the socket; the backlog is
                 left to them.
         """
-        if self._task is None:
+        if not self._started:
             return
         if not others_accept:
             _ignore_new_connections(self._socket)
-        self._task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._task
-        with self._socket, contextlib.suppress(BlockingIOError):
+        self._pause()
+        with self._socket, contextlib.suppress(OSError):  # the backlog is empty, or too many files are open
             while not others_accept:
-                self._open(self._socket.accept()[0])
+                self._accept()
         if self._opening:
             await asyncio.wait(self._opening, timeout=self._handshake_timeout_s)
 
-    async def _accept(self) -> None:
+    def _resume(self) -> None:
+        # A task in `loop.sock_accept` that is cancelled as a connection arrives would drop it.
+        asyncio.get_running_loop().add_reader(self._socket, self._accept_next)
+
+    def _pause(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+        else:
+            asyncio.get_running_loop().remove_reader(self._socket)
+        if self._retry is not None:
+            self._retry.cancel()
+
+    def _accept_next(self) -> None:
+        """Accept a connection, if no other process has accepted it."""
+        try:
+            self._accept()
+        except BlockingIOError:
+            return
+        except OSError:  # too many files are open
+            self._pause()
+            self._retry = asyncio.get_running_loop().call_later(_OUT_OF_FILES_S, self._resume)
+
+    def _accept(self) -> None:
+        with contextlib.suppress(ConnectionError):  # the client has disconnected
+            accepted, _ = self._socket.accept()
+            self._open(accepted)
+
+    async def _accept_each(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
             try:
                 accepted, _ = await loop.sock_accept(self._socket)
             except ConnectionError:
-                continue  # the client has disconnected
+                continue
             except OSError:
                 await asyncio.sleep(_OUT_OF_FILES_S)
                 continue

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -232,6 +233,18 @@ def test_an_encoder_without_a_file_has_no_pool(toy_bundle: Path) -> None:
 def test_invalid_numbers_are_refused(encoder: Encoder, numbers: dict[str, int]) -> None:
     with pytest.raises(InputError, match="whole number"):
         encoder.pool(**numbers)
+
+
+def test_no_lock_is_taken_that_ctrl_c_could_leave_locked(
+    pool: EncoderPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``Condition.__enter__`` is written in Python, and Ctrl-C may raise at its end, with the lock taken."""
+
+    def enter(self: threading.Condition) -> bool:
+        raise AssertionError("a condition was entered")
+
+    monkeypatch.setattr(threading.Condition, "__enter__", enter)
+    assert len(pool.encode(TEXTS)) == len(TEXTS)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="processes are looked for as POSIX knows them")

@@ -1,4 +1,6 @@
 import asyncio
+import errno
+import os
 import socket
 import sys
 
@@ -59,6 +61,47 @@ def test_a_listener_that_stops_alone_leaves_connections_to_the_others():
         return answer
 
     assert asyncio.run(stop_alone(bind("127.0.0.1", 0))) == b"to the others"
+
+
+@pytest.mark.parametrize("steps", range(4))
+def test_a_connection_that_arrives_as_the_listener_stops_is_kept(steps):
+    async def stop_after(bound):
+        loop, listener = asyncio.get_running_loop(), listener_of(bound)
+        listener.start()
+        await asyncio.sleep(0.02)  # it waits for a connection
+        with socket.create_connection(bound.getsockname(), timeout=5) as client:
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            await listener.stop()
+            client.setblocking(False)
+            await loop.sock_sendall(client, b"kept")
+            return await asyncio.wait_for(loop.sock_recv(client, 100), 5)
+
+    assert asyncio.run(stop_after(bind("127.0.0.1", 0))) == b"kept"
+
+
+def test_a_listener_continues_after_too_many_files_were_open(monkeypatch):
+    async def run_out_of_files(bound):
+        listener = listener_of(bound)
+        with monkeypatch.context() as patch:
+            refused = asyncio.Event()
+
+            def refuse():
+                refused.set()
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+            patch.setattr(listener, "_accept", refuse)
+            listener.start()
+            reader, writer = await asyncio.open_connection(*bound.getsockname())
+            writer.write(b"in the end")
+            await asyncio.wait_for(refused.wait(), 5)
+        answer = await asyncio.wait_for(reader.read(), 5)
+        writer.close()
+        await writer.wait_closed()
+        await listener.stop()
+        return answer
+
+    assert asyncio.run(run_out_of_files(bind("127.0.0.1", 0))) == b"in the end"
 
 
 def test_a_listener_that_never_started_stops():
