@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import queue
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Sequence
+from queue import SimpleQueue
 
 import numpy as np
 import numpy.typing as npt
@@ -58,17 +58,22 @@ class Batches(ABC):
 
         Closing the generator stops the thread.
         """
-        ahead: queue.Queue[Batch | BaseException] = queue.Queue(_PREFETCH)
-        ended = threading.Event()
+        # Ctrl-C can leave a lock of `Queue`, `Event` and `Semaphore` locked, which are written in Python.
+        ahead: SimpleQueue[Batch | BaseException] = SimpleQueue()
+        places: SimpleQueue[None] = SimpleQueue()  # one item for each batch that may be prefetched
+        for _ in range(_PREFETCH):
+            places.put(None)
+        ended = False
 
         def produce() -> None:
             try:
                 for step in range(start, stop):
-                    _put(ahead, self.batch(step), ended)
-                    if ended.is_set():
+                    places.get()
+                    if ended:
                         return
+                    ahead.put(self.batch(step))
             except BaseException as error:  # noqa: BLE001 - handed to the consumer, which raises it
-                _put(ahead, error, ended)
+                ahead.put(error)
 
         thread = threading.Thread(target=produce, name="embedkit-batches", daemon=True)
         thread.start()
@@ -77,9 +82,11 @@ class Batches(ABC):
                 item = ahead.get()
                 if isinstance(item, BaseException):
                     raise item
+                places.put(None)
                 yield item
         finally:
-            ended.set()
+            ended = True
+            places.put(None)
             thread.join()
 
     def rows(self, step: int) -> npt.NDArray[np.int64]:
@@ -230,13 +237,3 @@ def _vectors(teacher: TeacherVectors, rows: npt.NDArray[np.int64], columns: Sequ
     """Return a teacher's vectors for each view, one shared tensor where views share a column."""
     read = {column: torch.from_numpy(teacher.read(rows, column)) for column in set(columns)}
     return tuple(read[column] for column in columns)
-
-
-def _put(ahead: queue.Queue[Batch | BaseException], item: Batch | BaseException, ended: threading.Event) -> None:
-    """Put an item into the queue, unless the consumer has stopped."""
-    while not ended.is_set():
-        try:
-            ahead.put(item, timeout=0.1)
-            return
-        except queue.Full:
-            continue

@@ -161,6 +161,16 @@ class TestStream:
         stream.close()
         assert not self.alive()
 
+    def test_no_lock_is_taken_that_ctrl_c_could_leave_locked(self, make, monkeypatch):
+        stream = make().stream(0, 6)
+        next(stream)
+
+        def enter(condition):
+            raise AssertionError("a condition was entered")
+
+        monkeypatch.setattr(threading.Condition, "__enter__", enter)
+        assert len(list(stream)) == 5
+
     def test_nothing_happens_before_the_first_batch_is_requested(self, make):
         make().stream(0, 6)
         assert not self.alive()
