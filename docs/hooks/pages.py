@@ -56,7 +56,6 @@ API = {
     },
     "Adaptation": {"embedkit.adaptation": ["adapt", "adaptation_config", "Adaptation"]},
     "Bulk encoding": {"embedkit.serving.bulk": ["BulkEncoding", "Cost"]},
-    "Milvus": {"embedkit.serving.milvus": ["MilvusIndex"]},
     "Protocols": {"embedkit": ["TextEncoder", "PairScorer", "VectorIndex"]},
 }
 

@@ -71,10 +71,10 @@ def features(address: str) -> frozenset[str]:
     """What not every store can do: ``words``."""
     if not MILVUS_SERVER or not address.startswith(f"milvus:{MILVUS_SERVER}"):
         return frozenset({"words"})
-    from embedkit.serving.milvus import store
+    from embedkit.serving import milvus
 
-    with closing(store.MilvusClient(MILVUS_SERVER)) as client:
-        has_words = not store._WITHOUT_WORDS.match(client.get_server_version())
+    with closing(milvus.MilvusClient(MILVUS_SERVER)) as client:
+        has_words = not milvus._WITHOUT_WORDS.match(client.get_server_version())
     return frozenset({"words"} if has_words else ())
 
 

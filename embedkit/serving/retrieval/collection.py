@@ -10,6 +10,7 @@ from typing import overload
 from embedkit.errors import InputError
 from embedkit.protocols import FloatArray, TextEncoder
 from embedkit.runtime.numerics import warn_of_mixture
+from embedkit.serving.retrieval.about import About
 from embedkit.serving.retrieval.cascade import Cascade, Steps, search_embeddings
 from embedkit.serving.retrieval.documents import Document, DocumentSource
 from embedkit.serving.retrieval.embedding import embed_queries
@@ -20,7 +21,7 @@ from embedkit.serving.retrieval.index_kinds import AUTO
 from embedkit.serving.retrieval.models import SAMPLE, Models, agreement, check_descent
 from embedkit.serving.retrieval.rerank import Reranker, checked_reranker
 from embedkit.serving.retrieval.sources import EmbeddingSource, Source, read_source
-from embedkit.serving.retrieval.store import MANIFEST, About, Plan, Store, Upserted, store_class
+from embedkit.serving.retrieval.store import MANIFEST, Plan, Store, Upserted, store_class
 
 __all__ = ["Collection", "read_documents_and_embeddings"]
 

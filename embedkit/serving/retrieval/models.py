@@ -10,24 +10,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
 from embedkit.errors import FingerprintError
 from embedkit.protocols import FloatArray, TextEncoder
 from embedkit.runtime.numerics import numerics_of
+from embedkit.serving.retrieval.about import About, QueryModel
 from embedkit.serving.retrieval.document_store import DocumentStore
 from embedkit.serving.retrieval.embedding import embed_texts
-
-if TYPE_CHECKING:
-    from embedkit.serving.retrieval.store import About
 
 __all__ = [
     "LEAST_AGREEMENT",
     "SAMPLE",
     "Models",
-    "QueryModel",
     "agreement",
     "agreement_on",
     "check_descent",
@@ -39,23 +36,6 @@ SAMPLE: Final = 64
 
 LEAST_AGREEMENT: Final = 0.5
 """Minimum mean cosine between the two embeddings of a text; it is about 0 in unrelated spaces."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class QueryModel:
-    """The model that embeds queries, if it differs from that of the documents.
-
-    Attributes:
-        model: name of the encoder.
-        source: where it can be loaded from; None if unknown.
-        fingerprint: its fingerprint, hex SHA-256.
-        agreement: mean cosine between both models' embeddings of a document, on a sample.
-    """
-
-    model: str
-    source: str | None
-    fingerprint: str
-    agreement: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,12 +18,13 @@ from embedkit.errors import CollectionError, DataError, InputError
 from embedkit.progress import Progress
 from embedkit.protocols import FloatArray, TextEncoder
 from embedkit.runtime.numerics import UNKNOWN, joined
+from embedkit.serving.retrieval.about import QueryModel
 from embedkit.serving.retrieval.document_store import DocumentStore, write_documents
 from embedkit.serving.retrieval.documents import Document
 from embedkit.serving.retrieval.embedding import largest_deviation
 from embedkit.serving.retrieval.exact_index import Ranking, RowNumbers
 from embedkit.serving.retrieval.filters import Condition, unknown_field
-from embedkit.serving.retrieval.models import Models, QueryModel, agreement_on, query_model
+from embedkit.serving.retrieval.models import Models, agreement_on, query_model
 from embedkit.serving.retrieval.sources import Source, embeddings_of
 from embedkit.serving.retrieval.store import Plan, Upserted
 
@@ -49,7 +50,7 @@ _KIND = "documents"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteAbout:
-    """A collection's metadata in a database; see :class:`~embedkit.serving.retrieval.store.About`."""
+    """A collection's metadata in a database; see :class:`~embedkit.serving.retrieval.about.About`."""
 
     model: str
     source: str | None

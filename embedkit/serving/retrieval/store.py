@@ -13,19 +13,20 @@ from typing import Any, Final, NamedTuple, Protocol, Self, cast
 
 from embedkit.extras import require
 from embedkit.protocols import FloatArray, TextEncoder
+from embedkit.serving.retrieval.about import About
 from embedkit.serving.retrieval.documents import Document
 from embedkit.serving.retrieval.exact_index import Ranking, RowNumbers
 from embedkit.serving.retrieval.filters import Condition
-from embedkit.serving.retrieval.models import Models, QueryModel
+from embedkit.serving.retrieval.models import Models
 from embedkit.serving.retrieval.sources import Source
 
-__all__ = ["MANIFEST", "About", "Plan", "Selected", "Store", "Upserted", "View", "store_class"]
+__all__ = ["MANIFEST", "Plan", "Selected", "Store", "Upserted", "View", "store_class"]
 
 MANIFEST: Final = "manifest.json"
 """The file that makes a folder a collection."""
 
 STORES: Final = {
-    "milvus": ("embedkit.serving.milvus.documents", "MilvusDocuments", "milvus"),
+    "milvus": ("embedkit.serving.milvus", "MilvusDocuments", "milvus"),
     "qdrant": ("embedkit.serving.qdrant", "QdrantDocuments", "qdrant"),
 }
 """Scheme of an address -> module, class and extra; an address without a scheme is a folder."""
@@ -41,46 +42,6 @@ class Upserted(NamedTuple):
 
     added: int
     replaced: int
-
-
-class About(Protocol):
-    """A store's metadata of a collection."""
-
-    @property
-    def model(self) -> str:
-        """Name of the encoder that created the embeddings."""
-
-    @property
-    def source(self) -> str | None:
-        """Where that encoder can be loaded from."""
-
-    @property
-    def fingerprint(self) -> str:
-        """That encoder's fingerprint, hex SHA-256."""
-
-    @property
-    def dimension(self) -> int:
-        """D, the width of an embedding."""
-
-    @property
-    def index(self) -> str:
-        """Requested kind of index."""
-
-    @property
-    def lexical(self) -> bool:
-        """Whether words are indexed, too, for hybrid search."""
-
-    @property
-    def queries(self) -> QueryModel | None:
-        """The model of the queries; None if it is that of the documents."""
-
-    @property
-    def numerics(self) -> tuple[str, ...]:
-        """The arithmetics that created the embeddings; see :attr:`embedkit.Encoder.numerics`."""
-
-    @property
-    def count(self) -> int:
-        """N, number of documents."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -63,15 +63,15 @@ def test_words_and_two_models(
 
 
 def test_the_token_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    from embedkit.serving.milvus import store
+    from embedkit.serving import milvus
 
     seen = []
 
     def refuses(uri: str, token: str) -> None:
         seen.append((uri, token))
-        raise store.MilvusException(message="no")
+        raise milvus.MilvusException(message="no")
 
     monkeypatch.setenv("EMBEDKIT_MILVUS_TOKEN", "root:secret")
-    monkeypatch.setattr(store, "MilvusClient", refuses)
+    monkeypatch.setattr(milvus, "MilvusClient", refuses)
     assert main(["search", "milvus:http://host:19530", "a dog"]) == 1
     assert seen == [("http://host:19530", "root:secret")]

@@ -1,0 +1,464 @@
+"""A collection on Milvus, under ``milvus:URI#NAME``, or in a Milvus Lite file, ``milvus:FILE.db#NAME``.
+
+Milvus searches documents, filters them and ranks them by BM25. Consistency, visibility and durability are
+Milvus's: there are no snapshots, and an interrupted write leaves the part that was sent. Needs ``pip install
+"embedkit-onnx[milvus]"``. The only module that imports pymilvus.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import re
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, Self
+
+import numpy as np
+from pymilvus import DataType, Function, FunctionType, MilvusClient
+from pymilvus.exceptions import MilvusException
+
+from embedkit.errors import CollectionError, DataError, EmbedkitError, InputError
+from embedkit.protocols import FloatArray
+from embedkit.serving.retrieval.documents import Document
+from embedkit.serving.retrieval.exact_index import checked_queries
+from embedkit.serving.retrieval.filters import Condition
+from embedkit.serving.retrieval.index_kinds import AUTO
+from embedkit.serving.retrieval.models import Models
+from embedkit.serving.retrieval.remote import (
+    SAMPLE,
+    RemoteAbout,
+    RemoteStore,
+    check_row,
+    checked_effort,
+    spool,
+)
+from embedkit.serving.retrieval.sources import Maker, Source
+from embedkit.serving.retrieval.store import Plan
+
+__all__ = ["MOST_RESULTS", "TOKEN_VARIABLE", "MilvusDocuments"]
+
+TOKEN_VARIABLE: Final = "EMBEDKIT_MILVUS_TOKEN"  # noqa: S105 - its name, not its value
+MOST_RESULTS: Final = 16_384
+"""Milvus's limit for one search."""
+
+_MOST_ID_BYTES, _MOST_TEXT_BYTES = 512, 65_535  # the latter is the maximum length of Milvus's VARCHAR
+_IDS_PER_REQUEST = 500  # the answer, with the longest texts, stays below the 64 MB of a message
+_ROWS_PER_REQUEST = 10_000
+_BYTES_PER_REQUEST = 2**24
+_ROWS_PER_READ = 1000
+_WITHOUT_WORDS: Final = re.compile(r"v?2\.[0-4]\b")  # versions without full text search
+_METRIC = "IP"
+_CONSISTENCY = "Session"  # a client sees its own writes at once
+_FIELDS = ("id", "text", "metadata")
+_ABOUT = "embedkit"
+_NAME = "embedkit"
+_SCHEME = "milvus:"
+# The parameter that effort multiplies, by prefix of the index's name: name, value at effort 1, whether at least k.
+_BREADTHS: Final = {"HNSW": ("ef", 96, True), "IVF": ("nprobe", 16, False), "DISKANN": ("search_list", 100, True)}
+
+_Row = dict[str, Any]
+
+
+class MilvusDocuments(RemoteStore):
+    """See :class:`~embedkit.serving.retrieval.store.Store`.
+
+    Other clients see the fields ``id``, ``text``, ``metadata`` (JSON), ``embedding`` and ``words`` (BM25).
+    """
+
+    def __init__(self, address: str, client: MilvusClient, name: str, facts: Mapping[str, Any]) -> None:
+        super().__init__(address)
+        self._client, self._name, self._facts = client, name, facts
+        self.refresh()
+
+    @classmethod
+    def build(cls, address: str, source: Source, plan: Plan, *, show_progress_bar: bool | None) -> Self:
+        """Write documents to a new collection on Milvus.
+
+        Raises:
+            CollectionError: the collection exists, or Milvus rejects the request.
+            DataError: a document is malformed, empty or too long for Milvus, or there are none.
+        """
+        index = "AUTOINDEX" if plan.index == AUTO else plan.index
+        with tempfile.TemporaryDirectory() as folder:
+            documents = spool(Path(folder), source, check=cls._check, show_progress_bar=show_progress_bar)
+            about = RemoteAbout.planned(plan, documents, index, source)
+            with _connection(address) as (client, name):
+                _create(address, client, name, about)
+                built = cls(address, client, name, about.facts())
+                try:
+                    built._send(documents, source, plan.encoder, show_progress_bar=show_progress_bar)
+                except EmbedkitError:
+                    built.drop()
+                    raise
+        return built
+
+    @classmethod
+    def open(cls, address: str, models: Models) -> Self:
+        """Open a collection created by :meth:`build`."""
+        with _connection(address) as (client, name):
+            if not client.has_collection(name):
+                others = ", ".join(sorted(client.list_collections())) or "none"
+                raise CollectionError(f"there is no collection {name} at {address}; there are {others}")
+            facts = _facts(client.describe_collection(name))
+            if facts.get("kind") != "documents":
+                raise CollectionError(
+                    f"the collection {name} at {address} holds no documents that embedkit has put there"
+                )
+            client.load_collection(name)
+            opened = cls(address, client, name, facts)
+            models.check(address, opened.about)
+        return opened
+
+    def get(self, ids: Sequence[str], /) -> list[Document | None]:
+        """Return the documents with these ids, None for unknown ids."""
+        found = {row["id"]: _document(row) for row in self._rows(ids, _FIELDS)}
+        return [found.get(id_) for id_ in ids]
+
+    def delete(self, ids: Sequence[str], /) -> int:
+        """Delete documents."""
+        found = [row["id"] for row in self._rows(list(dict.fromkeys(ids)), ("id",))]
+        with self._asking():
+            for some in _blocks(found):
+                self._client.delete(self._name, ids=list(some))
+        self.refresh()
+        return len(found)
+
+    def compact(
+        self,
+        *,
+        index: str | None,
+        lexical: bool | None,
+        show_progress_bar: bool | None,  # noqa: ARG002 - Milvus reports no progress
+    ) -> None:
+        """Ask Milvus to compact, and optionally change the index, during which searches are not possible.
+
+        Raises:
+            InputError: ``lexical`` would change, which Milvus supports only when a collection is created.
+        """
+        about = self.about
+        if lexical not in (None, about.lexical):
+            raise InputError(
+                f"lexical: Milvus indexes words from the start or never; build {self._address} again from itself"
+            )
+        with self._asking():
+            if index not in (None, about.index):
+                kind = "AUTOINDEX" if index == AUTO else str(index)
+                self._client.release_collection(self._name)
+                self._client.drop_index(self._name, "embedding")
+                self._client.create_index(self._name, _index(self._client, kind))
+                self._client.load_collection(self._name)
+                self._keep_facts(dataclasses.replace(about, index=kind).facts())
+            self._client.compact(self._name)
+
+    def verify(self) -> None:
+        """Check up to 100 rows; Milvus keeps checksums of its own.
+
+        Raises:
+            CollectionError: a row has no unit embedding or no text.
+        """
+        documents, embeddings = self.sample(SAMPLE)
+        count = self._count_documents()
+        if bool(documents) != bool(count):
+            raise CollectionError(f"{self._address} counts {count:,} documents and gives {len(documents)}")
+        for document, embedding in zip(documents, embeddings, strict=True):
+            check_row(self._address, document, embedding.tolist())
+
+    def sample(self, most: int, /) -> tuple[list[Document], FloatArray]:
+        """Return documents chosen by Milvus, and their embeddings."""
+        with self._asking():
+            rows = self._client.query(self._name, filter="", limit=most, output_fields=[*_FIELDS, "embedding"])
+        embeddings = np.array([row["embedding"] for row in rows], dtype=np.float32)
+        return [_document(row) for row in rows], embeddings.reshape(len(rows), self.about.dimension)
+
+    def source(self) -> Source:
+        """Return all documents and embeddings."""
+
+        def embeddings() -> Iterator[FloatArray]:
+            for rows in self._all(["id", "embedding"]):
+                yield np.array([row["embedding"] for row in rows], dtype=np.float32)
+
+        documents = (_document(row) for rows in self._all(_FIELDS) for row in rows)
+        about = self.about
+        return Source(documents, embeddings, Maker(about.model, about.fingerprint, about.numerics))
+
+    def drop(self) -> None:
+        """Delete the whole collection from Milvus."""
+        with self._asking():
+            self._client.drop_collection(self._name)
+
+    def close(self) -> None:
+        """Close the connection; a Milvus Lite file stays locked until this process exits."""
+        self._client.close()
+
+    def search(
+        self, queries: FloatArray, k: int, where: str, effort: float, /
+    ) -> list[list[tuple[float, Document]]]:
+        """Return the documents nearest to each query, with their inner products."""
+        breadth = _breadth(self.about.index, k, checked_effort(effort))
+        if k > MOST_RESULTS:
+            raise InputError(f"k must be at most {MOST_RESULTS:,}, the most that Milvus gives, not {k}")
+        queries, _ = checked_queries(queries, k, (self._count, self.about.dimension))
+        parameters = {"metric_type": _METRIC, "params": breadth}
+        return self._found(list(queries), "embedding", k, where, parameters) if len(queries) else []
+
+    def search_words(self, query: str, k: int, where: str, /) -> list[tuple[float, Document]]:
+        """Return the documents that best match the query's words, by Milvus's BM25."""
+        if not self.about.lexical:
+            raise InputError(
+                "hybrid: the collection was built without words; build it again from itself with lexical=True"
+            )
+        if not query.strip():
+            return []
+        (found,) = self._found([query], "words", k, where, {"metric_type": "BM25"})
+        return [(abs(score), document) for score, document in found]  # Lite's scores are negative
+
+    def _found(
+        self, queries: Sequence[Any], field: str, k: int, where: str, parameters: _Row
+    ) -> list[list[tuple[float, Document]]]:
+        with self._asking():
+            answers = self._client.search(
+                self._name,
+                data=list(queries),
+                anns_field=field,
+                limit=k,
+                filter=where,
+                output_fields=list(_FIELDS),
+                search_params=parameters,
+            )
+        return [[(float(hit["distance"]), _document(hit["entity"])) for hit in hits] for hits in answers]
+
+    @staticmethod
+    def _check(document: Document) -> None:
+        for what, text, most in (
+            ("id", document.id, _MOST_ID_BYTES),
+            ("text", document.text, _MOST_TEXT_BYTES),
+        ):
+            size = len(text.encode())
+            if size > most:
+                raise DataError(
+                    f"the {what} of document {document.id:.40} has {size:,} bytes; Milvus takes {most:,}"
+                )
+
+    def _kept_facts(self) -> Mapping[str, Any]:
+        return self._facts
+
+    def _keep_facts(self, facts: Mapping[str, Any]) -> None:
+        with self._asking():
+            self._client.alter_collection_properties(self._name, {_ABOUT: json.dumps(facts, ensure_ascii=False)})
+        self._facts = facts
+
+    def _count_documents(self) -> int:
+        """Count after all writes; servers of version 2.3 would otherwise show deletions milliseconds later."""
+        with self._asking():
+            found = self._client.query(
+                self._name, filter="", output_fields=["count(*)"], consistency_level="Strong"
+            )
+        return int(found[0]["count(*)"])
+
+    def _count_present(self, ids: Sequence[str]) -> int:
+        return len(self._rows(ids, ("id",)))
+
+    def _write(self, documents: Sequence[Document], embeddings: FloatArray) -> None:
+        rows = [
+            {"id": each.id, "text": each.text, "metadata": each.metadata or {}, "embedding": embedding}
+            for each, embedding in zip(documents, embeddings, strict=True)
+        ]
+        with self._asking():
+            for some in _requests(rows):
+                self._client.upsert(self._name, some)
+
+    def _has_field(self, field: str) -> bool:
+        with self._asking():
+            return bool(self._client.query(self._name, filter=f"exists {_place(field)}", limit=1))
+
+    def _where(self, conditions: Sequence[Condition]) -> str:
+        return filter_expression(conditions)
+
+    def _rows(self, ids: Sequence[str], fields: Sequence[str]) -> list[_Row]:
+        with self._asking():
+            return [
+                row
+                for some in _blocks(ids)
+                for row in self._client.get(self._name, ids=list(some), output_fields=list(fields))
+            ]
+
+    def _all(self, fields: Sequence[str]) -> Iterator[list[_Row]]:
+        """Yield all rows in chunks, in an order that is stable while nothing is written."""
+        with self._asking():
+            rows = self._client.query_iterator(self._name, batch_size=_ROWS_PER_READ, output_fields=list(fields))
+            try:
+                while some := rows.next():
+                    yield some
+            finally:
+                rows.close()
+
+    def _asking(self) -> contextlib.AbstractContextManager[None]:
+        return _errors_converted(self._address)
+
+
+@contextlib.contextmanager
+def _connection(address: str) -> Iterator[tuple[MilvusClient, str]]:
+    """Yield a client and the collection's name; the connection is closed if an exception occurs."""
+    uri, _, name = address.removeprefix(_SCHEME).partition("#")
+    if "://" not in uri and not uri.endswith(".db"):
+        raise InputError(
+            f"expected milvus:http://HOST:PORT#NAME, or milvus:FILE.db#NAME for Milvus Lite, got {address}"
+        )
+    with _errors_converted(address):
+        client = MilvusClient(uri, token=os.environ.get(TOKEN_VARIABLE, ""))
+        try:
+            yield client, name or _NAME
+        except BaseException:
+            client.close()
+            raise
+
+
+@contextlib.contextmanager
+def _errors_converted(address: str) -> Iterator[None]:
+    try:
+        yield
+    except MilvusException as error:
+        raise CollectionError(f"{address}: {error.message}") from error
+
+
+def _create(address: str, client: MilvusClient, name: str, about: RemoteAbout) -> None:
+    """Create an empty collection.
+
+    Raises:
+        CollectionError: it exists, or the server has no keyword search.
+    """
+    if client.has_collection(name):
+        raise CollectionError(
+            f"there is a collection {name} at {address} already: add to it, delete it, or choose another name"
+        )
+    if about.lexical and _WITHOUT_WORDS.match(version := client.get_server_version()):
+        raise CollectionError(
+            f"lexical: {address} has version {version}, which has no keyword search; 2.5 has"
+        )
+    # Some versions of Milvus store no properties, others no description.
+    facts = json.dumps(about.facts(), ensure_ascii=False)
+    schema = client.create_schema(auto_id=False, enable_dynamic_field=False, description=facts)
+    schema.add_field("id", DataType.VARCHAR, is_primary=True, max_length=_MOST_ID_BYTES)
+    schema.add_field("text", DataType.VARCHAR, max_length=_MOST_TEXT_BYTES, enable_analyzer=about.lexical)
+    schema.add_field("metadata", DataType.JSON, nullable=True)
+    schema.add_field("embedding", DataType.FLOAT_VECTOR, dim=about.dimension)
+    parameters = _index(client, about.index)
+    if about.lexical:
+        schema.add_field("words", DataType.SPARSE_FLOAT_VECTOR)
+        fields = {"input_field_names": ["text"], "output_field_names": ["words"]}
+        schema.add_function(Function(name="words", function_type=FunctionType.BM25, **fields))
+        parameters.add_index("words", index_type="SPARSE_INVERTED_INDEX", metric_type="BM25")
+    client.create_collection(
+        name,
+        schema=schema,
+        index_params=parameters,
+        properties={_ABOUT: facts},
+        consistency_level=_CONSISTENCY,
+    )
+
+
+def _index(client: MilvusClient, kind: str) -> Any:
+    parameters = client.prepare_index_params()
+    parameters.add_index("embedding", index_type=kind, metric_type=_METRIC, params={})
+    return parameters
+
+
+def _facts(described: Mapping[str, Any]) -> Mapping[str, Any]:
+    for text in ((described.get("properties") or {}).get(_ABOUT), described.get("description")):
+        with contextlib.suppress(ValueError):
+            found = json.loads(text or "")
+            if isinstance(found, dict):
+                return found
+    return {}
+
+
+def _breadth(index: str, k: int, effort: float) -> _Row:
+    """Return search parameters for an effort; flat and automatic indexes have none."""
+    for beginning, (name, usual, is_least) in _BREADTHS.items():
+        if index.startswith(beginning):
+            return {name: max(round(usual * effort), k if is_least else 1)}
+    return {}
+
+
+def _requests(rows: Sequence[_Row]) -> Iterator[list[_Row]]:
+    """Yield rows in as few requests as messages of Milvus allow."""
+    some: list[_Row] = []
+    size = 0
+    for row in rows:
+        row_bytes = 4 * (len(row["embedding"]) + len(row["text"]) + len(str(row["metadata"])))
+        if some and (size + row_bytes > _BYTES_PER_REQUEST or len(some) == _ROWS_PER_REQUEST):
+            yield some
+            some, size = [], 0
+        some.append(row)
+        size += row_bytes
+    if some:
+        yield some
+
+
+def _blocks(ids: Sequence[str]) -> Iterator[Sequence[str]]:
+    return (ids[start : start + _IDS_PER_REQUEST] for start in range(0, len(ids), _IDS_PER_REQUEST))
+
+
+def _document(row: _Row) -> Document:
+    return Document(row["id"], row["text"], row["metadata"] or None)
+
+
+def filter_expression(conditions: Sequence[Condition]) -> str:
+    """Return the expression that holds if all conditions hold for the JSON field ``metadata``.
+
+    Milvus takes a null for an absent field, compares no items of a list by their order, and does not know which
+    kinds of value a field has: comparing it with another kind finds nothing.
+
+    Raises:
+        InputError: a condition looks for null.
+    """
+    parts = [_EXPRESSIONS[each.operator](_place(each.field), each.value) for each in conditions]
+    return " and ".join(f"({part})" for part in parts)
+
+
+def _place(field: str) -> str:
+    return f"metadata[{_written(field)}]"
+
+
+def _written(value: Any) -> str:
+    if value is None:
+        raise InputError('filter: Milvus does not tell null from absent; ask for {"exists": false}')
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _equal(place: str, value: Any) -> str:
+    """Return the expression for a value or a list with it; not every Milvus supports `in` for JSON."""
+    return f"{place} == {_written(value)} or json_contains({place}, {_written(value)})"
+
+
+def _any_of(place: str, values: list[Any]) -> str:
+    return " or ".join(_equal(place, value) for value in values) or 'id in [""]'
+
+
+def _none_of(place: str, values: list[Any]) -> str:
+    """Return the negation in two parts, because comparing an absent value is neither true nor false."""
+    if not values:
+        return 'id != ""'
+    # In parentheses, because Milvus 2.3 takes all that follows `exists` for what exists.
+    return f"not (exists {place}) or not ({_any_of(place, values)})"
+
+
+def _exists(place: str, *, wanted: bool) -> str:
+    return f"exists {place}" if wanted else f"not exists {place}"
+
+
+_EXPRESSIONS: Final[dict[str, Callable[[str, Any], str]]] = {
+    "eq": _equal,
+    "ne": lambda place, value: _none_of(place, [value]),
+    "in": _any_of,
+    "not_in": _none_of,
+    "gt": lambda place, value: f"{place} > {_written(value)}",
+    "gte": lambda place, value: f"{place} >= {_written(value)}",
+    "lt": lambda place, value: f"{place} < {_written(value)}",
+    "lte": lambda place, value: f"{place} <= {_written(value)}",
+    "exists": lambda place, value: _exists(place, wanted=value),
+}
