@@ -14,6 +14,7 @@ import os
 import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -23,6 +24,7 @@ from pymilvus.exceptions import MilvusException
 
 from embedkit.errors import CollectionError, DataError, EmbedkitError, InputError
 from embedkit.protocols import FloatArray
+from embedkit.serving.retrieval.column_builder import ColumnBuilder
 from embedkit.serving.retrieval.documents import Document
 from embedkit.serving.retrieval.exact_index import checked_queries
 from embedkit.serving.retrieval.filters import Condition
@@ -61,6 +63,29 @@ _SCHEME = "milvus:"
 _BREADTHS: Final = {"HNSW": ("ef", 96, True), "IVF": ("nprobe", 16, False), "DISKANN": ("search_list", 100, True)}
 
 _Row = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Where:
+    """A filter.
+
+    Attributes:
+        expression: Milvus's form of it.
+        recheck: conditions that documents found by the expression may still fail.
+    """
+
+    expression: str
+    recheck: Sequence[Condition] = ()
+
+    def kept(self, hits: list[tuple[float, Document]]) -> list[tuple[float, Document]]:
+        """Return the hits for which all conditions hold."""
+        for condition in self.recheck:
+            column = ColumnBuilder()
+            for row, (_, document) in enumerate(hits):
+                column.add(row, (document.metadata or {}).get(condition.field, []))
+            holds = condition.rows(column.column(len(hits)))
+            hits = [hit for hit, is_kept in zip(hits, holds, strict=True) if is_kept]
+        return hits
 
 
 class MilvusDocuments(RemoteStore):
@@ -123,7 +148,7 @@ class MilvusDocuments(RemoteStore):
         found = [row["id"] for row in self._rows(list(dict.fromkeys(ids)), ("id",))]
         with self._asking():
             for some in _blocks(found):
-                self._client.delete(self._name, ids=list(some))
+                self._client.delete(self._name, filter=_among(some))
         self.refresh()
         return len(found)
 
@@ -195,7 +220,7 @@ class MilvusDocuments(RemoteStore):
         self._client.close()
 
     def search(
-        self, queries: FloatArray, k: int, where: str, effort: float, /
+        self, queries: FloatArray, k: int, where: _Where, effort: float, /
     ) -> list[list[tuple[float, Document]]]:
         """Return the documents nearest to each query, with their inner products."""
         breadth = _breadth(self.about.index, k, checked_effort(effort))
@@ -205,7 +230,7 @@ class MilvusDocuments(RemoteStore):
         parameters = {"metric_type": _METRIC, "params": breadth}
         return self._found(list(queries), "embedding", k, where, parameters) if len(queries) else []
 
-    def search_words(self, query: str, k: int, where: str, /) -> list[tuple[float, Document]]:
+    def search_words(self, query: str, k: int, where: _Where, /) -> list[tuple[float, Document]]:
         """Return the documents that best match the query's words, by Milvus's BM25."""
         if not self.about.lexical:
             raise InputError(
@@ -217,19 +242,27 @@ class MilvusDocuments(RemoteStore):
         return [(abs(score), document) for score, document in found]  # Lite's scores are negative
 
     def _found(
-        self, queries: Sequence[Any], field: str, k: int, where: str, parameters: _Row
+        self, queries: Sequence[Any], field: str, k: int, where: _Where, parameters: _Row
     ) -> list[list[tuple[float, Document]]]:
-        with self._asking():
-            answers = self._client.search(
-                self._name,
-                data=list(queries),
-                anns_field=field,
-                limit=k,
-                filter=where,
-                output_fields=list(_FIELDS),
-                search_params=parameters,
-            )
-        return [[(float(hit["distance"]), _document(hit["entity"])) for hit in hits] for hits in answers]
+        """Return the best ``k`` documents for each query; asks again for more while some fail the recheck."""
+        limit = k
+        while True:
+            with self._asking():
+                answers = self._client.search(
+                    self._name,
+                    data=list(queries),
+                    anns_field=field,
+                    limit=limit,
+                    filter=where.expression,
+                    output_fields=list(_FIELDS),
+                    search_params=parameters,
+                )
+            found = [[(float(hit["distance"]), _document(hit["entity"])) for hit in hits] for hits in answers]
+            kept = [where.kept(hits)[:k] for hits in found]
+            is_short = any(len(few) < k and len(hits) == limit for few, hits in zip(kept, found, strict=True))
+            if not is_short or limit == MOST_RESULTS:
+                return kept
+            limit = min(4 * limit, MOST_RESULTS)
 
     @staticmethod
     def _check(document: Document) -> None:
@@ -237,7 +270,7 @@ class MilvusDocuments(RemoteStore):
             ("id", document.id, _MOST_ID_BYTES),
             ("text", document.text, _MOST_TEXT_BYTES),
         ):
-            size = len(text.encode())
+            size = len(text.encode(errors="surrogatepass"))
             if size > most:
                 raise DataError(
                     f"the {what} of document {document.id:.40} has {size:,} bytes; Milvus takes {most:,}"
@@ -275,15 +308,19 @@ class MilvusDocuments(RemoteStore):
         with self._asking():
             return bool(self._client.query(self._name, filter=f"exists {_place(field)}", limit=1))
 
-    def _where(self, conditions: Sequence[Condition]) -> str:
-        return filter_expression(conditions)
+    def _where(self, conditions: Sequence[Condition]) -> _Where:
+        if "://" in self._address:
+            return _Where(filter_expression(conditions))
+        doubtful = [each for each in conditions if _is_doubtful(each)]
+        sure = [each for each in conditions if not (each in doubtful and each.operator in ("ne", "not_in"))]
+        return _Where(filter_expression(sure), doubtful)
 
     def _rows(self, ids: Sequence[str], fields: Sequence[str]) -> list[_Row]:
         with self._asking():
             return [
                 row
                 for some in _blocks(ids)
-                for row in self._client.get(self._name, ids=list(some), output_fields=list(fields))
+                for row in self._client.query(self._name, filter=_among(some), output_fields=list(fields))
             ]
 
     def _all(self, fields: Sequence[str]) -> Iterator[list[_Row]]:
@@ -336,9 +373,7 @@ def _create(address: str, client: MilvusClient, name: str, about: RemoteAbout) -
             f"there is a collection {name} at {address} already: add to it, delete it, or choose another name"
         )
     if about.lexical and _WITHOUT_WORDS.match(version := client.get_server_version()):
-        raise CollectionError(
-            f"lexical: {address} has version {version}, which has no keyword search; 2.5 has"
-        )
+        raise CollectionError(f"lexical: {address} has version {version}, which has no keyword search; 2.5 has")
     # Some versions of Milvus store no properties, others no description.
     facts = json.dumps(about.facts(), ensure_ascii=False)
     schema = client.create_schema(auto_id=False, enable_dynamic_field=False, description=facts)
@@ -420,19 +455,39 @@ def filter_expression(conditions: Sequence[Condition]) -> str:
     return " and ".join(f"({part})" for part in parts)
 
 
+def _is_doubtful(condition: Condition) -> bool:
+    """Whether Milvus Lite, for which true equals 1 and false 0, may select other documents."""
+    values = condition.value if isinstance(condition.value, list) else [condition.value]
+    if condition.operator in ("eq", "ne", "in", "not_in"):
+        return any(value in (0, 1) for value in values)
+    return condition.operator != "exists" and not isinstance(condition.value, str)
+
+
+def _among(ids: Sequence[str]) -> str:
+    """Return the expression for documents with these ids; pymilvus would quote them without escaping."""
+    return f"id in [{', '.join(map(_literal, ids))}]"
+
+
 def _place(field: str) -> str:
-    return f"metadata[{_written(field)}]"
+    return f"metadata[{_literal(field)}]"
 
 
-def _written(value: Any) -> str:
+def _literal(value: Any) -> str:
+    """Return the literal of a value in expressions; strings from outside enter them here and nowhere else.
+
+    Only these escapes exist in Milvus and in Milvus Lite; other control characters stand for themselves.
+    """
     if value is None:
         raise InputError('filter: Milvus does not tell null from absent; ask for {"exists": false}')
-    return json.dumps(value, ensure_ascii=False)
+    return f'"{value.translate(_ESCAPES)}"' if isinstance(value, str) else json.dumps(value)
+
+
+_ESCAPES: Final = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n", "\r": r"\r", "\t": r"\t"})
 
 
 def _equal(place: str, value: Any) -> str:
     """Return the expression for a value or a list with it; not every Milvus supports `in` for JSON."""
-    return f"{place} == {_written(value)} or json_contains({place}, {_written(value)})"
+    return f"{place} == {_literal(value)} or json_contains({place}, {_literal(value)})"
 
 
 def _any_of(place: str, values: list[Any]) -> str:
@@ -456,9 +511,9 @@ _EXPRESSIONS: Final[dict[str, Callable[[str, Any], str]]] = {
     "ne": lambda place, value: _none_of(place, [value]),
     "in": _any_of,
     "not_in": _none_of,
-    "gt": lambda place, value: f"{place} > {_written(value)}",
-    "gte": lambda place, value: f"{place} >= {_written(value)}",
-    "lt": lambda place, value: f"{place} < {_written(value)}",
-    "lte": lambda place, value: f"{place} <= {_written(value)}",
+    "gt": lambda place, value: f"{place} > {_literal(value)}",
+    "gte": lambda place, value: f"{place} >= {_literal(value)}",
+    "lt": lambda place, value: f"{place} < {_literal(value)}",
+    "lte": lambda place, value: f"{place} <= {_literal(value)}",
     "exists": lambda place, value: _exists(place, wanted=value),
 }

@@ -19,7 +19,7 @@ from embedkit.errors import InputError
 from embedkit.serving.retrieval.columns import Column, Scalar, is_scalar, kind_of
 from embedkit.serving.retrieval.exact_index import BoolArray
 
-__all__ = ["Condition", "Filter", "parse_filter", "unknown_field"]
+__all__ = ["Condition", "Filter", "is_unicode", "parse_filter", "unknown_field"]
 
 Filter = Mapping[str, Any]
 
@@ -92,7 +92,7 @@ def parse_filter(conditions: Filter) -> list[Condition]:
 
 
 def _conditions(field: Any, wanted: Any) -> Iterator[Condition]:
-    if not isinstance(field, str):
+    if not isinstance(field, str) or not is_unicode(field):
         raise InputError(f"filter: expected the name of a field, got {field!r:.40}")
     if not isinstance(wanted, Mapping):
         wanted = {"eq": wanted}
@@ -112,7 +112,18 @@ def _values(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
+def is_unicode(text: str) -> bool:
+    """Whether a string can be encoded: half of a surrogate pair, as JSON can hold, cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _is_value(value: Any) -> bool:
+    if isinstance(value, str):
+        return is_unicode(value)
     return is_scalar(value) and not (isinstance(value, float) and not math.isfinite(value))
 
 
