@@ -27,7 +27,7 @@ from embedkit.protocols import FloatArray
 from embedkit.serving.retrieval.column_builder import ColumnBuilder
 from embedkit.serving.retrieval.documents import Document
 from embedkit.serving.retrieval.exact_index import checked_queries
-from embedkit.serving.retrieval.filters import Condition
+from embedkit.serving.retrieval.filters import Condition, is_unicode
 from embedkit.serving.retrieval.index_kinds import AUTO
 from embedkit.serving.retrieval.models import Models
 from embedkit.serving.retrieval.remote import (
@@ -465,7 +465,7 @@ def _is_doubtful(condition: Condition) -> bool:
 
 def _among(ids: Sequence[str]) -> str:
     """Return the expression for documents with these ids; pymilvus would quote them without escaping."""
-    return f"id in [{', '.join(map(_literal, ids))}]"
+    return f"id in [{', '.join(map(_literal, filter(is_unicode, ids)))}]"
 
 
 def _place(field: str) -> str:

@@ -26,7 +26,7 @@ from embedkit.errors import CollectionError, EmbedkitError, InputError
 from embedkit.protocols import FloatArray
 from embedkit.serving.retrieval.documents import Document
 from embedkit.serving.retrieval.exact_index import checked_queries
-from embedkit.serving.retrieval.filters import Condition
+from embedkit.serving.retrieval.filters import Condition, is_unicode
 from embedkit.serving.retrieval.index_kinds import AUTO
 from embedkit.serving.retrieval.lexical import split_words
 from embedkit.serving.retrieval.models import Models
@@ -341,7 +341,8 @@ def _point(document: Document, embedding: FloatArray, *, lexical: bool) -> rest.
 
 
 def _point_id(id_: str) -> str:
-    return str(uuid.uuid5(_IDS, id_))
+    # No document has an id with half of a surrogate pair; such an id still needs a point to be absent from.
+    return str(uuid.uuid5(_IDS, id_ if is_unicode(id_) else repr(id_.encode(errors="surrogatepass"))))
 
 
 def _words(text: str) -> rest.SparseVector:

@@ -14,7 +14,7 @@ from embedkit.serving.retrieval.about import About
 from embedkit.serving.retrieval.cascade import Cascade, Steps, search_embeddings
 from embedkit.serving.retrieval.documents import Document, DocumentSource
 from embedkit.serving.retrieval.embedding import embed_queries
-from embedkit.serving.retrieval.filters import Filter, is_unicode, parse_filter
+from embedkit.serving.retrieval.filters import Filter, parse_filter
 from embedkit.serving.retrieval.fusion import Fusion, fusion_of
 from embedkit.serving.retrieval.hits import Hits
 from embedkit.serving.retrieval.index_kinds import AUTO
@@ -508,6 +508,4 @@ def _checked_ids(ids: Iterable[str]) -> list[str]:
     for id_ in checked:
         if not isinstance(id_, str):
             raise InputError(f"expected strings as ids, got {type(id_).__name__} {id_!r:.80}")
-        if not is_unicode(id_):
-            raise InputError(f"expected ids of valid Unicode, got {id_!r:.80}")
     return checked
