@@ -13,11 +13,12 @@ from embedkit.modeling.torch_cross_encoder import TorchCrossEncoder
 from embedkit.modeling.torch_encoder import TorchEncoder
 from embedkit.protocols import FloatArray
 from embedkit.runtime.batching import token_batches
+from embedkit.runtime.initializers import expose_logits
 from embedkit.runtime.native_network import NativeNetwork
 from embedkit.runtime.session import Session
 from embedkit.runtime.tokenization import PairTokenizer, Tokenizer, Tokens
 
-__all__ = ["Candidate", "NativeCandidate", "run_torch"]
+__all__ = ["Candidate", "NativeCandidate", "run_torch", "torch_logits"]
 
 _OUTPUTS = ("sentence_embedding", "score")
 _TOKENS_PER_BATCH = 8192
@@ -32,7 +33,8 @@ class Candidate:
 
     def __init__(self, content: bytes, tokenizer: Tokenizer | PairTokenizer) -> None:
         self.tokenizer = tokenizer
-        self._session = Session(content, outputs=_OUTPUTS)
+        exposed, self._logits = expose_logits(content)
+        self._session = Session(exposed, outputs=_OUTPUTS)
 
     def run(self, items: Sequence[Any], /) -> FloatArray:
         """Embed texts, ``(N, D) float32, unit rows``, or score pairs, ``(N,) float32``."""
@@ -44,6 +46,10 @@ class Candidate:
     def run_batch(self, tokens: Tokens, /) -> FloatArray:
         """The same for tokens, as one batch."""
         return self._session.run(tokens.batch(range(len(tokens.ids)), self.tokenizer.pad_id))
+
+    def logits(self, tokens: Tokens, /) -> FloatArray:
+        """Run pairs as one batch, up to the logits: ``(B,) float32``."""
+        return self._session.run(tokens.batch(range(len(tokens.ids)), self.tokenizer.pad_id), output=self._logits)
 
 
 class NativeCandidate(Candidate):
@@ -57,6 +63,10 @@ class NativeCandidate(Candidate):
         """Run tokens as one batch."""
         return self._network.run(tokens)
 
+    def logits(self, tokens: Tokens, /) -> FloatArray:
+        """Run pairs as one batch, up to the logits: ``(B,) float32``."""
+        return self._network.with_logits().run(tokens)
+
 
 def run_torch(model: SentenceEncoder | PairEncoder) -> Callable[[Tokens], FloatArray]:
     """The function that turns tokens into what a graph of the torch model should give."""
@@ -64,3 +74,8 @@ def run_torch(model: SentenceEncoder | PairEncoder) -> Callable[[Tokens], FloatA
         return TorchCrossEncoder(model).predict_tokens
     reference = TorchEncoder(model)
     return lambda tokens: reference.encode_ids(tokens.ids)
+
+
+def torch_logits(model: PairEncoder) -> Callable[[Tokens], FloatArray]:
+    """The function that turns tokens of pairs into the torch model's logits."""
+    return TorchCrossEncoder(model).logits

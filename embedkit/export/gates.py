@@ -18,6 +18,7 @@ __all__ = [
     "check_retention",
     "check_size",
     "largest_difference",
+    "relative_error",
     "rounded",
 ]
 
@@ -75,6 +76,16 @@ def check_size(content: bytes, limit: int | None) -> Gate:
 def largest_difference(a: FloatArray, b: FloatArray) -> float:
     """Return the maximum absolute difference of any value; NaN counts as infinite."""
     return float(np.nan_to_num(np.abs(a - b), nan=np.inf).max())
+
+
+def relative_error(expected: FloatArray, got: FloatArray) -> float:
+    """Return the root mean square error divided by the standard deviation of the expected logits ``(N,)``.
+
+    Logits that spread less than 1 count as if they spread so far: an untrained model has nothing to lose in them.
+    Infinite for a NaN.
+    """
+    error = float(np.sqrt(np.square((got - expected).astype(np.float64)).mean()))
+    return error / max(1.0, float(expected.std())) if np.isfinite(error) else float("inf")
 
 
 def rounded(value: float) -> float | None:

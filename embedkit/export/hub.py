@@ -53,7 +53,7 @@ const {{ sentence_embedding }} = await model(inputs); // pooled, unit rows
     "cross-encoder": """```python
 from embedkit import CrossEncoder
 
-scores = CrossEncoder.load("{name}").predict([("a query", "a document")])  # (1,) float32 in (0, 1)
+scores = CrossEncoder.load("{name}").predict([("a query", "a document")])  # (1,) float32
 ```""",
 }
 

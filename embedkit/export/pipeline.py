@@ -245,7 +245,13 @@ def _write(
 def _describe(model: SentenceEncoder | PairEncoder) -> dict[str, Any]:
     """Return the fields of the manifest that depend on the kind."""
     if isinstance(model, PairEncoder):
-        return {"kind": "cross-encoder", "dimension": 1, "pooling": "cls", "normalize": False}
+        return {
+            "kind": "cross-encoder",
+            "dimension": 1,
+            "pooling": "cls",
+            "normalize": False,
+            "activation": model.activation,
+        }
     return {
         "dimension": model.dimension,
         "pooling": model.pooling,

@@ -1,7 +1,7 @@
 """The gates: properties of an exported graph, measured on the very bytes that are shipped.
 
 parity            embeddings or scores compared with the torch model, over batch sizes, lengths and the
-                  whole vocabulary
+                  whole vocabulary; of a rounded cross-encoder, its logits, relative to their spread
 operators         every LayerNormalization, Gelu and quantized product is one operator, in the graph as written
                   and as optimized by ONNX Runtime
 retention         with scored pairs: Spearman of the file divided by Spearman of the torch model, the one with the
@@ -18,6 +18,7 @@ native            parity, retention or agreement, and exact batch_invariance of 
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -25,8 +26,9 @@ from typing import Any
 
 import numpy as np
 
+from embedkit.errors import ExportError
 from embedkit.evaluation.sts import ScoredPairs
-from embedkit.export.candidates import Candidate, NativeCandidate, run_torch
+from embedkit.export.candidates import Candidate, NativeCandidate, run_torch, torch_logits
 from embedkit.export.gates import (
     Gate,
     check_agreement,
@@ -35,6 +37,7 @@ from embedkit.export.gates import (
     check_retention,
     check_size,
     largest_difference,
+    relative_error,
     rounded,
 )
 from embedkit.export.operators import check_operators
@@ -50,6 +53,7 @@ __all__ = ["PAIR_THRESHOLDS", "THRESHOLDS", "Thresholds", "verify"]
 
 _BATCHES = (1, 2, 7, 32)
 _LENGTHS = (2, 3, 5, 8, 17, 64)  # and max_length
+_SETS = ("random_words", "probe_pairs")  # of which errors of logits are measured
 _MOST_TOKENS = 16_384  # in a batch of the grid; limits the number of very long texts
 
 
@@ -60,6 +64,8 @@ class Thresholds:
     Attributes:
         difference: maximum absolute difference of a value from the torch model's.
         invariance: maximum absolute difference between the values of a text or pair alone and in a batch.
+        error: maximum root mean square error of a cross-encoder's logits, relative to the standard deviation of
+            the torch model's, at least 1: on pairs of random words, and on probe pairs.
         cosine: minimum cosine of an embedding with the torch model's; None for cross-encoders.
         retention: minimum share of the torch model's Spearman on scored pairs.
         agreement: minimum Spearman between the two models' cosines or scores.
@@ -68,6 +74,7 @@ class Thresholds:
 
     difference: float | None
     invariance: float | None
+    error: tuple[float, float] | None = None
     cosine: float | None = None
     retention: float
     agreement: float
@@ -87,10 +94,13 @@ THRESHOLDS = {
 
 PAIR_THRESHOLDS = {
     "fp32": Thresholds(difference=1e-5, invariance=1e-5, retention=0.999, agreement=0.999),
-    "fp16": Thresholds(difference=5e-3, invariance=5e-3, retention=0.999, agreement=0.999),
-    # The grid contains random words, whose scores are near the middle, where the sigmoid is steepest.
-    "int8": Thresholds(difference=0.2, invariance=None, retention=0.99, agreement=0.98),
-    "int8-static": Thresholds(difference=0.2, invariance=2e-3, retention=0.99, agreement=0.98),
+    # A sigmoid magnifies the error of a logit near 0 and hides any other, so rounded models are measured by logits.
+    # Some pairs of random words, unlike probe pairs, jump from relevant to irrelevant when anything is rounded.
+    "fp16": Thresholds(difference=None, invariance=None, error=(0.05, 0.01), retention=0.999, agreement=0.999),
+    "int8": Thresholds(difference=None, invariance=None, error=(0.35, 0.15), retention=0.99, agreement=0.98),
+    "int8-static": Thresholds(
+        difference=None, invariance=2e-3, error=(0.35, 0.15), retention=0.99, agreement=0.98
+    ),
 }
 
 
@@ -191,10 +201,32 @@ class _Measure:
         passed = limit is None or largest <= limit
         if self.pairs:
             mean = sum(float(np.abs(expected - got).sum()) for expected, got in compared) / count
-            return Gate("parity", passed, figures | {"mean_difference": rounded(mean), "pairs": count})
+            figures |= {"mean_difference": rounded(mean), "pairs": count}
+            errors = self._logit_errors(candidate)
+            figures["largest_error"] = dict(zip(_SETS, map(rounded, errors), strict=True))
+            if self.thresholds.error is not None:
+                figures["largest_error_allowed"] = dict(zip(_SETS, self.thresholds.error, strict=True))
+                passed &= all(map(operator.le, errors, self.thresholds.error))
+            return Gate("parity", passed, figures)
         smallest = min(_smallest_cosine(expected, got) for expected, got in compared)
         figures |= {"smallest_cosine": round(smallest, 6), "smallest_cosine_allowed": least, "texts": count}
         return Gate("parity", passed and (least is None or smallest >= least), figures)
+
+    def _logit_errors(self, candidate: Candidate) -> tuple[float, float]:
+        """The error of the logits of random words and of probe pairs, relative to their spread."""
+        grid = np.concatenate([candidate.logits(tokens) for tokens, _ in self._grid])
+        probes = candidate.logits(self.model.tokenizer.tokenize(PROBE_PAIRS))  # type: ignore[arg-type]
+        found = zip(self._logits, (grid, probes), strict=True)
+        return relative_error(*next(found)), relative_error(*next(found))
+
+    @cached_property
+    def _logits(self) -> tuple[FloatArray, FloatArray]:
+        """The torch model's logits of the grid and of probe pairs."""
+        if not isinstance(self.model, PairEncoder):
+            raise ExportError("only a cross-encoder has logits")
+        reference = torch_logits(self.model)
+        probes = reference(self.model.tokenizer.tokenize(PROBE_PAIRS))
+        return np.concatenate([reference(tokens) for tokens, _ in self._grid]), probes
 
     def _ranking(self, candidate: Candidate) -> Gate:
         got = self._scores(candidate.run)

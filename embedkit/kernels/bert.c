@@ -530,7 +530,7 @@ static int check_texts(const Net *n, Py_ssize_t tokens, const int32_t *starts, i
 }
 
 static int run_checked(Network *self, const Py_buffer *ids, const Py_buffer *types, const Py_buffer *starts,
-                       const Py_buffer *out, Team *team) {
+                       const Py_buffer *out, bool logits, Team *team) {
     const Net *n = &self->net;
     const Py_ssize_t tokens = ids->len / 4, typed = n->token_types ? tokens : 0, texts = starts->len / 4 - 1;
     const Py_ssize_t width = n->score ? 1 : n->dimension;
@@ -548,6 +548,7 @@ static int run_checked(Network *self, const Py_buffer *ids, const Py_buffer *typ
     Room *room = take_room(self, (int)tokens, longest, team ? team->seats : 1);
     if (!room) return -1;
     room->room.team = team;
+    room->room.logits = logits;
     bool finite;
     Py_BEGIN_ALLOW_THREADS
     finite = self->target->run(n, ids->buf, typed ? types->buf : NULL, starts->buf, (int)texts, out->buf,
@@ -560,13 +561,13 @@ static int run_checked(Network *self, const Py_buffer *ids, const Py_buffer *typ
 
 /* run_checked() by a team, or alone without a crew. */
 static int run_with(Network *self, const Py_buffer *ids, const Py_buffer *types, const Py_buffer *starts,
-                    const Py_buffer *out, Crew *crew) {
-    if (!crew) return run_checked(self, ids, types, starts, out, NULL);
+                    const Py_buffer *out, bool logits, Crew *crew) {
+    if (!crew) return run_checked(self, ids, types, starts, out, logits, NULL);
     if (crew->target != self->target || !replace_atomic(&crew->is_used, false, true)) {
         PyErr_SetString(PyExc_ValueError, "the team is of other instructions, or was in a run before");
         return -1;
     }
-    const int status = run_checked(self, ids, types, starts, out, &crew->team);
+    const int status = run_checked(self, ids, types, starts, out, logits, &crew->team);
     write_atomic(&crew->team.is_closed, true);
     return status;
 }
@@ -575,10 +576,12 @@ static PyObject *network_run(PyObject *object, PyObject *args) {
     Py_buffer ids, types, starts, out;
     PyObject *capsule = Py_None;
     Crew *crew = NULL;
-    if (!PyArg_ParseTuple(args, "y*z*y*w*|O", &ids, &types, &starts, &out, &capsule)) return NULL;
+    int logits = 0;
+    if (!PyArg_ParseTuple(args, "y*z*y*w*|Op", &ids, &types, &starts, &out, &capsule, &logits)) return NULL;
     if (capsule != Py_None) crew = PyCapsule_GetPointer(capsule, TEAM_NAME);
-    const int status =
-        capsule != Py_None && !crew ? -1 : run_with((Network *)object, &ids, &types, &starts, &out, crew);
+    const int status = capsule != Py_None && !crew
+                           ? -1
+                           : run_with((Network *)object, &ids, &types, &starts, &out, logits, crew);
     PyBuffer_Release(&ids);
     PyBuffer_Release(&types);
     PyBuffer_Release(&starts);

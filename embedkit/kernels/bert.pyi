@@ -69,8 +69,15 @@ class Network:
 
     # ids (N,) int32 of concatenated texts, types (N,) int32 if the network has token types, starts (B + 1,) int32
     # of each text and the end; fills out, (B, D) or (B,) float32. A team has the same instructions,
-    # and one run. ValueError if the texts are invalid for this network, ArithmeticError if a value became NaN or
-    # infinite. Releases the GIL.
+    # and one run. logits: scores before their sigmoid. ValueError if the texts are invalid for this network,
+    # ArithmeticError if a value became NaN or infinite. Releases the GIL.
     def run(
-        self, ids: Array, types: Array | None, starts: Array, out: Array, team: Team | None = None, /
+        self,
+        ids: Array,
+        types: Array | None,
+        starts: Array,
+        out: Array,
+        team: Team | None = None,
+        logits: bool = False,
+        /,
     ) -> None: ...

@@ -79,6 +79,7 @@ typedef struct {
     float *keys, *scores; /* used by attend(), for each seat */
     Rounded narrow_bytes, wide_bytes;
     int tokens, longest, seats; /* the capacity */
+    bool logits;                /* whether to write scores before the sigmoid */
     Team *team;                 /* the threads that share the run, or NULL */
     Atomic broken;              /* whether a value was NaN or infinite */
     void *memory;               /* contains all of these */

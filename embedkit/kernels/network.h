@@ -174,11 +174,12 @@ static void remember(const Net *n, const int32_t *ids, int length, float *mean) 
     for (int i = 0; i < n->memory.width; i += LANES) store(mean + i, divide(load(mean + i), divisor));
 }
 
-/* The sigmoid of a row's product with the last column. */
-static float score_of(const Net *n, const float *row) {
+/* A row's product with the last column, and its sigmoid unless the logit is wanted. */
+static float score_of(const Net *n, const float *row, bool is_logit) {
     Floats sum = splat(0.0f);
     for (int i = 0; i < n->dimension; i += LANES) sum = fma_of(load(row + i), load(n->score + i), sum);
     const float logit = sum_of(sum) + n->score[n->dimension];
+    if (is_logit) return logit;
     float small[LANES];
     store(small, exp_of(splat(logit < 0.0f ? logit : -logit)));
     return (logit < 0.0f ? *small : 1.0f) / (1.0f + *small);
@@ -198,7 +199,7 @@ static void finish(const Net *n, const int32_t *ids, const int32_t *starts, int 
     for (int t = 0; t < texts; t++) {
         float *row = rows + (size_t)t * n->dimension;
         bool finite = is_finite(row, n->dimension);
-        if (n->score) out[t] = score_of(n, row);
+        if (n->score) out[t] = score_of(n, row, w->logits);
         if (n->unit) finite &= scale_to_unit(row, n->dimension);
         if (!finite) write_atomic(&w->broken, true);
     }

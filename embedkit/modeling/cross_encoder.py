@@ -34,6 +34,7 @@ from embedkit.modeling.quiet import quiet_transformers
 from embedkit.modeling.seeding import seeded
 from embedkit.modeling.vocabulary import load_tokenizer, write_tokenizer
 from embedkit.runtime.layout import read_layout
+from embedkit.runtime.sentence_transformers import read_activation
 from embedkit.runtime.tokenization import PairTokenizer, Tokenizer
 
 __all__ = ["PairEncoder", "is_cross_encoder"]
@@ -84,6 +85,15 @@ class PairEncoder(nn.Module):
     def max_length(self) -> int:
         """Maximum length of a pair in tokens, including special tokens."""
         return self.tokenizer.max_length
+
+    @property
+    def activation(self) -> str:
+        """The activation that sentence-transformers stored, ``"identity"``; empty for the sigmoid, its default.
+
+        Raises:
+            ModelError: it is another one.
+        """
+        return read_activation(self.config.to_dict())
 
     @property
     def token_types(self) -> int:

@@ -54,6 +54,10 @@ class TorchCrossEncoder:
 
     def predict_tokens(self, tokens: Tokens, /) -> FloatArray:
         """Score tokenized pairs: ``(N,) float32`` in (0, 1)."""
+        return np.asarray(1 / (1 + np.exp(-self.logits(tokens).astype(np.float64))), dtype=np.float32)
+
+    def logits(self, tokens: Tokens, /) -> FloatArray:
+        """Score tokenized pairs before the sigmoid: ``(N,) float32``."""
         scores = np.empty(len(tokens.ids), dtype=np.float32)
         lengths = np.array([len(row) for row in tokens.ids], dtype=np.int64)
         was_training = self.model.training
@@ -70,5 +74,5 @@ class TorchCrossEncoder:
         types = np.zeros_like(batch.input_ids) if batch.token_type_ids is None else batch.token_type_ids
         inputs = (batch.input_ids, batch.attention_mask, types)
         logits = self.model(*(torch.from_numpy(values).to(self.model.device) for values in inputs))
-        scores: FloatArray = torch.sigmoid(logits).cpu().numpy()
+        scores: FloatArray = logits.cpu().numpy()
         return scores

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
-from typing import Any, NotRequired, TypedDict
+from typing import Any, Literal, NotRequired, TypedDict, cast, get_args
 
 import numpy as np
 
@@ -11,12 +12,17 @@ from embedkit.errors import InputError, ModelError
 from embedkit.protocols import FloatArray
 from embedkit.runtime.arguments import check_count, check_iterable
 from embedkit.runtime.bundle import Bundle, GoldenPairs
-from embedkit.runtime.engine import OnOverflow, Plan, Verification
+from embedkit.runtime.engine import Engine, OnOverflow, Plan, Verification, read_parts
+from embedkit.runtime.initializers import expose_logits
 from embedkit.runtime.model import Model
+from embedkit.runtime.native_network import NativeNetwork
 from embedkit.runtime.sentence_transformers import FolderModel
 from embedkit.runtime.tokenization import PairTokenizer, TokenBatch, Tokens
 
-__all__ = ["CrossEncoder", "RankedDocument"]
+__all__ = ["Activation", "CrossEncoder", "OnLongPair", "RankedDocument"]
+
+Activation = Literal["sigmoid", "identity"]
+OnLongPair = Literal["truncate", "error", "windows"]
 
 _BUNDLE_OUTPUTS = ("score",)
 _FOLDER_OUTPUTS = ("logits",)
@@ -37,20 +43,27 @@ class CrossEncoder(Model[PairTokenizer]):
     """A cross-encoder on ONNX Runtime or embedkit's own kernel. Create it with :meth:`load`; it is thread-safe.
 
     Both texts of a pair pass through the network together, so nothing can be precomputed: use it to re-rank a few
-    dozen documents found by an encoder, and to score pairs. A score is the sigmoid of the network's single logit,
-    and so in (0, 1), whatever activation the model specifies elsewhere.
+    dozen documents found by an encoder, and to score pairs. A score is the network's single logit after the
+    model's activation: the sigmoid, with scores in (0, 1), unless the model's folder named ``Identity``.
 
     Pairs of more than ``max_length`` tokens are truncated, the longer text first. Each call counts them and logs
-    one warning to the logger ``embedkit``. Pass ``on_overflow="error"`` to get an exception.
+    one warning to the logger ``embedkit``. Pass ``on_overflow="error"`` to get an exception, or ``"windows"`` to
+    score overlapping windows of the second text and take the best.
     """
 
     _kind = "cross-encoder"
     _unit = "pairs"
     _label = "score"
     _tokenizer_class = PairTokenizer
+    _logit_name: str | None = None
 
     def __repr__(self) -> str:
         return f"CrossEncoder(name={self.name!r}, max_length={self.max_length})"
+
+    @property
+    def activation_fn(self) -> Activation:
+        """The model's activation, the default of :meth:`predict` and :meth:`rank`."""
+        return cast(Activation, self._manifest.activation or "sigmoid")
 
     def predict(
         self,
@@ -58,7 +71,8 @@ class CrossEncoder(Model[PairTokenizer]):
         *,
         batch_size: int | None = None,
         show_progress_bar: bool | None = None,
-        on_overflow: OnOverflow = "truncate",
+        activation_fn: Activation | None = None,
+        on_overflow: OnLongPair = "truncate",
     ) -> FloatArray:
         """Score pairs of texts.
 
@@ -67,20 +81,31 @@ class CrossEncoder(Model[PairTokenizer]):
                 text is allowed.
             batch_size: maximum number of pairs in a batch; if None, only the number of tokens is limited.
             show_progress_bar: None shows a progress bar on a terminal for calls of more than two seconds.
-            on_overflow: handling of pairs longer than ``max_length``: ``"truncate"`` or ``"error"``.
+            activation_fn: ``"sigmoid"`` for scores in (0, 1), or ``"identity"`` for the logits; None uses the
+                model's own, as sentence-transformers does.
+            on_overflow: handling of pairs longer than ``max_length``: ``"truncate"``, ``"error"``, or
+                ``"windows"``, which scores overlapping windows of the second text and takes the best.
 
         Returns:
-            ``(N,) float32`` in (0, 1), in the order of the pairs.
+            ``(N,) float32`` in the order of the pairs.
 
         Raises:
             InputError: an item is not a pair of texts (names its position), or an argument is invalid.
             TextOverflowError: a pair is too long and ``on_overflow="error"``.
         """
-        plan = Plan.choose(batch_size=batch_size, on_overflow=on_overflow, show_progress_bar=show_progress_bar)
+        if on_overflow not in get_args(OnLongPair):
+            raise InputError(f'on_overflow must be "truncate", "error" or "windows", not {on_overflow!r}')
+        has_windows = on_overflow == "windows"
+        handling: OnOverflow = "truncate" if on_overflow == "windows" else on_overflow
+        plan = Plan.choose(batch_size=batch_size, on_overflow=handling, show_progress_bar=show_progress_bar)
         if isinstance(pairs, str):
             raise InputError("expected pairs of texts, as in [(first, second), ...], got one str")
+        engine = self._choose_engine(activation_fn)
         listed: list[Any] = list(check_iterable(pairs))
-        chunks = list(self._engine.stream(listed, self._tokenize, plan, len(listed)))
+        if has_windows:
+            chunks = [self._best_of_windows(engine, part, plan) for part in read_parts(listed)]
+        else:
+            chunks = list(engine.stream(listed, self._tokenize, plan, len(listed)))
         return np.concatenate(chunks) if chunks else np.empty(0, dtype=np.float32)
 
     def tokenize(self, pairs: Sequence[tuple[str, str]]) -> Tokens:
@@ -95,9 +120,9 @@ class CrossEncoder(Model[PairTokenizer]):
         """
         return self._tokenizer.tokenize(pairs)
 
-    def predict_tokens(self, tokens: Tokens) -> FloatArray:
-        """Score the result of :meth:`tokenize`: ``(N,) float32``."""
-        return self._engine.run(tokens)
+    def predict_tokens(self, tokens: Tokens, activation_fn: Activation | None = None) -> FloatArray:
+        """Score the result of :meth:`tokenize`, with the activation of :meth:`predict`: ``(N,) float32``."""
+        return self._choose_engine(activation_fn).run(tokens)
 
     def rank(
         self,
@@ -108,7 +133,8 @@ class CrossEncoder(Model[PairTokenizer]):
         return_documents: bool = True,
         batch_size: int | None = None,
         show_progress_bar: bool | None = None,
-        on_overflow: OnOverflow = "truncate",
+        activation_fn: Activation | None = None,
+        on_overflow: OnLongPair = "truncate",
     ) -> list[RankedDocument]:
         """Order documents by their score with a query, best first.
 
@@ -119,6 +145,7 @@ class CrossEncoder(Model[PairTokenizer]):
             return_documents: whether to include the texts in the result.
             batch_size: as in :meth:`predict`.
             show_progress_bar: as in :meth:`predict`.
+            activation_fn: as in :meth:`predict`.
             on_overflow: as in :meth:`predict`.
 
         Returns:
@@ -136,6 +163,7 @@ class CrossEncoder(Model[PairTokenizer]):
             [(query, document) for document in listed],
             batch_size=batch_size,
             show_progress_bar=show_progress_bar,
+            activation_fn=activation_fn,
             on_overflow=on_overflow,
         )
         best = np.argsort(-scores, kind="stable")[:top_k].tolist()
@@ -164,19 +192,51 @@ class CrossEncoder(Model[PairTokenizer]):
     def _shape(self, width: int | None) -> tuple[int, ...]:  # noqa: ARG002 - a score has none
         return ()
 
+    def _choose_engine(self, activation: Activation | None) -> Engine:
+        chosen = self.activation_fn if activation is None else activation
+        if chosen not in get_args(Activation):
+            raise InputError(f'activation_fn must be "sigmoid" or "identity", not {activation!r}')
+        return self._engine if chosen == "sigmoid" else self._logits
+
+    @functools.cached_property
+    def _logits(self) -> Engine:
+        """The engine of scores before the sigmoid."""
+        if isinstance(self._network, NativeNetwork):
+            return self._make_engine(self._network.with_logits())
+        if self._is_bundle and self._logit_name is None:
+            raise ModelError(f"{self.name} has no logits: its graph does not end in a sigmoid")
+        return self._make_engine(self._network.reading(self._logit_name, lambda rows, _: _logits_of(rows)))
+
+    def _best_of_windows(self, engine: Engine, pairs: list[Any], plan: Plan) -> FloatArray:
+        tokens, starts = self._tokenizer.tokenize_windows(pairs)
+        scores: FloatArray = np.maximum.reduceat(engine.run(tokens, plan.batch_size), starts)
+        return scores
+
+    def _graph(self, model: Bundle | FolderModel) -> bytes:
+        if not isinstance(model, Bundle):
+            return model.model
+        content, self._logit_name = expose_logits(model.model)
+        return content
+
     def _outputs(self, model: Bundle | FolderModel) -> Sequence[str]:
         return _BUNDLE_OUTPUTS if isinstance(model, Bundle) else _FOLDER_OUTPUTS
 
     def _finish(self, rows: FloatArray, batch: TokenBatch) -> FloatArray:  # noqa: ARG002 - scores know no tokens
-        return rows if self._is_bundle else _activate(rows)
+        return rows if self._is_bundle else _activate(_logits_of(rows))
 
     def _tokenize(self, pairs: list[Any], first: int) -> Tokens:
         return self._tokenizer.tokenize(pairs, first=first)
 
 
+def _logits_of(rows: FloatArray) -> FloatArray:
+    """Return logits ``(B,)``; a folder's graph gives ``(B, 1)``."""
+    if rows.ndim == 1:
+        return rows
+    if rows.ndim != 2 or rows.shape[1] != 1:
+        raise ModelError(f"the graph gave logits {rows.shape}, expected (B, 1)")
+    return rows[:, 0]
+
+
 def _activate(logits: FloatArray) -> FloatArray:
-    """Apply the sigmoid to the logits of a folder's graph."""
-    if logits.ndim != 2 or logits.shape[1] != 1:
-        raise ModelError(f"the graph gave logits {logits.shape}, expected (B, 1)")
-    # Through tanh, which does not overflow where the exponential would.
-    return np.asarray(0.5 * (1 + np.tanh(0.5 * logits[:, 0].astype(np.float64))), dtype=np.float32)
+    """Apply the sigmoid to logits, through tanh, which does not overflow where the exponential would."""
+    return np.asarray(0.5 * (1 + np.tanh(0.5 * logits.astype(np.float64))), dtype=np.float32)

@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from embedkit.errors import BundleError
-from embedkit.runtime.wire import read_fields, read_numbers
+from embedkit.runtime.wire import encode_bytes, read_fields, read_numbers
 
-__all__ = ["Initializer", "large_tables", "largest_initializers", "refuse_external_data"]
+__all__ = ["Initializer", "expose_logits", "large_tables", "largest_initializers", "refuse_external_data"]
 
 # Fields of messages that contain messages, as far as they may contain tensors (onnx.proto3).
 _MEMBERS = {
@@ -27,7 +27,8 @@ _MEMBERS = {
 }
 _EXTERNAL_DATA, _DATA_LOCATION = 13, 14  # fields of TensorProto
 _GRAPH, _NODE, _INITIALIZER = 7, 1, 5
-_NODE_INPUT, _NODE_OPERATOR = 1, 4
+_NODE_INPUT, _NODE_OUTPUT, _NODE_OPERATOR = 1, 2, 4
+_OUTPUT, _ELEMENT_TYPE, _FLOAT = 12, 1, 1  # of GraphProto and of TypeProto.Tensor
 _TENSOR_SHAPE, _TENSOR_TYPE, _TENSOR_NAME, _RAW_DATA = 1, 2, 8, 9
 _TYPES: dict[int, np.dtype[Any]] = {1: np.dtype("<f4"), 2: np.dtype("u1"), 3: np.dtype("i1"), 10: np.dtype("<f2")}
 _MOST_FIELDS = 1_000_000
@@ -73,6 +74,22 @@ def largest_initializers(model: bytes, count: int) -> list[Initializer]:
         for tensor in _messages(graph, _INITIALIZER)
     ]
     return sorted(found, key=lambda tensor: (-tensor.size_bytes, tensor.name))[:count]
+
+
+def expose_logits(model: bytes) -> tuple[bytes, str | None]:
+    """Return the graph of a cross-encoder with its logits ``(B,)`` as another output, and their name.
+
+    They are the input of the sigmoid that computes ``score``; a graph that ends in anything else is returned as
+    it is, with None. Concatenated protobuf messages are merged, so that the output is appended to the bytes.
+    """
+    for graph in _messages(memoryview(model), _GRAPH):
+        for node in _messages(graph, _NODE):
+            if _text(node, _NODE_OPERATOR) == "Sigmoid" and _text(node, _NODE_OUTPUT) == "score":
+                name = _text(node, _NODE_INPUT)
+                tensor = encode_bytes(1, bytes([_ELEMENT_TYPE << 3, _FLOAT]))
+                value = encode_bytes(1, name.encode()) + encode_bytes(2, tensor)
+                return model + encode_bytes(_GRAPH, encode_bytes(_OUTPUT, value)), name
+    return model, None
 
 
 def large_tables(model: bytes, *, least_bytes: int) -> dict[str, npt.NDArray[Any]]:

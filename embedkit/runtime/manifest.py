@@ -18,7 +18,7 @@ from embedkit.errors import BundleError
 from embedkit.protocols import FloatArray
 from embedkit.runtime.ranges import Ranges
 
-__all__ = ["KINDS", "Golden", "GoldenPairs", "Manifest"]
+__all__ = ["ACTIVATIONS", "KINDS", "Golden", "GoldenPairs", "Manifest"]
 
 KINDS = ("encoder", "cross-encoder")
 
@@ -51,6 +51,8 @@ class Manifest:
             measured.
         default_prompt: name of the prompt that is used by default; empty, and not in the file, if
             there is none.
+        activation: a cross-encoder's activation, ``"identity"`` if its scores are logits; empty, and not
+            in the file, for the sigmoid.
     """
 
     name: str
@@ -73,6 +75,7 @@ class Manifest:
     created_by: str = ""
     ranges: str = ""
     default_prompt: str = ""
+    activation: str = ""
 
     def to_json(self) -> str:
         """The manifest as canonical JSON: all fields but optional ones that are empty, keys sorted, no spaces.
@@ -110,6 +113,10 @@ class Manifest:
             )
         for position, entry in enumerate(values["corpus"]):
             _expect(entry, dict, f"manifest.corpus[{position}]")
+        if values["activation"] not in ("", *ACTIVATIONS):
+            raise BundleError(
+                f"manifest.activation should be {' or '.join(ACTIVATIONS)}, not {values['activation']!r}"
+            )
         if values["ranges"]:
             Ranges.from_text(values["ranges"], values["dimension"])
         return cls(**values)
@@ -271,8 +278,10 @@ _MANIFEST_KINDS: dict[str, type] = {
     "created_by": str,
     "ranges": str,
     "default_prompt": str,
+    "activation": str,
 }
-_OPTIONAL = {"ranges", "default_prompt"}
+_OPTIONAL = {"ranges", "default_prompt", "activation"}
+ACTIVATIONS = ("sigmoid", "identity")
 _OPTIONAL_GOLDEN = {"digests"}
 _GOLDEN_KINDS: dict[str, type] = {"texts": list, "token_ids": list, "vectors": str, "tolerance": float}
 _GOLDEN_PAIRS_KINDS: dict[str, type] = {

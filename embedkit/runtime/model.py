@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -91,14 +92,16 @@ class Model(ABC, Generic[AnyTokenizer]):
         shape = self._shape(network.width)
         self._provider, self._numerics = network.provider, network.numerics
         self._instructions = None if native is None else native.instructions
-        self._engine = Engine(
-            network,
+        self._network = network
+        self._make_engine = functools.partial(
+            Engine,
             shape=shape,
             max_length=self.max_length,
             unit=self._unit,
             label=self._label,
             max_tokens_per_batch=max_tokens_per_batch,
         )
+        self._engine = self._make_engine(network)
 
     @classmethod
     def load(
@@ -226,6 +229,10 @@ class Model(ABC, Generic[AnyTokenizer]):
     def _outputs(self, model: Bundle | FolderModel) -> Sequence[str]:
         """Names of the graph's output, of which the first that exists is read."""
 
+    def _graph(self, model: Bundle | FolderModel) -> bytes:
+        """The graph for ONNX Runtime."""
+        return model.model
+
     @abstractmethod
     def _finish(self, rows: FloatArray, batch: TokenBatch) -> FloatArray:
         """Apply the steps that a folder's graph does not include."""
@@ -237,7 +244,7 @@ class Model(ABC, Generic[AnyTokenizer]):
         from embedkit.runtime.padded_network import PaddedNetwork
         from embedkit.runtime.session import Session
 
-        session = Session(model.model, outputs=self._outputs(model), threads=threads, providers=providers)
+        session = Session(self._graph(model), outputs=self._outputs(model), threads=threads, providers=providers)
         return PaddedNetwork(session, finish=self._finish, pad_id=self._tokenizer.pad_id)
 
 

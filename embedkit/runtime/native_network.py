@@ -12,11 +12,12 @@ processor is used, unless the caller or ``EMBEDKIT_INSTRUCTIONS`` names another.
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from threading import Lock
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -126,6 +127,7 @@ class NativeNetwork:
         self._tokens_of_a_thread = _WORK_OF_A_THREAD[_is_quantized(weights)] // _count_weights(weights)
         self._is_typed = weights.types is not None
         self._sharing = Lock()
+        self._logits = False
         try:
             self._network = _open(weights, self.instructions, shared)
         except (ValueError, OverflowError) as error:
@@ -184,6 +186,12 @@ class NativeNetwork:
             return cls(_read(model, pairs=pairs), instructions=instructions)
         except ProviderError:
             return None
+
+    def with_logits(self) -> Self:
+        """Return the same network of a cross-encoder, with scores before their sigmoid."""
+        twin = copy.copy(self)
+        twin._logits = True  # noqa: SLF001 - an instance of the same class
+        return twin
 
     def check(self, *, max_length: int, vocabulary_size: int) -> None:
         """Reject a tokenizer with longer texts or more words than the graph has rows for.
@@ -250,7 +258,7 @@ class NativeNetwork:
         threads = min(wanted, self.lanes, _TEAM[-1])
         # Teams of several callers would compete for the same processors.
         if threads < _TEAM[0] or not self._sharing.acquire(blocking=False):
-            self._network.run(*batch)
+            self._network.run(*batch, None, self._logits)
             return
         try:
             team = bert.make_team(self.instructions, threads)
@@ -259,7 +267,7 @@ class NativeNetwork:
                     with contextlib.suppress(RuntimeError):  # no thread can be started: the others do the work
                         for _ in range(threads - 1):
                             pool.submit(bert.help_team, team)
-                    self._network.run(*batch, team)
+                    self._network.run(*batch, team, self._logits)
                 finally:
                     bert.close_team(team)
         finally:

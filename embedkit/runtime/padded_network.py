@@ -33,6 +33,7 @@ class PaddedNetwork:
         session: the graph.
         finish: converts the session's output to the rows of the batch, ``(B, *shape) float32``.
         pad_id: padding id of token batches.
+        output: name of the session's output to read; None reads the one that the session chose.
 
     Attributes:
         lanes: number of threads that may call :meth:`fill` concurrently, each with its own lane.
@@ -42,13 +43,23 @@ class PaddedNetwork:
     """
 
     def __init__(
-        self, session: Session, *, finish: Callable[[FloatArray, TokenBatch], FloatArray], pad_id: int
+        self,
+        session: Session,
+        *,
+        finish: Callable[[FloatArray, TokenBatch], FloatArray],
+        pad_id: int,
+        output: str | None = None,
     ) -> None:
+        self._output = output
         self._session, self._finish, self._pad_id = session, finish, pad_id
         self.lanes = session.lanes
         self.provider = session.providers[0]
         self.numerics = f"onnxruntime-{session.version}-{self.provider}"
         self.width = session.width
+
+    def reading(self, output: str | None, finish: Callable[[FloatArray, TokenBatch], FloatArray]) -> PaddedNetwork:
+        """Return a network of the same session that reads another output."""
+        return PaddedNetwork(self._session, finish=finish, pad_id=self._pad_id, output=output)
 
     def batches(
         self, lengths: npt.NDArray[np.int64], *, most_tokens: int | None, most_items: int | None
@@ -74,7 +85,7 @@ class PaddedNetwork:
         """
         positions = np.arange(len(rows))[items] if isinstance(items, slice) else items
         batch = tokens.batch(positions, self._pad_id)
-        found = self._finish(self._session.run(batch, lane=lane), batch)
+        found = self._finish(self._session.run(batch, lane=lane, output=self._output), batch)
         expected = (len(positions), *rows.shape[1:])
         if found.shape != expected:  # where the graph leaves its shapes open
             raise ModelError(f"the graph gave {found.shape}, expected {expected}")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -12,10 +14,10 @@ from embedkit.errors import BundleError, ModelError
 from embedkit.protocols import FloatArray
 from embedkit.runtime.initializers import refuse_external_data
 from embedkit.runtime.layout import Layout, read_bytes, read_json, read_layout, whole_number
-from embedkit.runtime.manifest import Manifest
+from embedkit.runtime.manifest import ACTIVATIONS, Manifest
 from embedkit.runtime.tokenization import TokenBatch
 
-__all__ = ["DEFAULT_FILE", "FolderModel", "pool", "read_cross_encoder_folder", "read_folder"]
+__all__ = ["DEFAULT_FILE", "FolderModel", "pool", "read_activation", "read_cross_encoder_folder", "read_folder"]
 
 DEFAULT_FILE = "onnx/model.onnx"
 _ADVICE = "make a bundle of it with `embedkit export`"
@@ -86,7 +88,7 @@ def read_cross_encoder_folder(folder: Path, *, file: str | None = None) -> Folde
     """
     if (folder / "modules.json").exists():
         raise ModelError(f"{folder} holds an encoder; use Encoder.load")
-    _check_classifier(folder / "config.json")
+    config = _check_classifier(folder / "config.json")
     max_length = _max_length(folder)
     tokenizer_json = read_bytes(folder / "tokenizer.json").decode("utf-8", errors="replace")
     model = _read_graph(folder / (file or DEFAULT_FILE))
@@ -97,10 +99,11 @@ def read_cross_encoder_folder(folder: Path, *, file: str | None = None) -> Folde
         max_length=max_length,
         pooling="cls",
         normalize=False,
+        activation=read_activation(config),
         precision="",
         created_by="sentence-transformers",
     )
-    parts = [model, tokenizer_json.encode(), f"cross-encoder {max_length}".encode()]
+    parts = [model, tokenizer_json.encode(), f"cross-encoder {max_length}{manifest.activation}".encode()]
     fingerprint = hashlib.sha256(b"\0".join(parts)).hexdigest()
     return FolderModel(folder, manifest, tokenizer_json, fingerprint, model)
 
@@ -119,8 +122,23 @@ def pool(tokens: FloatArray, batch: TokenBatch, pooling: str) -> FloatArray:
     return np.asarray(np.einsum("blh,bl->bh", tokens, mask) / mask.sum(axis=1, keepdims=True), dtype=np.float32)
 
 
-def _check_classifier(path: Path) -> None:
-    """Check that a ``config.json`` describes a classifier with one logit."""
+def read_activation(config: Mapping[str, Any]) -> str:
+    """Return the activation that sentence-transformers stored in a ``config.json``, as a manifest has it.
+
+    Raises:
+        ModelError: it is neither the identity nor the sigmoid.
+    """
+    stored = config.get("sentence_transformers")
+    named = stored.get("activation_fn") if isinstance(stored, Mapping) else None
+    named = named or config.get("sbert_ce_default_activation_function") or "Sigmoid"
+    kind = str(named).rpartition(".")[2].lower()
+    if kind not in ACTIVATIONS:
+        raise ModelError(f"the activation of a cross-encoder is Identity or Sigmoid, this one has {named}")
+    return "" if kind == "sigmoid" else kind
+
+
+def _check_classifier(path: Path) -> Mapping[str, Any]:
+    """Read a ``config.json`` and check that it describes a classifier with one logit."""
     config = read_json(path)
     architecture = (config.get("architectures") or [""])[0]
     labels = config.get("id2label", {"0": "", "1": ""})  # transformers leaves out what has its default of two
@@ -130,6 +148,7 @@ def _check_classifier(path: Path) -> None:
         )
     if len(labels) != 1:
         raise ModelError(f"{path}: a cross-encoder has one label, this classifier has {len(labels)}")
+    return config
 
 
 def _supported(folder: Path, layout: Layout) -> tuple[str, int]:

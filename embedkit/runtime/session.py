@@ -100,12 +100,13 @@ class Session:
         self._input_types = _read_input_types(self._session)
         self.output, self.width = _choose_output(self._session, outputs)
 
-    def run(self, batch: TokenBatch, *, lane: int | None = None) -> FloatArray:
+    def run(self, batch: TokenBatch, *, lane: int | None = None, output: str | None = None) -> FloatArray:
         """Run the graph on one token batch.
 
         Args:
             batch: what to run.
             lane: where to run it on one thread, below ``lanes``, if others run at the same time.
+            output: name of the output to return; None returns the one that was chosen.
 
         Returns:
             The output, ``(B, D)``, ``(B, L, H)`` or, of a cross-encoder, ``(B,) float32``.
@@ -120,7 +121,7 @@ class Session:
         wanted = {name: feeds[name].astype(kind, copy=False) for name, kind in self._input_types.items()}
         session = self._session if lane is None else self._opened[lane] or self._open_lane(lane)
         try:
-            (result,) = session.run([self.output], wanted)
+            (result,) = session.run([output or self.output], wanted)
         except Exception as error:  # ONNX Runtime's errors have no common ancestor but Exception
             raise ModelError(f"ONNX Runtime failed on batch {batch.input_ids.shape}: {error}") from error
         return np.asarray(result, dtype=np.float32)

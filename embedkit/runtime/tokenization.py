@@ -263,6 +263,54 @@ class PairTokenizer(_FastTokenizer):
                 _check_texts(pair, 0, name=f"pairs[{position}]")
             raise InputError(f"the tokenizer refused these pairs: {error}") from error
 
+    def tokenize_windows(self, pairs: Sequence[tuple[str, str]]) -> tuple[Tokens, npt.NDArray[np.intp]]:
+        """Tokenize pairs, and give a pair that is too long a row for each window of its second text.
+
+        Consecutive windows share half of their tokens, and the last one ends with the text. A first text keeps at
+        most half of the room.
+
+        Args:
+            pairs: N pairs of two ``str``.
+
+        Returns:
+            tokens of ``M >= N`` rows, and the first row of each pair ``(N,)``, ascending.
+
+        Raises:
+            InputError: as :meth:`tokenize`.
+        """
+        tokens = self.tokenize(pairs)
+        too_long, kinds = set(tokens.overflowing), tokens.type_ids or []
+        rows = [
+            self._windows(*pair) if row in too_long else [(list(tokens.ids[row]), list(kinds[row]))]
+            for row, pair in enumerate(pairs)
+        ]
+        starts = np.cumsum([0, *map(len, rows)])[:-1]
+        flat = [window for windows in rows for window in windows]
+        return Tokens([ids for ids, _ in flat], [], [types for _, types in flat]), starts
+
+    def _windows(self, first: str, second: str) -> list[tuple[list[int], list[int]]]:
+        """Ids and types of each window of a pair."""
+        encoding = self._tokenizer.encode(first, second)
+        ids, types, sides = encoding.ids, encoding.type_ids, encoding.sequence_ids
+        room, length = self.max_length - self._frame, sides.count(1)
+        kept = min(sides.count(0), room // 2)
+        width = room - kept
+        last = max(0, length - width)
+        starts = [*range(0, last, max(1, width // 2)), last]
+        begins = sides.index(0) if 0 in sides else 0
+        second_begins = sides.index(1) if 1 in sides else len(ids)
+        rows = []
+        for start in starts:
+            chosen = [
+                place
+                for place, side in enumerate(sides)
+                if side is None
+                or (side == 0 and place < begins + kept)
+                or (side == 1 and start <= place - second_begins < start + width)
+            ]
+            rows.append(([ids[place] for place in chosen], [types[place] for place in chosen]))
+        return rows
+
     def _encode(self, pairs: list[tuple[str, str]]) -> Tokens:
         found = self._pieces.encode(pairs) if self._pieces else None
         if found is None:

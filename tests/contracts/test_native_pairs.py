@@ -281,3 +281,17 @@ CrossEncoder.load({str(path)!r}).predict([("a", "b")])
 sys.exit("onnxruntime" in sys.modules)
 """
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+@needs_kernel
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+def test_logits_are_those_of_onnx_runtime(make_model: Any, tmp_path: Path, precision: str) -> None:
+    export(make_model(), tmp_path / "toy.onnx", precision=precision)
+    own, other = (CrossEncoder.load(tmp_path / "toy.onnx", providers=[name]) for name in (NATIVE, CPU))
+
+    logits = own.predict(PAIRS, activation_fn="identity")
+
+    np.testing.assert_allclose(
+        logits, other.predict(PAIRS, activation_fn="identity"), atol=5 * DIFFERENCE[precision]
+    )
+    np.testing.assert_allclose(1 / (1 + np.exp(-logits)), own.predict(PAIRS), atol=1e-6)

@@ -79,7 +79,9 @@ class CrossRanker:
     def __init__(self, model: CrossEncoder, gate: Gate, admission: Admission, make_batcher: MakeBatcher) -> None:
         self._model, self._gate, self._admission = model, gate, admission
         self._rate = Rate(_TOKENS_PER_S)
-        self._batcher = make_batcher(model.name, model.predict_tokens, self._rate)
+        self._batcher = make_batcher(
+            model.name, lambda tokens: model.predict_tokens(tokens, "sigmoid"), self._rate
+        )
         self.manifest = model.manifest
 
     def price(self, query: str, characters: Iterable[int]) -> float:

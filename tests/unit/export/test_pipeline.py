@@ -250,3 +250,15 @@ def test_a_cross_encoder_s_folder_is_recognised(make_pair_encoder, tmp_path):
 
     assert (report.manifest.kind, report.manifest.name) == ("cross-encoder", "tenc-cross")
     assert report.manifest.gates["retention"]["torch"] == 1.0
+
+
+def test_a_cross_encoder_s_bundle_keeps_its_activation(make_pair_encoder, tmp_path):
+    model = make_pair_encoder(initializer_range=0.1)
+    model.config.sentence_transformers = {"activation_fn": "torch.nn.modules.linear.Identity"}
+
+    report = export(model, tmp_path / "raw.onnx", precision="fp32")
+
+    bundle = CrossEncoder.load(tmp_path / "raw.onnx")
+    assert report.manifest.activation == bundle.activation_fn == "identity"
+    expected = TorchCrossEncoder(model).logits(model.tokenizer.tokenize(GOLDEN_PAIRS))
+    np.testing.assert_allclose(bundle.predict(GOLDEN_PAIRS), expected, atol=1e-5)

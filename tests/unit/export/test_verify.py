@@ -7,7 +7,8 @@ import torch
 from onnx import numpy_helper
 
 from embedkit.evaluation.sts import ScoredPairs
-from embedkit.export.candidates import Candidate
+from embedkit.export.candidates import Candidate, torch_logits
+from embedkit.export.gates import relative_error
 from embedkit.export.graph import build_graph
 from embedkit.export.probes import GOLDEN_PAIRS, GOLDEN_TEXTS, PROBE_PAIRS, PROBE_TEXTS
 from embedkit.export.quantize import Int8Arithmetic
@@ -354,3 +355,40 @@ def test_measuring_leaves_a_cross_encoder_in_its_mode(scorer):
     scorer.train()
     measure(scorer, "fp32")
     assert scorer.training
+
+
+@pytest.fixture
+def steep(scorer):
+    """A cross-encoder whose logits reach from about -9 to 9, as trained ones do."""
+    with torch.no_grad():
+        logits = torch_logits(scorer)(scorer.tokenizer.tokenize(PROBE_PAIRS))
+        scorer.network.classifier.weight.mul_(3 / float(logits.std()))
+        scorer.network.classifier.bias.sub_(3 * float(logits.mean()) / float(logits.std()))
+    return scorer
+
+
+def test_a_steep_cross_encoder_passes_in_int8(steep):
+    gates = measure(steep, "int8", agreement=0.95, error=(0.35, 0.35))
+
+    assert missed(gates) == set()
+    assert gates["parity"].figures["largest_difference"] > 0.2  # of one score near the middle
+    assert gates["parity"].figures["largest_error"]["probe_pairs"] < 0.35
+
+
+@pytest.mark.parametrize(
+    ("name", "position"), [("encoder.layer.0.intermediate.dense.bias", 3), ("pooler.dense.bias", 5)]
+)
+def test_one_wrong_weight_of_a_steep_cross_encoder_in_int8_is_found(steep, name, position):
+    content = build_graph(steep, Int8Arithmetic(64)).SerializeToString()
+
+    gates = measure(steep, "int8", content=corrupt(content, name, position, lambda value: value + 20.0))
+
+    assert "parity" in missed(gates)
+
+
+def test_errors_of_logits_are_relative_to_their_spread():
+    expected = np.array([-10.0, 0.0, 10.0], dtype=np.float32)
+
+    assert relative_error(expected, expected + 1) == pytest.approx(1 / expected.std())
+    assert relative_error(expected / 1000, expected / 1000 + 1) == pytest.approx(1.0)
+    assert relative_error(expected, expected * np.nan) == np.inf

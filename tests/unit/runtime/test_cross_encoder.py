@@ -164,6 +164,84 @@ def test_truncation_can_be_an_error(model: CrossEncoder) -> None:
     assert len(model.predict(PAIRS[:2], on_overflow="error")) == 2
 
 
+def test_long_passages_are_scored_in_windows(model: CrossEncoder) -> None:
+    passage = " ".join(["dog", "cat", "sea", "music", "garden", "sun", "train", "blue"] * 5)
+    words = passage.split()
+    room = 12 - 4  # one word of the query, and three special tokens
+    starts = [*range(0, len(words) - room, room // 2), len(words) - room]
+    windows = [("a", " ".join(words[start : start + room])) for start in starts]
+
+    best = model.predict([("a", passage), ("a", "dog")], on_overflow="windows")
+
+    expected = [model.predict(windows).max(), *model.predict([("a", "dog")])]
+    np.testing.assert_allclose(best, expected, rtol=1e-6)
+    assert best[0] >= model.predict([("a", passage)])[0]
+
+
+def test_windows_of_a_long_query_hold_half_of_it(model: CrossEncoder) -> None:
+    tokens, starts = model._tokenizer.tokenize_windows([("dog " * 30, "cat " * 30), ("a", "b")])
+
+    assert max(map(len, tokens.ids)) == 12
+    assert starts.tolist() == [0, len(tokens.ids) - 1]
+    assert all(row.count(1) == 6 for row in tokens.type_ids[:-1])  # 5 words and a special token
+
+
+# Activation
+
+
+@pytest.mark.parametrize("options", [{"activation_fn": "identity"}, {}])
+def test_logits_are_those_before_the_sigmoid(
+    write_toy_cross_bundle: Write, toy_cross_reference: Reference, options: dict[str, Any], tmp_path: Path
+) -> None:
+    model = CrossEncoder.load(write_toy_cross_bundle(tmp_path / "raw.onnx", activation="identity"))
+    scores = toy_cross_reference(PAIRS).astype(np.float64)
+
+    assert model.activation_fn == "identity"
+    np.testing.assert_allclose(model.predict(PAIRS, **options), np.log(scores / (1 - scores)), atol=1e-5)
+    np.testing.assert_allclose(model.predict(PAIRS, activation_fn="sigmoid"), scores, atol=1e-6)
+    ranked = model.rank("a dog", ["the sea", "music"], **options)
+    np.testing.assert_array_equal(
+        sorted(found["score"] for found in ranked),
+        np.sort(model.predict([("a dog", "the sea"), ("a dog", "music")], **options)),
+    )
+
+
+def test_a_bundle_without_an_activation_has_sigmoids_and_gives_logits(model: CrossEncoder) -> None:
+    scores = model.predict(PAIRS).astype(np.float64)
+
+    assert model.activation_fn == "sigmoid"
+    logits = model.predict(PAIRS, activation_fn="identity")
+    np.testing.assert_allclose(logits, np.log(scores / (1 - scores)), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [
+        {"sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity"}},
+        {"sbert_ce_default_activation_function": "torch.nn.modules.linear.Identity"},
+    ],
+)
+def test_a_folder_keeps_its_activation(toy_cross_folder: Path, stored: dict[str, Any]) -> None:
+    plain = CrossEncoder.load(toy_cross_folder)
+    config = json.loads((toy_cross_folder / "config.json").read_text())
+    (toy_cross_folder / "config.json").write_text(json.dumps(config | stored))
+    model = CrossEncoder.load(toy_cross_folder)
+
+    np.testing.assert_allclose(model.predict(PAIRS), plain.predict(PAIRS, activation_fn="identity"))
+    np.testing.assert_allclose(model.predict(PAIRS, activation_fn="sigmoid"), plain.predict(PAIRS))
+    assert model.fingerprint != plain.fingerprint
+
+
+def test_a_folder_with_another_activation_is_refused(toy_cross_folder: Path) -> None:
+    config = json.loads((toy_cross_folder / "config.json").read_text())
+    config["sentence_transformers"] = {"activation_fn": "torch.nn.modules.activation.Tanh"}
+    (toy_cross_folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(
+        ModelError, match=r"Identity or Sigmoid, this one has torch\.nn\.modules\.activation\.Tanh"
+    ):
+        CrossEncoder.load(toy_cross_folder)
+
+
 # Refused arguments
 
 
@@ -172,6 +250,7 @@ def test_truncation_can_be_an_error(model: CrossEncoder) -> None:
     [
         ({"batch_size": 0}, "batch_size must be a whole number"),
         ({"on_overflow": "ignore"}, "on_overflow must be"),
+        ({"activation_fn": "tanh"}, "activation_fn must be"),
     ],
 )
 def test_impossible_options_are_refused_at_once(model: CrossEncoder, options: dict[str, Any], words: str) -> None:
@@ -280,7 +359,7 @@ def test_the_folder_of_an_encoder_is_refused(toy_cross_folder: Path) -> None:
 def test_several_logits_are_refused(toy_cross_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = CrossEncoder.load(toy_cross_folder)
     monkeypatch.setattr(
-        model._engine._network._session, "run", lambda batch, lane: np.zeros((len(batch.input_ids), 2))
+        model._engine._network._session, "run", lambda batch, **_: np.zeros((len(batch.input_ids), 2))
     )
     with pytest.raises(ModelError, match=r"logits \(1, 2\), expected \(B, 1\)"):
         model.predict(PAIRS[:1])
