@@ -94,7 +94,7 @@ THRESHOLDS = {
 
 PAIR_THRESHOLDS = {
     "fp32": Thresholds(difference=1e-5, invariance=1e-5, retention=0.999, agreement=0.999),
-    # A sigmoid magnifies the error of a logit near 0 and hides any other, so rounded models are measured by logits.
+    # A sigmoid magnifies the error of a logit near 0 and hides others, so rounded models are measured by logits.
     # Some pairs of random words, unlike probe pairs, jump from relevant to irrelevant when anything is rounded.
     "fp16": Thresholds(difference=None, invariance=None, error=(0.05, 0.01), retention=0.999, agreement=0.999),
     "int8": Thresholds(difference=None, invariance=None, error=(0.35, 0.15), retention=0.99, agreement=0.98),
