@@ -139,7 +139,7 @@ def read_activation(config: Mapping[str, Any]) -> str:
 
 def _check_classifier(path: Path) -> Mapping[str, Any]:
     """Read a ``config.json`` and check that it describes a classifier with one logit."""
-    config = read_json(path)
+    config: Mapping[str, Any] = read_json(path)
     architecture = (config.get("architectures") or [""])[0]
     labels = config.get("id2label", {"0": "", "1": ""})  # transformers leaves out what has its default of two
     if not str(architecture).endswith("ForSequenceClassification"):

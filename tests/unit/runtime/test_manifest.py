@@ -62,7 +62,8 @@ def test_a_default_prompt_is_one_of_the_prompts_and_optional() -> None:
         Manifest.from_json(dataclasses.replace(prompted, default_prompt="text").to_json())
 
 
-REQUIRED = [field.name for field in dataclasses.fields(Manifest) if field.name not in ("ranges", "default_prompt")]
+OPTIONAL = ("ranges", "default_prompt", "activation")
+REQUIRED = [field.name for field in dataclasses.fields(Manifest) if field.name not in OPTIONAL]
 
 
 @pytest.mark.parametrize("name", REQUIRED)
@@ -201,3 +202,10 @@ def test_golden_pairs_must_be_of_a_cross_encoder() -> None:
         PAIRS.check_against(MANIFEST)
     with pytest.raises(BundleError, match=r"2 ids, manifest\.max_length is 1"):
         PAIRS.check_against(dataclasses.replace(CROSS, max_length=1))
+
+
+def test_an_unknown_activation_is_refused() -> None:
+    raw = dataclasses.replace(MANIFEST, activation="identity")
+    assert Manifest.from_json(raw.to_json()) == raw
+    with pytest.raises(BundleError, match="manifest.activation should be sigmoid or identity, not 'tanh'"):
+        Manifest.from_json(dataclasses.replace(MANIFEST, activation="tanh").to_json())
