@@ -14,6 +14,9 @@ The layers are processed from first to last:
 * **write**: the products that add to the state are refitted, from the outputs of the kept heads and units to
   the teacher's state; so are scale and shift of each LayerNorm, column by column.
 
+A cross-encoder is cut likewise, on pairs. Its pooler reads the teacher's last state like a layer and keeps the
+units that change the logit most, and its last product is refitted to the teacher's logits.
+
 The narrower state consists of the leading principal components of the teacher's state (after the embeddings and
 after each kept layer), rotated at random so that all columns carry equal variance, as LayerNorm expects.
 
@@ -24,6 +27,7 @@ Sources: least-squares reconstruction is that of pruning (He et al., ICCV 2017, 
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -31,20 +35,26 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from transformers import BertForSequenceClassification
 
 from embedkit.errors import ModelError
+from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.initialisation import random
 from embedkit.modeling.least_squares import fit_affine, fit_scale
+from embedkit.modeling.seeding import seeded
 from embedkit.modeling.sizes import Size
+from embedkit.runtime.tokenization import PairTokenizer, Tokenizer
 
-__all__ = ["choose_layers", "from_layers"]
+__all__ = ["choose_layers", "cross_from_layers", "from_layers"]
 
 _TEXTS_PER_BATCH = 64
+_SCORE_RIDGE = 1e-2  # there is one observation for each pair, not for each token
 _USUAL = 0.95  # share of feed-forward units whose largest activation counts as usual
 _TABLES = ("word_embeddings", "position_embeddings", "token_type_embeddings")
 
 _Place = tuple[nn.Module, str]
+_Batch = dict[str, Tensor]
 
 
 def choose_layers(count: int, depth: int) -> tuple[int, ...]:
@@ -91,11 +101,66 @@ def from_layers(
     student.backbone.config.layer_norm_eps = teacher.config.layer_norm_eps
     with torch.no_grad(), _evaluated(teacher), _evaluated(student):
         student.backbone = type(student.backbone)(student.backbone.config, add_pooling_layer=False).eval()
-        _Cut(teacher, student, chosen, texts, seed).copy()
+        _Cut(teacher.backbone, student.backbone, chosen, _tokenize(student.tokenizer, texts), seed).copy()
     return student
 
 
-def _depth(teacher: SentenceEncoder) -> int:
+def cross_from_layers(
+    teacher: PairEncoder,
+    size: Size,
+    pairs: Sequence[tuple[str, str]],
+    *,
+    layers: Sequence[int] | None = None,
+    max_length: int,
+    seed: int,
+) -> PairEncoder:
+    """Create a BERT cross-encoder from some of its teacher's layers.
+
+    Args:
+        teacher: a cross-encoder of the BERT family with absolute positions.
+        size: as for :func:`from_layers`.
+        pairs: a few hundred to a few thousand representative pairs, relevant and irrelevant ones.
+        layers: as for :func:`from_layers`.
+        max_length: maximum length of the student's pairs in tokens.
+        seed: seed of everything random.
+
+    Raises:
+        ModelError: the teacher is of another family, or the student is wider, deeper or longer than its teacher.
+    """
+    chosen = tuple(layers) if layers is not None else choose_layers(size.layers, _depth(teacher))
+    shape = _fitting_shape(teacher, size, chosen, max_length)
+    config = copy.deepcopy(teacher.config)
+    config.num_hidden_layers, config.hidden_size = shape.layers, shape.hidden
+    config.num_attention_heads, config.intermediate_size = shape.heads, shape.feed_forward
+    config.max_position_embeddings = max_length
+    with seeded(seed):
+        network = BertForSequenceClassification(config)
+    student = PairEncoder(network, PairTokenizer(teacher.tokenizer.json, max_length), name=teacher.name)
+    batches = _tokenize(student.tokenizer, pairs)
+    with torch.no_grad(), _evaluated(teacher), _evaluated(student):
+        _Cut(teacher.network.base_model, student.network.base_model, chosen, batches, seed).copy()
+        _copy_score(teacher, student, batches)
+    return student
+
+
+def _copy_score(teacher: PairEncoder, student: PairEncoder, batches: Sequence[_Batch]) -> None:
+    """Fit the pooler and the last product."""
+    theirs: Any = teacher.network
+    own: Any = student.network
+    expected = torch.cat([theirs.bert(**batch).last_hidden_state[:, 0] for batch in batches])
+    states = torch.cat([own.bert(**batch).last_hidden_state[:, 0] for batch in batches])
+    lift, shift = fit_affine(states, expected)
+    dense, last = theirs.bert.pooler.dense, theirs.classifier
+    pooled = torch.tanh(dense(expected))
+    effect = pooled.std(dim=0) * last.weight[0].abs()
+    units = effect.topk(states.shape[1]).indices.sort().values
+    _compose(dense.weight[units], dense.bias[units], lift, shift, own.bert.pooler.dense)
+    weight, bias = fit_affine(torch.tanh(own.bert.pooler.dense(states)), last(pooled), ridge=_SCORE_RIDGE)
+    own.classifier.weight.copy_(weight)
+    own.classifier.bias.copy_(bias)
+
+
+def _depth(teacher: SentenceEncoder | PairEncoder) -> int:
     config = teacher.config
     if config.model_type != "bert" or getattr(config, "position_embedding_type", "absolute") != "absolute":
         raise ModelError(
@@ -104,7 +169,9 @@ def _depth(teacher: SentenceEncoder) -> int:
     return int(config.num_hidden_layers)
 
 
-def _fitting_shape(teacher: SentenceEncoder, size: Size, layers: Sequence[int], positions: int) -> Size:
+def _fitting_shape(
+    teacher: SentenceEncoder | PairEncoder, size: Size, layers: Sequence[int], positions: int
+) -> Size:
     depth, config = _depth(teacher), teacher.config
     ascending = len(layers) == size.layers and sorted(set(layers)) == list(layers)
     if not ascending or not set(layers) <= set(range(1, depth + 1)):
@@ -133,20 +200,21 @@ class _Cut:
 
     def __init__(
         self,
-        teacher: SentenceEncoder,
-        student: SentenceEncoder,
+        teacher: nn.Module,
+        student: nn.Module,
         layers: Sequence[int],
-        texts: Sequence[str],
+        batches: Sequence[_Batch],
         seed: int,
     ) -> None:
         # Any: mypy types the modules of a transformers network as tensors or modules.
-        self.teacher: Any = teacher.backbone
-        self.student: Any = student.backbone
+        self.teacher: Any = teacher
+        self.student: Any = student
         self.theirs = _layers(self.teacher, layers)
-        self.batches = _tokenize(student, texts)
+        self.batches = batches
         self.seen = self._watch(self.teacher, _places(self.teacher, self.theirs))
-        self.same_width = student.hidden == teacher.hidden
-        self.basis = self._find_basis(student.hidden, seed)
+        width = int(self.student.config.hidden_size)
+        self.same_width = width == int(self.teacher.config.hidden_size)
+        self.basis = self._find_basis(width, seed)
 
     def copy(self) -> None:
         """Fill in the student's weights."""
@@ -180,10 +248,11 @@ class _Cut:
         words, places, types = (getattr(theirs, name).weight[: len(getattr(own, name).weight)] for name in _TABLES)
         # A word's row is its normalised state at an average position; a position's row is the difference it makes.
         words = words + types[0] + places.mean(dim=0)
-        places = (places - places.mean(dim=0)) / words.std(dim=1, unbiased=False).mean()
+        # The first type is a part of the words; another type's row is the difference it makes, too.
+        scale = theirs.LayerNorm.weight / words.std(dim=1, unbiased=False).mean()
         own.word_embeddings.weight.copy_(theirs.LayerNorm(words) @ self.basis)
-        own.position_embeddings.weight.copy_(places * theirs.LayerNorm.weight @ self.basis)
-        own.token_type_embeddings.weight.zero_()
+        own.position_embeddings.weight.copy_((places - places.mean(dim=0)) * scale @ self.basis)
+        own.token_type_embeddings.weight.copy_((types - types[0]) * scale @ self.basis)
         self._fit_norm(own.LayerNorm, self._look(own.LayerNorm), theirs.LayerNorm)
 
     def _copy_attention(self, own: Any, theirs: Any) -> None:
@@ -254,10 +323,10 @@ class _Cut:
             for place in places:
                 hook = place[0].register_forward_hook(_keep(seen[place], place[1]), with_kwargs=True)
                 hooks.callback(hook.remove)
-            for ids, mask in self.batches:
-                network(input_ids=ids, attention_mask=mask)
+            for batch in self.batches:
+                network(**batch)
                 for states in seen.values():
-                    states[-1] = states[-1][mask.bool()]
+                    states[-1] = states[-1][batch["attention_mask"].bool()]
         return {place: torch.cat(states) for place, states in seen.items()}
 
 
@@ -291,18 +360,24 @@ def _keep(seen: list[Tensor], what: str) -> Callable[..., None]:
     return hook
 
 
-def _tokenize(student: SentenceEncoder, texts: Sequence[str]) -> list[tuple[Tensor, Tensor]]:
-    """Return batches of ids and mask, grouping texts of similar length."""
-    ids = sorted(student.tokenizer.tokenize(texts).ids, key=len)
-    if not ids:
+def _tokenize(tokenizer: Tokenizer | PairTokenizer, items: Sequence[Any]) -> list[_Batch]:
+    """Return the inputs of batches of texts or pairs, grouping those of similar length."""
+    tokens = tokenizer.tokenize(items)
+    if not len(tokens.ids):
         raise ModelError("texts are needed to cut a student from its teacher, but there are none")
-    starts = range(0, len(ids), _TEXTS_PER_BATCH)
-    batches = [student.tokenizer.pad(ids[start : start + _TEXTS_PER_BATCH]) for start in starts]
-    return [(torch.from_numpy(batch.input_ids), torch.from_numpy(batch.attention_mask)) for batch in batches]
+    order = np.argsort(tokens.lengths, kind="stable")
+    batches = []
+    for start in range(0, len(order), _TEXTS_PER_BATCH):
+        batch = tokens.batch(order[start : start + _TEXTS_PER_BATCH], tokenizer.pad_id)
+        inputs = {"input_ids": batch.input_ids, "attention_mask": batch.attention_mask}
+        if batch.token_type_ids is not None:
+            inputs["token_type_ids"] = batch.token_type_ids
+        batches.append({name: torch.from_numpy(values) for name, values in inputs.items()})
+    return batches
 
 
 @contextlib.contextmanager
-def _evaluated(model: SentenceEncoder) -> Iterator[None]:
+def _evaluated(model: nn.Module) -> Iterator[None]:
     was_training = model.training
     model.eval()
     try:

@@ -5,9 +5,11 @@ import pytest
 import torch
 
 from embedkit.errors import ModelError
+from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.initialisation import random
 from embedkit.modeling.sizes import Size
-from embedkit.modeling.teacher_layers import choose_layers, from_layers
+from embedkit.modeling.teacher_layers import choose_layers, cross_from_layers, from_layers
+from embedkit.modeling.torch_cross_encoder import TorchCrossEncoder
 from embedkit.modeling.torch_encoder import TorchEncoder
 from embedkit.modeling.vocabulary import real_words
 
@@ -154,3 +156,45 @@ def test_longer_texts_than_the_teacher_s_are_refused(teacher):
 def test_no_text_is_an_error(teacher):
     with pytest.raises(ModelError, match="there are none"):
         from_layers(teacher, Size(1, 32, 4, 48), [], max_length=16, seed=0)
+
+
+@pytest.fixture(scope="module")
+def cross_teacher(teacher, words_of_texts):
+    """Return a cross-encoder on the teacher's layers, whose logits spread."""
+    model = PairEncoder.from_encoder(teacher, max_length=16, seed=3).eval()
+    with torch.no_grad():
+        model.network.bert.embeddings.token_type_embeddings.weight.mul_(4)
+        model.network.bert.pooler.dense.weight.mul_(10)
+        model.network.classifier.weight.mul_(20)
+    return model
+
+
+@pytest.fixture(scope="module")
+def pairs_of_texts(words_of_texts):
+    return list(zip(words_of_texts, words_of_texts[::-1], strict=True))
+
+
+def logits(model, pairs):
+    return TorchCrossEncoder(model).logits(model.tokenizer.tokenize(pairs))
+
+
+def test_all_layers_of_a_cross_encoder_score_as_it_does(cross_teacher, pairs_of_texts):
+    student = cross_from_layers(cross_teacher, Size(4, 32, 4, 48), pairs_of_texts, max_length=16, seed=0)
+
+    expected = logits(cross_teacher, pairs_of_texts)
+    assert np.corrcoef(expected, logits(student, pairs_of_texts))[0, 1] > 0.99
+
+
+@pytest.mark.parametrize("size", [Size(2, 32, 4, 48), Size(3, 24, 3, 32)])
+def test_a_cut_cross_encoder_follows_its_teacher(cross_teacher, pairs_of_texts, size):
+    student = cross_from_layers(cross_teacher, size, pairs_of_texts[:250], max_length=16, seed=0)
+
+    expected, got = (logits(model, pairs_of_texts[250:]) for model in (cross_teacher, student))
+    assert student.config.num_hidden_layers == size.layers
+    assert np.corrcoef(expected, got)[0, 1] > 0.5
+    assert student.max_length == 16
+
+
+def test_a_cross_encoder_s_student_cannot_be_wider(cross_teacher, pairs_of_texts):
+    with pytest.raises(ModelError, match="hidden = 64 exceeds the 32"):
+        cross_from_layers(cross_teacher, Size(2, 64, 8, 48), pairs_of_texts, max_length=16, seed=0)
