@@ -45,7 +45,11 @@ _FLAGS = {
     "data": "data",
     "cache": "cache",
 }
-_MEASURES = {"dev_spearman": "development Spearman", "held_out_cosine": "cosine x 100 on held-out text"}
+_MEASURES = {
+    "dev_map": "development MAP",
+    "dev_spearman": "development Spearman",
+    "held_out_cosine": "cosine x 100 on held-out text",
+}
 
 # Flags for a student's shape, with their help.
 _SHAPE = {
@@ -130,7 +134,7 @@ def run(arguments: argparse.Namespace) -> int | None:
             state = train(config, folder, Control(arguments.resume, should_stop))
         if processes.first():
             _report(folder)
-            _print(state, folder, config.dev.measure, as_json=arguments.json)
+            _print(state, folder, config.measure, as_json=arguments.json)
     return None if state.finished else 130
 
 

@@ -163,6 +163,11 @@ class RunConfig:
         return self.teachers or (() if self.teacher is None else (self.teacher,))
 
     @property
+    def measure(self) -> str:
+        """Name of the selection score: ``dev_map`` of a re-ranker, else that of ``dev``."""
+        return "dev_map" if self.method == "score-distillation" else self.dev.measure
+
+    @property
     def sources(self) -> list[SourceConfig]:
         """The sources of the corpus, with paths relative to the current folder."""
         return [dataclasses.replace(source, path=self.resolve(source.path)) for source in self.corpus]

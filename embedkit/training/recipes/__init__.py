@@ -14,6 +14,7 @@ from embedkit.training.methods import METHODS
 from embedkit.training.methods.sct import SCTDistillation
 from embedkit.training.recipes.distillcse_rounds import PRESETS as ROUNDS_PRESETS
 from embedkit.training.recipes.distillcse_rounds import RoundsConfig, check_rounds, distillcse_rounds
+from embedkit.training.recipes.score_distillation import SCORE_PRESETS, ScoreDistillationConfig, score_distillation
 from embedkit.training.recipes.sct_two_stage import PRESETS, TwoStageConfig, check_two_stages, sct_two_stage
 from embedkit.training.recipes.stage import check_stage, train_stage
 from embedkit.training.recipes.trans_encoder import (
@@ -38,6 +39,8 @@ class Recipe(NamedTuple):
         batch_spec: the requirements of the most demanding stage.
         paper: the publication.
         paired: further presets for values of a setting, as for a method.
+        scores_pairs: whether it trains a cross-encoder; then called with config, settings, passages, teachers of
+            pairs, folder and control.
     """
 
     settings_class: type[Any]
@@ -47,6 +50,7 @@ class Recipe(NamedTuple):
     batch_spec: BatchSpec
     paper: str
     paired: Presets = MappingProxyType({})
+    scores_pairs: bool = False
 
 
 def one_stage(name: str) -> Recipe:
@@ -90,5 +94,14 @@ RECIPES: dict[str, Recipe] = {
         TRANS_ENCODER_PRESETS,
         BatchSpec(views=2, scores=True),
         "Liu et al., ICLR 2022",
+    ),
+    "score-distillation": Recipe(
+        ScoreDistillationConfig,
+        score_distillation,
+        lambda *_: None,
+        SCORE_PRESETS,
+        BatchSpec(several_teachers=True, scores=True),
+        "Hofstaetter et al., 2020",
+        scores_pairs=True,
     ),
 }

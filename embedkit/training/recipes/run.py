@@ -23,8 +23,11 @@ from embedkit.training.checkpoint import TrainState
 from embedkit.training.config import RunConfig
 from embedkit.training.corpus import Corpus
 from embedkit.training.environment import environment
+from embedkit.training.held_out import Split
 from embedkit.training.methods import METHODS
+from embedkit.training.mining import PairTeacher
 from embedkit.training.recipes import RECIPES, Recipe, one_stage
+from embedkit.training.recipes.score_distillation import load_pair_teachers
 from embedkit.training.recipes.stage import Control, Materials, prepare
 from embedkit.training.run_folder import RunFolder
 from embedkit.training.students import build_student
@@ -132,19 +135,37 @@ def run(config: RunConfig, folder: str | Path, control: Control | None = None) -
         # Report missing packages before any expensive work.
         find_trackers(config.trackers, place.path, name="", config={})
         processes.wait()  # before any process writes, which check() would reject
+        entry = find_method(config.method)
+        settings = from_mapping(entry.settings_class, config.settings)
+        if entry.scores_pairs:
+            return _run_pairs(config, entry, settings, place, control)
         encoder = build_student(config)
         encoder.name = config.name or place.path.name
         encoder.default_prompt = None  # training texts have no prompt
-        entry = find_method(config.method)
         _warn_of_size(config, entry, encoder)
         if not processes.first():
             control = dataclasses.replace(control, show_progress=False)
-        settings = from_mapping(entry.settings_class, config.settings)
         materials = _prepare(config, entry, settings, control)
         with _claimed(config, place, encoder, resume=control.resume):
             state = entry.function(config, settings, materials, encoder, place, control)
             if state.finished and processes.first():
                 place.finish(_card(config, encoder.name, materials, state))
+    return state
+
+
+def _run_pairs(config: RunConfig, entry: Recipe, settings: Any, place: RunFolder, control: Control) -> TrainState:
+    """Train a cross-encoder, which its recipe builds when the pairs are known."""
+    if processes.count() > 1:
+        raise ConfigError(f"{config.method} runs in one process, not {processes.count()}")
+    teachers = load_pair_teachers(config, settings)
+    with place.claimed():
+        place.start(to_mapping(config), environment(), resume=control.resume)
+        corpus = Corpus.prepare(config.sources, Path(config.cache), show_progress=control.show_progress)
+        state: TrainState = entry.function(config, settings, corpus, teachers, place, control)
+        if state.finished:
+            materials = Materials(corpus, (), None, Split.of(corpus, None))
+            card = _card(config, config.name or place.path.name, materials, state)
+            place.finish(card | {"teacher": _teacher_card(teachers)})
     return state
 
 
@@ -229,7 +250,7 @@ def _card(config: RunConfig, name: str, materials: Materials, state: TrainState)
         "dev": config.dev.pairs and config.resolve(config.dev.pairs),
         "dev_pairs": materials.dev and len(materials.dev),
         "metrics": {
-            config.dev.measure: state.best_score,
+            config.measure: state.best_score,
             "best_step": state.best_step,
             "steps": state.step,
             "seconds": round(state.seconds, 1),
@@ -237,7 +258,7 @@ def _card(config: RunConfig, name: str, materials: Materials, state: TrainState)
     }
 
 
-def _teacher_card(teachers: Sequence[TeacherVectors]) -> dict[str, Any] | None:
+def _teacher_card(teachers: Sequence[TeacherVectors | PairTeacher]) -> dict[str, Any] | None:
     """Return name and fingerprint; for several teachers, those of all together and of each."""
     cards = [{"name": teacher.name, "fingerprint": teacher.fingerprint} for teacher in teachers]
     if len(cards) < 2:

@@ -207,5 +207,5 @@ def test_golden_pairs_must_be_of_a_cross_encoder() -> None:
 def test_an_unknown_activation_is_refused() -> None:
     raw = dataclasses.replace(MANIFEST, activation="identity")
     assert Manifest.from_json(raw.to_json()) == raw
-    with pytest.raises(BundleError, match="manifest.activation should be sigmoid or identity, not 'tanh'"):
+    with pytest.raises(BundleError, match=r"activation should be sigmoid or identity, not 'tanh'"):
         Manifest.from_json(dataclasses.replace(MANIFEST, activation="tanh").to_json())

@@ -1,0 +1,255 @@
+"""Pairs for a cross-encoder: passages mined for each query, scored by teachers, cached and resumable.
+
+Hard negatives alone hide what the teacher thinks of the rest. So candidates of a query are drawn from the best
+passages of an encoder and of BM25, and at random; batches draw from the whole range of their scores
+(arXiv 2604.04734).
+
+Files of a folder, named after everything that determines them::
+
+    candidates.npy    (Q, C) int64: passages of each query; row 0 to E are the encoder's, then BM25's, then random
+    scores-NAME.npy   (Q, C) float32: a teacher's logits; NaN where they are not computed yet
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import re
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import bm25s
+import numpy as np
+import numpy.typing as npt
+
+from embedkit.atomic import atomic_file, storage_errors
+from embedkit.config import setting
+from embedkit.errors import CacheError, ConfigError
+from embedkit.progress import Progress
+from embedkit.protocols import FloatArray, TextEncoder
+from embedkit.training.corpus import Corpus
+
+__all__ = ["MiningConfig", "PairTeacher", "Pairs", "Rows", "mine", "score"]
+
+Rows = npt.NDArray[np.int64]
+
+_WORD = re.compile(r"\w+")
+_QUERIES_PER_PART = 64
+_TEXTS_PER_PART = 1024
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MiningConfig:
+    """Where the candidates of a query come from."""
+
+    encoder: str = setting("tiny", "bundle of the encoder that finds passages")
+    dense: int = setting(6, "candidates drawn from the encoder's best passages", minimum=0)
+    words: int = setting(6, "candidates drawn from BM25's best passages", minimum=0)
+    random: int = setting(4, "random candidates", minimum=0)
+    depth: int = setting(64, "number of an encoder's or BM25's best passages to draw from", minimum=1)
+
+    def __post_init__(self) -> None:
+        if self.count < 2:
+            raise ConfigError("a query needs at least two candidates: raise dense, words or random")
+        if max(self.dense, self.words) > self.depth:
+            raise ConfigError(f"depth = {self.depth} is less than the candidates that are drawn from it")
+
+    @property
+    def count(self) -> int:
+        """C, the number of candidates of a query."""
+        return self.dense + self.words + self.random
+
+
+@dataclasses.dataclass(frozen=True)
+class PairTeacher:
+    """A model that scores pairs.
+
+    Attributes:
+        name: its name.
+        fingerprint: hex SHA-256 of everything that determines its logits.
+        logits: scores pairs, ``(N,) float32``, before any sigmoid.
+    """
+
+    name: str
+    fingerprint: str
+    logits: Callable[[list[tuple[str, str]]], FloatArray]
+
+
+@dataclasses.dataclass(frozen=True)
+class Pairs:
+    """Queries with their candidates and scores.
+
+    Attributes:
+        queries: a corpus of one view.
+        passages: a corpus of one view.
+        candidates: ``(Q, C) int64``, rows of ``passages``.
+        scores: ``(Q, C) float32``, the mean of the teachers' logits.
+    """
+
+    queries: Corpus
+    passages: Corpus
+    candidates: Rows
+    scores: FloatArray
+
+
+def mine(
+    queries: Corpus,
+    passages: Corpus,
+    encoder: TextEncoder,
+    config: MiningConfig,
+    cache: Path,
+    *,
+    seed: int,
+    show_progress: bool | None = None,
+) -> tuple[Path, Rows]:
+    """Find the candidates of every query, or read those of an earlier run.
+
+    Returns:
+        the folder of these pairs, and the candidates ``(Q, C) int64``.
+
+    Raises:
+        ConfigError: there are fewer passages than ``depth``.
+        CacheError: the cached candidates are damaged.
+        StorageError: the cache cannot be written.
+    """
+    if len(passages) < max(config.depth, config.count):
+        raise ConfigError(f"{len(passages)} passages are fewer than mining's depth = {config.depth}")
+    parts = (queries.folder.name, passages.folder.name, encoder.fingerprint, repr(config), str(seed))
+    folder = cache / f"pairs-{hashlib.sha256(' '.join(parts).encode()).hexdigest()[:16]}"
+    path = folder / "candidates.npy"
+    shape = (len(queries), config.count)
+    if not path.exists():
+        generator = np.random.default_rng([seed, 7])
+        found = np.hstack(
+            [
+                _draw(
+                    _nearest(queries, passages, encoder, config, show_progress=show_progress),
+                    config.dense,
+                    generator,
+                ),
+                _draw(_by_words(queries, passages, config, show_progress=show_progress), config.words, generator),
+                generator.integers(0, len(passages), (len(queries), config.random)),
+            ]
+        ).astype(np.int64)
+        _save(path, found)
+    return folder, _load(path, shape)
+
+
+def score(
+    queries: Corpus,
+    passages: Corpus,
+    candidates: Rows,
+    teacher: PairTeacher,
+    folder: Path,
+    *,
+    should_stop: Callable[[], bool] = lambda: False,
+    show_progress: bool | None = None,
+) -> FloatArray | None:
+    """Return a teacher's logits of all candidates ``(Q, C) float32``, continuing where an earlier run stopped.
+
+    Returns None if ``should_stop`` became true.
+
+    Raises:
+        CacheError: the cached scores are damaged.
+        StorageError: the cache cannot be written.
+    """
+    path = folder / f"scores-{teacher.fingerprint[:16]}.npy"
+    if not path.exists():
+        _save(path, np.full(candidates.shape, np.nan, dtype=np.float32))
+    _load(path, candidates.shape)
+    with storage_errors(path):
+        scores = np.load(path, mmap_mode="r+")
+    left = np.flatnonzero(np.isnan(scores).any(axis=1))
+    with Progress(f"score by {teacher.name}", len(left), unit="queries", enabled=show_progress) as progress:
+        for start in range(0, len(left), _QUERIES_PER_PART):
+            if should_stop():
+                return None
+            rows = left[start : start + _QUERIES_PER_PART]
+            texts = passages.texts(candidates[rows].ravel())
+            asked = np.repeat(queries.texts(rows), candidates.shape[1]).tolist()
+            with storage_errors(path):
+                scores[rows] = teacher.logits(list(zip(asked, texts, strict=True))).reshape(len(rows), -1)
+                scores.flush()
+            progress.advance(len(rows))
+    return np.array(scores)
+
+
+def _nearest(
+    queries: Corpus, passages: Corpus, encoder: TextEncoder, config: MiningConfig, *, show_progress: bool | None
+) -> Rows:
+    """Return each query's nearest passages, ``(Q, depth)``."""
+    if not config.dense:
+        return np.empty((len(queries), 0), dtype=np.int64)
+    table = _embed(passages, encoder, "embed passages", show_progress=show_progress)
+    asked = _embed(queries, encoder, "embed queries", show_progress=show_progress)
+    parts = np.array_split(asked, -(-len(asked) // _QUERIES_PER_PART))
+    return np.vstack([_top(part @ table.T, config.depth) for part in parts])
+
+
+def _embed(corpus: Corpus, encoder: TextEncoder, label: str, *, show_progress: bool | None) -> FloatArray:
+    rows = np.empty((len(corpus), encoder.dimension), dtype=np.float32)
+    with Progress(label, len(corpus), unit="texts", enabled=show_progress) as progress:
+        for part in _parts(len(corpus)):
+            rows[part] = encoder.encode(corpus.texts(part))
+            progress.advance(len(part))
+    return rows
+
+
+def _by_words(queries: Corpus, passages: Corpus, config: MiningConfig, *, show_progress: bool | None) -> Rows:
+    """Return each query's best passages by BM25, ``(Q, depth)``."""
+    if not config.words:
+        return np.empty((len(queries), 0), dtype=np.int64)
+    known: dict[str, int] = {}
+    numbered = [[known.setdefault(word, len(known)) for word in _words(text)] for text in _texts(passages)]
+    model = bm25s.BM25(k1=1.5, b=0.75, method="lucene")
+    model.index((numbered, known), create_empty_token=False, show_progress=False)
+    found = []
+    with Progress("search words", len(queries), unit="queries", enabled=show_progress) as progress:
+        for text in _texts(queries):
+            terms = [known[word] for word in set(_words(text)) if word in known]
+            scores = model.get_scores_from_ids(terms) if terms else np.zeros(len(passages), np.float32)
+            found.append(_top(scores[None], config.depth))
+            progress.advance()
+    return np.vstack(found)
+
+
+def _top(scores: FloatArray, depth: int) -> Rows:
+    rows: Rows = np.argpartition(-scores, depth - 1, axis=1)[:, :depth].astype(np.int64)
+    return np.take_along_axis(rows, np.argsort(-np.take_along_axis(scores, rows, 1), axis=1, kind="stable"), 1)
+
+
+def _draw(ranked: Rows, count: int, generator: np.random.Generator) -> Rows:
+    """Keep the first of each row and ``count - 1`` of the others."""
+    if not count:
+        return np.empty((len(ranked), 0), dtype=np.int64)
+    others = generator.permuted(np.tile(np.arange(1, ranked.shape[1]), (len(ranked), 1)), axis=1)[:, : count - 1]
+    return np.hstack([ranked[:, :1], np.take_along_axis(ranked, others, axis=1)])
+
+
+def _words(text: str) -> list[str]:
+    return _WORD.findall(text.lower())
+
+
+def _texts(corpus: Corpus) -> Iterable[str]:
+    return (text for part in _parts(len(corpus)) for text in corpus.texts(part))
+
+
+def _parts(count: int) -> Sequence[Rows]:
+    return [np.arange(start, min(start + _TEXTS_PER_PART, count)) for start in range(0, count, _TEXTS_PER_PART)]
+
+
+def _save(path: Path, values: npt.NDArray[np.generic]) -> None:
+    with storage_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_file(path) as temporary, temporary.open("wb") as file:
+        np.save(file, values)
+
+
+def _load(path: Path, shape: tuple[int, ...]) -> Rows:
+    try:
+        values = np.load(path)
+    except (OSError, ValueError, EOFError) as error:
+        raise CacheError(f"{path} is damaged ({error}); delete it and run again") from error
+    if values.shape != shape:
+        raise CacheError(f"{path} has the shape {values.shape}, expected {shape}; delete it and run again")
+    return np.asarray(values)

@@ -1,0 +1,233 @@
+"""Score distillation: a small cross-encoder learns the scores of a large one on mined pairs.
+
+The run's corpus holds the passages, and ``settings.queries`` the queries. Pairs are mined and scored once, under
+the cache, and shared by all runs with the same texts. The student is cut from the first teacher's layers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from embedkit.config import setting
+from embedkit.errors import ConfigError
+from embedkit.evaluation.pool import PairPool
+from embedkit.evaluation.reranking import average_precisions, stable
+from embedkit.evaluation.reranking_sources import load_lists
+from embedkit.modeling.cross_encoder import PairEncoder
+from embedkit.modeling.sizes import SIZES, Size
+from embedkit.modeling.teacher_layers import cross_from_layers
+from embedkit.modeling.torch_cross_encoder import TorchCrossEncoder
+from embedkit.progress import Progress
+from embedkit.protocols import FloatArray
+from embedkit.runtime.cross_encoder import CrossEncoder
+from embedkit.runtime.encoder import Encoder
+from embedkit.runtime.tokenization import PairTokenizer
+from embedkit.training.batches import Batches, chunk_view
+from embedkit.training.checkpoint import TrainState
+from embedkit.training.config import RunConfig
+from embedkit.training.corpus import Corpus, SourceConfig
+from embedkit.training.loop import Scores
+from embedkit.training.method import Batch, Presets
+from embedkit.training.methods.score_distillation import PairLoss, ScoreDistillation
+from embedkit.training.mining import MiningConfig, Pairs, PairTeacher, Rows, mine, score
+from embedkit.training.recipes.stage import Control, run_stage
+from embedkit.training.run_folder import RunFolder
+
+__all__ = ["SCORE_PRESETS", "PairGroups", "ScoreDistillationConfig", "load_pair_teachers", "score_distillation"]
+
+logger = logging.getLogger(__name__)
+
+_PRESET = {"optim": {"lr": 2e-4, "batch_size": 64, "epochs": 2, "warmup": 0.1}}
+SCORE_PRESETS: Presets = {"tiny": _PRESET, "mini": _PRESET, "small": _PRESET}
+_SAMPLE = 1000  # pairs to fit a cut student on
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ScoreDistillationConfig:
+    """Settings of score distillation."""
+
+    queries: tuple[SourceConfig, ...] = setting((), "sources of the queries; the corpus holds the passages")
+    mining: MiningConfig = setting(factory=MiningConfig, doc="the candidates of each query")
+    group: int = setting(4, "pairs of a query in a batch; a divisor of optim.batch_size", minimum=1)
+    loss: PairLoss = setting("both", "mean squared error of logits, of margins, or both")
+    length: int = setting(192, "maximum length of a pair in tokens, including special tokens", minimum=8)
+    dev: tuple[str, ...] = setting((), "re-ranking sets, .jsonl with query, positive and negative, for selection")
+
+
+class PairGroups(Batches):
+    """Batches of groups: pairs of a query, one from each part of the range of its candidates' scores.
+
+    Args:
+        pairs: the queries with their candidates.
+        tokenizer: the student's tokenizer.
+        batch_size: number of pairs in a batch.
+        group: number of pairs of a query.
+        seed: seed of order and choice.
+
+    Raises:
+        ConfigError: ``group`` does not divide ``batch_size`` or exceeds the candidates, or there are too few
+            queries for a batch.
+    """
+
+    def __init__(self, pairs: Pairs, tokenizer: PairTokenizer, *, batch_size: int, group: int, seed: int) -> None:
+        if batch_size % group or group > pairs.scores.shape[1]:
+            raise ConfigError(
+                f"settings.group = {group} must divide optim.batch_size = {batch_size} and may not exceed the "
+                f"{pairs.scores.shape[1]} candidates of a query"
+            )
+        super().__init__(len(pairs.queries), batch_size=batch_size // group, seed=seed)
+        self._pairs, self._tokenizer, self._group, self._choice = pairs, tokenizer, group, seed
+
+    def batch(self, step: int) -> Batch:
+        """Return the batch of a step, counted from 0."""
+        rows, pairs = self.rows(step), self._pairs
+        places = _spread(pairs.scores[rows], self._group, np.random.default_rng([self._choice, 1, step]))
+        passages = pairs.passages.texts(np.take_along_axis(pairs.candidates[rows], places, axis=1).ravel())
+        queries = np.repeat(np.array(pairs.queries.texts(rows), dtype=object), self._group).tolist()
+        view = chunk_view(
+            self._tokenizer.tokenize(list(zip(queries, passages, strict=True))), self._tokenizer.pad_id
+        )
+        scores = np.take_along_axis(pairs.scores[rows], places, axis=1).ravel()
+        return Batch((view,), scores=torch.from_numpy(np.ascontiguousarray(scores)))
+
+
+def score_distillation(
+    config: RunConfig,
+    settings: ScoreDistillationConfig,
+    passages: Corpus,
+    teachers: Sequence[PairTeacher],
+    folder: RunFolder,
+    control: Control,
+) -> TrainState:
+    """A small cross-encoder learns the scores of a large one on mined pairs.
+
+    Raises:
+        ConfigError: batches do not fit the pairs.
+    """
+    pairs = _prepare(config, settings, passages, teachers, control)
+    if pairs is None:
+        return TrainState()
+    student = _student(config, settings, pairs)
+    method = ScoreDistillation(student, loss=settings.loss, group=settings.group)
+    batches = PairGroups(
+        pairs, student.tokenizer, batch_size=config.optim.batch_size, group=settings.group, seed=config.seed
+    )
+    return run_stage(
+        method, batches, config.optim, config, folder, control, _evaluation(config, settings, student)
+    )
+
+
+def _prepare(
+    config: RunConfig,
+    settings: ScoreDistillationConfig,
+    passages: Corpus,
+    teachers: Sequence[PairTeacher],
+    control: Control,
+) -> Pairs | None:
+    """Mine and score the pairs; None if the run was stopped."""
+    cache = Path(config.cache)
+    sources = [dataclasses.replace(source, path=config.resolve(source.path)) for source in settings.queries]
+    queries = Corpus.prepare(sources, cache, show_progress=control.show_progress)
+    encoder = Encoder.load(config.resolve(settings.mining.encoder), threads=config.threads)
+    folder, candidates = mine(
+        queries, passages, encoder, settings.mining, cache, seed=config.seed, show_progress=control.show_progress
+    )
+    found: list[FloatArray] = []
+    for teacher in teachers:
+        scores = score(
+            *(queries, passages, candidates, teacher, folder),
+            should_stop=control.should_stop,
+            show_progress=control.show_progress,
+        )
+        if scores is None:
+            return None
+        found.append(scores)
+    mean: FloatArray = np.mean(found, axis=0, dtype=np.float32)
+    logger.info("pairs: %s queries, %s candidates each, in %s", f"{len(queries):,}", candidates.shape[1], folder)
+    return Pairs(queries, passages, candidates, mean)
+
+
+def load_pair_teachers(config: RunConfig, settings: ScoreDistillationConfig) -> tuple[PairTeacher, ...]:
+    """Load the cross-encoders that score pairs.
+
+    Raises:
+        ConfigError: no teacher is named.
+        ModelNotFoundError, ModelError, BundleError: one cannot be loaded.
+    """
+    if not config.every_teacher:
+        raise ConfigError("score-distillation needs a teacher: name a cross-encoder with --teacher or [teacher]")
+    if not settings.queries:
+        raise ConfigError("score-distillation needs queries: name their files in [[settings.queries]]")
+    return tuple(_teacher(config.resolve(each.source), settings, config) for each in config.every_teacher)
+
+
+def _teacher(source: str, settings: ScoreDistillationConfig, config: RunConfig) -> PairTeacher:
+    """Return a bundle on embedkit's runtime, or a folder on torch."""
+    if source.endswith(".onnx"):
+        bundle = CrossEncoder.load(source, threads=config.threads)
+        return PairTeacher(
+            bundle.name,
+            bundle.fingerprint,
+            lambda pairs: bundle.predict(pairs, activation_fn="identity", show_progress_bar=False),
+        )
+    model = PairEncoder.load(source)
+    scorer = TorchCrossEncoder(PairEncoder.load(source, max_length=min(model.max_length, settings.length)))
+    return PairTeacher(
+        scorer.name, scorer.fingerprint, lambda pairs: scorer.logits(scorer.model.tokenizer.tokenize(pairs))
+    )
+
+
+def _student(config: RunConfig, settings: ScoreDistillationConfig, pairs: Pairs) -> PairEncoder:
+    """Load the student, or cut it from the first teacher, or ``student.tokenizer``, on a sample of the pairs."""
+    student = config.student
+    if student.source is not None:
+        return PairEncoder.load(config.resolve(student.source), max_length=settings.length)
+    rows = np.arange(len(pairs.queries))[:: max(1, len(pairs.queries) // _SAMPLE)][:_SAMPLE]
+    places = np.random.default_rng(0).integers(0, pairs.candidates.shape[1], len(rows))
+    sample = list(
+        zip(pairs.queries.texts(rows), pairs.passages.texts(pairs.candidates[rows, places]), strict=True)
+    )
+    size = SIZES[student.size]
+    shape = Size(student.layers or size.layers, student.hidden or size.hidden, 1, student.inner)
+    source = student.tokenizer or config.every_teacher[0].source
+    return cross_from_layers(
+        PairEncoder.load(config.resolve(source)),
+        shape,
+        sample,
+        layers=student.teacher_layers or None,
+        max_length=settings.length,
+        seed=config.seed,
+    )
+
+
+def _evaluation(
+    config: RunConfig, settings: ScoreDistillationConfig, student: PairEncoder
+) -> Callable[[], Scores] | None:
+    """Return the function that measures MAP on the development sets."""
+    sets = [load_lists(Path(config.resolve(path)), name=Path(path).stem) for path in settings.dev]
+    if not sets:
+        return None
+
+    def evaluate() -> Scores:
+        scorer = TorchCrossEncoder(student)
+        with Progress("evaluate", None, unit="pairs", enabled=False) as bar:
+            pool = PairPool(scorer, bar)
+            maps = {each.name: float(average_precisions(pool, each.queries, stable).mean()) for each in sets}
+        return {"dev": float(np.mean(list(maps.values())))} | maps
+
+    return evaluate
+
+
+def _spread(scores: FloatArray, group: int, generator: np.random.Generator) -> Rows:
+    """Choose ``(Q, G)`` places of candidates: one from each of G equal parts of a query's ordered scores."""
+    order = np.argsort(scores, axis=1, kind="stable")
+    bounds = np.linspace(0, scores.shape[1], group + 1).astype(np.int64)
+    chosen = [generator.integers(low, high, len(scores)) for low, high in itertools.pairwise(bounds)]
+    return np.take_along_axis(order, np.stack(chosen, axis=1), axis=1)

@@ -1,0 +1,175 @@
+"""Score distillation: from text to a student cross-encoder, with cached pairs and exact resume."""
+
+import dataclasses
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from embedkit.errors import ConfigError
+from embedkit.modeling.cross_encoder import PairEncoder
+from embedkit.modeling.initialisation import random
+from embedkit.modeling.sizes import Size
+from embedkit.modeling.torch_cross_encoder import TorchCrossEncoder
+from embedkit.runtime.tokenization import Tokenizer
+from embedkit.training import mining
+from embedkit.training.corpus import Corpus, SourceConfig
+from embedkit.training.mining import MiningConfig, Pairs, PairTeacher, mine, score
+from embedkit.training.recipes.run import resolve, run
+from embedkit.training.recipes.score_distillation import PairGroups
+from embedkit.training.recipes.stage import Control
+
+WHO, WHAT = ("the cat", "a good dog", "my sister", "an old king"), ("will sleep", "wants to read", "likes music")
+QUERIES = [f"{who} {what}" for who, what in itertools.product(WHO, WHAT)]
+PASSAGES = [f"{query} {where}" for query in QUERIES for where in ("in the garden", "by the sea", "today")]
+MINING = MiningConfig(encoder="tiny", dense=3, words=3, random=2, depth=8)
+
+
+class Encoder:
+    """Embeds texts by their letters."""
+
+    name, fingerprint, dimension, max_length = "letters", "f" * 64, 26, 99
+
+    def encode(self, texts):
+        rows = np.array([[text.count(chr(97 + letter)) for letter in range(26)] for text in texts], np.float32)
+        return rows / np.linalg.norm(rows, axis=1, keepdims=True)
+
+
+def shared_words(pairs):
+    return np.array([len({*a.split()} & {*b.split()}) for a, b in pairs], dtype=np.float32)
+
+
+@pytest.fixture
+def corpora(tmp_path):
+    def prepare(name, texts):
+        (tmp_path / name).write_text("\n".join(texts))
+        return Corpus.prepare([SourceConfig(path=str(tmp_path / name))], tmp_path / "cache")
+
+    return prepare("queries.txt", QUERIES), prepare("passages.txt", PASSAGES)
+
+
+@pytest.fixture
+def recipe(toy_tokenizer_json, toy_bundle, corpora, tmp_path):
+    encoder = random(Tokenizer(toy_tokenizer_json, 20), Size(4, 32, 2, 48), max_length=20, seed=5)
+    teacher = PairEncoder.from_encoder(encoder, max_length=20, seed=3)
+    with torch.no_grad():
+        teacher.network.classifier.weight.mul_(20)
+    teacher.save(tmp_path / "teacher")
+    return {
+        "method": "score-distillation",
+        "cache": str(tmp_path / "cache"),
+        "device": "cpu",
+        "corpus": [{"path": str(tmp_path / "passages.txt")}],
+        "teacher": {"source": str(tmp_path / "teacher")},
+        "student": {"layers": 2, "hidden": 16, "inner": 24},
+        "optim": {"batch_size": 8, "steps": 6, "lr": 1e-3},
+        "settings": {
+            "queries": [{"path": str(tmp_path / "queries.txt")}],
+            "mining": dataclasses.asdict(dataclasses.replace(MINING, encoder=str(toy_bundle))),
+            "group": 2,
+            "length": 20,
+        },
+    }
+
+
+def test_candidates_are_the_best_by_vectors_and_by_words_and_some_more(corpora, tmp_path):
+    queries, passages = corpora
+
+    _, candidates = mine(queries, passages, Encoder(), MINING, tmp_path / "cache", seed=1)
+
+    assert candidates.shape == (len(QUERIES), 8)
+    for query, row in zip(queries.texts(np.arange(len(queries))), candidates, strict=True):
+        texts = passages.texts(row)
+        assert query in texts[0]
+        assert query in texts[3]
+
+
+def test_candidates_are_mined_once(corpora, tmp_path, monkeypatch):
+    first = mine(*corpora, Encoder(), MINING, tmp_path / "cache", seed=1)
+    monkeypatch.setattr(mining, "_nearest", None)
+
+    folder, candidates = mine(*corpora, Encoder(), MINING, tmp_path / "cache", seed=1)
+
+    assert folder == first[0]
+    np.testing.assert_array_equal(candidates, first[1])
+
+
+def test_scoring_continues_where_it_stopped(corpora, tmp_path, monkeypatch):
+    monkeypatch.setattr(mining, "_QUERIES_PER_PART", 5)
+    folder, candidates = mine(*corpora, Encoder(), MINING, tmp_path / "cache", seed=1)
+    seen = []
+
+    def logits(pairs):
+        seen.extend(pairs)
+        return shared_words(pairs)
+
+    teacher = PairTeacher("words", "e" * 64, logits)
+    stops = iter([False, True])
+    assert score(*corpora, candidates, teacher, folder, should_stop=lambda: next(stops)) is None
+    assert len(seen) == 5 * 8
+
+    scores = score(*corpora, candidates, teacher, folder)
+
+    assert len(seen) == len(QUERIES) * 8
+    asked = np.repeat(corpora[0].texts(np.arange(len(QUERIES))), 8).tolist()
+    expected = shared_words(list(zip(asked, corpora[1].texts(candidates.ravel()), strict=True)))
+    np.testing.assert_array_equal(scores.ravel(), expected)
+
+
+def test_groups_span_the_range_of_scores(corpora, toy_tokenizer_json):
+    tokenizer = PairEncoder.from_encoder(
+        random(Tokenizer(toy_tokenizer_json, 20), Size(1, 32, 2, 48), max_length=20, seed=5), max_length=20, seed=0
+    ).tokenizer
+    candidates = np.random.default_rng(0).integers(0, len(PASSAGES), (len(QUERIES), 8))
+    scores = np.random.default_rng(1).permuted(
+        np.tile(np.arange(8.0, dtype=np.float32), (len(QUERIES), 1)), axis=1
+    )
+    batches = PairGroups(Pairs(*corpora, candidates, scores), tokenizer, batch_size=12, group=4, seed=3)
+
+    drawn = [batches.batch(step).scores.view(-1, 4) for step in range(20)]
+
+    for groups in drawn:
+        assert (groups // 2 == torch.arange(4.0)).all()
+    assert len({tuple(groups[0].tolist()) for groups in drawn}) > 4
+
+
+def test_a_student_learns_its_teacher_s_scores_and_a_stopped_run_ends_alike(recipe, tmp_path):
+    config = resolve(recipe)
+    whole = run(config, tmp_path / "whole", Control(show_progress=False))
+    stops = itertools.chain([False] * 4, itertools.repeat(True))
+    part = run(config, tmp_path / "part", Control(should_stop=lambda: next(stops), show_progress=False))
+    assert not part.finished
+
+    part = run(config, tmp_path / "part", Control(resume=True, show_progress=False))
+
+    assert part.finished
+    assert part.step == whole.step == 6
+    one, other = (PairEncoder.load(tmp_path / name / "model") for name in ("whole", "part"))
+    assert one.fingerprint() == other.fingerprint()
+    assert (one.config.num_hidden_layers, one.hidden, one.max_length) == (2, 16, 20)
+
+
+def test_training_brings_the_student_nearer(recipe, tmp_path):
+    recipe["optim"]["steps"] = 60
+    run(resolve(recipe), tmp_path / "run", Control(show_progress=False))
+    run(resolve({**recipe, "optim": {**recipe["optim"], "steps": 1, "lr": 1e-9}}), tmp_path / "start")
+
+    pairs = list(itertools.product(QUERIES[:4], PASSAGES))
+    models = [PairEncoder.load(tmp_path / name) for name in ("teacher", "run/model", "start/model")]
+    teacher, trained, start = (
+        TorchCrossEncoder(model).logits(model.tokenizer.tokenize(pairs)) for model in models
+    )
+    assert np.square(trained - teacher).mean() < 0.7 * np.square(start - teacher).mean()
+
+
+def test_impossible_runs_are_refused(recipe, tmp_path):
+    without = {key: value for key, value in recipe.items() if key != "teacher"}
+    with pytest.raises(ConfigError, match="needs a teacher"):
+        run(resolve(without), tmp_path / "a")
+    settings = {**recipe["settings"], "queries": []}
+    with pytest.raises(ConfigError, match="needs queries"):
+        run(resolve({**recipe, "settings": settings}), tmp_path / "b")
+    settings = {**recipe["settings"], "group": 3}
+    with pytest.raises(ConfigError, match="group = 3 must divide"):
+        run(resolve({**recipe, "settings": settings}), tmp_path / "c")
