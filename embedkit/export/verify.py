@@ -197,7 +197,7 @@ class _Measure:
             self.thresholds.difference,
             self.thresholds.cosine,
         )
-        figures = {"largest_difference": rounded(largest), "largest_difference_allowed": limit}
+        figures: dict[str, Any] = {"largest_difference": rounded(largest), "largest_difference_allowed": limit}
         passed = limit is None or largest <= limit
         if self.pairs:
             mean = sum(float(np.abs(expected - got).sum()) for expected, got in compared) / count

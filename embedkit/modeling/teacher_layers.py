@@ -129,7 +129,7 @@ def cross_from_layers(
     """
     chosen = tuple(layers) if layers is not None else choose_layers(size.layers, _depth(teacher))
     shape = _fitting_shape(teacher, size, chosen, max_length)
-    config = copy.deepcopy(teacher.config)
+    config: Any = copy.deepcopy(teacher.config)
     config.num_hidden_layers, config.hidden_size = shape.layers, shape.hidden
     config.num_attention_heads, config.intermediate_size = shape.heads, shape.feed_forward
     config.max_position_embeddings = max_length
@@ -200,20 +200,19 @@ class _Cut:
 
     def __init__(
         self,
-        teacher: nn.Module,
-        student: nn.Module,
+        # Any: mypy types the modules of a transformers network as tensors or modules.
+        teacher: Any,
+        student: Any,
         layers: Sequence[int],
         batches: Sequence[_Batch],
         seed: int,
     ) -> None:
-        # Any: mypy types the modules of a transformers network as tensors or modules.
-        self.teacher: Any = teacher
-        self.student: Any = student
+        self.teacher, self.student = teacher, student
         self.theirs = _layers(self.teacher, layers)
         self.batches = batches
         self.seen = self._watch(self.teacher, _places(self.teacher, self.theirs))
-        width = int(self.student.config.hidden_size)
-        self.same_width = width == int(self.teacher.config.hidden_size)
+        width = int(student.config.hidden_size)
+        self.same_width = width == int(teacher.config.hidden_size)
         self.basis = self._find_basis(width, seed)
 
     def copy(self) -> None:

@@ -1,0 +1,154 @@
+"""What re-ranking gives and costs.
+
+    python benchmarks/rerank/run.py --data DIR --reranker reranker-tiny.onnx --reranker teacher-int8.onnx
+
+Ranks the retrieval sets under DIR/retrieval (nDCG@10) by an encoder, by BM25 and by both, each alone and with its
+best hundred re-ranked by every cross-encoder, and the re-ranking sets under DIR/rerank (MAP) by each model alone.
+Times 100 candidates of 100 words on two threads. Writes results.json and results.md next to this file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from embedkit import Collection, CrossEncoder, Encoder
+from embedkit.evaluation.pool import EmbeddingPool, PairPool
+from embedkit.evaluation.reranking import average_precisions, stable
+from embedkit.evaluation.reranking_sources import load_lists
+from embedkit.evaluation.retrieval import Judged, Ranking, RetrievalSet, ndcg
+from embedkit.evaluation.retrieval_sources import load_retrieval
+from embedkit.progress import Progress
+from embedkit.serving.retrieval.fusion import Fusion
+
+HERE = Path(__file__).parent
+CANDIDATES, THREADS, ROUNDS = 100, 2, 15
+FUSIONS: dict[str, Any] = {
+    "encoder": None,
+    "BM25": Fusion(method="weighted", dense_weight=0.0),
+    "hybrid": "rrf",
+}
+
+
+def main() -> None:
+    """Measure everything."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", required=True, type=Path, help="folder with retrieval/ and rerank/")
+    parser.add_argument("--encoder", default="tiny", help="bundle of the first stage")
+    parser.add_argument(
+        "--reranker", action="append", default=[], help="bundle of a cross-encoder; may be repeated"
+    )
+    arguments = parser.parse_args()
+    encoder = Encoder.load(arguments.encoder, threads=THREADS)
+    rerankers = [CrossEncoder.load(source, threads=THREADS) for source in arguments.reranker]
+    found: dict[str, Any] = {"retrieval": {}, "reranking": {}, "ms": {}}
+    for folder in sorted(path for path in (arguments.data / "retrieval").iterdir() if path.is_dir()):
+        found["retrieval"][folder.name] = retrieve(load_retrieval(folder, name=folder.name), encoder, rerankers)
+        write(found)
+    for path in sorted((arguments.data / "rerank").glob("*.jsonl")):
+        found["reranking"][path.stem] = rank(path, encoder, rerankers)
+        write(found)
+    found["ms"] = {model.name: time_candidates(model) for model in rerankers}
+    write(found)
+
+
+def retrieve(task: RetrievalSet, encoder: Encoder, rerankers: Sequence[CrossEncoder]) -> dict[str, float]:
+    """Return nDCG@10 of each way to search, alone and re-ranked."""
+    documents = [{"id": key, "text": text} for key, text in task.documents.items()]
+    figures = {}
+    with tempfile.TemporaryDirectory() as folder:
+        collection = Collection.build(documents, encoder=encoder, path=Path(folder) / "index", lexical=True)
+        for name, hybrid in FUSIONS.items():
+            for model in (None, *rerankers):
+                gains = []
+                for query in task.queries:
+                    hits = collection.search(
+                        query.text, k=CANDIDATES, hybrid=hybrid, rerank=model, candidates=CANDIDATES
+                    )
+                    gains.append(measure(query, [hit.id for hit in hits]))
+                figures[name if model is None else f"{name} + {model.name}"] = float(np.mean(gains))
+    return figures
+
+
+def measure(query: Judged, ids: Iterable[str]) -> float:
+    """Return nDCG@10 of ranked documents."""
+    ranked = [query.relevance.get(each, 0.0) for each in ids if each != query.hidden]
+    wanted = sorted((grade for grade in query.relevance.values() if grade > 0), reverse=True)
+    return ndcg(Ranking(np.array(ranked, dtype=np.float64), np.array(wanted, dtype=np.float64)))
+
+
+def rank(path: Path, encoder: Encoder, rerankers: Sequence[CrossEncoder]) -> dict[str, float]:
+    """Return the MAP of each model on given candidates."""
+    task = load_lists(path, name=path.stem)
+    pool = EmbeddingPool(encoder, task.texts(), label=path.stem)
+    figures = {encoder.name: float(average_precisions(pool, task.queries, stable).mean())}
+    for model in rerankers:
+        with Progress(f"{path.stem}, {model.name}", None, unit="pairs") as bar:
+            pairs = PairPool(model, bar)
+            figures[model.name] = float(average_precisions(pairs, task.queries, stable).mean())
+    return figures
+
+
+def time_candidates(model: CrossEncoder) -> float:
+    """Return the median milliseconds for 100 candidates of 100 words."""
+    words = [
+        "the",
+        "model",
+        "reads",
+        "a",
+        "query",
+        "and",
+        "one",
+        "of",
+        "the",
+        "passages",
+        "that",
+        "an",
+        "index",
+        "found",
+        "for",
+        "it",
+    ]
+    generator = np.random.default_rng(0)
+    texts = [" ".join(generator.choice(words, 100)) for _ in range(CANDIDATES)]
+    seconds = []
+    for _ in range(ROUNDS):
+        began = time.perf_counter()
+        model.rank("what does a cross-encoder read", texts, show_progress_bar=False)
+        seconds.append(time.perf_counter() - began)
+    return 1000 * statistics.median(seconds[1:])
+
+
+def write(found: dict[str, Any]) -> None:
+    """Write results.json and results.md."""
+    (HERE / "results.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    lines = [
+        "# Re-ranking",
+        "",
+        "Written by `benchmarks/rerank/run.py`. Times are milliseconds for 100 passages.",
+        "",
+    ]
+    for kind, measured in (("retrieval", "nDCG@10"), ("reranking", "MAP")):
+        sets = found[kind]
+        if sets:
+            lines += [f"| {measured} | {' | '.join(sets)} |", f"|---|{'---:|' * len(sets)}"]
+            ways = dict.fromkeys(way for figures in sets.values() for way in figures)
+            lines += [
+                f"| {way} | {' | '.join(f'{100 * figures[way]:.1f}' for figures in sets.values())} |"
+                for way in ways
+            ]
+            lines.append("")
+    lines += [f"- {name}: {value:.1f} ms" for name, value in found["ms"].items()]
+    (HERE / "results.md").write_text("\n".join(lines).rstrip() + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
