@@ -258,7 +258,7 @@ class NativeNetwork:
         threads = min(wanted, self.lanes, _TEAM[-1])
         # Teams of several callers would compete for the same processors.
         if threads < _TEAM[0] or not self._sharing.acquire(blocking=False):
-            self._network.run(*batch, None, self._logits)
+            self._network.run(*batch, *((None, True) if self._logits else ()))
             return
         try:
             team = bert.make_team(self.instructions, threads)
@@ -267,7 +267,7 @@ class NativeNetwork:
                     with contextlib.suppress(RuntimeError):  # no thread can be started: the others do the work
                         for _ in range(threads - 1):
                             pool.submit(bert.help_team, team)
-                    self._network.run(*batch, team, self._logits)
+                    self._network.run(*batch, team, *((True,) if self._logits else ()))
                 finally:
                     bert.close_team(team)
         finally:
