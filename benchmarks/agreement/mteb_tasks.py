@@ -13,7 +13,7 @@ from datasets import Dataset, DatasetDict
 from mteb.abstasks.text.reranking import OLD_FORMAT_RERANKING_TASKS, AbsTaskReranking
 
 from embedkit.evaluation.pairs import PairTask
-from embedkit.evaluation.sts_task import StsTask
+from embedkit.evaluation.sts import StsTask
 
 __all__ = ["few_shot", "pairs", "reranking", "retrieval", "similarity"]
 

@@ -27,7 +27,7 @@ from embedkit.cli.backends import load_model
 from embedkit.errors import DataError
 from embedkit.evaluation.catalogue import load_task
 from embedkit.evaluation.pairs import PairTask
-from embedkit.evaluation.sts_task import StsTask
+from embedkit.evaluation.sts import StsTask
 from embedkit.evaluation.tasks import Task, evaluate
 from embedkit.integrations.mteb import MtebEncoder
 from embedkit.protocols import FloatArray, TextEncoder

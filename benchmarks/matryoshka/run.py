@@ -20,8 +20,7 @@ import numpy as np
 
 from embedkit.config import apply_overrides, load_toml
 from embedkit.evaluation.pool import cosines
-from embedkit.evaluation.sources import load_scored_pairs
-from embedkit.evaluation.sts import ScoredPairs, spearman
+from embedkit.evaluation.sts import ScoredPairs, load_scored_pairs, spearman
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.torch_encoder import TorchEncoder
 from embedkit.training.recipes.run import resolve, run

@@ -22,10 +22,8 @@ import numpy as np
 
 from embedkit import Collection, CrossEncoder, Encoder
 from embedkit.evaluation.pool import EmbeddingPool, PairPool
-from embedkit.evaluation.reranking import average_precisions, stable
-from embedkit.evaluation.reranking_sources import load_lists
-from embedkit.evaluation.retrieval import Judged, Ranking, RetrievalSet, ndcg
-from embedkit.evaluation.retrieval_sources import load_retrieval
+from embedkit.evaluation.reranking import average_precisions, load_lists, stable
+from embedkit.evaluation.retrieval import Judged, Ranking, RetrievalSet, load_retrieval, ndcg
 from embedkit.progress import Progress
 from embedkit.serving.retrieval.fusion import Fusion
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from embedkit.benchmarking.variants import Variant, export_all
 from embedkit.cli.texts import read_texts
 from embedkit.evaluation.machine import processor_name
-from embedkit.evaluation.sources import load_scored_pairs
+from embedkit.evaluation.sts import load_scored_pairs
 
 HERE = Path(__file__).parent
 ROUNDS = 41

@@ -110,7 +110,7 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.all:
         _run_all(arguments)
         return
-    from embedkit.evaluation.sources import load_scored_pairs
+    from embedkit.evaluation.sts import load_scored_pairs
     from embedkit.export.folder import export_folder
     from embedkit.export.pipeline import ExportReport, export_source
 
@@ -139,7 +139,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 def _run_all(arguments: argparse.Namespace) -> None:
     from embedkit.benchmarking.variants import choose, export_all
-    from embedkit.evaluation.sources import load_scored_pairs
+    from embedkit.evaluation.sts import load_scored_pairs
 
     variants = export_all(
         arguments.source,

@@ -1,24 +1,41 @@
-"""Evaluation tasks by name, and custom sets."""
+"""Evaluation tasks by name, and custom sets, recognised by their columns."""
 
 from __future__ import annotations
 
 import difflib
+from itertools import chain
 from pathlib import Path
+from typing import TypeGuard
 
 from embedkit.errors import DataError, InputError
-from embedkit.evaluation.own_sets import find_own, load_own
-from embedkit.evaluation.published.pairs import PAIR_TASKS
-from embedkit.evaluation.published.reranking import RERANKING_TASKS
-from embedkit.evaluation.published.retrieval import RETRIEVAL_TASKS
-from embedkit.evaluation.published.sts import STS_TASKS
-from embedkit.evaluation.published.transfer import TRANSFER_TASKS
-from embedkit.evaluation.senteval_text import as_senteval
-from embedkit.evaluation.shelf import Entry, Shelf
-from embedkit.evaluation.tasks import Task
+from embedkit.evaluation import pairs, sts
+from embedkit.evaluation.hub import HubDataset
+from embedkit.evaluation.pairs import (
+    PAIR_TASKS,
+    TRIPLET_COLUMNS,
+    PairTask,
+    TripletTask,
+    collect_labelled,
+    collect_triplets,
+)
+from embedkit.evaluation.reranking import mteb_task
+from embedkit.evaluation.retrieval import (
+    JUDGED_COLUMNS,
+    RETRIEVAL_TASKS,
+    RetrievalTask,
+    collect_judgements,
+    load_retrieval,
+)
+from embedkit.evaluation.rows import Row, plain_stem, plain_suffix, read_rows
+from embedkit.evaluation.sources import Shelf, Source, has_tables, has_top_ranked, locate
+from embedkit.evaluation.sts import STS_TASKS, StsSet, StsTask, as_senteval, collect_pairs
+from embedkit.evaluation.tasks import Conventions, Entry, Task
+from embedkit.evaluation.transfer import TRANSFER_TASKS
+from embedkit.evaluation.useb import RERANKING_TASKS
 
-__all__ = ["CONVENTIONS", "TASKS", "TEXTS", "load_task"]
+__all__ = ["TASKS", "TEXTS", "load_task"]
 
-CONVENTIONS = ("useb", "mteb")
+_CONVENTIONS = ("useb", "mteb")
 TEXTS = ("raw", "senteval")
 
 TASKS: dict[str, Entry] = {**STS_TASKS, **RERANKING_TASKS, **RETRIEVAL_TASKS, **PAIR_TASKS, **TRANSFER_TASKS}
@@ -43,8 +60,8 @@ def load_task(
         InputError: the task, convention or text does not exist.
         MissingExtraError: the hub or a Parquet file without the extra ``bench``.
     """
-    if convention is not None and convention not in CONVENTIONS:
-        raise InputError(f"expected one of the conventions {', '.join(CONVENTIONS)}, got {convention!r}")
+    if convention is not None and convention not in _CONVENTIONS:
+        raise InputError(f"expected one of the conventions {', '.join(_CONVENTIONS)}, got {convention!r}")
     if text not in TEXTS:
         raise InputError(f"expected the text {' or '.join(TEXTS)}, got {text!r}")
     task = _load(name, data, convention)
@@ -55,16 +72,16 @@ def _load(name: str, data: str | Path | None, convention: str | None) -> Task:
     folder = None if data is None else Path(data).expanduser()
     if folder is not None and not folder.is_dir():
         raise DataError(f"the data folder {folder} does not exist")
-    conventions = CONVENTIONS if convention is None else (convention,)
+    conventions = _CONVENTIONS if convention is None else (convention,)
     known, _, revision = name.partition("@")
     if known in TASKS:
         return _load_known(known, revision, folder, conventions)
-    source = find_own(name, folder)
+    source = _find_own(name, folder)
     if source is None:
         near = difflib.get_close_matches(name, TASKS, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"the tasks are {', '.join(TASKS)}, a file or a hub id"
         raise InputError(f"unknown task {name!r}; {hint}")
-    return load_own(source, conventions)
+    return _load_own(source, conventions)
 
 
 def _load_known(name: str, revision: str, folder: Path | None, conventions: tuple[str, ...]) -> Task:
@@ -75,3 +92,87 @@ def _load_known(name: str, revision: str, folder: Path | None, conventions: tupl
             "sets"
         )
     return entry.load(Shelf(folder, revision or None), conventions)
+
+
+def _find_own(name: str, folder: Path | None) -> Source | None:
+    """Locate a path, a file in the data folder (with or without ``.jsonl``) or a hub id; None if neither."""
+    if folder is not None and not Path(name).expanduser().exists():
+        try:
+            return Shelf(folder).find(name, f"{name}.jsonl")
+        except DataError:
+            pass  # it may be a hub id
+    if "/" not in name and not Path(name).exists() and not plain_suffix(Path(name)):
+        return None
+    return locate(name)
+
+
+def _load_own(source: Source, conventions: Conventions) -> Task:
+    """Load a set of any supported form."""
+    name = source.id if isinstance(source, HubDataset) else plain_stem(source)
+    if _is_judgements(source):
+        name = f"{source.parents[1].name}-{name}"
+        return RetrievalTask(name, load_retrieval(source, name=name), str(source))
+    if has_tables(source) and not has_top_ranked(source):
+        return RetrievalTask(name, load_retrieval(source, name=name), str(source))
+    if has_tables(source) or (isinstance(source, Path) and source.is_dir()):
+        return mteb_task(name, source, conventions)
+    return _load_rows(name, source, conventions)
+
+
+def _load_rows(name: str, source: Source, conventions: Conventions) -> Task:
+    """Load a set whose first row determines its form."""
+    rows = source.rows() if isinstance(source, HubDataset) else read_rows(source, headless=True)
+    first = next(rows, None)
+    if first is None:
+        raise DataError(f"{source}: expected rows, found none")
+    rows = chain([first], rows)
+    match _form(first):
+        case "scored pairs":
+            return StsTask(name, [StsSet(name, [collect_pairs(name, rows)], {}, str(source))])
+        case "labelled pairs":
+            return PairTask(name, collect_labelled(name, rows), "ap", str(source))
+        case "re-ranking":
+            return mteb_task(name, source, conventions)
+        case "triplets":
+            return TripletTask(name, collect_triplets(name, rows), str(source))
+        case _:
+            return RetrievalTask(name, collect_judgements(name, rows), str(source))
+
+
+def _form(row: Row) -> str:
+    """Return the form of a set, determined by the columns of its first row."""
+    form = next((form for form, columns in _FORMS.items() if all(_has(row, names) for names in columns)), None)
+    if form is None:
+        expected = "; ".join(
+            f"{', '.join(' or '.join(names[:2]) for names in columns)} ({form})"
+            for form, columns in _FORMS.items()
+        )
+        raise DataError(
+            f"{row.place}: found the columns {', '.join(map(str, row.fields)):.200}; expected {expected}"
+        )
+    if form == "triplets" and isinstance(row.fields["positive"], list):
+        return "re-ranking"
+    return form
+
+
+def _has(row: Row, names: tuple[str, ...]) -> bool:
+    return any(name in row.fields for name in names)
+
+
+_FORMS = {
+    "scored pairs": sts.COLUMNS,
+    "labelled pairs": pairs.COLUMNS,
+    "triplets": TRIPLET_COLUMNS,
+    "judged documents": JUDGED_COLUMNS,
+}
+"""Form -> the accepted names of each column; lists in ``positive`` make it re-ranking."""
+
+
+def _is_judgements(source: Source) -> TypeGuard[Path]:
+    """Whether the source is one split of a corpus's judgements, for example ``FOLDER/qrels/dev.tsv``."""
+    return (
+        isinstance(source, Path)
+        and source.is_file()
+        and source.parent.name == "qrels"
+        and has_tables(source.parents[1])
+    )

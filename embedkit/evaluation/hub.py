@@ -11,7 +11,7 @@ import gzip
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from embedkit.atomic import atomic_file
@@ -56,7 +56,11 @@ class HubDataset:
         return cls(*match.groups())
 
     def __str__(self) -> str:
-        return f"hf://{self.id}" + (f"@{self.revision}" if self.revision else "")
+        return (
+            f"hf://{self.id}"
+            + (f"@{self.revision}" if self.revision else "")
+            + (f":{self.split}" if self.split else "")
+        )
 
     def configurations(self) -> list[str]:
         """Return the names of its tables, ``["default"]`` for a data set with a single table.
@@ -83,7 +87,7 @@ class HubDataset:
         wanted = self.split or split
         rows = self._kept(f"{configuration or 'default'}.{wanted}", lambda: self._load(configuration, wanted))
         for number, fields in enumerate(rows, start=1):
-            yield Row(f"{self}:{wanted}, row {number}", fields)
+            yield Row(f"{replace(self, split=wanted)}, row {number}", fields)
 
     def _load(self, configuration: str | None, wanted: str) -> Iterable[Record]:
         splits = self._call("get_dataset_split_names", configuration)

@@ -1,18 +1,93 @@
-"""Pair classification: how well the similarity of two texts separates matching pairs from others."""
+"""Labelled pairs and triplets: how well similarity separates matching texts from others; and published sets.
+
+Average precision, area under the ROC curve, best accuracy and best F1 are computed from thresholds on scores. A
+threshold cannot separate equal scores, so every distinct score is one step of each curve.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import ClassVar
+from functools import partial
+from pathlib import Path
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from embedkit.errors import DataError
-from embedkit.evaluation.evidence import Separation
+from embedkit.evaluation.hub import HubDataset
 from embedkit.evaluation.pool import Pool
-from embedkit.evaluation.results import Result
-from embedkit.evaluation.thresholds import BoolArray, Thresholds
+from embedkit.evaluation.results import Evidence, Result, build_result
+from embedkit.evaluation.rows import Row, read_lines, read_rows
+from embedkit.evaluation.sources import Shelf
+from embedkit.evaluation.tasks import Conventions, Entry, Task
+from embedkit.protocols import FloatArray
 
-__all__ = ["MEASURES", "LabelledPairs", "PairTask"]
+__all__ = [
+    "FIRST",
+    "LABEL",
+    "MEASURES",
+    "PAIR_TASKS",
+    "SECOND",
+    "BoolArray",
+    "PairTask",
+    "Thresholds",
+    "TripletTask",
+    "collect_labelled",
+    "collect_triplets",
+    "separation",
+]
+
+BoolArray = npt.NDArray[np.bool_]
+IntArray = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Thresholds:
+    """All thresholds on scores, in descending order; items at or above a threshold are selected.
+
+    Attributes:
+        taken: ``(T,) int64``, number of items selected at each threshold; all of them at the last.
+        found: ``(T,) int64``, number of positive items among them.
+    """
+
+    taken: IntArray
+    found: IntArray
+
+    @classmethod
+    def of(cls, scores: FloatArray, labels: BoolArray) -> Thresholds:
+        """Return the thresholds of scores.
+
+        Args:
+            scores: ``(N,)``, higher is more likely positive.
+            labels: ``(N,) bool``.
+        """
+        order = np.argsort(-scores, kind="stable")
+        last_of_tie = np.flatnonzero(np.diff(scores[order], append=np.nan) != 0)
+        return cls(last_of_tie + 1, np.cumsum(labels[order], dtype=np.int64)[last_of_tie])
+
+    def average_precision(self) -> float:
+        """scikit-learn's ``average_precision_score``: the sum of precision times the gain in recall."""
+        gained = np.diff(self.found, prepend=0)
+        return float((self.found / self.taken) @ gained / self.found[-1])
+
+    def roc_auc(self) -> float:
+        """Area under the ROC curve: how often a positive item scores above a negative one, ties counting half."""
+        false = np.diff(self.taken - self.found, prepend=0)
+        below = self.found - np.diff(self.found, prepend=0) / 2
+        return float(false @ below / (self.found[-1] * false.sum()))
+
+    def best_accuracy(self) -> float:
+        """The best accuracy over thresholds that do not select all items (MTEB's rule)."""
+        right = 2 * self.found - self.taken + (self.taken[-1] - self.found[-1])
+        return float(np.max(right[:-1], initial=0) / self.taken[-1])
+
+    def best_f1(self) -> float:
+        """The best F1 score over thresholds that do not select all items (MTEB's rule)."""
+        return float(np.max((2 * self.found / (self.taken + self.found[-1]))[:-1], initial=0))
+
 
 MEASURES = {
     "auc": Thresholds.roc_auc,
@@ -82,23 +157,234 @@ class PairTask:
 
     def results(self, pool: Pool) -> list[Result]:
         """Return one result with all measures."""
-        scores = pool.similarities(self.pairs.first, self.pairs.second)
-        thresholds = Thresholds.of(scores, self.pairs.labels)
-        measures = {name: measure(thresholds) for name, measure in MEASURES.items()}
-        differs = self.expected is not None and len(self.pairs) != self.expected
-        different = [f"{len(self.pairs):,} pairs; the published set has {self.expected:,}"] if differs else []
+        scores, labels = pool.similarities(self.pairs.first, self.pairs.second), self.pairs.labels
+        thresholds = Thresholds.of(scores, labels)
         return [
-            Result(
-                name=self.name,
-                measure=self.headline,
-                value=measures[self.headline],
-                measures={**measures},
-                rows=len(self.pairs),
-                unit="pairs",
+            build_result(
+                self.name,
+                {name: measure(thresholds) for name, measure in MEASURES.items()},
+                headline=self.headline,
+                sizes={"pairs": len(self.pairs)},
+                published=None if self.expected is None else {"pairs": self.expected},
                 source=self.source,
-                expected=self.expected,
-                complete=None if self.expected is None else not differs,
-                notes=[*self.notes, *different],
-                evidence=Separation(scores, self.pairs.labels, MEASURES[self.headline]),
+                notes=self.notes,
+                evidence=separation(scores, labels, MEASURES[self.headline]),
             )
         ]
+
+
+def separation(scores: FloatArray, labels: BoolArray, measure: Callable[[Thresholds], float]) -> Evidence:
+    """Return the pairs behind a measure of how well scores ``(N,) float32`` separate labels ``(N,) bool``."""
+
+    def figure(rows: IntArray) -> float:
+        drawn = labels[rows]
+        if drawn.all() or not drawn.any():
+            return math.nan
+        return measure(Thresholds.of(scores[rows], drawn))
+
+    return Evidence([len(labels)], [figure])
+
+
+FIRST = ("sentence1", "text1", "question1", "question", "sent1", "#1 String")
+SECOND = ("sentence2", "text2", "question2", "sentence", "sent2", "#2 String")
+LABEL = ("label", "labels", "is_duplicate", "Quality")
+COLUMNS = (FIRST, SECOND, LABEL)
+"""Accepted names of each column of labelled pairs."""
+
+_LABELS = {
+    "1": True, "true": True, "entailment": True, "duplicate": True,
+    "0": False, "false": False, "not_entailment": False, "not_duplicate": False,
+}  # fmt: skip
+
+
+def collect_labelled(name: str, rows: Iterable[Row]) -> LabelledPairs:
+    """Collect labelled pairs from rows of two texts and a label; a row may hold whole columns, as in MTEB 1.
+
+    Raises:
+        DataError: a row is malformed, a label is unknown, or all pairs have the same label.
+    """
+    first, second, labels = list[str](), list[str](), list[bool]()
+    for row in _single(rows):
+        first.append(row.text(*FIRST))
+        second.append(row.text(*SECOND))
+        labels.append(_label(row))
+    return LabelledPairs(name, first, second, np.array(labels, dtype=np.bool_))
+
+
+def _read_headless(path: Path) -> Iterator[Row]:
+    """Yield rows of the partition of Quora's questions used in papers: label, question, question, id, no header.
+
+    The published files contain truncated characters, which are replaced.
+
+    Raises:
+        DataError: the file is missing, or a line has too few or too many fields.
+    """
+    for place, line in read_lines(path, errors="replace"):
+        fields = line.split("\t")
+        if len(fields) not in (3, 4):
+            raise DataError(f"{place}: expected a label, two questions and an id between TABs, got {line:.60}")
+        yield Row(place, dict(zip(("label", "question1", "question2"), fields, strict=False)))
+
+
+def _single(rows: Iterable[Row]) -> Iterator[Row]:
+    for row in rows:
+        if not isinstance(row.value(*LABEL), list):
+            yield row
+            continue
+        columns = {
+            name: row.value(*names) for name, names in (("text1", FIRST), ("text2", SECOND), ("label", LABEL))
+        }
+        if len({len(column) for column in columns.values()}) != 1:
+            raise DataError(f"{row.place}: expected equal numbers of first texts, second texts and labels")
+        for values in zip(*columns.values(), strict=True):
+            yield Row(row.place, dict(zip(columns, values, strict=True)))
+
+
+def _label(row: Row) -> bool:
+    value = row.value(*LABEL)
+    written = str(int(value)) if isinstance(value, bool | float) and value in (0, 1) else str(value)
+    if written.strip().lower() not in _LABELS:
+        raise DataError(f"{row.place}: expected a label among {', '.join(_LABELS)}, got {value!r:.40}")
+    return _LABELS[written.strip().lower()]
+
+
+ANCHOR = ("anchor", "query")
+TRIPLET_COLUMNS = (ANCHOR, ("positive",), ("negative",))
+"""Accepted names of each column of triplets."""
+
+
+@dataclass(frozen=True)
+class Triplets:
+    """Anchors with a positive and a negative each.
+
+    Attributes:
+        name: name of the set in messages and reports.
+        anchors: N texts.
+        positives: N texts.
+        negatives: N texts.
+
+    Raises:
+        DataError: the set is empty.
+    """
+
+    name: str
+    anchors: list[str]
+    positives: list[str]
+    negatives: list[str]
+
+    def __post_init__(self) -> None:
+        if not self.anchors:
+            raise DataError(f"{self.name}: expected triplets, found none")
+
+
+@dataclass(frozen=True)
+class TripletTask:
+    """Triplets as a task."""
+
+    needs_embeddings: ClassVar[bool] = False
+
+    name: str
+    triplets: Triplets
+    source: str
+
+    def texts(self) -> Iterator[str]:
+        """Yield every text to encode, including repeated ones."""
+        yield from self.triplets.anchors
+        yield from self.triplets.positives
+        yield from self.triplets.negatives
+
+    def results(self, pool: Pool) -> list[Result]:
+        """Return the share of correctly ordered triplets; ties are wrong, as in sentence-transformers."""
+        near = pool.similarities(self.triplets.anchors, self.triplets.positives)
+        far = pool.similarities(self.triplets.anchors, self.triplets.negatives)
+        right = (near > far).astype(np.float64)
+        return [
+            build_result(
+                self.name,
+                {"accuracy": float(right.mean())},
+                sizes={"triplets": len(right)},
+                published=None,
+                source=self.source,
+                evidence=Evidence.of_rows(right),
+            )
+        ]
+
+
+def collect_triplets(name: str, rows: Iterable[Row]) -> Triplets:
+    """Collect triplets from rows of ``anchor, positive, negative``."""
+    texts = [(row.text(*ANCHOR), row.text("positive"), row.text("negative")) for row in rows]
+    return Triplets(name, *([text[column] for text in texts] for column in range(3)))
+
+
+_GLUE = HubDataset("nyu-mll/glue", "bcdcba79d07bc864c1c254ccfcedcce55bcc9a8c")
+
+
+class _Set(NamedTuple):
+    """A published set: its folder names, its file names in them, and its location on the hub."""
+
+    what: str
+    rows: int
+    headline: str
+    folders: tuple[str, ...]
+    files: tuple[str, ...]
+    hub: HubDataset | None = None
+    configuration: str | None = None
+    split: str = "test"
+    read: Callable[[Path], Iterator[Row]] = read_rows
+
+
+def _mteb(what: str, rows: int, name: str, revision: str) -> _Set:
+    id_ = f"{name}-pairclassification"
+    return _Set(what, rows, "ap", (id_, name), _MTEB_FILES, HubDataset(f"mteb/{id_}", revision))
+
+
+_MTEB_FILES = ("test.jsonl.gz", "test.jsonl", "data/test-00000-of-00001.parquet")
+_MRPC = ("mrpc", "MRPC", "MSRParaphraseCorpus")
+
+_SETS = {
+    "qqp": _Set("duplicate questions on Quora", 10000, "auc", ("qqp", "QQP"), ("test.tsv",), read=_read_headless),
+    "qqp-dev": _Set("development part of qqp", 10000, "auc", ("qqp", "QQP"), ("dev.tsv",), read=_read_headless),
+    "qnli": _Set(
+        "does a sentence answer a question? GLUE's development part",
+        5463, "auc", ("qnli", "QNLI"), ("dev.tsv",), _GLUE, "qnli", "validation",
+    ),
+    "mrpc": _Set(
+        "paraphrases in news", 1725, "auc", _MRPC, ("msr-para-test.tsv", "msr_paraphrase_test.txt"), _GLUE, "mrpc",
+    ),
+    "mrpc-dev": _Set("development part of mrpc", 500, "auc", _MRPC, ("msr-para-val.tsv",)),
+    "twitter-semeval": _mteb(
+        "paraphrases in tweets", 16777, "twittersemeval2015", "70970daeab8776df92f5ea462b6173c0b46fd2d1"
+    ),
+    "twitter-url": _mteb(
+        "tweets that share a link", 51534, "twitterurlcorpus", "8b6510b0b1fa4e4c4f879467980e9be563ec1cdf"
+    ),
+    "sprint": _mteb(
+        "duplicate questions of Sprint",
+        101000, "sprintduplicatequestions", "d66bd1f72af766a5cc4b0ca5e00c162f89e8cc46",
+    ),
+}  # fmt: skip
+
+
+def _load(name: str, shelf: Shelf, _: Conventions) -> Task:
+    wanted = _SETS[name]
+    source = shelf.find(*wanted.folders, hub=wanted.hub)
+    if isinstance(source, HubDataset):
+        rows = source.rows(configuration=wanted.configuration, split=wanted.split)
+    else:
+        rows = wanted.read(_file(source, wanted.files))
+    pairs = collect_labelled(name, rows)
+    broken = sum("\N{REPLACEMENT CHARACTER}" in a + b for a, b in zip(pairs.first, pairs.second, strict=True))
+    notes = [f"{broken:,} pairs contain unreadable characters"] if broken else []
+    return PairTask(name, pairs, wanted.headline, str(source), wanted.rows, notes)
+
+
+def _file(folder: Path, names: tuple[str, ...]) -> Path:
+    found = next((folder / name for name in names if (folder / name).is_file()), None)
+    if found is None:
+        raise DataError(f"{folder} has no {' or '.join(names)}")
+    return found
+
+
+PAIR_TASKS: dict[str, Entry] = {
+    name: Entry(each.what, f"{each.rows:,} pairs", partial(_load, name), each.hub) for name, each in _SETS.items()
+}

@@ -5,13 +5,15 @@ from __future__ import annotations
 import importlib.metadata
 import platform
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Any
 
 from embedkit import __version__
-from embedkit.evaluation.comparison import Comparison
-from embedkit.evaluation.comparison_tables import comparison_tables
+from embedkit.evaluation.comparison import LEVEL, SEED, Certainty, Comparison, Interval, Spread
 from embedkit.evaluation.results import Evaluation, Result
+from embedkit.evaluation.tables import Table
 
 __all__ = ["to_json", "to_markdown", "to_text"]
 
@@ -26,38 +28,70 @@ def to_json(evaluations: Sequence[Evaluation], comparison: Comparison | None = N
 
 def to_text(evaluations: Sequence[Evaluation], comparison: Comparison | None = None) -> str:
     """Return a table with a column for each model, figures times 100, followed by notes."""
-    lines = [*_aligned_table(_table(evaluations), texts=3), "", *_footnotes(evaluations)]
-    for title, table in comparison_tables(comparison):
-        lines += ["", title, "", *_aligned_table(table, texts=2)]
-    return "\n".join(lines) + "\n"
+    names = _Names.of(evaluations)
+    first, *others = _tables(evaluations, comparison, names)
+    parts = [first.to_text(), "\n".join(_footnotes(evaluations, names)), *(each.to_text() for each in others)]
+    return "\n\n".join(parts) + "\n"
 
 
 def to_markdown(evaluations: Sequence[Evaluation], comparison: Comparison | None = None) -> str:
     """Return the report of :func:`to_text` as a Markdown document."""
+    names = _Names.of(evaluations)
+    first, *others = _tables(evaluations, comparison, names)
     versions = ", ".join(f"{name} {version}" for name, version in _versions().items())
-    notes = [f"- {note}" for note in _footnotes(evaluations)]
-    lines = ["# Evaluation", "", *_markdown_table(_table(evaluations), texts=3), "", *notes, f"- {versions}"]
-    for title, table in comparison_tables(comparison):
-        lines += ["", f"## {title}", "", *_markdown_table(table, texts=2)]
-    return "\n".join(lines) + "\n"
-
-
-def _aligned_table(table: list[list[str]], *, texts: int) -> list[str]:
-    """Return the lines of a table whose first ``texts`` columns are text, the others numbers."""
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    cells = (
-        [
-            cell.ljust(width) if i < texts else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        for row in table
+    notes = "\n".join(f"- {note}" for note in (*_footnotes(evaluations, names), versions))
+    return (
+        "\n\n".join(["# Evaluation", first.to_markdown(), notes, *(each.to_markdown() for each in others)]) + "\n"
     )
-    return ["  ".join(row).rstrip() for row in cells]
 
 
-def _markdown_table(table: list[list[str]], *, texts: int) -> list[str]:
-    header, *rows = (f"| {' | '.join(row)} |" for row in table)
-    return [header, "|" + "---|" * texts + "---:|" * (len(table[0]) - texts), *rows]
+@dataclass(frozen=True)
+class _Names:
+    """Distinct names for readers: models and sets may share theirs.
+
+    Attributes:
+        models: fingerprint -> name of the model.
+        sets: source and name -> name of the set.
+    """
+
+    models: dict[str, str]
+    sets: dict[tuple[str, str], str]
+
+    @classmethod
+    def of(cls, evaluations: Sequence[Evaluation]) -> _Names:
+        models = {each.fingerprint: each.model for each in evaluations}
+        sets = {(result.source, result.name): result.name for each in evaluations for result in each.results}
+        return cls(
+            {
+                key: f"{name} ({key[:8]})" if list(models.values()).count(name) > 1 else name
+                for key, name in models.items()
+            },
+            {
+                (source, name): f"{name} ({_telling(source, [s for s, n in sets if n == name])})"
+                if list(sets.values()).count(name) > 1
+                else name
+                for source, name in sets
+            },
+        )
+
+    def of_set(self, each: Result | Certainty | Spread) -> str:
+        name = each.name if isinstance(each, Result) else each.set_name
+        label = self.sets[each.source, name]
+        return (
+            f"{label}, {each.convention}"
+            if label.endswith(")") and each.convention
+            else (f"{label} ({each.convention})" if each.convention else label)
+        )
+
+
+def _telling(source: str, sources: Sequence[str]) -> str:
+    """Return the shortest end of a path that tells it from the other sources; a hub id whole."""
+    path = PurePath(source)
+    ends = (PurePath(*path.parts[-count:]) for count in range(1, len(path.parts) + 1))
+    own = (
+        end for end in ends if sum(PurePath(other).parts[-len(end.parts) :] == end.parts for other in sources) == 1
+    )
+    return source if "://" in source else str(next(own, path))
 
 
 def _versions() -> dict[str, str]:
@@ -66,22 +100,34 @@ def _versions() -> dict[str, str]:
     return {"embedkit": __version__, "python": platform.python_version(), **versions}
 
 
-def _table(evaluations: Sequence[Evaluation]) -> list[list[str]]:
-    """Return a header and a row for each result, with equal results of several models in one row."""
-    figures: dict[tuple[str, str, str], dict[int, str]] = {}
-    models = list(dict.fromkeys((each.model, each.fingerprint) for each in evaluations))
+def _tables(evaluations: Sequence[Evaluation], comparison: Comparison | None, names: _Names) -> Iterator[Table]:
+    yield _figures(evaluations, names)
+    if comparison is None:
+        return
+    if comparison.certainties:
+        how = f"{LEVEL:.0%} intervals over {comparison.samples:,} samples of the rows, seed {SEED}"
+        yield _by_model(how, comparison.certainties, _interval_cell, names)
+    if different := [each for each in comparison.certainties if each.difference is not None]:
+        reference = names.models[comparison.certainties[0].fingerprint]
+        yield _by_model(f"Difference from {reference}, over the same samples", different, _difference_cell, names)
+    if comparison.spreads:
+        yield _spread_table(comparison.spreads, names)
+
+
+def _figures(evaluations: Sequence[Evaluation], names: _Names) -> Table:
+    """Return a row for each result, with equal results of several models in one row."""
+    figures: dict[tuple[str, str, str], dict[str, str]] = {}
     for each in evaluations:
-        column = models.index((each.model, each.fingerprint))
         for result in each.results:
-            for row, value in _rows(result):
-                figures.setdefault(row, {})[column] = value
-    header = ["set", "measure", "rows", *(model for model, _ in models)]
-    return [header, *([*row, *(cells.get(i, "") for i in range(len(models)))] for row, cells in figures.items())]
+            for row, value in _rows(result, names):
+                figures.setdefault(row, {})[each.fingerprint] = value
+    rows = [[*row, *(cells.get(model, "") for model in names.models)] for row, cells in figures.items()]
+    return Table("", ["set", "measure", "rows", *names.models.values()], rows, words=3)
 
 
-def _rows(result: Result) -> list[tuple[tuple[str, str, str], str]]:
+def _rows(result: Result, names: _Names) -> list[tuple[tuple[str, str, str], str]]:
     """Return rows for the headline measure, the averaged parts if any, and the other measures."""
-    name = f"{result.name} ({result.convention})" if result.convention else result.name
+    name = names.of_set(result)
     size = f"{result.rows:,} {result.unit}" + ("*" if result.complete is False else "")
     rows = [((name, result.measure, size), _percent(result.value))]
     if result.convention:
@@ -95,13 +141,59 @@ def _percent(value: float | None) -> str:
     return "undefined" if value is None else f"{100 * value:.2f}"
 
 
-def _footnotes(evaluations: Sequence[Evaluation]) -> list[str]:
+def _footnotes(evaluations: Sequence[Evaluation], names: _Names) -> list[str]:
     """Return the notes, each sentence once."""
     notes = []
     for each in evaluations:
-        notes.append(f"{each.model}: texts are truncated to {each.max_length} tokens")
+        notes.append(f"{names.models[each.fingerprint]}: texts are truncated to {each.max_length} tokens")
         for result in each.results:
-            name = f"{result.name} ({result.convention})" if result.convention else result.name
+            name = names.of_set(result)
             notes += [f"{name}: queries {reason}, skipped: {count}" for reason, count in result.skipped.items()]
             notes += [f"{name}: {note}" for note in result.notes]
     return list(dict.fromkeys(notes))
+
+
+_ENOUGH_ROWS = 30
+"""The bootstrap treats the rows as the population; with fewer rows than this, its intervals mean little."""
+
+
+def _by_model(
+    title: str, certainties: Sequence[Certainty], cell: Callable[[Certainty], str], names: _Names
+) -> Table:
+    """Return a table with a row for each set and a column for each model."""
+    models = list(dict.fromkeys(each.fingerprint for each in certainties))
+    rows: dict[tuple[str, str], list[str]] = {}
+    for each in certainties:
+        few = f", {each.rows} rows: too few to be meaningful" if each.rows < _ENOUGH_ROWS else ""
+        row = rows.setdefault((names.of_set(each) + few, each.measure), [""] * len(models))
+        row[models.index(each.fingerprint)] = cell(each)
+    header = ["set", "measure", *(names.models[model] for model in models)]
+    return Table(title, header, [[*key, *row] for key, row in rows.items()], words=2)
+
+
+def _interval_cell(certainty: Certainty) -> str:
+    return f"{_percent(certainty.value)} {_brackets(certainty.interval, sign='')}"
+
+
+def _difference_cell(certainty: Certainty) -> str:
+    found = certainty.difference
+    if found is None or found.value is None:
+        return "undefined"
+    p_value = "" if found.p_value is None else f" p = {found.p_value:.3f}"
+    return f"{100 * found.value:+.2f} {_brackets(found.interval, sign='+')}{p_value}"
+
+
+def _brackets(interval: Interval, *, sign: str) -> str:
+    if interval.low is None or interval.high is None:
+        return "[undefined]"
+    return f"[{100 * interval.low:{sign}.2f}, {100 * interval.high:{sign}.2f}]"
+
+
+def _spread_table(spreads: Sequence[Spread], names: _Names) -> Table:
+    header = ["set", "measure", "models", "seeds", "mean", "deviation", "lowest", "highest"]
+    rows = []
+    for each in spreads:
+        figures = (each.mean, each.deviation, min(each.values), max(each.values))
+        count = str(len(each.values))
+        rows.append([names.of_set(each), each.measure, each.group, count, *map(_percent, figures)])
+    return Table("Over seeds: mean, standard deviation and range", header, rows, words=2)

@@ -1,15 +1,50 @@
-"""Results of evaluations, serialisable as JSON."""
+"""Results of evaluations, serialisable as JSON, with the rows behind each figure."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from embedkit.evaluation.evidence import Evidence
+import numpy as np
+import numpy.typing as npt
 
-__all__ = ["Evaluation", "Part", "Result", "defined"]
+__all__ = ["Draw", "Evaluation", "Evidence", "Part", "Result", "average", "build_result", "defined"]
+
+Draw = list[npt.NDArray[np.int64]]
+"""Row numbers drawn with replacement from each set behind a figure."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """The rows behind a figure, which allow computing it again on a sample: the mean over one or several sets.
+
+    Attributes:
+        sizes: number of rows in each set.
+        figures: for each set, its figure on drawn rows; NaN if it is undefined there.
+    """
+
+    sizes: list[int]
+    figures: list[Callable[[npt.NDArray[np.int64]], float]]
+
+    @classmethod
+    def of_rows(cls, scores: npt.NDArray[np.float64]) -> Evidence:
+        """Return the evidence of a mean over rows, ``(N,) float64``."""
+        return cls([len(scores)], [lambda rows: float(scores[rows].mean())])
+
+    @classmethod
+    def of_sets(cls, parts: Iterable[Evidence]) -> Evidence:
+        """Return the evidence of the unweighted mean of figures, each over one set of its own."""
+        several = list(parts)
+        return cls(
+            [size for part in several for size in part.sizes], [f for part in several for f in part.figures]
+        )
+
+    def figure(self, draw: Draw) -> float:
+        """Return the figure on the drawn rows of each set, NaN if it is undefined there."""
+        return float(np.mean([figure(rows) for figure, rows in zip(self.figures, draw, strict=True)]))
 
 
 @dataclass(frozen=True)
@@ -93,6 +128,94 @@ class Evaluation:
         return fields | {"results": [each.to_json() for each in self.results]}
 
 
+def build_result(
+    name: str,
+    measures: Mapping[str, float],
+    *,
+    sizes: Mapping[str, int],
+    published: Mapping[str, int] | None,
+    source: object,
+    evidence: Evidence,
+    headline: str | None = None,
+    convention: str | None = None,
+    parts: Mapping[str, tuple[int, float]] | None = None,
+    skipped: Mapping[str, int] | None = None,
+    notes: Sequence[str] = (),
+) -> Result:
+    """Build the result of one set.
+
+    Args:
+        name: name of the set.
+        measures: every figure by name, NaN where undefined.
+        sizes: sizes by unit; the first unit is scored.
+        published: the published sizes by unit, None if unknown; a difference is noted.
+        source: where the set came from.
+        evidence: the rows behind the headline.
+        headline: name of the headline measure; by default the first.
+        convention: ``"useb"`` or ``"mteb"`` where they differ.
+        parts: size and headline by subset.
+        skipped: reason -> number of skipped queries.
+        notes: further caveats, one sentence each.
+    """
+    unit, rows = next(iter(sizes.items()))
+    complete = None if published is None else dict(sizes) == dict(published)
+    differs = (
+        [f"{_listed(sizes)}; the published set has {_listed(published)}"] if published and not complete else []
+    )
+    found = {measure: defined(value) for measure, value in measures.items()}
+    measure = headline or next(iter(found))
+    return Result(
+        name=name,
+        convention=convention,
+        measure=measure,
+        value=found[measure],
+        measures=found,
+        rows=rows,
+        unit=unit,
+        source=str(source),
+        expected=published[unit] if published else None,
+        complete=complete,
+        parts={part: Part(size, defined(value)) for part, (size, value) in (parts or {}).items()},
+        skipped=dict(skipped or {}),
+        notes=[*notes, *differs],
+        evidence=evidence,
+    )
+
+
+def average(name: str, results: Sequence[Result], *, wanted: int, missing: Mapping[str, str]) -> Result:
+    """Return the unweighted mean over the complete published sets; it is an average only if none is missing.
+
+    Args:
+        name: name of the result.
+        results: results of the available sets.
+        wanted: number of sets in the published average.
+        missing: set -> why it could not be loaded.
+    """
+    counted = [each for each in results if each.complete]
+    values = [math.nan if each.value is None else each.value for each in counted]
+    value = defined(float(np.mean(values))) if values else None
+    measure = f"average of {wanted}" if len(counted) == wanted else f"mean of the {len(counted)} available"
+    different = {each.name: "it differs from the published set" for each in results if not each.complete}
+    evidence = [each.evidence for each in counted if each.evidence is not None]
+    return Result(
+        name=name,
+        measure=measure,
+        value=value,
+        measures={measure: value},
+        rows=len(counted),
+        unit="sets",
+        source=", ".join(each.name for each in counted),
+        expected=wanted,
+        complete=len(counted) == wanted,
+        notes=[f"{each} is excluded from the mean: {why}" for each, why in (dict(missing) | different).items()],
+        evidence=Evidence.of_sets(evidence) if evidence and len(evidence) == len(counted) else None,
+    )
+
+
 def defined(value: float) -> float | None:
     """Replace NaN, which JSON lacks, by None."""
     return None if math.isnan(value) else value
+
+
+def _listed(sizes: Mapping[str, int]) -> str:
+    return " and ".join(f"{size:,} {unit}" for unit, size in sizes.items())

@@ -1,36 +1,48 @@
 """Retrieval: exact search of a corpus for the documents nearest to each query, and the quality of the ranking.
 
 Measures are those of trec_eval (``ndcg_cut``, ``recall``, ``map_cut``) as BEIR and MTEB report them, and MTEB's
-reciprocal rank. As in all of these, equal scores are ordered by descending document id.
+reciprocal rank. As in all of these, equal scores are ordered by descending document id. Sets are in BEIR's form,
+from a folder or from the hub.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from embedkit.errors import DataError
-from embedkit.evaluation.pool import cosines
+from embedkit.evaluation.hub import HubDataset
+from embedkit.evaluation.pool import Pool, cosines
+from embedkit.evaluation.results import Evidence, Result, build_result
+from embedkit.evaluation.rows import Row, plain_stem
+from embedkit.evaluation.sources import Shelf, Source, Tables, by_query, unique
+from embedkit.evaluation.tasks import Conventions, Entry, Task
 from embedkit.protocols import FloatArray
 
 __all__ = [
-    "DEPTH",
     "MEASURES",
+    "RETRIEVAL_TASKS",
     "Float64Array",
     "Judged",
-    "Ranking",
     "RetrievalSet",
+    "RetrievalTask",
     "average_precision",
+    "collect_judgements",
+    "load_retrieval",
     "ndcg",
     "rank_documents",
     "recall",
     "reciprocal_rank",
 ]
 
-DEPTH = 1000
+_DEPTH = 1000
 """Number of documents to rank for each query, as in BEIR and MTEB."""
 
 _BLOCK_BYTES = 64 * 2**20
@@ -66,6 +78,7 @@ class RetrievalSet:
         documents: text by id.
         queries: the queries to score.
         skipped: reason -> number of skipped queries.
+        notes: caveats for readers, one sentence each.
 
     Raises:
         DataError: there are no documents, or no query remains.
@@ -75,6 +88,7 @@ class RetrievalSet:
     documents: dict[str, str]
     queries: list[Judged]
     skipped: dict[str, int] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         if not self.documents or not self.queries:
@@ -117,7 +131,7 @@ def recall(ranking: Ranking, *, cutoff: int = 100) -> float:
     return float(np.count_nonzero(ranking.gains[:cutoff]) / len(ranking.wanted))
 
 
-def average_precision(ranking: Ranking, *, cutoff: int = DEPTH) -> float:
+def average_precision(ranking: Ranking, *, cutoff: int = _DEPTH) -> float:
     """trec_eval's ``map_cut``: the sum of precisions at relevant documents, divided by their number."""
     ranks = np.flatnonzero(ranking.gains[:cutoff]) + 1
     return float(np.sum(np.arange(1, len(ranks) + 1) / ranks) / len(ranking.wanted))
@@ -129,6 +143,9 @@ def reciprocal_rank(ranking: Ranking, *, cutoff: int = 10) -> float:
     return float(1 / (ranks[0] + 1)) if len(ranks) else 0.0
 
 
+JUDGED_COLUMNS = (("query",), ("document",), ("score",))
+"""Names of each column of judged documents."""
+
 MEASURES: dict[str, Measure] = {
     "ndcg_at_10": ndcg,
     "recall_at_100": recall,
@@ -139,7 +156,7 @@ MEASURES: dict[str, Measure] = {
 
 
 def rank_documents(
-    queries: FloatArray, documents: FloatArray, retrieval: RetrievalSet, *, depth: int = DEPTH
+    queries: FloatArray, documents: FloatArray, retrieval: RetrievalSet, *, depth: int = _DEPTH
 ) -> Iterator[Ranking]:
     """Rank the corpus for each query, exactly, by cosine.
 
@@ -194,3 +211,174 @@ def _unit_rows(embeddings: FloatArray) -> FloatArray:
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         rows = wide / np.linalg.norm(wide, axis=1, keepdims=True)
     return np.where(np.isfinite(rows).all(axis=1, keepdims=True), rows, 0.0).astype(np.float32)
+
+
+_NO_RELEVANT = "without a relevant document"
+_NO_TEXT = "that are judged but have no text"
+
+
+def load_retrieval(source: Source, *, name: str, split: str = "test") -> RetrievalSet:
+    """Load a corpus, its queries and the judgements of one split.
+
+    Only judged queries are scored. As in trec_eval, a relevant document that is missing in the corpus counts as
+    not retrieved.
+
+    Args:
+        source: a folder of ``corpus.jsonl``, ``queries.jsonl`` and ``qrels/SPLIT.tsv``, also as Parquet and
+            in the layout of the hub; one of the files in ``qrels``, whose name is then the split; or a
+            hub data set.
+        name: name of the set.
+        split: split of the judgements.
+
+    Raises:
+        DataError: a table is missing, empty or malformed.
+    """
+    if isinstance(source, Path) and source.is_file():
+        source, split = source.parent.parent, plain_stem(source)
+    tables = Tables(source, split)
+    return _collect(name, tables.documents(), tables.queries(), tables.judgements(), tables.notes)
+
+
+def collect_judgements(name: str, rows: Iterable[Row]) -> RetrievalSet:
+    """Collect a set from rows of ``query, document, score``; the corpus consists of all documents in them.
+
+    Raises:
+        DataError: a row is malformed, or a document is judged twice and differently.
+    """
+    items = ((row.place, (row.text("query"), row.text("document")), row.number("score")) for row in rows)
+    notes: list[str] = []
+    judgements = by_query(unique(items, "judgement", notes))
+    documents = {document: document for marks in judgements.values() for document in marks}
+    return _collect(name, documents, {query: query for query in judgements}, judgements, notes)
+
+
+def _collect(
+    name: str,
+    documents: dict[str, str],
+    texts: Mapping[str, str],
+    judgements: Mapping[str, dict[str, float]],
+    notes: list[str],
+) -> RetrievalSet:
+    queries, skipped = [], Counter[str]()
+    for query, relevance in judgements.items():
+        if query not in texts:
+            skipped[_NO_TEXT] += 1
+        elif not any(grade > 0 for grade in relevance.values()):
+            skipped[_NO_RELEVANT] += 1
+        else:
+            hidden = _is_source(query, texts[query], relevance, documents)
+            queries.append(Judged(texts[query], relevance, query if hidden else None))
+    return RetrievalSet(name, documents, queries, dict(skipped), notes)
+
+
+def _is_source(query: str, text: str, relevance: Mapping[str, float], documents: Mapping[str, str]) -> bool:
+    """Whether the query was taken from the document with the same id, which contains it and is not relevant.
+
+    BEIR excludes every document with the query's id, MTEB does so for some sets. Where the ids of queries and
+    documents are unrelated, none should be excluded.
+    """
+    return relevance.get(query, 0.0) <= 0 and bool(text.strip()) and text.strip() in documents.get(query, "")
+
+
+@dataclass(frozen=True)
+class RetrievalTask:
+    """A corpus searched by queries.
+
+    Attributes:
+        name: name of the task.
+        retrieval: corpus, queries and judgements.
+        source: where they came from.
+        expected: published numbers of queries and documents, None if unknown.
+    """
+
+    needs_embeddings: ClassVar[bool] = True
+
+    name: str
+    retrieval: RetrievalSet
+    source: str
+    expected: dict[str, int] | None = None
+
+    def texts(self) -> Iterator[str]:
+        """Return every text to encode, including repeated ones."""
+        return self.retrieval.texts()
+
+    def results(self, pool: Pool) -> list[Result]:
+        """Return one result with all measures."""
+        queries = pool.embeddings([query.text for query in self.retrieval.queries])
+        documents = pool.embeddings(list(self.retrieval.documents.values()))
+        rankings = list(rank_documents(queries, documents, self.retrieval))
+        scores = {name: np.array([rule(each) for each in rankings]) for name, rule in MEASURES.items()}
+        hidden = sum(query.hidden is not None for query in self.retrieval.queries)
+        notes = [f"searched among {len(documents):,} documents", *self.retrieval.notes]
+        if hidden:
+            notes.append(f"{hidden:,} queries are themselves documents, which are excluded from their own ranking")
+        return [
+            build_result(
+                self.name,
+                {name: float(each.mean()) for name, each in scores.items()},
+                sizes={"queries": len(queries), "documents": len(documents)},
+                published=self.expected,
+                source=self.source,
+                skipped=self.retrieval.skipped,
+                notes=notes,
+                evidence=Evidence.of_rows(next(iter(scores.values()))),
+            )
+        ]
+
+
+class _Corpus(NamedTuple):
+    what: str
+    names: tuple[str, ...]
+    hub: HubDataset
+    queries: int
+    documents: int
+
+
+_CORPORA = {
+    "scifact": _Corpus(
+        "retrieval of abstracts for scientific claims",
+        ("scifact",),
+        HubDataset("mteb/scifact", "d56462d0e63a25450459c4f213e49ffdb866f7f9"),
+        300,
+        5183,
+    ),
+    "nfcorpus": _Corpus(
+        "retrieval of medical abstracts",
+        ("nfcorpus",),
+        HubDataset("mteb/nfcorpus", "ec0fa4fe99da2ff19ca1214b7966684033a58814"),
+        323,
+        3633,
+    ),
+    "arguana": _Corpus(
+        "retrieval of counter-arguments",
+        ("arguana",),
+        HubDataset("mteb/arguana", "c22ab2a51041ffd869aaddef7af8d8215647e41a"),
+        1406,
+        8674,
+    ),
+    "scidocs-retrieval": _Corpus(
+        "retrieval of cited papers",
+        ("scidocs-retrieval", "scidocs-beir"),
+        HubDataset("mteb/scidocs", "f8c2fcf00f625baaa80f62ec5bd9e1fff3b8ae88"),
+        1000,
+        25657,
+    ),
+}
+
+
+def _load(name: str, shelf: Shelf, _: Conventions) -> Task:
+    corpus = _CORPORA[name]
+    source = shelf.find(*corpus.names, hub=corpus.hub)
+    retrieval = load_retrieval(source, name=name)
+    return RetrievalTask(name, retrieval, str(source), {"queries": corpus.queries, "documents": corpus.documents})
+
+
+RETRIEVAL_TASKS: dict[str, Entry] = {
+    name: Entry(
+        corpus.what,
+        f"{corpus.queries:,} queries, {corpus.documents:,} documents",
+        partial(_load, name),
+        corpus.hub,
+    )
+    for name, corpus in _CORPORA.items()
+}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import itertools
 import lzma
 import math
 from collections.abc import Iterator, Mapping
@@ -14,10 +15,15 @@ from typing import IO, Any, Literal
 from embedkit.errors import DataError
 from embedkit.records import read_records
 
-__all__ = ["RECORD_SUFFIXES", "Row", "plain_suffix", "read_lines", "read_rows", "read_table"]
+__all__ = ["SUFFIXES", "Row", "plain_stem", "plain_suffix", "read_lines", "read_rows", "read_table"]
 
-RECORD_SUFFIXES = (".jsonl", ".parquet")
-"""File types whose rows are records with named columns."""
+_RECORD_SUFFIXES = (".jsonl", ".parquet")
+_COMPRESSED = (".gz", ".xz")
+SUFFIXES = (*_RECORD_SUFFIXES, ".tsv", ".csv", ".txt")
+"""Forms of files; tables and lines may also be compressed."""
+
+_STSB = ["genre", "file", "year", "id", "score", "sentence1", "sentence2"]
+_SCORED = ["sentence1", "sentence2", "score"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,28 +97,65 @@ class Row:
         return number
 
 
-def read_rows(path: Path) -> Iterator[Row]:
+def read_rows(path: Path, *, headless: bool = False) -> Iterator[Row]:
     """Yield the rows of a JSONL or Parquet file, or of a table with a header.
 
+    Args:
+        path: the file.
+        headless: also accept tables of scored pairs without a header: three columns, or STS-B's seven and more.
+
     Raises:
-        DataError: the file cannot be read, or a row is malformed.
+        DataError: the file cannot be read, or a row is malformed; names the line.
         MissingExtraError: a Parquet file without pyarrow.
     """
-    if plain_suffix(path) in RECORD_SUFFIXES:
-        for number, record in read_records(path):
-            yield Row(f"{path}:{number}", record)
-        return
+    if path.is_dir():
+        raise DataError(f"expected a file, but {path} is a folder")
+    if plain_suffix(path) in _RECORD_SUFFIXES:
+        return (Row(f"{path}:{number}", record) for number, record in read_records(path))
+    return _table_rows(path, headless=headless)
+
+
+def _table_rows(path: Path, *, headless: bool) -> Iterator[Row]:
     table = read_table(path)
-    _, columns = next(table, ("", []))
-    for place, fields in table:
-        if len(fields) != len(columns):
-            raise DataError(f"{place}: expected {len(columns)} fields, got {len(fields)}")
-        yield Row(place, dict(zip(columns, fields, strict=True)))
+    first = next(table, None)
+    if first is None:
+        return
+    place, columns = first
+    named = (_columns_without_header(columns) if headless else None) or columns
+    if len(set(named)) != len(named):
+        raise DataError(f"{place}: expected distinct column names, got {', '.join(named):.200}")
+    for place, fields in table if named is columns else itertools.chain([first], table):
+        if len(fields) != len(named) and not (
+            named is _STSB and len(fields) > len(_STSB)
+        ):  # STS-B appends sources
+            raise DataError(f"{place}: expected {len(named)} fields, got {len(fields)}")
+        yield Row(place, dict(zip(named, fields, strict=False)))
+
+
+def _columns_without_header(fields: list[str]) -> list[str] | None:
+    """Return the columns of scored pairs without a header, recognised by a number in the first line."""
+    if len(fields) >= len(_STSB) and _is_number(fields[4]):
+        return _STSB
+    return _SCORED if len(fields) == len(_SCORED) and _is_number(fields[2]) else None
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def plain_suffix(path: Path) -> str:
     """Return the suffix that determines the form of a file: ``.jsonl`` for ``test.jsonl.gz``."""
-    return Path(path.stem).suffix if path.suffix in (".gz", ".xz") else path.suffix
+    return Path(path.stem).suffix if path.suffix in _COMPRESSED else path.suffix
+
+
+def plain_stem(path: Path) -> str:
+    """Return the name of a file without the suffixes of its form: ``sts.en`` for ``sts.en.csv.gz``."""
+    name = path.name.removesuffix(path.suffix) if path.suffix in _COMPRESSED else path.name
+    return name.removesuffix(Path(name).suffix) if Path(name).suffix in SUFFIXES else name
 
 
 def read_lines(

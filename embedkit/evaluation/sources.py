@@ -1,28 +1,38 @@
-"""Locations of evaluation sets, and scored pairs in all supported forms."""
+"""Where evaluation data comes from: a file, a data folder or the hub, and sets that consist of several tables."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-
-import numpy as np
+from typing import ClassVar, TypeVar
 
 from embedkit.errors import DataError
 from embedkit.evaluation.hub import HubDataset
-from embedkit.evaluation.rows import RECORD_SUFFIXES, Row, plain_suffix, read_rows, read_table
-from embedkit.evaluation.sts import ScoredPairs
+from embedkit.evaluation.rows import SUFFIXES, Row, plain_stem, plain_suffix, read_rows
 
-__all__ = ["FIRST", "SCORE", "SECOND", "any_rows", "collect_pairs", "load_scored_pairs", "locate"]
+__all__ = [
+    "Shelf",
+    "Source",
+    "Tables",
+    "by_query",
+    "folder_rows",
+    "has_tables",
+    "has_top_ranked",
+    "locate",
+    "unique",
+]
 
-FIRST = ("sentence1", "sentence_A")
-SECOND = ("sentence2", "sentence_B")
-SCORE = ("score", "relatedness_score", "similarity_score")
-_STSB = ["genre", "file", "year", "id", "score", "sentence1", "sentence2"]
+Source = Path | HubDataset
 
-_FILE_SUFFIXES = (".csv", ".gz", ".jsonl", ".parquet", ".tsv", ".txt", ".xz")
+_Value = TypeVar("_Value")
+
+_SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})")
+"""Names of the hub's files: ``test-00000-of-00003.parquet``."""
 
 
-def locate(source: str | Path | HubDataset, *, revision: str | None = None) -> Path | HubDataset:
+def locate(source: str | Source, *, revision: str | None = None) -> Source:
     """Distinguish a path from a hub id: anything that exists locally or looks like a file is a path.
 
     Args:
@@ -38,82 +48,228 @@ def locate(source: str | Path | HubDataset, *, revision: str | None = None) -> P
         path = Path(source).expanduser()
         if path.exists():
             return path
-        if isinstance(source, Path) or path.suffix in _FILE_SUFFIXES:
+        if isinstance(source, Path) or path.suffix in (".gz", ".xz", *SUFFIXES):
             raise DataError(f"there is no file or folder {path}")
     found = HubDataset.parse(str(source))
-    return HubDataset(found.id, found.revision or revision, found.split)
+    return replace(found, revision=found.revision or revision)
 
 
-def load_scored_pairs(
-    source: str | Path | HubDataset, *, name: str | None = None, split: str = "test", revision: str | None = None
-) -> ScoredPairs:
-    """Load pairs of sentences with a score each.
+@dataclass(frozen=True)
+class Shelf:
+    """A data folder or, without one, the hub.
 
-    Files: STS-B as published (TAB; score in field 5, sentences in fields 6 and 7; no header), SICK (TAB
-    with a header), TSV or CSV of ``sentence1, sentence2, score`` with or without a header, JSONL or
-    Parquet with these columns. Text files may be ``.gz`` or ``.xz``. Hub: data sets with these columns.
+    Attributes:
+        folder: the folder that contains the sets.
+        revision: revision of a hub data set, overriding the pinned one.
+    """
+
+    folder: Path | None
+    revision: str | None = None
+
+    _PLACES: ClassVar = (
+        "", "sts", "STS", "rerank", "retrieval", "pairs", "transfer", "intents",
+        "downstream", "downstream/STS", "data-eval",
+    )  # fmt: skip
+    """Sub-folders that contain sets: of custom data folders, of SentEval's and of USEB's."""
+
+    def find(self, *names: str, hub: HubDataset | None = None) -> Source:
+        """Return the first of ``names`` in the folder, or the hub's data set if there is no folder.
+
+        Raises:
+            DataError: the folder has none of them, or the set is not on the hub.
+        """
+        if self.folder is not None:
+            places = (self.folder / place / name for place in self._PLACES for name in names)
+            found = next((place for place in places if place.exists()), None)
+            if found is None:
+                raise DataError(f"{self.folder} has no {' or '.join(names)}")
+            return found
+        if hub is None:
+            raise DataError(f"{names[0]} is not on the hub: it needs a data folder")
+        return replace(hub, revision=self.revision or hub.revision)
+
+
+_CORPUS = ("corpus",)
+_QUERIES = ("queries", "query")
+_QRELS = ("qrels", "default", "data")
+_TOP_RANKED = ("top_ranked",)
+
+
+def has_tables(source: Source) -> bool:
+    """Whether a folder or hub data set consists of tables, see :class:`Tables`."""
+    return _has_table(source, *_CORPUS)
+
+
+def has_top_ranked(source: Source) -> bool:
+    """Whether a set of tables has candidates to re-rank; otherwise it is a retrieval set."""
+    return _has_table(source, *_TOP_RANKED)
+
+
+def _has_table(source: Source, name: str) -> bool:
+    if isinstance(source, HubDataset):
+        return name in source.configurations()
+    return source.is_dir() and ((source / name).is_dir() or bool(_files(source, name)))
+
+
+@dataclass(frozen=True)
+class Tables:
+    """A set in BEIR's and MTEB 2's form, from a folder or from the hub.
+
+    ``corpus`` (``_id, title, text``), ``queries`` (``_id, text``), ``qrels`` (``query-id, corpus-id, score``; on
+    the hub often called ``default`` and stored in ``data/``) and, for re-ranking, ``top_ranked`` (``query-id,
+    corpus-ids[]``). A row that repeats an earlier one counts once, see the notes.
+
+    Attributes:
+        source: a folder or a hub data set.
+        split: split of the judgements; several splits may share corpus and queries.
+        notes: caveats about the tables read so far, one sentence each.
+    """
+
+    source: Source
+    split: str = "test"
+    notes: list[str] = field(default_factory=list)
+
+    def documents(self) -> dict[str, str]:
+        """Return text by id, with title and text joined as in BEIR and MTEB.
+
+        Raises:
+            DataError: the table is missing or malformed, or an id has two texts.
+        """
+        rows = ((row.place, (row.identifier("_id", "id"),), _document(row)) for row in self._rows(_CORPUS))
+        return {name: text for (name,), text in unique(rows, "document", self.notes).items()}
+
+    def queries(self) -> dict[str, str]:
+        """Return text by id.
+
+        Raises:
+            DataError: the table is missing or malformed, or an id has two texts.
+        """
+        rows = ((row.place, (row.identifier("_id", "id"),), row.text("text")) for row in self._rows(_QUERIES))
+        return {name: text for (name,), text in unique(rows, "query", self.notes).items()}
+
+    def judgements(self) -> dict[str, dict[str, float]]:
+        """Return relevance by query id and document id.
+
+        Raises:
+            DataError: the table is missing or malformed, or a document is judged twice and differently.
+        """
+        rows = (
+            (row.place, (row.identifier("query-id"), row.identifier("corpus-id")), row.number("score"))
+            for row in self._rows(_QRELS)
+        )
+        return by_query(unique(rows, "judgement", self.notes))
+
+    def candidates(self, documents: Mapping[str, str], queries: Mapping[str, str]) -> dict[str, list[str]]:
+        """Return the ids of the documents to re-rank for each query, by its id.
+
+        Raises:
+            DataError: the table is missing or malformed, names an unknown text, or has two lists for a query.
+        """
+        rows = (
+            (row.place, (_known(row, queries),), _candidates(row, documents)) for row in self._rows(_TOP_RANKED)
+        )
+        return {name: ids for (name,), ids in unique(rows, "list of candidates", self.notes).items()}
+
+    def _rows(self, names: Sequence[str]) -> Iterator[Row]:
+        if isinstance(self.source, Path):
+            return folder_rows(self.source, names, self.split)
+        configurations = self.source.configurations()
+        found = next((each for each in names if each in configurations), None)
+        if found is None:
+            expected = f"{self.source}: expected a table {names[0]}"
+            raise DataError(f"{expected}, but it has {', '.join(configurations)}")
+        return self.source.rows(configuration=found, split=self.split)
+
+
+def unique(
+    items: Iterable[tuple[str, tuple[str, ...], _Value]], what: str, notes: list[str]
+) -> dict[tuple[str, ...], _Value]:
+    """Return values by key; items that repeat an earlier one are counted in ``notes``.
 
     Args:
-        source: a path, a hub data set, ``org/name`` or ``hf://org/name[@revision][:split]``.
-        name: name of the set; by default that of the file or hub data set.
-        split: default split of a hub id.
-        revision: default revision of a hub id.
+        items: place, key and value of each.
+        what: name of an item in messages.
+        notes: gets a sentence if there are repeated items.
 
     Raises:
-        DataError: missing, empty or malformed; names the file and line.
-        MissingExtraError: a hub id or a Parquet file without the extra ``bench``.
+        DataError: a key has two different values; names the place of the second.
     """
-    found = locate(source, revision=revision)
-    if isinstance(found, HubDataset):
-        return collect_pairs(name or found.id, found.rows(split=split))
-    return collect_pairs(name or found.name.partition(".")[0], any_rows(found))
+    found: dict[tuple[str, ...], _Value] = {}
+    repeated = []
+    for place, key, value in items:
+        if key not in found:
+            found[key] = value
+        elif found[key] == value:
+            repeated.append(f"{', '.join(key)} at {place}")
+        else:
+            raise DataError(f"{place}: there is already a {what} {', '.join(key)} with other content")
+    if repeated:
+        notes.append(f"{len(repeated):,} times a {what} is repeated and counts once; the first is {repeated[0]}")
+    return found
 
 
-def any_rows(path: Path) -> Iterator[Row]:
-    """Yield the rows of a file of any form; tables without a header are assumed to be scored pairs.
+def by_query(judgements: Mapping[tuple[str, ...], float]) -> dict[str, dict[str, float]]:
+    """Return relevance by query id and document id from relevance by both."""
+    found: dict[str, dict[str, float]] = {}
+    for (query, document), score in judgements.items():
+        found.setdefault(query, {})[document] = score
+    return found
+
+
+def folder_rows(folder: Path, names: Sequence[str], split: str) -> Iterator[Row]:
+    """Yield the rows of one table: ``NAME/SPLIT.tsv``, its shards as on the hub, or ``NAME.jsonl``.
+
+    Names are exact: ``test-hard.tsv`` and ``test.v2.tsv`` are other splits than ``test``.
 
     Raises:
-        DataError: missing or malformed; names the line.
-        MissingExtraError: a Parquet file without pyarrow.
+        DataError: there is no such file, several, or only some of the shards.
     """
-    if path.is_dir():
-        raise DataError(f"expected a file, but {path} is a folder")
-    return read_rows(path) if plain_suffix(path) in RECORD_SUFFIXES else _table_rows(path)
+    for name in names:
+        files = (_files(folder / name, split) if (folder / name).is_dir() else []) or (
+            _files(folder, name) if name else []
+        )
+        if files:
+            return (row for file in files for row in read_rows(file))
+    others = sorted(path.name for name in names if name for path in folder.glob(f"{name}/*"))
+    there = f"; {names[0]}/ has {', '.join(others)}: name one of them" if others else ""
+    raise DataError(f"{folder}: expected {names[0] or '.'}/{split}.jsonl or .parquet, found no such file{there}")
 
 
-def collect_pairs(name: str, rows: Iterable[Row]) -> ScoredPairs:
-    """Collect scored pairs from rows with two sentences and a score under their usual names."""
-    triples = [(row.text(*FIRST), row.text(*SECOND), row.number(*SCORE)) for row in rows]
-    scores = np.array([score for _, _, score in triples], dtype=np.float64)
-    return ScoredPairs(name, [first for first, _, _ in triples], [second for _, second, _ in triples], scores)
+def _files(folder: Path, stem: str) -> list[Path]:
+    """Return the file of exactly this stem, or all its shards; empty if there are none."""
+    files = [path for path in sorted(folder.iterdir()) if plain_suffix(path) in SUFFIXES and path.is_file()]
+    whole = [path for path in files if plain_stem(path) == stem]
+    shards = [path for path in files if (match := _SHARD.fullmatch(plain_stem(path))) and match[1] == stem]
+    if len(whole) > 1 or (whole and shards):
+        names = ", ".join(path.name for path in (*whole, *shards))
+        raise DataError(f"{folder}: expected one file {stem}, found {names}; remove all but one")
+    wanted = {
+        f"{stem}-{i:05d}-of-{plain_stem(path)[-5:]}"
+        for path in shards[:1]
+        for i in range(int(plain_stem(path)[-5:]))
+    }
+    if {plain_stem(path) for path in shards} != wanted or len(shards) != len(wanted):
+        found = ", ".join(path.name for path in shards)
+        raise DataError(f"{folder}: expected the {len(wanted)} shards of {stem}, found {found}")
+    return whole or shards
 
 
-def _table_rows(path: Path) -> Iterator[Row]:
-    """Yield rows of a table with or without a header; extra fields are ignored (in STS-B, sources)."""
-    columns: list[str] | None = None
-    for place, fields in read_table(path):
-        if columns is None:
-            columns = _columns_without_header(fields)
-            if columns is None:
-                columns = fields
-                continue
-        if len(fields) < len(columns):
-            raise DataError(f"{place}: expected {len(columns)} fields, got {len(fields)}")
-        yield Row(place, dict(zip(columns, fields, strict=False)))
+def _document(row: Row) -> str:
+    """Join title and text."""
+    title = row.fields.get("title") or ""
+    return f"{title} {row.text('text')}".strip()
 
 
-def _columns_without_header(fields: list[str]) -> list[str] | None:
-    """Return the columns of a table without a header, recognised by the position of a number in the first line."""
-    if len(fields) >= 7 and _is_number(fields[4]):
-        return _STSB
-    if len(fields) == 3 and _is_number(fields[2]):
-        return ["sentence1", "sentence2", "score"]
-    return None
+def _known(row: Row, queries: Mapping[str, str]) -> str:
+    name = row.identifier("query-id")
+    if name not in queries:
+        raise DataError(f"{row.place}: query {name!r} is missing in its table")
+    return name
 
 
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
+def _candidates(row: Row, documents: Mapping[str, str]) -> list[str]:
+    ids = list(dict.fromkeys(row.texts("corpus-ids")))
+    unknown = next((each for each in ids if each not in documents), None)
+    if unknown is not None:
+        raise DataError(f"{row.place}: document {unknown!r} is missing in its table")
+    return ids

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from typing import Protocol
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
+from embedkit.errors import DataError
+from embedkit.evaluation.hub import HubDataset
 from embedkit.evaluation.pool import EmbeddingPool, PairPool, Pool
 from embedkit.evaluation.results import Evaluation, Result
+from embedkit.evaluation.sources import Shelf
 from embedkit.progress import Progress
 from embedkit.protocols import PairScorer, TextEncoder
 
-__all__ = ["Task", "evaluate"]
+__all__ = ["Conventions", "Entry", "Task", "evaluate", "load_several"]
+
+Conventions = tuple[str, ...]
+"""Requested re-ranking conventions, ``"useb"`` or ``"mteb"``."""
+
+_Set = TypeVar("_Set")
 
 
 class Task(Protocol):
@@ -30,6 +39,42 @@ class Task(Protocol):
 
     def results(self, pool: Pool, /) -> list[Result]:
         """Compute the results from the model's outputs."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A named task, before its data is loaded.
+
+    Attributes:
+        what: short description of the set.
+        size: its published size, as text.
+        load: loads it from a shelf.
+        hub: the pinned data set, None if it needs local files.
+    """
+
+    what: str
+    size: str
+    load: Callable[[Shelf, Conventions], Task]
+    hub: HubDataset | None = None
+
+
+def load_several(
+    name: str, loaders: Mapping[str, Callable[[Shelf], _Set]], shelf: Shelf
+) -> tuple[list[_Set], dict[str, str]]:
+    """Load the available ones of several sets; return them, and why each of the others could not be loaded.
+
+    Raises:
+        DataError: none can be loaded.
+    """
+    sets, missing = list[_Set](), dict[str, str]()
+    for each, load in loaders.items():
+        try:
+            sets.append(load(shelf))
+        except DataError as error:
+            missing[each] = str(error)
+    if not sets:
+        raise DataError(f"none of the {len(loaders)} sets of {name} can be loaded: " + "; ".join(missing.values()))
+    return sets, missing
 
 
 def evaluate(model: TextEncoder | PairScorer, task: Task, *, progress: bool | None = None) -> Evaluation:

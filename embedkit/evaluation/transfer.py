@@ -1,27 +1,43 @@
-"""Transfer: what a linear classifier can predict from frozen embeddings of texts, or of pairs of texts."""
+"""Transfer: what a linear classifier can predict from frozen embeddings of texts, or of pairs of texts.
+
+The sets are SentEval's and similar ones, from files. Texts are split at whitespace and joined by single spaces,
+as in SentEval. They are ordered by their numbers of words and then by class, as in SentEval before it makes
+folds.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import chain
-from typing import ClassVar
+from pathlib import Path
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
 from embedkit.errors import DataError
-from embedkit.evaluation.averages import average
-from embedkit.evaluation.classifiers import Examples, Float64Array
-from embedkit.evaluation.evidence import Mean
+from embedkit.evaluation.classifiers import (
+    Examples,
+    Float64Array,
+    few_shot,
+    folds_then_test,
+    nested_folds,
+    validated_test,
+)
+from embedkit.evaluation.hub import HubDataset
+from embedkit.evaluation.pairs import FIRST, LABEL, SECOND
 from embedkit.evaluation.pool import Pool
-from embedkit.evaluation.results import Result
+from embedkit.evaluation.results import Evidence, Result, average, build_result
+from embedkit.evaluation.rows import Row, read_lines, read_rows
+from embedkit.evaluation.sources import Shelf
+from embedkit.evaluation.tasks import Conventions, Entry, Task, load_several
 from embedkit.protocols import FloatArray
 
 __all__ = [
-    "ClassifiedTexts",
+    "SEVEN",
+    "TRANSFER_TASKS",
     "Features",
-    "Probe",
-    "TransferTask",
     "differences_and_products",
     "pairs_differences_and_products",
     "single",
@@ -106,24 +122,18 @@ class Probe:
     def result(self, pool: Pool) -> Result:
         """Return the accuracy on the test part."""
         scores = self.protocol(*(part.examples(pool, self.features) for part in self.parts))
-        accuracy = float(scores.mean())
-        sizes = tuple(map(len, self.parts))
-        notes = list(self.notes)
-        if sizes != self.expected:
-            notes.append(f"parts of {_listed(sizes)} texts; the published set has {_listed(self.expected)}")
-        return Result(
-            name=self.name,
-            measure="accuracy",
-            value=accuracy,
-            measures={"accuracy": accuracy},
-            rows=sizes[-1],
-            unit="texts" if len(self.parts[0].columns) == 1 else "pairs",
+        found, published = tuple(map(len, self.parts)), self.expected
+        differs = f"parts of {_listed(found)} texts; the published set has {_listed(published)}"
+        result = build_result(
+            self.name,
+            {"accuracy": float(scores.mean())},
+            sizes={"texts" if len(self.parts[0].columns) == 1 else "pairs": found[-1]},
+            published=None,
             source=self.source,
-            expected=self.expected[-1],
-            complete=sizes == self.expected,
-            notes=notes,
-            evidence=Mean(scores),
+            notes=[*self.notes, *([differs] if found != published else [])],
+            evidence=Evidence.of_rows(scores),
         )
+        return replace(result, expected=published[-1], complete=found == published)
 
 
 @dataclass(frozen=True)
@@ -158,3 +168,273 @@ class TransferTask:
 
 def _listed(sizes: Sequence[int]) -> str:
     return ", ".join(f"{size:,}" for size in sizes)
+
+
+_TREC = ("ABBR", "DESC", "ENTY", "HUM", "LOC", "NUM")
+_SICK = ("CONTRADICTION", "NEUTRAL", "ENTAILMENT")
+_NLI = ("entailment", "neutral", "contradiction")
+
+_Row = tuple[tuple[str, ...], int]
+"""Texts and a class."""
+
+
+def _load_binary(folder: Path, positive: str, negative: str) -> list[ClassifiedTexts]:
+    """Load MR, CR, SUBJ or MPQA, two files with one text per line, as one part.
+
+    Raises:
+        DataError: a file is missing.
+    """
+    rows: list[_Row] = [
+        ((line,), label)
+        for label, file in ((1, positive), (0, negative))
+        for _, line in read_lines(_there(folder / file), encoding="latin-1")
+    ]
+    return [_part(folder.name, rows)]
+
+
+def _load_sst(folder: Path) -> list[ClassifiedTexts]:
+    """Load SST2: ``stsa.binary.SPLIT`` (class, space, text) or SentEval's ``sentiment-SPLIT`` (text, TAB, class).
+
+    Raises:
+        DataError: a file is missing or malformed.
+    """
+    return [_part(f"SST2 {split}", _sst_rows(folder, split)) for split in ("train", "dev", "test")]
+
+
+def _load_trec(folder: Path) -> list[ClassifiedTexts]:
+    """Load TREC's questions by their coarse classes: ``train_5500.label`` and ``TREC_10.label``.
+
+    Raises:
+        DataError: a file is missing or malformed.
+    """
+    return [
+        _part(f"TREC {file}", [_trec_row(*line) for line in read_lines(_there(folder / file), encoding="latin-1")])
+        for file in ("train_5500.label", "TREC_10.label")
+    ]
+
+
+def _load_mrpc(folder: Path) -> list[ClassifiedTexts]:
+    """Load MRPC's two published parts; the first may be split into ``-train`` and ``-val``.
+
+    Raises:
+        DataError: a file is missing or malformed.
+    """
+    if (folder / "msr_paraphrase_train.txt").is_file():
+        files = [["msr_paraphrase_train.txt"], ["msr_paraphrase_test.txt"]]
+    else:
+        files = [["msr-para-train.tsv", "msr-para-val.tsv"], ["msr-para-test.tsv"]]
+    return [
+        _part(
+            f"MRPC {names[0]}",
+            [
+                ((row.text(*FIRST), row.text(*SECOND)), _class(row.place, row.text(*LABEL), ("0", "1")))
+                for name in names
+                for row in read_rows(_there(folder / name))
+            ],
+        )
+        for names in files
+    ]
+
+
+def _load_sick_entailment(folder: Path) -> list[ClassifiedTexts]:
+    """Load SICK's entailment judgements, as released for SemEval-2014.
+
+    Raises:
+        DataError: a file is missing or malformed.
+    """
+    return [
+        _part(
+            f"SICK {split}",
+            [
+                (
+                    (row.text("sentence_A"), row.text("sentence_B")),
+                    _class(row.place, row.text("entailment_judgment"), _SICK),
+                )
+                for row in read_rows(_there(folder / f"SICK_{split}.txt"))
+            ],
+        )
+        for split in ("train", "trial", "test_annotated")
+    ]
+
+
+def _load_nli(folder: Path) -> list[ClassifiedTexts]:
+    """Load SNLI in SentEval's form: the line-parallel files ``s1.SPLIT``, ``s2.SPLIT`` and ``labels.SPLIT``.
+
+    Raises:
+        DataError: a file is missing, or they differ in length.
+    """
+    return [_part(f"SNLI {split}", _nli_rows(folder, split)) for split in ("train", "dev", "test")]
+
+
+def _load_intents(rows: Mapping[str, Iterable[Row]]) -> list[ClassifiedTexts]:
+    """Collect texts with the name or number of an intent, unchanged and in their order.
+
+    Args:
+        rows: rows of each part.
+
+    Raises:
+        DataError: a row is malformed.
+    """
+    texts = {
+        part: [(row.text("text"), row.identifier("category", "label")) for row in each]
+        for part, each in rows.items()
+    }
+    known = {
+        label: number
+        for number, label in enumerate(sorted({label for each in texts.values() for _, label in each}))
+    }
+    return [
+        ClassifiedTexts(part, ([text for text, _ in each],), [known[label] for _, label in each])
+        for part, each in texts.items()
+    ]
+
+
+def _part(name: str, rows: list[_Row]) -> ClassifiedTexts:
+    split = [(tuple(text.split() for text in texts), label) for texts, label in rows]
+    split.sort(key=lambda row: (*map(len, row[0]), row[1]))
+    width = len(rows[0][0]) if rows else 1
+    columns = tuple([" ".join(texts[column]) for texts, _ in split] for column in range(width))
+    return ClassifiedTexts(name, columns, [label for _, label in split])
+
+
+def _sst_rows(folder: Path, split: str) -> list[_Row]:
+    if (folder / f"sentiment-{split}").is_file():
+        fields = [
+            (place, *line.rpartition("\t")[::2]) for place, line in read_lines(folder / f"sentiment-{split}")
+        ]
+        return [((text,), _class(place, label, ("0", "1"))) for place, text, label in fields]
+    path = _there(folder / f"stsa.binary.{split}")
+    fields = [(place, *line.partition(" ")[::2]) for place, line in read_lines(path)]
+    return [((text,), _class(place, label, ("0", "1"))) for place, label, text in fields]
+
+
+def _trec_row(place: str, line: str) -> _Row:
+    """Parse a line; as in SentEval, quotes are removed from the question."""
+    label, _, rest = line.replace("`", "").replace("'", "").partition(":")
+    return (rest.partition(" ")[2],), _class(place, label, _TREC)
+
+
+def _nli_rows(folder: Path, split: str) -> list[_Row]:
+    first, second, labels = (
+        list(read_lines(_there(folder / f"{name}.{split}"), encoding="latin-1")) for name in ("s1", "s2", "labels")
+    )
+    if not len(first) == len(second) == len(labels):
+        raise DataError(
+            f"{folder}: s1, s2 and labels of {split} have {len(first)}, {len(second)}, {len(labels)} lines"
+        )
+    return [
+        ((a, b), _class(place, label, _NLI))
+        for (_, a), (_, b), (place, label) in zip(first, second, labels, strict=True)
+    ]
+
+
+def _class(place: str, label: str, known: tuple[str, ...]) -> int:
+    if label.strip() not in known:
+        raise DataError(f"{place}: expected one of the classes {', '.join(known)}, got {label.strip()!r:.40}")
+    return known.index(label.strip())
+
+
+def _there(path: Path) -> Path:
+    if not path.is_file():
+        raise DataError(f"{path.parent} has no {path.name}")
+    return path
+
+
+_NO_DECAY = [1e9]
+
+
+class _Set(NamedTuple):
+    """A published set: its folder names, its reader and its protocol."""
+
+    what: str
+    folders: tuple[str, ...]
+    read: Callable[[Path], list[ClassifiedTexts]]
+    protocol: Callable[..., Float64Array]
+    sizes: tuple[int, ...]
+    features: Features = single
+
+
+_SETS = {
+    "mr": _Set(
+        "sentiment of film reviews",
+        ("MR",), partial(_load_binary, positive="rt-polarity.pos", negative="rt-polarity.neg"),
+        nested_folds, (10662,),
+    ),
+    "cr": _Set(
+        "sentiment of product reviews",
+        ("CR",), partial(_load_binary, positive="custrev.pos", negative="custrev.neg"),
+        nested_folds, (3775,),
+    ),
+    "subj": _Set(
+        "subjective or objective",
+        ("SUBJ",), partial(_load_binary, positive="subj.objective", negative="subj.subjective"),
+        nested_folds, (10000,),
+    ),
+    "mpqa": _Set(
+        "polarity of opinions",
+        ("MPQA",), partial(_load_binary, positive="mpqa.pos", negative="mpqa.neg"),
+        nested_folds, (10606,),
+    ),
+    "sst2": _Set(
+        "sentiment of sentences of film reviews",
+        ("SST2", "SST/binary"), _load_sst, validated_test, (6920, 872, 1821),
+    ),
+    "trec": _Set("types of questions", ("TREC",), _load_trec, folds_then_test, (5452, 500)),
+    "mrpc-transfer": _Set(
+        "paraphrases in news, by a classifier",
+        ("mrpc", "MRPC", "MSRParaphraseCorpus"), _load_mrpc, folds_then_test, (4076, 1725),
+        differences_and_products,
+    ),
+    "sick-e": _Set(
+        "inference, SICK",
+        ("SICK",), _load_sick_entailment, validated_test, (4500, 500, 4927), differences_and_products,
+    ),
+    "snli": _Set(
+        "inference, SNLI",
+        ("SNLI",), _load_nli, partial(validated_test, strengths=_NO_DECAY), (549367, 9842, 9824),
+        pairs_differences_and_products,
+    ),
+}  # fmt: skip
+
+SEVEN = ("mr", "cr", "subj", "mpqa", "sst2", "trec", "mrpc-transfer")
+"""The sets in the papers' average."""
+
+_BANKING_HUB = HubDataset("mteb/banking77", "0fd18e25b25c072e09e0d92ab615fda904d66300")
+_BANKING_SIZES = (10003, 3080)
+
+
+def _probe(name: str, shelf: Shelf) -> Probe:
+    wanted = _SETS[name]
+    folder = Path(str(shelf.find(*wanted.folders)))
+    return Probe(name, wanted.read(folder), wanted.protocol, wanted.features, str(folder), wanted.sizes)
+
+
+def _one(name: str, shelf: Shelf, _: Conventions) -> Task:
+    return TransferTask(name, [_probe(name, shelf)])
+
+
+def _transfer(shelf: Shelf, _: Conventions) -> Task:
+    """Return a task of the seven sets, those that are available."""
+    probes, missing = load_several("transfer", {name: partial(_probe, name) for name in SEVEN}, shelf)
+    return TransferTask("transfer", probes, average_of=len(SEVEN), missing=missing)
+
+
+def _banking(shelf: Shelf, _: Conventions) -> Task:
+    source = shelf.find("banking77", hub=_BANKING_HUB)
+    parts = {
+        part: source.rows(split=part) if isinstance(source, HubDataset) else read_rows(source / f"{part}.csv")
+        for part in ("train", "test")
+    }
+    probe = Probe("banking77", _load_intents(parts), few_shot, single, str(source), _BANKING_SIZES)
+    return TransferTask("banking77", [probe])
+
+
+def _size(sizes: tuple[int, ...]) -> str:
+    return " + ".join(f"{size:,}" for size in sizes) + " texts"
+
+
+TRANSFER_TASKS: dict[str, Entry] = {
+    "transfer": Entry("the next seven sets, and their mean", "seven sets", _transfer),
+    **{name: Entry(each.what, _size(each.sizes), partial(_one, name)) for name, each in _SETS.items()},
+    "banking77": Entry("intents of bank customers", _size(_BANKING_SIZES), _banking, _BANKING_HUB),
+}

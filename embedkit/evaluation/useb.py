@@ -1,4 +1,4 @@
-"""AskUbuntu and SciDocs in the layout of the Unsupervised Sentence Embedding Benchmark (USEB).
+"""AskUbuntu and SciDocs: in the layout of the Unsupervised Sentence Embedding Benchmark (USEB), and in MTEB's.
 
 Source: the benchmark's published evaluators, with which SCT's Table 3 was measured. Both use titles only.
 """
@@ -6,19 +6,41 @@ Source: the benchmark's published evaluators, with which SCT's Table 3 was measu
 from __future__ import annotations
 
 import json
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from embedkit.errors import DataError
-from embedkit.evaluation.reranking import Query, RerankingSet
-from embedkit.evaluation.reranking_sources import NO_POSITIVE, collect_lists
+from embedkit.evaluation.hub import HubDataset
+from embedkit.evaluation.reranking import (
+    LIST_RULES,
+    NO_POSITIVE,
+    Query,
+    RankingTest,
+    RerankingSet,
+    Tests,
+    collect_lists,
+    mteb_test,
+    ranking_task,
+    stable,
+    trec_eval,
+)
 from embedkit.evaluation.rows import Row, read_lines
+from embedkit.evaluation.sources import Shelf, by_query, unique
+from embedkit.evaluation.tasks import Conventions, Entry, Task
 
-__all__ = ["has_askubuntu", "has_scidocs", "load_askubuntu", "load_askubuntu_pooled", "load_scidocs"]
+__all__ = [
+    "RERANKING_TASKS",
+    "has_askubuntu",
+    "has_scidocs",
+    "load_askubuntu",
+    "load_askubuntu_pooled",
+    "load_scidocs",
+]
 
 _SCIDOCS_TASKS = ("cite", "cocite", "coview", "coread")
 _NO_TITLE = "without a title"
@@ -149,7 +171,7 @@ def load_scidocs(folder: Path) -> list[RerankingSet]:
 
 
 def _scidocs_set(
-    task: str, judgements: Mapping[str, Mapping[str, int]], titles: Mapping[str, str]
+    task: str, judgements: Mapping[str, Mapping[str, float]], titles: Mapping[str, str]
 ) -> RerankingSet:
     queries, skipped = [], Counter[str]()
     for paper, marks in judgements.items():
@@ -164,14 +186,15 @@ def _scidocs_set(
     return RerankingSet(task, queries, dict(skipped))
 
 
-def _read_qrel(path: Path) -> dict[str, dict[str, int]]:
-    judgements = defaultdict[str, dict[str, int]](dict)
-    for place, line in read_lines(path):
-        fields = line.split()
-        if len(fields) != 4 or not fields[3].lstrip("-").isdecimal():
-            raise DataError(f"{place}: expected query, 0, document and relevance, got {line:.80}")
-        judgements[fields[0]][fields[2]] = int(fields[3])
-    return judgements
+def _read_qrel(path: Path) -> dict[str, dict[str, float]]:
+    def items() -> Iterator[tuple[str, tuple[str, str], float]]:
+        for place, line in read_lines(path):
+            fields = line.split()
+            if len(fields) != 4 or not fields[3].lstrip("-").isdecimal():
+                raise DataError(f"{place}: expected query, 0, document and relevance, got {line:.80}")
+            yield place, (fields[0], fields[2]), int(fields[3])
+
+    return by_query(unique(items(), "judgement", []))
 
 
 def _read_json(path: Path, *keys: str) -> dict[str, Any]:
@@ -183,3 +206,59 @@ def _read_json(path: Path, *keys: str) -> dict[str, Any]:
     if not isinstance(data, dict) or not all(isinstance(data.get(key), dict) for key in keys):
         raise DataError(f"{path}: expected a JSON object{' of ' if keys else ''}{' and '.join(keys)}")
     return data
+
+
+_ASKUBUNTU = ("askubuntu", "AskUbuntu", "askubuntu-master")
+_ASKUBUNTU_MTEB = ("askubuntudupquestions-reranking", "AskUbuntuDupQuestions", "askubuntu.jsonl")
+_ASKUBUNTU_HUB = HubDataset("mteb/askubuntudupquestions-reranking", "2000358ca161889fa9c082cb41daa8dcfb161a54")
+_SCIDOCS = ("scidocs", "SciDocs")
+_SCIDOCS_MTEB = ("scidocs-reranking", "SciDocsRR", "scidocs.jsonl")
+_SCIDOCS_HUB = HubDataset("mteb/scidocs-reranking", "d3c5e1fc0b855ab6097bf1cda04dd73947d7caab")
+
+
+def _askubuntu(shelf: Shelf, conventions: Conventions) -> Task:
+    source = shelf.find(*_ASKUBUNTU, *_ASKUBUNTU_MTEB, hub=_ASKUBUNTU_HUB)
+    tests: Tests = {"mteb": partial(mteb_test, "askubuntu", source, 361)}
+    if isinstance(source, Path) and has_askubuntu(source):
+        tests = {
+            "useb": partial(_askubuntu_test, source, "test", 186),
+            "mteb": partial(_askubuntu_pooled_test, source, 361),
+        }
+    return ranking_task("askubuntu", source, tests, conventions)
+
+
+def _askubuntu_dev(shelf: Shelf, conventions: Conventions) -> Task:
+    source = shelf.find(*_ASKUBUNTU)
+    tests: Tests = {"useb": partial(_askubuntu_test, Path(str(source)), "dev", 189)}
+    return ranking_task("askubuntu-dev", source, tests, conventions)
+
+
+def _scidocs(shelf: Shelf, conventions: Conventions) -> Task:
+    source = shelf.find(*_SCIDOCS, *_SCIDOCS_MTEB, hub=_SCIDOCS_HUB)
+    tests: Tests = {"mteb": partial(mteb_test, "scidocs", source, 3978)}
+    if isinstance(source, Path) and has_scidocs(source):
+        tests = {"useb": partial(_scidocs_test, source)}
+    return ranking_task("scidocs", source, tests, conventions)
+
+
+def _askubuntu_test(folder: Path, split: str, expected: int) -> RankingTest:
+    return RankingTest("useb", [load_askubuntu(folder, split)], {"map": stable}, str(folder), expected)
+
+
+def _askubuntu_pooled_test(folder: Path, expected: int) -> RankingTest:
+    return RankingTest("mteb", [load_askubuntu_pooled(folder)], LIST_RULES, str(folder), expected)
+
+
+def _scidocs_test(folder: Path) -> RankingTest:
+    return RankingTest("useb", load_scidocs(folder), {"map": trec_eval}, str(folder))
+
+
+RERANKING_TASKS: dict[str, Entry] = {
+    "askubuntu": Entry(
+        "re-ranking of similar questions", "186 queries (useb), 361 (mteb)", _askubuntu, _ASKUBUNTU_HUB
+    ),
+    "askubuntu-dev": Entry("development questions of askubuntu", "189 queries (useb)", _askubuntu_dev),
+    "scidocs": Entry(
+        "re-ranking of related papers", "four tasks (useb), 3,978 queries (mteb)", _scidocs, _SCIDOCS_HUB
+    ),
+}

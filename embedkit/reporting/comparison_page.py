@@ -10,7 +10,7 @@ from typing import Any
 from embedkit.atomic import atomic_file
 from embedkit.evaluation.speed.figures import CellFigures, ModelFigures, SpeedReport
 from embedkit.evaluation.speed.report import about_the_machine
-from embedkit.evaluation.speed.tables import Table
+from embedkit.evaluation.tables import Table
 from embedkit.reporting.contenders import legend
 from embedkit.reporting.entries import Entry, contenders_of, differences, timed_only
 from embedkit.reporting.page import build_page, facts, notes, sheet, wide

@@ -6,7 +6,7 @@ import html
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from embedkit.evaluation.speed.tables import Table
+from embedkit.evaluation.tables import Table
 from embedkit.reporting.drawing import COLOURS, DARK_COLOURS
 
 __all__ = ["build_page", "facts", "figures", "flat", "notes", "sheet", "wide"]

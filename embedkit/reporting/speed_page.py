@@ -12,7 +12,7 @@ from embedkit.atomic import atomic_file
 from embedkit.errors import DataError, InputError
 from embedkit.evaluation.speed.figures import SpeedReport
 from embedkit.evaluation.speed.report import about_the_machine, footnotes, speed_tables
-from embedkit.evaluation.speed.tables import Table
+from embedkit.evaluation.tables import Table
 from embedkit.records import read_json
 from embedkit.reporting.contenders import legend
 from embedkit.reporting.page import build_page, figures, notes, sheet, wide

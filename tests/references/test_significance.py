@@ -9,9 +9,10 @@ import pytest
 from scipy import stats
 from sklearn.metrics import roc_auc_score
 
-from embedkit.evaluation.evidence import Average, Correlation, Mean, Separation
-from embedkit.evaluation.significance import Samples
-from embedkit.evaluation.thresholds import Thresholds
+from embedkit.evaluation.comparison import Samples
+from embedkit.evaluation.pairs import Thresholds, separation
+from embedkit.evaluation.results import Evidence
+from embedkit.evaluation.sts import correlation
 
 
 def interval(evidence, **options):
@@ -50,14 +51,14 @@ def numbers():
 def test_a_mean(numbers):
     scores = numbers[1][0].astype(np.float64)
     values = slow_samples([30], lambda rows: statistics.fmean(scores[row] for row in rows), 200)
-    found = interval(Mean(scores), samples=200)
+    found = interval(Evidence.of_rows(scores), samples=200)
     assert (found.low, found.high) == pytest.approx(slow_interval(values), abs=1e-12)
 
 
 def test_a_correlation(numbers):
     wanted, (predicted, _) = numbers
     values = slow_samples([30], lambda rows: stats.spearmanr(predicted[rows], wanted[rows]).statistic, 100)
-    found = interval(Correlation(predicted, wanted), samples=100)
+    found = interval(correlation(predicted, wanted), samples=100)
     assert (found.low, found.high) == pytest.approx(slow_interval(values), abs=1e-12)
 
 
@@ -65,7 +66,7 @@ def test_an_area(numbers):
     wanted, (predicted, _) = numbers
     labels = wanted > 2
     values = slow_samples([30], lambda rows: roc_auc_score(labels[rows], predicted[rows]), 100)
-    found = interval(Separation(predicted, labels, Thresholds.roc_auc), samples=100)
+    found = interval(separation(predicted, labels, Thresholds.roc_auc), samples=100)
     assert (found.low, found.high) == pytest.approx(slow_interval(values), abs=1e-12)
 
 
@@ -74,7 +75,7 @@ def test_an_average_draws_from_each_set(numbers):
     values = slow_samples(
         [5, 7], lambda a, b: (np.mean([first[row] for row in a]) + np.mean([second[row] for row in b])) / 2, 100
     )
-    found = interval(Average([Mean(first), Mean(second)]), samples=100)
+    found = interval(Evidence.of_sets([Evidence.of_rows(first), Evidence.of_rows(second)]), samples=100)
     assert (found.low, found.high) == pytest.approx(slow_interval(values), abs=1e-12)
 
 
@@ -85,7 +86,7 @@ def test_a_difference_is_paired(numbers):
         return stats.spearmanr(better[rows], wanted[rows])[0] - stats.spearmanr(worse[rows], wanted[rows])[0]
 
     values = slow_samples([30], difference, 100)
-    found = compare(Correlation(worse, wanted), Correlation(better, wanted), samples=100)
+    found = compare(correlation(worse, wanted), correlation(better, wanted), samples=100)
     assert (found.interval.low, found.interval.high) == pytest.approx(slow_interval(values), abs=1e-12)
     against = min(sum(value <= 0 for value in values), sum(value >= 0 for value in values))
     assert found.p_value == pytest.approx(2 * (1 + against) / 101)
@@ -95,7 +96,7 @@ def test_a_difference_is_paired(numbers):
 def test_scipys_percentile_interval_is_the_same_but_for_its_draws():
     scores = np.random.default_rng(5).exponential(size=80)
     theirs = stats.bootstrap((scores,), np.mean, n_resamples=9999, method="percentile", rng=1).confidence_interval
-    found = interval(Mean(scores), samples=9999)
+    found = interval(Evidence.of_rows(scores), samples=9999)
     width = theirs.high - theirs.low
     assert (found.low, found.high) == pytest.approx((theirs.low, theirs.high), abs=0.04 * width)
 
@@ -106,6 +107,6 @@ def test_the_rate_of_false_differences_is_the_nominal_one():
     for _ in range(200):
         hard = generator.standard_normal(60)  # shared by both models; pairing removes it
         first, second = (hard + 0.3 * generator.standard_normal(60) for _ in range(2))
-        p_value = compare(Mean(first), Mean(second), samples=199).p_value
+        p_value = compare(Evidence.of_rows(first), Evidence.of_rows(second), samples=199).p_value
         wrong += p_value is not None and p_value < 0.05
     assert 2 <= wrong <= 24  # 5 % of 200 are 10; a binomial's 99.9 % range

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import average_precision_score, roc_auc_score
 
-from embedkit.evaluation.thresholds import Thresholds
+from embedkit.evaluation.pairs import Thresholds
 
 
 def slow_auc(scores, labels):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from embedkit.evaluation.speed.figures import CellFigures, ModelFigures, SpeedReport
-from embedkit.evaluation.speed.tables import Table
+from embedkit.evaluation.tables import Table
 
 __all__ = ["about_the_machine", "footnotes", "speed_tables", "to_markdown", "to_text"]
 

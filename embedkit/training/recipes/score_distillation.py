@@ -18,8 +18,7 @@ import torch
 from embedkit.config import setting
 from embedkit.errors import ConfigError
 from embedkit.evaluation.pool import PairPool
-from embedkit.evaluation.reranking import average_precisions, stable
-from embedkit.evaluation.reranking_sources import load_lists
+from embedkit.evaluation.reranking import average_precisions, load_lists, stable
 from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.sizes import SIZES, Size
 from embedkit.modeling.teacher_layers import cross_from_layers

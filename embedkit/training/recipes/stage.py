@@ -14,8 +14,7 @@ from torch import nn
 
 from embedkit.config import to_mapping
 from embedkit.errors import ConfigError
-from embedkit.evaluation.sources import load_scored_pairs
-from embedkit.evaluation.sts import ScoredPairs, evaluate_pairs
+from embedkit.evaluation.sts import ScoredPairs, evaluate_pairs, load_scored_pairs
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.torch_encoder import TorchEncoder
 from embedkit.training import processes

@@ -7,7 +7,7 @@ import pytest
 
 from embedkit.benchmarking.untrained import MAX_LENGTH, write_untrained
 from embedkit.errors import ExportError
-from embedkit.evaluation.speed.bare import read_encoder
+from embedkit.evaluation.speed.worker import read_encoder
 from embedkit.modeling.initialisation import random
 from embedkit.modeling.sizes import Size
 from embedkit.modeling.torch_encoder import TorchEncoder

@@ -57,8 +57,7 @@ def test_several_models_are_columns(toy_bundle, write_toy_bundle, pairs, tmp_pat
 
 
 def test_a_cross_encoder_scores_the_pairs(toy_bundle, write_toy_cross_bundle, pairs, lists, tmp_path, capsys):
-    from embedkit.evaluation.sources import load_scored_pairs
-    from embedkit.evaluation.sts import evaluate_cross_encoder
+    from embedkit.evaluation.sts import evaluate_cross_encoder, load_scored_pairs
     from embedkit.runtime.cross_encoder import CrossEncoder
 
     cross = write_toy_cross_bundle(tmp_path / "cross.onnx")

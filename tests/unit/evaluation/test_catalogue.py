@@ -5,10 +5,10 @@ import json
 import pytest
 
 from embedkit.errors import DataError, InputError
-from embedkit.evaluation import sts_sources
+from embedkit.evaluation import sts
 from embedkit.evaluation.catalogue import TASKS, load_task
-from embedkit.evaluation.reranking_task import RerankingTask
-from embedkit.evaluation.sts_task import StsTask
+from embedkit.evaluation.reranking import RerankingTask
+from embedkit.evaluation.sts import StsTask
 from embedkit.evaluation.tasks import evaluate
 
 LOWER_CASED = "the text is lower-cased, as in SentEval's copy"
@@ -19,8 +19,8 @@ LISTS = [{"query": "red apple", "positive": ["red apples", "an apple"], "negativ
 @pytest.fixture
 def sts_data(write_lines, tmp_path, monkeypatch):
     """Write a data folder in SentEval's layout with two of the seven sets, complete as far as the toy sizes go."""
-    monkeypatch.setitem(sts_sources.STS_YEARS, "sts13", {"FNWN": 3, "OnWN": 2})
-    monkeypatch.setitem(sts_sources._STSB, "test", ("sts-test.csv", "test", 2))
+    monkeypatch.setitem(sts.STS_YEARS, "sts13", {"FNWN": 3, "OnWN": 2})
+    monkeypatch.setitem(sts._STSB, "test", ("sts-test.csv", "test", 2))
     write_lines("downstream/STS/STS13-en-test/STS.input.FNWN.txt", "a b\ta b", "a b\ta c", "a b\tc d", "x\ty")
     write_lines("downstream/STS/STS13-en-test/STS.gs.FNWN.txt", "5", "3", "1", "")
     write_lines("downstream/STS/STS13-en-test/STS.input.OnWN.txt", "e f\te f", "e f\te g")
@@ -63,8 +63,6 @@ def test_sets_that_are_not_the_published_ones_stay_out_of_the_average(words, sts
 
 
 def test_the_average_of_seven_needs_seven(words, sts_data, monkeypatch):
-    from embedkit.evaluation.published import sts
-
     monkeypatch.setattr(sts, "SEVEN", {name: sts.SEVEN[name] for name in ("sts13", "stsb")})
     *_, average = evaluate(words, load_task("sts", data=sts_data)).results
     assert (average.measure, average.complete, average.notes) == ("average of 2", True, [])
@@ -96,7 +94,7 @@ def test_askubuntu_by_both_conventions(words, askubuntu):
     assert (mteb.convention, mteb.measure, mteb.rows, mteb.expected) == ("mteb", "map", 2, 361)
     assert set(mteb.measures) == {"map", "map_at_1000"}
     assert useb.complete is mteb.complete is False
-    assert useb.notes == ["2 queries; the published set has 186"]
+    assert useb.notes == ["2 queries; the published set has 186 queries"]
     assert useb.skipped == {"without a positive": 1}
 
 

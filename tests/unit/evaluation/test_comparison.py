@@ -7,13 +7,12 @@ import pytest
 
 from embedkit.errors import InputError
 from embedkit.evaluation.catalogue import load_task
-from embedkit.evaluation.comparison import Comparison, certainties, seed_group, spreads
-from embedkit.evaluation.evidence import Average, Correlation, Mean, Separation
+from embedkit.evaluation.comparison import Comparison, Samples, certainties, seed_group, spreads
+from embedkit.evaluation.pairs import Thresholds, separation
 from embedkit.evaluation.report import to_json, to_markdown, to_text
-from embedkit.evaluation.results import Evaluation, Result
-from embedkit.evaluation.significance import Samples
+from embedkit.evaluation.results import Evaluation, Evidence, Result
+from embedkit.evaluation.sts import correlation
 from embedkit.evaluation.tasks import evaluate
-from embedkit.evaluation.thresholds import Thresholds
 
 
 def interval(evidence, **options):
@@ -37,49 +36,49 @@ def evaluation(model, scores):
         rows=len(scores),
         unit="texts",
         source="mine.csv",
-        evidence=Mean(scores),
+        evidence=Evidence.of_rows(scores),
     )
     about = {"dimension": 8, "max_length": 12, "task": "mine", "texts": 3, "seconds": 1.0}
     return Evaluation(model=model, fingerprint=model, results=[result], **about)
 
 
 def test_an_interval_holds_the_figure_and_a_seed_repeats_it():
-    found = interval(Mean(RIGHT), samples=200)
+    found = interval(Evidence.of_rows(RIGHT), samples=200)
     assert 0.5 < found.low < 0.75 < found.high < 0.95
-    assert interval(Mean(RIGHT), samples=200) == found
-    assert interval(Mean(RIGHT), samples=200, seed=1) != found
+    assert interval(Evidence.of_rows(RIGHT), samples=200) == found
+    assert interval(Evidence.of_rows(RIGHT), samples=200, seed=1) != found
 
 
 def test_a_clear_difference_is_distinguished_from_a_doubtful_one():
-    clear = compare(Mean(1 - RIGHT), Mean(RIGHT), samples=200)
+    clear = compare(Evidence.of_rows(1 - RIGHT), Evidence.of_rows(RIGHT), samples=200)
     assert clear.value == pytest.approx(0.5)
     assert clear.p_value == pytest.approx(2 / 201)
     other = RIGHT.copy()
     other[:2] = 0, 0
     other[3] = 1
-    doubtful = compare(Mean(other), Mean(RIGHT), samples=200)
+    doubtful = compare(Evidence.of_rows(other), Evidence.of_rows(RIGHT), samples=200)
     assert doubtful.interval.low < 0 < doubtful.interval.high
     assert doubtful.p_value > 0.1
-    assert compare(Mean(RIGHT), Mean(RIGHT), samples=50).p_value == 1.0
+    assert compare(Evidence.of_rows(RIGHT), Evidence.of_rows(RIGHT), samples=50).p_value == 1.0
 
 
 def test_different_rows_cannot_be_compared():
     with pytest.raises(InputError, match=r"sets of \[40\] and of \[39\] rows"):
-        compare(Mean(RIGHT), Mean(RIGHT[1:]))
+        compare(Evidence.of_rows(RIGHT), Evidence.of_rows(RIGHT[1:]))
 
 
 def test_undefined_samples_are_left_out():
-    flat = Correlation(np.zeros(5, dtype=np.float32), np.arange(5.0))
+    flat = correlation(np.zeros(5, dtype=np.float32), np.arange(5.0))
     assert interval(flat, samples=20).low is None
     assert compare(flat, flat, samples=20).p_value is None
-    rare = Separation(np.arange(4, dtype=np.float32), np.array([True, False, False, False]), Thresholds.roc_auc)
+    rare = separation(np.arange(4, dtype=np.float32), np.array([True, False, False, False]), Thresholds.roc_auc)
     assert interval(rare, samples=50).high is not None
     assert np.isnan(rare.figure([np.array([1, 1, 2, 3])]))
 
 
 def test_an_average_is_undefined_where_a_part_is():
-    both = Average([Mean(RIGHT), Correlation(np.zeros(2, dtype=np.float32), np.arange(2.0))])
-    assert both.sizes() == [40, 2]
+    both = Evidence.of_sets([Evidence.of_rows(RIGHT), correlation(np.zeros(2, dtype=np.float32), np.arange(2.0))])
+    assert both.sizes == [40, 2]
     assert np.isnan(both.figure([np.arange(40), np.arange(2)]))
 
 
@@ -94,9 +93,9 @@ def test_every_kind_of_task_has_evidence_that_gives_its_figure(words, write_json
     for name, each in rows.items():
         for result in evaluate(words, load_task(str(write_json_lines(f"{name}.jsonl", *each)))).results:
             assert result.evidence is not None, name
-            whole = [np.arange(size) for size in result.evidence.sizes()]
+            whole = [np.arange(size) for size in result.evidence.sizes]
             assert result.evidence.figure(whole) == pytest.approx(result.value), name
-            assert sum(result.evidence.sizes()) == result.rows
+            assert sum(result.evidence.sizes) == result.rows
 
 
 def test_models_are_compared_with_the_first():

@@ -9,7 +9,7 @@ from embedkit.errors import DataError
 from embedkit.evaluation import hub
 from embedkit.evaluation.catalogue import load_task
 from embedkit.evaluation.hub import HubDataset
-from embedkit.evaluation.sources import load_scored_pairs
+from embedkit.evaluation.sts import load_scored_pairs
 
 PAIR = {"sentence1": "a", "sentence2": "b", "score": 1.0}
 

@@ -4,12 +4,11 @@ import pytest
 
 from embedkit.errors import DataError
 from embedkit.evaluation.catalogue import load_task
-from embedkit.evaluation.pairs import PairTask
-from embedkit.evaluation.reranking_task import RerankingTask
-from embedkit.evaluation.retrieval_task import RetrievalTask
-from embedkit.evaluation.sts_task import StsTask
+from embedkit.evaluation.pairs import PairTask, TripletTask
+from embedkit.evaluation.reranking import RerankingTask
+from embedkit.evaluation.retrieval import RetrievalTask
+from embedkit.evaluation.sts import StsTask
 from embedkit.evaluation.tasks import evaluate
-from embedkit.evaluation.triplets import TripletTask
 
 FORMS = {
     StsTask: [

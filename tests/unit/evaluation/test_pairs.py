@@ -6,7 +6,7 @@ from embedkit.errors import DataError
 from embedkit.evaluation import hub
 from embedkit.evaluation.catalogue import load_task
 from embedkit.evaluation.hub import HubDataset
-from embedkit.evaluation.pair_sources import collect_labelled
+from embedkit.evaluation.pairs import collect_labelled
 from embedkit.evaluation.rows import Row
 from embedkit.evaluation.tasks import evaluate
 
@@ -31,7 +31,7 @@ def test_mrpc_as_published(words, write_lines, tmp_path):
     assert (result.measure, result.complete, result.notes) == (
         "auc",
         False,
-        ["2 pairs; the published set has 1,725"],
+        ["2 pairs; the published set has 1,725 pairs"],
     )
 
 
@@ -56,7 +56,7 @@ def test_characters_that_were_cut_in_the_published_file_are_counted(tmp_path):
     with pytest.raises(DataError, match=r"qqp has no test\.tsv"):
         load_task("qqp", data=tmp_path)
     (folder / "test.tsv").write_text("1\tWhy?\n")
-    with pytest.raises(DataError, match=r"test\.tsv:1: expected a label and two questions"):
+    with pytest.raises(DataError, match=r"test\.tsv:1: expected a label, two questions and an id"):
         load_task("qqp", data=tmp_path)
 
 

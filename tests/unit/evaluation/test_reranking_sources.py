@@ -4,8 +4,8 @@ import pytest
 
 from embedkit.errors import DataError
 from embedkit.evaluation.hub import HubDataset
-from embedkit.evaluation.reranking_sources import load_lists, load_tables
-from embedkit.evaluation.tables import has_tables
+from embedkit.evaluation.reranking import load_lists, load_tables
+from embedkit.evaluation.sources import has_tables
 
 LISTS = [
     {"query": "q1", "positive": ["p1"], "negative": ["n1", "n2"]},

@@ -6,8 +6,7 @@ import pytest
 from embedkit.errors import DataError, InputError
 from embedkit.evaluation.catalogue import load_task
 from embedkit.evaluation.hub import HubDataset
-from embedkit.evaluation.retrieval import Judged, RetrievalSet, rank_documents
-from embedkit.evaluation.retrieval_sources import load_retrieval
+from embedkit.evaluation.retrieval import Judged, RetrievalSet, load_retrieval, rank_documents
 from embedkit.evaluation.rows import Row
 from embedkit.evaluation.tasks import evaluate
 

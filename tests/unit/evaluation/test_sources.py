@@ -6,7 +6,8 @@ import pytest
 
 from embedkit.errors import DataError
 from embedkit.evaluation.hub import HubDataset
-from embedkit.evaluation.sources import load_scored_pairs, locate
+from embedkit.evaluation.sources import locate
+from embedkit.evaluation.sts import load_scored_pairs
 
 STSB = 'main-captions\tMSRvid\t2012test\t0024\t2.500\tA girl\tA "woman"{}'
 

@@ -7,7 +7,7 @@ import pytest
 
 from embedkit.errors import DataError
 from embedkit.evaluation.pool import EmbeddingPool
-from embedkit.evaluation.sts import ScoredPairs, correlate, evaluate_pairs, spearman
+from embedkit.evaluation.sts import ScoredPairs, StsSet, StsTask, evaluate_pairs, spearman
 
 
 def pairs(name, rows):
@@ -51,13 +51,16 @@ def test_a_constant_model_has_no_correlation(words):
 
 def test_all_mean_and_wmean_differ(words):
     pool = EmbeddingPool(words, [*LIKE.first, *LIKE.second, *MIXED.first, *MIXED.second], label="")
-    found = correlate(pool, [LIKE, MIXED])
-    assert found.parts == {"like": pytest.approx(1), "mixed": pytest.approx(-1)}
-    assert found.mean == pytest.approx(0)
-    assert found.wmean == pytest.approx((3 * 1 + 2 * -1) / 5)
+    (found,) = StsTask("two", [StsSet("two", [LIKE, MIXED], {}, "here")]).results(pool)
+    assert {name: part.value for name, part in found.parts.items()} == {
+        "like": pytest.approx(1),
+        "mixed": pytest.approx(-1),
+    }
+    assert found.measures["mean"] == pytest.approx(0)
+    assert found.measures["wmean"] == pytest.approx((3 * 1 + 2 * -1) / 5)
     # cosines 1, .5, 0, 1, .5 have the ranks 4.5, 2.5, 1, 4.5, 2.5; scores 5, 3, 0, 1, 4 the ranks 5, 3, 1, 2, 4
-    assert found.all == pytest.approx(spearman([4.5, 2.5, 1, 4.5, 2.5], [5, 3, 1, 2, 4]))
-    assert found.undefined == ""
+    assert found.value == pytest.approx(spearman([4.5, 2.5, 1, 4.5, 2.5], [5, 3, 1, 2, 4]))
+    assert found.notes == []
 
 
 @pytest.mark.parametrize(
@@ -71,7 +74,8 @@ def test_all_mean_and_wmean_differ(words):
 def test_an_undefined_correlation_says_why(words, rows, why):
     one = pairs("one", rows)
     pool = EmbeddingPool(words, [*one.first, *one.second], label="")
-    assert correlate(pool, [one]).undefined == why
+    (found,) = StsTask("one", [StsSet("one", [one], {}, "here")]).results(pool)
+    assert (found.value, found.notes) == (None, [f"Spearman's correlation is undefined: {why}"])
 
 
 def test_scored_pairs_must_have_equal_lengths():

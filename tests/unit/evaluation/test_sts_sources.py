@@ -4,7 +4,7 @@ import pytest
 
 from embedkit.errors import DataError
 from embedkit.evaluation.hub import HubDataset
-from embedkit.evaluation.sts_sources import STS_YEARS, load_sick, load_stsb, load_year
+from embedkit.evaluation.sts import STS_YEARS, load_sick, load_stsb, load_year
 
 
 def test_published_sizes():

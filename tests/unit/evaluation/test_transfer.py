@@ -4,10 +4,9 @@ import numpy as np
 import pytest
 
 from embedkit.errors import DataError, InputError, MissingExtraError
-from embedkit.evaluation import classifiers
+from embedkit.evaluation import classifiers, transfer
 from embedkit.evaluation.catalogue import load_task
 from embedkit.evaluation.hub import HubDataset
-from embedkit.evaluation.published import transfer
 from embedkit.evaluation.rows import Row
 from embedkit.evaluation.tasks import evaluate
 from embedkit.evaluation.transfer import differences_and_products, pairs_differences_and_products

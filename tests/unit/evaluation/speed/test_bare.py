@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from embedkit.errors import ModelError, ModelNotFoundError
-from embedkit.evaluation.speed.bare import read_encoder
+from embedkit.evaluation.speed.worker import read_encoder
 
 TEXTS = ["a good dog", "the cat is asleep"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from embedkit.evaluation.speed.energy import EnergyMeter
+from embedkit.evaluation.speed.worker import EnergyMeter
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from embedkit.evaluation.speed.texts import WORDS, english_texts
+from embedkit.evaluation.speed.plan import WORDS, english_texts
 
 
 @pytest.mark.parametrize("words", [1, *WORDS])
