@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+from embedkit.config import from_mapping
 from embedkit.training.config import RunConfig
 from embedkit.training.corpus import Corpus
 from embedkit.training.dev_schedule import evaluation_steps, total_steps
 from embedkit.training.held_out import Split
+from embedkit.training.recipes.score_distillation import ScoreDistillationConfig
 
 __all__ = ["Plan", "plan"]
 
@@ -32,15 +34,24 @@ def plan(config: RunConfig) -> Plan | None:
     Raises:
         DataError: the prepared corpus is damaged.
     """
-    corpus = Corpus.find(config.sources, Path(config.cache))
+    pairs = _pairs(config)
+    sources = config.sources if pairs is None else pairs.sources(config)
+    corpus = Corpus.find(sources, Path(config.cache))
     if corpus is None:
         return None
     optim = config.optim
-    rows = len(Split.of(corpus, config.dev.held_out).train)
+    rows = len(corpus) * pairs.group if pairs else len(Split.of(corpus, config.dev.held_out).train)
     per_epoch, total = total_steps(
         rows // optim.batch_size, accumulate=optim.accumulate, epochs=optim.epochs, steps=optim.steps
     )
-    if config.dev.pairs is None and config.dev.held_out is None:
+    if not (config.dev.pairs or config.dev.held_out or (pairs and pairs.dev)):
         return Plan(total, 0)
     steps = evaluation_steps(total, steps_per_epoch=per_epoch, every=config.dev.every, most=config.dev.most)
     return Plan(total, len(steps))
+
+
+def _pairs(config: RunConfig) -> ScoreDistillationConfig | None:
+    """Return the settings of a run that trains a cross-encoder on groups of each query's pairs."""
+    if config.method != "score-distillation":
+        return None
+    return from_mapping(ScoreDistillationConfig, config.settings)

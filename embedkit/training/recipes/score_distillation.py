@@ -59,6 +59,10 @@ class ScoreDistillationConfig:
     length: int = setting(192, "maximum length of a pair in tokens, including special tokens", minimum=8)
     dev: tuple[str, ...] = setting((), "re-ranking sets, .jsonl with query, positive and negative, for selection")
 
+    def sources(self, config: RunConfig) -> list[SourceConfig]:
+        """The sources of the queries, with paths relative to the current folder."""
+        return [dataclasses.replace(source, path=config.resolve(source.path)) for source in self.queries]
+
 
 class PairGroups(Batches):
     """Batches of groups: pairs of a query, one from each part of the range of its candidates' scores.
@@ -132,8 +136,7 @@ def _prepare(
 ) -> Pairs | None:
     """Mine and score the pairs; None if the run was stopped."""
     cache = Path(config.cache)
-    sources = [dataclasses.replace(source, path=config.resolve(source.path)) for source in settings.queries]
-    queries = Corpus.prepare(sources, cache, show_progress=control.show_progress)
+    queries = Corpus.prepare(settings.sources(config), cache, show_progress=control.show_progress)
     encoder = Encoder.load(config.resolve(settings.mining.encoder), threads=config.threads)
     folder, candidates = mine(
         queries, passages, encoder, settings.mining, cache, seed=config.seed, show_progress=control.show_progress

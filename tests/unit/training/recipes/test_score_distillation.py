@@ -16,6 +16,7 @@ from embedkit.runtime.tokenization import Tokenizer
 from embedkit.training import mining
 from embedkit.training.corpus import Corpus, SourceConfig
 from embedkit.training.mining import MiningConfig, Pairs, PairTeacher, mine, score
+from embedkit.training.recipes.plan import Plan, plan
 from embedkit.training.recipes.run import resolve, run
 from embedkit.training.recipes.score_distillation import PairGroups
 from embedkit.training.recipes.stage import Control
@@ -161,6 +162,13 @@ def test_training_brings_the_student_nearer(recipe, tmp_path):
         TorchCrossEncoder(model).logits(model.tokenizer.tokenize(pairs)) for model in models
     )
     assert np.square(trained - teacher).mean() < 0.7 * np.square(start - teacher).mean()
+
+
+def test_the_plan_counts_groups_of_queries(recipe, corpora):
+    del recipe["optim"]["steps"]
+    recipe["optim"]["epochs"] = 3
+
+    assert plan(resolve(recipe)) == Plan(3 * (len(QUERIES) * 2 // 8), 0)
 
 
 def test_impossible_runs_are_refused(recipe, tmp_path):
