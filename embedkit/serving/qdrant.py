@@ -28,7 +28,7 @@ from embedkit.serving.retrieval.documents import Document
 from embedkit.serving.retrieval.exact_index import checked_queries
 from embedkit.serving.retrieval.filters import Condition, is_unicode
 from embedkit.serving.retrieval.index_kinds import AUTO
-from embedkit.serving.retrieval.lexical import split_words
+from embedkit.serving.retrieval.lexical import check_analysis, split_words
 from embedkit.serving.retrieval.models import Models
 from embedkit.serving.retrieval.remote import (
     SAMPLE,
@@ -110,6 +110,7 @@ class QdrantDocuments(RemoteStore):
                     f"the collection at {address} holds no documents that embedkit has put there"
                 )
             opened = cls(address, client, name)
+            check_analysis(opened.about.analysis, address)
             models.check(address, opened.about)
         return opened
 
@@ -183,7 +184,7 @@ class QdrantDocuments(RemoteStore):
         """Return the documents that share words with a query, weighted by rarity."""
         if not self.about.lexical:
             raise InputError("hybrid: the collection was built without words; build it again with lexical=True")
-        words = _words(query)
+        words = _words(query, self.about.analysis)
         return self._found(words, "words", k, where, None) if words.indices else []
 
     def _found(
@@ -223,9 +224,9 @@ class QdrantDocuments(RemoteStore):
         return len(self._points(ids, with_payload=False))
 
     def _write(self, documents: Sequence[Document], embeddings: FloatArray) -> None:
-        lexical = self.about.lexical
+        analysis = self.about.analysis if self.about.lexical else None
         points = [
-            _point(document, row, lexical=lexical) for document, row in zip(documents, embeddings, strict=True)
+            _point(document, row, analysis) for document, row in zip(documents, embeddings, strict=True)
         ]
         for first in range(0, len(points), _ROWS_PER_REQUEST):
             with self._asking():
@@ -332,10 +333,10 @@ def _key(field: str) -> str:
     return f'metadata."{field}"'
 
 
-def _point(document: Document, embedding: FloatArray, *, lexical: bool) -> rest.PointStruct:
+def _point(document: Document, embedding: FloatArray, analysis: int | None) -> rest.PointStruct:
     vectors: dict[str, Any] = {"embedding": embedding.tolist()}
-    if lexical:
-        vectors["words"] = _words(document.text)
+    if analysis is not None:
+        vectors["words"] = _words(document.text, analysis)
     payload = {"id": document.id, "text": document.text, "metadata": document.metadata or {}}
     return rest.PointStruct(id=_point_id(document.id), vector=vectors, payload=payload)
 
@@ -345,9 +346,9 @@ def _point_id(id_: str) -> str:
     return str(uuid.uuid5(_IDS, id_ if is_unicode(id_) else repr(id_.encode(errors="surrogatepass"))))
 
 
-def _words(text: str) -> rest.SparseVector:
+def _words(text: str, analysis: int) -> rest.SparseVector:
     """Count each word, identified by the lower 32 bits of its hash."""
-    counts = Counter(text_hash(word) & 0xFFFFFFFF for word in split_words(text))
+    counts = Counter(text_hash(word) & 0xFFFFFFFF for word in split_words(text, analysis))
     return rest.SparseVector(indices=list(counts), values=[float(count) for count in counts.values()])
 
 

@@ -271,6 +271,16 @@ def test_mistakes_are_errors(collection: Collection) -> None:
 
 
 @pytest.mark.usefixtures("words")
+def test_words_of_other_scripts_are_found(address: str, encoder: Encoder) -> None:
+    if address.startswith("milvus"):
+        pytest.skip("Milvus analyses texts itself")
+    documents = [("hi", "हिन्दी में लिखा"), ("water", "नदी का पानी"), ("ja", "東京は日本の首都です"), ("tr", "İzmir")]
+    with closing(Collection.build(documents, encoder=encoder, path=f"{address}_scripts", lexical=True)) as built:
+        for query, id_ in [("हिन्दी", "hi"), ("首都", "ja"), ("izmir", "tr")]:
+            assert [hit.id for hit in built.search(query, 4, hybrid=True) if "lexical" in hit.scores] == [id_]
+
+
+@pytest.mark.usefixtures("words")
 def test_words_are_found_and_fused(collection: Collection) -> None:
     hits = collection.search("horse", 5, hybrid=True)
     assert hits[0].id == "e"

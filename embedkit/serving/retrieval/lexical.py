@@ -1,7 +1,11 @@
 """Lexical search: BM25 over weights computed by `words`, in memory-mapped files.
 
-Words are runs of letters, digits and underscores, in lower case. There are no stop words and no stemming, so all
-languages are treated alike; in scripts without spaces, a run is one word.
+Words are runs of letters, digits, underscores and combining marks, equal if their compatibility forms (NFKC) are
+equal without regard to case. Scripts without spaces, and Hangul, which joins particles to words, are cut into
+pairs of adjacent characters, and Han also into single ones. There are no stop words and no stemming.
+
+How text is cut is the *analysis*, recorded with every segment: one written with an older analysis is searched with
+that one. Text in ASCII gives the same words in all of them.
 
 A weight is a word's contribution to the score of a document, based on word frequencies in one segment. A search
 over several segments must weight a word equally in all of them, so the part that depends on the frequency is
@@ -18,13 +22,16 @@ Four files::
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
 import re
+import unicodedata
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Final
 
 import numpy as np
 
@@ -34,19 +41,47 @@ from embedkit.serving.retrieval.array_file import map_array, write_array
 from embedkit.serving.retrieval.exact_index import RowNumbers
 from embedkit.serving.retrieval.text_hash import text_hash
 
-__all__ = ["LexicalIndex", "WordCounts", "Words", "query_terms", "split_words", "term_factors"]
+__all__ = ["ANALYSIS", "LexicalIndex", "WordCounts", "Words", "check_analysis", "split_words", "term_factors"]
+
+ANALYSIS: Final = 2
+"""The current analysis. In 1, words were runs of `str.isalnum` characters in lower case, in every script."""
 
 _WORD = re.compile(r"\w+")
+
+# Characters that do not distinguish words, in NFKC: soft hyphens, joiners, directions and variation selectors;
+# Hebrew points, Arabic vowel signs and tatweel, which most writers leave out.
+_OMITTED = re.compile(
+    "[\u00ad\u034f\u061c\u200c-\u200f\u202a-\u202e\u2060-\u2064\u2066-\u2069\ufe00-\ufe0f\ufeff\U000e0100-\U000e01ef"
+    "\u0591-\u05bd\u05bf\u05c1\u05c2\u05c4\u05c5\u05c7\u0610-\u061a\u0640\u064b-\u0652\u0670\u06d6-\u06dc\u06df-\u06e8\u06ea-\u06ed]"
+)
+_SIGNS = re.compile("[\u2120\u2122]")  # superscript SM and TM, whose NFKC would be letters of the word before
+_HAN_SET = "\u3005-\u3007\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
+_UNSPACED_SET = (
+    _HAN_SET + "\u3041-\u3096\u309d-\u309f\u30a1-\u30fa\u30fc-\u30ff\u31f0-\u31ff"  # Kana
+    "\u1100-\u11ff\u3131-\u318e\uac00-\ud7a3"  # Hangul
+    "\u0e01-\u0e4f\u0e80-\u0eff\u1000-\u109f\u1780-\u17d3\u1980-\u19df\u1a20-\u1a9f\ua9e0-\ua9ff\uaa60-\uaadf"
+)  # Thai, Lao, Burmese, Khmer, New Tai Lue, Tai Tham, extended Burmese and Tai Viet
+_HAN, _UNSPACED = re.compile(f"[{_HAN_SET}]"), re.compile(f"[{_UNSPACED_SET}]")
 
 _TERMS, _STARTS, _POSTINGS, _WEIGHTS = "terms.npy", "starts.npy", "postings.npy", "weights.npy"
 
 
 @dataclass(frozen=True, slots=True)
 class WordCounts:
-    """Numbers of distinct words, and of pairs of word and document, in a segment."""
+    """Numbers of distinct words, and of pairs of word and document, in a segment, and its analysis."""
 
     terms: int
     postings: int
+    analysis: int = 1  # of earlier versions, which do not record it
+
+    @classmethod
+    def is_valid(cls, fields: object) -> bool:
+        """Whether these are the fields of an instance."""
+        return (
+            isinstance(fields, dict)
+            and {"terms", "postings"} <= fields.keys() <= {"terms", "postings", "analysis"}
+            and all(type(value) is int and value >= 0 for value in fields.values())
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +99,7 @@ class Words:
         write_array(folder / _STARTS, self.starts.shape, "<i8", [self.starts])
         write_array(folder / _POSTINGS, self.rows.shape, "<i4", [self.rows])
         write_array(folder / _WEIGHTS, self.weights.shape, "<f4", [self.weights])
-        return WordCounts(len(self.terms), len(self.rows))
+        return WordCounts(len(self.terms), len(self.rows), ANALYSIS)
 
 
 class LexicalIndex:
@@ -76,13 +111,17 @@ class LexicalIndex:
         count: number of rows in the segment.
 
     Raises:
-        CollectionError: a file is missing or has another size.
+        CollectionError: a file is missing or has another size, or a newer version cut the words.
+
+    Attributes:
+        analysis: the way in which texts were cut into words.
     """
 
     FILES: ClassVar[frozenset[str]] = frozenset({_TERMS, _STARTS, _POSTINGS, _WEIGHTS})
 
     def __init__(self, folder: Path, size: WordCounts, count: int) -> None:
-        self._folder, self._count = folder, count
+        check_analysis(size.analysis, folder.parent)
+        self._folder, self._count, self.analysis = folder, count, size.analysis
         self._terms = map_array(folder / _TERMS, (size.terms,), "<u8")
         self._starts = map_array(folder / _STARTS, (size.terms + 1,), "<i8")
         self._rows = map_array(folder / _POSTINGS, (size.postings,), "<i4")
@@ -125,30 +164,82 @@ class LexicalIndex:
         return start, end
 
 
-def split_words(text: str) -> list[str]:
-    """Return the words of a text, in order."""
-    return _WORD.findall(text.lower())
+def check_analysis(analysis: int, place: Path | str) -> None:
+    """Refuse words that a newer version has cut.
+
+    Raises:
+        CollectionError: this version does not know the analysis.
+    """
+    if not 1 <= analysis <= ANALYSIS:
+        raise CollectionError(
+            f"{place} has words of analysis {analysis}, this embedkit knows {ANALYSIS}: "
+            "pip install --upgrade embedkit-onnx"
+        )
 
 
-def query_terms(query: str) -> Counter[int]:
-    """Count each word of a query, identified by its hash."""
-    return Counter(map(text_hash, split_words(query)))
+def split_words(text: str, analysis: int = ANALYSIS) -> list[str]:
+    """Return the words of a text, in order.
+
+    Args:
+        text: any text.
+        analysis: the way to cut it, at most :data:`ANALYSIS`.
+    """
+    if analysis == 1 or text.isascii():
+        return _WORD.findall(text.lower())
+    decomposed = unicodedata.normalize("NFKD", _SIGNS.sub(" ", text)).casefold()
+    folded = _OMITTED.sub("", unicodedata.normalize("NFKC", decomposed)).replace("i\u0307", "i")  # of a capital İ
+    word, unspaced_run, _ = _patterns()
+    words: list[str] = word.findall(folded)
+    if not _UNSPACED.search(folded):
+        return words
+    runs = filter(None, itertools.chain.from_iterable(map(unspaced_run.split, words)))
+    return list(itertools.chain.from_iterable(_pieces(run) if _UNSPACED.match(run) else (run,) for run in runs))
 
 
-def term_factors(terms: Mapping[int, int], segments: Sequence[LexicalIndex]) -> list[dict[int, float]]:
+def _pieces(run: str) -> Iterator[str]:
+    """Yield the terms of a run of a script without spaces: pairs of characters with their marks, and Han alone."""
+    characters = _patterns()[2].findall(run)
+    yield from (each for each in characters if len(characters) == 1 or _HAN.match(each))
+    yield from map("".join, itertools.pairwise(characters))
+
+
+@functools.cache
+def _patterns() -> tuple[re.Pattern[str], re.Pattern[str], re.Pattern[str]]:
+    """Return the patterns of a word, of a run in a script without spaces, and of a character with its marks."""
+    near, far = (
+        "".join(chr(code) for code in codes if unicodedata.category(chr(code)).startswith("M"))
+        for codes in (range(0x300, 0x10000), range(0x10000, 0x1F000))
+    )
+    mark = rf"(?:[{near}]|(?=[\U00010000-\U0001efff])[{far}])"  # one set of both would be tried range by range
+    return (
+        re.compile(rf"\w+(?:{mark}+\w*)*"),
+        re.compile(rf"((?:[{_UNSPACED_SET}]+{mark}*)+)"),
+        re.compile(rf".{mark}*", re.DOTALL),
+    )
+
+
+def term_factors(query: str, segments: Sequence[LexicalIndex]) -> list[dict[int, float]]:
     """Return the factors of weights in each segment that make a word's weight equal in all.
 
     Args:
-        terms: hash of a word -> its count in the query.
+        query: a text, which every segment's own analysis cuts into words.
         segments: all segments that are searched together.
+
+    Returns:
+        hash of a word -> factor, for each segment.
     """
+    counts = {
+        analysis: Counter(map(text_hash, split_words(query, analysis)))
+        for analysis in sorted({segment.analysis for segment in segments})
+    }
     factors: list[dict[int, float]] = [{} for _ in segments]
     rows = sum(map(len, segments))
-    for term, times in terms.items():
+    for term in dict.fromkeys(itertools.chain.from_iterable(counts.values())):
         frequencies = [segment.frequency(term) for segment in segments]
         weight = _rarity(rows, sum(frequencies))
         for factor, segment, frequency in zip(factors, segments, frequencies, strict=True):
-            if frequency:
+            times = counts[segment.analysis][term]
+            if frequency and times:
                 factor[term] = times * weight / _rarity(len(segment), frequency)
     return factors
 

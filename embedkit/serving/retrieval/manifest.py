@@ -33,8 +33,8 @@ from embedkit.serving.retrieval.store import MANIFEST
 
 __all__ = ["FORMAT", "VECTORS", "Manifest", "SegmentEntry", "Tombstones"]
 
-FORMAT: Final = 3
-_READABLE: Final = (2, 3)  # segments of format 2 have no columns
+FORMAT: Final = 4
+_READABLE: Final = (2, 3, 4)  # segments of 2 have no columns; words of 2 and 3 are of the first analysis
 VECTORS: Final = "vectors.npy"
 
 _KEY = "embedkit.collection"  # the format; identifies a collection
@@ -254,10 +254,6 @@ def _is_count(value: Any) -> bool:
     return type(value) is int and value > 0
 
 
-def _is_size(value: Any) -> bool:
-    return type(value) is int and value >= 0
-
-
 def _is_kind(value: Any) -> bool:
     return _is_text(value) and value in INDEX_KINDS
 
@@ -314,7 +310,7 @@ _SEGMENT_CHECKS: Final = {
     "index": _is_kind,
     "files": _is_files,
     "deleted": _is_tombstones,
-    "words": lambda value: value is None or _holds(value, {"terms": _is_size, "postings": _is_size}),
+    "words": lambda value: value is None or WordCounts.is_valid(value),
 }
 
 _QUERIES_CHECKS: Final[dict[str, Callable[[Any], bool]]] = {

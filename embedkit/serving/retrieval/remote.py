@@ -24,6 +24,7 @@ from embedkit.serving.retrieval.documents import Document
 from embedkit.serving.retrieval.embedding import largest_deviation
 from embedkit.serving.retrieval.exact_index import Ranking, RowNumbers
 from embedkit.serving.retrieval.filters import Condition, unknown_field
+from embedkit.serving.retrieval.lexical import ANALYSIS
 from embedkit.serving.retrieval.models import Models, agreement_on, query_model
 from embedkit.serving.retrieval.sources import Source, embeddings_of
 from embedkit.serving.retrieval.store import Plan, Upserted
@@ -58,6 +59,7 @@ class RemoteAbout:
     dimension: int
     index: str
     lexical: bool = False
+    analysis: int = 1  # of words, where the database does not cut them itself
     queries: QueryModel | None = None
     numerics: tuple[str, ...] = (UNKNOWN,)
     count: int = 0
@@ -80,6 +82,7 @@ class RemoteAbout:
             dimension=plan.encoder.dimension,
             index=index,
             lexical=plan.lexical,
+            analysis=ANALYSIS,
             queries=queries,
             numerics=joined(source.numerics(plan.encoder)),
         )

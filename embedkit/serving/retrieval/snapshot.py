@@ -15,7 +15,7 @@ from embedkit.protocols import FloatArray
 from embedkit.serving.retrieval.documents import Document
 from embedkit.serving.retrieval.exact_index import BoolArray, Ranking, RowNumbers, checked_queries
 from embedkit.serving.retrieval.filters import Condition, unknown_field
-from embedkit.serving.retrieval.lexical import query_terms, term_factors
+from embedkit.serving.retrieval.lexical import term_factors
 from embedkit.serving.retrieval.manifest import Manifest, SegmentEntry
 from embedkit.serving.retrieval.models import Models
 from embedkit.serving.retrieval.segment import Segment, read_alive
@@ -229,7 +229,7 @@ class Snapshot:
                 "hybrid: the collection was built without words; add them with compact(lexical=True) or "
                 "`embedkit index compact IDX --lexical`"
             )
-        factors = term_factors(query_terms(query), indexes)
+        factors = term_factors(query, indexes)
         found = [np.empty(0, np.float32)], [np.empty(0, np.int64)]
         for part, index, factor, allowed in zip(self._parts, indexes, factors, selection.masks, strict=True):
             scores = index.scores(factor)

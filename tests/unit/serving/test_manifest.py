@@ -10,7 +10,7 @@ from embedkit.errors import CollectionError
 from embedkit.serving.retrieval.document_store import DocumentStore
 from embedkit.serving.retrieval.file_seal import FileSeal
 from embedkit.serving.retrieval.lexical import WordCounts
-from embedkit.serving.retrieval.manifest import Manifest, SegmentEntry, Tombstones, _checksum
+from embedkit.serving.retrieval.manifest import FORMAT, Manifest, SegmentEntry, Tombstones, _checksum
 
 FILES = (*sorted(DocumentStore.FILES), "vectors.npy")
 MANIFEST = Manifest(
@@ -104,7 +104,7 @@ def test_a_folder_in_its_place_is_refused(tmp_path):
 
 
 def test_a_newer_format_says_what_to_upgrade(tmp_path):
-    forge(tmp_path, **{"embedkit.collection": 4, "segments": "another form"})
+    forge(tmp_path, **{"embedkit.collection": FORMAT + 1, "segments": "another form"})
     with pytest.raises(CollectionError, match="upgrade embedkit"):
         Manifest.read(tmp_path)
 
