@@ -72,6 +72,8 @@ def run_bulk(arguments: argparse.Namespace) -> None:
     from embedkit.serving.bulk import BulkEncoding
 
     given = arguments.input
+    if arguments.skip_empty:
+        raise InputError("--skip-empty is for an output file; rows of shards are those of the input")
     if str(given).startswith("hf://") or (
         isinstance(given, Path) and given.is_file() and given.suffix != ".parquet"
     ):

@@ -42,8 +42,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "input",
         type=location,
         metavar="FILE",
-        help="texts: .txt, .csv, .tsv or .jsonl (each also .gz or .xz), or .parquet; for an output folder "
-        "also a folder or a pattern of .parquet; each also at s3://, gs:// or abfs://, and hf:// data sets",
+        help="texts: .txt, .csv, .tsv or .jsonl (each also .gz or .xz), or .parquet; - for standard input, JSON "
+        "or a text a line; for an output folder also a folder or a pattern of .parquet; each also at s3://, gs:// "
+        "or abfs://, and hf:// data sets",
     )
     parser.add_argument(
         "-m", "--model", required=True, help="a bundle, a bundled name, a model folder or a hub id"
@@ -58,6 +59,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--text-column", default="text", metavar="NAME", help="column or key of the texts (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--skip-empty", action="store_true", help="leave out rows without text; the output then has fewer rows"
     )
     parser.add_argument("--prompt-name", metavar="NAME", help="prepend this prompt of the model to every text")
     parser.add_argument("--truncate-dim", type=int, metavar="D", help="keep the first D dimensions")
@@ -118,7 +122,13 @@ def run(arguments: argparse.Namespace) -> None:
     }
     form = encoder.encode([], **options)
     with _share(encoder, arguments) as sharing:
-        pieces = _Counted(_embed(sharing, read_texts(arguments.input, arguments.text_column), options))
+        pieces = _Counted(
+            _embed(
+                sharing,
+                read_texts(arguments.input, arguments.text_column, skip_empty=arguments.skip_empty),
+                options,
+            )
+        )
         started = time.perf_counter()
         with atomic_file(arguments.output) as temporary:
             write(temporary, pieces, form)

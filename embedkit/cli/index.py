@@ -104,9 +104,9 @@ def _configure_documents(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "documents",
         metavar="DOCS",
-        help="a .jsonl, .csv, .tsv, .txt or .parquet file, or a folder: of Parquet, of shards of "
-        "`embedkit encode` or of another collection, which bring their embeddings; files and Parquet also at "
-        "s3://, gs:// or abfs://; or a data set hf://org/name[@revision][:split]",
+        help="a .jsonl, .csv, .tsv, .txt or .parquet file; - for standard input, JSON or a text a line; or a "
+        "folder: of Parquet, of shards of `embedkit encode` or of another collection, which bring embeddings; "
+        "files and Parquet also at s3://, gs:// or abfs://; or a data set hf://org/name[@revision][:split]",
     )
     parser.add_argument(
         "--embeddings",
@@ -120,6 +120,13 @@ def _configure_documents(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="default: id if the first record has it, otherwise the row number (add requires ids)",
     )
+    parser.add_argument(
+        "--metadata-columns",
+        type=lambda names: [name for name in names.split(",") if name],
+        metavar="NAME,...",
+        help="columns to keep as metadata, separated by commas; default: all others",
+    )
+    parser.add_argument("--skip-empty", action="store_true", help="leave out documents without text")
 
 
 def _configure_collection(parser: argparse.ArgumentParser) -> None:
@@ -145,6 +152,8 @@ def _build(arguments: argparse.Namespace) -> tuple[str, Collection, dict[str, in
             lexical=arguments.lexical,
             text_column=arguments.text_column,
             id_column=arguments.id_column,
+            metadata_columns=arguments.metadata_columns,
+            skip_empty=arguments.skip_empty,
             source=lasting_source(model),
             queries_source=arguments.queries and lasting_source(arguments.queries),
             show_progress_bar=False if arguments.quiet else None,
@@ -164,6 +173,8 @@ def _add(arguments: argparse.Namespace) -> tuple[str, Collection, dict[str, int]
             embeddings=arguments.embeddings,
             text_column=arguments.text_column,
             id_column=arguments.id_column,
+            metadata_columns=arguments.metadata_columns,
+            skip_empty=arguments.skip_empty,
             show_progress_bar=False if arguments.quiet else None,
         )
     return "changed", collection, done._asdict()

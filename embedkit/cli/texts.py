@@ -12,12 +12,13 @@ from embedkit.records import read_records
 __all__ = ["read_texts"]
 
 
-def read_texts(path: Path | str, column: str) -> Iterator[str]:
+def read_texts(path: Path | str, column: str, *, skip_empty: bool = False) -> Iterator[str]:
     """Yield one column of a file, streaming.
 
     Args:
-        path: a file, or the URL of one or of a hub data set.
+        path: a file, ``-`` for standard input, or the URL of a file or of a hub data set.
         column: name of the column.
+        skip_empty: leave out rows whose text is null or blank.
 
     Raises:
         DataError: the file cannot be read, or lacks the column somewhere.
@@ -26,6 +27,8 @@ def read_texts(path: Path | str, column: str) -> Iterator[str]:
         if column not in record:
             raise DataError(f"{place}: no column {column!r}; the columns are {', '.join(record)}")
         text = record[column]
+        if skip_empty and (text is None or (isinstance(text, str) and not text.strip())):
+            continue
         if not isinstance(text, str):
             raise DataError(f"{place}: {column!r} should be a text, not {type(text).__name__}")
         yield text

@@ -225,9 +225,7 @@ class QdrantDocuments(RemoteStore):
 
     def _write(self, documents: Sequence[Document], embeddings: FloatArray) -> None:
         analysis = self.about.analysis if self.about.lexical else None
-        points = [
-            _point(document, row, analysis) for document, row in zip(documents, embeddings, strict=True)
-        ]
+        points = [_point(document, row, analysis) for document, row in zip(documents, embeddings, strict=True)]
         for first in range(0, len(points), _ROWS_PER_REQUEST):
             with self._asking():
                 self._client.upsert(self._name, points[first : first + _ROWS_PER_REQUEST], wait=True)

@@ -5,9 +5,13 @@ from __future__ import annotations
 import gzip
 import json
 import lzma
+import os
+import threading
+from pathlib import Path
 
 import pytest
 
+from embedkit import records
 from embedkit.errors import DataError, MissingExtraError
 from embedkit.records import read_records
 
@@ -36,8 +40,8 @@ class TestForms:
         assert rows(write(f"a.txt{packing}", "one\n\ntwo")) == [{"text": "one"}, {"text": ""}, {"text": "two"}]
 
     def test_tsv_names_cells_by_position(self, write, packing):
-        found = rows(write(f"a.tsv{packing}", "a\tb\nc\td\te\n"))
-        assert found == [{"text1": "a", "text2": "b"}, {"text1": "c", "text2": "d", "text3": "e"}]
+        found = rows(write(f"a.tsv{packing}", "a\tb\n\nc\t\n"))
+        assert found == [{"text1": "a", "text2": "b"}, {"text1": ""}, {"text1": "c", "text2": ""}]
 
     def test_csv_is_named_by_its_header(self, write, packing):
         content = 'id,text\r\n1,"two\r\nlines, and ""quotes"""\r\n2,\r\n'
@@ -98,6 +102,9 @@ def test_rows_come_as_they_are_read(write):
         ("a.jsonl", '{"a": 1}\n{"a": \n', "a.jsonl:2: not JSON"),
         ("a.jsonl", "[1]\n", "a.jsonl:1: expected a JSON object, found list"),
         ("a.jsonl", "[" * 100_000 + "\n", "a.jsonl:1: not JSON"),
+        ("a.tsv", "a\tb\nc\n", "a.tsv:2: expected 2 cells, found 1"),
+        ("a.tsv", "a\tb\nc\td\te\n", "a.tsv:2: expected 2 cells, found 3"),
+        ("a.csv", "a,b,a\n1,2,3\n", "a.csv:1: two columns are called 'a'"),
         ("a.csv", "a,b\n1,2\n3\n", "a.csv:3: expected 2 cells"),
         ("a.csv", "a,b\n1,2,3\n", "a.csv:2: expected 2 cells"),
         ("a.csv", 'a,b\n"1,2\n', "a.csv:2"),
@@ -118,6 +125,45 @@ def test_a_missing_file_is_named(tmp_path):
         rows(tmp_path / "gone.txt")
 
 
+@pytest.mark.parametrize("name", ["a.txt.gz", "a.tsv.xz", "a.csv.gz", "a.jsonl.gz"])
+def test_a_line_that_would_fill_the_memory_is_refused(write, name, monkeypatch):
+    monkeypatch.setattr(records, "_LONGEST_LINE", 1000)
+    with pytest.raises(DataError, match=rf"{name}:2: the line has 1,000 characters or more"):
+        rows(write(name, "{}\n" + "a" * 10_000))
+    assert rows(write("b.txt.gz", "a" * 999)) == [{"text": "a" * 999}]
+
+
+def test_a_cell_of_many_lines_that_would_fill_the_memory_is_refused(write, monkeypatch):
+    monkeypatch.setattr(records, "_LONGEST_LINE", 1000)
+    with pytest.raises(DataError, match="field larger than"):
+        rows(write("a.csv", 'text\n"' + "line\n" * 1000 + '"\n'))
+
+
+@pytest.mark.parametrize("name", ["-", "/dev/stdin"])
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("one\n\ntwo\n", [{"text": "one"}, {"text": ""}, {"text": "two"}]),
+        ('{"text": "é"}\n{"text": "b"}\n', [{"text": "é"}, {"text": "b"}]),
+        ("[1]\n{}\n", [{"text": "[1]"}, {"text": "{}"}]),
+        ("", []),
+    ],
+)
+def test_standard_input(tmp_path, monkeypatch, name, content, expected):
+    (tmp_path / "input").write_text(content, encoding="utf-8")
+    with (tmp_path / "input").open("rb") as file:
+        monkeypatch.setattr("sys.stdin", file)
+        assert rows(Path(name)) == expected
+
+
+def test_a_pipe_is_read_by_its_suffix(tmp_path):
+    os.mkfifo(tmp_path / "a.jsonl")
+    writer = threading.Thread(target=(tmp_path / "a.jsonl").write_text, args=('{"text": "a"}\n',))
+    writer.start()
+    assert rows(tmp_path / "a.jsonl") == [{"text": "a"}]
+    writer.join()
+
+
 @pytest.mark.parametrize("packing", [".gz", ".xz"])
 def test_any_damage_of_a_packed_file_is_reported(write, packing):
     whole = write(f"a.jsonl{packing}", "".join(json.dumps({"text": f"text {i}"}) + "\n" for i in range(2000)))
@@ -133,3 +179,31 @@ def test_any_damage_of_a_packed_file_is_reported(write, packing):
         except DataError:
             continue
         assert found[-1] == {"text": "text 1999"}  # a byte of the header without effect, such as a time stamp
+
+
+def test_repeated_values_of_a_small_parquet_file_are_read_a_few_at_a_time(tmp_path, monkeypatch):
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    from embedkit import parquet_files
+
+    parquet.write_table(arrow.table({"text": ["a" * 100_000] * 1000}), tmp_path / "a.parquet", compression="zstd")
+    monkeypatch.setattr(parquet_files, "_BATCH_BYTES", 10**6)
+    with parquet.ParquetFile(tmp_path / "a.parquet") as file:
+        assert parquet_files.rows_per_batch(file.metadata) < 20
+    assert sum(len(row["text"]) for row in rows(tmp_path / "a.parquet")) == 10**8
+
+
+def test_ordinary_parquet_is_read_in_large_batches(tmp_path):
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    from embedkit import parquet_files
+
+    parquet.write_table(arrow.table({"text": [f"text {n * n}" for n in range(10_000)]}), tmp_path / "a.parquet")
+    with parquet.ParquetFile(tmp_path / "a.parquet") as file:
+        assert parquet_files.rows_per_batch(file.metadata) >= 256
+
+
+def test_a_column_of_parquet_named_twice_is_refused(tmp_path):
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    table = arrow.Table.from_arrays([arrow.array(["a"])] * 2, names=["text", "text"])
+    parquet.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(DataError, match=r"a.parquet has two columns 'text'"):
+        rows(tmp_path / "a.parquet")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from embedkit.errors import DataError, InputError
 from embedkit.object_store import is_url
+from embedkit.parquet_files import join_schemas
 from embedkit.progress import Progress
 from embedkit.runtime.encoder import Encoder, OnOverflow
 from embedkit.runtime.packing import Precision
@@ -119,7 +120,7 @@ class BulkEncoding:
             CollectionError: the folder contains something else.
         """
         inputs = find_inputs(source)
-        kept = _checked_columns(inputs, text_column, columns)
+        kept, schema = _checked_columns(inputs, text_column, columns)
         _check_rows(inputs, rows_per_shard)
         folder = str(output) if is_url(output) else Path(output).expanduser()
         _check_apart(source, folder)
@@ -131,6 +132,7 @@ class BulkEncoding:
             output=folder,
             text_column=text_column,
             columns=kept,
+            schema=schema,
             prompt_name=prompt_name,
             truncate_dim=truncate_dim,
             precision=precision,
@@ -200,8 +202,9 @@ class BulkEncoding:
         return rows
 
     def _seconds_per_row(self, shard: Shard) -> float:
-        sample = Shard(shard.number, shard.path, shard.first, min(_SAMPLE_ROWS, shard.rows))
-        texts = read_shard(sample, [self.job.text_column])[self.job.text_column].drop_null().to_pylist()
+        sample = replace(shard, rows=min(_SAMPLE_ROWS, shard.rows))
+        schema = pa.schema([self.job.schema.field(self.job.text_column)])
+        texts = read_shard(sample, schema)[self.job.text_column].drop_null().to_pylist()
         encoder, prompt_name = self._encoder, self.job.prompt_name
         encoder.encode_tokens(encoder.tokenize(texts[:_WARM_UP_ROWS], prompt_name=prompt_name))
         started = time.perf_counter()
@@ -211,18 +214,24 @@ class BulkEncoding:
 
 def _checked_columns(
     inputs: Sequence[ParquetInput], text_column: str, columns: Sequence[str] | None
-) -> tuple[str, ...]:
-    """Return the columns to keep, after checking that they and the texts exist."""
-    schema, path = inputs[0].schema, inputs[0].path
+) -> tuple[tuple[str, ...], pa.Schema]:
+    """Return the columns to keep, and the types of these and the texts, after checking that all exist."""
+    path = inputs[0].path
+    wanted = None if columns is None else (text_column, *columns)
+    schema = join_schemas(((each.path, each.schema, each.values) for each in inputs), wanted)
     kept = tuple(schema.names if columns is None else dict.fromkeys(columns))
     for name in (text_column, *kept):
         if name not in schema.names:
-            raise DataError(f"{path}: there is no column {name!r}; there are {', '.join(schema.names)}")
+            there = dict.fromkeys(name for each in inputs for name in (*each.schema.names, *each.values))
+            raise DataError(f"{path}: there is no column {name!r}; there are {', '.join(there)}")
     if EMBEDDING in kept:
         raise InputError(f"{path} already has a column {EMBEDDING!r}; leave it out of the columns to keep")
+    for each in inputs:
+        if text_column not in each.schema.names:
+            raise DataError(f"{each.path}: there is no column {text_column!r}, unlike in {path}")
     if not _holds_texts(schema.field(text_column).type):
         raise DataError(f"{path}: {text_column!r} should be texts, not {schema.field(text_column).type}")
-    return kept
+    return kept, schema
 
 
 def _holds_texts(kind: pa.DataType) -> bool:

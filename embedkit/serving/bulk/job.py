@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from embedkit.runtime.encoder import EncodeOptions, OnOverflow
 from embedkit.runtime.packing import Precision
 
@@ -26,6 +28,7 @@ class Job:
         output: folder or URL of the shards, on every machine.
         text_column: column of the texts.
         columns: columns to keep.
+        schema: the types of these and of the texts.
         prompt_name: name of one of the model's prompts, prepended to every text.
         truncate_dim: number of leading dimensions to keep.
         precision: as for `Encoder.encode`.
@@ -40,6 +43,7 @@ class Job:
     output: Path | str
     text_column: str
     columns: tuple[str, ...]
+    schema: pa.Schema
     prompt_name: str | None = None
     truncate_dim: int | None = None
     precision: Precision = "float32"

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path, PurePath, PurePosixPath
-from typing import Any
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any, Final
 
 import pyarrow as pa
 from pyarrow import parquet
 
 from embedkit.errors import DataError
 from embedkit.object_store import is_url, open_store
+from embedkit.parquet_files import (
+    Values,
+    find_files,
+    is_hidden,
+    partitions,
+    read_schema,
+    reading,
+    rows_per_batch,
+)
 
 __all__ = ["ParquetInput", "Shard", "cut_into_shards", "find_inputs", "read_shard"]
 
-_BATCH_ROWS = 8192
+_LARGEST_SHARD: Final = 4 << 30  # bytes of the columns of a shard, all of which are in memory
 _BUFFER_BYTES = 1 << 20  # buffers reads of pages; without it a whole column of a row group would be read
 _TRAILER_BYTES = 8  # length of the footer, magic number
 
@@ -35,6 +43,7 @@ class ParquetInput:
         footer: hex SHA-256 of its footer, which contains position, size and extremes of every column chunk: with
             the size, it identifies a file without reading it.
         schema: columns and their types.
+        values: columns that the folders of the file name, such as ``lang=en``.
     """
 
     path: Path | str
@@ -43,6 +52,7 @@ class ParquetInput:
     bytes: int
     footer: str
     schema: pa.Schema
+    values: Values = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +64,14 @@ class Shard:
         path: the file.
         first: number of the first row.
         rows: number of rows.
+        values: columns that the folders of the file name.
     """
 
     number: int
     path: Path | str
     first: int
     rows: int
+    values: Values = field(default_factory=dict)
 
     @property
     def file(self) -> str:
@@ -72,54 +84,76 @@ def find_inputs(source: str | os.PathLike[str]) -> list[ParquetInput]:
 
     Args:
         source: a file; a folder, including all ``*.parquet`` below it except those whose name or folder begins
-            with a dot or an underscore; a pattern such as ``"pages/*.parquet"``; or the URL of a file or a folder
-            in an object store.
+            with a dot or an underscore, and the columns that folders such as ``lang=en`` name; a pattern such as
+            ``"pages/*.parquet"``; or the URL of a file or a folder in an object store.
 
     Returns:
         the files, ordered by path.
 
     Raises:
-        DataError: there are none, one cannot be read, or their columns differ.
+        DataError: there are none, one cannot be read, or has two columns of the same name.
     """
     found = _find_objects(str(source)) if is_url(source) else _find_files(Path(source).expanduser())
     if not found:
         raise DataError(f"there are no Parquet files at {source}")
-    inputs = [_read_footer(path, name) for name, path in found.items()]
-    for each in inputs:
-        if not each.schema.equals(inputs[0].schema):
-            raise DataError(
-                f"{each.path} has other columns than {inputs[0].path}: {_columns(each)}; not {_columns(inputs[0])}"
-            )
-    return inputs
+    # Folders count from the one that was named, also if all files are in one below it.
+    root = Path(source).expanduser()
+    paths = [
+        path.relative_to(root) if isinstance(path, Path) and root.is_dir() else name
+        for name, path in found.items()
+    ]
+    values = partitions([str(path) for path in paths])
+    return [_read_footer(path, name, each) for (name, path), each in zip(found.items(), values, strict=True)]
 
 
 def cut_into_shards(inputs: Sequence[ParquetInput], rows_per_shard: int) -> list[Shard]:
     """Split every file into consecutive shards of that many rows, the last one of a file shorter."""
     runs = [
-        (each.path, first, min(rows_per_shard, each.rows - first))
+        (each.path, first, min(rows_per_shard, each.rows - first), each.values)
         for each in inputs
         for first in range(0, each.rows, rows_per_shard)
     ]
     return [Shard(number, *run) for number, run in enumerate(runs)]
 
 
-def read_shard(shard: Shard, columns: Sequence[str]) -> pa.Table:
+def read_shard(shard: Shard, schema: pa.Schema) -> pa.Table:
     """Read some columns of a shard.
 
+    Args:
+        shard: the rows.
+        schema: the columns and their types; one that the file lacks is a value of its folder, or null.
+
     Raises:
-        DataError: the file cannot be read, or has become shorter.
+        DataError: the file cannot be read, has become shorter, or has more text than fits into memory.
     """
     with (
-        _reading(shard.path),
+        reading(shard.path),
         _open(shard.path) as raw,
         parquet.ParquetFile(raw, buffer_size=_BUFFER_BYTES) as file,
     ):
-        pieces = list(_slices(file, shard, columns))
+        present = [name for name in schema.names if name in file.schema_arrow.names and name not in shard.values]
+        pieces, size = [], 0
+        for piece in _slices(file, shard, present):
+            pieces.append(piece)
+            size += piece.nbytes
+            if size > _LARGEST_SHARD:
+                raise DataError(
+                    f"{shard.path}: {shard.rows:,} rows hold more than {_LARGEST_SHARD >> 30} GiB; use a smaller "
+                    "rows_per_shard"
+                )
     if sum(piece.num_rows for piece in pieces) != shard.rows:
         raise DataError(
             f"{shard.path} has fewer rows than when the run started; was it overwritten in the meantime?"
         )
-    return pa.Table.from_batches(pieces)
+    table = pa.Table.from_batches(pieces)
+    with reading(shard.path):
+        filled = [
+            table[each.name].cast(each.type)
+            if each.name in present
+            else pa.repeat(pa.scalar(shard.values.get(each.name), each.type), shard.rows)
+            for each in schema
+        ]
+    return pa.table(filled, schema=schema)
 
 
 def _slices(file: parquet.ParquetFile, shard: Shard, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
@@ -127,7 +161,7 @@ def _slices(file: parquet.ParquetFile, shard: Shard, columns: Sequence[str]) -> 
     groups, start = _groups(file.metadata, shard)
     wanted, last = shard.first - start, shard.first - start + shard.rows
     position = 0
-    for batch in file.iter_batches(_BATCH_ROWS, row_groups=groups, columns=list(columns)):
+    for batch in file.iter_batches(rows_per_batch(file.metadata), row_groups=groups, columns=list(columns)):
         low, high = max(wanted - position, 0), min(last - position, batch.num_rows)
         if low < high:
             yield batch.slice(low, high - low)
@@ -155,7 +189,7 @@ def _find_objects(url: str) -> dict[str, Path | str]:
     if store.is_file:
         return {url.rpartition("/")[2]: url}
     names = (name for name in store.names() if name.endswith(".parquet"))
-    return {name: (store / name).url for name in names if not _is_hidden(PurePosixPath(name))}
+    return {name: (store / name).url for name in names if not is_hidden(PurePosixPath(name))}
 
 
 def _find_files(source: Path) -> dict[str, Path | str]:
@@ -172,36 +206,19 @@ def _open(path: Path | str) -> Any:
 
 def _find(source: Path) -> list[Path]:
     if source.is_dir():
-        found = source.rglob("*.parquet")
-        return sorted(path for path in found if path.is_file() and not _is_hidden(path.relative_to(source)))
+        return find_files(source)
     if source.is_file():
         return [source]
     matching = Path(source.anchor).glob(str(source.relative_to(source.anchor)))
     return sorted(path for path in matching if path.is_file())
 
 
-def _is_hidden(path: PurePath) -> bool:
-    return any(part.startswith((".", "_")) for part in path.parts)
-
-
-def _read_footer(path: Path | str, name: str) -> ParquetInput:
-    with _reading(path), _open(path) as raw:
+def _read_footer(path: Path | str, name: str, values: Values) -> ParquetInput:
+    with reading(path), _open(path) as raw:
         with parquet.ParquetFile(raw) as file:
-            rows, schema = file.metadata.num_rows, file.schema_arrow.remove_metadata()
+            rows, schema = file.metadata.num_rows, read_schema(file, path).remove_metadata()
         size = raw.seek(-_TRAILER_BYTES, os.SEEK_END) + _TRAILER_BYTES
         length = int.from_bytes(raw.read(4), "little")
         raw.seek(size - _TRAILER_BYTES - length)
         footer = hashlib.sha256(raw.read()).hexdigest()
-    return ParquetInput(path, name, rows, size, footer, schema)
-
-
-@contextlib.contextmanager
-def _reading(path: Path | str) -> Iterator[None]:
-    try:
-        yield
-    except (pa.ArrowException, OSError) as error:
-        raise DataError(f"{path} is not a readable Parquet file: {error}") from error
-
-
-def _columns(file: ParquetInput) -> str:
-    return ", ".join(f"{field.name} {field.type}" for field in file.schema)
+    return ParquetInput(path, name, rows, size, footer, schema, values)

@@ -7,6 +7,7 @@ store does not hold them, and all machines must see the same paths.
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import pickle
 from collections.abc import Callable, Iterator, Sequence
@@ -30,6 +31,7 @@ from embedkit.serving.bulk.shard_encoder import ShardEncoder
 __all__ = ["encode_shards"]
 
 _GPU_PROVIDERS = frozenset({"CUDAExecutionProvider", "TensorrtExecutionProvider", "ROCMExecutionProvider"})
+_FIELDS = ("number", "path", "first", "rows", "values")
 _Columns = dict[str, Any]
 
 
@@ -75,8 +77,8 @@ class _Actor:
 
     def __call__(self, places: _Columns) -> _Columns:
         """Create the only shard of a batch."""
-        number, path, first, rows = (places[name][0] for name in ("number", "path", "first", "rows"))
-        shard = Shard(int(number), location(str(path)), int(first), int(rows))
+        number, path, first, rows, values = (places[name][0] for name in _FIELDS)
+        shard = Shard(int(number), location(str(path)), int(first), int(rows), json.loads(str(values)))
         try:
             self._worker = self._worker or ShardEncoder(self._job)
             done, error = self._worker.encode(shard), b""
@@ -97,6 +99,7 @@ def _place(shard: Shard) -> _Columns:
         "path": str(resolved(shard.path)),
         "first": shard.first,
         "rows": shard.rows,
+        "values": json.dumps(shard.values),  # files differ in them
     }
 
 

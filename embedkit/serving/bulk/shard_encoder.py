@@ -70,7 +70,7 @@ class ShardEncoder:
             StorageError: the disk is full or the folder cannot be written.
         """
         job = self._job
-        table = read_shard(shard, list(dict.fromkeys((*job.columns, job.text_column))))
+        table = read_shard(shard, job.schema)
         rows = self._embed(_texts(table, shard, job.text_column), advance)
         embeddings = pa.FixedSizeListArray.from_arrays(pa.array(rows.ravel()), rows.shape[1])
         kept = table.select(list(job.columns)).append_column(EMBEDDING, embeddings)

@@ -12,7 +12,7 @@ from embedkit.protocols import FloatArray, TextEncoder
 from embedkit.runtime.numerics import warn_of_mixture
 from embedkit.serving.retrieval.about import About
 from embedkit.serving.retrieval.cascade import Cascade, Steps, search_embeddings
-from embedkit.serving.retrieval.documents import Document, DocumentSource
+from embedkit.serving.retrieval.documents import Columns, Document, DocumentSource
 from embedkit.serving.retrieval.embedding import embed_queries
 from embedkit.serving.retrieval.filters import Filter, parse_filter
 from embedkit.serving.retrieval.fusion import Fusion, fusion_of
@@ -64,6 +64,8 @@ class Collection:
         lexical: bool = False,
         text_column: str = "text",
         id_column: str | None = None,
+        metadata_columns: Sequence[str] | None = None,
+        skip_empty: bool = False,
         source: str | None = None,
         queries_source: str | None = None,
         show_progress_bar: bool | None = None,
@@ -90,6 +92,8 @@ class Collection:
             text_column: column of the text in records.
             id_column: column of the id in records; by default ``"id"`` if the first record has it, else ids are
                 row numbers from 0.
+            metadata_columns: columns of records to keep as metadata; None keeps all others.
+            skip_empty: leave out records whose text is null or blank, and log their number, instead of an error.
             source: where the encoder can be loaded from, recorded for `embedkit search`.
             queries_source: the same for ``queries``.
             show_progress_bar: None shows progress only on a terminal.
@@ -106,7 +110,8 @@ class Collection:
         """
         if queries is not None:
             check_descent(queries, encoder.name, encoder.fingerprint, encoder)
-        found = read_documents_and_embeddings(documents, embeddings, text_column=text_column, id_column=id_column)
+        columns = Columns(text=text_column, id=id_column, metadata=metadata_columns, skip_empty=skip_empty)
+        found = read_documents_and_embeddings(documents, embeddings, columns)
         found.check_maker(encoder)
         plan = Plan(
             encoder=encoder,
@@ -200,6 +205,8 @@ class Collection:
         embeddings: EmbeddingSource | None = None,
         text_column: str = "text",
         id_column: str | None = None,
+        metadata_columns: Sequence[str] | None = None,
+        skip_empty: bool = False,
         merge: bool = True,
         show_progress_bar: bool | None = None,
     ) -> Upserted:
@@ -214,6 +221,8 @@ class Collection:
             embeddings: as for :meth:`build`.
             text_column: column of the text in records.
             id_column: column of the id in records; by default ``"id"``.
+            metadata_columns: as for :meth:`build`.
+            skip_empty: as for :meth:`build`.
             merge: False leaves merging to :meth:`merge`, so that the duration of an upsert is predictable.
             show_progress_bar: None shows progress only on a terminal.
 
@@ -230,9 +239,10 @@ class Collection:
             StorageError: the disk is full or the folder cannot be written.
         """
         encoder = self._documents_encoder()
-        found = read_documents_and_embeddings(
-            documents, embeddings, text_column=text_column, id_column=id_column, number_rows=False
+        columns = Columns(
+            text=text_column, id=id_column, metadata=metadata_columns, number_rows=False, skip_empty=skip_empty
         )
+        found = read_documents_and_embeddings(documents, embeddings, columns)
         found.check_maker(encoder)
         warn_of_mixture(self.path, self.manifest.numerics, found.numerics(encoder))
         return self.store.upsert(found, encoder, merge=merge, show_progress_bar=show_progress_bar)
@@ -476,10 +486,7 @@ class Collection:
 def read_documents_and_embeddings(
     documents: DocumentSource | Collection,
     embeddings: EmbeddingSource | None = None,
-    *,
-    text_column: str = "text",
-    id_column: str | None = None,
-    number_rows: bool = True,
+    columns: Columns | None = None,
 ) -> Source:
     """Resolve documents and their embeddings, as accepted by :meth:`Collection.build`."""
     if isinstance(documents, (str, os.PathLike)) and _is_collection(documents):
@@ -488,9 +495,7 @@ def read_documents_and_embeddings(
         if embeddings is not None:
             raise InputError("embeddings: a collection brings its own; leave them out")
         return documents.store.source()
-    return read_source(
-        documents, embeddings, text_column=text_column, id_column=id_column, number_rows=number_rows
-    )
+    return read_source(documents, embeddings, columns)
 
 
 def _is_collection(path: str | os.PathLike[str]) -> bool:

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import datetime as dt
+import decimal
+import logging
+import math
 import os
-from collections.abc import Iterable, Iterator, Mapping
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from embedkit.errors import DataError, InputError
 from embedkit.evaluation.hub import HubDataset
@@ -14,13 +21,16 @@ from embedkit.object_store import is_url, open_store
 from embedkit.records import read_records
 
 __all__ = [
+    "Columns",
     "Document",
     "DocumentSource",
     "NamedRecords",
+    "is_empty",
     "named_records",
-    "read_documents",
     "to_documents",
 ]
+
+logger = logging.getLogger(__name__)
 
 NamedRecords = Iterator[tuple[str, Mapping[str, Any]]]
 """Records, each with its location for error messages."""
@@ -43,35 +53,54 @@ class Document:
     metadata: dict[str, Any] | None = None
 
 
-def read_documents(
-    source: DocumentSource, *, text_column: str = "text", id_column: str | None = None, number_rows: bool = True
-) -> Iterator[Document]:
-    """Yield the documents of a file or an iterable lazily: :func:`named_records`, then :func:`to_documents`."""
-    records = named_records(source)
-    return to_documents(records, text_column=text_column, id_column=id_column, number_rows=number_rows)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Columns:
+    """The columns of records that make documents.
+
+    Attributes:
+        text: column of the text.
+        id: column of the id, a string or an integer. By default ``"id"`` if the first record has it, else the row
+            number from 0 is the id.
+        metadata: columns to keep as metadata; None keeps all others.
+        number_rows: False rejects documents without ids instead of numbering them.
+        skip_empty: leave out records whose text is null or blank, and log their number.
+    """
+
+    text: str = "text"
+    id: str | None = None
+    metadata: Sequence[str] | None = None
+    number_rows: bool = True
+    skip_empty: bool = False
 
 
-def to_documents(
-    records: NamedRecords, *, text_column: str = "text", id_column: str | None = None, number_rows: bool = True
-) -> Iterator[Document]:
+def to_documents(records: NamedRecords, columns: Columns) -> Iterator[Document]:
     """Convert records to documents lazily.
 
     Args:
         records: output of :func:`named_records`.
-        text_column: column of the text.
-        id_column: column of the id, a string or an integer. By default ``"id"`` if the first record has it, else
-            the row number from 0 is the id.
-        number_rows: False rejects documents without ids instead of numbering them.
+        columns: the columns to use. Metadata become JSON: dates and times their ISO text, NumPy's numbers and
+            decimals numbers, arrays lists, and UUIDs text.
 
     Raises:
-        DataError: a column is missing, a text is empty, or there are no ids.
+        DataError: a column is missing, a text is empty, a value has no form in JSON, or there are no ids.
     """
+    id_column, skipped = columns.id, 0
     for row, (place, record) in enumerate(records):
         if row == 0 and id_column is None and "id" in record:
             id_column = "id"
-        if id_column is None and not number_rows:
+        if id_column is None and not columns.number_rows:
             raise DataError(f"{place}: documents to upsert need ids; name their column with id_column")
-        yield _document(record, place, row, text_column, id_column)
+        if columns.skip_empty and is_empty(record.get(columns.text, "-")):
+            skipped += 1
+            continue
+        yield _document(record, place, row, columns, id_column)
+    if skipped:
+        logger.warning("left out %s documents without text", f"{skipped:,}")
+
+
+def is_empty(text: object) -> bool:
+    """Whether a cell holds no text: null, NaN as in pandas, or white space."""
+    return text is None or (isinstance(text, str) and not text.strip()) or bool(text != text)  # noqa: PLR0124 - NaN
 
 
 def named_records(source: DocumentSource) -> NamedRecords:
@@ -79,8 +108,8 @@ def named_records(source: DocumentSource) -> NamedRecords:
 
     Args:
         source: path of a ``.jsonl``, ``.csv``, ``.tsv``, ``.txt`` or ``.parquet`` file (see
-            :func:`embedkit.records.read_records`), its URL in an object store, a hub data set
-            ``hf://org/name[@revision][:split]``, or texts, mappings or ``(id, text)`` pairs.
+            :func:`embedkit.records.read_records`), ``-`` for standard input, its URL in an object store, a hub
+            data set ``hf://org/name[@revision][:split]``, or texts, mappings or ``(id, text)`` pairs.
 
     Raises:
         DataError: a file is missing or malformed.
@@ -127,16 +156,58 @@ def _record(item: Any, number: int) -> Mapping[str, Any]:
 
 
 def _document(
-    record: Mapping[str, Any], place: str, row: int, text_column: str, id_column: str | None
+    record: Mapping[str, Any], place: str, row: int, columns: Columns, id_column: str | None
 ) -> Document:
-    text = _value(record, text_column, place, "text_column")
+    text = _value(record, columns.text, place, "text_column")
     if not isinstance(text, str):
-        raise DataError(f"{place}: expected a string as {text_column}, got {text!r:.80}")
+        raise DataError(f"{place}: expected a string as {columns.text}, got {text!r:.80}")
     if not text.strip():
-        raise DataError(f"{place}: the text is empty; leave such documents out")
+        raise DataError(f"{place}: the text is empty; leave such documents out with skip_empty")
     id_ = str(row) if id_column is None else _id(_value(record, id_column, place, "id_column"), id_column, place)
-    metadata = {name: value for name, value in record.items() if name not in (text_column, id_column)}
-    return Document(id_, text, metadata or None)
+    names = [name for name in record if name not in (columns.text, id_column)]
+    if columns.metadata is not None:
+        for name in columns.metadata:
+            _value(record, name, place, "metadata_columns")
+        names = [name for name in names if name in columns.metadata]
+    return Document(id_, text, {name: _plain(record[name], name, place) for name in names} or None)
+
+
+def _plain(value: Any, field: str, place: str) -> Any:
+    """Return the JSON of a value of metadata.
+
+    Raises:
+        DataError: it has none; names the field.
+    """
+    if value is None or isinstance(value, (str, bool, int)):
+        return value
+    if isinstance(value, (np.generic, np.ndarray)) and value.dtype.kind not in "mM":
+        value = value.tolist()
+    if isinstance(value, Mapping):
+        return {name: _plain(each, f"{field}.{name}", place) for name, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(each, field, place) for each in value]
+    plain = _plain_scalar(value)
+    if plain is None:
+        raise DataError(
+            f"{place}: {field} is {value!r:.80} ({type(value).__name__}), which JSON does not have; convert it, "
+            "or name the columns to keep with metadata_columns"
+        )
+    return plain
+
+
+def _plain_scalar(value: Any) -> str | float | None:
+    """Return the JSON of one value; None if there is none, as for bytes and pandas' NaN and NaT."""
+    if value != value:  # noqa: PLR0124 - NaN and NaT
+        return None
+    if isinstance(value, (dt.date, dt.time)):
+        return value.isoformat()
+    if isinstance(value, (str, bool, int, uuid.UUID, np.datetime64)):
+        return str(value) if isinstance(value, (uuid.UUID, np.datetime64)) else value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, decimal.Decimal) and value.is_finite() and decimal.Decimal(repr(float(value))) == value:
+        return int(value) if value == value.to_integral_value() else float(value)
+    return None
 
 
 def _value(record: Mapping[str, Any], column: str, place: str, argument: str) -> Any:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
+import operator
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -14,8 +16,18 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as pads
+from pyarrow import fs, parquet
 
 from embedkit.errors import DataError, FingerprintError, InputError
+from embedkit.parquet_files import (
+    Values,
+    find_files,
+    join_schemas,
+    partitions,
+    read_schema,
+    reading,
+    rows_per_batch,
+)
 from embedkit.runtime.numerics import UNKNOWN, joined
 from embedkit.serving.retrieval.sources import Maker
 
@@ -24,7 +36,6 @@ __all__ = ["Shards"]
 _COLUMN: Final = "embedding"
 _METADATA: Final = b"embedkit"
 _JOB: Final = "_manifest.json"
-_BATCH_ROWS: Final = 4096
 
 
 class Shards:
@@ -35,8 +46,10 @@ class Shards:
         maker: the model that created them, if the files name it.
     """
 
-    def __init__(self, path: Path, dataset: pads.Dataset, column: str | None, maker: Maker | None) -> None:
-        self._path, self._dataset = path, dataset
+    def __init__(
+        self, path: Path, dataset: pads.Dataset, column: str | None, maker: Maker | None, batch_rows: int
+    ) -> None:
+        self._path, self._dataset, self._batch_rows = path, dataset, batch_rows
         self.column, self.maker = column, maker
 
     @classmethod
@@ -44,25 +57,24 @@ class Shards:
         """Inspect the files.
 
         Args:
-            path: a file, or a folder; files in it whose names begin with a dot or an underscore are ignored.
+            path: a file, or a folder; files in it whose names begin with a dot or an underscore are ignored, and
+                folders such as ``lang=en`` are a column.
             column: column of the embeddings; None finds those of `embedkit encode`.
 
         Returns:
             None for a single file without embeddings, which is read like any other table.
 
         Raises:
-            DataError: there are no Parquet files, the shards are incomplete, or the column does not exist.
+            DataError: there are no Parquet files, the types of a column have no common type, the shards are
+                incomplete, or the column does not exist.
             FingerprintError: the files contain embeddings of several models.
             InputError: a column may contain embeddings, but nothing confirms it.
         """
         folder = Path(path)
-        with _reading(folder):
-            files = sorted(folder.rglob("*.parquet")) if folder.is_dir() else [folder]
-            files = [file for file in files if not _is_hidden(file.relative_to(folder))]
-            if not files:
-                raise DataError(f"there are no .parquet files in {folder}")
-            dataset = pads.dataset([str(file) for file in files], format="parquet")
-            makers = {_maker(fragment.physical_schema) for fragment in dataset.get_fragments()}
+        files = find_files(folder) if folder.is_dir() else [folder]
+        if not files:
+            raise DataError(f"there are no .parquet files in {folder}")
+        dataset, makers, rows = _dataset(folder, files)
         fingerprints = {each.fingerprint if each else "unknown" for each in makers}
         if len(fingerprints) > 1:
             known_models = ", ".join(sorted(each[:12] for each in fingerprints))
@@ -82,7 +94,7 @@ class Shards:
             column = _COLUMN
         if column is None and not folder.is_dir():
             return None
-        found = cls(folder, dataset, column, maker)
+        found = cls(folder, dataset, column, maker, rows)
         found._check_finished()
         return found
 
@@ -118,8 +130,8 @@ class Shards:
         return rows.reshape(len(column), widths[0].as_py())
 
     def _batches(self, columns: list[str]) -> Iterator[pa.RecordBatch]:
-        with _reading(self._path):
-            for batch in self._dataset.to_batches(columns=columns, batch_size=_BATCH_ROWS):
+        with reading(self._path):
+            for batch in self._dataset.to_batches(columns=columns, batch_size=self._batch_rows):
                 if batch.num_rows:
                     yield batch
 
@@ -146,13 +158,33 @@ def _maker(schema: pa.Schema) -> Maker | None:
     return None
 
 
-def _is_hidden(path: Path) -> bool:
-    return any(part.startswith((".", "_")) for part in path.parts if part != ".")
+def _dataset(folder: Path, files: list[Path]) -> tuple[pads.Dataset, set[Maker | None], int]:
+    """Return the rows of all files with the columns of their folders, their models, and rows to read at once."""
+    values = partitions([str(file.relative_to(folder)) for file in files])
+    schemas, makers, rows = [], set(), []
+    for file in files:
+        with reading(file), parquet.ParquetFile(file) as opened:
+            schemas.append(read_schema(opened, file))
+            makers.add(_maker(schemas[-1]))
+            rows.append(rows_per_batch(opened.metadata))
+    schema = join_schemas(zip(files, schemas, values, strict=True))
+    expressions = [_expression(each, schema) for each in values]
+    with reading(folder):
+        dataset = pads.FileSystemDataset.from_paths(
+            [str(file) for file in files],
+            schema=schema,
+            format=pads.ParquetFileFormat(),
+            filesystem=fs.LocalFileSystem(),
+            partitions=expressions,
+        )
+    return dataset, makers, min(rows)
 
 
-@contextlib.contextmanager
-def _reading(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except (pa.ArrowException, OSError) as error:
-        raise DataError(f"{path} is not readable Parquet: {error}") from error
+def _expression(values: Values, schema: pa.Schema) -> pads.Expression:
+    """Return the form in which a data set takes the values of a file's columns."""
+    known = [
+        pads.field(name) == pa.scalar(value, schema.field(name).type)
+        for name, value in values.items()
+        if value is not None
+    ]
+    return functools.reduce(operator.and_, known, pads.scalar(True))

@@ -26,6 +26,7 @@ from embedkit.protocols import FloatArray, TextEncoder
 from embedkit.runtime.numerics import UNKNOWN, numerics_of
 from embedkit.serving.retrieval.document_store import DocumentStore
 from embedkit.serving.retrieval.documents import (
+    Columns,
     Document,
     DocumentSource,
     NamedRecords,
@@ -98,10 +99,7 @@ class Source:
 def read_source(
     documents: DocumentSource,
     embeddings: EmbeddingSource | None = None,
-    *,
-    text_column: str = "text",
-    id_column: str | None = None,
-    number_rows: bool = True,
+    columns: Columns | None = None,
 ) -> Source:
     """Find documents, and their embeddings if there are any.
 
@@ -109,24 +107,25 @@ def read_source(
         documents: as for :func:`~embedkit.serving.retrieval.documents.named_records`, or a folder of Parquet.
         embeddings: ``(N, D)`` floats or a ``.npy`` file of them, aligned with the documents by row, or the name of
             the column that contains them. None finds those of `embedkit encode` in Parquet.
-        text_column: column of the text.
-        id_column: column of the id.
-        number_rows: False rejects documents without ids instead of numbering them.
+        columns: the columns of texts, ids and metadata.
 
     Raises:
-        InputError: ``embeddings`` has none of these forms.
+        InputError: ``embeddings`` has none of these forms, or some documents are to be left out of embedded ones.
         DataError: a file is missing or is not an array of floats.
         MissingExtraError: the source is Parquet and pyarrow is not installed.
     """
+    chosen = columns or Columns()
 
     def read(records: NamedRecords) -> Iterator[Document]:
-        return to_documents(records, text_column=text_column, id_column=id_column, number_rows=number_rows)
+        return to_documents(records, chosen)
 
     if _is_remote_folder(documents):
         documents = open_store(str(documents)).fetch()
     column, shards = _column(embeddings), None
     if _is_parquet(documents):
         shards = require("embedkit.serving.retrieval.shards", extra="bulk").Shards.open(documents, column)
+    if chosen.skip_empty and (embeddings is not None or (shards is not None and shards.column)):
+        raise InputError("skip_empty: every row has an embedding; filter the documents before they are embedded")
     if embeddings is not None and column is None:
         array = _array(embeddings)
         records = named_records(documents) if shards is None else shards.records()

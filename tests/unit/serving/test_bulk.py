@@ -20,7 +20,7 @@ from embedkit.extras import require
 pa = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
 
-from embedkit.serving.bulk import BulkEncoding, engines  # noqa: E402
+from embedkit.serving.bulk import BulkEncoding, engines, parquet_input  # noqa: E402
 from embedkit.serving.bulk.parquet_input import cut_into_shards, find_inputs, read_shard  # noqa: E402
 from embedkit.serving.bulk.shard_encoder import ShardEncoder  # noqa: E402
 
@@ -131,7 +131,7 @@ def test_shards_cross_row_groups_but_no_files(pages: Path) -> None:
         (3, 0, 3),
     ]
     for size in (1, 7, 10, 24, 100):
-        read = [read_shard(shard, ["id"]) for shard in cut_into_shards(inputs, size)]
+        read = [read_shard(shard, pa.schema([("id", pa.int64())])) for shard in cut_into_shards(inputs, size)]
         assert pa.concat_tables(read)["id"].to_pylist() == [*range(25), *range(3)]
 
 
@@ -336,12 +336,80 @@ def test_invalid_options_are_refused_before_anything_is_written(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["pages"]
 
 
-def test_inputs_have_the_same_columns_and_are_parquet(toy_bundle: Path, pages: Path) -> None:
-    parquet.write_table(pa.table({"text": ["a"]}), pages / "z.parquet")
-    with pytest.raises(
-        DataError, match=r"z.parquet has other columns than .*a.parquet: text string; not id int64"
-    ):
-        find_inputs(pages)
+def test_files_may_differ_in_order_width_and_presence_of_columns(toy_bundle: Path, tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    narrow = pa.table({"text": ["a"], "n": pa.array([1], pa.int32()), "x": pa.nulls(1)})
+    wide = pa.table({"x": ["b"], "text": pa.array(["b"], pa.large_string()), "n": pa.array([2], pa.int64())})
+    for number, table in enumerate([narrow, wide, pa.table({"text": ["c"], "y": [True]})]):
+        parquet.write_table(table, tmp_path / "in" / f"{number}.parquet")
+    BulkEncoding.prepare(tmp_path / "in", tmp_path / "out", model=toy_bundle).run()
+    rows = [
+        row
+        for file in sorted((tmp_path / "out").glob("*.parquet"))
+        for row in parquet.read_table(file).to_pylist()
+    ]
+    assert [{name: row[name] for name in ("text", "n", "x", "y")} for row in rows] == [
+        {"text": "a", "n": 1, "x": None, "y": None},
+        {"text": "b", "n": 2, "x": "b", "y": None},
+        {"text": "c", "n": None, "x": None, "y": True},
+    ]
+
+
+def test_columns_without_a_common_type_are_named_and_can_be_left_out(toy_bundle: Path, tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    parquet.write_table(pa.table({"text": ["a"], "n": [1]}), tmp_path / "in" / "0.parquet")
+    parquet.write_table(pa.table({"text": ["b"], "n": ["x"]}), tmp_path / "in" / "1.parquet")
+    with pytest.raises(DataError, match=r"the column 'n' is int64 in .*0.parquet and string in .*1.parquet"):
+        BulkEncoding.prepare(tmp_path / "in", tmp_path / "out", model=toy_bundle)
+    encoding = BulkEncoding.prepare(tmp_path / "in", tmp_path / "out", model=toy_bundle, columns=["text"])
+    assert encoding.run() == 2
+
+
+def test_a_column_named_twice_is_refused(toy_bundle: Path, tmp_path: Path) -> None:
+    table = pa.Table.from_arrays([pa.array(["a"])] * 2, names=["text", "text"])
+    parquet.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(DataError, match=r"a.parquet has two columns 'text'"):
+        BulkEncoding.prepare(tmp_path / "a.parquet", tmp_path / "out", model=toy_bundle)
+
+
+def test_folders_with_hives_names_are_columns(toy_bundle: Path, tmp_path: Path) -> None:
+    for year, lang in [(2023, "en"), (2024, "de%2Dat"), (2024, "__HIVE_DEFAULT_PARTITION__")]:
+        folder = tmp_path / "in" / f"year={year}" / f"lang={lang}"
+        folder.mkdir(parents=True)
+        parquet.write_table(pa.table({"text": [f"{year} {lang}"]}), folder / "0.parquet")
+    BulkEncoding.prepare(tmp_path / "in", tmp_path / "out", model=toy_bundle).run()
+    rows = [
+        row
+        for file in sorted((tmp_path / "out").glob("*.parquet"))
+        for row in parquet.read_table(file).to_pylist()
+    ]
+    assert sorted((row["text"], row["year"], row["lang"]) for row in rows) == [
+        ("2023 en", 2023, "en"),
+        ("2024 __HIVE_DEFAULT_PARTITION__", 2024, None),
+        ("2024 de%2Dat", 2024, "de-at"),
+    ]
+
+
+def test_a_single_folder_with_hives_name_is_a_column(toy_bundle: Path, tmp_path: Path) -> None:
+    (tmp_path / "in" / "lang=en").mkdir(parents=True)
+    parquet.write_table(pa.table({"text": ["a"]}), tmp_path / "in" / "lang=en" / "0.parquet")
+    encoding = BulkEncoding.prepare(tmp_path / "in", tmp_path / "out", model=toy_bundle, columns=["lang"])
+    encoding.run()
+    assert parquet.read_table(tmp_path / "out" / "shard-000000.parquet")["lang"].to_pylist() == ["en"]
+
+
+def test_a_shard_that_would_fill_the_memory_is_refused(toy_bundle: Path, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(parquet_input, "_LARGEST_SHARD", 10_000)
+    parquet.write_table(pa.table({"text": ["a" * 1000] * 1000}), tmp_path / "a.parquet")
+    encoding = BulkEncoding.prepare(tmp_path / "a.parquet", tmp_path / "out", model=toy_bundle)
+    with pytest.raises(DataError, match=r"a.parquet: 512 rows hold more than 0 GiB; use a smaller rows_per_shard"):
+        encoding.cost()
+
+
+def test_inputs_are_parquet_with_texts(toy_bundle: Path, pages: Path) -> None:
+    parquet.write_table(pa.table({"id": [1]}), pages / "z.parquet")
+    with pytest.raises(DataError, match=r"z.parquet: there is no column 'text', unlike in .*a.parquet"):
+        BulkEncoding.prepare(pages, pages.parent / "out", model=toy_bundle)
     (pages / "z.parquet").write_bytes(b"no Parquet")
     with pytest.raises(DataError, match=r"z.parquet is not a readable Parquet file"):
         find_inputs(pages)

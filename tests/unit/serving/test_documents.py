@@ -1,11 +1,19 @@
 from __future__ import annotations
 
+import datetime as dt
+import decimal
 import json
+import uuid
 
+import numpy as np
 import pytest
 
 from embedkit.errors import DataError, InputError
-from embedkit.serving.retrieval.documents import Document, read_documents
+from embedkit.serving.retrieval.documents import Columns, Document, named_records, to_documents
+
+
+def read_documents(source, **columns):
+    return to_documents(named_records(source), Columns(**columns))
 
 
 def write(path, content):
@@ -20,14 +28,12 @@ def test_json_lines_with_ids_and_metadata(tmp_path):
 
 def test_rows_are_ids_if_there_are_none(tmp_path):
     path = write(tmp_path / "d.jsonl", '{"body": "a"}\n{"body": "b"}\n')
-    assert [document.id for document in read_documents(str(path), text_column="body")] == ["0", "1"]
+    assert [document.id for document in read_documents(str(path), text="body")] == ["0", "1"]
 
 
 def test_columns_are_chosen(tmp_path):
     path = write(tmp_path / "d.jsonl", '{"_id": "q", "id": 3, "title": "t", "text": "a"}\n')
-    assert list(read_documents(path, text_column="title", id_column="_id")) == [
-        Document("q", "t", {"id": 3, "text": "a"})
-    ]
+    assert list(read_documents(path, text="title", id="_id")) == [Document("q", "t", {"id": 3, "text": "a"})]
 
 
 def test_csv_with_a_line_break_in_a_text(tmp_path):
@@ -37,7 +43,7 @@ def test_csv_with_a_line_break_in_a_text(tmp_path):
 
 def test_tsv_by_position(tmp_path):
     path = write(tmp_path / "d.tsv", 'd1\ta "quoted text\nd2\tb\n')
-    assert list(read_documents(path, text_column="text2", id_column="text1")) == [
+    assert list(read_documents(path, text="text2", id="text1")) == [
         Document("d1", 'a "quoted text'),
         Document("d2", "b"),
     ]
@@ -130,3 +136,59 @@ def test_an_error_of_the_iterator_is_not_a_write_error():
 def test_reading_is_lazy(tmp_path):
     path = write(tmp_path / "d.jsonl", json.dumps({"text": "a"}) + "\nnot JSON\n")
     assert next(read_documents(path)) == Document("0", "a")
+
+
+NUMPY = {"n": np.int64(3), "x": np.float32(0.5), "yes": np.bool_(True), "rows": np.arange(2), "s": np.str_("a")}
+
+
+@pytest.mark.parametrize(
+    ("value", "stored"),
+    [
+        (dt.datetime(2024, 5, 1, 12, 30, tzinfo=dt.UTC), "2024-05-01T12:30:00+00:00"),
+        (dt.date(2024, 5, 1), "2024-05-01"),
+        (dt.time(12, 30), "12:30:00"),
+        (np.datetime64("2024-05-01T12:30"), "2024-05-01T12:30"),
+        (decimal.Decimal("12.50"), 12.5),
+        (decimal.Decimal(7), 7),
+        (uuid.UUID(int=1), "00000000-0000-0000-0000-000000000001"),
+        (NUMPY, {"n": 3, "x": 0.5, "yes": True, "rows": [0, 1], "s": "a"}),
+        ((1, None, [2.5]), [1, None, [2.5]]),
+    ],
+)
+def test_metadata_become_json(value, stored):
+    assert list(read_documents([{"text": "a", "v": value}])) == [Document("0", "a", {"v": stored})]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        b"x",
+        float("nan"),
+        np.float32("inf"),
+        np.datetime64("NaT"),
+        decimal.Decimal("0.1234567890123456789"),
+        object(),
+        {1},
+    ],
+)
+def test_values_without_json_name_their_field_and_the_way_out(value):
+    with pytest.raises(DataError, match=r"document 2: price is .*, which JSON does not have; .* metadata_columns"):
+        list(read_documents([{"text": "a"}, {"text": "b", "price": value}]))
+    with pytest.raises(DataError, match=r"document 1: price\.net is"):
+        list(read_documents([{"text": "a", "price": {"net": value}}]))
+    kept = {"text": "b", "price": value, "n": 1}
+    assert list(read_documents([kept], metadata=["n"])) == [Document("0", "b", {"n": 1})]
+
+
+def test_columns_of_metadata_must_exist():
+    with pytest.raises(DataError, match="there is no column 'm' among text, n; name it with metadata_columns"):
+        list(read_documents([{"text": "a", "n": 1}], metadata=["m"]))
+
+
+@pytest.mark.parametrize("empty", ["", " \n", None, float("nan")])
+def test_documents_without_text_are_refused_or_left_out(empty, caplog):
+    records = [{"text": "a"}, {"text": empty}, {"text": "b"}]
+    with pytest.raises(DataError, match="document 2: "):
+        list(read_documents(records))
+    assert list(read_documents(records, skip_empty=True)) == [Document("0", "a"), Document("2", "b")]
+    assert caplog.messages == ["left out 1 documents without text"]

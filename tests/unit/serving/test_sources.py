@@ -211,3 +211,24 @@ def test_an_encoder_of_several_processes_gets_several_chunks_at_once(tmp_path, e
     several = Collection.build(ROWS, encoder=encoder, path=tmp_path / "several")
     assert [len(call) for call in encoder.calls] == [60, 60, 30]
     np.testing.assert_array_equal(several.sample(1000)[1], one.sample(1000)[1])
+
+
+def test_folders_of_parquet_as_people_have_them(tmp_path, encoder):
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    for lang, table in [
+        ("en", arrow.table({"text": ["a"], "n": arrow.array([1], arrow.int32())})),
+        ("de", arrow.table({"n": arrow.array([None], arrow.int64()), "text": ["b"]})),
+        ("fr", arrow.table({"text": ["c"]})),
+    ]:
+        (tmp_path / "in" / f"lang={lang}").mkdir(parents=True)
+        parquet.write_table(table, tmp_path / "in" / f"lang={lang}" / "0.parquet")
+    collection = Collection.build(tmp_path / "in", encoder=encoder, path=tmp_path / "idx")
+    found = sorted((hit.text, hit.metadata["lang"], hit.metadata["n"]) for hit in collection.search("a"))
+    assert found == [("a", "en", 1), ("b", "de", None), ("c", "fr", None)]
+    assert [hit.text for hit in collection.search("a", filter={"lang": "de"})] == ["b"]
+
+
+def test_rows_to_leave_out_of_embedded_ones_are_refused(tmp_path, encoder, embedded):
+    refused(
+        tmp_path, InputError, "skip_empty: ", ["a"] * len(embedded), encoder, embeddings=embedded, skip_empty=True
+    )
