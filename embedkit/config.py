@@ -64,7 +64,7 @@ def load_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
         ConfigError: the file is missing, unreadable or not TOML; names the line.
     """
     try:
-        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        return _parse_toml(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"there is no file {path}") from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
@@ -139,9 +139,16 @@ def lay_over(mapping: Mapping[str, Any], path: str, value: Any) -> dict[str, Any
     return {**mapping, key: lay_over(table, rest, value)}
 
 
+def _parse_toml(text: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except RecursionError as error:
+        raise tomllib.TOMLDecodeError("values are nested too deeply") from error
+
+
 def _parse_value(text: str) -> Any:
     try:
-        return tomllib.loads(f"value = {text}")["value"]
+        return _parse_toml(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         return text
 

@@ -17,7 +17,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, Protocol, TextIO, cast
 
 from embedkit import __version__
 from embedkit.errors import EmbedkitError, MissingExtraError
@@ -108,7 +108,7 @@ def command_parser(name: str) -> argparse.ArgumentParser:
 
 def _run(module: CommandModule, command: Command, arguments: argparse.Namespace, flags: Mapping[str, str]) -> int:
     try:
-        with _missing_packages_named(command):
+        with _missing_packages_named(command), contextlib.redirect_stdout(cast(TextIO, _Printed(sys.stdout))):
             code = module.run(arguments)
         sys.stdout.flush()
     except tuple(kind for kind, _ in EXIT_CODES) as error:
@@ -127,7 +127,7 @@ def _report(error: BaseException, flags: Mapping[str, str]) -> None:
     elif isinstance(error, KeyboardInterrupt):
         print("interrupted", file=sys.stderr)
     else:
-        print(f"error: {_in_flags(str(error), flags)}", file=sys.stderr)
+        print(_printable(f"error: {_in_flags(str(error), flags)}"), file=sys.stderr)
 
 
 def _in_flags(message: str, flags: Mapping[str, str]) -> str:
@@ -242,6 +242,26 @@ def _add_common_options(parser: argparse.ArgumentParser) -> None:
 
 # Messages
 
+_CONTROLS = {code: f"\\u{code:04x}" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\t\n"}
+
+
+def _printable(text: str) -> str:
+    """Escape control characters, by which names and texts from files could command a terminal; in JSON's form."""
+    return text.translate(_CONTROLS)
+
+
+class _Printed:
+    """A stream that escapes control characters in everything that is printed to it."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        return self._stream.write(_printable(text))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
 
 @contextlib.contextmanager
 def _messages(*, verbose: bool, quiet: bool) -> Iterator[None]:
@@ -266,7 +286,7 @@ class _MessageFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         text = super().format(record)
-        return text if record.levelno == logging.INFO else f"{record.levelname.lower()}: {text}"
+        return _printable(text if record.levelno == logging.INFO else f"{record.levelname.lower()}: {text}")
 
 
 def _log_warning(message: Warning | str, *_: object, **__: object) -> None:

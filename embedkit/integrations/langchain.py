@@ -37,7 +37,17 @@ class EmbedkitEmbeddings(Embeddings):  # type: ignore[misc]  # LangChain's types
         self, model: str = "tiny-sct", *, truncate_dim: int | None = None, threads: int | None = None
     ) -> None:
         self._encoder = Encoder.load(model, threads=threads)
-        self._truncate_dim = truncate_dim
+        self._model, self._truncate_dim = model, truncate_dim
+
+    @property
+    def model(self) -> str:
+        """The model, as it was given."""
+        return self._model
+
+    @property
+    def dimension(self) -> int:
+        """D, the length of an embedding."""
+        return self._truncate_dim or self._encoder.dimension
 
     def embed_documents(self, texts: list[str]) -> list[list[float]]:
         """Embed documents: N lists of D numbers, unit vectors.

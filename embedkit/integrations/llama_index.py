@@ -3,7 +3,7 @@
     from llama_index.core import Settings
     from embedkit.integrations.llama_index import EmbedkitEmbedding
 
-    Settings.embed_model = EmbedkitEmbedding(model_name="tiny-sct")
+    Settings.embed_model = EmbedkitEmbedding("tiny-sct")
 
 Needs ``pip install llama-index-core``.
 """
@@ -11,9 +11,10 @@ Needs ``pip install llama-index-core``.
 from __future__ import annotations
 
 import asyncio
+import difflib
 from typing import Any
 
-from embedkit.errors import MissingExtraError
+from embedkit.errors import InputError, MissingExtraError
 from embedkit.runtime.encoder import Encoder
 
 try:
@@ -24,20 +25,28 @@ except ImportError as error:
 
 __all__ = ["EmbedkitEmbedding"]
 
+_OF_THE_MODEL = frozenset({"model", "model_name", "threads", "fingerprint"})
+
 
 class EmbedkitEmbedding(BaseEmbedding):  # type: ignore[misc]  # LlamaIndex's types are not available
     """Embeds queries and documents with the model's respective prompts, if any.
 
-    Can be copied, pickled and sent to other processes, which load the model themselves.
+    Can be copied, pickled and sent to other processes, which load the model themselves; the model cannot be
+    changed.
+
+    Args:
+        model: argument of :meth:`embedkit.Encoder.load`: a path, a bundled name or a hub id.
+        settings: the attributes below; ``model_name`` means ``model``.
 
     Attributes:
-        model_name: argument of :meth:`embedkit.Encoder.load`: a path, a bundled name or a hub id.
+        model_name: the model, under LlamaIndex's name.
         embed_batch_size: number of documents that LlamaIndex passes at once, at most 2048.
         truncate_dim: number of leading dimensions to keep; all if None.
         threads: number of threads; if None, all available. Use 1 with ``num_workers``.
         fingerprint: set to the model's fingerprint, so that LlamaIndex's caches distinguish models of equal name.
 
     Raises:
+        InputError: an argument does not exist, or two name different models.
         ModelNotFoundError, ModelError: the model cannot be loaded.
     """
 
@@ -48,10 +57,33 @@ class EmbedkitEmbedding(BaseEmbedding):  # type: ignore[misc]  # LlamaIndex's ty
     fingerprint: str = ""
     _encoder: Encoder = PrivateAttr()
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, model: str | None = None, **settings: Any) -> None:
+        fields = type(self).model_fields
+        for name in settings.keys() - fields.keys():
+            near = difflib.get_close_matches(name, ("model", *fields), n=1)
+            hint = f"did you mean {near[0]}?" if near else f"expected {', '.join(('model', *fields))}"
+            raise InputError(f"EmbedkitEmbedding has no argument {name!r}; {hint}")
+        if model is not None and settings.setdefault("model_name", model) != model:
+            raise InputError(f"expected one model, got {model!r} and {settings['model_name']!r}")
         super().__init__(**settings)
-        self._encoder = Encoder.load(self.model_name, threads=self.threads)
-        self.fingerprint = self._encoder.fingerprint
+        encoder = Encoder.load(self.model_name, threads=self.threads)
+        self.fingerprint = encoder.fingerprint
+        self._encoder = encoder
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _OF_THE_MODEL and getattr(self, "_encoder", None) is not None:
+            raise InputError(f"{name} of a loaded model cannot be changed; create another EmbedkitEmbedding")
+        super().__setattr__(name, value)
+
+    @property
+    def model(self) -> str:
+        """The model, as it was given."""
+        return self.model_name
+
+    @property
+    def dimension(self) -> int:
+        """D, the length of an embedding."""
+        return self.truncate_dim or self._encoder.dimension
 
     @classmethod
     def class_name(cls) -> str:

@@ -12,13 +12,14 @@ Needs ``pip install "embedkit-onnx[bench]"``, or scikit-learn 1.6 or newer.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from embedkit.errors import InputError, MissingExtraError
+from embedkit.errors import EmbedkitError, InputError, MissingExtraError
 from embedkit.protocols import FloatArray
 from embedkit.runtime.encoder import Encoder
 
@@ -76,8 +77,12 @@ class TextEmbedder(TransformerMixin, BaseEstimator):  # type: ignore[misc]  # sc
 
     def get_feature_names_out(self, input_features: object = None) -> npt.NDArray[np.object_]:  # noqa: ARG002
         """Return ``embedding0`` and so on, one name for each of the D dimensions."""
-        width = self.truncate_dim or self._load().dimension
-        return np.array([f"embedding{number}" for number in range(width)], dtype=object)
+        return np.array([f"embedding{number}" for number in range(self.dimension)], dtype=object)
+
+    @property
+    def dimension(self) -> int:
+        """D, the number of features."""
+        return self.truncate_dim or self._load().dimension
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -86,7 +91,14 @@ class TextEmbedder(TransformerMixin, BaseEstimator):  # type: ignore[misc]  # sc
         return tags
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in super().__getstate__().items() if name != "_loaded"}
+        """Return the settings and the model's fingerprint, by which caches notice a replaced model."""
+        state = {name: value for name, value in super().__getstate__().items() if name != "_loaded"}
+        with contextlib.suppress(EmbedkitError):  # a model that is elsewhere can be used there
+            state["_fingerprint"] = self._load().fingerprint
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__({name: value for name, value in state.items() if name != "_fingerprint"})
 
     def _load(self) -> Encoder:
         """Return the model for the current settings."""

@@ -200,3 +200,10 @@ class TestOverrides:
 
     def test_lay_over_takes_any_value_as_it_is(self):
         assert lay_over({"a": {"b": 1}}, "a.c", '"1"') == {"a": {"b": 1, "c": '"1"'}}
+
+
+def test_values_nested_too_deeply_are_a_config_error(tmp_path):
+    (tmp_path / "a.toml").write_text(f"a = {'[' * 100_000}", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"a\.toml is not a readable TOML file: values are nested too deeply"):
+        load_toml(tmp_path / "a.toml")
+    assert apply_overrides({}, ["a=" + "[" * 100_000]) == {"a": "[" * 100_000}

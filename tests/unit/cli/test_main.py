@@ -302,3 +302,20 @@ def test_python_dash_m_is_the_same_command():
 
 def test_unknown_command_names_what_was_typed():
     assert "'trian'" in cli._unknown_command("trian")
+
+
+def test_names_and_texts_cannot_command_the_terminal(monkeypatch, capsys):
+    def run(arguments):
+        print("a name\x1b[31m\x9b2J\ttab\r")
+        print(json.dumps({"name": "\x9b"}, ensure_ascii=False))
+        logging.getLogger("embedkit").warning("\x1b]0;title\x07")
+        raise errors.InputError("there is no \x1b[2J")
+
+    module = types.SimpleNamespace(HELP="h", EXAMPLES="", configure=lambda parser: None, run=run)
+    monkeypatch.setattr(cli, "_load", lambda command: module)
+    assert main(["doctor"]) == 1
+    printed = capsys.readouterr()
+    name, encoded = printed.out.splitlines()
+    assert name == "a name\\u001b[31m\\u009b2J\ttab\\u000d"
+    assert json.loads(encoded) == {"name": "\x9b"}
+    assert printed.err == "warning: \\u001b]0;title\\u0007\nerror: there is no \\u001b[2J\n"

@@ -42,3 +42,10 @@ def test_mistakes_raise_the_same_errors_as_elsewhere(tmp_path):
         EmbedkitEmbeddings(str(tmp_path / "none.onnx"))
     with pytest.raises(InputError):
         EmbedkitEmbeddings().embed_query(7)
+
+
+def test_model_and_dimension_can_be_read():
+    embeddings = EmbedkitEmbeddings("tiny-sct", truncate_dim=8)
+    assert (embeddings.model, embeddings.dimension) == ("tiny-sct", 8)
+    with pytest.raises(AttributeError):
+        embeddings.model = "other.onnx"

@@ -12,7 +12,7 @@ from llama_index.core import Document, VectorStoreIndex
 from llama_index.core.ingestion import IngestionPipeline
 
 from embedkit import Encoder
-from embedkit.errors import ModelNotFoundError
+from embedkit.errors import InputError, ModelNotFoundError
 from embedkit.integrations.llama_index import EmbedkitEmbedding
 
 TEXTS = ["a cat sleeps", "the dog barks", "two cats play"]
@@ -69,3 +69,25 @@ def test_the_cache_of_a_pipeline_distinguishes_models_of_one_path(write_toy_bund
 def test_a_missing_model_raises_the_same_error_as_elsewhere(tmp_path):
     with pytest.raises(ModelNotFoundError):
         EmbedkitEmbedding(model_name=str(tmp_path / "none.onnx"))
+
+
+def test_the_model_has_the_name_that_it_has_elsewhere(write_toy_bundle, tmp_path):
+    path = str(write_toy_bundle(tmp_path / "mine.onnx"))
+    for embedding in (EmbedkitEmbedding(path), EmbedkitEmbedding(model=path), EmbedkitEmbedding(model_name=path)):
+        assert embedding.model == embedding.model_name == path
+        assert embedding.dimension == len(embedding.get_query_embedding("a"))
+    assert EmbedkitEmbedding(path, truncate_dim=5).dimension == 5
+    with pytest.raises(InputError, match="expected one model"):
+        EmbedkitEmbedding(path, model_name="tiny-sct")
+
+
+@pytest.mark.parametrize(("argument", "near"), [("truncate_dims", "truncate_dim"), ("model_names", "model_name")])
+def test_unknown_arguments_are_refused(argument, near):
+    with pytest.raises(InputError, match=f"no argument '{argument}'; did you mean {near}"):
+        EmbedkitEmbedding(**{argument: "mine.onnx"})
+
+
+@pytest.mark.parametrize("name", ["model", "model_name", "threads", "fingerprint"])
+def test_the_model_of_a_live_embedding_cannot_be_changed(embedding, name):
+    with pytest.raises(InputError, match=f"{name} of a loaded model cannot be changed"):
+        setattr(embedding, name, "other.onnx")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 
+import joblib
 import numpy as np
 import pytest
 from sklearn.base import clone
@@ -59,3 +60,20 @@ def test_a_table_is_refused():
     with pytest.raises(InputError, match="a table; give its column of texts"):
         TextEmbedder(threads=1).fit_transform(frame)
     assert TextEmbedder(threads=1).fit_transform(frame["text"]).shape == (6, 384)
+
+
+def test_the_cache_of_a_pipeline_distinguishes_models_of_one_path(write_toy_bundle, tmp_path):
+    path, found = tmp_path / "model.onnx", []
+    for prompts in ({}, {"p": "other words before: "}):
+        write_toy_bundle(path, prompts=prompts)
+        embedder = TextEmbedder(str(path), threads=1, prompt_name="p" if prompts else None)
+        embedder.prompt_name = None
+        found.append(joblib.hash(clone(embedder)))
+        assert joblib.hash(clone(embedder)) == found[-1]
+    assert found[0] != found[1]
+
+
+def test_an_embedder_whose_model_is_elsewhere_can_be_pickled(tmp_path):
+    embedder = pickle.loads(pickle.dumps(TextEmbedder(str(tmp_path / "none.onnx"))))
+    assert embedder.get_params()["model"] == str(tmp_path / "none.onnx")
+    assert TextEmbedder("tiny-sct").dimension == len(TextEmbedder("tiny-sct").get_feature_names_out())
