@@ -305,9 +305,9 @@ def test_unknown_command_names_what_was_typed():
 
 
 def test_names_and_texts_cannot_command_the_terminal(monkeypatch, capsys):
-    def run(arguments):
-        print("a name\x1b[31m\x9b2J\ttab\r")
-        print(json.dumps({"name": "\x9b"}, ensure_ascii=False))
+    def run(_):
+        sys.stdout.write("a name\x1b[31m\x9b2J\ttab\r\n")
+        sys.stdout.write(json.dumps({"name": "\x9b"}, ensure_ascii=False) + "\n")
         logging.getLogger("embedkit").warning("\x1b]0;title\x07")
         raise errors.InputError("there is no \x1b[2J")
 
