@@ -63,6 +63,8 @@ def _flock(path: Path, flags: int, held: contextlib.ExitStack) -> bool:
         raise
     except OSError:
         return False
+    # Closing would not release the lock while a child, started by another thread, still has the descriptor.
+    held.callback(fcntl.flock, descriptor, fcntl.LOCK_UN)
     return True
 
 

@@ -74,7 +74,9 @@ def write_without_end(path: Path, index: str) -> None:
         elif action == "compact":
             collection.compact()
         else:
-            Collection.build(documents(GROUPS, version), encoder=encoder, path=path, index=index, lexical=True)
+            Collection.build(
+                documents(GROUPS, version), encoder=encoder, path=path, index=index, lexical=True, replace=True
+            )
 
 
 def kill_once(path: Path, index: str, chance: random.Random) -> str:

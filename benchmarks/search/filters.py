@@ -169,7 +169,9 @@ def built(folder: Path, kind: str) -> dict[str, Any]:
     documents = ({"id": f"d{n}", "text": str(n), "bucket": int(each), "at": n} for n, each in enumerate(buckets))
     started = time.perf_counter()
     target = folder / f"idx-{kind}"
-    Collection.build(documents, encoder=encoder, path=target, index=kind, embeddings=folder / "rows.npy")
+    Collection.build(
+        documents, encoder=encoder, path=target, index=kind, embeddings=folder / "rows.npy", replace=True
+    )
     return {"build_s": time.perf_counter() - started}
 
 

@@ -30,22 +30,23 @@ def lasting_source(model: str) -> str:
 
 
 def load_collection_model(model: str | None, manifest: Remembered) -> Encoder:
-    """Load the requested model, or the one recorded by the collection: by its path, else by its name.
+    """Load the requested model, or the one recorded by the collection: by its path, else by its bundled name.
+
+    A collection may come from somebody else, so nothing that it records is looked for on a network.
 
     Raises:
         ModelNotFoundError: the model is at none of these places.
     """
     from embedkit.errors import ModelNotFoundError
     from embedkit.runtime.encoder import Encoder
+    from embedkit.runtime.location import bundled_names
 
     if model is not None:
         return Encoder.load(model)
     for source in filter(None, (manifest.source, manifest.model)):
-        try:
+        if Path(source).exists() or source in bundled_names():
             return Encoder.load(source)
-        except ModelNotFoundError:
-            continue
     raise ModelNotFoundError(
-        f"the collection was built with {manifest.model}, which is no longer at {manifest.source}; "
-        "pass its new location with -m MODEL"
+        f"the collection was built with {manifest.model}, from {manifest.source}, which is not on this machine; "
+        "pass its location or its name with -m MODEL"
     )

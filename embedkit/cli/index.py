@@ -45,7 +45,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add.add_argument("-m", "--model", help="the model that built the collection, if it has moved")
     delete = actions.add_parser("delete", help="delete documents by their ids", allow_abbrev=False)
     _configure_collection(delete)
-    delete.add_argument("ids", nargs="+", metavar="ID", help="ids of documents; unknown ids are ignored")
+    delete.add_argument(
+        "ids", nargs="+", metavar="ID", help="ids of documents; unknown ids are counted and otherwise ignored"
+    )
     compact = actions.add_parser(
         "compact", help="reclaim the space of deleted documents, and rebuild the index", allow_abbrev=False
     )
@@ -68,9 +70,12 @@ def run(arguments: argparse.Namespace) -> None:
     counts = "".join(f", {count:,} {name}" for name, count in changes.items())
     size = f", {facts['bytes'] / 1e6:,.1f} MB" if "bytes" in facts else ""
     queries = f", queries by {facts['queries']}" if facts.get("queries") else ""
+    index = facts["index"]
+    if collection.manifest.index not in ("auto", index):
+        index += f" ({collection.manifest.index} as requested from more documents on)"
     print(
         f"{done} {facts['path']}{counts}: {facts['documents']:,} documents, {facts['dimension']} dimensions, "
-        f"index {facts['index']}, model {facts['model']}{queries}{size}"
+        f"index {index}, model {facts['model']}{queries}{size}"
     )
 
 
@@ -90,7 +95,10 @@ def _configure_build(actions: Any) -> None:
         "--output",
         required=True,
         metavar="IDX",
-        help="output folder, which replaces an existing collection; or a new milvus:URI#NAME or qdrant:URL#NAME",
+        help="output folder, or a new milvus:URI#NAME or qdrant:URL#NAME",
+    )
+    build.add_argument(
+        "--replace", action="store_true", help="replace an existing collection in the output folder"
     )
     build.add_argument(
         "--kind",
@@ -156,6 +164,7 @@ def _build(arguments: argparse.Namespace) -> tuple[str, Collection, dict[str, in
             skip_empty=arguments.skip_empty,
             source=lasting_source(model),
             queries_source=arguments.queries and lasting_source(arguments.queries),
+            replace=arguments.replace,
             show_progress_bar=False if arguments.quiet else None,
         )
     return "built", collection, {}
@@ -202,7 +211,9 @@ def _maker_of(documents: str) -> str:
 
 def _delete(arguments: argparse.Namespace) -> tuple[str, Collection, dict[str, int]]:
     collection = _open(arguments)
-    return "changed", collection, {"deleted": collection.delete(arguments.ids)}
+    deleted = collection.delete(arguments.ids)
+    unknown = len(set(arguments.ids)) - deleted
+    return "changed", collection, {"deleted": deleted} | ({"unknown": unknown} if unknown else {})
 
 
 def _compact(arguments: argparse.Namespace) -> tuple[str, Collection, dict[str, int]]:

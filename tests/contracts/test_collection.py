@@ -211,7 +211,6 @@ def test_an_upsert_adds_and_replaces(collection: Collection) -> None:
 
 def test_a_rejected_write_changes_nothing(collection: Collection) -> None:
     for documents, message in [
-        ([], "there are no documents"),
         ([("x", "")], "the text is empty"),
         ([("x", "dog"), ("x", "cat")], "have the same id 'x'"),
         (["no id"], "need ids"),
@@ -221,6 +220,72 @@ def test_a_rejected_write_changes_nothing(collection: Collection) -> None:
             collection.upsert(documents)
     assert len(collection) == 5
     assert collection.get("x") is None
+
+
+def test_no_documents_change_nothing_and_say_so(collection: Collection, caplog: pytest.LogCaptureFixture) -> None:
+    assert collection.upsert([]) == (0, 0)
+    assert len(collection) == 5
+    assert any("no documents to add" in line for line in caplog.messages)
+
+
+def test_an_emptied_collection_has_an_empty_sample(collection: Collection) -> None:
+    collection.delete("abcde"[row] for row in range(5))
+    documents, embeddings = collection.sample(3)
+    assert (documents, embeddings.shape) == ([], (0, 16))
+    assert collection.search("a dog") == []
+
+
+def test_strings_come_in_any_iterable(collection: Collection) -> None:
+    expected = collection.search(["a dog", "red apple"], np.int64(2))
+    for texts in (
+        iter(["a dog", "red apple"]),
+        np.array(["a dog", "red apple"]),
+        {"a dog": 0, "red apple": 1}.keys(),
+        ("a dog", "red apple"),
+    ):
+        assert collection.search(texts, 2) == expected
+    assert collection.encode_queries(text for text in ["a dog"]).shape == (1, 16)
+    assert [found and found.id for found in collection.get(np.array(["a", "z"]))] == ["a", None]
+    assert collection.get(id_ for id_ in ["a"]) == [collection.get("a")]
+
+
+@pytest.mark.parametrize(
+    ("method", "arguments", "options"),
+    [
+        ("get", (1,), {}),
+        ("get", (None,), {}),
+        ("get", ([1],), {}),
+        ("get", (b"a",), {}),
+        ("delete", (1,), {}),
+        ("delete", (None,), {}),
+        ("delete", ({"a": 1},), {}),
+        ("search", (None,), {}),
+        ("search", (1,), {}),
+        ("search", ([1],), {}),
+        ("search", (b"a dog",), {}),
+        ("search", ("a dog", None), {}),
+        ("search", ("a dog", 2.0), {}),
+        ("search", ("a dog", "2"), {}),
+        ("search", ("a dog", True), {}),
+        ("search", ("a dog", -1), {}),
+        ("search", ("a dog",), {"candidates": "50"}),
+        ("search", ("a dog",), {"candidates": 0}),
+        ("search", ("a dog",), {"effort": None}),
+        ("search", ("a dog",), {"effort": "2"}),
+        ("search", ("a dog",), {"filter": ["lang"]}),
+        ("search", ("a dog",), {"filter": []}),
+        ("encode_queries", (1,), {}),
+        ("sample", (0,), {}),
+        ("sample", (None,), {}),
+    ],
+    ids=str,
+)
+def test_wrong_arguments_are_errors_in_words(
+    collection: Collection, method: str, arguments: tuple, options: dict
+) -> None:
+    with pytest.raises(InputError, match="expected"):
+        getattr(collection, method)(*arguments, **options)
+    assert len(collection) == 5
 
 
 def test_a_deletion_returns_the_number_deleted(collection: Collection) -> None:
@@ -452,6 +517,15 @@ def test_true_is_not_one(address: str, encoder: Encoder) -> None:
             )
             assert set(found[20]) == wanted
             assert found[1] == found[20][:1]
+
+
+def test_a_collection_is_not_replaced_by_accident(collection: Collection, address: str, encoder: Encoder) -> None:
+    collection.close()
+    with pytest.raises(CollectionError, match="already"):
+        Collection.build(["new"], encoder=encoder, path=address)
+    with closing(Collection.open(address, encoder=encoder)) as again:
+        assert len(again) == 5
+        assert repr(again).startswith(f"Collection({str(again.path)!r}, documents=5, model='toy'")
 
 
 def test_a_missing_source_is_an_error(address: str) -> None:

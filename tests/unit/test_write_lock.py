@@ -98,3 +98,23 @@ def test_a_killed_process_releases_the_lock(way, tmp_path):
         holder.kill()
     with write_lock(tmp_path):
         pass
+
+
+def test_a_lock_ends_although_a_child_has_inherited_its_descriptor(tmp_path, monkeypatch):
+    pytest.importorskip("fcntl")
+    opened, inherited = os.open, []
+
+    def open_and_inherit(*arguments):
+        descriptor = opened(*arguments)
+        inherited.append(os.dup(descriptor))
+        return descriptor
+
+    monkeypatch.setattr(os, "open", open_and_inherit)
+    try:
+        with write_lock(tmp_path):
+            pass
+        with write_lock(tmp_path):
+            pass
+    finally:
+        for descriptor in inherited:
+            os.close(descriptor)

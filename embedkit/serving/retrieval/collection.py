@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
+import logging
+import operator
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import overload
+from typing import Any, overload
 
 from embedkit.errors import InputError
 from embedkit.protocols import FloatArray, TextEncoder
@@ -14,7 +18,7 @@ from embedkit.serving.retrieval.about import About
 from embedkit.serving.retrieval.cascade import Cascade, Steps, search_embeddings
 from embedkit.serving.retrieval.documents import Columns, Document, DocumentSource
 from embedkit.serving.retrieval.embedding import embed_queries
-from embedkit.serving.retrieval.filters import Filter, parse_filter
+from embedkit.serving.retrieval.filters import Condition, Filter, parse_filter
 from embedkit.serving.retrieval.fusion import Fusion, fusion_of
 from embedkit.serving.retrieval.hits import Hits
 from embedkit.serving.retrieval.index_kinds import AUTO
@@ -24,6 +28,8 @@ from embedkit.serving.retrieval.sources import EmbeddingSource, Source, read_sou
 from embedkit.serving.retrieval.store import MANIFEST, Plan, Store, Upserted, store_class
 
 __all__ = ["Collection", "read_documents_and_embeddings"]
+
+logger = logging.getLogger(__name__)
 
 
 class Collection:
@@ -68,20 +74,21 @@ class Collection:
         skip_empty: bool = False,
         source: str | None = None,
         queries_source: str | None = None,
+        replace: bool = False,
         show_progress_bar: bool | None = None,
     ) -> Collection:
         """Embed documents and write them as a collection.
 
         All documents are read and checked before the first is embedded. Memory use grows only by about 30 bytes
-        per document. An existing collection at ``path`` is replaced at the very end, atomically; on any error it
-        is unchanged.
+        per document. An existing collection at ``path`` is an error unless ``replace``; it is replaced at the very
+        end, atomically, and on any error it is unchanged.
 
         Args:
             documents: path of a ``.jsonl``, ``.csv``, ``.tsv``, ``.txt`` or ``.parquet`` file or of a folder of
                 Parquet files, an iterable of texts, mappings or ``(id, text)`` pairs, or another collection.
                 Embeddings in shards of `embedkit encode` and in collections are reused.
             encoder: embeds the documents, with ``encode_document`` if it has that method.
-            path: the collection's folder: new, empty, or a collection to replace.
+            path: the collection's folder: new, empty, or with ``replace`` a collection.
             queries: another encoder for queries, in the same embedding space: a student of ``encoder``, or of the
                 same teacher. If None, ``encoder`` embeds queries.
             embeddings: existing embeddings of the documents: ``(N, D)`` floats or a ``.npy`` file, aligned by row,
@@ -96,6 +103,7 @@ class Collection:
             skip_empty: leave out records whose text is null or blank, and log their number, instead of an error.
             source: where the encoder can be loaded from, recorded for `embedkit search`.
             queries_source: the same for ``queries``.
+            replace: whether to replace a collection in this folder; in a database, choose an unused name.
             show_progress_bar: None shows progress only on a terminal.
 
         Raises:
@@ -103,7 +111,7 @@ class Collection:
             FingerprintError: ``queries`` and ``encoder`` do not belong together, or the existing embeddings belong
                 to another model.
             InputError: the index does not exist, or an item of an iterable is not a document.
-            CollectionError: ``path`` contains something else, or another process is writing there.
+            CollectionError: ``path`` contains a collection or something else, or another process is writing there.
             ModelError: the encoder does not return unit rows of its dimension.
             MissingExtraError: the index needs FAISS, or ``lexical`` bm25s, which is not installed.
             StorageError: the disk is full or the folder cannot be written.
@@ -120,6 +128,7 @@ class Collection:
             lexical=lexical,
             source=source,
             queries_source=queries_source,
+            replace=replace,
         )
         store = store_class(path).build(os.fspath(path), found, plan, show_progress_bar=show_progress_bar)
         models = Models(encoder, queries)
@@ -179,6 +188,12 @@ class Collection:
         """The content and the models of the collection."""
         return self.store.about
 
+    def __repr__(self) -> str:
+        """The address, and what is there."""
+        about = self.manifest
+        facts = f"documents={about.count}, model={about.model!r}, index={about.index!r}"
+        return f"Collection({str(self.path)!r}, {facts})"
+
     def __len__(self) -> int:
         """Number of documents."""
         return self.store.about.count
@@ -194,8 +209,7 @@ class Collection:
             InputError: an id is not a string.
             CollectionError: a file is damaged.
         """
-        wanted = _checked_ids([ids] if isinstance(ids, str) else ids)
-        found = self.store.get(wanted)
+        found = self.store.get(_checked_ids(ids))
         return found[0] if isinstance(ids, str) else found
 
     def upsert(
@@ -227,11 +241,11 @@ class Collection:
             show_progress_bar: None shows progress only on a terminal.
 
         Returns:
-            the numbers of added and replaced documents.
+            the numbers of added and replaced documents, both 0 if there are no documents.
 
         Raises:
             InputError: the collection was opened without an encoder, or an item of an iterable is not a document.
-            DataError: a document is malformed, empty or without an id, an id is not unique, or there are none.
+            DataError: a document is malformed, empty or without an id, or an id is not unique.
             FingerprintError: the collection was rebuilt with another model, or the existing embeddings belong to
                 another model.
             CollectionError: another process is writing there, or a file is damaged.
@@ -244,6 +258,11 @@ class Collection:
         )
         found = read_documents_and_embeddings(documents, embeddings, columns)
         found.check_maker(encoder)
+        first = next(found.documents, None)
+        if first is None:
+            logger.warning("there are no documents to add to %s; nothing was changed", self.path)
+            return Upserted(0, 0)
+        found = dataclasses.replace(found, documents=itertools.chain([first], found.documents))
         warn_of_mixture(self.path, self.manifest.numerics, found.numerics(encoder))
         return self.store.upsert(found, encoder, merge=merge, show_progress_bar=show_progress_bar)
 
@@ -258,8 +277,7 @@ class Collection:
             CollectionError: another process is writing there, or a file is damaged.
             StorageError: the disk is full or the folder cannot be written.
         """
-        wanted = _checked_ids([ids] if isinstance(ids, str) else ids)
-        return self.store.delete(wanted)
+        return self.store.delete(_checked_ids(ids))
 
     def merge(self) -> bool:
         """Merge small segments left by upserts, if any, concurrently with readers and writers.
@@ -369,14 +387,17 @@ class Collection:
             CollectionError: a file is damaged.
         """
         cascade = Cascade(
-            fusion=fusion_of(hybrid), reranker=checked_reranker(rerank), candidates=candidates, effort=effort
+            fusion=fusion_of(hybrid),
+            reranker=checked_reranker(rerank),
+            candidates=None if candidates is None else _checked_count("candidates", candidates),
+            effort=_checked_effort(effort),
         )
         found = cascade.search(
             self.store.view(),
-            [query] if isinstance(query, str) else query,
-            k,
+            _texts(query, "queries"),
+            _checked_count("k", k),
             encoder=self._queries_encoder(),
-            conditions=parse_filter(filter or {}),
+            conditions=_conditions(filter),
         )
         return found[0] if isinstance(query, str) else found
 
@@ -409,8 +430,14 @@ class Collection:
         Raises:
             InputError: the filter is malformed; the generator raises further errors, as :meth:`search` does.
         """
-        cascade = Cascade(fusion=fusion_of(hybrid), candidates=candidates, effort=effort)
-        return cascade.steps(self.store.view(), [query], k, parse_filter(filter or {}), rerank=rerank)
+        cascade = Cascade(
+            fusion=fusion_of(hybrid),
+            candidates=None if candidates is None else _checked_count("candidates", candidates),
+            effort=_checked_effort(effort),
+        )
+        return cascade.steps(
+            self.store.view(), [query], _checked_count("k", k), _conditions(filter), rerank=rerank
+        )
 
     def encode_queries(self, queries: Sequence[str]) -> FloatArray:
         """Embed queries with the collection's query model, with ``encode_query`` if it has that method.
@@ -421,7 +448,7 @@ class Collection:
         Raises:
             InputError: a query is not a string, or the collection was opened without an encoder.
         """
-        return embed_queries(queries, self._queries_encoder())
+        return embed_queries(_texts(queries, "queries"), self._queries_encoder())
 
     def search_embeddings(
         self, embeddings: FloatArray, k: int = 10, *, filter: Filter | None = None, effort: float = 1.0
@@ -439,7 +466,13 @@ class Collection:
                 is invalid.
             CollectionError: a file is damaged.
         """
-        return search_embeddings(self.store.view(), embeddings, k, parse_filter(filter or {}), effort=effort)
+        return search_embeddings(
+            self.store.view(),
+            embeddings,
+            _checked_count("k", k),
+            _conditions(filter),
+            effort=_checked_effort(effort),
+        )
 
     def sample(self, most: int) -> tuple[list[Document], FloatArray]:
         """Return documents and their embeddings, evenly spaced over the collection.
@@ -453,7 +486,7 @@ class Collection:
         Raises:
             CollectionError: a file is damaged.
         """
-        return self.store.sample(most)
+        return self.store.sample(_checked_count("the number of documents", most))
 
     def verify(self) -> None:
         """Read every file of the collection and compare its checksum with the manifest.
@@ -508,9 +541,47 @@ def _place(path: str | os.PathLike[str]) -> Path | str:
     return Path(path) if is_folder else os.fspath(path)
 
 
-def _checked_ids(ids: Iterable[str]) -> list[str]:
-    checked = list(ids)
+def _texts(texts: Any, what: str) -> list[Any]:
+    """Return one or several strings as a list; the items are not checked.
+
+    Raises:
+        InputError: it is neither a string nor an iterable of them.
+    """
+    if isinstance(texts, str):
+        return [texts]
+    if isinstance(texts, (bytes, Mapping)) or not isinstance(texts, Iterable):
+        raise InputError(f"expected strings as {what}, got {type(texts).__name__} {texts!r:.80}")
+    return list(texts)
+
+
+def _checked_ids(ids: Any) -> list[str]:
+    checked = _texts(ids, "ids")
     for id_ in checked:
         if not isinstance(id_, str):
             raise InputError(f"expected strings as ids, got {type(id_).__name__} {id_!r:.80}")
     return checked
+
+
+def _checked_count(name: str, count: Any) -> int:
+    """Return a number of documents as an int, from any kind of integer."""
+    try:
+        checked = operator.index(count)
+    except TypeError:
+        raise InputError(f"expected an integer as {name}, got {type(count).__name__} {count!r:.80}") from None
+    if checked < 1 or isinstance(count, bool):
+        raise InputError(f"expected {name} of at least 1, got {count}")
+    return checked
+
+
+def _checked_effort(effort: Any) -> float:
+    """Return an effort as a float; stores check its range."""
+    if isinstance(effort, (bool, str, bytes)):
+        raise InputError(f"expected a number as effort, got {effort!r:.80}")
+    try:
+        return float(effort)
+    except (TypeError, ValueError):
+        raise InputError(f"expected a number as effort, got {type(effort).__name__}") from None
+
+
+def _conditions(filter: Filter | None) -> list[Condition]:
+    return [] if filter is None else parse_filter(filter)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, Self
 
-from embedkit.errors import CollectionBusyError
+from embedkit.errors import CollectionBusyError, CollectionError
 from embedkit.protocols import FloatArray, TextEncoder
 from embedkit.runtime.child import Child
 from embedkit.serving.retrieval import writer
@@ -25,7 +25,7 @@ from embedkit.serving.retrieval.models import Models
 from embedkit.serving.retrieval.segment import Segment, has_columns, words_module
 from embedkit.serving.retrieval.snapshot import Snapshot
 from embedkit.serving.retrieval.sources import Maker, Source
-from embedkit.serving.retrieval.store import Plan, Upserted
+from embedkit.serving.retrieval.store import MANIFEST, Plan, Upserted
 
 __all__ = ["FolderStore"]
 
@@ -55,14 +55,19 @@ class FolderStore:
 
     @classmethod
     def build(cls, address: str, source: Source, plan: Plan, *, show_progress_bar: bool | None) -> Self:
-        """Write documents into a folder; an existing collection is replaced at the end, atomically.
+        """Write documents into a folder; with ``plan.replace``, an existing collection is replaced at the end.
 
         Raises:
-            CollectionError: the folder contains something else, or another process is writing there.
+            CollectionError: the folder contains a collection or something else, or another process writes there.
             MissingExtraError: the index or lexical search needs a package that is not installed.
         """
         _check_kinds(plan.index, lexical=plan.lexical)
         folder = Path(address)
+        if not plan.replace and (folder / MANIFEST).is_file():
+            raise CollectionError(
+                f"there is a collection at {folder} already: add to it with `embedkit index add` or "
+                "Collection.upsert, or build with --replace (in Python, replace=True)"
+            )
         with claim(folder) as generations:
             writer.build(folder, next(generations), source, plan, show_progress_bar=show_progress_bar)
         return cls.open(address, Models(plan.encoder, plan.queries))

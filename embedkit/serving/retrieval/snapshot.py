@@ -261,7 +261,7 @@ class Snapshot:
 
     def sample(self, most: int) -> tuple[list[Document], FloatArray]:
         """Return evenly spaced documents and their embeddings: see :meth:`Collection.sample`."""
-        alive = np.concatenate([part.start + _rows(part) for part in self._parts])
+        alive = np.concatenate([np.empty(0, np.int64), *(part.start + _rows(part) for part in self._parts)])
         chosen = alive[np.unique(np.linspace(0, len(alive) - 1, min(most, len(alive))).round().astype(np.int64))]
         found = [np.empty((0, self.manifest.dimension), np.float32)]
         for part in self._parts:

@@ -55,6 +55,7 @@ class Plan:
         lexical: whether to index words, too.
         source: where the encoder can be loaded from.
         queries_source: the same for ``queries``.
+        replace: whether to replace an existing collection, where the store can do so atomically.
     """
 
     encoder: TextEncoder
@@ -63,6 +64,7 @@ class Plan:
     lexical: bool
     source: str | None
     queries_source: str | None
+    replace: bool = False
 
 
 class Selected(Protocol):

@@ -66,7 +66,7 @@ def test_documents_are_added_replaced_and_deleted(tmp_path, documents, toy_bundl
     assert main(["index", "add", str(new), index, "--text-column", "body", "--id-column", "key"]) == 0
     assert f"changed {index}, 1 added, 1 replaced: 3 documents" in capsys.readouterr().out
     assert main(["index", "delete", index, "a", "nobody"]) == 0
-    assert f"changed {index}, 1 deleted: 2 documents" in capsys.readouterr().out
+    assert f"changed {index}, 1 deleted, 1 unknown: 2 documents" in capsys.readouterr().out
     assert main(["index", "compact", index, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["documents"] == 2
     assert main(["index", "verify", index]) == 0
@@ -149,3 +149,12 @@ def write_parquet(path):
     from pyarrow import parquet
 
     parquet.write_table(pa.Table.from_pylist(ROWS), path)
+
+
+def test_an_existing_collection_is_replaced_on_request_only(tmp_path, documents, toy_bundle, capsys):
+    assert build(documents, toy_bundle, tmp_path / "idx") == 0
+    assert build(documents, toy_bundle, tmp_path / "idx") == 1
+    error = capsys.readouterr().err
+    assert "`embedkit index add`" in error
+    assert "--replace" in error
+    assert build(documents, toy_bundle, tmp_path / "idx", "--replace") == 0

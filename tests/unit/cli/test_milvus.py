@@ -38,7 +38,7 @@ def test_from_documents_to_hits(
     assert main(["search", address, "red apple", "--filter", '{"lang": "de"}', "-q"]) == 0
     assert capsys.readouterr().out.split()[2:] == ["b", "the", "sea"]
     assert main(["index", "delete", address, "a", "nobody"]) == 0
-    assert "1 deleted: 2 documents" in capsys.readouterr().out
+    assert "1 deleted, 1 unknown: 2 documents" in capsys.readouterr().out
 
 
 def test_words_and_two_models(

@@ -73,7 +73,7 @@ def test_another_model_is_refused(index, tmp_path, write_toy_bundle, capsys):
 def test_a_filter_is_json(index, bundle, tmp_path, capsys):
     Collection.build(
         [{"text": "a good dog", "year": 1999}, {"text": "snow", "year": 2024}],
-        encoder=Encoder.load(bundle), path=index, source=str(bundle),
+        encoder=Encoder.load(bundle), path=index, replace=True, source=str(bundle),
     )  # fmt: skip
     assert main(["search", index, "a good dog", "--filter", '{"year": {"gte": 2020}}']) == 0
     assert capsys.readouterr().out.split()[-1] == "snow"
@@ -143,3 +143,18 @@ def test_a_misspelt_field_is_reported_in_one_line(bundle, tmp_path, capsys):
     assert "warning: no hits: no document meets the filter\n" in error
     assert main([*search, "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)["warnings"]) == 2
+
+
+@pytest.mark.parametrize("source", ["stranger/model", "s3://stranger/model.onnx"])
+def test_a_collection_cannot_cause_calls_to_a_network(tmp_path, bundle, capsys, monkeypatch, source):
+    index = tmp_path / "idx"
+    Collection.build(["bees"], encoder=Encoder.load(bundle), path=index, source=source)
+
+    def load(name, *_, **__):
+        pytest.fail(f"{name} would be fetched")
+
+    monkeypatch.setattr(Encoder, "load", load)
+    (tmp_path / "new.jsonl").write_text('{"id": "a", "text": "ants"}\n')
+    for line in (["search", str(index), "bees"], ["index", "add", str(tmp_path / "new.jsonl"), str(index)]):
+        assert main(line) == 1
+        assert "with -m MODEL" in capsys.readouterr().err

@@ -231,7 +231,7 @@ def test_an_encoder_that_breaks_its_contract(tmp_path, encoder, monkeypatch, spo
 
 
 def test_a_collection_is_replaced_whole(collection, encoder, kind):
-    replaced = Collection.build(["new"], encoder=encoder, path=collection.path, index=kind)
+    replaced = Collection.build(["new"], encoder=encoder, path=collection.path, index=kind, replace=True)
     assert {path.name for path in collection.path.iterdir()} == {"manifest.json", "generation-000002"}
     assert len(replaced) == len(Collection.open(collection.path, encoder=encoder)) == 1
     # Readers that still have the old one open continue to read it.
@@ -240,14 +240,14 @@ def test_a_collection_is_replaced_whole(collection, encoder, kind):
 
 
 def test_another_model_may_build_over_it(collection, other_encoder):
-    Collection.build(["new"], encoder=other_encoder, path=collection.path)
+    Collection.build(["new"], encoder=other_encoder, path=collection.path, replace=True)
     assert Collection.open(collection.path, encoder=other_encoder).search("new")[0].id == "0"
 
 
 def test_files_of_others_beside_a_collection_stay(collection, encoder):
     (collection.path / "README").write_text("mine")
     (collection.path / "generation-notes").mkdir()
-    Collection.build(["new"], encoder=encoder, path=collection.path)
+    Collection.build(["new"], encoder=encoder, path=collection.path, replace=True)
     assert (collection.path / "README").read_text() == "mine"
     assert (collection.path / "generation-notes").is_dir()
 
@@ -279,12 +279,12 @@ def test_a_collection_may_be_built_from_itself(collection, encoder):
     def texts():
         yield from (hit.text for hit in collection.search("tea", k=2))
 
-    assert len(Collection.build(texts(), encoder=encoder, path=collection.path)) == 2
+    assert len(Collection.build(texts(), encoder=encoder, path=collection.path, replace=True)) == 2
 
 
 def test_a_generation_may_change_while_it_is_opened(collection, encoder, monkeypatch):
     old = collection_module.Manifest.read(collection.path)
-    Collection.build(["new"], encoder=encoder, path=collection.path)
+    Collection.build(["new"], encoder=encoder, path=collection.path, replace=True)
     manifests = iter([old])
     read = collection_module.Manifest.read
     monkeypatch.setattr(collection_module.Manifest, "read", lambda folder: next(manifests, None) or read(folder))
@@ -313,12 +313,12 @@ def test_an_interrupted_build_leaves_the_old_collection(collection, encoder, mon
     before = snapshot(collection.path)
     interruption = Interruption(encoder, error)
     with pytest.raises(type(error)):
-        Collection.build(["first", "second"], encoder=encoder, path=collection.path)
+        Collection.build(["first", "second"], encoder=encoder, path=collection.path, replace=True)
     kept = {path: content for path, content in snapshot(collection.path).items() if path.parts[0] != ".unfinished"}
     assert kept == before
     interruption.error = None
     encoder_calls = len(encoder.calls)
-    assert len(Collection.build(["first", "second"], encoder=encoder, path=collection.path)) == 2
+    assert len(Collection.build(["first", "second"], encoder=encoder, path=collection.path, replace=True)) == 2
     assert encoder.calls[encoder_calls:] == [["second"]]
     assert not (collection.path / ".unfinished").exists()
 
@@ -328,7 +328,7 @@ def test_a_permanent_error_keeps_nothing(collection, encoder, monkeypatch):
     Interruption(encoder, ModelError("wrong"))
     before = snapshot(collection.path)
     with pytest.raises(ModelError):
-        Collection.build(["first", "second"], encoder=encoder, path=collection.path)
+        Collection.build(["first", "second"], encoder=encoder, path=collection.path, replace=True)
     assert snapshot(collection.path) == before
 
 
@@ -352,7 +352,7 @@ def test_a_full_disk_leaves_the_old_collection(collection, encoder, kind, monkey
 
     monkeypatch.setattr(Path, "open", open_on_a_full_disk)
     with pytest.raises(StorageError, match="No space left") as caught:
-        Collection.build(["new"], encoder=encoder, path=collection.path, index=kind)
+        Collection.build(["new"], encoder=encoder, path=collection.path, index=kind, replace=True)
     assert caught.value.errno == errno.ENOSPC
     assert str(collection.path) in str(caught.value)
     assert snapshot(collection.path) == before

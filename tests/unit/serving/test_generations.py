@@ -70,7 +70,7 @@ elif moment == "old one half removed":
         die()
     shutil.os.unlink = die_after_one
 
-Collection.build(texts(), encoder=encoder, path=path)
+Collection.build(texts(), encoder=encoder, path=path, replace=True)
 """
 
 KEEPS_OLD = [
@@ -108,7 +108,7 @@ def test_a_kill_leaves_the_old_or_the_new_collection(tmp_path, encoder, document
     assert len(survivor) == (len(documents) if moment in KEEPS_OLD else 2)
     assert survivor.search("tea", k=1)[0].text in ("tea", "first text", "second text")
 
-    Collection.build(["again"], encoder=encoder, path=path)
+    Collection.build(["again"], encoder=encoder, path=path, replace=True)
     assert sorted(entry.name for entry in path.iterdir())[1:] == ["manifest.json"]
     assert encoder.calls[-1] == ["again"]
     assert len(Collection.open(path, encoder=encoder)) == 1
@@ -119,7 +119,7 @@ def test_a_killed_first_build_can_be_repeated(tmp_path, encoder, moment):
     path = tmp_path / "idx"
     build_and_die(path, moment)
     assert list(path.iterdir())
-    Collection.build(["again"], encoder=encoder, path=path)
+    Collection.build(["again"], encoder=encoder, path=path, replace=True)
     assert sorted(entry.name for entry in path.iterdir()) == ["generation-000001", "manifest.json"]
 
 

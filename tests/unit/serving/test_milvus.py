@@ -237,14 +237,13 @@ def test_a_dropped_collection_is_gone(collection: Collection, uri: str) -> None:
 @pytest.mark.parametrize(
     ("documents", "words"),
     [
-        ([], "there are no documents"),
         ([("x", "")], "the text is empty"),
         ([("x" * 600, "dog")], "the id of document x+ has 600 bytes; Milvus takes 512"),
         ([("x", "é" * 40_000)], "the text of document x has 80,000 bytes; Milvus takes 65,535"),
         ([{"id": "x", "text": "dog", "at": {1, 2}}], "the metadata of document x is not JSON"),
         ([{"id": "x", "text": "dog", "at": float("nan")}], "the metadata of document x is not JSON"),
     ],
-    ids=["none", "empty", "id", "text", "set", "nan"],
+    ids=["empty", "id", "text", "set", "nan"],
 )
 def test_impossible_documents_are_named(unchanged: Collection, documents: list, words: str) -> None:
     with pytest.raises(DataError, match=words):

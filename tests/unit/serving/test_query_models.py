@@ -141,7 +141,7 @@ def test_a_student_of_another_width_is_refused(tmp_path, encoder):
 
 def test_a_collection_rebuilt_for_strangers_is_seen(pair, student, other_encoder):
     opened = Collection.open(pair.path, queries=student)
-    Collection.build(DOCUMENTS, encoder=other_encoder, path=pair.path)
+    Collection.build(DOCUMENTS, encoder=other_encoder, path=pair.path, replace=True)
     with pytest.raises(FingerprintError, match="other-words"):
         opened.refresh()
 

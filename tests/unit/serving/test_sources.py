@@ -43,7 +43,7 @@ def write_shards(folder, encoder, rows=ROWS, per_file=40, *, maker=True, value_t
 
 
 def built(documents, encoder, tmp_path, **options):
-    return Collection.build(documents, encoder=encoder, path=tmp_path / "idx", **options)
+    return Collection.build(documents, encoder=encoder, path=tmp_path / "idx", replace=True, **options)
 
 
 def assert_same(collection, embedded, encoder):

@@ -153,7 +153,7 @@ def test_a_rebuilt_collection_is_noticed(toy_encoder, write_toy_bundle, tmp_path
     service = Service(ServerSettings(), load)
 
     async def run():
-        Collection.build(["the sea", "a boat"], encoder=other, path=place, show_progress_bar=False)
+        Collection.build(["the sea", "a boat"], encoder=other, path=place, replace=True, show_progress_bar=False)
         await service.reload()
         return await service.catalogue.needed_library().search("the sea", 5), service.catalogue.library.card()
 
