@@ -24,7 +24,7 @@ from pymilvus.exceptions import MilvusException
 
 from embedkit.errors import CollectionError, DataError, EmbedkitError, InputError
 from embedkit.protocols import FloatArray
-from embedkit.serving.retrieval.column_builder import ColumnBuilder
+from embedkit.serving.retrieval.columns import ColumnBuilder
 from embedkit.serving.retrieval.documents import Document
 from embedkit.serving.retrieval.exact_index import checked_queries
 from embedkit.serving.retrieval.filters import Condition, is_unicode

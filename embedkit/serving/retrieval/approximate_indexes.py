@@ -24,10 +24,9 @@ from embedkit.atomic import atomic_file
 from embedkit.errors import CollectionError
 from embedkit.progress import Progress
 from embedkit.protocols import FloatArray
-from embedkit.serving.retrieval.array_file import map_array, write_array
 from embedkit.serving.retrieval.exact_index import BoolArray, RowNumbers, checked_queries, checked_rows
 from embedkit.serving.retrieval.faiss_index import FlatIndex
-from embedkit.serving.retrieval.paced_file import PacedFile
+from embedkit.serving.retrieval.segment_files import PacedFile, map_array, write_array
 
 __all__ = ["BinaryIndex", "HnswIndex", "IvfPqIndex", "RescoredIndex", "Sq8Index"]
 

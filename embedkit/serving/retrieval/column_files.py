@@ -22,9 +22,8 @@ import numpy as np
 import numpy.typing as npt
 
 from embedkit.errors import CollectionError
-from embedkit.serving.retrieval.array_file import map_array, write_array
-from embedkit.serving.retrieval.column_builder import ColumnBuilder
-from embedkit.serving.retrieval.columns import Column, Values
+from embedkit.serving.retrieval.columns import Column, ColumnBuilder, Values
+from embedkit.serving.retrieval.segment_files import map_array, write_array
 
 __all__ = ["ColumnFiles", "write_columns"]
 

@@ -19,9 +19,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from embedkit.errors import CollectionError, DataError
-from embedkit.serving.retrieval.array_file import map_array, map_bytes, write_array
 from embedkit.serving.retrieval.documents import Document
-from embedkit.serving.retrieval.paced_file import PacedFile
+from embedkit.serving.retrieval.segment_files import PacedFile, map_array, map_bytes, write_array
 from embedkit.serving.retrieval.text_hash import text_hash
 
 __all__ = ["DocumentStore", "write_documents"]

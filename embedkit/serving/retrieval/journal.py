@@ -20,7 +20,7 @@ from embedkit.atomic import atomic_file
 from embedkit.errors import CollectionError
 from embedkit.protocols import FloatArray, TextEncoder
 from embedkit.runtime.numerics import numerics_of
-from embedkit.serving.retrieval.array_file import map_array, write_array
+from embedkit.serving.retrieval.segment_files import map_array, write_array
 
 __all__ = ["UNFINISHED", "EmbeddingJournal"]
 

@@ -37,8 +37,8 @@ import numpy as np
 
 from embedkit.errors import CollectionError
 from embedkit.protocols import FloatArray
-from embedkit.serving.retrieval.array_file import map_array, write_array
 from embedkit.serving.retrieval.exact_index import RowNumbers
+from embedkit.serving.retrieval.segment_files import map_array, write_array
 from embedkit.serving.retrieval.text_hash import text_hash
 
 __all__ = ["ANALYSIS", "LexicalIndex", "WordCounts", "Words", "check_analysis", "split_words", "term_factors"]

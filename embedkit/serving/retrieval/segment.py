@@ -14,16 +14,14 @@ from embedkit.errors import CollectionError
 from embedkit.extras import require
 from embedkit.progress import Progress
 from embedkit.protocols import FloatArray
-from embedkit.serving.retrieval.array_file import map_array, write_array
-from embedkit.serving.retrieval.column_builder import ColumnBuilder
 from embedkit.serving.retrieval.column_files import ColumnFiles, write_columns
-from embedkit.serving.retrieval.columns import Column
+from embedkit.serving.retrieval.columns import Column, ColumnBuilder
 from embedkit.serving.retrieval.document_store import DocumentStore
 from embedkit.serving.retrieval.exact_index import BoolArray, RowNumbers
-from embedkit.serving.retrieval.file_seal import FileSeal
 from embedkit.serving.retrieval.index_kinds import index_class, kind_for
 from embedkit.serving.retrieval.lexical import LexicalIndex, WordCounts, Words
 from embedkit.serving.retrieval.manifest import VECTORS, Manifest, SegmentEntry, Tombstones
+from embedkit.serving.retrieval.segment_files import FileSeal, map_array, write_array
 
 __all__ = ["Segment", "has_columns", "read_alive", "words_module", "write_segment", "write_tombstones"]
 

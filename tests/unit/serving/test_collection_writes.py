@@ -25,7 +25,7 @@ from embedkit.serving.retrieval import folder_store as folder_store_module
 from embedkit.serving.retrieval import generations as generations_module
 from embedkit.serving.retrieval import manifest as manifest_module
 from embedkit.serving.retrieval import writer as writer_module
-from embedkit.serving.retrieval.file_seal import FileSeal
+from embedkit.serving.retrieval.segment_files import FileSeal
 
 TEXTS = ["tea", "bees find home", "ships sail", "rye bread", "snow and ice"]
 
