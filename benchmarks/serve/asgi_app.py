@@ -1,7 +1,6 @@
-"""Applications for other ASGI servers (asgi_servers.py): a canned answer, and embedkit without its connections.
+"""An application for other ASGI servers (asgi_servers.py): a canned answer.
 
 TEXTS=16 DIMENSION=256 granian --interface asgi asgi_app:canned
-MODEL=tiny uvicorn --factory asgi_app:embedkit
 """
 
 from __future__ import annotations
@@ -29,14 +28,3 @@ async def canned(scope: Any, receive: Any, send: Any) -> None:
         pass
     await send(_START)
     await send({"type": "http.response.body", "body": _BODY})
-
-
-def embedkit() -> Any:
-    """Return embedkit's application, which answers what its connections do not answer themselves."""
-    from embedkit.serving.http.app import create_app  # noqa: PLC0415 - not for canned answers
-    from embedkit.serving.http.keys import KeyRing  # noqa: PLC0415
-    from embedkit.serving.http.service import Service  # noqa: PLC0415
-    from embedkit.serving.http.settings import ServerSettings  # noqa: PLC0415
-
-    service = Service.load([os.environ["MODEL"]], ServerSettings(threads=1))
-    return create_app(service, KeyRing()).asgi

@@ -1,6 +1,6 @@
-"""HTTP servers side by side: `embedkit serve`, uvicorn and granian, with a canned answer and with embedkit's.
+"""HTTP servers side by side: `embedkit serve`, uvicorn and granian, the others with a canned answer.
 
-    python -m venv VENV && VENV/bin/pip install granian "embedkit-onnx[serve]"
+    python -m venv VENV && VENV/bin/pip install granian uvicorn "embedkit-onnx[serve]"
     VENV/bin/python benchmarks/serve/asgi_servers.py --texts texts.txt
 
 Each server has one process on one processor; the load generator (load.py) has another one. They take turns. Prints
@@ -37,8 +37,6 @@ SERVERS = {
     "canned, uvicorn": (*UVICORN, "asgi_app:canned"),
     "canned, uvicorn without uvloop": (*UVICORN, "--loop", "asyncio", "asgi_app:canned"),
     "canned, granian": (*GRANIAN, "asgi_app:canned"),
-    "embedkit in uvicorn": (*UVICORN, "--factory", "asgi_app:embedkit"),
-    "embedkit in granian": (*GRANIAN, "--factory", "asgi_app:embedkit"),
     "embedkit serve": ("-m", "embedkit", "serve", "{model}", "--threads", "1", "--port", "{port}"),
 }
 

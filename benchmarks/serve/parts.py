@@ -17,7 +17,7 @@ from pathlib import Path
 import orjson
 
 from embedkit import Encoder
-from embedkit.serving.http.schemas.openai import EmbeddingsRequest
+from embedkit.serving.http.protocols.openai import EmbeddingsRequest
 
 TRIES = 200
 

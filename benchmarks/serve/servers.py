@@ -66,7 +66,7 @@ def _infinity(python: str, model: str, port: int, _: int) -> list[str]:
     ]
 
 
-_OURS = ("onnxruntime", "fastapi", "uvicorn")
+_OURS = ("onnxruntime", "httptools", "uvloop")
 _SENTENCE_TRANSFORMERS = ("sentence-transformers", "transformers", "torch", "fastapi", "uvicorn")
 CONTENDERS = {
     "embedkit fp32": Contender("fp32.onnx", "/v1/embeddings", _embedkit, _OURS),

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from embedkit.errors import OverloadedError
 
-__all__ = ["CALLER", "Admission", "Caller", "Held", "Rate"]
+__all__ = ["ANYBODY", "CALLER", "Admission", "Caller", "Held", "Rate"]
 
 _LARGEST_PART = 4  # one request counts for at most 1 / 4 of the queue
 _ROOM = 2  # a request must leave capacity for another one like it
@@ -37,7 +37,8 @@ class Caller:
     may_write: bool = True
 
 
-CALLER: ContextVar[Caller] = ContextVar("caller", default=Caller())  # noqa: B039 - it is frozen
+ANYBODY = Caller()
+CALLER: ContextVar[Caller] = ContextVar("caller", default=ANYBODY)
 
 
 class Rate:

@@ -7,13 +7,15 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Annotated, Any
 
 from pydantic import BaseModel, Field
-from starlette.types import Receive, Scope, Send
 
 from embedkit import __version__
 from embedkit.errors import EmbedkitError, InputError
 from embedkit.extras import require
 from embedkit.serving.http.admission import CALLER
+from embedkit.serving.http.answers import Answer
 from embedkit.serving.http.catalogue import Catalogue
+from embedkit.serving.http.requests import Request
+from embedkit.serving.http.routes import Route
 from embedkit.serving.http.service import Service
 
 __all__ = ["PATH", "Agents"]
@@ -115,9 +117,43 @@ class Agents:
         except EmbedkitError as error:
             raise self._tool_error(str(error)) from error
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one request over streamable HTTP."""
+    @property
+    def route(self) -> Route:
+        """The route of requests over streamable HTTP."""
+        return Route("POST", PATH, self._answer, None, None)
+
+    async def _answer(self, request: Request) -> Answer:
+        """Answer a request, which the SDK reads and answers over ASGI."""
+        scope = {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.3"},
+            "http_version": "1.1",
+            "method": request.method,
+            "scheme": "http",
+            "path": PATH,
+            "raw_path": PATH.encode(),
+            "query_string": b"",
+            "root_path": "",
+            "headers": list(request.headers.items()),
+            "client": None,
+            "server": None,
+        }
+        events = [{"type": "http.request", "body": bytes(request.body), "more_body": False}]
+        head: dict[str, Any] = {}
+        body = bytearray()
+
+        async def receive() -> dict[str, Any]:
+            return events.pop() if events else {"type": "http.disconnect"}
+
+        async def send(event: dict[str, Any]) -> None:
+            head.update(event if event["type"] == "http.response.start" else {})
+            body.extend(event.get("body", b""))
+
         await self._server.session_manager.handle_request(scope, receive, send)
+        headers = dict(head["headers"])
+        kind = headers.pop(b"content-type", b"application/json")
+        headers.pop(b"content-length", None)
+        return Answer(bytes(body), head["status"], kind, tuple(headers.items()))
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:

@@ -1,19 +1,21 @@
-"""Connections: limits on their number, and on how long each may keep the server waiting."""
+"""Connections: HTTP/1.1, with limits on their number, and on how long each may keep the server waiting."""
 
 from __future__ import annotations
 
-import functools
+import asyncio
+import logging
 import sys
 import time
-from collections.abc import Callable
+from collections import deque
+from email.utils import formatdate
+from http import HTTPStatus
 from operator import itemgetter
-from typing import Any
+from typing import Any, cast
 
-from starlette.responses import Response
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+import httptools
 
-from embedkit.serving.http.fast_path import Exchange, FastPath
-from embedkit.serving.http.problems import problem
+from embedkit.serving.http.answers import Answer, problem
+from embedkit.serving.http.requests import Application, Request
 from embedkit.serving.http.settings import ServerSettings
 
 if sys.platform != "win32":
@@ -23,138 +25,323 @@ if sys.platform != "win32":
 
 __all__ = ["Connection", "Connections"]
 
+logger = logging.getLogger(__name__)
+
+_STATUS_LINES = {status.value: b"HTTP/1.1 %d %b\r\n" % (status, status.phrase.encode()) for status in HTTPStatus}
 _SPARE_FILES = 64  # reserved of the process's limit: models, collections, the log
 _ARRIVAL_S = 2.0  # time for a request that is still arriving when the server stops, and for a connection's first
 _LINGER_S = 0.25  # an idle connection is closed only after this time, because its next request may be in transit
+_LARGE_BYTES = 65_536  # of a body that is not copied behind its headers
 
 
-class Connection(HttpToolsProtocol):
-    """A connection that records since when it has kept the server waiting, and for what.
+class Connection(asyncio.Protocol):
+    """A connection: parses requests, has the application answer them in their order, and writes the answers.
+
+    It records since when it has kept the server waiting, and for what.
 
     Attributes:
+        transport: of its bytes.
         idle_since: when it was opened or last answered; None while a request arrives or is in progress.
         headers_since: when the first byte of a request with incomplete headers arrived; else None.
         body_since: when the headers of a request with an incomplete body were complete; else None.
-        body_bytes: bytes of that body so far.
-        unread_since: when a response was first seen waiting for its client; None if none waits.
+        unread_since: when an answer was first seen waiting for its client; None if none waits.
+        is_new: whether it has had no request.
     """
 
-    def __init__(self, registry: Connections, **given: Any) -> None:
-        super().__init__(**given)
-        self._registry = registry
+    transport: asyncio.Transport
+
+    def __init__(self, registry: Connections) -> None:
+        self._registry, self._application = registry, registry.application
+        self._parser: Any = _new_parser(self)
+        self._target, self._headers = b"", list[tuple[bytes, bytes]]()
+        self._header_bytes = self._overhead_bytes = self._begun = 0
+        self._is_upgrade = False
+        self._requests: deque[Request] = deque()  # not answered yet; the first is in progress
+        self._arriving: Request | None = None
+        self._last_words: Answer | None = None
+        self._is_advancing = False
+        self._writable: asyncio.Event | None = None
+        self._address = ""
+        self.is_new = True
         self.idle_since: float | None = time.monotonic()
         self.headers_since: float | None = None
         self.body_since: float | None = None
         self.unread_since: float | None = None
-        self.body_bytes = self._header_bytes = 0
 
-    def connection_made(self, transport: Any) -> None:
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Register the connection, or reject it."""
-        super().connection_made(transport)
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's are not registered as such
+        self._address = str((transport.get_extra_info("peername") or ("",))[0])
         self._registry.enter(self)
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Unregister the connection."""
+    def connection_lost(self, _: Exception | None) -> None:
+        """Unregister the connection; requests that have not arrived completely never will."""
         self._registry.leave(self)
-        super().connection_lost(exc)
+        self._parser = None
+        for request in self._requests:
+            if request.task is None:
+                self._application.end(request)
+        self._requests.clear()
+        self.resume_writing()
+
+    def pause_writing(self) -> None:
+        """Wait with further answers: the client does not read."""
+        self._writable = asyncio.Event()
+
+    def resume_writing(self) -> None:
+        """Continue to write answers."""
+        if self._writable is not None:
+            self._writable.set()
+            self._writable = None
+            self._advance()
+
+    # Parsing
 
     def data_received(self, data: bytes) -> None:
-        """Parse received data; the size of headers is limited."""
-        super().data_received(data)
+        """Parse received data."""
+        parser, is_inside = self._parser, self.body_since is not None
+        self._begun = int(self.headers_since is not None)
+        self._overhead_bytes += len(data)
+        try:
+            if parser is not None:
+                parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            if self._parser is not None:
+                self._continue_without_upgrade(data[upgrade.args[0] :])
+            return
+        except httptools.HttpParserCallbackError as error:
+            logger.exception("unexpected error", exc_info=error.__context__)
+            self.give_up(problem("/", 500, "internal error; the server's log has the details"))
+        except httptools.HttpParserError:
+            self.give_up(problem("/", 400, "this is not a valid HTTP/1.1 request"))
         if self.headers_since is not None:
-            self._header_bytes += len(data)
-            if self._header_bytes > self._registry.settings.max_header_bytes:
-                most = self._registry.settings.max_header_bytes
-                self.give_up(problem("/", 431, f"the request's headers exceed max_header_bytes, {most} bytes"))
+            self._header_bytes += len(data) if self._begun == 1 and not is_inside else 0
+        elif self.body_since is None:
+            self._overhead_bytes = 0
+        self._check_header_bytes(max(self._header_bytes, self._overhead_bytes if self.body_since else 0))
+
+    def _check_header_bytes(self, count: int) -> None:
+        """Limit headers, and what surrounds the chunks of a body."""
+        most = self._registry.settings.max_header_bytes
+        if count > most:
+            self.give_up(problem("/", 431, f"the request's headers exceed max_header_bytes, {most} bytes"))
+
+    def _continue_without_upgrade(self, rest: bytes) -> None:
+        """Ignore an offer to change the protocol, as HTTP requires: the parser takes the rest for that protocol.
+
+        Java's HttpClient and curl --http2 send such an offer with every first request.
+        """
+        lines = [b"%b %b HTTP/1.1" % (self._parser.get_method(), self._target)]
+        for name, value in self._headers:
+            kept = value
+            if name == b"connection":
+                tokens = [token.strip() for token in value.split(b",")]
+                kept = b", ".join(token for token in tokens if token.lower() != b"upgrade")
+            if name != b"upgrade":
+                lines.append(b"%b: %b" % (name, kept))
+        self._parser, self._is_upgrade = _new_parser(self), False
+        self.data_received(b"\r\n".join([*lines, b"", b""]) + rest)
 
     def on_message_begin(self) -> None:
         """Record the first byte of a request."""
-        self.idle_since, self.headers_since, self._header_bytes = None, time.monotonic(), 0
-        super().on_message_begin()
+        if self._parser is None:
+            return
+        self.idle_since, self.headers_since = None, time.monotonic()
+        self._target, self._headers, self._header_bytes = b"", [], 0
+        self.is_new = False
+        self._begun += 1
+
+    def on_url(self, part: bytes) -> None:
+        """Receive a part of the target."""
+        self._target += part
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Receive a header; those after the body, the trailers, are ignored."""
+        if self.headers_since is not None:
+            self._headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
-        """Record complete headers."""
+        """Begin a request; :meth:`_advance` lets the application admit or refuse it."""
+        parser = self._parser
+        if parser is None:
+            return
+        self._check_header_bytes(
+            len(self._target) + sum(len(name) + len(value) + 4 for name, value in self._headers)
+        )
+        method = parser.get_method()
+        if method == b"CONNECT":
+            self.give_up(problem("/", 405, "this server is no proxy", headers={"allow": "GET, HEAD, POST"}))
+        self._is_upgrade = parser.should_upgrade()
+        if self._is_upgrade or self._parser is None:
+            return
         self.headers_since, self.body_since = None, time.monotonic()
-        if not self._take_fast_path():
-            super().on_headers_complete()
-        if self._registry.draining:
-            self.cycle.keep_alive = False
-
-    def _take_fast_path(self) -> bool:
-        """Whether the fast path takes the request, which requires that no other is in progress here."""
-        parser, fast_path = self.parser, self._registry.fast_path
-        if self.url not in fast_path.urls or self.is_at_work or parser.get_http_version() != "1.1":
-            return False
-        self.scope["method"] = parser.get_method().decode("ascii")
-        self.scope["path"], self.scope["raw_path"] = self.url.decode("ascii"), self.url
-        self.scope["query_string"] = b""
-        exchange = fast_path.accept(self, keep_alive=parser.should_keep_alive() and not self._registry.draining)
-        if exchange is not None:
-            self.cycle = exchange  # type: ignore[assignment]  # which has what the protocol asks of a cycle
-        return exchange is not None
+        request = self._application.begin(method.decode("ascii"), self._target, self._headers, self._address)
+        version = parser.get_http_version()
+        request.keep_alive = version != "1.0" and parser.should_keep_alive()
+        request.awaits_continue = (
+            version != "1.0" and request.headers.get(b"expect", b"").lower() == b"100-continue"
+        )
+        self._arriving = request
+        self._requests.append(request)
+        self._advance()
 
     def on_body(self, body: bytes) -> None:
-        """Receive a part of the body, which is kept only until the response is complete."""
-        cycle = self.cycle
-        if cycle.response_complete:
+        """Receive a part of the body, which is kept only until the request is answered."""
+        request, self._overhead_bytes = self._arriving, 0
+        if request is None or request.answered or request.task is not None:
             return
-        self.body_bytes += len(body)
-        if isinstance(cycle, Exchange):
-            cycle.body += body
-        else:
-            super().on_body(body)
+        request.body += body
+        refusal = self._application.check_size(request)
+        if refusal is not None:
+            request.refusal, request.body = refusal, bytearray()
+            self._advance()
 
     def on_message_complete(self) -> None:
         """Record a complete request."""
-        self.body_since, self.body_bytes = None, 0
-        cycle = self.cycle
-        if not isinstance(cycle, Exchange):
-            super().on_message_complete()
-        elif not cycle.response_complete:
-            cycle.start(self.tasks)
+        if self._is_upgrade or self._arriving is None:
+            return
+        self.body_since = None
+        self._arriving.is_complete, self._arriving = True, None
+        self._advance()
         self._rest()
 
-    def on_response_complete(self) -> None:
-        """Record a complete response."""
-        self.body_bytes = 0
-        if self.pipeline or not isinstance(self.cycle, Exchange):
-            super().on_response_complete()
-            self._unset_keepalive_if_required()  # `Connections.sweep` closes idle connections
+    # Answering
+
+    def _advance(self) -> None:
+        """Answer the waiting requests in their order, as far as possible."""
+        if self._is_advancing:
+            return
+        self._is_advancing = True
+        while self._requests and not self.transport.is_closing():
+            request = self._requests[0]
+            if not request.answered and not self._progress(request):
+                break
+            if request.answered:
+                self._requests.popleft()
+        self._is_advancing = False
+        if self.transport.is_closing():
+            return
+        if self._last_words is not None and not self._requests:
+            self._write(self._last_words, [b"connection: close\r\n"])
+            self.transport.close()
+        elif len(self._requests) > 1 or self._writable is not None:
+            self.transport.pause_reading()
+        elif not self.transport.is_reading():
+            self.transport.resume_reading()
+
+    def _progress(self, request: Request) -> bool:
+        """Do what can be done for the first request; return whether that is all."""
+        if not request.is_considered:
+            request.is_considered = True
+            request.refusal = request.refusal or self._application.admit(request)
+            if request.refusal is None and request.awaits_continue and not request.is_complete:
+                self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        if request.refusal is not None:
+            if request.awaits_continue and not request.is_complete:
+                request.keep_alive = False  # the client will not send the body
+            self._reply(request, request.refusal)
+        elif request.task is None and (request.is_complete or request.is_public):
+            request.task = asyncio.get_running_loop().create_task(self._run(request))
+            self._registry.tasks.add(request.task)
+            request.task.add_done_callback(self._registry.tasks.discard)
+        return request.answered
+
+    async def _run(self, request: Request) -> None:
+        try:
+            answer = await self._application.answer(request)
+            while self._writable is not None:
+                await self._writable.wait()
+            self._reply(request, answer)
+            self._advance()
+        finally:
+            self._application.end(request)
+
+    def _reply(self, request: Request, answer: Answer) -> None:
+        """Write the answer to the first request."""
+        request.answered, request.status = True, answer.status
+        if self.transport.is_closing():
+            return
+        is_last = not request.keep_alive or (self._registry.draining and len(self._requests) == 1)
+        lines = [b"x-request-id: %b\r\n" % request.id, *self._application.shared_with_pages(request)]
+        if is_last:
+            lines.append(b"connection: close\r\n")
+        self._write(answer, lines, with_body=request.method != "HEAD")
+        if request.task is None:
+            self._application.end(request)
+        if is_last:
+            self.transport.close()
         self._rest()
+
+    def _write(self, answer: Answer, lines: list[bytes], *, with_body: bool = True) -> None:
+        body = answer.body
+        head = [
+            _STATUS_LINES[answer.status],
+            self._registry.date_line,
+            b"content-type: %b\r\ncontent-length: %d\r\n" % (answer.content_type, len(body)),
+            *(b"%b: %b\r\n" % pair for pair in answer.headers),
+            *lines,
+            b"\r\n",
+        ]
+        if len(body) <= _LARGE_BYTES:
+            self.transport.write(b"".join([*head, body if with_body else b""]))
+        else:
+            self.transport.write(b"".join(head))
+            self.transport.write(body if with_body else b"")
 
     def _rest(self) -> None:
         """Become idle, unless a request is arriving or in progress."""
         if self.headers_since is None and self.body_since is None and not self.is_at_work:
             self.idle_since = time.monotonic()
 
+    def give_up(self, answer: Answer) -> None:
+        """Read no more, and answer this instead of the arriving request, after those before it."""
+        if self._parser is None or self.transport.is_closing():
+            return
+        self._parser = None
+        self.headers_since = self.body_since = None
+        request, self._arriving = self._arriving, None
+        if request is not None and (request.answered or request.task is not None):
+            if request.answered:
+                self.transport.close()
+            request.keep_alive = False
+            return
+        if request is not None:
+            self._requests.remove(request)
+            request.status = answer.status
+            self._application.end(request)
+        self._last_words = answer
+        self._advance()
+
     @property
     def is_at_work(self) -> bool:
-        """Whether a request waits for its response."""
-        return bool(self.pipeline) or (self.cycle is not None and not self.cycle.response_complete)
+        """Whether a request waits for its answer."""
+        return any(not request.answered for request in self._requests)
+
+    @property
+    def arriving_path(self) -> str:
+        """Path of the arriving request, which decides the form of an error."""
+        return "/" if self._arriving is None else self._arriving.path
+
+    @property
+    def body_bytes(self) -> int:
+        """Bytes of the arriving body so far."""
+        return 0 if self._arriving is None else len(self._arriving.body)
 
     @property
     def unread_bytes(self) -> int:
-        """Bytes of responses that the client has not received yet."""
-        return int(self.transport.get_write_buffer_size())
+        """Bytes of answers that the client has not received yet."""
+        return self.transport.get_write_buffer_size()
 
     @property
     def waiting_since(self) -> float | None:
         """When the server began to wait for the client's next bytes; None while a request is in progress."""
         return self.headers_since or self.body_since or self.idle_since
 
-    def give_up(self, answer: Response) -> None:
-        """Respond instead of the application, unless it has already responded, and close."""
-        if self.transport.is_closing():
-            return
-        if self.body_since is None or not self.cycle.response_started:
-            lines = [b"%s: %s\r\n" % pair for pair in (*answer.raw_headers, (b"connection", b"close"))]
-            self.transport.write(b"".join([STATUS_LINE[answer.status_code], *lines, b"\r\n", bytes(answer.body)]))
-        self.transport.close()
 
-    def end_keep_alive(self) -> None:
-        """Make the current response, if it has not begun, the connection's last."""
-        if self.cycle is not None and not self.cycle.response_started:
-            self.cycle.keep_alive = False
+def _new_parser(connection: Connection) -> Any:
+    parser = httptools.HttpRequestParser(connection)
+    parser.set_dangerous_leniencies(lenient_data_after_close=True)  # what follows a last request is ignored
+    return parser
 
 
 class Connections:
@@ -165,16 +352,20 @@ class Connections:
 
     Args:
         settings: limits and timeouts.
-        fast_path: takes requests directly from the connections.
+        application: answers the requests.
 
     Attributes:
-        settings, fast_path: as given.
-        draining: whether each response is its connection's last.
+        settings, application: as given.
+        tasks: requests in progress.
+        draining: whether each answer is its connection's last.
+        date_line: the header with the current time.
     """
 
-    def __init__(self, settings: ServerSettings, fast_path: FastPath) -> None:
-        self.settings, self.fast_path = settings, fast_path
+    def __init__(self, settings: ServerSettings, application: Application) -> None:
+        self.settings, self.application = settings, application
         self.draining = False
+        self.tasks: set[asyncio.Task[None]] = set()
+        self.date_line = _date_line()
         self._most = min(settings.max_connections, _files_allowed() - _SPARE_FILES)
         self._all: dict[Connection, None] = {}
 
@@ -182,24 +373,25 @@ class Connections:
         """Number of connections."""
         return len(self._all)
 
-    @property
-    def protocol(self) -> Callable[..., Connection]:
-        """Return a factory of connections, in place of uvicorn's own class."""
-        return functools.partial(Connection, self)
+    def make(self) -> Connection:
+        """Return a new connection, which registers itself."""
+        return Connection(self)
 
     def enter(self, connection: Connection) -> None:
         """Register a connection; if there are too many, close the one that has been waited for longest."""
         self._all[connection] = None
-        if len(self._all) <= self._most:
-            return
-        waiting = [(since, one) for one in self._all if one is not connection and (since := one.waiting_since)]
+        if len(self._all) > self._most and not self.make_room(connection):
+            busy = problem("/", 503, "too many connections; try again later", headers={"retry-after": "1"})
+            connection.give_up(busy)
+
+    def make_room(self, newest: Connection | None = None) -> bool:
+        """Close the connection that has been waited for longest, except the newest; return whether one was."""
+        waiting = [(since, one) for one in self._all if one is not newest and (since := one.waiting_since)]
         if waiting:
             _, oldest = min(waiting, key=itemgetter(0))
             self.leave(oldest)
             oldest.transport.abort()
-        else:
-            busy = problem("/", 503, "too many connections; try again later", headers={"retry-after": "1"})
-            connection.give_up(busy)
+        return bool(waiting)
 
     def leave(self, connection: Connection) -> None:
         """Unregister a connection."""
@@ -207,6 +399,7 @@ class Connections:
 
     def sweep(self) -> None:
         """Close connections that exceed the timeouts; call this a few times a second."""
+        self.date_line = _date_line()
         now = time.monotonic()
         held = 0
         for connection in list(self._all):
@@ -219,14 +412,14 @@ class Connections:
 
     def _end_if_late(self, connection: Connection, now: float) -> None:
         settings = self.settings
-        path = connection.scope["path"] if connection.body_since else "/"
         if _is_late(connection.unread_since, settings.answer_timeout_s, now):
             connection.transport.abort()
         elif _is_late(connection.headers_since, settings.header_timeout_s, now):
             connection.give_up(
-                problem(path, 408, "the request's headers took longer than header_timeout_s to arrive")
+                problem("/", 408, "the request's headers took longer than header_timeout_s to arrive")
             )
         elif _is_late(connection.body_since, settings.body_timeout_s, now):
+            path = connection.arriving_path
             connection.give_up(problem(path, 408, "the request's body took longer than body_timeout_s to arrive"))
         elif _is_late(connection.idle_since, settings.keep_alive_s, now):
             connection.transport.close()
@@ -240,12 +433,6 @@ class Connections:
             surplus -= connection.unread_bytes + connection.body_bytes
             connection.transport.abort()
 
-    def begin_draining(self) -> None:
-        """Let each connection end with its next response."""
-        self.draining = True
-        for connection in self._all:
-            connection.end_keep_alive()
-
     def finish(self, seconds: float) -> None:
         """Close idle connections without pending data; after a while, reject requests that are still arriving.
 
@@ -254,7 +441,7 @@ class Connections:
         """
         now = time.monotonic()
         for connection in list(self._all):
-            patience = _ARRIVAL_S if connection.cycle is None else _LINGER_S
+            patience = _ARRIVAL_S if connection.is_new else _LINGER_S
             if _is_late(connection.idle_since, patience, now) and not _has_unparsed(connection):
                 connection.transport.close()
             elif seconds > _ARRIVAL_S and connection.waiting_since is not None and not connection.idle_since:
@@ -264,6 +451,10 @@ class Connections:
         """Abort all connections."""
         for connection in list(self._all):
             connection.transport.abort()
+
+
+def _date_line() -> bytes:
+    return b"date: %b\r\n" % formatdate(usegmt=True).encode("ascii")
 
 
 def _is_late(since: float | None, limit_s: float, now: float) -> bool:

@@ -1,107 +1,75 @@
-"""The guard checks every request before the application sees it."""
+"""The guard checks every request by its headers, before its body is read or any work is done."""
 
 from __future__ import annotations
 
-import asyncio
 import math
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
-
-from starlette.responses import Response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 from embedkit.errors import InputError, OverloadedError, TooLargeError
 from embedkit.serving.http.admission import CALLER, Caller
+from embedkit.serving.http.answers import Answer, explain, problem
 from embedkit.serving.http.keys import KeyRing
-from embedkit.serving.http.observer import NOTES
-from embedkit.serving.http.problems import explain, problem
+from embedkit.serving.http.routes import Found
 from embedkit.serving.http.settings import ServerSettings
 
-__all__ = ["Admitted", "Guard", "RawHeaders", "too_late"]
+__all__ = ["Guard", "Guarded", "RawHeaders", "allowed_origin", "preflight"]
 
 RawHeaders = Mapping[bytes, bytes]
 
-# Requested by address, by process supervisors; reveals nothing useful to web pages of other origins.
-_PROBES = frozenset({"/health", "/health/live", "/health/ready"})
-# Public: health, and the page, which asks for the key itself.
-_READING = frozenset({"GET", "HEAD"})
-_PAGE_FOLDER = "/page/"
-_ADMIN_FOLDER = "/admin/"
-_WRITING_PATHS = frozenset({"/v1/documents", "/v1/documents/delete"})
-_ANYBODY = Caller()
+_PROBES = "/health"  # requested by address, by process supervisors; reveals nothing useful to other pages
 
 
-class ClientGoneError(Exception):
-    """The client closed the connection before its request was complete."""
+class Guarded(Protocol):
+    """What the guard needs of a request, and what it determines."""
 
-
-@dataclass(frozen=True, slots=True)
-class Admitted:
-    """A request that may enter.
-
-    Attributes:
-        caller: its client; None for routes that need no key.
-        seconds: time limit for its work.
-    """
-
-    caller: Caller | None
-    seconds: float = math.inf
+    method: str
+    found: Found
+    headers: dict[bytes, bytes]
+    address: str
+    notes: dict[str, Any]
+    seconds: float
+    caller: Caller
 
 
 class Guard:
-    """Checks host, key and its scope, size and concurrency, in this order, each before the next costs anything.
+    """Checks host, key and its scope, route, size and concurrency, in this order, before any of it costs more.
 
     A request takes one of ``concurrent_requests`` slots once all of it has arrived; :class:`Connections` limits
-    the time until then, and the amount of data in transit. Routes that need no key take no slot, and their body is
-    not read.
+    the time until then, and the amount of data in transit. Public routes take no slot, and their body is not read.
 
     Args:
-        app: the application to guard.
         settings: limits and allowed hosts.
         keys: API keys; without any, no key is required.
     """
 
-    def __init__(self, app: ASGIApp, settings: ServerSettings, keys: KeyRing) -> None:
-        self._app, self._settings, self._keys = app, settings, keys
+    def __init__(self, settings: ServerSettings, keys: KeyRing) -> None:
+        self._settings, self._keys = settings, keys
         self._hosts = settings.allowed_hosts
         self._at_work = 0
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one request."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        admitted = self.admit(scope, dict(scope["headers"]))
-        if isinstance(admitted, Response):
-            await admitted(scope, receive, send)
-        elif admitted.caller is None:
-            await self._app(scope, _replay(b"", receive), send)
-        else:
-            await self._pass(scope, admitted, receive, send)
-
-    def admit(self, scope: Scope, headers: RawHeaders) -> Admitted | Response:
-        """Check a request by its headers only; return an error response if it is rejected."""
-        path = scope["path"]
-        is_page = scope["method"] in _READING and (path == "/" or path.startswith(_PAGE_FOLDER))
-        if self._hosts is not None and path not in _PROBES and _host_name(headers) not in self._hosts:
-            return problem(
-                path, 400, "Host: this host name is not allowed; an operator can add it to the setting hosts"
-            )
-        if is_page or path in _PROBES:
-            return Admitted(None)
-        caller = self._identify(scope, headers)
-        if isinstance(caller, Response):
-            return caller
+    def admit(self, request: Guarded) -> Answer | None:
+        """Check a request; return an answer if it is rejected."""
+        found, headers = request.found, request.headers
+        is_probe = found.is_public and found.path.startswith(_PROBES)
+        if self._hosts is not None and not is_probe and _host_name(headers) not in self._hosts:
+            message = "Host: this host name is not allowed; an operator can add it to the setting hosts"
+            return problem(found.path, 400, message)
+        if found.is_public:
+            return _check_route(request)
+        refusal = self._identify(request) or _check_route(request)
+        if refusal is not None:
+            return refusal
         try:
-            seconds = self._timeout_s(headers)
+            request.seconds = self._timeout_s(headers)
             self._require_place()
             self._check_declared_size(headers)
         except (InputError, OverloadedError) as error:
-            return explain(error, path)
-        return Admitted(caller, seconds)
+            return explain(error, found.path)
+        return _check_body_type(request)
 
-    def enter(self, admitted: Admitted) -> None:
+    def enter(self, request: Guarded) -> None:
         """Take a slot for a complete request; :meth:`leave` releases it.
 
         Raises:
@@ -109,24 +77,23 @@ class Guard:
         """
         self._require_place()
         self._at_work += 1
-        caller = admitted.caller or _ANYBODY
-        deadline = time.monotonic() + admitted.seconds
+        caller, deadline = request.caller, time.monotonic() + request.seconds
         CALLER.set(Caller(caller.name, caller.share, deadline, caller.may_write))
 
     def leave(self) -> None:
         """Release a slot."""
         self._at_work -= 1
 
-    def _identify(self, scope: Scope, headers: RawHeaders) -> Caller | Response:
-        """Return the client of a request, identified by its key."""
-        path = scope["path"]
-        needed = _needed_scope(path)
+    def _identify(self, request: Guarded) -> Answer | None:
+        """Determine the client of a request by its key; return an answer if it may not send it."""
+        route, path = request.found.route, request.found.path
+        needed = (route.scope if route else None) or "read"
         if not self._keys:
-            if needed == "admin":
-                message = "this route requires an API key with the scope 'admin', and this server has no keys"
-                return problem(path, 403, f"Authorization: {message}")
-            return _ANYBODY
-        key = self._keys.find(_bearer(headers))
+            if needed != "admin":
+                return None
+            message = "this route requires an API key with the scope 'admin', and this server has no keys"
+            return problem(path, 403, f"Authorization: {message}")
+        key = self._keys.find(_bearer(request.headers))
         if key is None:
             message = "Authorization: this server requires an API key: `Authorization: Bearer KEY`"
             return problem(path, 401, message, headers={"www-authenticate": "Bearer"})
@@ -136,26 +103,9 @@ class Guard:
             message = f"this key may send {key.requests_per_s:g} requests a second; try again later"
             return explain(OverloadedError(message, math.ceil(wait_s)), path)
         if key.name:
-            scope[NOTES]["key"] = key.name
-        return Caller(key.name, key.share, may_write="write" in key.scopes)
-
-    async def _pass(self, scope: Scope, admitted: Admitted, receive: Receive, send: Send) -> None:
-        path = scope["path"]
-        try:
-            body = await self._read(receive)
-            self.enter(admitted)
-        except (InputError, OverloadedError) as error:
-            await explain(error, path)(scope, receive, send)
-        except ClientGoneError:
-            pass
-        else:
-            try:
-                async with asyncio.timeout(admitted.seconds):
-                    await self._app(scope, _replay(body, receive), send)
-            except TimeoutError:
-                await too_late(path, admitted.seconds)(scope, receive, send)
-            finally:
-                self.leave()
+            request.notes["key"] = key.name
+        request.caller = Caller(key.name, key.share, may_write="write" in key.scopes)
+        return None
 
     def _timeout_s(self, headers: RawHeaders) -> float:
         """Return the time limit of a request: its own, but at most that of the settings."""
@@ -182,39 +132,72 @@ class Guard:
                 f"Content-Length: the request has {int(declared)} bytes; at most {most} are allowed"
             )
 
-    async def _read(self, receive: Receive) -> bytes:
-        """Return the whole body, if it is not too large."""
-        most = self._settings.max_body_bytes
-        chunks, size, more = [], 0, True
-        while more:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                raise ClientGoneError
-            chunks.append(message.get("body", b""))
-            size += len(chunks[-1])
-            if size > most:
-                raise TooLargeError(f"the request has more than {most} bytes, the maximum")
-            more = message.get("more_body", False)
-        return b"".join(chunks)
+
+def _check_route(request: Guarded) -> Answer | None:
+    found = request.found
+    if found.route is not None:
+        return None
+    if not found.allowed:
+        return problem(found.path, 404, "this server has no such route")
+    methods = ", ".join([*found.allowed, *["HEAD"] * ("GET" in found.allowed)])
+    return problem(found.path, 405, f"this route answers {methods}", headers={"allow": methods})
 
 
-def too_late(path: str, seconds: float) -> Response:
-    """Return the response to a request whose work took too long."""
-    message = f"the request was not completed within {seconds:g} s (X-Request-Timeout, or timeout_s of the server)"
-    return problem(path, 504, message)
+def _check_body_type(request: Guarded) -> Answer | None:
+    """Accept JSON, which browsers send to other sites only after a preflight, and bodies without a type.
+
+    Browsers can be made to send bodies without a type, too, but then they name the page's origin.
+    """
+    route, headers = request.found.route, request.headers
+    if route is None or route.schema is None:
+        return None
+    given = headers.get(b"content-type")
+    kind = b"application/json" if given is None and b"origin" not in headers else given or b""
+    name = kind.partition(b";")[0].strip().lower()
+    if name != b"application/json" and not (name.startswith(b"application/") and name.endswith(b"+json")):
+        message = f"Content-Type: expected application/json, got {_shown(kind) if kind else 'none'}"
+        return problem(request.found.path, 415, message)
+    encoding = headers.get(b"content-encoding", b"identity").strip().lower()
+    if encoding not in {b"identity", b"gzip"}:
+        message = f"Content-Encoding: expected gzip, or none, got {_shown(encoding)}"
+        return problem(request.found.path, 415, message, headers={"accept-encoding": "gzip"})
+    return None
+
+
+def preflight(method: str, headers: RawHeaders, origins: Sequence[str]) -> Answer | None:
+    """Answer a browser that asks on behalf of a page whether it may send a request; None for other requests.
+
+    Any header is allowed, because clients have headers of their own and keys, unlike cookies, are never added by
+    the browser.
+    """
+    if not origins or method != "OPTIONS" or b"access-control-request-method" not in headers:
+        return None
+    if allowed_origin(headers, origins) is None:
+        return problem("/", 400, "Origin: this origin is not allowed; an operator can add it to cors_origins")
+    wanted = headers.get(b"access-control-request-headers", b"authorization, content-type")
+    more = [
+        (b"access-control-allow-methods", b"GET, HEAD, POST"),
+        (b"access-control-allow-headers", wanted),
+        (b"access-control-max-age", b"600"),
+    ]
+    if headers.get(b"access-control-request-private-network") == b"true":
+        more.append((b"access-control-allow-private-network", b"true"))
+    return Answer(b"", content_type=b"text/plain", headers=more)
+
+
+def allowed_origin(headers: RawHeaders, origins: Sequence[str]) -> bytes | None:
+    """Return the value of Access-Control-Allow-Origin, or None."""
+    origin = headers.get(b"origin")
+    if origin is None:
+        return None
+    if "*" in origins:
+        return b"*"
+    return origin if origin.decode("latin-1") in origins else None
 
 
 def _bearer(headers: RawHeaders) -> bytes:
     scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
     return given.strip() if scheme.lower() == b"bearer" else b""
-
-
-def _needed_scope(path: str) -> str:
-    if path == "/metrics":
-        return "metrics"
-    if path.startswith(_ADMIN_FOLDER):
-        return "admin"
-    return "write" if path in _WRITING_PATHS else "read"
 
 
 def _shown(value: bytes) -> str:
@@ -226,15 +209,3 @@ def _host_name(headers: RawHeaders) -> str:
     host = headers.get(b"host", b"").decode("latin-1").lower()
     name, colon, port = host.rpartition(":")
     return name if colon and port.isdecimal() else host
-
-
-def _replay(body: bytes, receive: Receive) -> Receive:
-    """Return a receive function that first yields the body that was read."""
-    pending = [body]
-
-    async def replay() -> Message:
-        if pending:
-            return {"type": "http.request", "body": pending.pop(), "more_body": False}
-        return await receive()
-
-    return replay

@@ -29,12 +29,9 @@ class JsonFormatter(logging.Formatter):
 
 
 def log_as_json(logger: logging.Logger) -> None:
-    """Make the handlers of a logger, and uvicorn's warnings, write JSON from now on."""
+    """Make the handlers of a logger write JSON from now on."""
     # Skip unused information about the caller, see "Optimization" in Python's logging HOWTO.
     logging._srcfile = None  # noqa: SLF001 - documented there
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
-    theirs = logging.getLogger("uvicorn")
-    theirs.propagate = False
     for handler in logger.handlers:
         handler.setFormatter(JsonFormatter())
-        theirs.addHandler(handler)

@@ -141,7 +141,7 @@ class KeyRing:
         self._seen = state
         try:
             self._keys = _read(self._path)
-        except ConfigError as error:
+        except (ConfigError, RecursionError) as error:  # tomllib's parser is recursive
             logger.error("api_key_file has changed, but its keys stay as they were: %s", error)  # noqa: TRY400
         else:
             logger.info("api_key_file was read again", extra={"fields": {"keys": len(self._keys)}})

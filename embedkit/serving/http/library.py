@@ -125,7 +125,8 @@ class Library:
         with self._admission.hold(price):
             hits = await self._run(await _beside(self._readers, begin))
         for stage, count in units.items():
-            self._rates[stage].learn(count, hits.latency_ms[stage] / 1000)
+            if stage in hits.latency_ms:  # a filter may have no conditions
+                self._rates[stage].learn(count, hits.latency_ms[stage] / 1000)
         return hits
 
     async def _run(self, steps: Steps) -> Hits:

@@ -66,6 +66,7 @@ class Listener:
         tls: the context for HTTPS, or None.
         handshake_timeout_s: maximum duration of a TLS handshake.
         most_handshakes: maximum number of handshakes; beyond it, the oldest is aborted.
+        make_room: closes a connection, when too many files are open to accept another one.
     """
 
     def __init__(
@@ -76,10 +77,12 @@ class Listener:
         tls: ssl.SSLContext | None,
         handshake_timeout_s: float,
         most_handshakes: int,
+        make_room: Callable[[], object] = lambda: None,
     ) -> None:
         self._socket = bound
         self._socket.setblocking(False)
         self._make, self._tls = make, tls
+        self._make_room = make_room
         self._handshake_timeout_s, self._most_handshakes = handshake_timeout_s, most_handshakes
         self._opening: dict[asyncio.Task[None], None] = {}
         self._retry: asyncio.TimerHandle | None = None
@@ -136,6 +139,7 @@ class Listener:
         except BlockingIOError:
             return
         except OSError:  # too many files are open
+            self._make_room()
             self._pause()
             self._retry = asyncio.get_running_loop().call_later(_OUT_OF_FILES_S, self._resume)
 
@@ -152,6 +156,7 @@ class Listener:
             except ConnectionError:
                 continue
             except OSError:
+                self._make_room()
                 await asyncio.sleep(_OUT_OF_FILES_S)
                 continue
             self._open(accepted)

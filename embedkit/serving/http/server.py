@@ -4,28 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib.util
 import logging
 import signal
 import socket
+import ssl
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from types import FrameType
 
-import uvicorn
-
-from embedkit.errors import EmbedkitError
+from embedkit.errors import ConfigError, EmbedkitError
 from embedkit.serving.http.agents import Agents
-from embedkit.serving.http.app import create_app
 from embedkit.serving.http.connections import Connections
 from embedkit.serving.http.keys import KeyRing
 from embedkit.serving.http.listener import Listener, bind, url_of
+from embedkit.serving.http.protocols import cohere, collection, openai, operations, tei
+from embedkit.serving.http.requests import Application
+from embedkit.serving.http.routes import Route
 from embedkit.serving.http.service import Service
+from embedkit.serving.http.settings import ServerSettings
 from embedkit.serving.http.tracing import TRACING
 
-__all__ = ["Parent", "Server"]
+__all__ = ["Parent", "Server", "all_routes"]
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +53,16 @@ class Parent:
     is_stopping: Callable[[], bool]
 
 
-class Server(uvicorn.Server):
+def all_routes(service: Service, agents: Agents | None = None) -> list[Route]:
+    """Return the routes of the service's features."""
+    modules = (openai, cohere, tei, collection, operations)
+    routes = [*operations.page, *(route for module in modules for route in module.routes)]
+    if service.catalogue.library is not None and service.settings.allow_writes:
+        routes += collection.writing_routes
+    return routes if agents is None else [*routes, agents.route]
+
+
+class Server:
     """Serves until SIGINT or SIGTERM, then shuts down in an order that loses no request.
 
     Readiness answers 503, and every response closes its connection; after ``drain_delay_s`` (SIGTERM only) no new
@@ -63,6 +74,13 @@ class Server(uvicorn.Server):
         keys: API keys; without any, no key is required.
         parent: the process that has bound the socket, if this is one of several workers.
         agents: answers under ``/mcp``.
+
+    Attributes:
+        started: whether it is listening.
+        should_exit: whether it is to stop; another thread may set it.
+
+    Raises:
+        ConfigError: the TLS certificate or its key cannot be read.
     """
 
     def __init__(
@@ -73,115 +91,137 @@ class Server(uvicorn.Server):
         *,
         agents: Agents | None = None,
     ) -> None:
-        settings = service.settings
-        self._service, self._keys = service, keys or KeyRing()
-        application = create_app(service, self._keys, agents)
-        self._connections = Connections(settings, application.fast_path)
-        self._parent = parent
-        self._listener: Listener | None = None
-        self._url = ""
-        self._sweeper: asyncio.Task[None] | None = None
+        self._service, self._keys, self._parent, self._agents = service, keys or KeyRing(), parent, agents
+        application = Application(all_routes(service, agents), service, self._keys)
+        self._connections = Connections(service.settings, application)
+        self._tls = _tls_context(service.settings)
         self._reloading: asyncio.Task[None] | None = None
-        super().__init__(
-            uvicorn.Config(
-                application.asgi,
-                host=settings.host,
-                port=settings.port,
-                http=self._connections.protocol,  # type: ignore[arg-type]  # called, never inherited from
-                ssl_certfile=settings.tls_certificate,
-                ssl_keyfile=settings.tls_key,
-                log_config=None,
-                log_level=logging.WARNING,  # its lines about requests contain addresses and queries
-                access_log=False,
-                proxy_headers=False,
-                server_header=False,
-                ws="none",
-                lifespan="on",
-            )
-        )
+        self._signals: list[int] = []
+        self._url = ""
+        self.started = self.should_exit = False
 
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - uvicorn's signature
-        """Begin to drain; a second signal stops immediately."""
-        self._captured_signals.append(sig)
-        self.force_exit = self.should_exit
-        self.should_exit = self._service.draining = self._connections.draining = True
+    @property
+    def url(self) -> str:
+        """The server's URL, once it is listening."""
+        return self._url
 
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:  # noqa: ARG002 - uvicorn's
-        """Listen, and log the address."""
+    def run(self) -> None:
+        """Serve until stopped."""
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            runner.run(self._serve())
+        if signal.SIGINT in self._signals:
+            raise KeyboardInterrupt
+
+    def run_until_signal(self) -> None:
+        """Serve until stopped; SIGTERM counts as success, because it is how servers are stopped."""
+        self.run()
+
+    async def _serve(self) -> None:
         TRACING.look()
-        await self.lifespan.startup()
+        async with self._agents.running() if self._agents else contextlib.nullcontext():
+            try:
+                listener = self._listen()
+                with self._handling_signals():
+                    await self._report()
+                    while not self.should_exit:
+                        await self._tick(_SWEEP_S)
+                    await self._drain(listener)
+            finally:
+                self._service.siblings.close()
+                self._service.close()
+
+    def _listen(self) -> Listener:
         settings = self._service.settings
         try:
             bound = self._parent.listening if self._parent else bind(settings.host, settings.port)
-            self._listener = Listener(
+            listener = Listener(
                 bound,
-                self._make_connection,
-                tls=self.config.ssl,
+                self._connections.make,
+                tls=self._tls,
                 handshake_timeout_s=settings.header_timeout_s,
                 most_handshakes=settings.max_connections // 2 + 1,
+                make_room=self._connections.make_room,
             )
-            self._listener.start()
+            listener.start()
         except OSError as error:
             logger.error("cannot listen on %s port %d: %s", settings.host, settings.port, error.strerror or error)  # noqa: TRY400
-            await self.lifespan.shutdown()
             sys.exit(_FAILED_TO_START)
-        self._url = url_of(bound, tls=settings.tls_certificate is not None)
-        self._sweeper = asyncio.get_running_loop().create_task(self._sweep())
-        self._reload_on_hangup()
+        self._url = url_of(bound, tls=self._tls is not None)
+        return listener
+
+    async def _report(self) -> None:
+        """Answer other workers, and report that the server is listening."""
         await self._service.answer_siblings()
         self.started = True
         if self._parent is not None:
-            lifeline = self._parent.lifeline
-            asyncio.get_running_loop().add_reader(lifeline, self._end_with_parent, lifeline)
             self._parent.confirm()
             return
-        logger.info(
-            "listening",
-            extra={
-                "fields": {"url": self.url, "models": [card["id"] for card in self._service.catalogue.cards()]}
-            },
-        )
+        models = [card["id"] for card in self._service.catalogue.cards()]
+        logger.info("listening", extra={"fields": {"url": self.url, "models": models}})
 
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:  # noqa: ARG002 - uvicorn's
-        """Drain, in the order described by the class."""
-        assert self._listener is not None
-        assert self._sweeper is not None
-        self._service.draining = True
-        self._connections.begin_draining()
-        if signal.SIGTERM in self._captured_signals:
-            await self._wait(self._service.settings.drain_delay_s)
-        await self._listener.stop(others_accept=self._parent is not None and not self._parent.is_stopping())
-        await self._wait(self._service.settings.drain_s, finish=True)
+    @contextlib.contextmanager
+    def _handling_signals(self) -> Iterator[None]:
+        """Handle signals, which belong to the main thread, and the end of the parent process."""
+        loop = asyncio.get_running_loop()
+        if self._parent is not None:
+            loop.add_reader(self._parent.lifeline, self._end_with_parent, self._parent.lifeline)
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        if sys.platform == "win32":
+            before = {each: signal.signal(each, self._stop_on_windows) for each in (signal.SIGINT, signal.SIGTERM)}
+            yield
+            for each, handler in before.items():
+                signal.signal(each, handler)
+            return
+        for each in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(each, self._begin_to_stop, each)
+        loop.add_signal_handler(signal.SIGHUP, self._begin_reload)
+        yield
+
+    def _stop_on_windows(self, sign: int, _: object) -> None:
+        self._begin_to_stop(sign)
+
+    def _begin_to_stop(self, sign: int) -> None:
+        """Begin to drain; a second signal stops immediately."""
+        self._signals.append(sign)
+        self.should_exit = self._service.draining = self._connections.draining = True
+
+    def _end_with_parent(self, lifeline: int) -> None:
+        asyncio.get_running_loop().remove_reader(lifeline)
+        self._begin_to_stop(signal.SIGTERM)
+
+    async def _drain(self, listener: Listener) -> None:
+        """Stop in the order described by the class."""
+        settings = self._service.settings
+        self._service.draining = self._connections.draining = True
+        if signal.SIGTERM in self._signals:
+            await self._wait(settings.drain_delay_s)
+        await listener.stop(others_accept=self._parent is not None and not self._parent.is_stopping())
+        await self._wait(settings.drain_s, finish=True)
         self._connections.abort()
-        for task in (unfinished := {self._sweeper, *self.server_state.tasks}):
+        for task in self._connections.tasks:
             task.cancel()
-        await asyncio.wait(unfinished, timeout=_CANCEL_S)
-        self._service.siblings.close()
-        await self.lifespan.shutdown()
+        if self._connections.tasks:
+            await asyncio.wait(self._connections.tasks, timeout=_CANCEL_S)
 
     async def _wait(self, seconds: float, *, finish: bool = False) -> None:
         """Wait; with ``finish``, only until the last connection is closed."""
         began = time.monotonic()
         until = began + seconds
-        while not self.force_exit and time.monotonic() < until and (self._connections or not finish):
-            await asyncio.sleep(min(_SWEEP_S, max(0.0, until - time.monotonic())))
+        while len(self._signals) < 2 and time.monotonic() < until and (self._connections or not finish):
+            await self._tick(min(_SWEEP_S, max(0.0, until - time.monotonic())))
             if finish:
                 self._connections.finish(time.monotonic() - began)
 
-    async def _sweep(self) -> None:
-        while True:
-            await asyncio.sleep(_SWEEP_S)
+    async def _tick(self, seconds: float) -> None:
+        """Wait a moment, and do what is due; a failure must not end what enforces the time limits."""
+        await asyncio.sleep(seconds)
+        try:
             self._connections.sweep()
             self._keys.refresh()
-
-    def _end_with_parent(self, lifeline: int) -> None:
-        asyncio.get_running_loop().remove_reader(lifeline)
-        self.handle_exit(signal.SIGTERM, None)
-
-    def _reload_on_hangup(self) -> None:
-        """Reload on SIGHUP; signals belong to the main thread, and the server may run in another one."""
-        if sys.platform != "win32" and threading.current_thread() is threading.main_thread():
-            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._begin_reload)
+        except Exception:
+            logger.exception("unexpected error")
 
     def _begin_reload(self) -> None:
         self._reloading = asyncio.get_running_loop().create_task(self._reload())
@@ -190,22 +230,23 @@ class Server(uvicorn.Server):
         with contextlib.suppress(EmbedkitError):  # already logged
             await self._service.reload()
 
-    def _make_connection(self) -> asyncio.Protocol:
-        return self._connections.protocol(
-            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
-        )
 
-    @property
-    def url(self) -> str:
-        """The server's URL, once it is listening."""
-        return self._url
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """Return uvloop's if it is installed: it takes less time for each request."""
+    if importlib.util.find_spec("uvloop") is None:
+        return None
+    import uvloop  # noqa: PLC0415 - not on every platform
 
-    def run_until_signal(self) -> None:
-        """Serve until stopped; SIGTERM counts as success, because it is how servers are stopped."""
-        before = signal.signal(
-            signal.SIGTERM, lambda *_: None
-        )  # uvicorn raises the signal again when it has stopped
-        try:
-            self.run()
-        finally:
-            signal.signal(signal.SIGTERM, before)
+    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return factory
+
+
+def _tls_context(settings: ServerSettings) -> ssl.SSLContext | None:
+    if settings.tls_certificate is None:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        context.load_cert_chain(settings.tls_certificate, settings.tls_key)
+    except OSError as error:  # ssl.SSLError is one
+        raise ConfigError(f"tls_certificate, tls_key: cannot be read: {error}") from error
+    return context

@@ -40,3 +40,13 @@ def test_other_origins_are_refused(serve):
         assert httpx.options(f"{url}/embed", headers={**PREFLIGHT, **other}).status_code == 400
         done = httpx.post(f"{url}/embed", json={"inputs": "a"}, headers=other)
     assert "access-control-allow-origin" not in done.headers
+
+
+def test_clients_may_have_headers_of_their_own_and_be_on_another_network(serve):
+    wanted = "authorization,content-type,x-stainless-arch,x-stainless-retry-count"
+    more = {"access-control-request-headers": wanted, "access-control-request-private-network": "true"}
+    with serve(cors_origins=(APP,), keys=(KEY,)) as url:
+        asked = httpx.options(f"{url}/v1/embeddings", headers={**PREFLIGHT, **more})
+    assert asked.status_code == 200
+    assert asked.headers["access-control-allow-headers"] == wanted
+    assert asked.headers["access-control-allow-private-network"] == "true"

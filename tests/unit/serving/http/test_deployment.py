@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from embedkit.cli import serve as command
-from embedkit.serving.http.app import create_routes
 from embedkit.serving.http.catalogue import Assets
+from embedkit.serving.http.server import all_routes
 from embedkit.serving.http.service import Service
 from embedkit.serving.http.settings import ServerSettings
 
@@ -27,7 +27,7 @@ def parse(arguments):
 @pytest.fixture
 def paths(toy_encoder):
     service = Service(ServerSettings(), lambda: Assets([toy_encoder]))
-    yield set(create_routes(service).openapi()["paths"])
+    yield {route.path for route in all_routes(service)}
     service.close()
 
 

@@ -11,7 +11,7 @@ import pytest
 from embedkit import Encoder
 from embedkit.serving.http.json_log import JsonFormatter
 
-OURS = ("embedkit", "uvicorn")
+OURS = "embedkit"
 SECRET = "guitar zoo elephant"
 
 

@@ -86,6 +86,12 @@ def test_the_map_holds_every_document_and_follows_the_collection(writing):
     assert len(writing.get("/v1/collection/map").json()["points"]) == 2
 
 
+def test_a_field_without_conditions_filters_nothing(reading):
+    done = reading.post("/v1/search", json={"query": "a dog", "filter": {"year": {}}})
+    assert done.status_code == 200
+    assert len(done.json()["hits"]) == 3
+
+
 def test_a_filter_is_applied(reading):
     done = reading.post("/v1/search", json={"query": "a dog", "filter": {"year": {"lt": 1900}}}).json()
     assert [hit["id"] for hit in done["hits"]] == ["sea/side"]

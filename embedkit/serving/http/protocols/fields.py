@@ -1,4 +1,4 @@
-"""Fields of the schemas of several protocols."""
+"""Schemas and fields that several protocols share, from which the OpenAPI document is generated."""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ from pydantic import BaseModel, ConfigDict, Field
 __all__ = [
     "Dimensions",
     "ModelName",
+    "Problem",
     "PromptName",
     "Schema",
+    "TeiProblem",
     "Texts",
     "Usage",
+    "as_texts",
     "refuse_token_ids",
 ]
 
@@ -29,6 +32,28 @@ class Schema(BaseModel):
     """A request or a response; unknown fields are ignored, as in comparable servers."""
 
     model_config = ConfigDict(strict=True)
+
+
+class ProblemDetail(Schema):
+    """An error, in OpenAI's terms."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class Problem(Schema):
+    """An error in OpenAI's format."""
+
+    error: ProblemDetail
+
+
+class TeiProblem(Schema):
+    """An error in text-embeddings-inference's format."""
+
+    error: str
+    error_type: str
 
 
 class Usage(Schema):
@@ -54,3 +79,8 @@ def refuse_token_ids(value: Any) -> Any:
             "with check_embedding_ctx_length=False)"
         )
     return value
+
+
+def as_texts(given: str | list[str]) -> list[str]:
+    """Return one text or several as a list."""
+    return [given] if isinstance(given, str) else given

@@ -1,0 +1,126 @@
+"""Answers over HTTP: JSON, and errors with their status and the format that the clients of each route expect."""
+
+from __future__ import annotations
+
+import base64
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any
+
+import orjson
+
+from embedkit.errors import (
+    CollectionError,
+    DataError,
+    EmbedkitError,
+    FingerprintError,
+    InputError,
+    ModelNotFoundError,
+    OverloadedError,
+    TooLargeError,
+)
+from embedkit.protocols import FloatArray
+
+__all__ = [
+    "HTTP_STATUSES",
+    "Answer",
+    "Headers",
+    "explain",
+    "explain_validation",
+    "problem",
+    "to_base64",
+    "to_json",
+]
+
+Headers = Sequence[tuple[bytes, bytes]]
+
+# The first matching row decides; any other exception is a bug: 500, without details for the client.
+HTTP_STATUSES: tuple[tuple[type[EmbedkitError], int], ...] = (
+    (TooLargeError, 413),
+    (InputError, 400),
+    (DataError, 400),
+    (ModelNotFoundError, 404),
+    (OverloadedError, 429),
+    (CollectionError, 503),
+    (FingerprintError, 503),
+    (EmbedkitError, 500),
+)
+
+# Status -> OpenAI's type and code, and the type of text-embeddings-inference.
+_WORDS = {
+    401: ("invalid_request_error", "invalid_api_key", "Unauthorized"),
+    404: ("invalid_request_error", "not_found", "Validation"),
+    413: ("invalid_request_error", "too_large", "Validation"),
+    429: ("rate_limit_error", "overloaded", "Overloaded"),
+}
+_CLIENT_ERROR = ("invalid_request_error", "invalid_request", "Validation")
+_SERVER_ERROR = ("server_error", "server_error", "Backend")
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A complete response.
+
+    Attributes:
+        body: its content.
+        status: its status.
+        content_type: type of the content.
+        headers: further headers, with lower-case names.
+    """
+
+    body: bytes
+    status: int = 200
+    content_type: bytes = b"application/json"
+    headers: Headers = ()
+
+
+def to_json(content: Any) -> Answer:
+    """Return content, including numpy's numbers and rows, as JSON; the route's schema documents it."""
+    return Answer(orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY))
+
+
+def to_base64(rows: FloatArray) -> list[str]:
+    """Encode each row as little-endian float32 in base64."""
+    return [base64.b64encode(row.astype("<f4", copy=False).tobytes()).decode("ascii") for row in rows]
+
+
+def explain(error: EmbedkitError, path: str) -> Answer:
+    """Return the answer for an EmbedkitError."""
+    status = next(status for kind, status in HTTP_STATUSES if isinstance(error, kind))
+    headers = {"retry-after": str(error.retry_after_s)} if isinstance(error, OverloadedError) else {}
+    return problem(path, status, str(error), headers=headers)
+
+
+def explain_validation(errors: Sequence[Mapping[str, Any]], path: str, known: Iterable[str]) -> Answer:
+    """Return the answer for a request that violates its schema, from pydantic's first error.
+
+    Args:
+        errors: as listed by pydantic.
+        path: the route's path.
+        known: fields of the schema, one of which may have been meant by an unknown field.
+    """
+    first = errors[0]
+    place = ".".join(str(part) for part in first["loc"])
+    message = str(first["msg"]).removeprefix("Value error, ")
+    if first["type"] == "extra_forbidden":
+        near = difflib.get_close_matches(place, known, n=1)
+        message = "unknown field; " + (
+            f"did you mean {near[0]!r}?" if near else f"the fields are {', '.join(known)}"
+        )
+    return problem(path, 400, f"{place}: {message}" if place else message, param=place or None)
+
+
+def problem(
+    path: str, status: int, message: str, *, param: str | None = None, headers: Mapping[str, str] | None = None
+) -> Answer:
+    """Return an error, in OpenAI's format under ``/v1`` and ``/v2``, elsewhere in TEI's."""
+    fallback = _CLIENT_ERROR if status < HTTPStatus.INTERNAL_SERVER_ERROR else _SERVER_ERROR
+    kind, code, tei_kind = _WORDS.get(status, fallback)
+    if path.startswith(("/v1/", "/v2/")):
+        content: dict[str, Any] = {"error": {"message": message, "type": kind, "param": param, "code": code}}
+    else:
+        content = {"error": message, "error_type": tei_kind}
+    more = tuple((name.encode("latin-1"), value.encode("latin-1")) for name, value in (headers or {}).items())
+    return Answer(orjson.dumps(content), status, headers=more)

@@ -1,0 +1,166 @@
+"""``/v1/embed`` and ``/v2/embed`` for Cohere's clients; ``/v1/rerank`` and ``/v2/rerank``, also for Jina's."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from typing import Any, Final, Literal
+
+from pydantic import Field
+
+from embedkit.protocols import FloatArray
+from embedkit.runtime.encoder import Encoder
+from embedkit.runtime.packing import Precision
+from embedkit.serving.http.answers import Answer, to_base64, to_json
+from embedkit.serving.http.embedding import Embedded, Embedder, Role
+from embedkit.serving.http.protocols.fields import Dimensions, ModelName, Problem, Schema, Usage
+from embedkit.serving.http.requests import Request
+from embedkit.serving.http.routes import Routes
+
+__all__ = ["routes"]
+
+routes = Routes("Cohere and Jina", errors=Problem)
+
+
+class CohereEmbedRequest(Schema):
+    """Cohere's request; images are not supported."""
+
+    texts: list[str] = Field(min_length=1)
+    model: ModelName = None
+    input_type: str | None = Field(
+        None, description="search_query and search_document select the model's prompts; other values select none"
+    )
+    embedding_types: list[Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]] | None = None
+    output_dimension: Dimensions = None
+    truncate: Literal["NONE", "END"] | None = Field(
+        None, description="END truncates long texts, NONE rejects them"
+    )
+
+
+class CohereEmbedAnswer(Schema):
+    """The part of Cohere's response that clients read; in version 1, rows unless types are requested."""
+
+    id: str
+    response_type: Literal["embeddings_by_type", "embeddings_floats"]
+    embeddings: dict[str, list[list[float]] | list[str]] | list[list[float]]
+    texts: list[str]
+    meta: dict[str, Any]
+
+
+class RerankDocument(Schema):
+    """A document as an object."""
+
+    text: str
+
+
+class RerankRequest(Schema):
+    """Request of Cohere and Jina."""
+
+    query: str
+    documents: list[str | RerankDocument]
+    model: ModelName = None
+    top_n: int | None = Field(None, ge=1, description="number of documents to return; default: all")
+    return_documents: bool | None = Field(None, description="whether the response contains the texts")
+
+
+class RerankResult(Schema):
+    """A document's position in the request, and its score; the best comes first."""
+
+    index: int
+    relevance_score: float
+    document: RerankDocument | None = None
+
+
+class RerankAnswer(Schema):
+    """The part of the response that clients of Cohere and Jina read."""
+
+    id: str
+    model: str
+    results: list[RerankResult]
+    usage: Usage
+    meta: dict[str, Any]
+
+
+_PRECISIONS: Final[dict[str, Precision]] = {
+    "float": "float32",
+    "base64": "float32",
+    "int8": "int8",
+    "uint8": "uint8",
+    "binary": "binary",
+    "ubinary": "ubinary",
+}
+_ROLES: Final[dict[str, Role]] = {"search_query": "query", "search_document": "document"}
+
+
+@routes.post("/v2/embed", CohereEmbedAnswer)
+async def embed(body: CohereEmbedRequest, request: Request) -> Answer:
+    """Embed texts: lists of rows by type."""
+    embedder = request.catalogue.embedder(body.model)
+    done = await _embed(body, request, embedder)
+    return to_json(
+        _content(body, done, _by_type(body, body.embedding_types or ["float"], done.rows, embedder.encoder))
+    )
+
+
+@routes.post("/v1/embed", CohereEmbedAnswer)
+async def embed_as_before(body: CohereEmbedRequest, request: Request) -> Answer:
+    """Embed texts: a list of rows, or lists by type if types are requested."""
+    embedder = request.catalogue.embedder(body.model)
+    done = await _embed(body, request, embedder)
+    found = _by_type(body, body.embedding_types or ["float"], done.rows, embedder.encoder)
+    return to_json(_content(body, done, found if body.embedding_types else found["float"]))
+
+
+async def _embed(body: CohereEmbedRequest, request: Request, embedder: Embedder) -> Embedded:
+    """Embed with all dimensions, from which bytes and bits are computed even if fewer dimensions are requested."""
+    embedder.check_dimensions(body.output_dimension, "output_dimension")
+    role = _ROLES.get(body.input_type or "")
+    truncate = None if body.truncate is None else body.truncate == "END"
+    done = await embedder.embed(body.texts, role=role, truncate=truncate)
+    request.note(texts=len(done.rows), tokens=done.tokens, truncated=done.truncated)
+    return done
+
+
+def _content(body: CohereEmbedRequest, done: Embedded, embeddings: Any) -> dict[str, Any]:
+    units = {"input_tokens": done.tokens}
+    return {
+        "id": str(uuid.uuid4()),
+        "response_type": "embeddings_floats" if isinstance(embeddings, list) else "embeddings_by_type",
+        "embeddings": embeddings,
+        "texts": body.texts,
+        "meta": {"api_version": {"version": "2"}, "billed_units": units, "tokens": units},
+    }
+
+
+def _by_type(
+    body: CohereEmbedRequest, types: Sequence[str], rows: FloatArray, encoder: Encoder
+) -> dict[str, list[Any]]:
+    found: dict[str, list[Any]] = {}
+    for kind in types:
+        packed = encoder.pack(rows, _PRECISIONS[kind], truncate_dim=body.output_dimension)
+        found[kind] = to_base64(packed) if kind == "base64" else list(packed)
+    return found
+
+
+@routes.post("/v1/rerank", RerankAnswer)
+@routes.post("/v2/rerank", RerankAnswer)
+async def rerank(body: RerankRequest, request: Request) -> Answer:
+    """Order documents by relevance to a query, best first."""
+    ranker = request.catalogue.ranker(body.model)
+    texts = [document if isinstance(document, str) else document.text for document in body.documents]
+    ranked = await ranker.rank(body.query, texts)
+    request.note(texts=len(texts), tokens=ranked.tokens, truncated=ranked.truncated)
+    results: list[dict[str, Any]] = [
+        {"index": index, "relevance_score": float(ranked.scores[index])}
+        | ({"document": {"text": texts[index]}} if body.return_documents else {})
+        for index in ranked.best(body.top_n)
+    ]
+    return to_json(
+        {
+            "id": str(uuid.uuid4()),
+            "model": ranker.manifest.name,
+            "results": results,
+            "usage": {"prompt_tokens": ranked.tokens, "total_tokens": ranked.tokens},
+            "meta": {"api_version": {"version": "2"}, "billed_units": {"search_units": 0}},
+        }
+    )

@@ -1,0 +1,201 @@
+"""``/v1/search`` and ``/v1/documents``: search and change the server's collection."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Literal
+
+from pydantic import Field, field_validator
+
+from embedkit.errors import InputError
+from embedkit.serving.http.answers import Answer, problem, to_json
+from embedkit.serving.http.protocols.fields import Problem, Schema
+from embedkit.serving.http.requests import Request
+from embedkit.serving.http.routes import Routes
+from embedkit.serving.retrieval.documents import Document
+from embedkit.serving.retrieval.hits import Hit
+
+__all__ = ["routes", "writing_routes"]
+
+routes = Routes("collection", errors=Problem)
+writing_routes = Routes("collection", errors=Problem, scope="write")
+
+
+class SearchRequest(Schema):
+    """A search."""
+
+    query: str
+    k: int = Field(10, ge=1, le=1000, description="number of results")
+    hybrid: bool | Literal["rrf", "weighted"] | None = Field(
+        None, description="also search by keywords, and fuse results by rank (true or rrf) or by score (weighted)"
+    )
+    rerank: bool = Field(False, description="whether the re-ranker decides the order of the candidates")
+    candidates: int | None = Field(
+        None, ge=1, le=1000, description="number of documents passed from one stage to the next; default: 50"
+    )
+    effort: float = Field(
+        1.0,
+        gt=0,
+        le=16,
+        description="search breadth of an approximate index: 2 finds more and takes longer",
+    )
+    filter: dict[str, Any] | None = Field(
+        None, description='conditions on the metadata, for example {"lang": "en", "year": {"gte": 2020}}'
+    )
+
+
+def check_json(value: Any) -> Any:
+    """Reject values that Python's JSON parser accepts but JSON lacks: NaN and unpaired surrogates."""
+    json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+    return value
+
+
+class DocumentBody(Schema):
+    """A document of the collection."""
+
+    id: str = Field(min_length=1)
+    text: str
+    metadata: dict[str, Any] | None = None
+
+    _metadata = field_validator("metadata", mode="before")(check_json)
+
+
+class SearchHit(DocumentBody):
+    """A search result."""
+
+    score: float
+    scores: dict[str, float] = Field(description="scores by stage: dense, lexical, fused, rerank")
+
+
+class SearchAnswer(Schema):
+    """Hits, best first, and the milliseconds of each stage."""
+
+    hits: list[SearchHit]
+    latency_ms: dict[str, float]
+    warnings: list[str] = Field(description="likely mistakes, such as a filter on a field that no document has")
+
+
+class CollectionCard(Schema):
+    """Description of the collection."""
+
+    model: str
+    reranker: str | None
+    documents: int
+    lexical: bool = Field(description="whether there is a keyword index for hybrid searches")
+
+
+class MapPoint(Schema):
+    """A document on the map: its coordinates and the beginning of its text."""
+
+    id: str
+    x: float
+    y: float
+    text: str
+
+
+class CollectionMap(Schema):
+    """Documents in two dimensions; an evenly spaced sample if there are many."""
+
+    points: list[MapPoint]
+    explained: float = Field(description="share of the embeddings' variance along the two axes")
+
+
+class UpsertRequest(Schema):
+    """Documents to add; existing ones with the same ids are replaced."""
+
+    documents: list[DocumentBody] = Field(min_length=1)
+
+
+class UpsertAnswer(Schema):
+    """Numbers of new and replaced documents."""
+
+    added: int
+    replaced: int
+
+
+class DeleteRequest(Schema):
+    """Documents to delete."""
+
+    ids: list[str]
+
+
+class DeleteAnswer(Schema):
+    """Number of deleted documents."""
+
+    deleted: int
+
+
+@routes.post("/v1/search", SearchAnswer)
+async def search(body: SearchRequest, request: Request) -> Answer:
+    """Find the documents nearest in meaning to a query."""
+    request.catalogue.gate.check_limits([body.query])
+    hits = await request.catalogue.needed_library().search(
+        body.query,
+        body.k,
+        conditions=body.filter,
+        hybrid=body.hybrid,
+        rerank=body.rerank,
+        candidates=body.candidates,
+        effort=body.effort,
+    )
+    request.note(hits=len(hits), **{f"{stage}_ms": round(ms, 2) for stage, ms in hits.latency_ms.items()})
+    found = [{**_content(hit), "score": hit.score, "scores": hit.scores} for hit in hits]
+    return _to_json({"hits": found, "latency_ms": hits.latency_ms, "warnings": hits.warnings})
+
+
+@routes.get("/v1/collection", CollectionCard | None)
+async def describe(request: Request) -> Answer:
+    """Describe the collection and the available search stages; null if the server has none."""
+    library = request.catalogue.library
+    return to_json(None if library is None else library.card())
+
+
+@routes.get("/v1/collection/map", CollectionMap)
+async def draw_map(request: Request) -> Answer:
+    """Return the documents in two dimensions, the principal axes of their embeddings."""
+    return _to_json(await request.catalogue.needed_library().map())
+
+
+@routes.get("/v1/documents/{id}", DocumentBody)
+async def get_document(request: Request) -> Answer:
+    """Return the document with this id."""
+    document = await request.catalogue.needed_library().get(request.found.id)
+    if document is None:
+        return problem(request.path, 404, "there is no document with this id")
+    return _to_json(_content(document))
+
+
+@writing_routes.post("/v1/documents", UpsertAnswer)
+async def upsert(body: UpsertRequest, request: Request) -> Answer:
+    """Add documents, replacing those with the same ids. They are stored when the response arrives."""
+    request.catalogue.gate.check_limits([document.text for document in body.documents])
+    added, replaced = await request.catalogue.needed_library().upsert(
+        [_record(document) for document in body.documents]
+    )
+    request.note(added=added, replaced=replaced)
+    return to_json({"added": added, "replaced": replaced})
+
+
+@writing_routes.post("/v1/documents/delete", DeleteAnswer)
+async def delete(body: DeleteRequest, request: Request) -> Answer:
+    """Delete documents by id; unknown ids are ignored."""
+    request.catalogue.gate.check_limits(body.ids)
+    deleted = await request.catalogue.needed_library().delete(body.ids)
+    request.note(deleted=deleted)
+    return to_json({"deleted": deleted})
+
+
+def _record(document: DocumentBody) -> dict[str, object]:
+    metadata = document.metadata or {}
+    if taken := {"id", "text"} & metadata.keys():
+        raise InputError(f"metadata: {min(taken)!r} is a field of the document itself; choose another name")
+    return {"id": document.id, "text": document.text, **metadata}
+
+
+def _content(found: Document | Hit) -> dict[str, Any]:
+    return {"id": found.id, "text": found.text, "metadata": found.metadata}
+
+
+def _to_json(content: Any) -> Answer:
+    """Return content that may contain integers of any size, which orjson cannot write, as JSON."""
+    return Answer(json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode())

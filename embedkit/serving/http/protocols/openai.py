@@ -1,0 +1,142 @@
+"""``/v1/embeddings`` and ``/v1/models``, for OpenAI's clients, and for Jina's where they differ."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, cast
+
+from pydantic import Field, ValidationInfo, field_validator
+
+from embedkit.errors import InputError
+from embedkit.serving.http.answers import Answer, to_base64, to_json
+from embedkit.serving.http.embedding import Embedder
+from embedkit.serving.http.protocols.fields import (
+    Dimensions,
+    ModelName,
+    Problem,
+    PromptName,
+    Schema,
+    Texts,
+    Usage,
+    as_texts,
+    refuse_token_ids,
+)
+from embedkit.serving.http.requests import Request
+from embedkit.serving.http.routes import Routes
+
+__all__ = ["ModelList", "routes"]
+
+routes = Routes("OpenAI", errors=Problem)
+
+TokenIds = Annotated[
+    list[int] | list[list[int]],
+    Field(description="token ids of a text, or of several, including special tokens"),
+]
+
+
+def read_inputs(value: Any, information: ValidationInfo) -> Any:
+    """Accept Jina's ``{"text": ...}``; reject token ids of an unnamed tokenizer."""
+    if information.data.get("tokenizer") is not None:
+        return value
+    if isinstance(value, list) and all(
+        isinstance(one, dict) and isinstance(one.get("text"), str) for one in value
+    ):
+        return [one["text"] for one in value]
+    return refuse_token_ids(value)
+
+
+class EmbeddingsRequest(Schema):
+    """OpenAI's request, plus ``prompt_name`` and ``tokenizer``; also Jina's, whose texts may be objects."""
+
+    tokenizer: str | None = Field(
+        None, description="name or fingerprint of the model whose tokenizer produced the token ids in the input"
+    )
+    input: Texts | TokenIds
+    model: ModelName = None
+    encoding_format: Literal["float", "base64"] | None = Field(
+        "float", description="numbers, or little-endian float32 in base64, which is smaller and faster"
+    )
+    dimensions: Dimensions = None
+    prompt_name: PromptName = None
+
+    _texts = field_validator("input", mode="before")(read_inputs)
+
+
+class Embedding(Schema):
+    """One text's embedding: D numbers, or float32 in base64."""
+
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingsAnswer(Schema):
+    """OpenAI's response."""
+
+    object: Literal["list"]
+    data: list[Embedding]
+    model: str
+    usage: Usage
+
+
+class ModelCard(Schema):
+    """One model in OpenAI's format, with its properties."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    kind: Literal["encoder", "cross-encoder"]
+    dimension: int = Field(description="width of an embedding; 1 for a cross-encoder")
+    max_length: int = Field(description="maximum length of a text in tokens")
+    fingerprint: str = Field(description="SHA-256 of everything that determines the embeddings")
+    numerics: str = Field(description="the arithmetic; with the same fingerprint, it computes the same bits")
+
+
+class ModelList(Schema):
+    """All models of the server."""
+
+    object: Literal["list"]
+    data: list[ModelCard]
+
+
+@routes.post("/v1/embeddings", EmbeddingsAnswer)
+async def embed(body: EmbeddingsRequest, request: Request) -> Answer:
+    """Embed one text or several."""
+    embedder = request.catalogue.embedder(body.model)
+    if body.tokenizer is None:
+        texts = as_texts(cast(str | list[str], body.input))
+        done = await embedder.embed(texts, prompt_name=body.prompt_name, dimensions=body.dimensions)
+    else:
+        done = await embedder.embed_ids(_token_ids(body, embedder, request), dimensions=body.dimensions)
+    request.note(texts=len(done.rows), tokens=done.tokens, truncated=done.truncated)
+    usage = {"prompt_tokens": done.tokens, "total_tokens": done.tokens}
+    data = [
+        {"object": "embedding", "index": index, "embedding": row}
+        for index, row in enumerate(to_base64(done.rows) if body.encoding_format == "base64" else done.rows)
+    ]
+    return to_json({"object": "list", "data": data, "model": embedder.encoder.name, "usage": usage})
+
+
+def _token_ids(body: EmbeddingsRequest, embedder: Embedder, request: Request) -> list[list[int]]:
+    """Return the token ids of a request, if they belong to the model that embeds them."""
+    encoder = embedder.encoder
+    if body.tokenizer != encoder.fingerprint and request.catalogue.embedder(body.tokenizer).encoder is not encoder:
+        raise InputError(f"tokenizer: expected {encoder.name!r}, the requested model, got {body.tokenizer!r:.80}")
+    if body.prompt_name is not None:
+        raise InputError("prompt_name: prompts cannot be prepended to token ids; send texts")
+    given = body.input
+    if not isinstance(given, list) or any(isinstance(one, str) for one in given):
+        raise InputError("input: expected token ids, because tokenizer is set; omit it to send texts")
+    return cast(list[list[int]], given if given and isinstance(given[0], list) else [given])
+
+
+@routes.get("/v1/models", ModelList)
+async def list_models(request: Request) -> Answer:
+    """The models of this server."""
+    return to_json({"object": "list", "data": request.catalogue.cards()})
+
+
+@routes.get("/v1/models/{id}", ModelCard)
+async def describe_model(request: Request) -> Answer:
+    """One model of this server, by its name or an alias."""
+    return to_json(request.catalogue.card(request.found.id))

@@ -1,0 +1,280 @@
+"""Routes of text-embeddings-inference (TEI), and of ``huggingface_hub.InferenceClient``."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated, Any, Literal, cast
+
+from pydantic import BeforeValidator, Field, field_validator
+
+from embedkit import __version__
+from embedkit.errors import InputError
+from embedkit.serving.http.answers import Answer, to_json
+from embedkit.serving.http.protocols.fields import (
+    Dimensions,
+    ModelName,
+    PromptName,
+    Schema,
+    TeiProblem,
+    Texts,
+    as_texts,
+    refuse_token_ids,
+)
+from embedkit.serving.http.requests import Request
+from embedkit.serving.http.routes import Routes
+
+__all__ = ["routes"]
+
+routes = Routes("text-embeddings-inference", errors=TeiProblem)
+
+
+def check_direction(value: Any) -> Any:
+    """Reject truncation at the beginning of texts."""
+    if isinstance(value, str) and value.lower() == "left":
+        raise ValueError('texts can only be truncated at their end; expected "right"')
+    return value.lower() if isinstance(value, str) else value
+
+
+Direction = Annotated[
+    Literal["right"] | None,
+    BeforeValidator(check_direction),
+    Field(description="end at which texts that are too long are truncated; case-insensitive"),
+]
+
+
+Truncate = Annotated[
+    bool | None,
+    Field(description="whether to truncate texts that are too long or to reject them; default: on_overflow"),
+]
+
+
+class TeiEmbedRequest(Schema):
+    """Request of text-embeddings-inference, plus ``model``."""
+
+    inputs: Texts
+    normalize: bool | None = Field(True, description="must be true unless the model does not normalise")
+    truncate: Truncate = None
+    truncation_direction: Direction = None
+    prompt_name: PromptName = None
+    dimensions: Dimensions = None
+    model: ModelName = None
+
+    _texts = field_validator("inputs", mode="before")(refuse_token_ids)
+
+
+class SimilarityInputs(Schema):
+    """One text, and the texts to compare with it."""
+
+    source_sentence: str
+    sentences: list[str] = Field(min_length=1)
+
+
+class SimilarityParameters(Schema):
+    """Options for embedding the texts."""
+
+    truncate: Truncate = None
+    truncation_direction: Direction = None
+    prompt_name: PromptName = None
+
+
+class SimilarityRequest(Schema):
+    """Request of text-embeddings-inference, plus ``model``."""
+
+    inputs: SimilarityInputs
+    parameters: SimilarityParameters | None = None
+    model: ModelName = None
+
+
+class InferRequest(TeiEmbedRequest):
+    """Request of ``huggingface_hub.InferenceClient``: texts to embed, or texts to compare."""
+
+    inputs: Texts | SimilarityInputs  # type: ignore[assignment]
+    parameters: SimilarityParameters | None = None
+
+
+class TeiTokenizeRequest(Schema):
+    """Request of text-embeddings-inference, plus ``model``."""
+
+    inputs: Texts
+    add_special_tokens: bool = True
+    prompt_name: PromptName = None
+    model: ModelName = None
+
+    _texts = field_validator("inputs", mode="before")(refuse_token_ids)
+
+
+class TeiToken(Schema):
+    """A token and its character offsets; special tokens have none."""
+
+    id: int
+    text: str
+    special: bool
+    start: int | None
+    stop: int | None
+
+
+class TeiPredictRequest(Schema):
+    """A pair of texts, or a list of pairs, as in text-embeddings-inference."""
+
+    inputs: list[str] | list[list[str]] = Field(description="a pair of texts, or a list of pairs")
+    raw_scores: bool = Field(False, description="must be false")
+    truncate: Truncate = None
+
+    @field_validator("inputs")
+    @classmethod
+    def _pairs(cls, value: list[Any]) -> list[Any]:
+        pairs = value if value and isinstance(value[0], list) else [value]
+        wrong = next((pair for pair in pairs if len(pair) != 2), None)
+        if wrong is not None:
+            raise ValueError(f"expected a pair of texts for the cross-encoder to score, got {len(wrong)} texts")
+        return value
+
+
+class TeiPrediction(Schema):
+    """The score of a pair, under a re-ranker's single label."""
+
+    score: float
+    label: str
+
+
+class TeiModelType(Schema):
+    """Kind of the model."""
+
+    embedding: dict[str, str] = Field(description='{"pooling": "mean"}')
+
+
+class TeiInfo(Schema):
+    """The server information of text-embeddings-inference."""
+
+    model_id: str
+    model_sha: str
+    model_numerics: str
+    model_dtype: str
+    model_type: TeiModelType
+    max_concurrent_requests: int
+    max_input_length: int
+    max_batch_tokens: int
+    max_client_batch_size: int
+    auto_truncate: bool
+    version: str
+
+
+class TeiRerankRequest(Schema):
+    """Request of text-embeddings-inference, plus ``model``."""
+
+    query: str
+    texts: list[str]
+    model: ModelName = None
+    raw_scores: bool = Field(False, description="must be false")
+    return_text: bool = False
+    truncate: bool | None = Field(
+        None, description="whether to truncate pairs that are too long or to reject them"
+    )
+
+
+class TeiRank(Schema):
+    """A text's position in the request, and its score."""
+
+    index: int
+    score: float
+    text: str | None = None
+
+
+_LABEL = "LABEL_0"  # transformers' default name of a single label
+
+
+@routes.post("/embed", list[list[float]])
+async def embed(body: TeiEmbedRequest, request: Request) -> Answer:
+    """Embed one text or several: a list of embeddings."""
+    if body.normalize is False:
+        raise InputError("normalize: false is not supported, because this server returns unit vectors")
+    done = await request.catalogue.embedder(body.model).embed(
+        as_texts(body.inputs), prompt_name=body.prompt_name, dimensions=body.dimensions, truncate=body.truncate
+    )
+    request.note(texts=len(done.rows), tokens=done.tokens, truncated=done.truncated)
+    return to_json(list(done.rows))
+
+
+@routes.post("/similarity", list[float])
+async def compare(body: SimilarityRequest, request: Request) -> Answer:
+    """Return the cosine of one text with each of several."""
+    given, how = body.inputs, body.parameters or SimilarityParameters(prompt_name=None)
+    done = await request.catalogue.embedder(body.model).embed(
+        [given.source_sentence, *given.sentences], prompt_name=how.prompt_name, truncate=how.truncate
+    )
+    request.note(texts=len(done.rows), tokens=done.tokens, truncated=done.truncated)
+    return to_json(done.rows[1:] @ done.rows[0])
+
+
+@routes.post("/", list[list[float]] | list[float])
+async def infer(body: InferRequest, request: Request) -> Answer:
+    """As ``/embed`` for texts, and as ``/similarity`` for ``{"source_sentence", "sentences"}``."""
+    if isinstance(body.inputs, SimilarityInputs):
+        return await compare(
+            SimilarityRequest(inputs=body.inputs, parameters=body.parameters, model=body.model), request
+        )
+    return await embed(body, request)
+
+
+@routes.post("/tokenize", list[list[TeiToken]])
+async def tokenize(body: TeiTokenizeRequest, request: Request) -> Answer:
+    """Return the tokens of one text or several, not truncated, with their character offsets."""
+    texts, encoder = as_texts(body.inputs), request.catalogue.embedder(body.model).encoder
+    request.catalogue.gate.check_limits(texts)
+    found = await asyncio.to_thread(
+        lambda: encoder.token_spans(texts, special_tokens=body.add_special_tokens, prompt_name=body.prompt_name)
+    )
+    request.note(texts=len(texts), tokens=sum(map(len, found)))
+    return to_json([[one._asdict() for one in tokens] for tokens in found])
+
+
+@routes.post("/predict", list[TeiPrediction] | list[list[TeiPrediction]])
+async def predict(body: TeiPredictRequest, request: Request) -> Answer:
+    """Return the cross-encoder's scores of a pair of texts, or of several pairs."""
+    if body.raw_scores:
+        raise InputError("raw_scores: true is not supported, because scores are those of the whole model")
+    several = isinstance(body.inputs[0], list)
+    pairs = cast(list[tuple[str, str]], body.inputs if several else [body.inputs])
+    pairs = [(first, second) for first, second in pairs]
+    ranked = await request.catalogue.needed_cross().predict(pairs, truncate=body.truncate)
+    request.note(texts=len(pairs), tokens=ranked.tokens, truncated=ranked.truncated)
+    found = [[{"score": score, "label": _LABEL}] for score in ranked.scores.tolist()]
+    return to_json(found if several else found[0])
+
+
+@routes.get("/info", TeiInfo, query={"model": "name of the model; default: the first one"})
+async def info(request: Request) -> Answer:
+    """Describe a model, by default the default one, and the limits."""
+    encoder, settings = request.catalogue.embedder(request.query("model")).encoder, request.catalogue.settings
+    manifest = encoder.manifest
+    return to_json(
+        {
+            "model_id": manifest.name,
+            "model_sha": encoder.fingerprint,
+            "model_numerics": encoder.numerics,
+            "model_dtype": manifest.precision,
+            "model_type": {"embedding": {"pooling": manifest.pooling}},
+            "max_concurrent_requests": settings.concurrent_requests,
+            "max_input_length": manifest.max_length,
+            "max_batch_tokens": settings.batch_tokens,
+            "max_client_batch_size": settings.max_items,
+            "auto_truncate": settings.on_overflow == "truncate",
+            "version": __version__,
+        }
+    )
+
+
+@routes.post("/rerank", list[TeiRank])
+async def rerank_as_tei(body: TeiRerankRequest, request: Request) -> Answer:
+    """Order texts by relevance to a query, best first."""
+    if body.raw_scores:
+        raise InputError("raw_scores: true is not supported, because scores are those of the whole model")
+    ranked = await request.catalogue.ranker(body.model).rank(body.query, body.texts, truncate=body.truncate)
+    request.note(texts=len(body.texts), tokens=ranked.tokens, truncated=ranked.truncated)
+    return to_json(
+        [
+            {"index": index, "score": float(ranked.scores[index])}
+            | ({"text": body.texts[index]} if body.return_text else {})
+            for index in ranked.best()
+        ]
+    )

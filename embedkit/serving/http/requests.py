@@ -1,0 +1,294 @@
+"""The path of every request: its route, the guard, its body, the function that answers, errors, and the log."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import re
+import time
+import traceback
+import urllib.parse
+import zlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import ValidationError
+
+from embedkit.errors import EmbedkitError, InputError, TooLargeError
+from embedkit.serving.http.admission import ANYBODY, Caller
+from embedkit.serving.http.answers import Answer, Headers, explain, explain_validation, problem, to_json
+from embedkit.serving.http.catalogue import Catalogue
+from embedkit.serving.http.guard import Guard, allowed_origin, preflight
+from embedkit.serving.http.keys import KeyRing
+from embedkit.serving.http.routes import Found, Route, RouteTable
+from embedkit.serving.http.service import Service
+from embedkit.serving.http.tracing import TRACING
+
+__all__ = ["Application", "Request"]
+
+logger = logging.getLogger(__name__)
+
+_REQUEST_ID = re.compile(rb"[\w.-]{1,64}", flags=re.ASCII)
+_UNANSWERED = 499  # nginx's status for clients that have disconnected
+_QUIET = ("/health", "/metrics")
+_EXPOSED = b"access-control-expose-headers: retry-after, x-request-id\r\nvary: origin\r\n"
+_INFLATED_AT_ONCE = 65_536  # bytes; more would block the event loop for longer than starting a thread takes
+_MOST_INFLATED_TIMES = 1032  # zlib's largest ratio
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """A request, from its headers to its answer.
+
+    Attributes:
+        method: its method.
+        target: its target, as sent.
+        found: its route.
+        headers: the last value of each header.
+        id: the client's id of it, or a generated one.
+        address: the client's address.
+        service: answers it.
+        body: the part of the body that has arrived.
+        notes: numbers that its function adds to the log, never texts.
+        status: status of the answer.
+        seconds: time limit for its work.
+        caller: its client.
+        catalogue: the models and the collection that answer it.
+        keep_alive, awaits_continue, is_complete, is_considered, answered: its state on its connection.
+        refusal: the answer, if it is refused.
+        task: computes the answer.
+    """
+
+    method: str
+    target: bytes
+    found: Found
+    headers: dict[bytes, bytes]
+    id: bytes
+    address: str
+    service: Service
+    body: bytearray = field(default_factory=bytearray)
+    notes: dict[str, Any] = field(default_factory=dict)
+    status: int = _UNANSWERED
+    seconds: float = 0.0
+    caller: Caller = ANYBODY
+    keep_alive: bool = True
+    awaits_continue: bool = False
+    is_complete: bool = False
+    is_considered: bool = False
+    answered: bool = False
+    refusal: Answer | None = None
+    task: asyncio.Task[None] | None = None
+    began: float = field(default_factory=time.perf_counter)
+    _catalogue: Catalogue | None = None
+    _ended: bool = False
+
+    @property
+    def path(self) -> str:
+        """Its path, decoded, without the prefix of a proxy."""
+        return self.found.path
+
+    @property
+    def route(self) -> Route | None:
+        """The route that answers it, if any."""
+        return self.found.route
+
+    @property
+    def is_public(self) -> bool:
+        """Whether it is answered without a key and before its body arrives."""
+        return self.found.is_public
+
+    @property
+    def label(self) -> str:
+        """Its route, as in the OpenAPI document."""
+        return "other" if self.found.route is None else self.found.route.path
+
+    @property
+    def catalogue(self) -> Catalogue:
+        """The models and the collection, leased to it."""
+        assert self._catalogue is not None
+        return self._catalogue
+
+    def query(self, name: str) -> str | None:
+        """Return a query parameter."""
+        given = urllib.parse.parse_qs(self.target.partition(b"?")[2].decode("latin-1"), keep_blank_values=True)
+        return given.get(name, [None])[-1]
+
+    def note(self, **numbers: float) -> None:
+        """Add numbers to its log line."""
+        self.notes.update(numbers)
+
+
+class Application:
+    """Answers requests; knows nothing of connections.
+
+    Args:
+        routes: the routes.
+        service: leases models and collection to requests, and counts them.
+        keys: API keys; without any, no key is required.
+    """
+
+    def __init__(self, routes: Iterable[Route], service: Service, keys: KeyRing) -> None:
+        document = Route("GET", "/openapi.json", self._describe, None, None)
+        self._table = RouteTable([*routes, document], service.settings.root_path)
+        self._service, self._settings = service, service.settings
+        self._guard = Guard(service.settings, keys)
+
+    async def _describe(self, _: Request) -> Answer:
+        return to_json(self._table.document())
+
+    def begin(self, method: str, target: bytes, headers: Headers, address: str = "") -> Request:
+        """Return a request whose headers have arrived; :meth:`end` ends it."""
+        values = dict(headers)
+        given = values.get(b"x-request-id", b"")
+        request_id = given if _REQUEST_ID.fullmatch(given) else b"%016x" % random.getrandbits(64)
+        self._service.metrics.begin_request()
+        return Request(
+            method, target, self._table.find(method, target), values, request_id, address, self._service
+        )
+
+    def admit(self, request: Request) -> Answer | None:
+        """Check a request by its headers only; return an answer if it is refused, or a preflight."""
+        return preflight(request.method, request.headers, self._settings.cors_origins) or self._guard.admit(
+            request
+        )
+
+    def check_size(self, request: Request) -> Answer | None:
+        """Check the part of the body that has arrived; return an answer if it is too large."""
+        most = self._settings.max_body_bytes
+        if len(request.body) <= most:
+            return None
+        return problem(request.path, 413, f"the request has more than {most} bytes, the maximum")
+
+    def shared_with_pages(self, request: Request) -> list[bytes]:
+        """Return the header lines that let a page of another origin read the answer, if it may."""
+        if not self._settings.cors_origins:
+            return []
+        allowed = allowed_origin(request.headers, self._settings.cors_origins)
+        return [b"access-control-allow-origin: %b\r\n" % allowed, _EXPOSED] if allowed else [b"vary: origin\r\n"]
+
+    async def answer(self, request: Request) -> Answer:
+        """Answer an admitted request that is complete, or public."""
+        try:
+            with TRACING.request(request.method, request.headers.items()) as span:
+                answer = await self._answer_in_time(request)
+                if span is not None:
+                    TRACING.describe(span, request.method, request.label, answer.status, request.notes)
+        except Exception as error:  # noqa: BLE001 - a client gets an answer whatever happens
+            answer = _explain_bug(error, request)
+        return answer
+
+    async def _answer_in_time(self, request: Request) -> Answer:
+        if request.is_public:
+            return await self._run(request)
+        try:
+            self._guard.enter(request)
+        except EmbedkitError as error:
+            return explain(error, request.path)
+        timer = _Timer(request.seconds)
+        try:
+            return await self._run(request)
+        except asyncio.CancelledError:
+            if not timer.is_over:
+                raise
+            message = f"the request was not completed within {request.seconds:g} s"
+            return problem(request.path, 504, f"{message} (X-Request-Timeout, or timeout_s of the server)")
+        finally:
+            timer.cancel()
+            self._guard.leave()
+
+    async def _run(self, request: Request) -> Answer:
+        """Parse the body and call the route's function; map their errors."""
+        route = request.found.route
+        assert route is not None
+        try:
+            with self._service.lease() as catalogue:
+                request._catalogue = catalogue  # noqa: SLF001 - a request's own module
+                if route.schema is None:
+                    return await route.run(request)
+                body: Any = request.body
+                if b"content-encoding" in request.headers:
+                    body = await self._inflated(request)
+                return await route.run(route.schema.model_validate_json(body), request)
+        except ValidationError as error:
+            assert route.schema is not None
+            errors = error.errors(include_url=False, include_input=False)
+            return explain_validation(errors, request.path, route.schema.model_fields)
+        except EmbedkitError as error:
+            return explain(error, request.path)
+
+    async def _inflated(self, request: Request) -> bytes:
+        """Return the body, decompressed.
+
+        Raises:
+            TooLargeError: it is too large.
+            InputError: it is not in the format of gzip.
+        """
+        if request.headers[b"content-encoding"].lower() == b"identity":
+            return bytes(request.body)
+        if len(request.body) * _MOST_INFLATED_TIMES <= _INFLATED_AT_ONCE:
+            return _inflate(request.body, self._settings.max_body_bytes)
+        return await asyncio.to_thread(_inflate, request.body, self._settings.max_body_bytes)
+
+    def end(self, request: Request) -> None:
+        """Record that a request was answered, or that its client has disconnected."""
+        if request._ended:  # noqa: SLF001 - a request's own module
+            return
+        request._ended = True  # noqa: SLF001
+        self._service.metrics.end_request()
+        label, seconds = request.label, time.perf_counter() - request.began
+        self._service.metrics.count_request(label, request.status, seconds)
+        level = logging.DEBUG if label.startswith(_QUIET) else logging.INFO
+        if logger.isEnabledFor(level):
+            fields = {
+                "method": request.method,
+                "route": label,
+                "status": request.status,
+                "ms": round(1000 * seconds, 2),
+                **request.notes,
+                "request_id": request.id.decode(),
+            }
+            logger.log(level, "request", extra={"fields": fields})
+
+
+class _Timer:
+    """Cancels the current task after a time; cheaper than ``asyncio.timeout``."""
+
+    def __init__(self, seconds: float) -> None:
+        self.is_over = False
+        self._task = asyncio.current_task()
+        self.cancel: Callable[[], None] = asyncio.get_running_loop().call_later(seconds, self._expire).cancel
+
+    def _expire(self) -> None:
+        self.is_over = True
+        if self._task is not None:
+            self._task.cancel()
+
+
+def _inflate(body: bytes | bytearray, most: int) -> bytes:
+    parser = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
+    try:
+        content = parser.decompress(body, most + 1)
+    except zlib.error:
+        raise InputError("Content-Encoding: the body is not in the format of gzip") from None
+    if len(content) > most:
+        raise TooLargeError(f"the request has more than {most} bytes when decompressed; at most that are allowed")
+    if not parser.eof or parser.unused_data:
+        raise InputError("Content-Encoding: the body is not one complete gzip stream")
+    return content
+
+
+def _explain_bug(error: Exception, request: Request) -> Answer:
+    """Return the answer to a request that raised an unexpected error.
+
+    Its type and location are logged, but not its message, which may contain a user's text.
+    """
+    places = traceback.extract_tb(error.__traceback__)
+    fields: dict[str, Any] = {
+        "error": type(error).__name__,
+        "trace": [f"{place.filename}:{place.lineno} {place.name}" for place in places],
+        "request_id": request.id.decode(),
+    }
+    logger.error("unexpected error", extra={"fields": fields})
+    return problem(request.path, 500, "internal error; the server's log has the details")
