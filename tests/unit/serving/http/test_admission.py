@@ -14,7 +14,7 @@ import pytest
 from embedkit import Collection, CrossEncoder, Encoder
 from embedkit.errors import OverloadedError
 from embedkit.serving.http.admission import CALLER, Admission, Caller, Rate
-from embedkit.serving.http.schemas.openai import EmbeddingsRequest
+from embedkit.serving.http.protocols.openai import EmbeddingsRequest
 
 
 def test_excess_work_is_refused_with_a_time_to_retry():
