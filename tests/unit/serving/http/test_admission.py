@@ -112,9 +112,9 @@ class SlowCross(CrossEncoder):
 
     gate = threading.Event()
 
-    def predict_tokens(self, tokens):
+    def predict_tokens(self, tokens, *activation):
         assert self.gate.wait(20)
-        return super().predict_tokens(tokens)
+        return super().predict_tokens(tokens, *activation)
 
 
 @pytest.fixture
