@@ -63,9 +63,17 @@ def is_bert(model: SentenceEncoder | PairEncoder) -> bool:
     supported = _FAMILY if isinstance(model, PairEncoder) else (*_FAMILY, *_ENCODERS)
     return (
         config.model_type in supported
+        and (isinstance(model, PairEncoder) or _is_plain(model))
         and _activation(config) in _GELU
         and getattr(config, "position_embedding_type", "absolute") == "absolute"
         and getattr(config, "embedding_size", config.hidden_size) == config.hidden_size  # no projection of words
+    )
+
+
+def _is_plain(model: SentenceEncoder) -> bool:
+    """Whether pooling and head are among those written here."""
+    return model.pooling in ("mean", "cls") and (
+        model.head is None or (model.head.before is None and model.head.activation in ("tanh", "linear"))
     )
 
 

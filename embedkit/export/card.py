@@ -9,7 +9,7 @@ from typing import Any
 
 from embedkit.config import load_toml
 from embedkit.errors import ModelError
-from embedkit.runtime.layout import read_json
+from embedkit.runtime.folders import read_json
 
 __all__ = ["Card", "find_model_folder", "read_card"]
 

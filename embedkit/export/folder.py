@@ -2,7 +2,7 @@
 
 ::
 
-    see embedkit.runtime.layout                for models with weights, to be loaded on torch
+    see embedkit.runtime.folders               for models with weights, to be loaded on torch
     onnx/model.onnx                            float32; for a bundle, its own graph
     onnx/model_fp16.onnx                       float16, for GPUs
     onnx/model_qint8_*.onnx                    quantized, with sentence-transformers' name for the processor
@@ -26,14 +26,15 @@ from safetensors.numpy import save_file
 
 from embedkit.atomic import atomic_folder
 from embedkit.errors import ExportError, GateError
-from embedkit.export.card import read_card
+from embedkit.export.card import find_model_folder, read_card
 from embedkit.export.graph_parts import Head, expose_states, has_memory, read_head
 from embedkit.export.hub import model_card
-from embedkit.export.pipeline import ExportOptions, export, load_source
+from embedkit.export.pipeline import ExportOptions, Origin, export, load_source
 from embedkit.export.probes import PROBE_TEXTS
 from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.layout import write_layout
+from embedkit.modeling.location import find_folder
 from embedkit.modeling.vocabulary import write_tokenizer
 from embedkit.protocols import FloatArray
 from embedkit.runtime.bundle import Bundle, Manifest, read_bundle
@@ -99,6 +100,7 @@ def export_folder(
     model = load_source(source, max_length=max_length)
     if isinstance(model, SentenceEncoder) and model.memory is not None:
         raise _memory_error(source)
+    origin = Origin(find_folder(find_model_folder(source)), max_length)
     bundles = {}
     with tempfile.TemporaryDirectory() as folder:
         for precision in dict.fromkeys(["fp32", options["precision"]]):
@@ -107,7 +109,7 @@ def export_folder(
             if precision == "fp32":
                 wanted["word_table"] = None
             path = Path(folder) / "bundle.onnx"
-            export(model, path, card=card, **wanted)
+            export(model, path, card=card, origin=origin, **wanted)
             bundles[_name(precision, target)] = read_bundle(path)
     return _write(output, model, bundles)
 
@@ -161,9 +163,9 @@ def _write_settings(folder: Path, bundle: Bundle) -> None:
         prompts=dict(manifest.prompts),
         default_prompt=manifest.default_prompt or None,
     )
-    if head is not None and layout.head is not None:
+    if head is not None and layout.heads:
         weights = {"linear.weight": head.weight, "linear.bias": head.bias}
-        save_file(weights, layout.head / "model.safetensors")
+        save_file(weights, layout.heads[0] / "model.safetensors")
     # Enough for libraries that read the model type before they load its graph.
     config = {
         "model_type": "bert",

@@ -19,13 +19,16 @@ from embedkit.export.writer import MEMORY_ROWS
 from embedkit.protocols import FloatArray
 from embedkit.runtime.bundle import Bundle
 
-__all__ = ["Head", "expose_states", "find_states", "has_memory", "read_head"]
+__all__ = ["STATE_POOLINGS", "Head", "expose_states", "find_states", "has_memory", "read_head"]
 
 # Name of the pooling node -> index of its input with the token states, for written and for traced graphs.
 _POOLS = {
     "mean": {"masked_sum": 1, "/MatMul": 1},
     "cls": {"pooled": 0, "/Gather": 0},
 }
+STATE_POOLINGS = tuple(_POOLS)
+"""Poolings whose token states are found in a graph."""
+
 # Name of the head's product -> name of the node that adds its bias, for written and for traced graphs.
 _HEADS = {"head.linear": "head.linear.sum", "head.linear.product": "head.linear"}
 
@@ -113,7 +116,7 @@ def find_states(graph: onnx.GraphProto, pooling: str) -> str:
     Raises:
         ExportError: it was not found.
     """
-    known = _POOLS[pooling]
+    known = _POOLS.get(pooling, {})
     values = [node.input[known[node.name]] for node in graph.node if node.name in known]
     if len(values) != 1:
         raise ExportError("the token states were not found; only graphs written by embedkit are supported")

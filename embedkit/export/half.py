@@ -30,7 +30,7 @@ def halve(model: onnx.ModelProto, pooling: str | None) -> onnx.ModelProto:
 
     Args:
         model: the graph of an encoder or a cross-encoder, in float32.
-        pooling: the encoder's pooling; None for a cross-encoder.
+        pooling: the encoder's pooling; None for a cross-encoder, or a pooling that is not recognised in a graph.
 
     Raises:
         ExportError: the graph contains branches, or its token states are not found.

@@ -7,44 +7,47 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Required, TypedDict, Unpack
+from typing import Any, NamedTuple, Required, TypedDict, Unpack
 
 import numpy as np
 import onnx
 
 from embedkit import __version__
 from embedkit.atomic import atomic_file
-from embedkit.errors import ExportError, GateError
+from embedkit.errors import ExportError, GateError, ModelError
 from embedkit.evaluation.sts import ScoredPairs
 from embedkit.export.biases import add_to_biases, measure_shifts
 from embedkit.export.candidates import Candidate, run_torch
 from embedkit.export.card import Card, find_model_folder, read_card
 from embedkit.export.gates import Gate
 from embedkit.export.graph import build_graph
+from embedkit.export.graph_parts import STATE_POOLINGS
 from embedkit.export.half import halve
 from embedkit.export.inputs import InputStatistics, measure_inputs
 from embedkit.export.probes import GOLDEN_PAIRS, GOLDEN_TEXTS, PROBE_TEXTS
 from embedkit.export.prune import prune_vocabulary
 from embedkit.export.quantize import Int8Arithmetic, largest_weight
+from embedkit.export.reading import check_reading
 from embedkit.export.shared_constants import find_twins, merge_twins
 from embedkit.export.static import StaticInt8Products
 from embedkit.export.stored_weights import check_weights
 from embedkit.export.verify import PAIR_THRESHOLDS, THRESHOLDS, Thresholds, verify
 from embedkit.export.word_table import MixedArithmetic, choose_word_table
 from embedkit.export.writer import Arithmetic, FloatArithmetic, Products
-from embedkit.modeling.cross_encoder import PairEncoder, is_cross_encoder
+from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.location import find_folder
 from embedkit.runtime.bundle import Golden, GoldenPairs, Manifest, read_bundle, write_bundle
 from embedkit.runtime.cross_encoder import CrossEncoder
 from embedkit.runtime.encoder import Encoder
+from embedkit.runtime.folders import read_layout
 from embedkit.runtime.gate_figures import describe_figures
 from embedkit.runtime.native_network import NativeNetwork
 from embedkit.runtime.numerics import digest_of
 from embedkit.runtime.ranges import Ranges
 from embedkit.runtime.tokenization import Tokens
 
-__all__ = ["PRECISIONS", "ExportOptions", "ExportReport", "export", "export_source", "load_source"]
+__all__ = ["PRECISIONS", "ExportOptions", "ExportReport", "Origin", "export", "export_source", "load_source"]
 
 logger = logging.getLogger("embedkit")
 
@@ -78,6 +81,18 @@ class ExportReport:
     manifest: Manifest
     fingerprint: str
     size_bytes: int
+
+
+class Origin(NamedTuple):
+    """What a model was loaded from.
+
+    Attributes:
+        folder: the model folder.
+        max_length: the maximum length that the caller chose instead of the folder's, or None.
+    """
+
+    folder: Path
+    max_length: int | None = None
 
 
 class ExportOptions(TypedDict, total=False):
@@ -117,7 +132,9 @@ def export_source(
         ExportError, GateError, StorageError: see :func:`export`.
     """
     card = read_card(source, licence=licence)
-    return export(load_source(source, max_length=max_length), output, card=card, **options)
+    model = load_source(source, max_length=max_length)
+    origin = Origin(find_folder(find_model_folder(source)), max_length)
+    return export(model, output, card=card, origin=origin, **options)
 
 
 def load_source(source: str, *, max_length: int | None = None) -> SentenceEncoder | PairEncoder:
@@ -127,7 +144,14 @@ def load_source(source: str, *, max_length: int | None = None) -> SentenceEncode
         ModelNotFoundError, ModelError: it cannot be loaded.
     """
     found = find_model_folder(source)
-    kind = PairEncoder if is_cross_encoder(find_folder(found)) else SentenceEncoder
+    layout = read_layout(find_folder(found))
+    unit = ("cosine", "dot", "euclidean") if layout.normalize else ("cosine",)
+    if layout.similarity not in unit:
+        raise ModelError(
+            f"{source} is made for the similarity {layout.similarity!r} of embeddings without unit length "
+            "(similarity_fn_name), but bundles have unit rows, for cosine similarity"
+        )
+    kind = PairEncoder if layout.kind == "cross-encoder" else SentenceEncoder
     return kind.load(found, max_length=max_length)
 
 
@@ -145,6 +169,7 @@ def export(
     vocabulary_size: int | None = None,
     calibration: Sequence[str] | None = None,
     thresholds: Thresholds | None = None,
+    origin: Origin | None = None,
 ) -> ExportReport:
     """Write a bundle of an encoder or a cross-encoder, if it passes every gate.
 
@@ -167,6 +192,7 @@ def export(
             compensate for weights rounded to int8; this is measured on these texts, or else those of the
             vocabulary, or else English sentences that come with embedkit.
         thresholds: the gates' thresholds; by default those of the precision.
+        origin: the folder that the model was loaded from, to compare texts with its own library.
 
     Raises:
         ExportError: the model cannot be exported, its vocabulary cannot be pruned, or ``output`` is a folder.
@@ -190,6 +216,9 @@ def export(
     gates = [*gates, *_measure(model, original, content, thresholds, precision, words, dev)]
     if unrounded is not None:
         gates.append(check_weights(unrounded, content))
+    if origin is not None:
+        candidate = Candidate(content, model.tokenizer) if vocabulary is None else None
+        gates.append(check_reading(original, origin.folder, max_length=origin.max_length, candidate=candidate))
     _require(gates)
 
     manifest = Manifest(
@@ -237,7 +266,8 @@ def _write(
     for each in filter(None, (graph, unrounded)):
         merge_twins(each, twins)
     if precision == "fp16":
-        graph = halve(graph, model.pooling if isinstance(model, SentenceEncoder) else None)
+        pooling = model.pooling if isinstance(model, SentenceEncoder) else ""
+        graph = halve(graph, pooling if pooling in STATE_POOLINGS else None)
     content: bytes = graph.SerializeToString()
     return content
 

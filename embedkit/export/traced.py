@@ -27,6 +27,7 @@ from embedkit.export.writer import OPSET, PAIR_INPUTS, TEXT_INPUTS, Arithmetic, 
 from embedkit.modeling.attention import plain_attention
 from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.encoder import SentenceEncoder
+from embedkit.modeling.pretrained import first_line
 
 __all__ = ["example_inputs", "trace_graph"]
 
@@ -78,8 +79,8 @@ def _trace(model: SentenceEncoder | PairEncoder) -> onnx.ModelProto:
                 opset_version=OPSET,
                 dynamo=False,
             )
-        except (torch.onnx.OnnxExporterError, RuntimeError, TypeError, ValueError) as error:
-            reason = str(error).strip().partition("\n")[0]
+        except Exception as error:  # an architecture's own code raises anything while it is traced
+            reason = first_line(error)
             raise ExportError(f"torch cannot trace {model.name}, a {model.config.model_type}: {reason}") from error
         return onnx.load(path)
 

@@ -11,6 +11,8 @@ agreement         without scored pairs: Spearman between the cosines of the file
 batch_invariance  the same text or pair alone and in a batch; int8 shares one activation scale in a batch, so there
                   it is measured but not limited; int8-static does not, and has a limit
 size              size of the graph in bytes
+texts             of a model loaded from a folder: the same texts, as the folder's own library reads them; see
+                  :mod:`embedkit.export.reading`
 native            parity, retention or agreement, and exact batch_invariance of embedkit's native kernel, if the
                   graph is supported
 """

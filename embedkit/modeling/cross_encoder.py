@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import copy
-import json
 import os
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import (
     AutoConfig,
@@ -27,19 +25,22 @@ from embedkit.modeling.pretrained import (
     check_fit,
     decisive_settings,
     fingerprint,
+    first_line,
     longest_text,
     model_name,
+    refuse_custom_code,
 )
 from embedkit.modeling.quiet import quiet_transformers
 from embedkit.modeling.seeding import seeded
 from embedkit.modeling.vocabulary import load_tokenizer, write_tokenizer
-from embedkit.runtime.layout import read_layout
+from embedkit.runtime.folders import Layout, read_layout, stored_activation
 from embedkit.runtime.sentence_transformers import read_activation
 from embedkit.runtime.tokenization import PairTokenizer, Tokenizer
 
 __all__ = ["PairEncoder", "is_cross_encoder"]
 
 _CLASSIFIER = "ForSequenceClassification"
+_USUAL_LENGTH = 512  # where neither the folder nor the network specifies one
 
 
 class PairEncoder(nn.Module):
@@ -93,7 +94,7 @@ class PairEncoder(nn.Module):
         Raises:
             ModelError: it is another one.
         """
-        return read_activation(self.config.to_dict())
+        return read_activation(stored_activation({}, self.config.to_dict()))
 
     @property
     def token_types(self) -> int:
@@ -139,13 +140,18 @@ class PairEncoder(nn.Module):
             ModelNotFoundError: neither a folder nor a model on the hub.
             ModelError: the model is not a cross-encoder, or cannot be used.
         """
-        folder = find_folder(source)
-        if not is_cross_encoder(folder):
+        layout = read_layout(find_folder(source))
+        if layout.kind != "cross-encoder":
             raise ModelError(f"{source} is not a cross-encoder: its config.json names no {_CLASSIFIER}")
+        folder = layout.backbone
         network, missing = _from_pretrained(folder)
         if missing:  # transformers would initialise them randomly
             raise ModelError(f"{folder} lacks {len(missing)} of the model's weights, for example {missing[0]}")
-        return cls(network.float(), _load_tokenizer(folder, network.config, max_length), name=model_name(source))
+        if (
+            layout.activation is not None
+        ):  # version 6 stores it elsewhere, and transformers saves its configuration
+            network.config.sentence_transformers = {"activation_fn": layout.activation}
+        return cls(network.float(), _load_tokenizer(layout, network.config, max_length), name=model_name(source))
 
     @classmethod
     def start(
@@ -165,13 +171,14 @@ class PairEncoder(nn.Module):
             ModelNotFoundError: neither a folder nor a model on the hub.
             ModelError: the model cannot be used.
         """
-        folder = read_layout(find_folder(source)).backbone
+        layout = read_layout(find_folder(source))
+        folder = layout.backbone
         with seeded(seed):
             network, missing = _from_pretrained(folder, num_labels=1)
         body = [key for key in missing if ".pooler." not in key and not key.startswith(("classifier.", "pooler."))]
         if body:
             raise ModelError(f"{folder} lacks {len(body)} of the body's weights, for example {body[0]}")
-        tokenizer = _load_tokenizer(folder, network.config, max_length)
+        tokenizer = _load_tokenizer(layout, network.config, max_length)
         return cls(network.float(), tokenizer, name=name or model_name(source))
 
     @classmethod
@@ -218,19 +225,12 @@ class PairEncoder(nn.Module):
 
 
 def is_cross_encoder(folder: Path) -> bool:
-    """Whether a model folder contains a classifier, according to its ``config.json``.
+    """Whether a model folder contains a cross-encoder; see :func:`~embedkit.runtime.folders.read_layout`.
 
     Raises:
-        ModelError: that file is damaged.
+        ModelError: the folder's settings are damaged or not supported.
     """
-    path = folder / "config.json"
-    if (folder / "modules.json").is_file() or not path.is_file():
-        return False
-    try:
-        architectures = json.loads(path.read_text(encoding="utf-8")).get("architectures")
-    except (OSError, ValueError, AttributeError) as error:
-        raise ModelError(f"{path} cannot be read as a JSON object: {error}") from error
-    return bool(architectures) and str(architectures[0]).endswith(_CLASSIFIER)
+    return read_layout(folder).kind == "cross-encoder"
 
 
 def _from_pretrained(folder: Path, **changes: Any) -> tuple[PreTrainedModel, list[str]]:
@@ -243,17 +243,15 @@ def _from_pretrained(folder: Path, **changes: Any) -> tuple[PreTrainedModel, lis
             model, report = AutoModelForSequenceClassification.from_pretrained(
                 folder, config=config, output_loading_info=True
             )
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-        reason = str(error).strip().partition("\n")[0]
-        raise ModelError(f"cannot load the model in {folder}: {reason}") from error
+    except Exception as error:  # an architecture's own code raises anything
+        refuse_custom_code(folder, error)
+        raise ModelError(f"cannot load the model in {folder}: {first_line(error)}") from error
     return model, sorted(key for key in report["missing_keys"] if not key.endswith("position_ids"))
 
 
-def _load_tokenizer(folder: Path, config: PretrainedConfig, max_length: int | None) -> PairTokenizer:
+def _load_tokenizer(layout: Layout, config: PretrainedConfig, max_length: int | None) -> PairTokenizer:
     """Load the folder's tokenizer for pairs, limited to the length that tokenizer and network support."""
     longest = longest_text(config)
     if max_length is None:
-        settings = folder / "tokenizer_config.json"
-        described = json.loads(settings.read_text(encoding="utf-8")) if settings.is_file() else {}
-        max_length = int(min(described.get("model_max_length") or longest, longest))
-    return PairTokenizer(load_tokenizer(folder, longest).json, max_length)
+        max_length = min(layout.max_length or _USUAL_LENGTH, longest)
+    return PairTokenizer(load_tokenizer(layout, max_length).json, max_length)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,24 +12,34 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModel, PretrainedConfig, PreTrainedModel
+from torch.nn import functional
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForTextEncoding,
+    PretrainedConfig,
+    PreTrainedModel,
+)
 
 from embedkit.atomic import atomic_folder
 from embedkit.errors import ModelError
 from embedkit.modeling.layout import Activation, read_activation, write_layout
 from embedkit.modeling.location import find_folder
-from embedkit.modeling.memory import WordMemory, masked_mean
+from embedkit.modeling.memory import WordMemory
+from embedkit.modeling.pooling import pool_states
 from embedkit.modeling.pretrained import (
     check_fit,
     decisive_settings,
     fingerprint,
+    first_line,
     longest_text,
     model_name,
+    refuse_custom_code,
 )
 from embedkit.modeling.quiet import quiet_transformers
 from embedkit.modeling.shared_layers import separate
 from embedkit.modeling.vocabulary import load_tokenizer, write_tokenizer
-from embedkit.runtime.layout import POOLINGS, Layout, read_layout
+from embedkit.runtime.folders import Layout, pooling_modes, read_layout
 from embedkit.runtime.tokenization import Tokenizer
 
 __all__ = ["Activation", "DenseHead", "SentenceEncoder"]
@@ -38,7 +48,19 @@ logger = logging.getLogger("embedkit")
 
 Part = TypeVar("Part", bound=nn.Module)
 
+_CAUSAL = "ForCausalLM"
+_USUAL_LENGTH = 512  # where neither the folder nor the network specifies one
 _UNUSED_WEIGHTS = ("pooler.", "embeddings.position_ids")
+
+
+_ACTIVATIONS: Mapping[Activation, Callable[[Tensor], Tensor]] = {
+    "tanh": torch.tanh,
+    "linear": lambda values: values,
+    "relu": functional.relu,
+    "gelu": functional.gelu,
+    "sigmoid": torch.sigmoid,
+    "silu": functional.silu,
+}
 
 
 class DenseHead(nn.Module):
@@ -47,18 +69,32 @@ class DenseHead(nn.Module):
     Args:
         width: W, width of the pooled embeddings.
         dimension: D, width of the embeddings.
-        activation: ``"tanh"`` (SCT's distillation students, LaBSE) or ``"linear"``, none (LEAF).
+        activation: ``"tanh"`` (SCT's distillation students, LaBSE), ``"linear"``, none (LEAF), or another that
+            loaded models have.
+        before: dense layers that come first, of loaded models.
     """
 
-    def __init__(self, width: int, dimension: int, activation: Activation = "tanh") -> None:
+    def __init__(
+        self, width: int, dimension: int, activation: Activation = "tanh", *, before: DenseHead | None = None
+    ) -> None:
         super().__init__()
         self.linear = nn.Linear(width, dimension)
         self.activation = activation
+        self.before = before
+
+    @property
+    def width(self) -> int:
+        """W, width of the pooled embeddings."""
+        return self.linear.in_features if self.before is None else self.before.width
+
+    @property
+    def activations(self) -> list[Activation]:
+        """Activations of all layers."""
+        return [*(self.before.activations if self.before is not None else []), self.activation]
 
     def forward(self, pooled: Tensor) -> Tensor:
         """Map ``(B, W)`` to ``(B, D)``; after tanh each value is in [-1, 1]."""
-        product: Tensor = self.linear(pooled)
-        return torch.tanh(product) if self.activation == "tanh" else product
+        return _ACTIVATIONS[self.activation](self.linear(pooled if self.before is None else self.before(pooled)))
 
 
 class SentenceEncoder(nn.Module):
@@ -67,15 +103,16 @@ class SentenceEncoder(nn.Module):
     Args:
         backbone: a transformers model without its pooler.
         tokenizer: its tokenizer, which also sets the maximum length of a text.
-        pooling: ``"mean"`` (over all tokens, including special ones) or ``"cls"`` (the first token).
+        pooling: ``"mean"`` (over all tokens, including special ones), ``"cls"`` (the first token), another of
+            :data:`~embedkit.runtime.folders.POOLINGS`, or several joined by ``+``, whose results are concatenated.
         head: a dense layer after pooling.
         memory: word vectors whose mean is appended to the pooled states.
         name: name of the model.
         prompts: name -> text to prepend; stored, but not applied here.
 
     Attributes:
-        default_prompt: name of the prompt that bundles of this encoder prepend by default; stored, but not
-            applied here.
+        default_prompt: name of the prompt that bundles of this encoder, and
+            :class:`~embedkit.modeling.torch_encoder.TorchEncoder`, prepend by default.
 
     Raises:
         ModelError: the parts do not match.
@@ -93,8 +130,7 @@ class SentenceEncoder(nn.Module):
         prompts: dict[str, str] | None = None,
     ) -> None:
         super().__init__()
-        if pooling not in POOLINGS:
-            raise ModelError(f"pooling must be one of {', '.join(POOLINGS)}, not {pooling!r}")
+        pooling_modes(pooling)
         check_fit(backbone.config, tokenizer)
         self.backbone = backbone
         self.tokenizer = tokenizer
@@ -122,8 +158,10 @@ class SentenceEncoder(nn.Module):
 
     @property
     def pooled_width(self) -> int:
-        """W, width of a pooled embedding before the head: H, plus the memory's width if there is one."""
-        return self.hidden + (self.memory.width if self.memory is not None else 0)
+        """W, width of a pooled embedding before the head: H for each mode, plus the width of a memory."""
+        return self.hidden * len(pooling_modes(self.pooling)) + (
+            self.memory.width if self.memory is not None else 0
+        )
 
     @property
     def dimension(self) -> int:
@@ -146,7 +184,7 @@ class SentenceEncoder(nn.Module):
         These are the pooled states, followed by the mean of the memory's rows if there is a memory.
         """
         states: Tensor = self.backbone(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
-        pooled = states[:, 0].float() if self.pooling == "cls" else masked_mean(states, attention_mask)
+        pooled = pool_states(states, attention_mask, self.pooling)
         if self.memory is None:
             return pooled
         return torch.cat([pooled, self.memory(input_ids, attention_mask)], dim=1)
@@ -173,7 +211,13 @@ class SentenceEncoder(nn.Module):
             self.write(temporary)
 
     def write(self, folder: Path) -> None:
-        """Write the same files into an existing folder."""
+        """Write the same files into an existing folder.
+
+        Raises:
+            ModelError: the model has several dense layers with activations between them.
+        """
+        if self.head is not None and self.head.before is not None:
+            raise ModelError(f"{self.name} has several dense layers; embedkit exports it, but saves only one")
         with quiet_transformers():
             self.backbone.save_pretrained(folder, state_dict=separate(self.backbone.state_dict()))
         write_tokenizer(folder, self.tokenizer)
@@ -187,7 +231,8 @@ class SentenceEncoder(nn.Module):
             prompts=self.prompts,
             default_prompt=self.default_prompt,
         )
-        for part, place in ((self.memory, written.memory), (self.head, written.head)):
+        head_folder = written.heads[0] if written.heads else None
+        for part, place in ((self.memory, written.memory), (self.head, head_folder)):
             if part is not None and place is not None:
                 save_file(part.state_dict(), place / "model.safetensors")
 
@@ -211,34 +256,39 @@ class SentenceEncoder(nn.Module):
             ModelError: the model cannot be used.
         """
         layout = read_layout(find_folder(source))
+        if layout.kind != "encoder" and layout.backbone.joinpath("modules.json").exists():
+            raise ModelError(f"{source} is a cross-encoder, not an encoder")
+        if pooling is None and layout.pooling is None and layout.architecture.endswith(_CAUSAL):
+            raise ModelError(
+                f"{source} is a {layout.architecture} without a pooling: a language model, or a reranker made of "
+                "one, which embedkit does not support"
+            )
         if pooling is None and layout.pooling is None:
             logger.warning("%s does not specify its pooling; using the mean over tokens", source)
         if not layout.includes_prompts and any(layout.prompts.values()):
             raise ModelError(f"{source} excludes prompts from pooling, which embedkit does not support")
-        if layout.default_prompt is not None:
-            logger.warning(
-                "%s has the default prompt %r, which is not applied here", source, layout.default_prompt
-            )
         backbone = _load_backbone(layout.backbone)
         longest = longest_text(backbone.config)
-        length = max_length if max_length is not None else min(layout.max_length or longest, longest)
+        length = max_length if max_length is not None else min(layout.max_length or _USUAL_LENGTH, longest)
         memory = _load_memory(layout, int(backbone.config.vocab_size))
+        chosen = pooling or layout.pooling or "mean"
+        width = int(backbone.config.hidden_size) * len(pooling_modes(chosen)) + (memory.width if memory else 0)
         encoder = cls(
             backbone,
-            load_tokenizer(layout.backbone, length, lowercase=layout.lowercase),
-            pooling=pooling or layout.pooling or "mean",
-            head=_load_head(layout, int(backbone.config.hidden_size) + (memory.width if memory else 0)),
+            load_tokenizer(layout, length),
+            pooling=chosen,
+            head=_load_head(layout, width),
             memory=memory,
             name=model_name(source),
-            prompts={name: text for name, text in layout.prompts.items() if text},
+            prompts=layout.prompts,
         )
-        encoder.default_prompt = layout.default_prompt if layout.default_prompt in encoder.prompts else None
+        encoder.default_prompt = layout.default_prompt
         return encoder
 
     def fingerprint(self) -> str:
         """Return the hex SHA-256 of weights, architecture, tokenizer, pooling and length."""
         settings = [*decisive_settings(self.backbone.config), self.pooling, self.max_length]
-        settings += [self.head.activation] if self.head is not None and self.head.activation != "tanh" else []
+        settings += [self.head.activations] if self.head is not None and self.head.activations != ["tanh"] else []
         return fingerprint(self, settings, self.tokenizer.json)
 
 
@@ -248,8 +298,9 @@ def _load_backbone(folder: Path) -> PreTrainedModel:
     try:
         with quiet_transformers():
             model, report = _from_pretrained(folder)
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-        raise ModelError(f"cannot load the model in {folder}: {_first_line(error)}") from error
+    except Exception as error:  # an architecture's own code raises anything
+        refuse_custom_code(folder, error)
+        raise ModelError(f"cannot load the model in {folder}: {first_line(error)}") from error
     missing = sorted(key for key in report["missing_keys"] if not key.startswith(_UNUSED_WEIGHTS))
     if missing:  # transformers would initialise them randomly
         raise ModelError(f"{folder} lacks {len(missing)} of the model's weights, for example {missing[0]}")
@@ -260,7 +311,11 @@ def _load_backbone(folder: Path) -> PreTrainedModel:
 def _from_pretrained(folder: Path) -> Any:
     """Return the model and transformers' report on its weights."""
     config = AutoConfig.from_pretrained(folder)
+    if getattr(config, "use_cache", False):  # of keys and values, for the generation of text
+        config.use_cache = False
     options = {"config": config, "output_loading_info": True}
+    if config.is_encoder_decoder and type(config) in AutoModelForTextEncoding._model_mapping:  # noqa: SLF001
+        return AutoModelForTextEncoding.from_pretrained(folder, **options)
     try:
         return AutoModel.from_pretrained(folder, **options, add_pooling_layer=False)
     except TypeError:  # an architecture without a pooler
@@ -268,21 +323,60 @@ def _from_pretrained(folder: Path) -> Any:
 
 
 def _load_head(layout: Layout, pooled_width: int) -> DenseHead | None:
-    if layout.head is None:
-        return None
-    activation = read_activation(layout.head)
+    """Load the chain of dense layers as one head; a layer without activation is multiplied into the next."""
+    head: DenseHead | None = None
+    width = pooled_width
+    for folder in layout.heads:
+        layer = _load_part(folder, "dense head", _dense_maker(read_activation(folder)))
+        if layer.linear.in_features != width:
+            raise ModelError(
+                f"the dense head in {folder} expects width {layer.linear.in_features}, but the model has {width}"
+            )
+        width = layer.linear.out_features
+        head = _chain(head, layer)
+    return head if layout.truncate_dim is None else _truncate(head, layout.truncate_dim, pooled_width)
 
+
+def _dense_maker(activation: Activation) -> Callable[[dict[str, Tensor]], DenseHead]:
     def make(weights: dict[str, Tensor]) -> DenseHead:
         dimension, width = weights["linear.weight"].shape
+        weights.setdefault("linear.bias", torch.zeros(dimension))
         return DenseHead(width, dimension, activation)
 
-    head = _load_part(layout.head, "dense head", make)
-    width = head.linear.in_features
-    if width != pooled_width:
-        raise ModelError(
-            f"the dense head in {layout.head} expects width {width}, but the model has {pooled_width}"
-        )
-    return head
+    return make
+
+
+def _chain(head: DenseHead | None, layer: DenseHead) -> DenseHead:
+    """Return the head followed by one more layer."""
+    if head is None:
+        return layer
+    if head.activation != "linear":
+        layer.before = head
+        return layer
+    merged = DenseHead(head.linear.in_features, layer.linear.out_features, layer.activation, before=head.before)
+    first, second = (each.linear.weight.detach().double() for each in (head, layer))
+    with torch.no_grad():
+        merged.linear.weight.copy_(second @ first)
+        merged.linear.bias.copy_(second @ head.linear.bias.double() + layer.linear.bias)
+    return merged
+
+
+def _truncate(head: DenseHead | None, dimension: int, pooled_width: int) -> DenseHead:
+    """Return a head that gives only the leading dimensions; without a head, one that selects them."""
+    source = head or DenseHead(pooled_width, pooled_width, "linear")
+    cut = DenseHead(
+        source.linear.in_features,
+        min(dimension, source.linear.out_features),
+        source.activation,
+        before=source.before,
+    )
+    with torch.no_grad():
+        if head is None:
+            nn.init.eye_(source.linear.weight)
+            nn.init.zeros_(source.linear.bias)
+        cut.linear.weight.copy_(source.linear.weight[:dimension])
+        cut.linear.bias.copy_(source.linear.bias[:dimension])
+    return cut
 
 
 def _load_memory(layout: Layout, vocabulary_size: int) -> WordMemory | None:
@@ -304,7 +398,7 @@ def _load_part(folder: Path, name: str, make: Callable[[dict[str, Tensor]], Part
         part = make(weights)
         part.load_state_dict(weights)
     except (ValueError, KeyError, TypeError, RuntimeError) as error:
-        raise ModelError(f"cannot load the {name} in {folder}: {_first_line(error)}") from error
+        raise ModelError(f"cannot load the {name} in {folder}: {first_line(error)}") from error
     return part
 
 
@@ -314,9 +408,5 @@ def _load_weights(folder: Path, part: str) -> dict[str, Tensor]:
     try:
         weights: dict[str, Tensor] = load_file(safe) if safe.is_file() else torch.load(old, weights_only=True)
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-        raise ModelError(f"cannot load the {part} in {folder}: {_first_line(error)}") from error
+        raise ModelError(f"cannot load the {part} in {folder}: {first_line(error)}") from error
     return weights
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0]

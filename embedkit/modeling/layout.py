@@ -1,4 +1,4 @@
-"""Write the folder layout of sentence-transformers, which :mod:`embedkit.runtime.layout` describes and reads."""
+"""Write the folder layout of sentence-transformers, which :mod:`embedkit.runtime.folders` describes and reads."""
 
 from __future__ import annotations
 
@@ -7,16 +7,32 @@ from pathlib import Path
 from typing import Any, Literal
 
 from embedkit.errors import ModelError
-from embedkit.runtime.layout import POOLING_KEYS, Layout, read_json, read_layout
+from embedkit.runtime.folders import POOLING_KEYS, Layout, pooling_modes, read_json, read_layout
 
 __all__ = ["Activation", "read_activation", "weights_bytes", "write_layout"]
 
-Activation = Literal["tanh", "linear"]
-"""The function after the product of a dense head: tanh, or none."""
+Activation = Literal["tanh", "linear", "relu", "gelu", "sigmoid", "silu"]
+"""The function after the product of a dense head; ``"linear"`` is none."""
 
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")  # the first format found is loaded
 _MODULES = {"WordMemory": "embedkit.modeling.memory.WordMemory"}
-_ACTIVATIONS: dict[str, Activation] = {"Tanh": "tanh", "Identity": "linear"}
+_ACTIVATIONS: dict[str, Activation] = {
+    "Tanh": "tanh",
+    "Identity": "linear",
+    "ReLU": "relu",
+    "GELU": "gelu",
+    "Sigmoid": "sigmoid",
+    "SiLU": "silu",
+}
+_DENSE_SETTINGS = {
+    "in_features",
+    "out_features",
+    "bias",
+    "activation_function",
+    "module_input_name",
+    "module_output_name",
+    "use_residual",
+}
 
 
 def weights_bytes(folder: Path) -> int:
@@ -43,7 +59,7 @@ def write_layout(
     Args:
         folder: the destination.
         hidden: H, width of the backbone.
-        pooling: ``"mean"`` or ``"cls"``.
+        pooling: as of :class:`~embedkit.modeling.encoder.SentenceEncoder`.
         max_length: maximum length of a text in tokens.
         memory: M, width of the word memory, or None.
         head: D and activation of the dense head, or None.
@@ -54,11 +70,11 @@ def write_layout(
         the layout, whose folders of head and memory do not contain weights yet.
     """
     pooled = {"word_embedding_dimension": hidden}
-    pooled |= {key: name == pooling for key, name in POOLING_KEYS.items()}
-    pooled |= {"pooling_mode_max_tokens": False, "pooling_mode_mean_sqrt_len_tokens": False}
+    pooled |= {key: name in pooling_modes(pooling) for key, name in POOLING_KEYS.items()}
     stack: list[tuple[str, dict[str, Any] | None]] = [("Transformer", None), ("Pooling", pooled)]
     stack += [("WordMemory", {"width": memory})] if memory else []
-    stack += [("Dense", _describe_head(hidden + (memory or 0), *head))] if head else []
+    width = hidden * len(pooling_modes(pooling)) + (memory or 0)
+    stack += [("Dense", _describe_head(width, *head))] if head else []
     stack += [("Normalize", None)]
 
     modules = []
@@ -86,14 +102,18 @@ def read_activation(head: Path) -> Activation:
     """
     settings = read_json(head / "config.json")
     activation = _ACTIVATIONS.get(str(settings.get("activation_function", "")).rpartition(".")[2])
-    if activation is None or not settings.get("bias", True) or settings.get("use_residual"):
-        raise ModelError(f"{head} is not a dense layer with bias and optional tanh: {settings}")
+    names = {settings.get(name) for name in ("module_input_name", "module_output_name")}
+    is_known = settings.keys() <= _DENSE_SETTINGS and names <= {None, "sentence_embedding"}
+    if activation is None or settings.get("use_residual") or not is_known:
+        raise ModelError(
+            f"{head} is no plain dense layer with one of the activations {', '.join(_ACTIVATIONS)}: {settings}"
+        )
     return activation
 
 
 def _describe_head(width: int, dimension: int, activation: str) -> dict[str, Any]:
     name = next(name for name, known in _ACTIVATIONS.items() if known == activation)
-    module = "torch.nn.modules.activation.Tanh" if name == "Tanh" else "torch.nn.modules.linear.Identity"
+    module = f"torch.nn.modules.{'linear' if name == 'Identity' else 'activation'}.{name}"
     return {"in_features": width, "out_features": dimension, "bias": True, "activation_function": module}
 
 

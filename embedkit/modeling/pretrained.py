@@ -15,16 +15,72 @@ from embedkit.errors import ModelError
 from embedkit.runtime.tokenization import PairTokenizer, Tokenizer
 
 __all__ = [
+    "OFFSET_POSITIONS",
     "check_fit",
     "decisive_settings",
     "fingerprint",
+    "first_line",
     "longest_text",
     "model_name",
+    "refuse_custom_code",
 ]
 
 # These number positions from pad_token_id + 1, so the table is that much longer than the longest text.
-_OFFSET_POSITIONS = frozenset({"roberta", "xlm-roberta", "camembert", "mpnet"})
+OFFSET_POSITIONS = frozenset(
+    {"roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "mpnet", "roberta-prelayernorm", "data2vec-text"}
+)
+_UNLIMITED = 1_000_000
 _DECISIVE_SETTINGS = ("model_type", "num_attention_heads", "hidden_act", "layer_norm_eps")
+# Settings of other architectures than BERT; the fingerprints of models without them do not depend on this list.
+_DECISIVE_ELSEWHERE = (
+    "activation",
+    "hidden_activation",
+    "activation_function",
+    "feed_forward_proj",
+    "dense_act_fn",
+    "norm_eps",
+    "rms_norm_eps",
+    "layer_norm_epsilon",
+    "embedding_norm",
+    "final_norm",
+    "num_key_value_heads",
+    "num_heads",
+    "head_dim",
+    "query_pre_attn_scalar",
+    "attn_logit_softcapping",
+    "use_bidirectional_attention",
+    "is_causal",
+    "layer_types",
+    "sliding_window",
+    "use_sliding_window",
+    "max_window_layers",
+    "local_attention",
+    "global_attn_every_n_layers",
+    "global_rope_theta",
+    "local_rope_theta",
+    "rope_theta",
+    "rope_local_base_freq",
+    "rope_scaling",
+    "rope_parameters",
+    "rotary_emb_base",
+    "rotary_emb_fraction",
+    "rotary_emb_interleaved",
+    "partial_rotary_factor",
+    "relative_attention",
+    "relative_attention_num_buckets",
+    "relative_attention_max_distance",
+    "position_biased_input",
+    "position_buckets",
+    "max_relative_positions",
+    "pos_att_type",
+    "norm_rel_ebd",
+    "share_att_key",
+    "num_hidden_groups",
+    "inner_group_num",
+    "prenorm",
+    "scale_attn_weights",
+    "parallel_attn",
+)
 
 
 def check_fit(config: PretrainedConfig, tokenizer: Tokenizer | PairTokenizer) -> None:
@@ -45,22 +101,23 @@ def check_fit(config: PretrainedConfig, tokenizer: Tokenizer | PairTokenizer) ->
 
 
 def longest_text(config: PretrainedConfig) -> int:
-    """Return the maximum number of tokens supported by the model's position table.
-
-    Raises:
-        ModelError: the configuration does not specify it.
-    """
+    """Return the maximum number of tokens supported by the model's position table, a million if there is none."""
     positions = getattr(config, "max_position_embeddings", None)
-    if positions is None:
-        raise ModelError(f"models of type {config.model_type!r} do not specify a maximum text length")
-    if config.model_type in _OFFSET_POSITIONS:
+    if positions is None or positions < 1:  # relative positions, as of T5
+        return _UNLIMITED
+    if config.model_type in OFFSET_POSITIONS:
         return int(positions) - int(config.pad_token_id or 0) - 1
     return int(positions)
 
 
 def decisive_settings(config: PretrainedConfig) -> list[object]:
     """Return the settings that change results without changing the shape of a weight."""
-    return [getattr(config, name, None) for name in _DECISIVE_SETTINGS]
+    found = [getattr(config, name, None) for name in _DECISIVE_SETTINGS]
+    elsewhere = [(name, getattr(config, name, None)) for name in _DECISIVE_ELSEWHERE]
+    position_type = getattr(config, "position_embedding_type", None)
+    if position_type not in (None, "absolute"):
+        elsewhere.append(("position_embedding_type", position_type))
+    return found + [(name, value) for name, value in elsewhere if value is not None]
 
 
 def fingerprint(module: nn.Module, settings: Sequence[object], tokenizer_json: str) -> str:
@@ -73,6 +130,21 @@ def fingerprint(module: nn.Module, settings: Sequence[object], tokenizer_json: s
             digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
             digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message, or its class where there is none."""
+    return str(error).strip().partition("\n")[0] or type(error).__name__
+
+
+def refuse_custom_code(folder: Path, error: Exception) -> None:
+    """Explain an error of transformers that asks for the execution of a folder's own code.
+
+    Raises:
+        ModelError: the error is one.
+    """
+    if "trust_remote_code" in str(error):
+        raise ModelError(f"{folder} needs Python code of its own, which embedkit does not run") from error
 
 
 def model_name(source: str | os.PathLike[str]) -> str:

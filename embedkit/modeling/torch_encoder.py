@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Sequence
 
 import numpy as np
@@ -58,11 +59,15 @@ class TorchEncoder:
 
     @property
     def fingerprint(self) -> str:
-        """Hex SHA-256 of the model in its current state, and of the precision unless it is fp32."""
+        """Hex SHA-256 of the model in its current state, and of precision and prompt if they change it."""
+        parts = [self.precision] if self.precision != "fp32" else []
+        parts += [json.dumps(self._prompt)] if self._prompt else []
         fingerprint = self.model.fingerprint()
-        if self.precision == "fp32":
-            return fingerprint
-        return hashlib.sha256(f"{fingerprint} {self.precision}".encode()).hexdigest()
+        return hashlib.sha256(" ".join([fingerprint, *parts]).encode()).hexdigest() if parts else fingerprint
+
+    @property
+    def _prompt(self) -> str:
+        return self.model.prompts.get(self.model.default_prompt or "", "")
 
     @property
     def dimension(self) -> int:
@@ -75,12 +80,12 @@ class TorchEncoder:
         return self.model.max_length
 
     def encode(self, texts: Sequence[str], /) -> FloatArray:
-        """Encode texts: ``(N, D) float32, unit rows``, in input order.
+        """Encode texts, with the model's default prompt: ``(N, D) float32, unit rows``, in input order.
 
         Raises:
             InputError: an item is not a ``str``.
         """
-        return self.encode_ids(self.model.tokenizer.tokenize(texts).ids)
+        return self.encode_ids(self.model.tokenizer.tokenize(texts, prompt=self._prompt).ids)
 
     def encode_ids(self, ids: Sequence[Sequence[int]], /) -> FloatArray:
         """Encode texts given as token ids, including special tokens: ``(N, D) float32, unit rows``."""

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import tokenizers
 from transformers import AutoTokenizer
 
 from embedkit.errors import ModelError
+from embedkit.modeling.pretrained import first_line, refuse_custom_code
+from embedkit.modeling.quiet import quiet_transformers
+from embedkit.runtime.folders import Layout, read_tokenizer, set_left_truncation, set_lowercase
 from embedkit.runtime.tokenization import PairTokenizer, Tokenizer
 
 __all__ = ["load_tokenizer", "real_words", "write_tokenizer"]
@@ -24,27 +28,52 @@ _ROLES = {
 _OLD_VOCABULARIES = ("vocab.txt", "vocab.json", "sentencepiece.bpe.model", "spiece.model", "tokenizer.model")
 
 
-def load_tokenizer(folder: Path, max_length: int, *, lowercase: bool = False) -> Tokenizer:
-    """Load the tokenizer of a model folder, converting older formats without ``tokenizer.json``.
+def load_tokenizer(layout: Layout, max_length: int) -> Tokenizer:
+    """Load the tokenizer of a model folder as transformers reads it.
+
+    ``tokenizer_config.json`` overrides what ``tokenizer.json`` says about case, accents, added tokens and
+    truncation, differently in each class of transformers, which therefore applies it. Older formats are converted.
 
     Args:
-        folder: a transformers folder.
+        layout: layout of the folder.
         max_length: maximum length of a text in tokens, including special tokens.
-        lowercase: whether the model expects lowercased texts.
 
     Raises:
-        ModelError: there is no tokenizer, it cannot be read, or it preserves case although it should not.
+        ModelError: there is no tokenizer, or it cannot be read.
     """
+    folder = layout.backbone
     if (folder / "tokenizer.json").is_file():
-        tokenizer = Tokenizer.load(folder, max_length)
-    else:
-        tokenizer = Tokenizer(_convert(folder), max_length)
-    if lowercase and tokenizer.tokenize(["Ab"]).ids != tokenizer.tokenize(["ab"]).ids:
-        raise ModelError(
-            f"{folder} lowercases texts before its tokenizer, which embedkit does not support; "
-            "put the lowercasing into tokenizer.json"
-        )
-    return tokenizer
+        Tokenizer.load(folder, max_length)  # its errors are clearer
+    # Without any vocabulary, transformers 5 would create an empty tokenizer.
+    elif not any((folder / name).is_file() for name in _OLD_VOCABULARIES):
+        raise ModelError(f"{folder} has neither a tokenizer.json nor an older vocabulary file")
+    if not (folder / "tokenizer_config.json").is_file() and (folder / "tokenizer.json").is_file():
+        return Tokenizer(read_tokenizer(layout), max_length)
+    try:
+        with quiet_transformers():
+            found = AutoTokenizer.from_pretrained(folder)
+        content = json.loads(found.backend_tokenizer.to_str())
+    except Exception as error:  # tokenizers and each class's own code raise anything
+        refuse_custom_code(folder, error)
+        raise ModelError(f"cannot load the tokenizer in {folder}: {first_line(error)}") from error
+    changed = _without_lengths(content) != _without_lengths(_parse(folder / "tokenizer.json"))
+    if layout.lowercase:
+        changed |= set_lowercase(content)
+    if found.truncation_side == "left":
+        changed |= set_left_truncation(content)
+    if not changed:  # the folder's own spelling, on which fingerprints depend
+        return Tokenizer.load(folder, max_length)
+    return Tokenizer(json.dumps(content, ensure_ascii=False), max_length)
+
+
+def _parse(path: Path) -> Any:
+    """Return ``tokenizer.json`` as the tokenizers package writes it again, or nothing where it is missing."""
+    return json.loads(tokenizers.Tokenizer.from_file(str(path)).to_str()) if path.is_file() else {}
+
+
+def _without_lengths(content: Any) -> dict[str, Any]:
+    """Return the content without truncation and padding, which are overridden."""
+    return {name: value for name, value in content.items() if name not in ("truncation", "padding")}
 
 
 def write_tokenizer(folder: Path, tokenizer: Tokenizer | PairTokenizer) -> None:
@@ -72,16 +101,3 @@ def real_words(tokenizer: Tokenizer | PairTokenizer) -> list[int]:
         for piece, number in pieces.items()
         if number not in tokenizer.special_ids and not piece.startswith("[unused")
     )
-
-
-def _convert(folder: Path) -> str:
-    # Without any vocabulary, transformers 5 would create an empty tokenizer.
-    if not any((folder / name).is_file() for name in _OLD_VOCABULARIES):
-        raise ModelError(f"{folder} has neither a tokenizer.json nor an older vocabulary file")
-    try:
-        return str(AutoTokenizer.from_pretrained(folder).backend_tokenizer.to_str())
-    except (OSError, ValueError, TypeError, AttributeError, ImportError) as error:
-        reason = str(error).strip().partition("\n")[0]
-        raise ModelError(
-            f"{folder} has no tokenizer.json, and converting its vocabulary failed: {reason}"
-        ) from error

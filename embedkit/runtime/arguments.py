@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from numbers import Integral
+
+import numpy as np
 
 from embedkit.errors import InputError
 
-__all__ = ["check_count", "check_iterable"]
+__all__ = ["check_count", "check_iterable", "is_whole"]
 
 
 def check_count(value: int | None, name: str) -> int | None:
@@ -15,9 +18,16 @@ def check_count(value: int | None, name: str) -> int | None:
     Raises:
         InputError: the value is something else.
     """
-    if value is not None and (type(value) is not int or value < 1):
+    if value is None:
+        return None
+    if not is_whole(value) or value < 1:
         raise InputError(f"{name} must be a whole number from 1 up, not {value!r}")
-    return value
+    return int(value)
+
+
+def is_whole(value: object) -> bool:
+    """Whether a value is a whole number of Python or numpy; True and False are none."""
+    return isinstance(value, Integral) and not isinstance(value, bool | np.bool)
 
 
 def check_iterable(texts: object) -> Iterable[str]:
@@ -34,6 +44,8 @@ def check_iterable(texts: object) -> Iterable[str]:
             f"expected a text or an iterable of texts, got {type(texts).__name__}, a table; give its column of "
             "texts"
         )
+    if hasattr(texts, "to_pylist"):  # of pyarrow, whose own items are no str
+        return list(texts.to_pylist())
     if isinstance(texts, (bytes, bytearray)) or not isinstance(texts, Iterable):
         raise InputError(f"expected a text or an iterable of texts, got {type(texts).__name__}")
     return texts

@@ -112,6 +112,8 @@ class Encoder(Model[Tokenizer]):
             show_progress_bar=show_progress_bar,
             on_overflow=on_overflow,
         )
+        if isinstance(texts, np.ndarray) and texts.ndim == 0:  # one text in an array
+            texts = texts.item()
         if isinstance(texts, str):
             rows = self._engine.single(texts, self._tokenize_with(plan.prompt), plan.engine)
             return np.asarray(plan.packing.apply(rows)[0])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from embedkit.errors import InputError, ModelError
 from embedkit.runtime.bundle import Bundle, Manifest, read_bundle
-from embedkit.runtime.layout import read_json
+from embedkit.runtime.folders import read_json
 from embedkit.runtime.location import find_model
 from embedkit.runtime.sentence_transformers import (
     DEFAULT_FILE,

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from embedkit.errors import InputError
 from embedkit.protocols import FloatArray
+from embedkit.runtime.arguments import is_whole
 from embedkit.runtime.ranges import Ranges
 
 __all__ = ["Packing", "Precision", "unit_rows"]
@@ -60,7 +61,7 @@ class Packing:
         Raises:
             InputError: the model does not support an option.
         """
-        if truncate_dim is not None and (type(truncate_dim) is not int or not 1 <= truncate_dim <= dimension):
+        if truncate_dim is not None and not (is_whole(truncate_dim) and 1 <= truncate_dim <= dimension):
             raise InputError(f"truncate_dim must be a whole number from 1 to {dimension}, not {truncate_dim!r}")
         if precision not in get_args(Precision):
             raise InputError(f"precision must be one of {', '.join(get_args(Precision))}, not {precision!r}")
@@ -71,7 +72,7 @@ class Packing:
                 f"precision={precision!r} needs the ranges of the model's dimensions, and this model has none; "
                 "export it with --calibration and a file of texts"
             )
-        kept = dimension if truncate_dim is None else truncate_dim
+        kept = dimension if truncate_dim is None else int(truncate_dim)
         return cls(kept, normalize and (not unit or kept < dimension), precision, ranges)
 
     @property

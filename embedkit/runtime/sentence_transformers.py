@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from embedkit.errors import BundleError, ModelError
 from embedkit.protocols import FloatArray
+from embedkit.runtime.folders import (
+    Layout,
+    pooling_modes,
+    read_bytes,
+    read_json,
+    read_layout,
+    read_tokenizer,
+    whole_number,
+)
 from embedkit.runtime.initializers import refuse_external_data
-from embedkit.runtime.layout import Layout, read_bytes, read_json, read_layout, whole_number
 from embedkit.runtime.manifest import ACTIVATIONS, Manifest
 from embedkit.runtime.tokenization import TokenBatch
 
 __all__ = ["DEFAULT_FILE", "FolderModel", "pool", "read_activation", "read_cross_encoder_folder", "read_folder"]
 
 DEFAULT_FILE = "onnx/model.onnx"
+_USUAL_LENGTH = 512  # where no file specifies one
 _ADVICE = "make a bundle of it with `embedkit export`"
 
 
@@ -56,8 +64,8 @@ def read_folder(folder: Path, *, file: str | None = None) -> FolderModel:
     """
     layout = read_layout(folder)
     pooling, dimension = _supported(folder, layout)
-    max_length = _max_length(layout.backbone) if layout.max_length is None else layout.max_length
-    tokenizer_json = read_bytes(layout.backbone / "tokenizer.json").decode("utf-8", errors="replace")
+    max_length = layout.max_length or _USUAL_LENGTH
+    tokenizer_json = read_tokenizer(layout)
     model = _read_graph(folder / (file or DEFAULT_FILE))
     manifest = Manifest(
         name=folder.resolve().name,
@@ -73,7 +81,7 @@ def read_folder(folder: Path, *, file: str | None = None) -> FolderModel:
     fingerprint = hashlib.sha256(
         b"\0".join([model, tokenizer_json.encode(), f"{pooling} {max_length}".encode()])
     ).hexdigest()
-    return FolderModel(folder, manifest, tokenizer_json, fingerprint, model, layout.head is not None)
+    return FolderModel(folder, manifest, tokenizer_json, fingerprint, model, bool(layout.heads))
 
 
 def read_cross_encoder_folder(folder: Path, *, file: str | None = None) -> FolderModel:
@@ -86,11 +94,12 @@ def read_cross_encoder_folder(folder: Path, *, file: str | None = None) -> Folde
     Raises:
         ModelError: a file is missing or malformed, or the model is no cross-encoder.
     """
-    if (folder / "modules.json").exists():
+    layout = read_layout(folder)
+    if layout.kind == "encoder" and (folder / "modules.json").exists():
         raise ModelError(f"{folder} holds an encoder; use Encoder.load")
-    config = _check_classifier(folder / "config.json")
-    max_length = _max_length(folder)
-    tokenizer_json = read_bytes(folder / "tokenizer.json").decode("utf-8", errors="replace")
+    _check_classifier(layout.backbone / "config.json")
+    max_length = layout.max_length or _USUAL_LENGTH
+    tokenizer_json = read_tokenizer(layout)
     model = _read_graph(folder / (file or DEFAULT_FILE))
     manifest = Manifest(
         name=folder.resolve().name,
@@ -99,7 +108,7 @@ def read_cross_encoder_folder(folder: Path, *, file: str | None = None) -> Folde
         max_length=max_length,
         pooling="cls",
         normalize=False,
-        activation=read_activation(config),
+        activation=read_activation(layout.activation),
         precision="",
         created_by="sentence-transformers",
     )
@@ -114,32 +123,46 @@ def pool(tokens: FloatArray, batch: TokenBatch, pooling: str) -> FloatArray:
     Args:
         tokens: output of the transformer.
         batch: its input.
-        pooling: ``"mean"`` over the tokens, or ``"cls"``, the first one.
+        pooling: one of :data:`~embedkit.runtime.folders.POOLINGS`, or several joined by ``+``.
     """
-    if pooling == "cls":
+    pooled = [_pool(tokens, batch.attention_mask, mode) for mode in pooling_modes(pooling)]
+    return pooled[0] if len(pooled) == 1 else np.concatenate(pooled, axis=1)
+
+
+def _pool(tokens: FloatArray, attention_mask: npt.NDArray[np.int64], mode: str) -> FloatArray:
+    if mode == "cls":
         return tokens[:, 0]
-    mask = batch.attention_mask.astype(np.float32)
-    return np.asarray(np.einsum("blh,bl->bh", tokens, mask) / mask.sum(axis=1, keepdims=True), dtype=np.float32)
+    if mode == "lasttoken":
+        return np.asarray(tokens[np.arange(len(tokens)), attention_mask.sum(axis=1) - 1])
+    if mode == "max":
+        return np.asarray(np.where(attention_mask[:, :, None] == 0, -np.inf, tokens).max(axis=1), dtype=np.float32)
+    weights = attention_mask.astype(np.float32)
+    if mode == "weightedmean":
+        weights *= np.arange(1, weights.shape[1] + 1, dtype=np.float32)
+    total = weights.sum(axis=1, keepdims=True)
+    total = np.sqrt(total) if mode == "mean_sqrt_len_tokens" else total
+    return np.asarray(np.einsum("blh,bl->bh", tokens, weights) / total, dtype=np.float32)
 
 
-def read_activation(config: Mapping[str, Any]) -> str:
-    """Return the activation that sentence-transformers stored in a ``config.json``, as a manifest has it.
+def read_activation(stored: str | None) -> str:
+    """Return the activation of a cross-encoder's folder as a manifest has it.
+
+    Args:
+        stored: its class, None for the default.
 
     Raises:
         ModelError: it is neither the identity nor the sigmoid.
     """
-    stored = config.get("sentence_transformers")
-    named = stored.get("activation_fn") if isinstance(stored, Mapping) else None
-    named = named or config.get("sbert_ce_default_activation_function") or "Sigmoid"
+    named = stored or "Sigmoid"
     kind = str(named).rpartition(".")[2].lower()
     if kind not in ACTIVATIONS:
         raise ModelError(f"the activation of a cross-encoder is Identity or Sigmoid, this one has {named}")
     return "" if kind == "sigmoid" else kind
 
 
-def _check_classifier(path: Path) -> Mapping[str, Any]:
-    """Read a ``config.json`` and check that it describes a classifier with one logit."""
-    config: Mapping[str, Any] = read_json(path)
+def _check_classifier(path: Path) -> None:
+    """Check that a ``config.json`` describes a classifier with one logit."""
+    config = read_json(path)
     architecture = (config.get("architectures") or [""])[0]
     labels = config.get("id2label", {"0": "", "1": ""})  # transformers leaves out what has its default of two
     if not str(architecture).endswith("ForSequenceClassification"):
@@ -148,33 +171,24 @@ def _check_classifier(path: Path) -> Mapping[str, Any]:
         )
     if len(labels) != 1:
         raise ModelError(f"{path}: a cross-encoder has one label, this classifier has {len(labels)}")
-    return config
 
 
 def _supported(folder: Path, layout: Layout) -> tuple[str, int]:
     """Return pooling and dimension of a layout whose remaining steps this package can run."""
     if layout.memory is not None:
         raise ModelError(f"{folder} has a word memory, which only a bundle supports; {_ADVICE}")
-    if layout.lowercase:
-        raise ModelError(f"{folder}: do_lower_case is true, which embedkit does not support")
+    if layout.kind != "encoder":
+        raise ModelError(f"{folder} holds a cross-encoder; use CrossEncoder.load")
+    if layout.truncate_dim is not None:
+        raise ModelError(f"{folder} sets truncate_dim, which only a bundle supports; {_ADVICE}")
     if not layout.includes_prompts:
         raise ModelError(f"{folder}: include_prompt is false, which embedkit does not support")
     if layout.pooling is None or layout.pooled_width is None:
         raise ModelError(f"{folder} has no modules.json")
-    if layout.head is None:
-        return layout.pooling, layout.pooled_width
-    path = layout.head / "config.json"
+    if not layout.heads:
+        return layout.pooling, layout.pooled_width * len(pooling_modes(layout.pooling))
+    path = layout.heads[-1] / "config.json"
     return layout.pooling, whole_number(path, read_json(path), "out_features")
-
-
-def _max_length(folder: Path) -> int:
-    """Return the length that sentence-transformers uses by default; 512 if no file specifies one."""
-    lengths = [
-        read_json(folder / "tokenizer_config.json", optional=True).get("model_max_length"),
-        read_json(folder / "config.json", optional=True).get("max_position_embeddings"),
-    ]
-    # Tokenizers without a limit write 1e30.
-    return min((length for length in lengths if type(length) is int and length < 1_000_000), default=512)
 
 
 def _read_graph(path: Path) -> bytes:

@@ -88,7 +88,7 @@ class _FastTokenizer(ABC):
     """What tokenizers of texts and of pairs have in common. Safe to share between threads.
 
     Args:
-        json: content of a ``tokenizer.json``; padding and truncation in it are overridden.
+        json: content of a ``tokenizer.json``; padding in it is overridden, and truncation except for its side.
         max_length: the longest text or pair in tokens, special tokens included.
 
     Attributes:
@@ -118,6 +118,9 @@ class _FastTokenizer(ABC):
             self.pad_id = _find_pad_id(self._tokenizer)
             self.vocabulary_size: int = self._tokenizer.get_vocab_size(with_added_tokens=True)
             self.special_ids = _find_special_ids(self._tokenizer)
+            # The folder's reader stores here that the beginning of a long text is dropped, not its end.
+            truncation = self._tokenizer.truncation or {}
+            self._direction = "left" if truncation.get("direction") == "left" else "right"
             self._tokenizer.no_padding()
             self._prepare()
 
@@ -150,17 +153,18 @@ class _FastTokenizer(ABC):
 class Tokenizer(_FastTokenizer):
     """A fast tokenizer with one way of truncating and padding, whatever its JSON specifies.
 
-    Texts are cut on the right to ``max_length`` tokens, special tokens included, and padded to the
-    longest text of a batch. An empty text is its special tokens.
+    Texts are cut on the right, or on the left if the JSON says so, to ``max_length`` tokens, special tokens
+    included, and padded to the longest text of a batch. An empty text is its special tokens.
     """
 
     _texts = 1
 
     def _prepare(self) -> None:
-        self._tokenizer.enable_truncation(self.max_length)
+        self._tokenizer.enable_truncation(self.max_length, direction=self._direction)
         self._tokenizer.encode(_PROBE)
-        self._plain = PlainTexts.find(self._tokenizer, self.max_length)
-        self._words = WordPieces.find(self._tokenizer, self._plain)
+        is_right = self._direction == "right"
+        self._plain = PlainTexts.find(self._tokenizer, self.max_length) if is_right else None
+        self._words = WordPieces.find(self._tokenizer, self._plain) if is_right else None
 
     def tokenize(self, texts: Sequence[str], *, prompt: str = "", first: int = 0, threads: int = 1) -> Tokens:
         """Turn texts into token ids.
@@ -241,7 +245,8 @@ class PairTokenizer(_FastTokenizer):
         # other: two texts of a thousand words took 45 seconds, longer ones all memory. So it truncates nothing.
         self._tokenizer.no_truncation()
         self._tokenizer.encode(_PROBE, _PROBE)
-        self._pieces = PairPieces.find(self._tokenizer, self.max_length)
+        is_right = self._direction == "right"
+        self._pieces = PairPieces.find(self._tokenizer, self.max_length) if is_right else None
 
     def tokenize(self, pairs: Sequence[tuple[str, str]], *, first: int = 0) -> Tokens:
         """Turn pairs of texts into token ids and token types.
@@ -339,11 +344,13 @@ class PairTokenizer(_FastTokenizer):
             zip((0, 1), _share(self.max_length - self._frame, sides.count(0), sides.count(1)), strict=True)
         )
         kept = []
-        for position, side in enumerate(sides):
+        numbered = list(enumerate(sides))
+        for position, side in numbered if self._direction == "right" else reversed(numbered):
             if side is None or left[side] > 0:
                 kept.append(position)
             if side is not None:
                 left[side] -= 1
+        kept.sort()
         return [ids[position] for position in kept], [types[position] for position in kept]
 
 

@@ -137,7 +137,9 @@ def test_a_default_prompt_is_applied_by_model_bundle_and_folder_alike(make_encod
     for source, folder in (("model", "of-model"), ("toy.onnx", "of-bundle")):
         export(SentenceEncoder.load(tmp_path / "model"), tmp_path / "toy.onnx", precision="fp32")
         export_folder(str(tmp_path / source), tmp_path / folder, precision="fp32")
-    expected = TorchEncoder(encoder).encode([f"the {text}" for text in TEXTS])
+    expected = TorchEncoder(encoder).encode(TEXTS)
+    encoder.default_prompt = None
+    np.testing.assert_allclose(TorchEncoder(encoder).encode([f"the {text}" for text in TEXTS]), expected)
     for place in ("toy.onnx", "of-model", "of-bundle"):
         loaded = Encoder.load(tmp_path / place)
         assert loaded.manifest.default_prompt == "query"

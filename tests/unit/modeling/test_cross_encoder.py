@@ -171,7 +171,7 @@ def test_kinds_of_folders_are_distinguished(pair_encoder, make_encoder, raw_fold
     with pytest.raises(ModelError, match="is not a cross-encoder"):
         PairEncoder.load(raw_folder)
     (tmp_path / "cross" / "config.json").write_text("[")
-    with pytest.raises(ModelError, match="cannot be read as a JSON object"):
+    with pytest.raises(ModelError, match="is not JSON"):
         is_cross_encoder(tmp_path / "cross")
 
 

@@ -10,6 +10,7 @@ from embedkit.errors import ModelError, ModelNotFoundError
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.initialisation import random
 from embedkit.modeling.sizes import Size
+from embedkit.modeling.torch_encoder import TorchEncoder
 from embedkit.runtime.tokenization import Tokenizer
 
 
@@ -141,13 +142,16 @@ def test_a_plain_folder_gets_the_mean_and_a_log_message(make_encoder, tmp_path, 
     assert "does not specify its pooling" in caplog.text
 
 
-def test_a_default_prompt_is_not_silently_dropped(make_encoder, tmp_path, caplog):
+def test_a_teacher_reads_texts_with_its_default_prompt(make_encoder, tmp_path):
     make_encoder().save(tmp_path)
+    plain = TorchEncoder(SentenceEncoder.load(tmp_path))
     settings = {"prompts": {"query": "find: "}, "default_prompt_name": "query"}
     (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(settings))
 
-    assert SentenceEncoder.load(tmp_path).prompts == {"query": "find: "}
-    assert "default prompt 'query'" in caplog.text
+    prompted = TorchEncoder(SentenceEncoder.load(tmp_path))
+
+    np.testing.assert_array_equal(prompted.encode(["the cat"]), plain.encode(["find: the cat"]))
+    assert prompted.fingerprint != plain.fingerprint
 
 
 def test_arguments_override_the_folder(make_encoder, tmp_path, caplog):
@@ -288,5 +292,74 @@ class TestRefusals:
             SentenceEncoder.load(folder, max_length=17)
 
     def test_unknown_pooling(self, folder):
-        with pytest.raises(ModelError, match="pooling must be one of mean, cls"):
-            SentenceEncoder.load(folder, pooling="max")
+        with pytest.raises(ModelError, match="pooling must be one of cls, max"):
+            SentenceEncoder.load(folder, pooling="median")
+
+
+def write_dense(folder, number, weight, bias=None, **settings):
+    """Add a dense layer to a folder before its last module."""
+    place = folder / f"{number}_Dense"
+    place.mkdir()
+    described = {
+        "in_features": weight.shape[1],
+        "out_features": weight.shape[0],
+        "bias": bias is not None,
+        "activation_function": "torch.nn.modules.linear.Identity",
+    }
+    (place / "config.json").write_text(json.dumps(described | settings))
+    save_file(
+        {"linear.weight": weight} | ({} if bias is None else {"linear.bias": bias}), place / "model.safetensors"
+    )
+    modules = json.loads((folder / "modules.json").read_text())
+    kind = "sentence_transformers.models.Dense"
+    modules.insert(-1, {"idx": number, "name": str(number), "path": place.name, "type": kind})
+    (folder / "modules.json").write_text(json.dumps(modules))
+
+
+@pytest.mark.parametrize("activation", ["linear.Identity", "activation.Tanh"])
+def test_a_chain_of_dense_layers_is_one_head(make_encoder, batch, tmp_path, activation):
+    make_encoder().save(tmp_path)
+    pooled = run(SentenceEncoder.load(tmp_path).eval(), batch)
+    first, second = torch.randn(48, 32, generator=torch.Generator().manual_seed(1)), torch.eye(6, 48) + 0.1
+    bias = torch.arange(6.0)
+    write_dense(tmp_path, 5, first, activation_function=f"torch.nn.modules.{activation}")
+    write_dense(tmp_path, 6, second, bias)
+
+    loaded = SentenceEncoder.load(tmp_path).eval()
+
+    middle = pooled @ first.numpy().T
+    middle = np.tanh(middle) if "Tanh" in activation else middle
+    np.testing.assert_allclose(run(loaded, batch), middle @ second.numpy().T + bias.numpy(), atol=2e-5)
+    assert loaded.dimension == 6
+
+
+@pytest.mark.parametrize("head", [None, 7])
+def test_truncated_dimensions_are_the_leading_ones(make_encoder, batch, tmp_path, head):
+    make_encoder(head=head).save(tmp_path)
+    whole = run(SentenceEncoder.load(tmp_path).eval(), batch)
+    path = tmp_path / "config_sentence_transformers.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"truncate_dim": 5}))
+
+    loaded = SentenceEncoder.load(tmp_path).eval()
+
+    assert loaded.dimension == 5
+    np.testing.assert_allclose(run(loaded, batch), whole[:, :5], atol=1e-6)
+
+
+def test_a_language_model_without_a_pooling_is_refused(make_encoder, tmp_path):
+    make_encoder().save(tmp_path)
+    (tmp_path / "modules.json").unlink()
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"architectures": ["Qwen3ForCausalLM"]}))
+
+    with pytest.raises(ModelError, match="Qwen3ForCausalLM without a pooling"):
+        SentenceEncoder.load(tmp_path)
+
+
+@pytest.mark.parametrize("setting", ["hidden_activation", "rope_theta", "local_attention", "norm_eps"])
+def test_the_fingerprint_depends_on_settings_of_other_architectures(make_encoder, setting):
+    encoder = make_encoder()
+    before = encoder.fingerprint()
+    setattr(encoder.config, setting, 3)
+
+    assert encoder.fingerprint() != before

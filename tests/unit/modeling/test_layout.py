@@ -4,7 +4,7 @@ import pytest
 
 from embedkit.errors import ModelError
 from embedkit.modeling.layout import read_activation, weights_bytes, write_layout
-from embedkit.runtime.layout import Layout, read_layout
+from embedkit.runtime.folders import POOLINGS, Layout, read_layout
 
 HEAD = "2_Dense"
 
@@ -32,7 +32,7 @@ def test_what_is_written_is_read_back(folder):
         pooling="cls",
         pooled_width=8,
         max_length=20,
-        head=folder / HEAD,
+        heads=(folder / HEAD,),
         normalize=True,
         prompts={"query": "query: "},
     )
@@ -41,7 +41,7 @@ def test_what_is_written_is_read_back(folder):
 def test_no_head_leaves_no_dense_module(tmp_path):
     write(tmp_path)
 
-    assert read_layout(tmp_path).head is None
+    assert read_layout(tmp_path).heads == ()
     assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == ["1_Pooling", "2_Normalize"]
 
 
@@ -49,7 +49,7 @@ def test_a_plain_transformers_folder_says_nothing(tmp_path):
     assert read_layout(tmp_path) == Layout(backbone=tmp_path)
 
 
-@pytest.mark.parametrize("mode", ["mean", "cls"])
+@pytest.mark.parametrize("mode", POOLINGS)
 def test_the_newer_way_to_name_the_pooling_is_read(folder, mode):
     (folder / "1_Pooling" / "config.json").write_text(json.dumps({"embedding_dimension": 8, "pooling_mode": mode}))
 
@@ -59,17 +59,89 @@ def test_the_newer_way_to_name_the_pooling_is_read(folder, mode):
 @pytest.mark.parametrize(
     "settings",
     [
-        {"pooling_mode": "max"},
-        {"pooling_mode": ["mean", "cls"]},
-        {"pooling_mode_max_tokens": True},
-        {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": True},
+        {"pooling_mode": "median"},
+        {"pooling_mode": ["mean", "median"]},
+        {"pooling_mode": 3},
         {},
     ],
 )
 def test_another_pooling_is_refused(folder, settings):
-    (folder / "1_Pooling" / "config.json").write_text(json.dumps(settings))
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps({"embedding_dimension": 8} | settings))
 
-    with pytest.raises(ModelError, match="pooling"):
+    with pytest.raises(ModelError, match="embedkit supports cls, max, mean"):
+        read_layout(folder)
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"pooling_mode": ["mean", "lasttoken"]}, "mean+lasttoken"),
+        ({"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": True}, "cls+mean"),
+        ({"pooling_mode_mean_tokens": False}, "mean"),  # all off is the mean, as in sentence-transformers
+    ],
+)
+def test_several_poolings_are_joined(folder, settings, expected):
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps({"embedding_dimension": 8} | settings))
+
+    assert read_layout(folder).pooling == expected
+
+
+@pytest.mark.parametrize(
+    ("file", "settings", "words"),
+    [
+        ("1_Pooling/config.json", {"scale": 2}, "the setting scale"),
+        ("sentence_bert_config.json", {"query_length": 32}, "the setting query_length"),
+        ("sentence_bert_config.json", {"transformer_task": "fill-mask"}, "transformer_task 'fill-mask'"),
+        ("config_sentence_transformers.json", {"model_type": "SparseEncoder"}, "is a SparseEncoder"),
+        ("config_sentence_transformers.json", {"new": True}, "the setting new"),
+        ("3_Normalize/config.json", {"module_input_name": "token_embeddings"}, "module_input_name"),
+    ],
+)
+def test_a_setting_that_is_not_known_is_refused_by_name(folder, file, settings, words):
+    path = folder / file
+    path.write_text(json.dumps((json.loads(path.read_text()) if path.is_file() else {}) | settings))
+
+    with pytest.raises(ModelError, match=words):
+        read_layout(folder)
+
+
+def test_the_length_of_the_tokenizer_counts_where_sentence_transformers_writes_none(folder):
+    (folder / "sentence_bert_config.json").write_text("{}")
+    (folder / "tokenizer_config.json").write_text(json.dumps({"model_max_length": 256}))
+    (folder / "config.json").write_text(json.dumps({"max_position_embeddings": 512}))
+
+    assert read_layout(folder).max_length == 256
+
+
+def test_empty_prompts_are_prompts(folder):
+    settings = {"prompts": {"query": "find: ", "document": ""}, "similarity_fn_name": "dot", "truncate_dim": 4}
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(settings))
+
+    found = read_layout(folder)
+
+    assert found.prompts == settings["prompts"]
+    assert (found.similarity, found.truncate_dim) == ("dot", 4)
+
+
+def test_a_cross_encoder_with_modules_is_one(folder):
+    modules = json.loads((folder / "modules.json").read_text())
+    (folder / "modules.json").write_text(json.dumps(modules[:1]))
+    (folder / "config_sentence_transformers.json").write_text(
+        json.dumps({"model_type": "CrossEncoder", "activation_fn": "torch.nn.modules.linear.Identity"})
+    )
+
+    found = read_layout(folder)
+
+    assert (found.kind, found.activation) == ("cross-encoder", "torch.nn.modules.linear.Identity")
+
+
+def test_a_reranker_made_of_a_language_model_is_refused(folder):
+    modules = json.loads((folder / "modules.json").read_text())[:1]
+    modules.append({"idx": 1, "name": "1", "path": "1_LogitScore", "type": "x.LogitScore"})
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "config_sentence_transformers.json").write_text(json.dumps({"model_type": "CrossEncoder"}))
+
+    with pytest.raises(ModelError, match=r"Transformer, LogitScore.*causal language models"):
         read_layout(folder)
 
 
@@ -83,9 +155,9 @@ def test_a_linear_head_behind_a_memory_is_read_back(tmp_path):
     written = write(tmp_path, memory=6, head=(4, "linear"))
 
     assert written == read_layout(tmp_path)
-    assert (read_activation(written.head), written.head, written.memory) == (
-        "linear",
-        tmp_path / "3_Dense",
+    assert ([read_activation(head) for head in written.heads], written.heads, written.memory) == (
+        ["linear"],
+        (tmp_path / "3_Dense",),
         tmp_path / "2_WordMemory",
     )
     assert json.loads((tmp_path / "3_Dense" / "config.json").read_text())["in_features"] == 8 + 6
@@ -93,16 +165,21 @@ def test_a_linear_head_behind_a_memory_is_read_back(tmp_path):
 
 @pytest.mark.parametrize(
     "changes",
-    [{"activation_function": "torch.nn.modules.activation.ReLU"}, {"bias": False}, {"use_residual": True}],
+    [
+        {"activation_function": "torch.nn.modules.activation.Softmax"},
+        {"module_input_name": "token_embeddings"},
+        {"use_residual": True},
+        {"scale": 2},
+    ],
 )
 def test_another_head_is_refused(folder, changes):
     edit(folder / HEAD / "config.json", **changes)
 
-    with pytest.raises(ModelError, match="dense layer with bias"):
+    with pytest.raises(ModelError, match="no plain dense layer"):
         read_activation(folder / HEAD)
 
 
-@pytest.mark.parametrize("extra", ["WeightedLayerPooling", "Dense"])
+@pytest.mark.parametrize("extra", ["WeightedLayerPooling", "LayerNorm"])
 def test_other_modules_are_refused_by_name(folder, extra):
     modules = json.loads((folder / "modules.json").read_text())
     modules.append({"idx": 4, "name": "4", "path": "4", "type": f"sentence_transformers.models.{extra}"})

@@ -1,3 +1,4 @@
+import dataclasses
 import json
 
 import pytest
@@ -6,6 +7,7 @@ from transformers import AutoTokenizer
 
 from embedkit.errors import ModelError
 from embedkit.modeling.vocabulary import load_tokenizer, real_words, write_tokenizer
+from embedkit.runtime.folders import read_layout, read_tokenizer
 from embedkit.runtime.tokenization import Tokenizer
 
 
@@ -39,7 +41,7 @@ def test_a_folder_with_only_a_word_list_is_converted(tokenizer, texts, tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
     (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "BertTokenizer", "do_lower_case": true}')
 
-    converted = load_tokenizer(tmp_path, 16)
+    converted = load_tokenizer(read_layout(tmp_path), 16)
 
     assert converted.tokenize(texts).ids == tokenizer.tokenize(texts).ids
 
@@ -48,19 +50,32 @@ def test_a_folder_without_any_tokenizer_is_refused(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
 
     with pytest.raises(ModelError, match=r"neither a tokenizer\.json nor"):
-        load_tokenizer(tmp_path, 16)
+        load_tokenizer(read_layout(tmp_path), 16)
 
 
-def test_lowercasing_outside_the_tokenizer_is_refused(tokenizer, tmp_path):
+@pytest.mark.parametrize("lowercases", [False, True])
+def test_lowercasing_outside_the_tokenizer_moves_into_it(tokenizer, tmp_path, lowercases):
     content = json.loads(tokenizer.json)
-    content["normalizer"]["lowercase"] = False
+    content["normalizer"]["lowercase"] = lowercases
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    layout = dataclasses.replace(read_layout(tmp_path), lowercase=True)
 
-    with pytest.raises(ModelError, match="lowercases"):
-        load_tokenizer(tmp_path, 16, lowercase=True)
+    assert load_tokenizer(layout, 16).tokenize(["CAT"]).ids == tokenizer.tokenize(["cat"]).ids
+    assert Tokenizer(read_tokenizer(layout), 16).tokenize(["CAT"]).ids == tokenizer.tokenize(["cat"]).ids
 
 
-def test_lowercasing_inside_the_tokenizer_is_fine(tokenizer, tmp_path):
+@pytest.mark.parametrize(
+    "setting", [{"do_lower_case": False}, {"strip_accents": False}, {"truncation_side": "left"}]
+)
+def test_settings_of_the_tokenizer_s_configuration_apply_as_in_transformers(tokenizer, tmp_path, setting):
     (tmp_path / "tokenizer.json").write_text(tokenizer.json)
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    described = {"tokenizer_class": "BertTokenizer", "do_lower_case": True, "unk_token": "[UNK]"} | setting
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(described))
+    texts = ["The CAT", "the c\u00e2t is a d\u00f6g", "the cat is a good dog and the sea is blue"]
+    expected = AutoTokenizer.from_pretrained(tmp_path)(texts, truncation=True, max_length=6)["input_ids"]
+    layout = read_layout(tmp_path)
 
-    assert load_tokenizer(tmp_path, 16, lowercase=True).tokenize(["CAT"]) == tokenizer.tokenize(["cat"])
+    for found in (load_tokenizer(layout, 6), Tokenizer(read_tokenizer(layout), 6)):
+        assert list(found.tokenize(texts).ids) == expected
+    assert expected != list(tokenizer.with_max_length(6).tokenize(texts).ids)

@@ -1,0 +1,420 @@
+"""The reader of model folders: where each version of sentence-transformers and transformers writes each setting.
+
+::
+
+    modules.json                        the modules in order
+    config.json, model.safetensors      the backbone, in transformers' format
+    tokenizer.json, tokenizer_config.json      the latter's settings apply, and may set the maximum length
+    sentence_bert_config.json           max_seq_length, do_lower_case (before sentence-transformers 6)
+    config_sentence_transformers.json   prompts, truncate_dim, similarity_fn_name, activation_fn
+    1_Pooling/config.json
+    2_Dense/config.json, model.safetensors     any number of dense layers
+    N_Normalize/
+
+A folder without ``modules.json`` is a plain transformers model: a backbone only, or a classifier. Runtime, export
+and training read folders here, so they agree. A setting that is not known is refused: it may change results.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from embedkit.errors import ModelError
+
+__all__ = [
+    "POOLINGS",
+    "POOLING_KEYS",
+    "Layout",
+    "pooling_modes",
+    "read_bytes",
+    "read_json",
+    "read_layout",
+    "read_tokenizer",
+    "set_left_truncation",
+    "set_lowercase",
+    "stored_activation",
+    "whole_number",
+]
+
+# In the order in which sentence-transformers concatenates those that are switched on one by one.
+POOLING_KEYS = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
+}
+POOLINGS = tuple(POOLING_KEYS.values())
+
+_CLASSIFIER = "ForSequenceClassification"
+_CONFIG = "config_sentence_transformers.json"
+_TASKS = {"feature-extraction": "encoder", "sequence-classification": "cross-encoder"}
+_UNLIMITED = 1_000_000  # tokenizers without a limit write 1e30
+
+# Settings that change no embedding of a text, or that are read below.
+_KNOWN_TRANSFORMER = {
+    "max_seq_length",
+    "do_lower_case",
+    "transformer_task",
+    "modality_config",
+    "module_output_name",
+    "unpad_inputs",
+}
+_KNOWN_CONFIG = {
+    "__version__",
+    "model_type",
+    "prompts",
+    "default_prompt_name",
+    "similarity_fn_name",
+    "truncate_dim",
+    "activation_fn",
+}
+_KNOWN_POOLING = {
+    *POOLING_KEYS,
+    "pooling_mode",
+    "word_embedding_dimension",
+    "embedding_dimension",
+    "include_prompt",
+}
+_KNOWN_NORMALIZE = {"module_input_name", "module_output_name"}
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Settings in a model folder.
+
+    Attributes:
+        backbone: folder of the transformers model and its tokenizer.
+        kind: ``"encoder"`` or ``"cross-encoder"``.
+        architecture: transformers' class of the network, or empty.
+        pooling: one of ``POOLINGS``, or several joined by ``+``, None if unspecified.
+        pooled_width: width of a token's state, None if unspecified.
+        includes_prompts: whether the tokens of a prompt take part in the pooling.
+        max_length: maximum length of a text in tokens, None if unspecified.
+        lowercase: whether texts are lowercased before tokenization.
+        heads: folders of the dense layers, in order.
+        memory: folder of the word memory, or None.
+        normalize: whether embeddings are normalised to unit length.
+        prompts: name -> text to prepend, possibly empty.
+        default_prompt: name of the prompt that sentence-transformers uses by default.
+        truncate_dim: number of leading dimensions to keep, None for all.
+        similarity: the similarity that embeddings are made for: ``"cosine"``, ``"dot"`` or another.
+        activation: class of the activation after a cross-encoder's logit, or None.
+    """
+
+    backbone: Path
+    kind: str = "encoder"
+    architecture: str = ""
+    pooling: str | None = None
+    pooled_width: int | None = None
+    includes_prompts: bool = True
+    max_length: int | None = None
+    lowercase: bool = False
+    heads: tuple[Path, ...] = ()
+    memory: Path | None = None
+    normalize: bool = False
+    prompts: dict[str, str] = field(default_factory=dict)
+    default_prompt: str | None = None
+    truncate_dim: int | None = None
+    similarity: str = "cosine"
+    activation: str | None = None
+
+
+def read_layout(folder: Path) -> Layout:
+    """Read the layout of a model folder.
+
+    Raises:
+        ModelError: a file is missing or damaged, or the model has modules or settings that are not supported.
+    """
+    settings = read_json(folder / _CONFIG, optional=True)
+    _refuse_unknown(folder / _CONFIG, settings, _KNOWN_CONFIG)
+    modules = _read_modules(folder)
+    backbone = modules[0][1] if modules else folder
+    network = read_json(backbone / "config.json", optional=True)
+    transformer_path = backbone / "sentence_bert_config.json"
+    transformer = read_json(transformer_path, optional=True)
+    _refuse_unknown(transformer_path, transformer, _KNOWN_TRANSFORMER)
+    architecture = str((network.get("architectures") or [""])[0])
+    kind = _kind(folder, settings, transformer, architecture, is_plain=not modules)
+    _check_modules(folder, kind, [name for name, _ in modules])
+    prompts, default_prompt = _read_prompts(folder / _CONFIG, settings)
+    return Layout(
+        backbone=backbone,
+        kind=kind,
+        architecture=architecture,
+        max_length=_max_length(backbone, transformer, network),
+        lowercase=bool(transformer.get("do_lower_case")),
+        heads=tuple(path for name, path in modules if name == "Dense"),
+        memory=next((path for name, path in modules if name == "WordMemory"), None),
+        normalize=any(name == "Normalize" and _normalizes(path) for name, path in modules),
+        prompts=prompts,
+        default_prompt=default_prompt,
+        truncate_dim=None
+        if settings.get("truncate_dim") is None
+        else whole_number(folder / _CONFIG, settings, "truncate_dim"),
+        similarity=str(settings.get("similarity_fn_name") or "cosine"),
+        activation=stored_activation(settings, network),
+        **_read_pooling(modules),
+    )
+
+
+def pooling_modes(pooling: str) -> list[str]:
+    """Split a pooling into its modes, whose results are concatenated.
+
+    Raises:
+        ModelError: a mode is not known.
+    """
+    modes = pooling.split("+")
+    if not set(modes) <= set(POOLINGS):
+        raise ModelError(f"pooling must be one of {', '.join(POOLINGS)}, or several joined by +, not {pooling!r}")
+    return modes
+
+
+def read_tokenizer(layout: Layout) -> str:
+    """Return ``tokenizer.json`` with the settings of ``tokenizer_config.json``, which transformers applies to it.
+
+    Raises:
+        ModelError: a file is missing or damaged.
+    """
+    path = layout.backbone / "tokenizer.json"
+    text = read_bytes(path).decode("utf-8", errors="replace")
+    settings = read_json(layout.backbone / "tokenizer_config.json", optional=True)
+    side = settings.get("truncation_side", "right")
+    if side not in ("left", "right"):
+        raise ModelError(f"{path}: truncation_side must be left or right, not {side!r}")
+    content = read_json(path)
+    changed = _set_casing(content, settings)
+    if layout.lowercase:
+        changed |= set_lowercase(content)
+    if side == "left":
+        changed |= set_left_truncation(content)
+    return json.dumps(content, ensure_ascii=False) if changed else text
+
+
+def set_lowercase(content: dict[str, Any]) -> bool:
+    """Lowercase before the normaliser of a ``tokenizer.json``, unless it does so; return whether it changed."""
+    normalizer: dict[str, Any] = content.get("normalizer") or {}
+    steps = normalizer["normalizers"] if normalizer.get("type") == "Sequence" else [normalizer]
+    steps = [step for step in steps if step]
+    if any(step["type"] == "Lowercase" or step.get("lowercase") is True for step in steps):
+        return False
+    content["normalizer"] = {"type": "Sequence", "normalizers": [{"type": "Lowercase"}, *steps]}
+    return True
+
+
+def set_left_truncation(content: dict[str, Any]) -> bool:
+    """Make a ``tokenizer.json`` drop the beginning of a long text, not its end; return whether it changed."""
+    old = content.get("truncation")
+    default = {"max_length": 512, "strategy": "LongestFirst", "stride": 0}
+    content["truncation"] = {**default, **(old or {}), "direction": "Left"}
+    return bool(content["truncation"] != old)
+
+
+def _set_casing(content: dict[str, Any], settings: Mapping[str, Any]) -> bool:
+    """Apply what transformers' classes of the BERT family apply to the normaliser; the generic class does not."""
+    normalizer = content.get("normalizer") or {}
+    generic = (None, "PreTrainedTokenizerFast", "TokenizersBackend")
+    if normalizer.get("type") != "BertNormalizer" or settings.get("tokenizer_class") in generic:
+        return False
+    names = {
+        "do_lower_case": "lowercase",
+        "strip_accents": "strip_accents",
+        "tokenize_chinese_chars": "handle_chinese_chars",
+    }
+    changes = {names[name]: settings[name] for name in names if name in settings}
+    changed = any(normalizer.get(name) != value for name, value in changes.items())
+    normalizer.update(changes)
+    return changed
+
+
+def read_json(path: Path, *, kind: type = dict, optional: bool = False) -> Any:
+    """Read a JSON object, or a list if ``kind`` is list.
+
+    Args:
+        path: the file.
+        kind: dict or list.
+        optional: whether a missing file counts as empty.
+
+    Raises:
+        ModelError: the file cannot be read, or contains something else.
+    """
+    if optional and not path.exists():
+        return kind()
+    try:
+        value = json.loads(read_bytes(path))
+    except (ValueError, RecursionError) as error:
+        raise ModelError(f"{path} is not JSON: {error}") from error
+    if not isinstance(value, kind):
+        raise ModelError(f"{path} must contain a JSON {'list' if kind is list else 'object'}")
+    return value
+
+
+def read_bytes(path: Path) -> bytes:
+    """Read a file of a model.
+
+    Raises:
+        ModelError: it cannot be read.
+    """
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ModelError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+def whole_number(path: Path, settings: dict[str, Any], *names: str) -> int:
+    """Return the first of several settings that is there.
+
+    Raises:
+        ModelError: it is not a positive integer.
+    """
+    value = next((settings[name] for name in names if name in settings), None)
+    if type(value) is not int or value < 1:
+        raise ModelError(f"{path}: {names[0]} must be a positive integer, not {value!r}")
+    return value
+
+
+def _refuse_unknown(path: Path, settings: Mapping[str, Any], known: Iterable[str]) -> None:
+    """Refuse a setting that is not known and that is in effect."""
+    known = set(known)
+    for name, value in settings.items():
+        if name not in known and value not in (None, False, {}, [], ""):
+            raise ModelError(f"{path}: embedkit does not support the setting {name} ({json.dumps(value)[:60]})")
+
+
+def _read_modules(folder: Path) -> list[tuple[str, Path]]:
+    """Return kind and folder of each module, in order, without those that do nothing at inference."""
+    path = folder / "modules.json"
+    if not path.is_file():
+        return []
+    modules = read_json(path, kind=list)
+    try:
+        found = [(module["type"].rpartition(".")[2], folder / module["path"]) for module in modules]
+    except (TypeError, KeyError, AttributeError) as error:
+        raise ModelError(f"{path}: every module must have a type and a path") from error
+    if not found:
+        raise ModelError(f"{path} has no modules")
+    return [(name, place) for name, place in found if name != "Dropout"]
+
+
+def _kind(
+    folder: Path, settings: Mapping[str, Any], transformer: Mapping[str, Any], architecture: str, *, is_plain: bool
+) -> str:
+    if is_plain:
+        return "cross-encoder" if architecture.endswith(_CLASSIFIER) else "encoder"
+    if settings.get("model_type") == "CrossEncoder":
+        return "cross-encoder"
+    if settings.get("model_type") not in (None, "SentenceTransformer"):
+        raise ModelError(f"{folder} is a {settings['model_type']}, which embedkit does not support")
+    task = transformer.get("transformer_task", "feature-extraction")
+    if task not in _TASKS:
+        raise ModelError(f"{folder}: embedkit does not support the transformer_task {task!r}")
+    return _TASKS[task]
+
+
+def _check_modules(folder: Path, kind: str, found: list[str]) -> None:
+    """Check the kinds of modules and their order."""
+    if not found:  # a plain transformers model
+        return
+    if kind == "cross-encoder":
+        if found != ["Transformer"]:
+            raise ModelError(
+                f"{folder} is a cross-encoder with the modules {', '.join(found)}; embedkit supports classifiers "
+                "with a Transformer only, and no rerankers made of causal language models"
+            )
+        return
+    rest = list(found)
+    for wanted in ("Transformer", "Pooling"):
+        if rest[:1] != [wanted]:
+            break
+        rest.pop(0)
+    else:
+        rest = rest[1:] if rest[:1] == ["WordMemory"] else rest
+        rest = rest[:-1] if rest[-1:] == ["Normalize"] else rest
+        if set(rest) <= {"Dense"}:
+            return
+    raise ModelError(
+        f"{folder} has the modules {', '.join(found)}; embedkit supports Transformer, Pooling, then at most one "
+        "WordMemory, any number of Dense and at most one Normalize"
+    )
+
+
+def _read_pooling(modules: list[tuple[str, Path]]) -> dict[str, Any]:
+    """Return the fields of the layout that the module of the pooling sets."""
+    place = next((path for name, path in modules if name == "Pooling"), None)
+    if place is None:
+        return {}
+    settings = read_json(path := place / "config.json")
+    _refuse_unknown(path, settings, _KNOWN_POOLING)
+    return {
+        "pooling": _pooling(path, settings),
+        "pooled_width": whole_number(path, settings, "word_embedding_dimension", "embedding_dimension"),
+        "includes_prompts": settings.get("include_prompt", True) is True,
+    }
+
+
+def _pooling(path: Path, settings: dict[str, Any]) -> str:
+    modes = settings.get("pooling_mode")
+    if modes is None:
+        modes = [mode for key, mode in POOLING_KEYS.items() if settings.get(key) is True]
+        is_silent = not any(key in settings for key in POOLING_KEYS)
+        modes = ["mean"] if not modes and not is_silent else modes  # as sentence-transformers reads it
+    names = [modes] if isinstance(modes, str) else modes
+    if not isinstance(names, list) or not names or not all(name in POOLINGS for name in names):
+        raise ModelError(f"{path}: pooling is {modes!r}; embedkit supports {', '.join(POOLINGS)}")
+    return "+".join(names)
+
+
+def _normalizes(path: Path) -> bool:
+    settings = read_json(path / "config.json", optional=True)
+    _refuse_unknown(path / "config.json", settings, _KNOWN_NORMALIZE)
+    for name, value in settings.items():
+        if value not in (None, "sentence_embedding"):
+            raise ModelError(f"{path / 'config.json'}: embedkit does not support the setting {name} ({value!r})")
+    return True
+
+
+def _max_length(backbone: Path, transformer: Mapping[str, Any], network: Mapping[str, Any]) -> int | None:
+    """Return the length that sentence-transformers uses.
+
+    Up to version 5 it writes ``max_seq_length``, which takes precedence; since version 6 only the tokenizer's
+    ``model_max_length``, which is at most the number of the network's positions.
+    """
+    length = transformer.get("max_seq_length")
+    if type(length) is int:
+        return length
+    lengths = [
+        read_json(backbone / "tokenizer_config.json", optional=True).get("model_max_length"),
+        network.get("max_position_embeddings"),
+    ]
+    return min((each for each in lengths if type(each) is int and 0 < each < _UNLIMITED), default=None)
+
+
+def _read_prompts(path: Path, settings: Mapping[str, Any]) -> tuple[dict[str, str], str | None]:
+    """Return prompts by name, and the name of the default one."""
+    prompts, default = settings.get("prompts") or {}, settings.get("default_prompt_name")
+    if not isinstance(prompts, dict) or not all(isinstance(text, str | None) for text in prompts.values()):
+        raise ModelError(f"{path}: prompts must be an object of strings")
+    if default is not None and default not in prompts:
+        raise ModelError(f"{path}: default_prompt_name is {default!r}, which is not among the prompts")
+    return {name: text or "" for name, text in prompts.items()}, default
+
+
+def stored_activation(settings: Mapping[str, Any], network: Mapping[str, Any]) -> str | None:
+    """Return the class of a cross-encoder's activation, as version 6, versions 4 and 5, or earlier ones write it.
+
+    Args:
+        settings: content of ``config_sentence_transformers.json``.
+        network: content of ``config.json``.
+    """
+    nested = network.get("sentence_transformers")
+    found = [
+        settings.get("activation_fn"),
+        nested.get("activation_fn") if isinstance(nested, dict) else None,
+        network.get("sbert_ce_default_activation_function"),
+    ]
+    return next((str(each) for each in found if each), None)

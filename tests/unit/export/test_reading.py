@@ -1,0 +1,97 @@
+"""Faults of reading that token ids cannot show: each is planted, and the gate on texts notices it."""
+
+import json
+
+import pytest
+
+from embedkit.errors import ModelError
+from embedkit.export.candidates import Candidate
+from embedkit.export.graph import build_graph
+from embedkit.export.pipeline import load_source
+from embedkit.export.reading import check_reading
+from embedkit.export.writer import FloatArithmetic
+from embedkit.modeling.cross_encoder import PairEncoder
+from embedkit.modeling.encoder import SentenceEncoder
+from embedkit.runtime.tokenization import PairTokenizer, Tokenizer
+
+
+@pytest.fixture
+def folder(make_encoder, tmp_path):
+    make_encoder().save(tmp_path / "model")
+    path = tmp_path / "model" / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"tokenizer_class": "BertTokenizer"}))
+    return tmp_path / "model"
+
+
+def change(path, **settings):
+    path.write_text(json.dumps(json.loads(path.read_text()) | settings))
+
+
+def check(model, folder):
+    candidate = Candidate(build_graph(model, FloatArithmetic()).SerializeToString(), model.tokenizer)
+    return check_reading(model, folder, max_length=None, candidate=candidate)
+
+
+@pytest.mark.parametrize(
+    ("file", "settings"),
+    [
+        ("tokenizer_config.json", {"do_lower_case": False}),
+        ("tokenizer_config.json", {"strip_accents": False}),
+        ("tokenizer_config.json", {"truncation_side": "left"}),
+        ("sentence_bert_config.json", {"max_seq_length": 9}),
+        ("sentence_bert_config.json", {"max_seq_length": None}),
+    ],
+)
+def test_a_setting_that_was_misread_fails(folder, file, settings):
+    change(folder / "tokenizer_config.json", model_max_length=12)
+    before = SentenceEncoder.load(folder)
+    change(folder / file, **settings)
+
+    assert check(SentenceEncoder.load(folder), folder).passed
+    found = check(before, folder)
+    assert not found.passed
+    assert found.figures["differently_tokenized"]
+
+
+def test_a_graph_that_differs_from_the_folder_fails(folder, make_encoder):
+    model = SentenceEncoder.load(folder)
+    other = make_encoder(pooling="cls", initializer_range=0.4)
+
+    candidate = Candidate(build_graph(other, FloatArithmetic()).SerializeToString(), model.tokenizer)
+
+    assert not check_reading(model, folder, max_length=None, candidate=candidate).passed
+
+
+def test_prompts_are_among_the_texts(folder):
+    change(folder / "config_sentence_transformers.json", prompts={"query": "find: ", "document": ""})
+    plain = check(SentenceEncoder.load(folder), folder)
+    change(folder / "config_sentence_transformers.json", prompts={})
+
+    assert plain.figures["texts"] > check(SentenceEncoder.load(folder), folder).figures["texts"]
+
+
+def test_pairs_are_compared_too(make_pair_encoder, tmp_path):
+    make_pair_encoder().save(tmp_path / "cross")
+    model = PairEncoder.load(tmp_path / "cross")
+
+    assert check(model, tmp_path / "cross").passed
+    model.tokenizer = PairTokenizer(model.tokenizer.json, 9)
+    assert not check(model, tmp_path / "cross").passed
+
+
+def test_a_chosen_length_is_compared_at_that_length(folder):
+    model = SentenceEncoder.load(folder, max_length=7)
+    candidate = Candidate(build_graph(model, FloatArithmetic()).SerializeToString(), model.tokenizer)
+
+    assert check_reading(model, folder, max_length=7, candidate=candidate).passed
+    assert isinstance(model.tokenizer, Tokenizer)
+
+
+def test_embeddings_made_for_dot_products_are_refused(folder):
+    change(folder / "config_sentence_transformers.json", similarity_fn_name="dot")
+    assert load_source(str(folder)).dimension == 32  # unit rows, so the dot product is the cosine
+    modules = json.loads((folder / "modules.json").read_text())
+    (folder / "modules.json").write_text(json.dumps(modules[:-1]))
+
+    with pytest.raises(ModelError, match="similarity_fn_name"):
+        load_source(str(folder))
