@@ -97,7 +97,12 @@ ARCHITECTURES = {
     "modernbert": {"local_attention": 8, "global_attn_every_n_layers": 2, "pad_token_id": 0},
     "electra": {"embedding_size": 16},
     "albert": {"embedding_size": 16},
-    "deberta-v2": {"relative_attention": True, "position_buckets": 8, "pos_att_type": ["p2c", "c2p"]},
+    "deberta-v2": {
+        "relative_attention": True,
+        "position_buckets": 8,
+        "pos_att_type": ["p2c", "c2p"],
+        "norm_rel_ebd": "layer_norm",  # a LayerNormalization of constants
+    },
 }
 _SIZES = {
     "hidden_size": HIDDEN,
