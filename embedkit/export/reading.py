@@ -14,15 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import transformers
-from transformers import AutoTokenizer
 
 from embedkit.export.candidates import Candidate, run_torch
 from embedkit.export.gates import Gate, largest_difference, rounded
 from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.pretrained import OFFSET_POSITIONS, longest_text
-from embedkit.modeling.quiet import quiet_transformers
+from embedkit.modeling.vocabulary import library_tokenizer
 from embedkit.protocols import FloatArray
 from embedkit.runtime.folders import read_json
 from embedkit.runtime.tokenization import Tokens
@@ -59,8 +57,7 @@ def check_reading(
         library's tokens, to the rounding of its precision (cosine 0.95, which the other gates refine), and
         sentence-transformers, if it is there, gives the same embeddings or scores as the torch model.
     """
-    with quiet_transformers():
-        library = AutoTokenizer.from_pretrained(folder)
+    library = library_tokenizer(folder)
     length = max_length or _find_length(folder, library, original)
     items = _items(original, library.all_special_tokens, str(library.pad_token), length)
     expected = _tokenize(library, items, length)
@@ -72,7 +69,7 @@ def check_reading(
         or (expected.type_ids and found.type_ids and expected.type_ids[row] != list(found.type_ids[row]))
     ]
     figures: dict[str, object] = {
-        "library": f"transformers {transformers.__version__}",
+        "library": f"transformers {importlib.metadata.version('transformers')}",
         "texts": len(items),
         "differently_tokenized": len(differing),
     }

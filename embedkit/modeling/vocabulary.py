@@ -15,7 +15,7 @@ from embedkit.modeling.quiet import quiet_transformers
 from embedkit.runtime.folders import Layout, read_tokenizer, set_left_truncation, set_lowercase
 from embedkit.runtime.tokenization import PairTokenizer, Tokenizer
 
-__all__ = ["load_tokenizer", "real_words", "write_tokenizer"]
+__all__ = ["library_tokenizer", "load_tokenizer", "real_words", "write_tokenizer"]
 
 # Roles of special tokens in transformers, and their spelling in each tokenizer family.
 _ROLES = {
@@ -49,13 +49,8 @@ def load_tokenizer(layout: Layout, max_length: int) -> Tokenizer:
         raise ModelError(f"{folder} has neither a tokenizer.json nor an older vocabulary file")
     if not (folder / "tokenizer_config.json").is_file() and (folder / "tokenizer.json").is_file():
         return Tokenizer(read_tokenizer(layout), max_length)
-    try:
-        with quiet_transformers():
-            found = AutoTokenizer.from_pretrained(folder)
-        content = json.loads(found.backend_tokenizer.to_str())
-    except Exception as error:  # tokenizers and each class's own code raise anything
-        refuse_custom_code(folder, error)
-        raise ModelError(f"cannot load the tokenizer in {folder}: {first_line(error)}") from error
+    found = library_tokenizer(folder)
+    content = json.loads(found.backend_tokenizer.to_str())
     changed = _without_lengths(content) != _without_lengths(_parse(folder / "tokenizer.json"))
     if layout.lowercase:
         changed |= set_lowercase(content)
@@ -74,6 +69,22 @@ def _parse(path: Path) -> Any:
 def _without_lengths(content: Any) -> dict[str, Any]:
     """Return the content without truncation and padding, which are overridden."""
     return {name: value for name, value in content.items() if name not in ("truncation", "padding")}
+
+
+def library_tokenizer(folder: Path) -> Any:
+    """Return transformers' own fast tokenizer of a folder.
+
+    Raises:
+        ModelError: transformers does not load it, or has no fast tokenizer for it.
+    """
+    try:
+        with quiet_transformers():
+            found = AutoTokenizer.from_pretrained(folder)
+        found.backend_tokenizer  # noqa: B018 - tokenizers in Python have none
+    except Exception as error:  # tokenizers and each class's own code raise anything
+        refuse_custom_code(folder, error)
+        raise ModelError(f"cannot load the tokenizer in {folder}: {first_line(error)}") from error
+    return found
 
 
 def write_tokenizer(folder: Path, tokenizer: Tokenizer | PairTokenizer) -> None:
