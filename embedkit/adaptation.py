@@ -19,9 +19,8 @@ from embedkit.runtime.bundle import read_bundle
 from embedkit.runtime.encoder import Encoder
 from embedkit.runtime.location import find_model
 from embedkit.training.config import RunConfig
-from embedkit.training.held_out import HeldOut
+from embedkit.training.recipes.materials import Control, HeldOut, prepare
 from embedkit.training.recipes.run import resolve, run
-from embedkit.training.recipes.stage import Control, prepare
 
 __all__ = ["RECIPE", "Adaptation", "adapt", "adaptation_config"]
 

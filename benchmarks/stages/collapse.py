@@ -25,8 +25,10 @@ from embedkit.modeling.torch_encoder import TorchEncoder
 from embedkit.training.config import RunConfig
 from embedkit.training.methods.sct import SCT, SCTConfig
 from embedkit.training.optim import build_optimizer, schedule
+from embedkit.training.recipes.materials import Control, Materials, prepare
 from embedkit.training.recipes.run import resolve
-from embedkit.training.recipes.stage import Control, Materials, prepare, stage_batches
+from embedkit.training.recipes.stage import Stage
+from embedkit.training.run_folder import RunFolder
 from embedkit.training.students import build_student
 
 HERE = Path(__file__).parent
@@ -57,10 +59,12 @@ def train(
     """Train one run; return its measurements."""
     config = configure(arguments, rate, warmup)
     torch.manual_seed(config.seed)
-    encoder, materials = build_student(config), prepare(config, Control(), teacher=False)
+    control = Control()
+    encoder, materials = build_student(config), prepare(config, control, teacher=False)
     settings = SCTConfig(queue_size=QUEUE)
     method = SCT(encoder, settings, seed=config.seed)
-    batches = stage_batches("sct", settings, config.optim, config, materials, encoder)
+    stage = Stage(config, materials, RunFolder("."), control)
+    batches = stage.batches("sct", settings, encoder)
     optimizer = build_optimizer(method, config.optim)
     fill = QUEUE // BATCH if filled else 0
     method.train()

@@ -39,12 +39,13 @@ from embedkit.runtime.bundle import read_bundle
 from embedkit.runtime.location import find_model
 from embedkit.runtime.tokenization import Tokenizer, Tokens
 from embedkit.training.batches import chunk_view
-from embedkit.training.components.heads import Predictor, Projector
 from embedkit.training.method import Batch, Learner
 from embedkit.training.methods import METHODS
-from embedkit.training.methods.trans_encoder import CrossToEncoder, EncoderToCross
+from embedkit.training.methods.bsl import Predictor
+from embedkit.training.networks import DenseGradients, by_rows
 from embedkit.training.optim import OptimConfig, build_optimizer
-from embedkit.training.word_gradients import DenseGradients, by_rows
+from embedkit.training.recipes.trans_encoder import CrossToEncoder, EncoderToCross
+from embedkit.training.self_supervision import Projector
 
 HERE = Path(__file__).parent
 BUNDLE = "tiny-sct"

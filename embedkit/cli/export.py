@@ -189,7 +189,7 @@ def _variant_lines(variants: Sequence[Variant], chosen: Variant | None) -> Itera
 def _vocabulary_texts(path: Path | None) -> list[str] | None:
     if path is None or not path.is_dir():
         return _read_all(path)
-    from embedkit.training.recipes.text import training_text
+    from embedkit.training.recipes.run import training_text
 
     return training_text(path)
 

@@ -40,7 +40,6 @@ COMMANDS = {
     "adapt": Command("embedkit.cli.adapt", extra="train"),
     "methods": Command("embedkit.cli.methods"),
     "report": Command("embedkit.cli.report", extra="train"),
-    "rewrite": Command("embedkit.cli.rewrite", extra="train"),
     "export": Command("embedkit.cli.export", extra="export"),
     "push": Command("embedkit.cli.push", extra="export"),
     "inspect": Command("embedkit.cli.inspect"),

@@ -117,8 +117,8 @@ def run(arguments: argparse.Namespace) -> int | None:
 
     from embedkit.config import to_mapping
     from embedkit.training import processes
+    from embedkit.training.recipes.materials import Control
     from embedkit.training.recipes.run import run as train
-    from embedkit.training.recipes.stage import Control
 
     config = _config(arguments)
     folder = Path(arguments.output or Path("runs") / (config.name or config.method))
@@ -186,7 +186,7 @@ def _sources(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 def _log_plan(config: RunConfig) -> None:
     """Print the length of the run on stderr; stdout is a recipe."""
     from embedkit.training.recipes import RECIPES
-    from embedkit.training.recipes.plan import plan
+    from embedkit.training.recipes.run import plan
 
     found = plan(config)
     if found is None:

@@ -17,13 +17,33 @@ from torch import Tensor
 from embedkit.config import setting
 from embedkit.modeling.encoder import Activation, SentenceEncoder
 from embedkit.modeling.least_squares import fit_affine
-from embedkit.training.components.heads import fit_head
-from embedkit.training.losses.keys import Shuffle
-from embedkit.training.losses.shuffling import group_shuffle
+from embedkit.modeling.seeding import seeded
+from embedkit.training.losses import Shuffle, group_shuffle
 from embedkit.training.method import Batch, BatchSpec, Method, StepOutput, View, pooled
 from embedkit.training.self_supervision import JointConfig, SelfSupervision
 
-__all__ = ["Distillation", "DistillationConfig", "ShuffledConfig", "congen_preset"]
+__all__ = [
+    "Distillation",
+    "DistillationConfig",
+    "ShuffledConfig",
+    "congen_preset",
+    "fit_head",
+]
+
+
+def fit_head(encoder: SentenceEncoder, dimension: int, *, seed: int, activation: Activation = "tanh") -> bool:
+    """Give an encoder a head of the teacher's width; return whether the head is new.
+
+    With tanh, an encoder that has a head of that width, or that width without a head, is left unchanged. A linear
+    head is also added to an encoder without a head whose width already fits.
+    """
+    fits = encoder.dimension == dimension
+    if fits and (encoder.head is not None or activation == "tanh"):
+        return False
+    with seeded(seed):
+        encoder.set_head(dimension, activation)
+    return True
+
 
 _RIDGE = 1e-2
 

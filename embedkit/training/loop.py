@@ -18,24 +18,55 @@ from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.progress import Progress
 from embedkit.training import processes
-from embedkit.training.activations import ActivationPenalty
 from embedkit.training.batches import Batches
 from embedkit.training.checkpoint import TrainState, load_checkpoint, save_checkpoint
-from embedkit.training.compilation import compile_encoders
-from embedkit.training.dev_schedule import evaluation_steps, total_steps
 from embedkit.training.method import Batch, Learner, StepOutput
+from embedkit.training.networks import (
+    ActivationPenalty,
+    DenseGradients,
+    by_rows,
+    compile_encoders,
+    round_tables,
+    rounded_words,
+)
 from embedkit.training.optim import OptimConfig, build_optimizer, schedule
-from embedkit.training.rounded_words import round_tables, rounded_words
 from embedkit.training.run_folder import RunFolder
-from embedkit.training.word_gradients import DenseGradients, by_rows
 
-__all__ = ["LoopConfig", "Scores", "train"]
+__all__ = [
+    "LoopConfig",
+    "Scores",
+    "evaluation_steps",
+    "total_steps",
+    "train",
+]
+
+
+def total_steps(batches_per_epoch: int, *, accumulate: int, epochs: int, steps: int | None) -> tuple[int, int]:
+    """Return the optimizer steps per epoch and in total: ``steps`` if set, else ``epochs`` epochs."""
+    per_epoch = max(1, batches_per_epoch // accumulate)
+    return per_epoch, steps or epochs * per_epoch
+
+
+def evaluation_steps(total: int, *, steps_per_epoch: int, every: int, most: int | None = None) -> frozenset[int]:
+    """Return the steps after which a run is evaluated, always including the last.
+
+    Args:
+        total: number of steps in the run.
+        steps_per_epoch: the end of each epoch is evaluated too.
+        every: steps between evaluations.
+        most: maximum number of evaluations. If epoch ends and ``every`` would exceed it, evaluations are evenly
+            spaced instead, as densely as ``most`` allows.
+    """
+    steps = {*range(every, total + 1, every), *range(steps_per_epoch, total + 1, steps_per_epoch), total}
+    if most is not None and len(steps) > most:
+        distance = -(-total // most)
+        steps = {*range(distance, total + 1, distance), total}
+    return frozenset(steps)
+
 
 Scores = Mapping[str, float]
 """Results of an evaluation by name; ``dev`` selects the encoder, and higher is better."""
-
 logger = logging.getLogger(__name__)
-
 _LOG_EVERY = 10
 _COST_STEPS = 20
 _COSTLY_SHARE = 0.1

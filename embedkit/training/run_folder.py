@@ -4,20 +4,30 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import platform
 import shutil
+import sys
 from collections.abc import Iterator, Mapping, Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import tomli_w
+import torch
 
+from embedkit import __version__
 from embedkit.atomic import atomic_file, storage_errors
 from embedkit.config import load_toml
 from embedkit.errors import ConfigError
+from embedkit.evaluation.machine import processor_name
 from embedkit.training.trackers import Tracker
 from embedkit.write_lock import LOCK, write_lock
 
-__all__ = ["RunFolder"]
+__all__ = [
+    "RunFolder",
+    "environment",
+]
 
 _OWN_TO_A_MACHINE = {"checkpoint_minutes", "threads"}
 """Settings that a resumed run may change. Of these, only ``threads`` affects the result, by rounding."""
@@ -133,3 +143,26 @@ def _changes(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -
         elif before != after:
             changed.add(prefix + key)
     return changed
+
+
+_PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "onnx", "onnxruntime")
+
+
+def environment() -> dict[str, Any]:
+    """Return everything except the configuration that affects a run's results and speed."""
+    return {
+        "python": sys.version.split()[0],
+        "platform": platform.platform(),
+        "processor": processor_name(),
+        "processors": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "packages": {"embedkit": __version__, **{package: _version(package) for package in _PACKAGES}},
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None

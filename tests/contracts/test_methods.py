@@ -23,16 +23,15 @@ from embedkit.runtime.tokenization import Tokenizer
 from embedkit.training.batches import BatchSource
 from embedkit.training.corpus import Corpus, SourceConfig
 from embedkit.training.loop import LoopConfig, train
-from embedkit.training.losses.cross_view import cross_view_loss
-from embedkit.training.losses.keys import Keys
+from embedkit.training.losses import Keys
 from embedkit.training.method import Method, pooled
 from embedkit.training.methods import METHODS
 from embedkit.training.optim import OptimConfig
 from embedkit.training.recipes import RECIPES
+from embedkit.training.recipes.materials import Control
 from embedkit.training.recipes.run import resolve, run
-from embedkit.training.recipes.stage import Control
 from embedkit.training.run_folder import RunFolder
-from embedkit.training.self_supervision import JointConfig
+from embedkit.training.self_supervision import JointConfig, cross_view_loss
 from embedkit.training.views import ViewsConfig
 
 TEACHER_WIDTH = 24

@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from embedkit.training.components.heads import Predictor
-from embedkit.training.losses.bootstrap import bootstrap_loss
+from embedkit.training.methods.bsl import Predictor, bootstrap_loss
 
 
 def cosine(a, b):

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from embedkit.training.losses.cross_view import cross_view_loss
-from embedkit.training.losses.keys import Keys, similarity_logits
+from embedkit.training.losses import Keys, similarity_logits
+from embedkit.training.self_supervision import cross_view_loss
 
 TEMPERATURE, REFERENCE_TEMPERATURE = 0.4, 0.3
 

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embedkit.training.losses.debiased_contrast import ascend_noise, debiased_info_nce, true_negatives
-from embedkit.training.losses.info_nce import info_nce
+from embedkit.training.losses import info_nce
+from embedkit.training.methods.dclr import ascend_noise, debiased_info_nce, true_negatives
 
 
 def cosine(a, b):

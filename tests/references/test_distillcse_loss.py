@@ -10,17 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embedkit.training.losses.shuffling import (
-    group_of_length,
-    group_of_mass,
-    group_window,
-    shuffle_within_groups,
-)
-from embedkit.training.losses.similarity_distillation import (
-    average_cosines,
-    cosines_with_others,
-    similarity_distillation_loss,
-)
+from embedkit.training.losses import group_of_length, group_of_mass, group_window, shuffle_within_groups
+from embedkit.training.methods.distillcse import average_cosines, cosines_with_others, similarity_distillation_loss
 
 SEEDS = st.integers(0, 2**32)
 MASSES = st.sampled_from([0.05, 0.08, 0.1, 0.12, 0.15, 0.3, 0.7, 1.0])

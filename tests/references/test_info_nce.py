@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embedkit.training.losses.info_nce import info_nce
+from embedkit.training.losses import info_nce
 
 
 def cosine(a, b):

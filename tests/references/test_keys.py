@@ -7,8 +7,8 @@ import torch
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from embedkit.training.components.queue import VectorQueue
-from embedkit.training.losses.keys import Keys, cross_entropy, own_cross_entropy, reference, similarity_logits
+from embedkit.training.components import VectorQueue
+from embedkit.training.losses import Keys, cross_entropy, own_cross_entropy, reference, similarity_logits
 
 WIDTH, BATCH = 24, 5
 

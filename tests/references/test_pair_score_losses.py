@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from embedkit.training.method import Batch, View
-from embedkit.training.methods.trans_encoder import CrossToEncoder, EncoderToCross
+from embedkit.training.recipes.trans_encoder import CrossToEncoder, EncoderToCross
 
 
 class Rows(torch.nn.Module):

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embedkit.training.losses.peer_contrast import (
+from embedkit.training.methods.pcl import (
     Embedded,
     cooperation_loss,
     copy_contrast_loss,

@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 
 from embedkit.config import from_mapping
 from embedkit.errors import ConfigError
-from embedkit.training.losses.congen import congen_loss
-from embedkit.training.losses.cross_view import cross_view_loss
-from embedkit.training.losses.keys import Keys
-from embedkit.training.losses.shuffling import group_shuffle, shuffle_probabilities
+from embedkit.training.losses import Keys, group_shuffle, shuffle_probabilities
+from embedkit.training.methods.congen import congen_loss
 from embedkit.training.methods.sct import SCTDistillationConfig
+from embedkit.training.self_supervision import cross_view_loss
 
 SEEDS = st.integers(0, 2**32)
 

@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from embedkit.training.losses.congen import congen_loss
-from embedkit.training.losses.keys import Keys, own_cross_entropy
-from embedkit.training.losses.squared_distance import squared_distance
+from embedkit.training.losses import Keys, own_cross_entropy, squared_distance
+from embedkit.training.methods.congen import congen_loss
 
 SIZES = st.tuples(st.integers(0, 2**32), st.integers(1, 4), st.integers(0, 5), st.integers(2, 5))
 

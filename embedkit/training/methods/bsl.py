@@ -21,17 +21,82 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional
 
 from embedkit.config import setting
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.seeding import seeded
-from embedkit.training.components.heads import Predictor
-from embedkit.training.components.moving_average import MovingAverage
-from embedkit.training.losses.bootstrap import Scale, bootstrap_loss
+from embedkit.training.components import MovingAverage
 from embedkit.training.method import Batch, BatchSpec, Method, Presets, StepOutput, View, pooled
 
-__all__ = ["BSL", "BSLConfig"]
+__all__ = [
+    "BSL",
+    "BSLConfig",
+    "Predictor",
+    "Scale",
+    "bootstrap_loss",
+]
+
+Scale = Literal["paper", "code"]
+
+
+def bootstrap_loss(
+    predictions: tuple[Tensor, Tensor], targets: tuple[Tensor, Tensor], *, scale: Scale = "paper"
+) -> Tensor:
+    """Pull each view's prediction towards the target embedding of the other view, by cosine.
+
+    Args:
+        predictions: z1, z2 of the online network, each ``(B, D) float``.
+        targets: h1, h2 of the target network, each ``(B, D) float``; they get no gradient.
+        scale: ``"paper"`` is ``- cos(z1, h2) / 2 - cos(z2, h1) / 2``; ``"code"`` is
+            ``(2 - 2 cos(z1, h2)) + (2 - 2 cos(z2, h1))``: the same optimum, four times the gradient.
+
+    Returns:
+        a scalar, averaged over the batch, in [-1, 1] or [0, 8].
+    """
+    mean = (_cosine(predictions[0], targets[1]) + _cosine(predictions[1], targets[0])) / 2
+    return -mean if scale == "paper" else 4 - 4 * mean
+
+
+def _cosine(predictions: Tensor, targets: Tensor) -> Tensor:
+    """Return the mean cosine of rows, in float32 regardless of autocast."""
+    with torch.autocast(predictions.device.type, enabled=False):
+        return functional.cosine_similarity(predictions.float(), targets.detach().float(), dim=1).mean()
+
+
+class Predictor(nn.Module):
+    """BSL's predictor: MLPs in series, each Linear(D -> kD), ReLU, Linear(kD -> kD), ReLU, Linear(kD -> D).
+
+    Batch normalisation precedes the first activation or both. It always uses the batch's own statistics and
+    keeps none: a predictor is never evaluated, and a forward pass must not change any state. The defaults are
+    those of the paper (BSL, section 3); the authors' code uses ``blocks=3, expansion=10, normalised=1``.
+
+    Args:
+        dimension: D.
+        blocks: number of MLPs.
+        expansion: k, the ratio of the hidden width to D.
+        normalised: number of batch-normalised hidden layers in each MLP, of two.
+    """
+
+    def __init__(self, dimension: int, *, blocks: int = 1, expansion: int = 8, normalised: int = 2) -> None:
+        super().__init__()
+        width = expansion * dimension
+        layers: list[nn.Module] = []
+        for _ in range(blocks):
+            for number, size in enumerate((dimension, width)):
+                layers.append(nn.Linear(size, width))
+                if number < normalised:
+                    layers.append(nn.BatchNorm1d(width, track_running_stats=False))
+                layers.append(nn.ReLU())
+            layers.append(nn.Linear(width, dimension))
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, embeddings: Tensor) -> Tensor:
+        """Map ``(B, D)`` to ``(B, D)``; B must be at least 2."""
+        predicted: Tensor = self.layers(embeddings)
+        return predicted
+
 
 _PREDICTORS = {
     "paper": {"blocks": 1, "expansion": 8, "normalised": 2},

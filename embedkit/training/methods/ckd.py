@@ -23,9 +23,9 @@ from torch import Tensor
 
 from embedkit.config import setting
 from embedkit.modeling.encoder import SentenceEncoder
-from embedkit.training.components.queue import VectorQueue
+from embedkit.training.components import VectorQueue
 from embedkit.training.distillation import Distillation, DistillationConfig, congen_preset
-from embedkit.training.losses.keys import Keys, own_cross_entropy
+from embedkit.training.losses import Keys, own_cross_entropy
 from embedkit.training.method import Batch, BatchSpec, Presets, StepOutput, unit_embeddings
 
 __all__ = ["CKD", "CKDConfig"]

@@ -26,14 +26,50 @@ from torch import Tensor
 
 from embedkit.config import setting
 from embedkit.modeling.encoder import SentenceEncoder
-from embedkit.training.components.queue import VectorQueue
-from embedkit.training.components.teacher_queues import TeacherQueues
+from embedkit.training.components import TeacherQueues, VectorQueue
 from embedkit.training.distillation import Distillation, ShuffledConfig, congen_preset
-from embedkit.training.losses.congen import congen_loss
-from embedkit.training.losses.keys import Keys
+from embedkit.training.losses import Keys, Shuffle, cross_entropy, reference
 from embedkit.training.method import Batch, BatchSpec, Presets, StepOutput, unit_embeddings
 
-__all__ = ["ConGen", "ConGenConfig"]
+__all__ = [
+    "ConGen",
+    "ConGenConfig",
+    "congen_loss",
+]
+
+
+def congen_loss(
+    students: tuple[Tensor, Tensor],
+    keys: Keys,
+    *,
+    others: Sequence[Keys] = (),
+    temperature: float,
+    teacher_temperature: float,
+    control: float = 0.5,
+    shuffle: Shuffle | None = None,
+) -> Tensor:
+    """Return the cross-entropy of each view's similarity distribution with the teacher's for view 1.
+
+    With keys Q and t their batch part, ``p = softmax(t Q / teacher_temperature)`` is the target of
+    ``softmax(s1 Q / temperature)`` (control) and of ``softmax(s2 Q / temperature)`` (generalisation). The keys
+    get no gradient.
+
+    Args:
+        students: s1, s2, each ``(B, T) float, unit rows``.
+        keys: past and current teacher vectors of view 1.
+        others: keys of further teachers, for the same sentences row by row. p is then the average over all
+            teachers; the student is scored against ``keys`` only.
+        temperature: temperature of the student's distributions.
+        teacher_temperature: temperature of the teacher's distribution.
+        control: weight of view 1, in [0, 1]; view 2 has weight ``1 - control``.
+        shuffle: shuffles probabilities in p, except those of each sentence's own key.
+
+    Returns:
+        a scalar, summed over keys and averaged over the batch.
+    """
+    target = reference((keys, *others), teacher_temperature, shuffle).probabilities
+    first, second = (cross_entropy(student, keys, target, temperature=temperature) for student in students)
+    return control * first + (1 - control) * second
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

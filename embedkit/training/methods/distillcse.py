@@ -27,27 +27,78 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, ClassVar, Literal
 
+import torch
+from torch import Tensor
+from torch.nn import functional
+
 from embedkit.config import setting
 from embedkit.errors import ConfigError
 from embedkit.modeling.encoder import SentenceEncoder
-from embedkit.training.components.heads import training_head
-from embedkit.training.losses.info_nce import info_nce
-from embedkit.training.losses.shuffling import (
+from embedkit.training.components import training_head
+from embedkit.training.losses import (
     Grouping,
     group_of_length,
     group_of_mass,
     group_window,
+    info_nce,
     shuffle_within_groups,
-)
-from embedkit.training.losses.similarity_distillation import (
-    average_cosines,
-    cosines_with_others,
-    similarity_distillation_loss,
 )
 from embedkit.training.method import Batch, BatchSpec, Method, Presets, StepOutput, pooled
 from embedkit.training.optim import TRAINER_OPTIM
 
-__all__ = ["DistillCSE", "DistillCSEConfig", "teacher_weights"]
+__all__ = [
+    "DistillCSE",
+    "DistillCSEConfig",
+    "average_cosines",
+    "cosines_with_others",
+    "similarity_distillation_loss",
+    "teacher_weights",
+]
+
+
+def cosines_with_others(embeddings: Tensor) -> Tensor:
+    """Return the cosines of each row with every *other* row, in batch order: ``(N, D) -> (N, N - 1) float32``.
+
+    Removing the diagonal, rather than setting it to minus infinity, avoids 0 times infinity.
+    """
+    with torch.autocast(embeddings.device.type, enabled=False):
+        rows = functional.normalize(embeddings.float(), dim=1)
+        cosines = rows @ rows.T
+    count = len(cosines)
+    # After the first diagonal element, every (N + 1)-th element is on the diagonal.
+    return cosines.flatten()[1:].view(count - 1, count + 1)[:, :-1].reshape(count, count - 1)
+
+
+@torch.no_grad()
+def average_cosines(teachers: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
+    """Return the weighted average of several teachers' cosines: ``(N, N - 1) float32``.
+
+    Averaging cosines differs from the cosine of averaged embeddings, and works for teachers of different widths.
+
+    Args:
+        teachers: each ``(N, T) float``.
+        weights: one per teacher, summing to 1.
+    """
+    weighted = [weight * cosines_with_others(rows) for rows, weight in zip(teachers, weights, strict=True)]
+    return torch.stack(weighted).sum(dim=0)
+
+
+def similarity_distillation_loss(
+    students: Tensor, teachers: Tensor, *, temperature: float, teacher_temperature: float
+) -> Tensor:
+    """Return ``-mean_i sum_j q_ij log p_ij``, q = softmax(teachers / teacher_temperature), p the student's.
+
+    Args:
+        students: cosines with others, ``(N, C) float32``.
+        teachers: the same for the teachers, possibly shuffled; they get no gradient.
+        temperature: temperature of the student's distributions.
+        teacher_temperature: temperature of the teachers' distributions.
+
+    Returns:
+        a scalar, summed over the others and averaged over anchors; 0 if there are no others.
+    """
+    targets = (teachers.detach() / teacher_temperature).softmax(dim=1)
+    return -(targets * (students / temperature).log_softmax(dim=1)).sum(dim=1).mean()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from embedkit.training.distillation import Distillation, DistillationConfig, congen_preset
-from embedkit.training.losses.squared_distance import squared_distance
+from embedkit.training.losses import squared_distance
 from embedkit.training.method import Batch, BatchSpec, Presets, StepOutput, unit_embeddings
 
 __all__ = ["MSE", "MSEConfig"]

@@ -37,14 +37,11 @@ from torch import Tensor
 from embedkit.config import setting
 from embedkit.errors import ConfigError
 from embedkit.modeling.encoder import SentenceEncoder
-from embedkit.training.components.cross_view_queues import CrossViewQueues, QueueKind
-from embedkit.training.components.teacher_queues import TeacherQueues
+from embedkit.training.components import CrossViewQueues, QueueKind, TeacherQueues
 from embedkit.training.distillation import Distillation, ShuffledConfig
-from embedkit.training.losses.cross_view import Objective, cross_view_loss
-from embedkit.training.losses.keys import Keys
-from embedkit.training.losses.squared_distance import squared_distance
+from embedkit.training.losses import Keys, squared_distance
 from embedkit.training.method import Batch, BatchSpec, Method, Presets, StepOutput, pooled, unit_embeddings
-from embedkit.training.self_supervision import SCTConfig, SelfSupervision
+from embedkit.training.self_supervision import Objective, SCTConfig, SelfSupervision, cross_view_loss
 
 __all__ = ["SCT", "SCTConfig", "SCTDistillation", "SCTDistillationConfig"]
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.training.checkpoint import TrainState
 from embedkit.training.config import RunConfig
 from embedkit.training.corpus import Corpus
@@ -16,7 +17,7 @@ from embedkit.training.recipes.distillcse_rounds import PRESETS as ROUNDS_PRESET
 from embedkit.training.recipes.distillcse_rounds import RoundsConfig, check_rounds, distillcse_rounds
 from embedkit.training.recipes.score_distillation import SCORE_PRESETS, ScoreDistillationConfig, score_distillation
 from embedkit.training.recipes.sct_two_stage import PRESETS, TwoStageConfig, check_two_stages, sct_two_stage
-from embedkit.training.recipes.stage import check_stage, train_stage
+from embedkit.training.recipes.stage import Stage, check_stage
 from embedkit.training.recipes.trans_encoder import (
     TRANS_ENCODER_PRESETS,
     TransEncoderConfig,
@@ -32,7 +33,8 @@ class Recipe(NamedTuple):
 
     Attributes:
         settings_class: dataclass of the settings, the table ``[settings]`` of a run.
-        function: trains; called with config, settings, materials, encoder, folder and control.
+        function: trains; called with the stage of the whole run, settings and initial encoder, or the
+            teachers if ``scores_pairs``.
         check: raises a :class:`~embedkit.errors.ConfigError` if the corpus does not fit one of the stages; called
             with config, settings and corpus before a teacher encodes the corpus.
         presets: settings for each size.
@@ -44,7 +46,7 @@ class Recipe(NamedTuple):
     """
 
     settings_class: type[Any]
-    function: Callable[..., TrainState]
+    function: Callable[[Stage, Any, Any], TrainState]
     check: Callable[[RunConfig, Any, Corpus], None]
     presets: Presets
     batch_spec: BatchSpec
@@ -60,8 +62,8 @@ def one_stage(name: str) -> Recipe:
         name: a key of :data:`~embedkit.training.methods.METHODS`.
     """
 
-    def train(config: RunConfig, settings: Any, *rest: Any) -> TrainState:
-        return train_stage(name, settings, config.optim, config, *rest)
+    def train(stage: Stage, settings: Any, encoder: SentenceEncoder) -> TrainState:
+        return stage.train(name, settings, encoder)
 
     def check(config: RunConfig, settings: Any, corpus: Corpus) -> None:
         check_stage(name, settings, config.optim, config, corpus)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from embedkit.config import setting
 from embedkit.modeling.encoder import SentenceEncoder
@@ -19,8 +19,7 @@ from embedkit.training.corpus import Corpus
 from embedkit.training.methods.distillcse import DistillCSE, DistillCSEConfig, teacher_weights
 from embedkit.training.methods.simcse import SimCSE, SimCSEConfig
 from embedkit.training.optim import OptimConfig
-from embedkit.training.recipes.stage import Control, Materials, check_stage, train_stage
-from embedkit.training.run_folder import RunFolder
+from embedkit.training.recipes.stage import Stage, check_stage
 from embedkit.training.teachers import TeacherConfig, TeacherVectors, load_vectors
 
 __all__ = ["PRESETS", "RoundsConfig", "check_rounds", "distillcse_rounds"]
@@ -59,14 +58,7 @@ def check_rounds(config: RunConfig, settings: RoundsConfig, corpus: Corpus) -> N
     check_stage("distillcse", settings.distillation, config.optim, config, corpus)
 
 
-def distillcse_rounds(
-    config: RunConfig,
-    settings: RoundsConfig,
-    materials: Materials,
-    encoder: SentenceEncoder,
-    folder: RunFolder,
-    control: Control,
-) -> TrainState:
+def distillcse_rounds(stage: Stage, settings: RoundsConfig, encoder: SentenceEncoder) -> TrainState:
     """SimCSE teachers with different seeds, then rounds of DistillCSE students.
 
     Every teacher and every student starts from the run's initial encoder. If the configuration names teachers,
@@ -74,78 +66,49 @@ def distillcse_rounds(
     of the students of round r in ``folder/round-r``; the last round has one student, whose run folder is
     ``folder``.
     """
-    if not materials.teachers:
-        team = _Team(folder.path / "teachers", settings.teachers, config.seed + 1)
-        state = _train(
-            team, "simcse", settings.contrastive, settings.contrastive_optim, config, materials, folder, control
-        )
-        if state is not None:
-            return state
-        materials = _teach(team, settings, config, materials, control)
     distillation = settings.distillation
-    for number in range(1, settings.rounds):
-        team = _Team(
-            folder.path / f"round-{number}", settings.teachers, config.seed + 1 + number * settings.teachers
+    for number in range(settings.rounds):
+        if number == 0 and stage.materials.teachers:
+            continue
+        members = _team(stage, settings, number)
+        for member in members:
+            if stage.control.resume and member.folder.model.exists():
+                continue  # the model is written last, atomically
+            start = SentenceEncoder.load(stage.folder.initial)
+            if number == 0:
+                state = member.train("simcse", settings.contrastive, start, settings.contrastive_optim)
+            else:
+                state = member.train("distillcse", distillation, start)
+            if not state.finished:
+                return state
+        if number > 0:
+            distillation = dataclasses.replace(distillation, teacher_weights=())
+        vectors = tuple(_teach(member, settings) for member in members)
+        stage = dataclasses.replace(stage, materials=dataclasses.replace(stage.materials, teachers=vectors))
+    return stage.train("distillcse", distillation, encoder)
+
+
+def _team(stage: Stage, settings: RoundsConfig, number: int) -> list[Stage]:
+    """Return the stages of the encoders that teach round ``number + 1``, which differ in their seed."""
+    team = stage.inside("teachers" if number == 0 else f"round-{number}")
+    first = stage.config.seed + 1 + number * settings.teachers
+    seeds = range(first, first + settings.teachers)
+    return [
+        team.inside(str(place), config=dataclasses.replace(stage.config, seed=seed))
+        for place, seed in enumerate(seeds, 1)
+    ]
+
+
+def _teach(member: Stage, settings: RoundsConfig) -> TeacherVectors:
+    """Return the vectors of a trained member for the corpus."""
+    path, config = member.folder.path, member.config
+    teacher = TeacherConfig(
+        source=str(member.folder.model),
+        name=f"{path.parent.name}/{path.name}",
+        device=config.device,
+        dtype=settings.dtype,
+    )
+    with processes.first_alone():
+        return load_vectors(
+            teacher, member.materials.corpus, Path(config.cache), show_progress=member.control.show_progress
         )
-        state = _train(team, "distillcse", distillation, config.optim, config, materials, folder, control)
-        if state is not None:
-            return state
-        materials = _teach(team, settings, config, materials, control)
-        distillation = dataclasses.replace(distillation, teacher_weights=())
-    return train_stage("distillcse", distillation, config.optim, config, materials, encoder, folder, control)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Team:
-    """Encoders that are trained in the same way and become the teachers of a round.
-
-    Attributes:
-        path: parent of their run folders.
-        size: M.
-        seed: seed of the first; each of the others has the next.
-    """
-
-    path: Path
-    size: int
-    seed: int
-
-    @property
-    def runs(self) -> list[RunFolder]:
-        return [RunFolder(self.path / str(number + 1)) for number in range(self.size)]
-
-
-def _train(
-    team: _Team,
-    method_name: str,
-    settings: Any,
-    optim: OptimConfig,
-    config: RunConfig,
-    materials: Materials,
-    folder: RunFolder,
-    control: Control,
-) -> TrainState | None:
-    """Train each member from the initial encoder; return the state of a run that was stopped, else None."""
-    for place, run in enumerate(team.runs):
-        if control.resume and run.model.exists():
-            continue  # the model is written last, atomically
-        start = SentenceEncoder.load(folder.initial)
-        own = dataclasses.replace(config, seed=team.seed + place)
-        state = train_stage(method_name, settings, optim, own, materials, start, run, control)
-        if not state.finished:
-            return state
-    return None
-
-
-def _teach(
-    team: _Team, settings: RoundsConfig, config: RunConfig, materials: Materials, control: Control
-) -> Materials:
-    """Return the materials with the team's vectors in place of those of its own teachers."""
-    vectors: list[TeacherVectors] = []
-    for run in team.runs:
-        name = f"{team.path.name}/{run.path.name}"
-        teacher = TeacherConfig(source=str(run.model), name=name, device=config.device, dtype=settings.dtype)
-        with processes.first_alone():
-            vectors.append(
-                load_vectors(teacher, materials.corpus, Path(config.cache), show_progress=control.show_progress)
-            )
-    return dataclasses.replace(materials, teachers=tuple(vectors))

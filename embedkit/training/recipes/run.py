@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from embedkit.config import from_mapping, merge, to_mapping
+from embedkit.config import from_mapping, load_toml, merge, to_mapping
 from embedkit.errors import ConfigError
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.sizes import SIZES, nearest_size
@@ -22,22 +22,28 @@ from embedkit.training import processes
 from embedkit.training.checkpoint import TrainState
 from embedkit.training.config import RunConfig
 from embedkit.training.corpus import Corpus
-from embedkit.training.environment import environment
-from embedkit.training.held_out import Split
+from embedkit.training.loop import evaluation_steps, total_steps
 from embedkit.training.methods import METHODS
 from embedkit.training.mining import PairTeacher
 from embedkit.training.recipes import RECIPES, Recipe, one_stage
-from embedkit.training.recipes.score_distillation import load_pair_teachers
-from embedkit.training.recipes.stage import Control, Materials, prepare
-from embedkit.training.run_folder import RunFolder
+from embedkit.training.recipes.materials import Control, Materials, Split, prepare
+from embedkit.training.recipes.score_distillation import ScoreDistillationConfig, load_pair_teachers
+from embedkit.training.recipes.stage import Stage
+from embedkit.training.run_folder import RunFolder, environment
 from embedkit.training.students import build_student
 from embedkit.training.teachers import TeacherVectors
 from embedkit.training.trackers import find_trackers
 
-__all__ = ["find_method", "resolve", "run"]
+__all__ = [
+    "Plan",
+    "find_method",
+    "plan",
+    "resolve",
+    "run",
+    "training_text",
+]
 
 logger = logging.getLogger(__name__)
-
 Config = TypeVar("Config")
 
 
@@ -147,7 +153,7 @@ def run(config: RunConfig, folder: str | Path, control: Control | None = None) -
             control = dataclasses.replace(control, show_progress=False)
         materials = _prepare(config, entry, settings, control)
         with _claimed(config, place, encoder, resume=control.resume):
-            state = entry.function(config, settings, materials, encoder, place, control)
+            state = entry.function(Stage(config, materials, place, control), settings, encoder)
             if state.finished and processes.first():
                 place.finish(_card(config, encoder.name, materials, state))
     return state
@@ -161,9 +167,9 @@ def _run_pairs(config: RunConfig, entry: Recipe, settings: Any, place: RunFolder
     with place.claimed():
         place.start(to_mapping(config), environment(), resume=control.resume)
         corpus = Corpus.prepare(config.sources, Path(config.cache), show_progress=control.show_progress)
-        state: TrainState = entry.function(config, settings, corpus, teachers, place, control)
+        materials = Materials(corpus, (), None, Split.of(corpus, None))
+        state = entry.function(Stage(config, materials, place, control), settings, teachers)
         if state.finished:
-            materials = Materials(corpus, (), None, Split.of(corpus, None))
             card = _card(config, config.name or place.path.name, materials, state)
             place.finish(card | {"teacher": _teacher_card(teachers)})
     return state
@@ -291,3 +297,60 @@ def _read(cls: type[Config], mapping: object, source: str, problems: list[str]) 
     except ConfigError as error:
         problems += error.problems
         return None
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """The work of a run, or of the stage of a recipe that uses ``[optim]``.
+
+    Attributes:
+        steps: number of optimizer steps.
+        evaluations: maximum number of evaluations on the development set; patience may end a run earlier.
+    """
+
+    steps: int
+    evaluations: int
+
+
+def plan(config: RunConfig) -> Plan | None:
+    """Return the work of a run whose corpus is already prepared, or None without reading anything.
+
+    Raises:
+        DataError: the prepared corpus is damaged.
+    """
+    pairs = _pairs(config)
+    sources = config.sources if pairs is None else pairs.sources(config)
+    corpus = Corpus.find(sources, Path(config.cache))
+    if corpus is None:
+        return None
+    optim = config.optim
+    rows = len(corpus) * pairs.group if pairs else len(Split.of(corpus, config.dev.held_out).train)
+    per_epoch, total = total_steps(
+        rows // optim.batch_size, accumulate=optim.accumulate, epochs=optim.epochs, steps=optim.steps
+    )
+    if not (config.dev.pairs or config.dev.held_out or (pairs and pairs.dev)):
+        return Plan(total, 0)
+    steps = evaluation_steps(total, steps_per_epoch=per_epoch, every=config.dev.every, most=config.dev.most)
+    return Plan(total, len(steps))
+
+
+def _pairs(config: RunConfig) -> ScoreDistillationConfig | None:
+    """Return the settings of a run that trains a cross-encoder on groups of each query's pairs."""
+    if config.method != "score-distillation":
+        return None
+    return from_mapping(ScoreDistillationConfig, config.settings)
+
+
+def training_text(run: str | Path) -> list[str]:
+    """Return the distinct rows of a run's corpus, from the cache or else prepared again.
+
+    Args:
+        run: the run folder.
+
+    Raises:
+        ConfigError: it has no configuration, or a damaged one.
+        DataError: a source of text is missing or malformed.
+    """
+    config = resolve(load_toml(RunFolder(run).config))
+    corpus = Corpus.prepare(config.sources, Path(config.cache))
+    return [text for view in range(corpus.views) for text in corpus.texts(range(len(corpus)), view)]

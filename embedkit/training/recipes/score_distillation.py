@@ -36,8 +36,8 @@ from embedkit.training.loop import Scores
 from embedkit.training.method import Batch, Presets
 from embedkit.training.methods.score_distillation import PairLoss, ScoreDistillation
 from embedkit.training.mining import MiningConfig, Pairs, PairTeacher, Rows, mine, score
-from embedkit.training.recipes.stage import Control, run_stage
-from embedkit.training.run_folder import RunFolder
+from embedkit.training.recipes.materials import Control
+from embedkit.training.recipes.stage import Stage
 
 __all__ = ["SCORE_PRESETS", "PairGroups", "ScoreDistillationConfig", "load_pair_teachers", "score_distillation"]
 
@@ -102,19 +102,15 @@ class PairGroups(Batches):
 
 
 def score_distillation(
-    config: RunConfig,
-    settings: ScoreDistillationConfig,
-    passages: Corpus,
-    teachers: Sequence[PairTeacher],
-    folder: RunFolder,
-    control: Control,
+    stage: Stage, settings: ScoreDistillationConfig, teachers: Sequence[PairTeacher]
 ) -> TrainState:
     """A small cross-encoder learns the scores of a large one on mined pairs.
 
     Raises:
         ConfigError: batches do not fit the pairs.
     """
-    pairs = _prepare(config, settings, passages, teachers, control)
+    config = stage.config
+    pairs = _prepare(config, settings, stage.materials.corpus, teachers, stage.control)
     if pairs is None:
         return TrainState()
     student = _student(config, settings, pairs)
@@ -122,9 +118,7 @@ def score_distillation(
     batches = PairGroups(
         pairs, student.tokenizer, batch_size=config.optim.batch_size, group=settings.group, seed=config.seed
     )
-    return run_stage(
-        method, batches, config.optim, config, folder, control, _evaluation(config, settings, student)
-    )
+    return stage.fit(method, batches, config.optim, _evaluation(config, settings, student))
 
 
 def _prepare(

@@ -14,8 +14,7 @@ from embedkit.training.config import RunConfig
 from embedkit.training.corpus import Corpus
 from embedkit.training.methods.sct import SCT, SCTConfig, SCTDistillation, SCTDistillationConfig
 from embedkit.training.optim import OptimConfig
-from embedkit.training.recipes.stage import Control, Materials, check_stage, train_stage
-from embedkit.training.run_folder import RunFolder
+from embedkit.training.recipes.stage import Stage, check_stage
 
 __all__ = ["PRESETS", "TwoStageConfig", "check_two_stages", "sct_two_stage"]
 
@@ -48,42 +47,16 @@ def check_two_stages(config: RunConfig, settings: TwoStageConfig, corpus: Corpus
     check_stage("sct-distillation", settings.distillation, config.optim, config, corpus)
 
 
-def sct_two_stage(
-    config: RunConfig,
-    settings: TwoStageConfig,
-    materials: Materials,
-    encoder: SentenceEncoder,
-    folder: RunFolder,
-    control: Control,
-) -> TrainState:
+def sct_two_stage(stage: Stage, settings: TwoStageConfig, encoder: SentenceEncoder) -> TrainState:
     """Self-supervised cross-view training, then distillation from its result.
 
     The run folder of the first stage is ``folder/self-supervised``.
     """
-    alone = dataclasses.replace(materials, teachers=())
-    first = RunFolder(folder.path / "self-supervised")
-    if not (control.resume and folder.last.exists()):
-        state = train_stage(
-            "sct",
-            settings.self_supervised,
-            settings.self_supervised_optim,
-            config,
-            alone,
-            encoder,
-            first,
-            control,
-        )
+    if not (stage.control.resume and stage.folder.last.exists()):
+        first = stage.inside("self-supervised", materials=dataclasses.replace(stage.materials, teachers=()))
+        state = first.train("sct", settings.self_supervised, encoder, settings.self_supervised_optim)
         if not state.finished:
             return state
-        name, encoder = encoder.name, SentenceEncoder.load(first.model)
+        name, encoder = encoder.name, SentenceEncoder.load(first.folder.model)
         encoder.name = name
-    return train_stage(
-        "sct-distillation",
-        settings.distillation,
-        config.optim,
-        config,
-        materials,
-        encoder,
-        folder,
-        control,
-    )
+    return stage.train("sct-distillation", settings.distillation, encoder)

@@ -20,15 +20,17 @@ import copy
 import dataclasses
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
+from torch import Tensor
+from torch.nn import functional
 
 from embedkit.atomic import atomic_file
 from embedkit.config import setting
-from embedkit.errors import CheckpointError, ConfigError, ModelError
+from embedkit.errors import CheckpointError, ConfigError, ModelError, TrainingError
 from embedkit.evaluation.pool import cosines
 from embedkit.evaluation.sts import evaluate_cross_encoder, evaluate_pairs
 from embedkit.modeling.cross_encoder import PairEncoder
@@ -38,19 +40,20 @@ from embedkit.modeling.torch_encoder import TorchEncoder
 from embedkit.progress import Progress
 from embedkit.protocols import FloatArray
 from embedkit.training import processes
-from embedkit.training.batches import BatchSource, check_batches
+from embedkit.training.batches import BatchSource, PairBatchSource, check_batches
 from embedkit.training.checkpoint import TrainState
 from embedkit.training.config import RunConfig
 from embedkit.training.corpus import Corpus
-from embedkit.training.methods.trans_encoder import CrossToEncoder, EncoderToCross
+from embedkit.training.method import Batch, BatchSpec, Learner, Method, StepOutput, pooled, scored, unit_embeddings
 from embedkit.training.optim import OptimConfig
-from embedkit.training.pair_batches import PairBatchSource
-from embedkit.training.recipes.stage import Control, Materials, run_stage, to_device
+from embedkit.training.recipes.stage import Stage, to_device
 from embedkit.training.run_folder import RunFolder
 from embedkit.training.views import ViewsConfig
 
 __all__ = [
     "TRANS_ENCODER_PRESETS",
+    "CrossToEncoder",
+    "EncoderToCross",
     "PeerConfig",
     "TransEncoderConfig",
     "check_trans_encoder",
@@ -58,8 +61,8 @@ __all__ = [
     "trans_encoder",
 ]
 
-logger = logging.getLogger(__name__)
 
+logger = logging.getLogger(__name__)
 _CHUNK = 4096
 _AS_IT_IS = ViewsConfig(first="none", second="none")
 
@@ -103,23 +106,60 @@ _PRESET: Mapping[str, Mapping[str, Any]] = {
 TRANS_ENCODER_PRESETS = dict.fromkeys(("tiny", "mini", "small"), _PRESET)
 
 
+class EncoderToCross(Learner):
+    """Trains a cross-encoder on labels in [0, 1]; a batch is one view of pairs."""
+
+    batch_spec: ClassVar[BatchSpec] = BatchSpec(scores=True)
+    encoder: PairEncoder
+
+    def __init__(self, encoder: PairEncoder) -> None:
+        super().__init__()
+        self.encoder = encoder
+
+    def forward(self, batch: Batch) -> StepOutput:
+        """Return the cross-entropy of the scores with the labels, averaged over the batch, in float32."""
+        (view,) = batch.views
+        logits = scored(self.encoder, view).float()
+        return StepOutput(functional.binary_cross_entropy_with_logits(logits, _scores(batch).float()))
+
+
+class CrossToEncoder(Method):
+    """Trains an encoder on scores in (0, 1); the two views are the two texts of each pair."""
+
+    batch_spec: ClassVar[BatchSpec] = BatchSpec(views=2, scores=True)
+
+    def __init__(self, encoder: SentenceEncoder) -> None:
+        super().__init__()
+        self.encoder = encoder
+
+    def forward(self, batch: Batch) -> StepOutput:
+        """Return the squared error of the pairs' cosines, averaged over the batch, in float32."""
+        first, second = (unit_embeddings(self.encoder, pooled(self.encoder, view)) for view in batch.views)
+        cosines = functional.cosine_similarity(first, second)
+        return StepOutput(functional.mse_loss(cosines, _scores(batch).float()))
+
+
+def _scores(batch: Batch) -> Tensor:
+    if batch.scores is None:
+        raise TrainingError("this method needs labels, but the batch has none")
+    return batch.scores
+
+
 @dataclasses.dataclass
 class _Member:
-    """One model of a run: its original, and the models that label and start next.
+    """One model of a run.
 
     Attributes:
         name: name of its folders.
         original: the initial encoder; never trained.
         backbone: the model that refreshed cross-encoders start from, or None for the body of ``original``.
-        encoder: the encoder of the last cycle.
-        cross: the cross-encoder of this cycle.
+        latest: the network trained last, which labels the pairs next: an encoder, then a cross-encoder in turns.
     """
 
     name: str
     original: SentenceEncoder
     backbone: str | None
-    encoder: SentenceEncoder
-    cross: PairEncoder | None = None
+    latest: SentenceEncoder | PairEncoder
 
 
 @dataclasses.dataclass
@@ -149,14 +189,7 @@ def check_trans_encoder(config: RunConfig, settings: TransEncoderConfig, corpus:
         check_batches(spec, count, batch_size=optim.batch_size, views=_AS_IT_IS)
 
 
-def trans_encoder(
-    config: RunConfig,
-    settings: TransEncoderConfig,
-    materials: Materials,
-    encoder: SentenceEncoder,
-    folder: RunFolder,
-    control: Control,
-) -> TrainState:
+def trans_encoder(stage: Stage, settings: TransEncoderConfig, encoder: SentenceEncoder) -> TrainState:
     """Self- and mutual distillation between encoders and cross-encoders, on unlabelled pairs.
 
     The encoder with the best development score is written to ``folder/model``, the best cross-encoder to
@@ -165,43 +198,28 @@ def trans_encoder(
     Raises:
         ConfigError: a model has too few positions for pairs of the configured length.
     """
-    members = _gather(config, settings, encoder)
+    members = _gather(stage.config, settings, encoder)
     for member in members:
-        _check_start(member, settings, config)
-    best_encoder, best_cross, total = _Best(), _Best(), TrainState()
+        _check_start(member, settings, stage.config)
+    best, total = {kind: _Best() for kind in _KINDS}, TrainState()
     for cycle in range(1, settings.cycles + 1):
-        place = folder.path / f"cycle-{cycle}"
-        labels = _labels(
-            place / "cosines.npy",
-            control,
-            lambda: [_label_by_encoder(member.encoder, config, materials.corpus) for member in members],
-        )
-        for member in members:
-            stage = RunFolder(place / member.name / "cross")
-            state = _train_cross(member, labels, settings, config, materials, stage, control)
-            _add(total, state)
-            if not state.finished:
-                return total
-            member.cross = PairEncoder.load(stage.model)
-            best_cross.offer(stage.model, state)
-        labels = _labels(
-            place / "scores.npy",
-            control,
-            lambda: [_label_by_cross(member.cross, config, materials.corpus) for member in members],
-        )
-        for member in members:
-            stage = RunFolder(place / member.name / "encoder")
-            state = _train_encoder(member, labels, settings, config, materials, stage, control)
-            _add(total, state)
-            if not state.finished:
-                return total
-            member.encoder = SentenceEncoder.load(stage.model)
-            best_encoder.offer(stage.model, state)
+        for kind, (labels_file, loader, train) in _KINDS.items():
+            place = stage.inside(f"cycle-{cycle}")
+            labels = _labels(place, labels_file, members)
+            for member in members:
+                own = place.inside(member.name, kind)
+                state = train(own, settings, member, labels)
+                total.step += state.step
+                total.seconds += state.seconds
+                if not state.finished:
+                    return total
+                member.latest = loader(own.folder.model)
+                best[kind].offer(own.folder.model, state)
         logger.info("cycle %d of %d is done", cycle, settings.cycles)
     if processes.first():
-        _deliver(best_encoder, best_cross, folder)
-    best = best_encoder.state
-    return dataclasses.replace(total, best_score=best.best_score, best_step=best.best_step, finished=True)
+        _deliver(best["encoder"], best["cross"], stage.folder)
+    chosen = best["encoder"].state
+    return dataclasses.replace(total, best_score=chosen.best_score, best_step=chosen.best_step, finished=True)
 
 
 def clamp_labels(labels: FloatArray) -> FloatArray:
@@ -231,11 +249,12 @@ def _check_start(member: _Member, settings: TransEncoderConfig, config: RunConfi
         ) from error
 
 
-def _labels(path: Path, control: Control, label: Callable[[], list[FloatArray]]) -> FloatArray:
+def _labels(stage: Stage, name: str, members: Sequence[_Member]) -> FloatArray:
     """Return the mean label of all members for every pair, ``(N,) float32`` in [0, 1]; saved for resumed runs."""
+    path = stage.folder.path / name
     with processes.first_alone():
-        if not (control.resume and path.exists()) and processes.first():
-            labels = clamp_labels(np.mean(label(), axis=0))
+        if not (stage.control.resume and path.exists()) and processes.first():
+            labels = clamp_labels(np.mean([_label(member.latest, stage) for member in members], axis=0))
             with atomic_file(path) as temporary, temporary.open("wb") as file:
                 np.save(file, labels)
         try:
@@ -244,98 +263,76 @@ def _labels(path: Path, control: Control, label: Callable[[], list[FloatArray]])
             raise CheckpointError(f"{path} is damaged ({error}); delete it and continue with --resume") from error
 
 
-def _label_by_encoder(encoder: SentenceEncoder, config: RunConfig, corpus: Corpus) -> FloatArray:
-    """Return the cosine of every pair: ``(N,) float32``."""
-    to_device(encoder, config.device)
-    embed = TorchEncoder(encoder).encode
-    return _label(corpus, lambda first, second: cosines(embed(first), embed(second)))
-
-
-def _label_by_cross(cross: PairEncoder | None, config: RunConfig, corpus: Corpus) -> FloatArray:
-    """Return the score of every pair, in one order: ``(N,) float32`` in (0, 1)."""
-    if cross is None:
-        raise ConfigError("no cross-encoder was trained in this cycle")
-    to_device(cross, config.device)
-    predict = TorchCrossEncoder(cross).predict
-    return _label(corpus, lambda first, second: predict(list(zip(first, second, strict=True))))
-
-
-def _label(corpus: Corpus, score: Callable[[list[str], list[str]], FloatArray]) -> FloatArray:
+def _label(network: SentenceEncoder | PairEncoder, stage: Stage) -> FloatArray:
+    """Return an encoder's cosine or a cross-encoder's score in (0, 1) of every pair: ``(N,) float32``."""
+    to_device(network, stage.config.device)
+    corpus = stage.materials.corpus
     labels = np.empty(len(corpus), dtype=np.float32)
     with Progress("label", len(corpus), unit="pairs") as progress:
         for start in range(0, len(corpus), _CHUNK):
             rows = np.arange(start, min(start + _CHUNK, len(corpus)))
-            labels[rows] = score(corpus.texts(rows, 0), corpus.texts(rows, 1))
+            first, second = corpus.texts(rows, 0), corpus.texts(rows, 1)
+            if isinstance(network, PairEncoder):
+                labels[rows] = TorchCrossEncoder(network).predict(list(zip(first, second, strict=True)))
+            else:
+                embed = TorchEncoder(network).encode
+                labels[rows] = cosines(embed(first), embed(second))
             progress.advance(len(rows))
     return labels
 
 
-def _train_cross(
-    member: _Member,
-    labels: FloatArray,
-    settings: TransEncoderConfig,
-    config: RunConfig,
-    materials: Materials,
-    folder: RunFolder,
-    control: Control,
-) -> TrainState:
-    cross, dev = _start_cross(member, settings, config), materials.dev
+def _train_cross(stage: Stage, settings: TransEncoderConfig, member: _Member, labels: FloatArray) -> TrainState:
+    cross, dev = _start_cross(member, settings, stage.config), stage.materials.dev
     batches = PairBatchSource(
-        materials.corpus,
+        stage.materials.corpus,
         cross.tokenizer,
         scores=labels,
         batch_size=settings.cross_optim.batch_size,
-        seed=config.seed,
+        seed=stage.config.seed,
         both_orders=settings.both_orders,
     )
     evaluate = None if dev is None else lambda: {"dev": evaluate_cross_encoder(TorchCrossEncoder(cross), dev)}
-    return run_stage(EncoderToCross(cross), batches, settings.cross_optim, config, folder, control, evaluate)
+    return stage.fit(EncoderToCross(cross), batches, settings.cross_optim, evaluate)
 
 
-def _train_encoder(
-    member: _Member,
-    labels: FloatArray,
-    settings: TransEncoderConfig,
-    config: RunConfig,
-    materials: Materials,
-    folder: RunFolder,
-    control: Control,
-) -> TrainState:
-    encoder, dev = _start_encoder(member, settings), materials.dev
+def _train_encoder(stage: Stage, settings: TransEncoderConfig, member: _Member, labels: FloatArray) -> TrainState:
+    encoder, dev = _start_encoder(member, settings), stage.materials.dev
     batches = BatchSource(
-        materials.corpus,
+        stage.materials.corpus,
         encoder.tokenizer,
         spec=CrossToEncoder.batch_spec,
-        batch_size=config.optim.batch_size,
-        seed=config.seed,
+        batch_size=stage.config.optim.batch_size,
+        seed=stage.config.seed,
         views=_AS_IT_IS,
         scores=labels,
     )
     evaluate = None if dev is None else lambda: {"dev": evaluate_pairs(TorchEncoder(encoder), dev)}
-    return run_stage(CrossToEncoder(encoder), batches, config.optim, config, folder, control, evaluate)
+    return stage.fit(CrossToEncoder(encoder), batches, stage.config.optim, evaluate)
+
+
+# Kind of network, in the order of a cycle -> file of the labels that it learns, how to load and to train it.
+_KINDS: Mapping[str, tuple[str, Callable[[Path], SentenceEncoder | PairEncoder], Callable[..., TrainState]]] = {
+    "cross": ("cosines.npy", PairEncoder.load, _train_cross),
+    "encoder": ("scores.npy", SentenceEncoder.load, _train_encoder),
+}
 
 
 def _start_cross(member: _Member, settings: TransEncoderConfig, config: RunConfig) -> PairEncoder:
     """Return the initial cross-encoder of a cycle."""
     length = settings.cross_length
-    if settings.mode == "sequential":
-        return PairEncoder.from_encoder(member.encoder, max_length=length, seed=config.seed)
-    if member.backbone is None:
-        return PairEncoder.from_encoder(member.original, max_length=length, seed=config.seed)
-    return PairEncoder.start(config.resolve(member.backbone), max_length=length, seed=config.seed)
+    if settings.mode == "refreshing" and member.backbone is not None:
+        return PairEncoder.start(config.resolve(member.backbone), max_length=length, seed=config.seed)
+    sequential = settings.mode == "sequential" and isinstance(member.latest, SentenceEncoder)
+    encoder = member.latest if sequential else member.original
+    return PairEncoder.from_encoder(encoder, max_length=length, seed=config.seed)
 
 
 def _start_encoder(member: _Member, settings: TransEncoderConfig) -> SentenceEncoder:
     """Return the initial encoder of a cycle."""
     original = member.original
-    if settings.mode == "sequential" and member.cross is not None:
-        return member.cross.to_encoder(pooling=original.pooling, max_length=original.max_length)
+    if settings.mode == "sequential" and isinstance(member.latest, PairEncoder):
+        return member.latest.to_encoder(pooling=original.pooling, max_length=original.max_length)
     return copy.deepcopy(original)
-
-
-def _add(total: TrainState, state: TrainState) -> None:
-    total.step += state.step
-    total.seconds += state.seconds
 
 
 def _deliver(encoder: _Best, cross: _Best, folder: RunFolder) -> None:

@@ -11,7 +11,7 @@ import pytest
 @pytest.fixture
 def no_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
     """Simulate that matplotlib is not installed, also for modules already imported."""
-    ours = ("embedkit.training.run_figures", "embedkit.training.run_report")
+    ours = ("embedkit.training.run_report",)
     for name in list(sys.modules):
         if name in ours or name.startswith("embedkit.reporting") or name.partition(".")[0] == "matplotlib":
             monkeypatch.delitem(sys.modules, name)

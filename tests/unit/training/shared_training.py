@@ -19,13 +19,12 @@ from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.initialisation import random
 from embedkit.modeling.sizes import Size
 from embedkit.runtime.tokenization import Tokenizer
-from embedkit.training.batches import BatchSource
+from embedkit.training.batches import BatchSource, PairBatchSource
 from embedkit.training.corpus import Corpus, SourceConfig
 from embedkit.training.loop import LoopConfig, train
 from embedkit.training.methods import METHODS
-from embedkit.training.methods.trans_encoder import CrossToEncoder, EncoderToCross
 from embedkit.training.optim import OptimConfig
-from embedkit.training.pair_batches import PairBatchSource
+from embedkit.training.recipes.trans_encoder import CrossToEncoder, EncoderToCross
 from embedkit.training.run_folder import RunFolder
 from embedkit.training.views import ViewsConfig
 

@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from embedkit.errors import ConfigError
-from embedkit.training.activations import ActivationPenalty
 from embedkit.training.loop import LoopConfig, train
 from embedkit.training.methods.simcse import SimCSE, SimCSEConfig
+from embedkit.training.networks import ActivationPenalty
 from embedkit.training.optim import OptimConfig
 
 

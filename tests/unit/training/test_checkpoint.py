@@ -11,7 +11,7 @@ from torch import nn
 
 from embedkit.errors import CheckpointError, StorageError
 from embedkit.training.checkpoint import TrainState, load_checkpoint, save_checkpoint
-from embedkit.training.components.queue import VectorQueue
+from embedkit.training.components import VectorQueue
 from embedkit.training.optim import OptimConfig, build_optimizer
 
 

@@ -9,12 +9,12 @@ import torch
 
 from embedkit.errors import ConfigError
 from embedkit.modeling.encoder import SentenceEncoder
-from embedkit.training import compilation
+from embedkit.training import networks
 from embedkit.training.batches import BatchSource
-from embedkit.training.compilation import compile_encoders
 from embedkit.training.loop import LoopConfig, train
 from embedkit.training.methods.bsl import BSL, BSLConfig
 from embedkit.training.methods.simcse import SimCSE, SimCSEConfig
+from embedkit.training.networks import compile_encoders
 from embedkit.training.optim import OptimConfig
 from embedkit.training.run_folder import RunFolder
 from embedkit.training.views import ViewsConfig
@@ -59,7 +59,7 @@ def test_a_missing_compiler_is_reported_before_training(make_encoder, monkeypatc
     def fail(*_, **__):
         raise RuntimeError("no compiler found\nand much more")
 
-    monkeypatch.setattr(compilation.torch, "compile", fail)
+    monkeypatch.setattr(networks.torch, "compile", fail)
     with pytest.raises(
         ConfigError, match=r"optim\.compile cannot be used here \(no compiler found\); leave it out"
     ):
@@ -67,10 +67,10 @@ def test_a_missing_compiler_is_reported_before_training(make_encoder, monkeypatc
 
 
 def test_only_encoders_are_compiled(make_encoder, monkeypatch):
-    monkeypatch.setattr(compilation, "_try", lambda device: None)
+    monkeypatch.setattr("embedkit.training.networks._try", lambda device: None)
     compiled = []
     monkeypatch.setattr(torch.nn.Module, "compile", lambda module, **options: compiled.append((module, options)))
     method = BSL(make_encoder(), BSLConfig(), seed=0)
     compile_encoders(method, torch.device("cpu"))
-    networks = [method.encoder.backbone, method.target.network.backbone]
-    assert compiled == [(network, {"dynamic": True}) for network in networks]
+    expected = [method.encoder.backbone, method.target.network.backbone]
+    assert compiled == [(network, {"dynamic": True}) for network in expected]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embedkit.training.dev_schedule import evaluation_steps, total_steps
+from embedkit.training.loop import evaluation_steps, total_steps
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from embedkit import __version__
-from embedkit.training.environment import environment
+from embedkit.training.run_folder import environment
 
 
 def test_it_names_versions_platform_processor_and_threads():

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from embedkit.training.corpus import Corpus, SourceConfig
-from embedkit.training.held_out import HeldOut, Split
+from embedkit.training.recipes.materials import HeldOut, Split
 
 
 @pytest.fixture

@@ -4,9 +4,8 @@ import torch
 
 from embedkit.errors import ConfigError
 from embedkit.runtime.tokenization import PairTokenizer
-from embedkit.training.batches import BatchSource
+from embedkit.training.batches import BatchSource, PairBatchSource
 from embedkit.training.method import BatchSpec
-from embedkit.training.pair_batches import PairBatchSource
 from embedkit.training.views import ViewsConfig
 
 PLAIN = ViewsConfig(first="none", second="none")

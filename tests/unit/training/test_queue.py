@@ -7,8 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embedkit.training.components.cross_view_queues import CrossViewQueues
-from embedkit.training.components.queue import VectorQueue
+from embedkit.training.components import CrossViewQueues, VectorQueue
 
 
 @given(st.integers(0, 7), st.lists(st.integers(0, 9), max_size=8))

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from embedkit.modeling.torch_encoder import TorchEncoder
 from embedkit.training.batches import BatchSource
+from embedkit.training.matryoshka import RotatedVectors, principal_axes
 from embedkit.training.methods.mse import MSE, MSEConfig
-from embedkit.training.rotation import RotatedVectors, principal_axes
 from embedkit.training.views import ViewsConfig
 
 ROWS = 300
@@ -77,8 +77,8 @@ def test_name_and_fingerprint_do_not_change(teacher):
 
 
 def test_a_long_corpus_is_sampled(teacher, monkeypatch):
-    monkeypatch.setattr("embedkit.training.rotation._SAMPLE", 50)
-    monkeypatch.setattr("embedkit.training.rotation._CHUNK", 20)
+    monkeypatch.setattr("embedkit.training.matryoshka._SAMPLE", 50)
+    monkeypatch.setattr("embedkit.training.matryoshka._CHUNK", 20)
     found = RotatedVectors(teacher, ROWS)
     assert teacher.largest == 20
     vectors = teacher.read(np.linspace(0, ROWS - 1, 50).astype(int), 0)

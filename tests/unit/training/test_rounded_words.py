@@ -17,11 +17,10 @@ from embedkit.runtime.encoder import Encoder
 from embedkit.training.batches import BatchSource
 from embedkit.training.loop import LoopConfig, train
 from embedkit.training.methods.simcse import SimCSE, SimCSEConfig
+from embedkit.training.networks import DenseGradients, by_rows, round_tables, rounded_words, word_tables
 from embedkit.training.optim import OptimConfig
-from embedkit.training.rounded_words import round_tables, rounded_words
 from embedkit.training.run_folder import RunFolder
 from embedkit.training.views import ViewsConfig
-from embedkit.training.word_gradients import DenseGradients, by_rows, word_tables
 
 TEXTS = ["the cat", "the cat will sleep the day", "a good dog", "the sea the sea", "an old king in the garden"]
 

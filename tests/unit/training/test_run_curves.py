@@ -7,7 +7,7 @@ import json
 import pytest
 
 from embedkit.errors import DataError
-from embedkit.training.run_curves import read_curves
+from embedkit.training.run_report import read_curves
 
 # Steps take a tenth of a second up to 20 and two tenths after it; each evaluation takes three seconds.
 RECORDS = [

@@ -8,8 +8,7 @@ import xml.etree.ElementTree as ET
 import pytest
 
 from embedkit.errors import StorageError
-from embedkit.training.run_curves import Curve
-from embedkit.training.run_figures import draw_svg, write_curves
+from embedkit.training.run_report import Curve, draw_svg, write_curves
 
 DEV = Curve("dev <score> & more", (10, 2000, 3000), (50.0, 75.25, 60.0), best=1)
 LOSS = Curve("loss", (10, 20, 30), (8.0, 0.4, 0.01), logarithmic=True)

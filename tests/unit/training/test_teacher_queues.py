@@ -5,9 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from embedkit.training.components.cross_view_queues import CrossViewQueues
-from embedkit.training.components.queue import VectorQueue
-from embedkit.training.components.teacher_queues import TeacherQueues
+from embedkit.training.components import CrossViewQueues, TeacherQueues, VectorQueue
 
 WIDTHS = (2, 3)
 

@@ -6,10 +6,9 @@ import pytest
 import torch
 from torch.nn import functional
 
-from embedkit.training.losses.debiased_contrast import ascend_noise, debiased_info_nce, true_negatives
-from embedkit.training.losses.info_nce import info_nce
+from embedkit.training.losses import info_nce
 from embedkit.training.method import Batch
-from embedkit.training.methods.dclr import DCLR, DCLRConfig
+from embedkit.training.methods.dclr import DCLR, DCLRConfig, ascend_noise, debiased_info_nce, true_negatives
 
 TEACHER = functional.normalize(torch.randn(5, 6, generator=torch.Generator().manual_seed(0)), dim=1)
 TEACHER[3] = TEACHER[1]

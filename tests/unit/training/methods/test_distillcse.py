@@ -8,14 +8,16 @@ from torch.nn import functional
 
 from embedkit.config import from_mapping
 from embedkit.errors import ConfigError
-from embedkit.training.losses.info_nce import info_nce
-from embedkit.training.losses.similarity_distillation import (
+from embedkit.training.losses import info_nce
+from embedkit.training.method import Batch, pooled
+from embedkit.training.methods.distillcse import (
+    DistillCSE,
+    DistillCSEConfig,
     average_cosines,
     cosines_with_others,
     similarity_distillation_loss,
+    teacher_weights,
 )
-from embedkit.training.method import Batch, pooled
-from embedkit.training.methods.distillcse import DistillCSE, DistillCSEConfig, teacher_weights
 
 GENERATOR = torch.Generator().manual_seed(0)
 VECTORS = [functional.normalize(torch.randn(5, width, generator=GENERATOR), dim=1) for width in (6, 9)]

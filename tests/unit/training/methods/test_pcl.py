@@ -11,12 +11,15 @@ from embedkit.modeling.sizes import Size
 from embedkit.runtime.tokenization import Tokenizer
 from embedkit.training.batches import BatchSource
 from embedkit.training.corpus import Corpus, SourceConfig
-from embedkit.training.losses.peer_contrast import (
+from embedkit.training.methods.pcl import (
+    PCL,
+    PCLConfig,
+    _embed,
+    _through,
     cooperation_loss,
     copy_contrast_loss,
     every_positive_contrast_loss,
 )
-from embedkit.training.methods.pcl import PCL, PCLConfig, _embed, _through
 from embedkit.training.recipes.run import resolve
 from embedkit.training.views import ViewsConfig
 

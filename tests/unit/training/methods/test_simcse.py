@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from embedkit.training.losses.info_nce import info_nce
+from embedkit.training.losses import info_nce
 from embedkit.training.method import Batch
 from embedkit.training.methods.simcse import SimCSE, SimCSEConfig
 

@@ -8,12 +8,11 @@ from torch.nn import functional
 
 from embedkit.config import from_mapping
 from embedkit.errors import ConfigError
-from embedkit.training.losses.congen import congen_loss
-from embedkit.training.losses.cross_view import cross_view_loss
-from embedkit.training.losses.keys import Keys, own_cross_entropy
-from embedkit.training.losses.squared_distance import squared_distance
+from embedkit.training.losses import Keys, own_cross_entropy, squared_distance
 from embedkit.training.method import Batch, pooled
 from embedkit.training.methods import METHODS
+from embedkit.training.methods.congen import congen_loss
+from embedkit.training.self_supervision import cross_view_loss
 
 WIDTH = 6
 GENERATOR = torch.Generator().manual_seed(0)

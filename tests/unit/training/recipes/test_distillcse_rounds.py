@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
-
 import pytest
 
 from embedkit.errors import ConfigError
 from embedkit.modeling.encoder import SentenceEncoder
+from embedkit.training.recipes.materials import Control
 from embedkit.training.recipes.run import resolve, run
-from embedkit.training.recipes.stage import Control
+from embedkit.training.recipes.stage import Stage
 
-# The function of the same name hides the module.
-ROUNDS = importlib.import_module("embedkit.training.recipes.distillcse_rounds")
 TEXTS = ["the cat", "a good dog", "my sister reads", "the sea", "an old king", "a bird in the garden"]
 
 
@@ -35,14 +32,15 @@ def mapping(toy_bundle, tmp_path):
 def stages(monkeypatch):
     """Return the arguments of each stage."""
     seen = []
-    train_stage = ROUNDS.train_stage
+    train = Stage.train
 
-    def spy(method_name, settings, optim, config, materials, encoder, folder, control):
-        teachers = [teacher.name for teacher in materials.teachers]
-        seen.append((folder.path.parts, method_name, config.seed, encoder.fingerprint(), teachers, settings))
-        return train_stage(method_name, settings, optim, config, materials, encoder, folder, control)
+    def spy(stage, method_name, settings, encoder, *optim):
+        teachers = [teacher.name for teacher in stage.materials.teachers]
+        place, seed = stage.folder.path.parts, stage.config.seed
+        seen.append((place, method_name, seed, encoder.fingerprint(), teachers, settings))
+        return train(stage, method_name, settings, encoder, *optim)
 
-    monkeypatch.setattr(ROUNDS, "train_stage", spy)
+    monkeypatch.setattr(Stage, "train", spy)
     return seen
 
 

@@ -12,9 +12,10 @@ from embedkit.config import load_toml, merge, to_mapping
 from embedkit.errors import ConfigError, DataError, MissingExtraError, ModelNotFoundError
 from embedkit.training.checkpoint import TrainState
 from embedkit.training.methods import METHODS
-from embedkit.training.recipes import RECIPES, stage
+from embedkit.training.recipes import RECIPES, materials
+from embedkit.training.recipes.materials import Control
 from embedkit.training.recipes.run import find_method, resolve, run
-from embedkit.training.recipes.stage import Control
+from embedkit.training.recipes.stage import Stage
 
 BARE = {"method": "sct", "corpus": [{"path": "a.txt"}]}
 TAUGHT = {**BARE, "method": "sct-two-stage", "teacher": {"source": "teacher"}}
@@ -192,7 +193,7 @@ class TestRun:
 
     def test_threads_are_set_for_the_run_and_restored(self, mapping, tmp_path, monkeypatch):
         before, seen = torch.get_num_threads(), []
-        prepare = stage.prepare
+        prepare = materials.prepare
         monkeypatch.setattr(
             "embedkit.training.recipes.run.prepare",
             lambda *a, **o: seen.append(torch.get_num_threads()) or prepare(*a, **o),
@@ -208,7 +209,7 @@ class TestRun:
             run(resolve({**mapping, "device": device}), tmp_path / "run", QUIET)
 
     def test_a_method_without_teacher_does_not_use_one(self, mapping, tmp_path, monkeypatch):
-        monkeypatch.setattr(stage, "load_vectors", None)
+        monkeypatch.setattr(materials, "load_vectors", None)
         config = resolve({**mapping, "method": "simcse", "settings": {}, "teacher": {"source": "start"}})
         run(config, tmp_path / "run", QUIET)
         assert json.loads((tmp_path / "run" / "run.json").read_text())["teacher"] is None
@@ -226,7 +227,7 @@ class TestRun:
     def test_too_few_texts_are_refused_before_a_teacher_encodes_them(
         self, taught, tmp_path, monkeypatch, method, settings
     ):
-        monkeypatch.setattr(stage, "load_vectors", None)
+        monkeypatch.setattr(materials, "load_vectors", None)
         small = settings.get("self_supervised_optim", {}).get("batch_size") == 50
         optim = {"batch_size": 5 if small else 50, "steps": 1}
         config = resolve({**taught, "method": method, "optim": optim, "settings": settings})
@@ -271,7 +272,7 @@ class TestRun:
     def test_a_queue_longer_than_the_corpus_logs_a_warning(
         self, mapping, tmp_path, monkeypatch, caplog, method, settings, warned
     ):
-        monkeypatch.setattr("embedkit.training.recipes.train_stage", lambda *_: TrainState())
+        monkeypatch.setattr(Stage, "train", lambda *_: TrainState())
         teacher = {} if method == "sct" else {"teacher": {"source": "start"}}
         run(resolve({**mapping, "method": method, "settings": settings, **teacher}), tmp_path / "run", QUIET)
         found = [each.getMessage() for each in caplog.records if "queue_size" in each.getMessage()]
@@ -305,13 +306,13 @@ class TestRun:
         assert sorted(map(str, events)) == ["self-supervised/tensorboard", "tensorboard"]
 
     def test_a_limit_draws_the_same_development_pairs_for_every_seed(self, mapping, tmp_path, monkeypatch):
-        seen, train_stage = [], stage.train_stage
+        seen, train = [], Stage.train
 
-        def spy(name, settings, optim, config, materials, *rest):
-            seen.append(materials.dev)
-            return train_stage(name, settings, optim, config, materials, *rest)
+        def spy(stage, *rest):
+            seen.append(stage.materials.dev)
+            return train(stage, *rest)
 
-        monkeypatch.setattr("embedkit.training.recipes.train_stage", spy)
+        monkeypatch.setattr(Stage, "train", spy)
         pairs = [(f"the cat {i}", f"a dog {i * i}", i % 6) for i in range(40)]
         (tmp_path / "dev.tsv").write_text("".join(f"{a}\t{b}\t{score}\n" for a, b, score in pairs))
         for seed, limit in ((1, 7), (2, 7), (1, 40)):
@@ -330,7 +331,7 @@ class TestRun:
             asked.update(options, source=source)
             raise DataError("enough")
 
-        monkeypatch.setattr(stage, "load_scored_pairs", load)
+        monkeypatch.setattr(materials, "load_scored_pairs", load)
         with pytest.raises(DataError, match="enough"):
             run(resolve({**mapping, "dev": {"pairs": "mteb/stsbenchmark-sts"}}), tmp_path / "run", QUIET)
         assert asked == {"source": "mteb/stsbenchmark-sts", "split": "validation"}

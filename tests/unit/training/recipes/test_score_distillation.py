@@ -16,10 +16,9 @@ from embedkit.runtime.tokenization import Tokenizer
 from embedkit.training import mining
 from embedkit.training.corpus import Corpus, SourceConfig
 from embedkit.training.mining import MiningConfig, Pairs, PairTeacher, mine, score
-from embedkit.training.recipes.plan import Plan, plan
-from embedkit.training.recipes.run import resolve, run
+from embedkit.training.recipes.materials import Control
+from embedkit.training.recipes.run import Plan, plan, resolve, run
 from embedkit.training.recipes.score_distillation import PairGroups
-from embedkit.training.recipes.stage import Control
 
 WHO, WHAT = ("the cat", "a good dog", "my sister", "an old king"), ("will sleep", "wants to read", "likes music")
 QUERIES = [f"{who} {what}" for who, what in itertools.product(WHO, WHAT)]

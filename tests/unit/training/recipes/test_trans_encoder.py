@@ -14,12 +14,12 @@ from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.torch_cross_encoder import TorchCrossEncoder
 from embedkit.modeling.torch_encoder import TorchEncoder
 from embedkit.runtime.tokenization import PairTokenizer
-from embedkit.training.batches import BatchSource
+from embedkit.training.batches import BatchSource, PairBatchSource
 from embedkit.training.method import BatchSpec
-from embedkit.training.methods.trans_encoder import CrossToEncoder, EncoderToCross
-from embedkit.training.pair_batches import PairBatchSource
+from embedkit.training.recipes.materials import Control
 from embedkit.training.recipes.run import resolve, run
-from embedkit.training.recipes.stage import Control, run_stage
+from embedkit.training.recipes.stage import Stage
+from embedkit.training.recipes.trans_encoder import CrossToEncoder, EncoderToCross
 from embedkit.training.views import ViewsConfig
 
 recipe = importlib.import_module("embedkit.training.recipes.trans_encoder")  # the package exports the function
@@ -59,12 +59,14 @@ def starts(monkeypatch):
     """Weights of every model at the start of its stage, in order: ``[(kind, state), ...]``."""
     seen = []
 
-    def watch(method, *arguments):
+    fit = Stage.fit
+
+    def watch(stage, method, *arguments):
         kind = "cross" if isinstance(method.encoder, PairEncoder) else "encoder"
         seen.append((kind, {name: tensor.clone() for name, tensor in method.encoder.state_dict().items()}))
-        return run_stage(method, *arguments)
+        return fit(stage, method, *arguments)
 
-    monkeypatch.setattr(recipe, "run_stage", watch)
+    monkeypatch.setattr(Stage, "fit", watch)
     return seen
 
 
@@ -209,11 +211,15 @@ def test_interrupted_anywhere_it_ends_with_the_same_bits(mapping, tmp_path, stop
 def test_killed_between_stages_it_resumes_from_existing_labels(mapping, tmp_path, monkeypatch):
     go(mapping(), tmp_path / "whole")
 
-    def kill(*_):
-        raise KeyboardInterrupt
+    fit = Stage.fit
+
+    def kill(stage, method, *arguments):
+        if isinstance(method, CrossToEncoder):
+            raise KeyboardInterrupt
+        return fit(stage, method, *arguments)
 
     with monkeypatch.context() as patched:
-        patched.setattr(recipe, "_train_encoder", kill)
+        patched.setattr(Stage, "fit", kill)
         with pytest.raises(KeyboardInterrupt):
             go(mapping(), tmp_path / "parts")
     assert go(mapping(), tmp_path / "parts", resume=True).finished

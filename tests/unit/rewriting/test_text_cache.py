@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 import pytest
+from rewrite import TextCache
 
 from embedkit.errors import CacheError, StorageError
-from embedkit.training.text_cache import TextCache
 
 
 @pytest.fixture

@@ -4,9 +4,9 @@ import json
 
 import pytest
 import torch
+from rewrite import main
 from transformers import BertConfig, BertForMaskedLM
 
-from embedkit.cli.main import main
 from embedkit.modeling.quiet import quiet_transformers
 from embedkit.modeling.vocabulary import write_tokenizer
 from embedkit.runtime.tokenization import Tokenizer
@@ -31,11 +31,11 @@ def command(toy_tokenizer_json, tmp_path, monkeypatch):
         BertForMaskedLM(config).save_pretrained("masked")
     write_tokenizer(tmp_path / "masked", tokenizer)
     (tmp_path / "texts.txt").write_text("\n".join(TEXTS), encoding="utf-8")
-    return ["rewrite", "texts.txt", "-o", "pairs.tsv", "--masked-lm", "masked"]
+    return ["texts.txt", "-o", "pairs.tsv", "--masked-lm", "masked"]
 
 
 def test_texts_become_pairs(command, tmp_path, capsys):
-    assert main(command) == 0
+    main(command)
     pairs = [line.split("\t") for line in (tmp_path / "pairs.tsv").read_text(encoding="utf-8").splitlines()]
     assert [first for first, _ in pairs] == TEXTS
     assert all(first != second for first, second in pairs)
@@ -46,32 +46,36 @@ def test_the_share_counts_and_json_tells_the_same(command, tmp_path, capsys):
     main(command)
     once = (tmp_path / "pairs.tsv").read_text(encoding="utf-8")
     capsys.readouterr()
-    assert main([*command, "--share", "1", "--json"]) == 0
+    main([*command, "--share", "1", "--json"])
     assert json.loads(capsys.readouterr().out) == {"output": "pairs.tsv", "rows": 3, "unchanged": 0, "lost": 0}
     assert (tmp_path / "pairs.tsv").read_text(encoding="utf-8") != once
 
 
 def test_one_word_of_a_text_becomes_a_synonym(command, wordnet_folder, tmp_path, capsys):
-    assert main([*command[:4], "--synonyms", str(wordnet_folder)]) == 0
+    main([*command[:3], "--synonyms", str(wordnet_folder)])
     pairs = [line.split("\t") for line in (tmp_path / "pairs.tsv").read_text(encoding="utf-8").splitlines()]
     assert pairs[0] == [TEXTS[0], "the cat will slumber in the garden"]
     assert capsys.readouterr().out == "pairs.tsv: 3 pairs, 1 of them equal; 0 texts lost\n"
 
 
 def test_a_folder_without_wordnet_is_reported(command, tmp_path, capsys):
-    assert main([*command[:4], "--synonyms", str(tmp_path)]) == 1
+    with pytest.raises(SystemExit) as caught:
+        main([*command[:3], "--synonyms", str(tmp_path)])
+    assert caught.value.code == 1
     assert "is not a WordNet database: expected data.noun" in capsys.readouterr().err
 
 
 def test_another_ending_is_refused_before_a_model_is_loaded(command, capsys):
-    command[3] = "pairs.csv"
-    assert main([*command[:-1], "no/such/model"]) == 1
+    command[2] = "pairs.csv"
+    with pytest.raises(SystemExit) as caught:
+        main([*command[:-1], "no/such/model"])
+    assert caught.value.code == 1
     assert "ends in .tsv, got pairs.csv" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("ways", [[], ["--masked-lm", "a", "--translate", "b", "c"]], ids=["none", "both"])
 def test_one_kind_of_rewriter(ways, capsys):
     with pytest.raises(SystemExit) as caught:
-        main(["rewrite", "texts.txt", "-o", "pairs.tsv", *ways])
+        main(["texts.txt", "-o", "pairs.tsv", *ways])
     assert caught.value.code == 2
     assert "--masked-lm" in capsys.readouterr().err

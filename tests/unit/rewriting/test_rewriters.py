@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from rewrite import BackTranslation, MaskedRefill
 from transformers import AutoTokenizer, BartConfig, BartForConditionalGeneration, BertConfig, BertForMaskedLM
 
 from embedkit.errors import InputError, ModelError, ModelNotFoundError
 from embedkit.modeling.quiet import quiet_transformers
 from embedkit.modeling.vocabulary import write_tokenizer
-from embedkit.training.rewriters import BackTranslation, MaskedRefill
 
 TEXT = "the old cat will sleep in the green garden by the sea"
 

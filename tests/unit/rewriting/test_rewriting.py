@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from rewrite import PairsReport, write_pairs
 
 from embedkit.errors import InputError
 from embedkit.training.corpus import Corpus, SourceConfig
-from embedkit.training.rewriting import PairsReport, write_pairs
 
 TEXTS = [f"text {number}" for number in range(600)]
 

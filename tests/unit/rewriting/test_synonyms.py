@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from rewrite import SynonymReplacement, WordNet
 
 from embedkit.errors import InputError
-from embedkit.training.synonyms import SynonymReplacement
-from embedkit.training.wordnet import WordNet
 
 
 @pytest.fixture

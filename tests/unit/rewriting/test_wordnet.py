@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from rewrite import WordNet
 
 from embedkit.errors import DataError
-from embedkit.training.wordnet import WordNet
 
 
 def test_synonyms_are_the_other_words_of_all_senses_in_their_order(wordnet_folder):

@@ -1,0 +1,171 @@
+"""What the loop changes in networks while it trains them: word tables, activations, compilation.
+
+A batch uses few rows of a word table. Torch fills a gradient of the whole table for each chunk of each view and
+adds them up, which is slow compared with a small network's step. :func:`by_rows` makes chunks return the gradients
+of the rows they used, and :class:`DenseGradients` fills the table's gradient once per step.
+
+Four bits a value change a word table noticeably. Within :func:`rounded_words` every lookup returns rounded rows,
+while gradients reach the unrounded ones, so the network learns to work with the table that export will store.
+Sources: straight-through estimator of Bengio et al., 2013; quantization-aware training of Jacob et al., CVPR 2018.
+
+In int8, the largest activation of a product determines the scale of all others. BERT has feed-forward units that
+fire for [CLS] alone, several times as strongly as any other; with
+:class:`ActivationPenalty` a network finds another way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from embedkit.errors import ConfigError
+from embedkit.modeling.cross_encoder import PairEncoder
+from embedkit.modeling.encoder import SentenceEncoder
+from embedkit.modeling.int4 import quantize_blocks, restore_blocks
+
+__all__ = [
+    "ActivationPenalty",
+    "DenseGradients",
+    "by_rows",
+    "compile_encoders",
+    "round_tables",
+    "rounded_words",
+    "word_tables",
+]
+
+
+@contextlib.contextmanager
+def by_rows(module: nn.Module) -> Iterator[None]:
+    """Make the word tables of all encoders inside ``module`` produce sparse gradients within the block.
+
+    The values equal those of dense gradients up to the order of summation over chunks. This applies to the CPU
+    only: a GPU fills memory fast enough. torch.compile supports dense gradients only.
+    """
+    with contextlib.ExitStack() as changed:
+        for table in word_tables(module):
+            if table.weight.device.type == "cpu":
+                changed.callback(setattr, table, "sparse", table.sparse)
+                table.sparse = True
+        yield
+
+
+def word_tables(module: nn.Module) -> list[nn.Embedding]:
+    """Return the word tables and memories of all encoders inside ``module``."""
+    encoders = [part for part in module.modules() if isinstance(part, SentenceEncoder | PairEncoder)]
+    tables: list[nn.Module] = [encoder.body.get_input_embeddings() for encoder in encoders]
+    memories = [part.memory for part in encoders if isinstance(part, SentenceEncoder) and part.memory is not None]
+    return [table for table in (*tables, *(each.rows for each in memories)) if isinstance(table, nn.Embedding)]
+
+
+class DenseGradients:
+    """Dense gradients of word tables, as required by clipping, process groups and the optimizer.
+
+    Their memory is kept from step to step, because newly allocated memory is slow to fill.
+
+    Args:
+        module: the module whose tables may have sparse gradients.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self._memory: dict[nn.Parameter, Tensor] = {}
+
+    def fill(self) -> None:
+        """Convert sparse gradients to dense; the next call overwrites them."""
+        for parameter in self._module.parameters():
+            if parameter.grad is not None and parameter.grad.is_sparse:
+                if parameter not in self._memory:
+                    self._memory[parameter] = torch.empty_like(parameter)
+                parameter.grad = self._memory[parameter].zero_().add_(parameter.grad)
+
+
+@contextlib.contextmanager
+def rounded_words(module: nn.Module) -> Iterator[None]:
+    """Round the rows that the word tables of all encoders inside ``module`` look up to int4 within the block."""
+    with contextlib.ExitStack() as hooks:
+        for table in word_tables(module):
+            hooks.callback(table.register_forward_hook(_round).remove)
+        yield
+
+
+@torch.no_grad()
+def round_tables(module: nn.Module) -> None:
+    """Round the word tables of all encoders inside ``module`` to int4; rounding them again changes nothing."""
+    for table in word_tables(module):
+        table.weight.copy_(_rounded(table.weight))
+
+
+def _round(table: nn.Embedding, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
+    """Return the rounded rows for ids ``(B, L)``: ``(B, L, H)``, with the gradient of ``output``."""
+    used, places = inputs[0].unique(return_inverse=True)
+    rows = table.weight.detach()[used]
+    return output + (_rounded(rows) - rows)[places]
+
+
+def _rounded(rows: Tensor) -> Tensor:
+    return torch.from_numpy(restore_blocks(*quantize_blocks(rows.cpu().numpy()))).to(rows.device)
+
+
+_WEIGHT = 0.01
+
+
+class ActivationPenalty:
+    """The squares of what exceeds a limit in the inputs of matrix products, summed over a text.
+
+    Args:
+        limit: magnitude above which an activation counts.
+    """
+
+    def __init__(self, limit: float) -> None:
+        self.limit = limit
+        self._found: list[Tensor] = []
+
+    @contextlib.contextmanager
+    def watch(self, module: nn.Module) -> Iterator[None]:
+        """Record the products of ``module`` that are trained within the block."""
+        with contextlib.ExitStack() as hooks:
+            for product in module.modules():
+                if isinstance(product, nn.Linear):
+                    hooks.callback(product.register_forward_pre_hook(self._record).remove)
+            yield
+
+    def take(self, texts: int) -> Tensor:
+        """Return the penalty of what was recorded since the last call: the mean over ``texts`` texts, a scalar."""
+        found, self._found = self._found, []
+        return _WEIGHT * torch.stack(found).sum() / texts if found else torch.zeros(())
+
+    def _record(self, _product: nn.Module, inputs: tuple[Any, ...]) -> None:
+        activations: Tensor = inputs[0]
+        if torch.is_grad_enabled() and activations.detach().abs().amax() > self.limit:
+            excess = (activations.float().abs() - self.limit).clamp(min=0)
+            self._found.append(excess.square().sum())
+
+
+def compile_encoders(module: nn.Module, device: torch.device) -> None:
+    """Compile the forward pass of every encoder inside ``module``, for any batch size and length.
+
+    Parameters, their names and saved files do not change. Compilation happens during the first passes, which
+    are much slower than later ones.
+
+    Raises:
+        ConfigError: compilation is not possible here, for example because there is no C++ compiler.
+    """
+    _try(device)
+    for part in module.modules():
+        if isinstance(part, SentenceEncoder):
+            part.backbone.compile(dynamic=True)
+        elif isinstance(part, PairEncoder):
+            part.network.compile(dynamic=True)
+
+
+def _try(device: torch.device) -> None:
+    """Compile a trivial function, so that a missing compiler is reported before training begins."""
+    try:
+        torch.compile(torch.sin)(torch.ones(2, device=device))
+    except Exception as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise ConfigError(f"optim.compile cannot be used here ({reason}); leave it out") from error

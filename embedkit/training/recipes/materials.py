@@ -1,0 +1,155 @@
+"""The data that all stages of a run share: corpus, teachers' vectors, development pairs and held-out text."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from embedkit.errors import ConfigError
+from embedkit.evaluation.sts import ScoredPairs, load_scored_pairs
+from embedkit.protocols import TextEncoder
+from embedkit.training import processes
+from embedkit.training.config import RunConfig
+from embedkit.training.corpus import Corpus
+from embedkit.training.matryoshka import RotatedVectors
+from embedkit.training.methods import METHODS
+from embedkit.training.teachers import TeacherVectors, load_vectors
+
+__all__ = [
+    "Control",
+    "HeldOut",
+    "Materials",
+    "Split",
+    "prepare",
+]
+
+_LARGEST_SHARE = 0.1
+Rows = npt.NDArray[np.int64]
+
+
+@dataclasses.dataclass(frozen=True)
+class Split:
+    """Training rows, repeated as in an epoch, and held-out rows of each source."""
+
+    train: Rows
+    held_out: Mapping[str, Rows]
+
+    @classmethod
+    def of(cls, corpus: Corpus, count: int | None) -> Split:
+        """Hold out ``count`` rows of each source, at most a tenth of it; the choice does not depend on the seed.
+
+        Args:
+            corpus: sources with the same name are pooled in ``held_out``.
+            count: None holds out nothing.
+        """
+        repeats = np.repeat([card.repeat for card in corpus.cards], [card.rows for card in corpus.cards])
+        if count is None:
+            return cls(np.repeat(np.arange(len(corpus)), repeats), {})
+        ends = np.cumsum([card.rows for card in corpus.cards])
+        drawn: dict[str, list[Rows]] = {}
+        for number, (card, end) in enumerate(zip(corpus.cards, ends, strict=True)):
+            most = min(count, int(card.rows * _LARGEST_SHARE))
+            places = np.random.default_rng([0, number]).permutation(card.rows)[:most]
+            drawn.setdefault(card.name, []).append(np.sort(end - card.rows + places))
+        held_out = {name: np.concatenate(rows) for name, rows in drawn.items() if sum(map(len, rows))}
+        kept = np.ones(len(corpus), dtype=bool)
+        for rows in held_out.values():
+            kept[np.isin(corpus.source_rows, corpus.source_rows[rows])] = False  # with their contrasts
+        return cls(np.repeat(np.flatnonzero(kept), repeats[kept]), held_out)
+
+
+class HeldOut:
+    """Measures the distance from a teacher's vectors on held-out text of each source.
+
+    Args:
+        corpus: the text.
+        rows: held-out rows of each source.
+        teacher: the teacher's vectors of the corpus.
+    """
+
+    def __init__(self, corpus: Corpus, rows: Mapping[str, Rows], teacher: TeacherVectors) -> None:
+        self._texts = {name: corpus.texts(of_source) for name, of_source in rows.items()}
+        self._vectors = {name: teacher.read(of_source, 0) for name, of_source in rows.items()}
+
+    def distances(self, encoder: TextEncoder) -> dict[str, float]:
+        """Return the mean of 1 - cosine between student and teacher for each source, in [0, 2]."""
+        return {
+            name: float(1 - (encoder.encode(texts) * self._vectors[name]).sum(axis=1).mean())
+            for name, texts in self._texts.items()
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class Control:
+    """External control of a run: resume, stop, progress."""
+
+    resume: bool = False
+    should_stop: Callable[[], bool] = lambda: False
+    show_progress: bool | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Materials:
+    """Data shared by all stages of a run."""
+
+    corpus: Corpus
+    teachers: tuple[TeacherVectors, ...]
+    dev: ScoredPairs | None
+    split: Split
+
+
+def prepare(
+    config: RunConfig, control: Control, *, teacher: bool, check: Callable[[Corpus], None] = lambda _: None
+) -> Materials:
+    """Load the corpus, the teachers' vectors and the development pairs.
+
+    Args:
+        config: configuration of the run.
+        control: progress.
+        teacher: whether any stage needs teacher vectors.
+        check: raises an error if the corpus does not fit the run, before a teacher encodes it.
+
+    Raises:
+        DataError: a source is missing or malformed.
+        CacheError: the teacher cache is damaged or in use.
+    """
+    _check_matryoshka(config, teacher=teacher)
+    pairs = _dev_pairs(config)
+    vectors: list[TeacherVectors] = []
+    with processes.first_alone():  # the others read its results from the cache
+        corpus = Corpus.prepare(config.sources, Path(config.cache), show_progress=control.show_progress)
+        check(corpus)
+        for named in config.every_teacher if teacher else ():
+            found = dataclasses.replace(named, source=config.resolve(named.source))
+            vectors.append(load_vectors(found, corpus, Path(config.cache), show_progress=control.show_progress))
+    if config.matryoshka is not None:
+        config.matryoshka.check(vectors[0].dimension)
+        vectors = [RotatedVectors(one, len(corpus)) for one in vectors]
+    return Materials(corpus, tuple(vectors), pairs, Split.of(corpus, config.dev.held_out))
+
+
+def _check_matryoshka(config: RunConfig, *, teacher: bool) -> None:
+    if config.matryoshka is None:
+        return
+    imitating = [name for name, method in METHODS.items() if method.imitates]
+    if not (teacher and config.every_teacher and config.method in {*imitating, "sct-two-stage"}):
+        raise ConfigError(
+            "[matryoshka] rotates a teacher's vectors: it needs a teacher and a method that imitates one "
+            f"({', '.join(imitating)})"
+        )
+
+
+def _dev_pairs(config: RunConfig) -> ScoredPairs | None:
+    if config.dev.pairs is None:
+        return None
+    pairs = load_scored_pairs(config.resolve(config.dev.pairs), split="validation")
+    if config.dev.limit is None or config.dev.limit >= len(pairs):
+        return pairs
+    # Independent of the run's seed, so that runs with different seeds are comparable.
+    drawn = np.sort(np.random.default_rng(0).permutation(len(pairs))[: config.dev.limit])
+    first, second = ([texts[row] for row in drawn] for texts in (pairs.first, pairs.second))
+    return ScoredPairs(pairs.name, first, second, pairs.scores[drawn])
