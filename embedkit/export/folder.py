@@ -35,6 +35,7 @@ from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.layout import write_layout
 from embedkit.modeling.location import find_folder
+from embedkit.modeling.shared_layers import writing_tensors
 from embedkit.modeling.vocabulary import write_tokenizer
 from embedkit.protocols import FloatArray
 from embedkit.runtime.bundle import Bundle, Manifest, read_bundle
@@ -124,7 +125,7 @@ def _name(precision: str, target: str) -> str:
 def _write(
     output: Path, model: SentenceEncoder | PairEncoder | None, bundles: Mapping[str, Bundle]
 ) -> FolderReport:
-    with atomic_folder(output) as folder:
+    with atomic_folder(output) as folder, writing_tensors():
         if model is not None:
             model.write(folder)
         else:

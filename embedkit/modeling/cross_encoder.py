@@ -32,6 +32,7 @@ from embedkit.modeling.pretrained import (
 )
 from embedkit.modeling.quiet import quiet_transformers
 from embedkit.modeling.seeding import seeded
+from embedkit.modeling.shared_layers import writing_tensors
 from embedkit.modeling.vocabulary import load_tokenizer, write_tokenizer
 from embedkit.runtime.folders import Layout, read_layout, stored_activation
 from embedkit.runtime.sentence_transformers import read_activation
@@ -119,7 +120,7 @@ class PairEncoder(nn.Module):
         Raises:
             StorageError: the folder cannot be written.
         """
-        with atomic_folder(folder) as temporary:
+        with atomic_folder(folder) as temporary, writing_tensors():
             self.write(temporary)
 
     def write(self, folder: Path) -> None:

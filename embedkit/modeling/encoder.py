@@ -37,7 +37,7 @@ from embedkit.modeling.pretrained import (
     refuse_custom_code,
 )
 from embedkit.modeling.quiet import quiet_transformers
-from embedkit.modeling.shared_layers import separate
+from embedkit.modeling.shared_layers import separate, writing_tensors
 from embedkit.modeling.vocabulary import load_tokenizer, write_tokenizer
 from embedkit.runtime.folders import Layout, pooling_modes, read_layout
 from embedkit.runtime.tokenization import Tokenizer
@@ -207,7 +207,7 @@ class SentenceEncoder(nn.Module):
         Raises:
             StorageError: the folder cannot be written.
         """
-        with atomic_folder(folder) as temporary:
+        with atomic_folder(folder) as temporary, writing_tensors():
             self.write(temporary)
 
     def write(self, folder: Path) -> None:

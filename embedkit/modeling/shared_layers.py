@@ -8,13 +8,18 @@ Source: immediate block-wise weight sharing of MobileLLM (Liu et al., ICML 2024)
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import errno
+import os
+import re
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-__all__ = ["repeat_layers", "separate"]
+__all__ = ["repeat_layers", "separate", "writing_tensors"]
 
 
 def repeat_layers(network: PreTrainedModel, times: int) -> None:
@@ -32,3 +37,14 @@ def separate(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         separated[name] = tensor.clone() if tensor.data_ptr() in seen else tensor
         seen.add(tensor.data_ptr())
     return separated
+
+
+@contextlib.contextmanager
+def writing_tensors() -> Iterator[None]:
+    """Turn safetensors' own error for a failed write, such as on a full disk, into an OSError."""
+    try:
+        yield
+    except SafetensorError as error:
+        code = re.search(r"os error (\d+)", str(error))
+        number = int(code.group(1)) if code else errno.EIO
+        raise OSError(number, os.strerror(number) if code else str(error)) from error

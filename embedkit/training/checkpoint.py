@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from embedkit.atomic import atomic_file
 from embedkit.errors import CheckpointError
-from embedkit.modeling.shared_layers import separate
+from embedkit.modeling.shared_layers import separate, writing_tensors
 from embedkit.training.optim import AdamW
 
 __all__ = ["TrainState", "load_checkpoint", "save_checkpoint"]
@@ -72,7 +72,7 @@ def save_checkpoint(
         "scaler": json.dumps(scaler.state_dict()),
     }
     metadata["crc32"] = str(_checksum(metadata, tensors))
-    with atomic_file(path) as temporary:
+    with atomic_file(path) as temporary, writing_tensors():
         save_file(tensors, temporary, metadata)
 
 

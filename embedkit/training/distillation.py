@@ -106,7 +106,15 @@ class Distillation(Method):
     @property
     def awaits_start(self) -> bool:
         """Whether there is a new linear head for :meth:`start_head` to fit."""
-        return self.head_is_new and self.config.head == "linear"
+        head = self.encoder.head
+        return self.head_is_new and head is not None and head.activation == "linear"
+
+    def renew_head(self, *, seed: int) -> None:
+        """Replace a head that the encoder brought by a new one of the same kind, for another teacher's space."""
+        if self.encoder.head is not None and not self.head_is_new:
+            with seeded(seed):
+                self.encoder.set_head(self.encoder.dimension, self.encoder.head.activation)
+            self.head_is_new = True
 
     @torch.no_grad()
     def start_head(self, views: Iterable[View], vectors: Tensor) -> None:

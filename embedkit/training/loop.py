@@ -279,7 +279,10 @@ class _Run:
             self.folder.log(record)
 
     def _select(self) -> None:
-        """Score the encoder on the development set and keep it if it is strictly better than the best so far."""
+        """Score the encoder on the development set and keep it if it is strictly better than the best so far.
+
+        As long as no score is defined, the latest encoder is kept.
+        """
         evaluate = self.evaluate
         if evaluate is None:
             return
@@ -291,14 +294,17 @@ class _Run:
             return found["dev"]
 
         score = processes.from_first(decide)
-        if not math.isfinite(score):
-            score = -1.0  # a collapsed encoder has no defined correlation
         seconds = time.monotonic() - began
-        self._write({"step": self.state.step, **found, "dev": score, "dev_seconds": round(seconds, 3)})
+        defined = math.isfinite(score)  # the correlation of a collapsed encoder, or with equal labels, is not
+        measured = {name: value for name, value in found.items() if math.isfinite(value)}
+        self._write({"step": self.state.step, **measured, "dev_seconds": round(seconds, 3)})
         if self.state.step == min(self.dev_steps):
             self._log_evaluation_cost(seconds)
-        if self.state.best_score is None or score > self.state.best_score:
-            self.state.best_score, self.state.best_step = score, self.state.step
+        if not defined and self.state.step == min(self.dev_steps):
+            logger.warning("the development score is undefined: all labels, or all cosines, are equal")
+        if self.state.best_score is None or score > self.state.best_score:  # NaN never is
+            if defined:
+                self.state.best_score, self.state.best_step = score, self.state.step
             if processes.first():
                 self.method.encoder.save(self.folder.best)
 

@@ -49,6 +49,7 @@ class RunFolder:
         self.metrics = self.path / "metrics.jsonl"
         self.card = self.path / "run.json"
         self.environment = self.path / "environment.json"
+        self.inputs = self.path / "inputs.json"
         self.last = self.path / "checkpoints" / "last.safetensors"
         self.best = self.path / "checkpoints" / "best"
         self.initial = self.path / "initial"
@@ -72,6 +73,28 @@ class RunFolder:
         if changed:
             raise ConfigError(f"{self.path} was started with other settings: {', '.join(changed)}")
 
+    def check_inputs(self, inputs: Mapping[str, str]) -> None:
+        """Check that a resumed run reads what it read when it started; runs of early versions recorded nothing.
+
+        Args:
+            inputs: description of an input -> digest of its content; others are not compared.
+
+        Raises:
+            ConfigError: an input has other content than when the run started.
+        """
+        if not self.inputs.exists() or self._untrained():
+            return
+        try:
+            before = dict(json.loads(self.inputs.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError) as error:
+            raise ConfigError(f"{self.inputs} is damaged ({error}); start again in another folder") from error
+        changed = [name for name, digest in inputs.items() if before.get(name, digest) != digest]
+        if changed:
+            raise ConfigError(
+                f"{self.path} cannot be resumed, because the content of {' and of '.join(changed)} has changed "
+                "since it started: restore it, or start again in another folder"
+            )
+
     @contextlib.contextmanager
     def claimed(self) -> Iterator[None]:
         """Create the folder and keep other processes from training in it.
@@ -85,13 +108,21 @@ class RunFolder:
         with write_lock(self.path, refusal=ConfigError):
             yield
 
-    def start(self, config: Mapping[str, Any], environment: Mapping[str, Any], *, resume: bool) -> None:
-        """Check the folder as :meth:`check` does; write the configuration and environment of a new run."""
+    def start(
+        self,
+        config: Mapping[str, Any],
+        environment: Mapping[str, Any],
+        inputs: Mapping[str, str],
+        *,
+        resume: bool,
+    ) -> None:
+        """Check the folder as :meth:`check` does; write configuration, environment and inputs of a new run."""
         self.check(config, resume=resume)
         if not self.config.exists() or self._untrained():
             shutil.rmtree(self.initial, ignore_errors=True)  # left by a run that never started
             self._write(self.config, tomli_w.dumps(dict(config)))
             self._write(self.environment, json.dumps(environment, indent=1))
+            self._write(self.inputs, json.dumps(inputs, indent=1))
 
     @contextlib.contextmanager
     def tracked(self, step: int) -> Iterator[None]:
@@ -125,7 +156,7 @@ class RunFolder:
 
     def _untrained(self) -> bool:
         """Whether the folder contains only what is written before the first step."""
-        begun = {self.config, self.environment, self.initial, self.path / LOCK}
+        begun = {self.config, self.environment, self.inputs, self.initial, self.path / LOCK}
         return set(self.path.iterdir()) <= begun
 
     def _write(self, path: Path, text: str) -> None:

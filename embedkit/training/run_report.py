@@ -207,7 +207,8 @@ def read_curves(metrics: Path) -> RunCurves | None:
     """
     records = _records(metrics)
     trained = [record for record in records if "loss" in record]
-    scored = [record for record in records if "dev" in record]
+    evaluated = [record for record in records if "dev_seconds" in record]
+    scored = [record for record in evaluated if "dev" in record]  # undefined scores are not recorded
     if not trained:
         return None
     metrics_of_method = [name for name in trained[0] if name not in _LAID_OUT]
@@ -218,10 +219,10 @@ def read_curves(metrics: Path) -> RunCurves | None:
     last = trained[-1]
     return RunCurves(
         curves=tuple(curves),
-        steps=int(max(last["step"], *(record["step"] for record in scored), 0)),
-        seconds=last["seconds"] + sum(each["dev_seconds"] for each in scored if each["step"] >= last["step"]),
-        dev_seconds=sum(record["dev_seconds"] for record in scored),
-        evaluations=len(scored),
+        steps=int(max(last["step"], *(record["step"] for record in evaluated), 0)),
+        seconds=last["seconds"] + sum(each["dev_seconds"] for each in evaluated if each["step"] >= last["step"]),
+        dev_seconds=sum(record["dev_seconds"] for record in evaluated),
+        evaluations=len(evaluated),
         best=None if dev is None or dev.best is None else (dev.steps[dev.best], dev.values[dev.best]),
     )
 
@@ -258,7 +259,7 @@ def _pace(records: Sequence[Record]) -> Curve:
     steps, values = [0], []
     before = evaluated = 0.0
     for record in records:
-        if "dev" in record:
+        if "dev_seconds" in record:
             evaluated += record["dev_seconds"]
         elif "loss" in record:
             spent = record["seconds"] - before - evaluated

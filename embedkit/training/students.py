@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,9 @@ from embedkit.runtime.tokenization import Tokenizer
 from embedkit.training import processes
 from embedkit.training.config import RunConfig, StudentConfig
 from embedkit.training.corpus import Corpus
+from embedkit.training.run_folder import RunFolder
 
-__all__ = ["build_student"]
+__all__ = ["build_student", "recorded_teacher"]
 
 _SAMPLE = 1000
 
@@ -45,6 +47,29 @@ def build_student(config: RunConfig) -> SentenceEncoder:
     if student.dropout is not None:
         _set_dropout(encoder, student.dropout)
     return encoder
+
+
+def recorded_teacher(source: str) -> str | None:
+    """Return the fingerprint of the teacher whose space a bundle, or the model of a run folder, was trained for.
+
+    Args:
+        source: path or hub id. None is returned for a model from elsewhere.
+    """
+    if source.endswith(".onnx"):
+        card = dict(read_bundle(source).manifest.teacher)
+    else:
+        run = RunFolder(Path(source).parent)
+        card = (_read_card(run.card) if run.model == Path(source) else {}).get("teacher") or {}
+    teachers = card.get("teachers") or [card]
+    fingerprint: str | None = teachers[0].get("fingerprint")
+    return fingerprint
+
+
+def _read_card(path: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return {}
 
 
 def _load(source: str, **changes: Any) -> SentenceEncoder:

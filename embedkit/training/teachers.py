@@ -179,6 +179,7 @@ class AlignedVectors:
                 f"{config.source} has {len(self._vectors):,} vectors, but {read:,} corpus rows were read"
             )
         self.dimension = self._vectors.shape[-1]
+        _check_rows(config.source, self._vectors, corpus)
         with Path(config.source).open("rb") as file:
             content = hashlib.file_digest(file, "sha256").hexdigest()
         self.fingerprint = hashlib.sha256(f"{self.name} {content}".encode()).hexdigest()
@@ -188,11 +189,20 @@ class AlignedVectors:
         vectors = self._vectors[self._rows[rows]]
         vectors = vectors[:, min(view, vectors.shape[1] - 1)] if vectors.ndim == 3 else vectors
         vectors = np.asarray(vectors, dtype=np.float32)
-        lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
-        if not np.isfinite(lengths).all() or (lengths == 0).any():
-            raise DataError(f"teacher {self.name}: a vector is zero or not finite")
-        unit: FloatArray = vectors / lengths
+        unit: FloatArray = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
         return unit
+
+
+def _check_rows(source: str, vectors: Any, corpus: Corpus) -> None:
+    """Check the vectors of the corpus' rows before the first step, which training may take hours to read."""
+    for rows in _chunks(np.asarray(corpus.source_rows)):
+        lengths = np.linalg.norm(np.asarray(vectors[rows], dtype=np.float32), axis=-1).reshape(len(rows), -1)
+        bad = rows[~(np.isfinite(lengths) & (lengths > 0)).all(axis=1)]
+        if len(bad):
+            raise DataError(
+                f"{source}: the vector of row {bad[0]:,}, counted from 0, is zero or not finite; correct it, or "
+                "remove the row from vectors and corpus"
+            )
 
 
 def _load_aligned(config: TeacherConfig) -> Any:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -45,6 +47,9 @@ class Split:
         Args:
             corpus: sources with the same name are pooled in ``held_out``.
             count: None holds out nothing.
+
+        Raises:
+            ConfigError: every source has fewer than ten rows.
         """
         repeats = np.repeat([card.repeat for card in corpus.cards], [card.rows for card in corpus.cards])
         if count is None:
@@ -56,6 +61,11 @@ class Split:
             places = np.random.default_rng([0, number]).permutation(card.rows)[:most]
             drawn.setdefault(card.name, []).append(np.sort(end - card.rows + places))
         held_out = {name: np.concatenate(rows) for name, rows in drawn.items() if sum(map(len, rows))}
+        if not held_out:
+            raise ConfigError(
+                f"dev.held_out holds out at most a tenth of a source, but no source has ten rows (the corpus has "
+                f"{len(corpus)}): add text, or remove dev.held_out"
+            )
         kept = np.ones(len(corpus), dtype=bool)
         for rows in held_out.values():
             kept[np.isin(corpus.source_rows, corpus.source_rows[rows])] = False  # with their contrasts
@@ -100,6 +110,25 @@ class Materials:
     teachers: tuple[TeacherVectors, ...]
     dev: ScoredPairs | None
     split: Split
+
+    def inputs(self, config: RunConfig) -> dict[str, str]:
+        """Map descriptions of everything that was read to digests of its content."""
+        found = corpus_inputs(config, self.corpus)
+        found |= {f"the vectors of teacher {teacher.name}": teacher.fingerprint for teacher in self.teachers}
+        if self.dev is not None:
+            pairs = [self.dev.first, self.dev.second, self.dev.scores.tolist()]
+            content = hashlib.sha256(json.dumps(pairs).encode()).hexdigest()
+            found[f"the development pairs {config.dev.pairs}"] = content
+        return found
+
+
+def corpus_inputs(config: RunConfig, corpus: Corpus) -> dict[str, str]:
+    """Map the sources of a corpus to digests of the texts that were kept of them."""
+    found: dict[str, str] = {}
+    for source, card in zip(config.corpus, corpus.cards, strict=True):
+        name = f"the text {source.path}"
+        found[name] = found.get(name, "") + card.sha256
+    return found
 
 
 def prepare(

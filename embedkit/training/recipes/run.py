@@ -26,7 +26,7 @@ from embedkit.training.loop import evaluation_steps, total_steps
 from embedkit.training.methods import METHODS
 from embedkit.training.mining import PairTeacher
 from embedkit.training.recipes import RECIPES, Recipe, one_stage
-from embedkit.training.recipes.materials import Control, Materials, Split, prepare
+from embedkit.training.recipes.materials import Control, Materials, Split, corpus_inputs, prepare
 from embedkit.training.recipes.score_distillation import ScoreDistillationConfig, load_pair_teachers
 from embedkit.training.recipes.stage import Stage
 from embedkit.training.run_folder import RunFolder, environment
@@ -151,8 +151,10 @@ def run(config: RunConfig, folder: str | Path, control: Control | None = None) -
         _warn_of_size(config, entry, encoder)
         if not processes.first():
             control = dataclasses.replace(control, show_progress=False)
-        materials = _prepare(config, entry, settings, control)
-        with _claimed(config, place, encoder, resume=control.resume):
+        source = _source_input(config, encoder)
+        materials = _prepare(config, entry, settings, place, control)
+        inputs = {**source, **materials.inputs(config)}
+        with _claimed(config, place, encoder, inputs, resume=control.resume):
             state = entry.function(Stage(config, materials, place, control), settings, encoder)
             if state.finished and processes.first():
                 place.finish(_card(config, encoder.name, materials, state))
@@ -165,8 +167,11 @@ def _run_pairs(config: RunConfig, entry: Recipe, settings: Any, place: RunFolder
         raise ConfigError(f"{config.method} runs in one process, not {processes.count()}")
     teachers = load_pair_teachers(config, settings)
     with place.claimed():
-        place.start(to_mapping(config), environment(), resume=control.resume)
         corpus = Corpus.prepare(config.sources, Path(config.cache), show_progress=control.show_progress)
+        inputs = corpus_inputs(config, corpus)
+        inputs |= {f"the teacher {teacher.name}": teacher.fingerprint for teacher in teachers}
+        place.check_inputs(inputs)
+        place.start(to_mapping(config), environment(), inputs, resume=control.resume)
         materials = Materials(corpus, (), None, Split.of(corpus, None))
         state = entry.function(Stage(config, materials, place, control), settings, teachers)
         if state.finished:
@@ -175,10 +180,17 @@ def _run_pairs(config: RunConfig, entry: Recipe, settings: Any, place: RunFolder
     return state
 
 
-def _prepare(config: RunConfig, entry: Recipe, settings: Any, control: Control) -> Materials:
-    """Prepare the run's materials and check that every stage can make batches of them."""
+def _source_input(config: RunConfig, encoder: SentenceEncoder) -> dict[str, str]:
+    """Return the digest of the model that the student starts from; other students are built anew."""
+    source = config.student.source
+    return {} if source is None else {f"the model {source}": encoder.fingerprint()}
+
+
+def _prepare(config: RunConfig, entry: Recipe, settings: Any, place: RunFolder, control: Control) -> Materials:
+    """Prepare the run's materials; check the corpus before a teacher encodes it."""
 
     def check(corpus: Corpus) -> None:
+        place.check_inputs(corpus_inputs(config, corpus))
         entry.check(config, settings, corpus)
         _warn_of_long_queues(to_mapping(settings), len(corpus))
 
@@ -214,12 +226,15 @@ def _warn_of_long_queues(settings: Mapping[str, Any], rows: int, table: str = "s
 
 
 @contextlib.contextmanager
-def _claimed(config: RunConfig, place: RunFolder, encoder: SentenceEncoder, *, resume: bool) -> Iterator[None]:
-    """Hold the run folder's lock, with configuration, environment and initial encoder written to it."""
+def _claimed(
+    config: RunConfig, place: RunFolder, encoder: SentenceEncoder, inputs: Mapping[str, str], *, resume: bool
+) -> Iterator[None]:
+    """Hold the run folder's lock, with configuration, environment, inputs and initial encoder written to it."""
+    place.check_inputs(inputs)
     with contextlib.ExitStack() as held:
         if processes.first():
             held.enter_context(place.claimed())
-            place.start(to_mapping(config), environment(), resume=resume)
+            place.start(to_mapping(config), environment(), inputs, resume=resume)
             if not place.initial.exists():
                 encoder.save(place.initial)
         processes.wait()

@@ -27,6 +27,7 @@ from embedkit.training.methods import METHODS
 from embedkit.training.optim import OptimConfig
 from embedkit.training.recipes.materials import Control, HeldOut, Materials, Split
 from embedkit.training.run_folder import RunFolder
+from embedkit.training.students import recorded_teacher
 from embedkit.training.trackers import find_trackers
 
 __all__ = ["Stage", "check_stage", "to_device"]
@@ -76,8 +77,11 @@ class Stage:
         arguments = kind.teacher_arguments([teacher.dimension for teacher in teachers])
         method = kind(encoder, settings, seed=self.config.seed, **arguments)
         batches = self.batches(method_name, settings, encoder, optim)
-        if isinstance(method, Distillation) and method.awaits_start:
-            self._start_head(method)
+        if isinstance(method, Distillation):
+            if self.config.student.source is not None and not self._has_taught(self.config.student.source):
+                method.renew_head(seed=self.config.seed)
+            if method.awaits_start:
+                self._start_head(method)
         return self.fit(method, batches, optim, self._evaluation(encoder))
 
     def batches(
@@ -138,6 +142,15 @@ class Stage:
             should_stop=self.control.should_stop,
             show_progress=self.control.show_progress,
         )
+
+    def _has_taught(self, source: str) -> bool:
+        """Whether a model records this run's first teacher as its own, so that its head leads to that space.
+
+        The axes of a rotated space depend on the corpus, so no earlier head leads there.
+        """
+        if self.config.matryoshka is not None:
+            return False
+        return recorded_teacher(self.config.resolve(source)) == self.materials.teachers[0].fingerprint
 
     def _start_head(self, method: Distillation) -> None:
         """Fit a new linear head on a sample of the training text."""

@@ -322,8 +322,8 @@ def _start_cross(member: _Member, settings: TransEncoderConfig, config: RunConfi
     length = settings.cross_length
     if settings.mode == "refreshing" and member.backbone is not None:
         return PairEncoder.start(config.resolve(member.backbone), max_length=length, seed=config.seed)
-    sequential = settings.mode == "sequential" and isinstance(member.latest, SentenceEncoder)
-    encoder = member.latest if sequential else member.original
+    latest = member.latest if settings.mode == "sequential" else member.original
+    encoder = latest if isinstance(latest, SentenceEncoder) else member.original
     return PairEncoder.from_encoder(encoder, max_length=length, seed=config.seed)
 
 

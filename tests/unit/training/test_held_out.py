@@ -3,6 +3,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from embedkit.errors import ConfigError
 from embedkit.training.corpus import Corpus, SourceConfig
 from embedkit.training.recipes.materials import HeldOut, Split
 
@@ -82,3 +83,10 @@ def test_the_distance_is_measured_source_by_source(corpus, counting_teacher):
     distances = HeldOut(corpus, Split.of(corpus, 4).held_out, Vectors()).distances(Opposite())
 
     assert distances == pytest.approx({"a": 2.0, "b": 0.0}, abs=1e-6)
+
+
+def test_sources_too_small_to_hold_out_anything_are_refused(tmp_path):
+    (tmp_path / "few.txt").write_text("\n".join(f"row {number}" for number in range(9)))
+    corpus = Corpus.prepare([SourceConfig(path=str(tmp_path / "few.txt"))], tmp_path, show_progress=False)
+    with pytest.raises(ConfigError, match=r"no source has ten rows \(the corpus has 9\)"):
+        Split.of(corpus, 2)

@@ -121,6 +121,14 @@ class TestSelection:
         scores = iter([float("nan"), -0.5, float("nan")])
         assert go(evaluate=lambda: next(scores)).best_step == 8
 
+    def test_an_undefined_score_selects_nothing(self, setup, caplog):
+        method, go, place = setup()
+        state = go(evaluate=lambda: float("nan"))
+        assert (state.best_score, state.best_step) == (None, None)
+        assert torch.equal(weights(SentenceEncoder.load(place.model)), weights(method.encoder))
+        assert "dev" not in {name for record in records(place) for name in record}
+        assert sum("the development score is undefined" in each.getMessage() for each in caplog.records) == 1
+
     def test_the_loop_does_not_change_the_mode_for_evaluation(self, setup):
         method, go, _ = setup()
 

@@ -11,6 +11,7 @@ from embedkit.errors import ConfigError, StorageError
 from embedkit.training.run_folder import RunFolder
 
 CONFIG = {"method": "sct", "seed": 1, "optim": {"lr": 5e-4, "steps": 3}, "corpus": [{"path": "a.txt"}]}
+INPUTS = {"the text a.txt": "1" * 64, "the vectors of teacher one": "2" * 64}
 ENVIRONMENT = {"python": "3.11.7", "packages": {"torch": "2.13.0"}}
 
 
@@ -22,19 +23,19 @@ def folder(tmp_path):
 @pytest.fixture
 def trained(folder):
     """A folder whose run has completed steps."""
-    folder.start(CONFIG, ENVIRONMENT, resume=False)
+    folder.start(CONFIG, ENVIRONMENT, INPUTS, resume=False)
     folder.log({"step": 10})
     return folder
 
 
 def test_a_new_run_writes_configuration_and_environment(folder):
-    folder.start(CONFIG, ENVIRONMENT, resume=False)
+    folder.start(CONFIG, ENVIRONMENT, INPUTS, resume=False)
     assert load_toml(folder.config) == CONFIG
     assert json.loads(folder.environment.read_text()) == ENVIRONMENT
 
 
 def test_a_resumed_run_keeps_its_first_environment(trained):
-    trained.start(CONFIG, {"python": "3.14.0"}, resume=True)
+    trained.start(CONFIG, {"python": "3.14.0"}, INPUTS, resume=True)
     assert json.loads(trained.environment.read_text()) == ENVIRONMENT
 
 
@@ -46,15 +47,15 @@ def test_reading_writes_nothing(folder):
 
 def test_a_second_run_is_refused_unless_it_resumes(trained):
     with pytest.raises(ConfigError, match="already holds a run; add --resume"):
-        trained.start(CONFIG, ENVIRONMENT, resume=False)
-    trained.start(CONFIG, ENVIRONMENT, resume=True)
+        trained.start(CONFIG, ENVIRONMENT, INPUTS, resume=False)
+    trained.start(CONFIG, ENVIRONMENT, INPUTS, resume=True)
 
 
 @pytest.mark.parametrize("resume", [False, True])
 def test_a_folder_without_a_step_is_free_for_any_run(folder, resume):
-    folder.start(CONFIG, ENVIRONMENT, resume=False)
+    folder.start(CONFIG, ENVIRONMENT, INPUTS, resume=False)
     (folder.initial / "model").mkdir(parents=True)
-    folder.start({**CONFIG, "seed": 2}, {"python": "3.14.0"}, resume=resume)
+    folder.start({**CONFIG, "seed": 2}, {"python": "3.14.0"}, INPUTS, resume=resume)
     assert load_toml(folder.config)["seed"] == 2
     assert json.loads(folder.environment.read_text()) == {"python": "3.14.0"}
     assert not folder.initial.exists()  # of the other run
@@ -62,23 +63,23 @@ def test_a_folder_without_a_step_is_free_for_any_run(folder, resume):
 
 @pytest.mark.parametrize("made", ["checkpoints", "cycle-1", "self-supervised"])
 def test_results_of_a_stage_are_kept(folder, made):
-    folder.start(CONFIG, ENVIRONMENT, resume=False)
+    folder.start(CONFIG, ENVIRONMENT, INPUTS, resume=False)
     (folder.path / made).mkdir()
     with pytest.raises(ConfigError, match="already holds a run"):
-        folder.start(CONFIG, ENVIRONMENT, resume=False)
+        folder.start(CONFIG, ENVIRONMENT, INPUTS, resume=False)
 
 
 def test_only_one_process_trains_in_a_folder(folder):
     with folder.claimed():
         with pytest.raises(ConfigError, match="another process is writing to"), folder.claimed():
             pass
-        folder.start(CONFIG, ENVIRONMENT, resume=False)
+        folder.start(CONFIG, ENVIRONMENT, INPUTS, resume=False)
     with folder.claimed():
         pass
 
 
 def test_resuming_an_empty_folder_starts(folder):
-    folder.start(CONFIG, ENVIRONMENT, resume=True)
+    folder.start(CONFIG, ENVIRONMENT, INPUTS, resume=True)
     assert load_toml(folder.config) == CONFIG
 
 
@@ -94,12 +95,12 @@ def test_resuming_an_empty_folder_starts(folder):
 )
 def test_resuming_with_other_settings_names_them(trained, changes, named):
     with pytest.raises(ConfigError, match=f"with other settings: {named}$"):
-        trained.start({**CONFIG, **changes}, ENVIRONMENT, resume=True)
+        trained.start({**CONFIG, **changes}, ENVIRONMENT, INPUTS, resume=True)
     assert load_toml(trained.config) == CONFIG
 
 
 def test_a_resumed_run_may_use_other_threads_and_checkpoint_at_other_times(trained):
-    trained.start({**CONFIG, "threads": 2, "checkpoint_minutes": 1.0}, ENVIRONMENT, resume=True)
+    trained.start({**CONFIG, "threads": 2, "checkpoint_minutes": 1.0}, ENVIRONMENT, INPUTS, resume=True)
     assert load_toml(trained.config) == CONFIG
 
 
@@ -108,7 +109,7 @@ class TestMetrics:
         return [json.loads(line) for line in folder.metrics.read_text().splitlines()]
 
     def test_rewinding_drops_records_to_be_repeated(self, folder):
-        folder.start(CONFIG, ENVIRONMENT, resume=False)
+        folder.start(CONFIG, ENVIRONMENT, INPUTS, resume=False)
         for step in (10, 20, 20, 30):
             folder.log({"step": step, "loss": 1.0})
         folder.rewind(20)
@@ -117,7 +118,7 @@ class TestMetrics:
         assert self.lines(folder) == []
 
     def test_rewinding_drops_a_line_torn_by_a_kill(self, folder):
-        folder.start(CONFIG, ENVIRONMENT, resume=False)
+        folder.start(CONFIG, ENVIRONMENT, INPUTS, resume=False)
         folder.log({"step": 10})
         with folder.metrics.open("a") as file:
             file.write('{"step": 1')
@@ -129,13 +130,31 @@ class TestMetrics:
         assert not folder.metrics.exists()
 
     def test_a_full_disk_is_reported(self, folder):
-        folder.start(CONFIG, ENVIRONMENT, resume=False)
+        folder.start(CONFIG, ENVIRONMENT, INPUTS, resume=False)
         folder.metrics.mkdir()
         with pytest.raises(StorageError, match=r"cannot write .*metrics\.jsonl"):
             folder.log({"step": 1})
 
 
 def test_the_card_is_what_export_reads(folder):
-    folder.start(CONFIG, ENVIRONMENT, resume=False)
+    folder.start(CONFIG, ENVIRONMENT, INPUTS, resume=False)
     folder.finish({"name": "one"})
     assert json.loads(folder.card.read_text()) == {"name": "one"}
+
+
+def test_a_resumed_run_refuses_inputs_of_other_content(trained):
+    trained.check_inputs(INPUTS)
+    trained.check_inputs({"the text b.txt": "0" * 64})
+    with pytest.raises(ConfigError, match=r"content of the text a\.txt has changed since it started: restore it"):
+        trained.check_inputs({**INPUTS, "the text a.txt": "3" * 64})
+
+
+def test_damaged_inputs_are_reported(trained):
+    trained.inputs.write_text("[1")
+    with pytest.raises(ConfigError, match=r"inputs\.json is damaged"):
+        trained.check_inputs(INPUTS)
+
+
+def test_runs_of_early_versions_recorded_no_inputs(trained):
+    trained.inputs.unlink()
+    trained.check_inputs(INPUTS)

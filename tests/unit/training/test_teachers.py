@@ -180,9 +180,14 @@ class TestAligned:
         table = self.vectors(6, 4)
         table[2] = value
         np.save(tmp_path / "v.npy", table)
-        vectors = AlignedVectors(self.config(tmp_path / "v.npy"), corpus)
-        with pytest.raises(DataError, match="zero or not finite"):
-            vectors.read(np.array([1]), 0)
+        with pytest.raises(DataError, match=r"v\.npy: the vector of row 2, counted from 0, is zero or not finite"):
+            AlignedVectors(self.config(tmp_path / "v.npy"), corpus)
+
+    def test_vectors_of_dropped_rows_may_be_zero(self, corpus, tmp_path):
+        table = self.vectors(6, 4)
+        table[[1, 3, 4]] = 0.0
+        np.save(tmp_path / "v.npy", table)
+        assert AlignedVectors(self.config(tmp_path / "v.npy"), corpus).dimension == 4
 
     def test_a_name_must_be_declared(self, corpus, tmp_path):
         with pytest.raises(DataError, match="need a name"):

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import sys
 
+import numpy as np
 import pytest
 import torch
 
 from embedkit.config import load_toml, merge, to_mapping
 from embedkit.errors import ConfigError, DataError, MissingExtraError, ModelNotFoundError
+from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.training.checkpoint import TrainState
 from embedkit.training.methods import METHODS
 from embedkit.training.recipes import RECIPES, materials
@@ -158,6 +160,98 @@ def taught(mapping, tmp_path):
 QUIET = Control(show_progress=False)
 
 
+def stop_at(step):
+    seen = iter(range(1, 100))
+    return Control(should_stop=lambda: next(seen) == step, show_progress=False)
+
+
+class TestResume:
+    """A run is resumed only if everything that it read has the content that it had."""
+
+    @pytest.fixture
+    def begun(self, mapping, tmp_path):
+        """Stop a run after its first step; return its configuration."""
+        np.save(tmp_path / "v.npy", np.random.default_rng(0).standard_normal((20, 24)))
+        (tmp_path / "dev.tsv").write_text("the cat\ta cat\t1\na dog\tthe cat\t2\nthe sea\ta dog\t3\n")
+        config = resolve(
+            {
+                **mapping,
+                "method": "mse",
+                "settings": {},
+                "teacher": {"source": "v.npy", "name": "vectors"},
+                "dev": {"pairs": "dev.tsv"},
+            }
+        )
+        assert not run(config, tmp_path / "run", stop_at(1)).finished
+        return config
+
+    @pytest.mark.parametrize(
+        ("file", "named"),
+        [
+            ("texts.txt", r"the text texts\.txt"),
+            ("dev.tsv", r"the development pairs dev\.tsv"),
+            ("v.npy", "the vectors of teacher vectors"),
+            ("start", "the model start"),
+        ],
+    )
+    def test_what_has_changed_is_named(self, begun, tmp_path, make_encoder, file, named):
+        path = tmp_path / file
+        if file == "v.npy":
+            np.save(path, np.load(path) + 1)
+        elif file == "start":
+            make_encoder(1).save(path)
+        else:
+            path.write_text(path.read_text().replace("the", "that"))
+        with pytest.raises(ConfigError, match=f"cannot be resumed, because the content of {named} has changed"):
+            run(begun, tmp_path / "run", Control(resume=True, show_progress=False))
+
+    def test_the_same_content_is_resumed(self, begun, tmp_path):
+        assert run(begun, tmp_path / "run", Control(resume=True, show_progress=False)).finished
+
+
+class TestHead:
+    """A head leads into one teacher's space; for another teacher it is fitted anew."""
+
+    @pytest.fixture
+    def heads(self, mapping, make_encoder, tmp_path, monkeypatch):
+        """``heads(teacher)``: the head of ``first/model`` and the one that training starts from."""
+        for name, seed in (("one", 3), ("two", 4)):
+            make_encoder(seed).save(tmp_path / name)
+        base = {
+            **mapping,
+            "method": "mse",
+            "settings": {"head": "linear"},
+            "optim": {"batch_size": 5, "steps": 1, "lr": 1e-9},
+        }
+        run(resolve({**base, "teacher": {"source": "one"}}), tmp_path / "first", QUIET)
+
+        def heads(teacher, **changes):
+            student = {"source": "first/model", "max_length": 16}
+            run(resolve({**base, "student": student, "teacher": {"source": teacher}, **changes}),
+                tmp_path / "run", QUIET)  # fmt: skip
+            return [SentenceEncoder.load(tmp_path / name / "model").head for name in ("first", "run")]
+
+        return heads
+
+    def test_it_is_kept_for_the_recorded_teacher(self, heads):
+        before, after = heads("one")
+        assert torch.allclose(before.linear.weight, after.linear.weight, atol=1e-6)
+
+    def test_it_is_fitted_to_another_teacher(self, heads):
+        before, after = heads("two")
+        assert not torch.allclose(before.linear.weight, after.linear.weight, atol=1e-2)
+        assert after.activation == "linear"
+
+    def test_it_is_fitted_to_a_rotated_space(self, heads):
+        before, after = heads("one", matryoshka={"dimensions": [8]})
+        assert not torch.allclose(before.linear.weight, after.linear.weight, atol=1e-2)
+
+
+def test_a_seed_has_at_most_63_bits():
+    assert resolve({**BARE, "seed": 2**63 - 1}).seed == 2**63 - 1
+    assert problems_of({**BARE, "seed": 2**63}) == [f"seed is at most {2**63 - 1}, not {2**63}"]
+
+
 class TestRun:
     def test_paths_start_from_the_data_folder(self, mapping, tmp_path):
         assert run(resolve(mapping), tmp_path / "run", QUIET).finished
@@ -169,6 +263,7 @@ class TestRun:
         assert {
             "config.toml",
             "environment.json",
+            "inputs.json",
             "metrics.jsonl",
             "run.json",
             "model",
