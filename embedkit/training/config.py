@@ -9,6 +9,7 @@ from typing import Any, Literal
 from embedkit.config import setting
 from embedkit.errors import ConfigError
 from embedkit.training.corpus import SourceConfig
+from embedkit.training.joined import JoinConfig
 from embedkit.training.matryoshka import MatryoshkaConfig
 from embedkit.training.optim import OptimConfig
 from embedkit.training.teachers import TeacherConfig
@@ -146,6 +147,7 @@ class RunConfig:
     teachers: tuple[TeacherConfig, ...] | None = setting(
         None, "several teachers, instead of teacher, for methods that support them"
     )
+    join: JoinConfig | None = setting(None, "make one teacher of the vectors of all")
     optim: OptimConfig = setting(factory=OptimConfig)
     dev: DevConfig = setting(factory=DevConfig)
     matryoshka: MatryoshkaConfig | None = setting(
@@ -158,6 +160,10 @@ class RunConfig:
             raise ConfigError("corpus is empty: name files or hub sets with --corpus or [[corpus]]")
         if self.teacher is not None and self.teachers:
             raise ConfigError("set either [teacher] or [[teachers]], not both")
+        if self.join is not None:
+            if not self.every_teacher:
+                raise ConfigError("[join] joins the vectors of teachers: name them in [[teachers]]")
+            self.join.check(len(self.every_teacher))
 
     @property
     def every_teacher(self) -> tuple[TeacherConfig, ...]:

@@ -10,6 +10,7 @@ width: added to the rotation, that loss gave no gain.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
@@ -19,11 +20,12 @@ from embedkit.errors import ConfigError
 from embedkit.protocols import FloatArray
 from embedkit.training.teachers import TeacherVectors
 
-__all__ = [
-    "MatryoshkaConfig",
-    "RotatedVectors",
-    "principal_axes",
-]
+__all__ = ["MatryoshkaConfig", "RotatedVectors", "Rows", "principal_axes", "sample_chunks", "second_moment"]
+
+_SAMPLE = 20_000
+_CHUNK = 4096
+
+Rows = npt.NDArray[np.int64]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -51,15 +53,10 @@ class MatryoshkaConfig:
             )
 
 
-_SAMPLE = 20_000
-_CHUNK = 4096
-
-
 class RotatedVectors:
     """:class:`TeacherVectors` with the same cosines, rotated so that the first d dimensions approximate them best.
 
-    The rotation is orthogonal and the same for every vector. It is computed from up to 20,000 rows of the first
-    view, evenly spaced over the corpus.
+    The rotation is orthogonal and the same for every vector. It is computed from a sample of the first view.
 
     Args:
         vectors: the teacher's vectors.
@@ -69,17 +66,33 @@ class RotatedVectors:
     def __init__(self, vectors: TeacherVectors, rows: int) -> None:
         self.name, self.fingerprint, self.dimension = vectors.name, vectors.fingerprint, vectors.dimension
         self._vectors = vectors
-        moment = np.zeros((vectors.dimension, vectors.dimension))
-        sample = np.unique(np.linspace(0, rows - 1, min(rows, _SAMPLE)).astype(np.int64))
-        for start in range(0, len(sample), _CHUNK):
-            chunk = vectors.read(sample[start : start + _CHUNK], 0).astype(np.float64)
-            moment += chunk.T @ chunk
+        moment = second_moment(lambda chunk: vectors.read(chunk, 0), sample_chunks(rows))
         self._axes = principal_axes(moment).astype(np.float32)
 
-    def read(self, rows: npt.NDArray[np.int64], view: int) -> FloatArray:
+    def read(self, rows: Rows, view: int) -> FloatArray:
         """See :class:`TeacherVectors`."""
         turned: FloatArray = self._vectors.read(rows, view) @ self._axes
         return turned
+
+
+def sample_chunks(rows: int) -> list[Rows]:
+    """Return up to 20,000 rows, evenly spaced over a corpus of so many, in chunks."""
+    sample = np.unique(np.linspace(0, rows - 1, min(rows, _SAMPLE)).astype(np.int64))
+    return [sample[start : start + _CHUNK] for start in range(0, len(sample), _CHUNK)]
+
+
+def second_moment(read: Callable[[Rows], FloatArray], chunks: list[Rows]) -> npt.NDArray[np.float64]:
+    """Return the mean of ``v v^T`` over the vectors of some rows: ``(T, T) float64``.
+
+    Args:
+        read: returns the vectors of some rows, ``(N, T) float32``.
+        chunks: the rows.
+    """
+    moment: npt.NDArray[np.float64] = np.asarray(0.0)
+    for chunk in chunks:
+        vectors = read(chunk).astype(np.float64)
+        moment = moment + vectors.T @ vectors
+    return moment / sum(map(len, chunks))
 
 
 def principal_axes(moment: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

@@ -17,6 +17,7 @@ from embedkit.protocols import TextEncoder
 from embedkit.training import processes
 from embedkit.training.config import RunConfig
 from embedkit.training.corpus import Corpus
+from embedkit.training.joined import JoinedVectors
 from embedkit.training.matryoshka import RotatedVectors
 from embedkit.training.methods import METHODS
 from embedkit.training.teachers import TeacherVectors, load_vectors
@@ -155,6 +156,8 @@ def prepare(
         for named in config.every_teacher if teacher else ():
             found = dataclasses.replace(named, source=config.resolve(named.source))
             vectors.append(load_vectors(found, corpus, Path(config.cache), show_progress=control.show_progress))
+    if config.join is not None and vectors:
+        vectors = [JoinedVectors(vectors, config.join, len(corpus))]
     if config.matryoshka is not None:
         config.matryoshka.check(vectors[0].dimension)
         vectors = [RotatedVectors(one, len(corpus)) for one in vectors]

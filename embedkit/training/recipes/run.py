@@ -22,6 +22,7 @@ from embedkit.training import processes
 from embedkit.training.checkpoint import TrainState
 from embedkit.training.config import RunConfig
 from embedkit.training.corpus import Corpus
+from embedkit.training.joined import JoinedVectors
 from embedkit.training.loop import evaluation_steps, total_steps
 from embedkit.training.methods import METHODS
 from embedkit.training.mining import PairTeacher
@@ -281,6 +282,8 @@ def _card(config: RunConfig, name: str, materials: Materials, state: TrainState)
 
 def _teacher_card(teachers: Sequence[TeacherVectors | PairTeacher]) -> dict[str, Any] | None:
     """Return name and fingerprint; for several teachers, those of all together and of each."""
+    if len(teachers) == 1 and isinstance(teachers[0], JoinedVectors):
+        return {**(_teacher_card(teachers[0].parts) or {}), "fingerprint": teachers[0].fingerprint}
     cards = [{"name": teacher.name, "fingerprint": teacher.fingerprint} for teacher in teachers]
     if len(cards) < 2:
         return cards[0] if cards else None
@@ -291,6 +294,8 @@ def _teacher_card(teachers: Sequence[TeacherVectors | PairTeacher]) -> dict[str,
 def _teacher_count(mapping: Mapping[str, Any]) -> int:
     """Return the number of teachers in a configuration that is not yet validated."""
     several = mapping.get("teachers")
+    if several and mapping.get("join") is not None:
+        return 1
     return len(several) if isinstance(several, list | tuple) else int(mapping.get("teacher") is not None)
 
 

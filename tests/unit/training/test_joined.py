@@ -1,0 +1,127 @@
+"""Joined teachers: one space with the neighbours of all, unit rows, and no share for a mean vector."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from embedkit.errors import ConfigError
+from embedkit.training.joined import JoinConfig, JoinedVectors
+from embedkit.training.recipes.run import resolve
+
+ROWS = 500
+ALL = np.arange(ROWS)
+
+
+def units(rows):
+    return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
+
+
+class Teacher:
+    def __init__(self, name, vectors):
+        self.name, self.fingerprint, self.dimension = name, name * 8, vectors.shape[1]
+        self.vectors = vectors
+
+    def read(self, rows, view):
+        return self.vectors[rows]
+
+
+@pytest.fixture(scope="module")
+def teachers():
+    """Two teachers, of which the first adds a long constant vector to every text."""
+    generator = np.random.default_rng(0)
+    first = generator.standard_normal((ROWS, 6)) * (1.0, 0.8, 0.6, 0.5, 0.4, 0.3)
+    second = generator.standard_normal((ROWS, 5))
+    return Teacher("one", units(first + 3)), Teacher("two", units(second))
+
+
+def centred(teacher):
+    return units(teacher.vectors - teacher.vectors.mean(axis=0))
+
+
+def test_all_components_keep_the_weighted_mean_of_the_centred_cosines(teachers):
+    joined = JoinedVectors(teachers, JoinConfig(weights=(1.4, 1.0), dimension=11), ROWS)
+    one, two = (centred(teacher) @ centred(teacher).T for teacher in teachers)
+    expected = (1.4**2 * one + two) / (1.4**2 + 1)
+    found = joined.read(ALL, 0)
+    assert np.allclose(found @ found.T, expected, atol=1e-5)
+
+
+def test_fewer_components_are_those_of_most_variance(teachers):
+    def error(axes):
+        kept = side_by_side @ axes
+        return np.square(side_by_side - kept @ axes.T).sum()
+
+    joined = JoinedVectors(teachers, JoinConfig(dimension=4), ROWS)
+    side_by_side = np.hstack([centred(teacher) for teacher in teachers])
+    found = joined.read(ALL, 0)
+    projection = np.linalg.lstsq(side_by_side, found * np.linalg.norm(side_by_side, axis=1, keepdims=True))[0]
+    span = np.linalg.qr(projection)[0]
+    others = [np.linalg.qr(np.random.default_rng(seed).standard_normal((11, 4)))[0] for seed in range(50)]
+    assert found.shape == (ROWS, 4)
+    assert error(span) < min(error(other) for other in others)
+
+
+def test_rows_are_unit_vectors_around_zero(teachers):
+    found = JoinedVectors(teachers, JoinConfig(), ROWS).read(ALL, 0)
+    assert found.dtype == np.float32
+    assert found.shape == (ROWS, 6)
+    assert np.allclose(np.linalg.norm(found, axis=1), 1, atol=1e-6)
+    assert np.linalg.norm(teachers[0].vectors.mean(axis=0)) > 0.8
+    assert np.linalg.norm(found.mean(axis=0)) < 0.1
+
+
+def test_spread_evens_out_the_variances():
+    table = np.random.default_rng(0).standard_normal((ROWS, 4)) * (4.0, 2.0, 1.0, 0.5)
+    teacher = Teacher("one", units(table))
+
+    def ratio(spread):
+        found = JoinedVectors([teacher], JoinConfig(spread=spread), ROWS).read(ALL, 0)
+        deviations = np.sort(found.std(axis=0))
+        return deviations[-1] / deviations[0]
+
+    assert ratio(0.0) > ratio(0.3) > ratio(1.0)
+
+
+def test_the_fingerprint_follows_teachers_and_settings(teachers):
+    def fingerprint(parts, **settings):
+        return JoinedVectors(parts, JoinConfig(**settings), ROWS).fingerprint
+
+    known = {
+        fingerprint(teachers),
+        fingerprint(teachers, weights=(2.0, 1.0)),
+        fingerprint(teachers, dimension=3),
+        fingerprint(teachers, spread=0.5),
+        fingerprint(teachers[::-1]),
+    }
+    assert len(known) == 5
+    assert fingerprint(teachers) in known
+
+
+def test_the_name_lists_the_teachers(teachers):
+    assert JoinedVectors(teachers, JoinConfig(), ROWS).name == "one + two"
+
+
+def test_more_components_than_dimensions_are_an_error(teachers):
+    with pytest.raises(ConfigError, match=r"join\.dimension = 12 exceeds the 11 dimensions"):
+        JoinedVectors(teachers, JoinConfig(dimension=12), ROWS)
+
+
+RUN = {"method": "mse", "corpus": [{"path": "texts.txt"}], "teachers": [{"source": "a"}, {"source": "b"}]}
+
+
+def test_a_method_for_one_teacher_learns_from_joined_ones():
+    with pytest.raises(ConfigError, match="teacher"):
+        resolve(RUN)
+    assert resolve({**RUN, "join": {"weights": [1.4, 1.0]}}).join == JoinConfig(weights=(1.4, 1.0))
+
+
+@pytest.mark.parametrize("weights", [[1.0], [1.0, 0.0], [1.0, 1.0, 1.0]])
+def test_weights_must_fit_the_teachers(weights):
+    with pytest.raises(ConfigError, match=r"join\.weights needs a positive number for each of the 2 teachers"):
+        resolve({**RUN, "join": {"weights": weights}})
+
+
+def test_joining_requires_teachers():
+    with pytest.raises(ConfigError, match=r"name them in \[\[teachers\]\]"):
+        resolve({"method": "simcse", "corpus": RUN["corpus"], "join": {}})
