@@ -207,7 +207,7 @@ def _report(folder: Path) -> None:
     except ModuleNotFoundError as error:
         logger.info(
             "no report: %s is not installed; `embedkit report %s` prints the command that installs it",
-            error.name,
+            (error.name or "a package").partition(".")[0],
             folder,
         )
     except EmbedkitError as error:

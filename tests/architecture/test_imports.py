@@ -32,7 +32,7 @@ VIOLATIONS = [
     ("serving/http/batcher.py", "import embedkit.kernels", "Kernels are met in one module"),
     ("training/losses.py", "import transformers", "transformers is met in"),
     ("cli/search.py", "import faiss", "FAISS is met in two modules"),
-    ("cli/search.py", "import bm25s", "bm25s is met in one module"),
+    ("cli/search.py", "import bm25s", "bm25s is met where words are indexed and where pairs are mined"),
     ("cli/encode.py", "import ray", "Ray is met in one module"),
     ("cli/search.py", "import pymilvus", "pymilvus is met in one module"),
     ("cli/search.py", "import qdrant_client", "qdrant_client is met in one module"),
@@ -146,5 +146,6 @@ def test_modules_are_imported_by_name_only_in_allowed_files():
         PACKAGE / "__init__.py",  # public names, on first use
         PACKAGE / "extras.py",  # optional packages
         PACKAGE / "cli" / "main.py",  # the command called
+        PACKAGE / "export" / "reading.py",  # the library that a folder is compared with, if it is installed
     }
     assert {path for path in FILES if "import_module" in path.read_text(encoding="utf-8")} <= allowed

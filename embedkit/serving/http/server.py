@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from embedkit.errors import ConfigError, EmbedkitError
+from embedkit.extras import require
 from embedkit.serving.http.agents import Agents
 from embedkit.serving.http.connections import Connections
 from embedkit.serving.http.keys import KeyRing
@@ -235,9 +236,7 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     """Return uvloop's if it is installed: it takes less time for each request."""
     if importlib.util.find_spec("uvloop") is None:
         return None
-    import uvloop  # noqa: PLC0415 - not on every platform
-
-    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    factory: Callable[[], asyncio.AbstractEventLoop] = require("uvloop", extra="serve").new_event_loop
     return factory
 
 

@@ -283,7 +283,8 @@ def _card(config: RunConfig, name: str, materials: Materials, state: TrainState)
 def _teacher_card(teachers: Sequence[TeacherVectors | PairTeacher]) -> dict[str, Any] | None:
     """Return name and fingerprint; for several teachers, those of all together and of each."""
     if len(teachers) == 1 and isinstance(teachers[0], JoinedVectors):
-        return {**(_teacher_card(teachers[0].parts) or {}), "fingerprint": teachers[0].fingerprint}
+        parts = _teacher_card(teachers[0].parts)
+        return {"name": teachers[0].name, "fingerprint": teachers[0].fingerprint, "joined": parts}
     cards = [{"name": teacher.name, "fingerprint": teacher.fingerprint} for teacher in teachers]
     if len(cards) < 2:
         return cards[0] if cards else None

@@ -21,7 +21,7 @@ CARD = {
 @pytest.fixture
 def run(tmp_path):
     folder = RunFolder(tmp_path / "runs" / "mine")
-    folder.start({"method": "sct", "data": "/somewhere", "optim": {"lr": 0.1}}, {}, resume=False)
+    folder.start({"method": "sct", "data": "/somewhere", "optim": {"lr": 0.1}}, {}, {}, resume=False)
     return folder
 
 

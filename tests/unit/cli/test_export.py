@@ -25,7 +25,8 @@ def test_a_model_becomes_a_bundle_and_a_table(model, tmp_path, capsys):
     assert Encoder.load(tmp_path / "toy.onnx").dimension == 32
     assert "toy, 32 dimensions, up to 16 tokens, int8 for arm64" in shown
     assert [line.split()[:2] for line in shown.splitlines()[1:]] == [
-        [gate, "passed"] for gate in ("parity", "operators", "agreement", "batch_invariance", "size", "weights")
+        [gate, "passed"]
+        for gate in ("parity", "operators", "agreement", "batch_invariance", "size", "weights", "texts")
     ]
 
 

@@ -13,7 +13,7 @@ from embedkit.training.run_folder import RunFolder
 @pytest.fixture
 def run(tmp_path):
     folder = RunFolder(tmp_path / "run")
-    folder.start({"method": "sct", "corpus": [{"path": "a.txt"}]}, {}, resume=False)
+    folder.start({"method": "sct", "corpus": [{"path": "a.txt"}]}, {}, {}, resume=False)
     folder.log({"step": 10, "epoch": 0.1, "loss": 1.0, "lr": 0.1, "seconds": 2.0})
     return folder.path
 

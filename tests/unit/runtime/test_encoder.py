@@ -73,7 +73,7 @@ def test_batches_run_in_parallel(
     encoder = Encoder.load(toy_bundle, threads=3, max_tokens_per_batch=1)
     run, together = Session.run, threading.Barrier(3)
 
-    def meet(session: Session, batch: TokenBatch, lane: int | None = None) -> FloatArray:
+    def meet(session: Session, batch: TokenBatch, lane: int | None = None, **_: object) -> FloatArray:
         together.wait(timeout=30)  # breaks unless three batches run at once
         return run(session, batch, lane=lane)
 
@@ -117,7 +117,7 @@ def test_an_error_in_one_lane_ends_the_others(
     encoder = Encoder.load(toy_bundle, threads=2, max_tokens_per_batch=1)
     run, together, ran = Session.run, threading.Barrier(2), []
 
-    def fail(session: Session, batch: TokenBatch, lane: int | None = None) -> FloatArray:
+    def fail(session: Session, batch: TokenBatch, lane: int | None = None, **_: object) -> FloatArray:
         if not ran:
             together.wait(timeout=30)  # both have started
         if lane == failing:
@@ -135,7 +135,7 @@ def test_an_error_in_one_lane_ends_the_others(
 def test_batches_hold_the_same_whatever_the_threads(toy_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, shapes = Session.run, []
 
-    def note(session: Session, batch: TokenBatch, lane: int | None = None) -> FloatArray:
+    def note(session: Session, batch: TokenBatch, lane: int | None = None, **_: object) -> FloatArray:
         shapes.append(batch.input_ids.shape)
         return run(session, batch, lane=lane)
 
@@ -155,7 +155,7 @@ def test_few_texts_are_enough_for_several_threads(
 ) -> None:
     run, sizes = Session.run, []
 
-    def note(session: Session, batch: TokenBatch, lane: int | None = None) -> FloatArray:
+    def note(session: Session, batch: TokenBatch, lane: int | None = None, **_: object) -> FloatArray:
         sizes.append(batch.input_ids.size)
         return run(session, batch, lane=lane)
 
@@ -169,7 +169,7 @@ def test_golden_texts_are_verified_in_one_batch(toy_bundle: Path, monkeypatch: p
     monkeypatch.setattr(padded_network, "_LANE_TOKENS_PER_BATCH", range(1, 2))
     run, sizes = Session.run, []
 
-    def note(session: Session, batch: TokenBatch, lane: int | None = None) -> FloatArray:
+    def note(session: Session, batch: TokenBatch, lane: int | None = None, **_: object) -> FloatArray:
         sizes.append(len(batch.input_ids))
         return run(session, batch, lane=lane)
 

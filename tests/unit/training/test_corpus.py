@@ -147,7 +147,7 @@ class TestRefusals:
             ("a.txt", "", {}, "no text in"),
             ("a.txt", "\n \n", {}, "no text in"),
             ("a.txt", b"one\n\xff\n", {}, "not UTF-8"),
-            ("a.tsv", "one\ttwo\nthree\n", {}, r"a.tsv:2: expected text in text1, text2; found text1: str"),
+            ("a.tsv", "one\ttwo\nthree\n", {}, r"a.tsv:2: expected 2 cells, found 1"),
             ("a.csv", "a,b\n1,2\n", {}, "no known text column; set text_column to one of a, b"),
             ("a.csv", "a,b\n1,2\n", {"text_column": "c"}, "no column c; it has a, b"),
             ("a.csv", "a,b\n1,2\n", {"view_columns": ("a", "c")}, "no column c"),

@@ -34,7 +34,7 @@ CARD = {
 def start(tmp_path):
     """``start()`` -> a folder of a run that has begun; ``start("a/b")`` logs in a stage inside."""
     run = RunFolder(tmp_path / "run")
-    run.start(CONFIG, {"processor": "Fast CPU", "threads": 2, "cuda": None}, resume=False)
+    run.start(CONFIG, {"processor": "Fast CPU", "threads": 2, "cuda": None}, {}, resume=False)
 
     def start(*stages, time=0):
         for place, name in enumerate(stages):

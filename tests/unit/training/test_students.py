@@ -123,7 +123,8 @@ def test_words_and_layers_can_come_from_a_bundle(wide_teacher, text):
     shape = {"layers": 2, "hidden": 16, "memory": 8, "teacher_layers": (1, 3)}
     folder, file = (cut(source, text, **shape).state_dict() for source in (wide_teacher, str(bundle)))
     for name, weights in folder.items():  # the bundle's positions contain the type row: fits differ a little
-        torch.testing.assert_close(file[name], weights, atol=1e-2, rtol=0)
+        rows = 1 if "token_type" in name else len(weights)  # and the type of a second text is not in it
+        torch.testing.assert_close(file[name][:rows], weights[:rows], atol=1e-2, rtol=0)
 
 
 @pytest.mark.parametrize("start", ["teacher", "layers", "random"])
