@@ -9,6 +9,7 @@ import pytest
 
 from embedkit.training.config import DevConfig, RunConfig, StudentConfig
 from embedkit.training.corpus import SourceConfig
+from embedkit.training.joined import JoinConfig
 from embedkit.training.matryoshka import MatryoshkaConfig
 from embedkit.training.methods import METHODS
 from embedkit.training.optim import OptimConfig
@@ -25,6 +26,7 @@ TABLES = {
     "`[teacher]`": TeacherConfig,
     "`[optim]`": OptimConfig,
     "`[dev]`": DevConfig,
+    "`[join]`": JoinConfig,
     "`[matryoshka]`": MatryoshkaConfig,
 }
 WITH_TABLES_OF_THEIR_OWN = {
@@ -35,6 +37,7 @@ WITH_TABLES_OF_THEIR_OWN = {
     "teachers",
     "optim",
     "dev",
+    "join",
     "matryoshka",
     "settings",
 }
