@@ -9,9 +9,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
-
-from matplotlib.axes import Axes
+from typing import TYPE_CHECKING, Any
 
 from embedkit.atomic import atomic_file
 from embedkit.config import load_toml
@@ -19,6 +17,9 @@ from embedkit.errors import DataError
 from embedkit.reporting.drawing import to_svg, write_png
 from embedkit.reporting.page import build_page, facts, figures, flat
 from embedkit.training.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 __all__ = [
     "Curve",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +16,7 @@ from embedkit.evaluation.sts import ScoredPairs, load_scored_pairs
 from embedkit.protocols import TextEncoder
 from embedkit.training import processes
 from embedkit.training.config import RunConfig
-from embedkit.training.corpus import Corpus
+from embedkit.training.corpus import Corpus, SourceConfig
 from embedkit.training.joined import JoinedVectors
 from embedkit.training.matryoshka import RotatedVectors
 from embedkit.training.methods import METHODS
@@ -114,7 +114,7 @@ class Materials:
 
     def inputs(self, config: RunConfig) -> dict[str, str]:
         """Map descriptions of everything that was read to digests of its content."""
-        found = corpus_inputs(config, self.corpus)
+        found = corpus_inputs(config.corpus, self.corpus)
         found |= {f"the vectors of teacher {teacher.name}": teacher.fingerprint for teacher in self.teachers}
         if self.dev is not None:
             pairs = [self.dev.first, self.dev.second, self.dev.scores.tolist()]
@@ -123,10 +123,10 @@ class Materials:
         return found
 
 
-def corpus_inputs(config: RunConfig, corpus: Corpus) -> dict[str, str]:
+def corpus_inputs(sources: Sequence[SourceConfig], corpus: Corpus) -> dict[str, str]:
     """Map the sources of a corpus to digests of the texts that were kept of them."""
     found: dict[str, str] = {}
-    for source, card in zip(config.corpus, corpus.cards, strict=True):
+    for source, card in zip(sources, corpus.cards, strict=True):
         name = f"the text {source.path}"
         found[name] = found.get(name, "") + card.sha256
     return found

@@ -169,7 +169,8 @@ def _run_pairs(config: RunConfig, entry: Recipe, settings: Any, place: RunFolder
     teachers = load_pair_teachers(config, settings)
     with place.claimed():
         corpus = Corpus.prepare(config.sources, Path(config.cache), show_progress=control.show_progress)
-        inputs = corpus_inputs(config, corpus)
+        queries = Corpus.prepare(settings.sources(config), Path(config.cache), show_progress=control.show_progress)
+        inputs = corpus_inputs(config.corpus, corpus) | corpus_inputs(settings.queries, queries)
         inputs |= {f"the teacher {teacher.name}": teacher.fingerprint for teacher in teachers}
         place.check_inputs(inputs)
         place.start(to_mapping(config), environment(), inputs, resume=control.resume)
@@ -191,7 +192,7 @@ def _prepare(config: RunConfig, entry: Recipe, settings: Any, place: RunFolder, 
     """Prepare the run's materials; check the corpus before a teacher encodes it."""
 
     def check(corpus: Corpus) -> None:
-        place.check_inputs(corpus_inputs(config, corpus))
+        place.check_inputs(corpus_inputs(config.corpus, corpus))
         entry.check(config, settings, corpus)
         _warn_of_long_queues(to_mapping(settings), len(corpus))
 
