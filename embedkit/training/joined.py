@@ -16,6 +16,7 @@ import numpy as np
 from embedkit.config import setting
 from embedkit.errors import ConfigError
 from embedkit.protocols import FloatArray
+from embedkit.runtime.packing import unit_rows
 from embedkit.training.matryoshka import Rows, principal_axes, sample_chunks, second_moment
 from embedkit.training.teachers import TeacherVectors
 
@@ -86,12 +87,12 @@ class JoinedVectors:
 
     def read(self, rows: Rows, view: int) -> FloatArray:
         """See :class:`TeacherVectors`."""
-        return _unit(self._join(rows, view) @ self._axes)
+        return unit_rows(self._join(rows, view) @ self._axes)
 
     def _join(self, rows: Rows, view: int) -> FloatArray:
         """Return the centred, weighted vectors of all parts side by side."""
         columns = [
-            np.float32(weight) * _unit(part.read(rows, view) - mean)
+            np.float32(weight) * unit_rows(part.read(rows, view) - mean)
             for part, mean, weight in zip(self.parts, self._means, self._weights, strict=True)
         ]
         return np.hstack(columns)
@@ -107,8 +108,3 @@ def _mean(part: TeacherVectors, chunks: Sequence[Rows]) -> FloatArray:
     total = np.sum([part.read(chunk, 0).sum(axis=0, dtype=np.float64) for chunk in chunks], axis=0)
     mean: FloatArray = (total / sum(map(len, chunks))).astype(np.float32)
     return mean
-
-
-def _unit(vectors: FloatArray) -> FloatArray:
-    unit: FloatArray = vectors / np.linalg.norm(vectors, axis=1, keepdims=True).clip(min=1e-12)
-    return unit

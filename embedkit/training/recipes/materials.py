@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from embedkit.errors import ConfigError
 from embedkit.evaluation.sts import ScoredPairs, load_scored_pairs
@@ -18,7 +17,7 @@ from embedkit.training import processes
 from embedkit.training.config import RunConfig
 from embedkit.training.corpus import Corpus, SourceConfig
 from embedkit.training.joined import JoinedVectors
-from embedkit.training.matryoshka import RotatedVectors
+from embedkit.training.matryoshka import RotatedVectors, Rows
 from embedkit.training.methods import METHODS
 from embedkit.training.teachers import TeacherVectors, load_vectors
 
@@ -27,11 +26,11 @@ __all__ = [
     "HeldOut",
     "Materials",
     "Split",
+    "corpus_inputs",
     "prepare",
 ]
 
 _LARGEST_SHARE = 0.1
-Rows = npt.NDArray[np.int64]
 
 
 @dataclasses.dataclass(frozen=True)
