@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import AsyncIterator, Iterator
 from typing import Annotated, Any
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from embedkit import __version__
 from embedkit.errors import EmbedkitError, InputError
@@ -14,6 +14,7 @@ from embedkit.extras import require
 from embedkit.serving.http.admission import CALLER
 from embedkit.serving.http.answers import Answer
 from embedkit.serving.http.catalogue import Catalogue
+from embedkit.serving.http.protocols.collection import DocumentBody
 from embedkit.serving.http.requests import Request
 from embedkit.serving.http.routes import Route
 from embedkit.serving.http.service import Service
@@ -24,14 +25,6 @@ PATH = "/mcp"
 
 _INSTRUCTIONS = """Search a collection of documents by meaning. Ask in whole phrases, as the texts would put it; \
 filter by metadata where the user names a value."""
-
-
-class AgentDocument(BaseModel):
-    """A document to add."""
-
-    id: str = Field(min_length=1, description="a document with the same id is replaced")
-    text: str
-    metadata: dict[str, Any] = Field(default_factory=dict, description="fields that searches can filter by")
 
 
 class Agents:
@@ -97,15 +90,16 @@ class Agents:
         return rows
 
     async def add(
-        self, documents: Annotated[list[AgentDocument], Field(min_length=1, description="documents to add")]
+        self, documents: Annotated[list[DocumentBody], Field(min_length=1, description="documents to add")]
     ) -> dict[str, int]:
         """Add documents to the collection: how many are new, and how many replaced others."""
         with self._answering() as catalogue:
             if not CALLER.get().may_write:
                 raise InputError("this API key does not have the scope 'write'")
             catalogue.gate.check_limits([document.text for document in documents])
-            records = [{**document.metadata, "id": document.id, "text": document.text} for document in documents]
-            added, replaced = await catalogue.needed_library().upsert(records)
+            added, replaced = await catalogue.needed_library().upsert(
+                [document.record() for document in documents]
+            )
         return {"added": added, "replaced": replaced}
 
     @contextlib.contextmanager

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
+import numpy.typing as npt
 import orjson
 
 from embedkit.errors import (
@@ -21,7 +22,6 @@ from embedkit.errors import (
     OverloadedError,
     TooLargeError,
 )
-from embedkit.protocols import FloatArray
 
 __all__ = [
     "HTTP_STATUSES",
@@ -81,9 +81,10 @@ def to_json(content: Any) -> Answer:
     return Answer(orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY))
 
 
-def to_base64(rows: FloatArray) -> list[str]:
-    """Encode each row as little-endian float32 in base64."""
-    return [base64.b64encode(row.astype("<f4", copy=False).tobytes()).decode("ascii") for row in rows]
+def to_base64(rows: npt.NDArray[Any]) -> list[str]:
+    """Encode the bytes of each row, little-endian, in base64."""
+    ordered = rows.astype(rows.dtype.newbyteorder("<"), copy=False)
+    return [base64.b64encode(row.tobytes()).decode("ascii") for row in ordered]
 
 
 def explain(error: EmbedkitError, path: str) -> Answer:
@@ -94,14 +95,16 @@ def explain(error: EmbedkitError, path: str) -> Answer:
 
 
 def explain_validation(errors: Sequence[Mapping[str, Any]], path: str, known: Iterable[str]) -> Answer:
-    """Return the answer for a request that violates its schema, from pydantic's first error.
+    """Return the answer for a request that violates its schema, from one of pydantic's errors.
+
+    An unknown field goes first, because it explains why another one is missing.
 
     Args:
         errors: as listed by pydantic.
         path: the route's path.
         known: fields of the schema, one of which may have been meant by an unknown field.
     """
-    first = errors[0]
+    first = next((error for error in errors if error["type"] == "extra_forbidden"), errors[0])
     place = ".".join(str(part) for part in first["loc"])
     message = str(first["msg"]).removeprefix("Value error, ")
     if first["type"] == "extra_forbidden":

@@ -4,22 +4,36 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from embedkit.protocols import FloatArray
 from embedkit.runtime.encoder import Encoder
-from embedkit.runtime.packing import Precision
 from embedkit.serving.http.answers import Answer, to_base64, to_json
 from embedkit.serving.http.embedding import Embedded, Embedder, Role
-from embedkit.serving.http.protocols.fields import Dimensions, ModelName, Problem, Schema, Usage
+from embedkit.serving.http.protocols.fields import (
+    PRECISIONS,
+    Dimensions,
+    EmbeddingType,
+    ModelName,
+    Problem,
+    Schema,
+    Usage,
+)
 from embedkit.serving.http.requests import Request
 from embedkit.serving.http.routes import Routes
 
 __all__ = ["routes"]
 
 routes = Routes("Cohere and Jina", errors=Problem)
+
+
+def refuse_type(value: Any) -> Any:
+    """Reject other servers' names of ``embedding_types``."""
+    if value is not None:
+        raise ValueError("not a field of Cohere's protocol; list the types in embedding_types")
+    return value
 
 
 class CohereEmbedRequest(Schema):
@@ -30,8 +44,10 @@ class CohereEmbedRequest(Schema):
     input_type: str | None = Field(
         None, description="search_query and search_document select the model's prompts; other values select none"
     )
-    embedding_types: list[Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]] | None = None
+    embedding_types: list[EmbeddingType] | None = None
     output_dimension: Dimensions = None
+    output_dtype: Annotated[None, BeforeValidator(refuse_type)] = Field(None, description="not supported")
+    embedding_type: Annotated[None, BeforeValidator(refuse_type)] = Field(None, description="not supported")
     truncate: Literal["NONE", "END"] | None = Field(
         None, description="END truncates long texts, NONE rejects them"
     )
@@ -81,14 +97,6 @@ class RerankAnswer(Schema):
     meta: dict[str, Any]
 
 
-_PRECISIONS: Final[dict[str, Precision]] = {
-    "float": "float32",
-    "base64": "float32",
-    "int8": "int8",
-    "uint8": "uint8",
-    "binary": "binary",
-    "ubinary": "ubinary",
-}
 _ROLES: Final[dict[str, Role]] = {"search_query": "query", "search_document": "document"}
 
 
@@ -137,7 +145,7 @@ def _by_type(
 ) -> dict[str, list[Any]]:
     found: dict[str, list[Any]] = {}
     for kind in types:
-        packed = encoder.pack(rows, _PRECISIONS[kind], truncate_dim=body.output_dimension)
+        packed = encoder.pack(rows, PRECISIONS[kind], truncate_dim=body.output_dimension)
         found[kind] = to_base64(packed) if kind == "base64" else list(packed)
     return found
 

@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 from typing import Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from embedkit.errors import InputError
 from embedkit.serving.http.answers import Answer, problem, to_json
-from embedkit.serving.http.protocols.fields import Problem, Schema
+from embedkit.serving.http.protocols.fields import OwnSchema, Problem, Schema
 from embedkit.serving.http.requests import Request
 from embedkit.serving.http.routes import Routes
 from embedkit.serving.retrieval.documents import Document
 from embedkit.serving.retrieval.hits import Hit
 
-__all__ = ["routes", "writing_routes"]
+__all__ = ["DocumentBody", "routes", "writing_routes"]
 
 routes = Routes("collection", errors=Problem)
 writing_routes = Routes("collection", errors=Problem, scope="write")
 
 
-class SearchRequest(Schema):
+class SearchRequest(OwnSchema):
     """A search."""
+
+    synonyms = {"q": "query", "top_k": "k", "limit": "k", "filters": "filter"}  # noqa: RUF012 - of the base class
 
     query: str
     k: int = Field(10, ge=1, le=1000, description="number of results")
@@ -50,17 +53,59 @@ def check_json(value: Any) -> Any:
     return value
 
 
-class DocumentBody(Schema):
+class StoredDocument(Schema):
     """A document of the collection."""
 
-    id: str = Field(min_length=1)
+    id: str
     text: str
     metadata: dict[str, Any] | None = None
 
-    _metadata = field_validator("metadata", mode="before")(check_json)
+
+class DocumentBody(OwnSchema):
+    """A document to add; further fields are metadata, as in a ``.jsonl`` file."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    id: str = Field(min_length=1, description="a document with the same id is replaced")
+    text: str
+    metadata: dict[str, Any] | None = Field(None, description="fields that searches can filter by")
+
+    _json = field_validator("metadata", mode="before")(check_json)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _gather_metadata(cls, given: Any) -> Any:
+        """Move fields beside ``metadata`` into it."""
+        if not isinstance(given, dict) or given.keys() <= cls.model_fields.keys():
+            return given
+        flat = {name: value for name, value in given.items() if name not in cls.model_fields}
+        for name, value in flat.items():
+            if (
+                isinstance(value, dict)
+                and "metadata" not in given
+                and difflib.get_close_matches(name, ["metadata"])
+            ):
+                raise ValueError(f"unknown field {name!r:.40}; did you mean 'metadata'?")
+        nested = given.get("metadata") or {}
+        if not isinstance(nested, dict):
+            return given
+        if twice := flat.keys() & nested.keys():
+            raise ValueError(f"the field {min(twice)!r:.40} is given twice, in metadata and beside it")
+        return {**{name: given[name] for name in ("id", "text") if name in given}, "metadata": {**flat, **nested}}
+
+    def record(self) -> dict[str, object]:
+        """Return the document as a record of a file.
+
+        Raises:
+            InputError: a field of its metadata has the name of another field.
+        """
+        metadata = self.metadata or {}
+        if taken := {"id", "text"} & metadata.keys():
+            raise InputError(f"metadata: {min(taken)!r} is a field of the document itself; choose another name")
+        return {"id": self.id, "text": self.text, **metadata}
 
 
-class SearchHit(DocumentBody):
+class SearchHit(StoredDocument):
     """A search result."""
 
     score: float
@@ -100,7 +145,7 @@ class CollectionMap(Schema):
     explained: float = Field(description="share of the embeddings' variance along the two axes")
 
 
-class UpsertRequest(Schema):
+class UpsertRequest(OwnSchema):
     """Documents to add; existing ones with the same ids are replaced."""
 
     documents: list[DocumentBody] = Field(min_length=1)
@@ -113,7 +158,7 @@ class UpsertAnswer(Schema):
     replaced: int
 
 
-class DeleteRequest(Schema):
+class DeleteRequest(OwnSchema):
     """Documents to delete."""
 
     ids: list[str]
@@ -156,7 +201,7 @@ async def draw_map(request: Request) -> Answer:
     return _to_json(await request.catalogue.needed_library().map())
 
 
-@routes.get("/v1/documents/{id}", DocumentBody)
+@routes.get("/v1/documents/{id}", StoredDocument)
 async def get_document(request: Request) -> Answer:
     """Return the document with this id."""
     document = await request.catalogue.needed_library().get(request.found.id)
@@ -170,7 +215,7 @@ async def upsert(body: UpsertRequest, request: Request) -> Answer:
     """Add documents, replacing those with the same ids. They are stored when the response arrives."""
     request.catalogue.gate.check_limits([document.text for document in body.documents])
     added, replaced = await request.catalogue.needed_library().upsert(
-        [_record(document) for document in body.documents]
+        [document.record() for document in body.documents]
     )
     request.note(added=added, replaced=replaced)
     return to_json({"added": added, "replaced": replaced})
@@ -183,13 +228,6 @@ async def delete(body: DeleteRequest, request: Request) -> Answer:
     deleted = await request.catalogue.needed_library().delete(body.ids)
     request.note(deleted=deleted)
     return to_json({"deleted": deleted})
-
-
-def _record(document: DocumentBody) -> dict[str, object]:
-    metadata = document.metadata or {}
-    if taken := {"id", "text"} & metadata.keys():
-        raise InputError(f"metadata: {min(taken)!r} is a field of the document itself; choose another name")
-    return {"id": document.id, "text": document.text, **metadata}
 
 
 def _content(found: Document | Hit) -> dict[str, Any]:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from embedkit.runtime.packing import Precision
 
 __all__ = [
+    "PRECISIONS",
     "Dimensions",
+    "EmbeddingType",
     "ModelName",
+    "OwnSchema",
     "Problem",
     "PromptName",
     "Schema",
@@ -26,12 +32,45 @@ Dimensions = Annotated[
     int | None,
     Field(ge=1, description="number of leading dimensions to keep, normalised again"),
 ]
+EmbeddingType = Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]
+PRECISIONS: Final[Mapping[str, Precision]] = {
+    "float": "float32",
+    "base64": "float32",
+    "int8": "int8",
+    "uint8": "uint8",
+    "binary": "binary",
+    "ubinary": "ubinary",
+}
 
 
 class Schema(BaseModel):
-    """A request or a response; unknown fields are ignored, as in comparable servers."""
+    """A request or a response; unknown fields are ignored, because other servers' clients send some."""
 
     model_config = ConfigDict(strict=True)
+
+
+class OwnSchema(Schema):
+    """A request of embedkit's own protocol; unknown fields are errors.
+
+    Attributes:
+        synonyms: other servers' name of a field -> its name here; both are accepted.
+    """
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+    synonyms: ClassVar[Mapping[str, str]] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _rename(cls, given: Any) -> Any:
+        if not isinstance(given, dict) or not cls.synonyms.keys() & given.keys():
+            return given
+        renamed: dict[str, Any] = {}
+        for name, value in given.items():
+            field = cls.synonyms.get(name, name)
+            if field in renamed:
+                raise ValueError(f"{field} is given twice, as {name!r} and by another name")
+            renamed[field] = value
+        return renamed
 
 
 class ProblemDetail(Schema):

@@ -10,7 +10,9 @@ from embedkit.errors import InputError
 from embedkit.serving.http.answers import Answer, to_base64, to_json
 from embedkit.serving.http.embedding import Embedder
 from embedkit.serving.http.protocols.fields import (
+    PRECISIONS,
     Dimensions,
+    EmbeddingType,
     ModelName,
     Problem,
     PromptName,
@@ -31,6 +33,7 @@ TokenIds = Annotated[
     list[int] | list[list[int]],
     Field(description="token ids of a text, or of several, including special tokens"),
 ]
+Types = EmbeddingType | list[EmbeddingType] | None
 
 
 def read_inputs(value: Any, information: ValidationInfo) -> Any:
@@ -45,7 +48,10 @@ def read_inputs(value: Any, information: ValidationInfo) -> Any:
 
 
 class EmbeddingsRequest(Schema):
-    """OpenAI's request, plus ``prompt_name`` and ``tokenizer``; also Jina's, whose texts may be objects."""
+    """OpenAI's request, plus ``prompt_name`` and ``tokenizer``; also Jina's, whose texts may be objects.
+
+    The type of the numbers has a name of its own in the protocols of Jina, Voyage and Cohere.
+    """
 
     tokenizer: str | None = Field(
         None, description="name or fingerprint of the model whose tokenizer produced the token ids in the input"
@@ -56,6 +62,9 @@ class EmbeddingsRequest(Schema):
         "float", description="numbers, or little-endian float32 in base64, which is smaller and faster"
     )
     dimensions: Dimensions = None
+    embedding_type: Types = Field(None, description="type of the numbers, as Jina's clients name it")
+    output_dtype: Types = Field(None, description="the same, as Voyage's clients name it")
+    embedding_types: Types = Field(None, description="the same, as Cohere's clients name it; one type only")
     prompt_name: PromptName = None
 
     _texts = field_validator("input", mode="before")(read_inputs)
@@ -103,18 +112,36 @@ class ModelList(Schema):
 async def embed(body: EmbeddingsRequest, request: Request) -> Answer:
     """Embed one text or several."""
     embedder = request.catalogue.embedder(body.model)
+    kind = _embedding_type(body)
+    is_packed = PRECISIONS[kind] != "float32"
+    dimensions = None if is_packed else body.dimensions  # bytes and bits are computed from all dimensions
+    embedder.check_dimensions(body.dimensions)
     if body.tokenizer is None:
         texts = as_texts(cast(str | list[str], body.input))
-        done = await embedder.embed(texts, prompt_name=body.prompt_name, dimensions=body.dimensions)
+        done = await embedder.embed(texts, prompt_name=body.prompt_name, dimensions=dimensions)
     else:
-        done = await embedder.embed_ids(_token_ids(body, embedder, request), dimensions=body.dimensions)
+        done = await embedder.embed_ids(_token_ids(body, embedder, request), dimensions=dimensions)
     request.note(texts=len(done.rows), tokens=done.tokens, truncated=done.truncated)
     usage = {"prompt_tokens": done.tokens, "total_tokens": done.tokens}
-    data = [
-        {"object": "embedding", "index": index, "embedding": row}
-        for index, row in enumerate(to_base64(done.rows) if body.encoding_format == "base64" else done.rows)
-    ]
+    rows: Any = done.rows
+    if is_packed:
+        rows = embedder.encoder.pack(rows, PRECISIONS[kind], truncate_dim=body.dimensions)
+    if "base64" in (kind, body.encoding_format):
+        rows = to_base64(rows)
+    data = [{"object": "embedding", "index": index, "embedding": row} for index, row in enumerate(rows)]
     return to_json({"object": "list", "data": data, "model": embedder.encoder.name, "usage": usage})
+
+
+def _embedding_type(body: EmbeddingsRequest) -> EmbeddingType:
+    """Return the requested type of the numbers, whichever protocol's name it has."""
+    kinds: set[EmbeddingType] = set()
+    for given in (body.embedding_type, body.output_dtype, body.embedding_types):
+        kinds.update(given if isinstance(given, list) else [given] if given else [])
+    if len(kinds) > 1:
+        raise InputError(
+            f"embedding_type: expected one type, got {', '.join(sorted(kinds))}; /v2/embed answers with several"
+        )
+    return next(iter(kinds), "float")
 
 
 def _token_ids(body: EmbeddingsRequest, embedder: Embedder, request: Request) -> list[list[int]]:

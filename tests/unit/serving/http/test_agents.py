@@ -51,6 +51,10 @@ async def use_all_tools(client, expected):
     assert content_of(await client.call_tool("add", new)) == {"added": 1, "replaced": 0}
     found = content_of(await client.call_tool("search", {"query": "snow on the mountain", "k": 1}))
     assert found[0]["metadata"] == {"year": 1802}
+    flat = {"documents": [{"id": "ice", "text": "ice on the lake", "lang": "de"}]}
+    assert content_of(await client.call_tool("add", flat)) == {"added": 1, "replaced": 0}
+    found = content_of(await client.call_tool("search", {"query": "ice on the lake", "k": 1}))
+    assert found[0]["metadata"] == {"lang": "de"}
     wrong = await client.call_tool("search", {"query": "a", "filter": {"lang": {"nix": 1}}})
     assert wrong.is_error
     assert "nix" in wrong.content[0].text
@@ -66,7 +70,7 @@ def test_agents_search_add_and_embed_over_stdio(place, toy_encoder):
             await use_all_tools(client, toy_encoder.encode(["the sea", "a dog"]))
 
     asyncio.run(run())
-    assert len(Collection.open(place)) == 3
+    assert len(Collection.open(place)) == 4
 
 
 @pytest.fixture

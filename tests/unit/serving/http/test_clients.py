@@ -112,3 +112,44 @@ def test_jinas_objects_are_texts(client, expected):
     content = {"model": "toy", "input": [{"text": text} for text in TEXTS], "task": "retrieval.passage"}
     done = client.post("/v1/embeddings", json=content)
     np.testing.assert_array_equal(np.float32([row["embedding"] for row in done.json()["data"]]), expected)
+
+
+@pytest.mark.parametrize("name", ["embedding_type", "output_dtype", "embedding_types"])
+def test_the_type_of_numbers_has_the_name_of_each_client(client, toy_encoder, expected, name):
+    def embed(kind, **more):
+        content = {"input": TEXTS, name: [kind] if name == "embedding_types" else kind, **more}
+        done = client.post("/v1/embeddings", json=content)
+        assert done.status_code == 200, done.text
+        return [row["embedding"] for row in done.json()["data"]]
+
+    np.testing.assert_array_equal(embed("ubinary"), np.packbits(expected > 0, axis=1))
+    np.testing.assert_array_equal(
+        embed("binary", dimensions=8), toy_encoder.pack(expected, "binary", truncate_dim=8)
+    )
+    np.testing.assert_array_equal(np.float32(embed("float")), expected)
+    coded = [np.frombuffer(base64.b64decode(row), "<f4") for row in embed("base64")]
+    np.testing.assert_array_equal(coded, expected)
+    coded = [np.frombuffer(base64.b64decode(row), "u1") for row in embed("ubinary", encoding_format="base64")]
+    np.testing.assert_array_equal(coded, np.packbits(expected > 0, axis=1))
+
+
+@pytest.mark.parametrize(
+    ("path", "given", "words"),
+    [
+        ("/v1/embeddings", {"input": "a", "embedding_type": "int4"}, "embedding_type"),
+        ("/v1/embeddings", {"input": "a", "embedding_type": "int8"}, "--calibration"),
+        ("/v1/embeddings", {"input": "a", "embedding_type": ["float", "binary"]}, "expected one type, got binary"),
+        (
+            "/v1/embeddings",
+            {"input": "a", "embedding_type": "float", "output_dtype": "binary"},
+            "expected one type",
+        ),
+        ("/v1/embeddings", {"input": "a", "output_dtype": "binary", "dimensions": 17}, "from 1 to 16"),
+        ("/v2/embed", {"texts": ["a"], "output_dtype": "int8"}, "list the types in embedding_types"),
+        ("/v2/embed", {"texts": ["a"], "embedding_type": "float"}, "list the types in embedding_types"),
+    ],
+)
+def test_a_type_of_numbers_that_cannot_be_had_is_refused_by_name(client, path, given, words):
+    done = client.post(path, json=given)
+    assert done.status_code == 400
+    assert words in done.json()["error"]["message"]

@@ -116,6 +116,60 @@ def test_invalid_requests_are_refused(reading, given):
     assert done.json()["error"]["message"]
 
 
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"query": "a", "filtre": {"year": 1}}, "filtre: unknown field; did you mean 'filter'?"),
+        ({"query": "a", "metadata": {"year": 1}}, "metadata: unknown field; the fields are query, k"),
+        ({"text": "a"}, "text: unknown field; the fields are query, k"),
+        ({"query": "a", "k": 3, "top_k": 4}, "k is given twice"),
+        ({"query": "a", "filter": {}, "filters": {}}, "filter is given twice"),
+    ],
+)
+def test_an_unknown_field_of_a_search_is_an_error(reading, given, words):
+    done = reading.post("/v1/search", json=given)
+    assert done.status_code == 400
+    assert words in done.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("name", ["k", "top_k", "limit"])
+def test_names_of_other_servers_are_understood(reading, name):
+    done = reading.post("/v1/search", json={"q": "a dog", name: 1, "filters": {"year": {"lt": 1900}}})
+    assert [hit["id"] for hit in done.json()["hits"]] == ["sea/side"]
+
+
+def test_fields_beside_the_text_are_metadata_as_in_a_file(writing):
+    flat = {"id": "flat", "text": "a cat", "lang": "en", "tags": ["a"], "place": {"city": "Bern"}}
+    nested = {"id": "both", "text": "a cat", "lang": "en", "metadata": {"year": 7}}
+    assert writing.post("/v1/documents", json={"documents": [flat, nested]}).json() == {"added": 2, "replaced": 0}
+    assert writing.get("/v1/documents/flat").json()["metadata"] == {
+        "lang": "en",
+        "tags": ["a"],
+        "place": {"city": "Bern"},
+    }
+    assert writing.get("/v1/documents/both").json()["metadata"] == {"lang": "en", "year": 7}
+    hits = writing.post("/v1/search", json={"query": "a cat", "filter": {"lang": "en"}}).json()["hits"]
+    assert {hit["id"] for hit in hits} == {"flat", "both"}
+
+
+@pytest.mark.parametrize(
+    ("path", "given", "words"),
+    [
+        ("/v1/documents", {"id": "x", "text": "a"}, "id: unknown field; the fields are documents"),
+        ("/v1/documents", {"document": [{"id": "x", "text": "a"}]}, "did you mean 'documents'?"),
+        ("/v1/documents", {"documents": [{"id": "x", "text": "a", "meta": {"n": 1}}]}, "did you mean 'metadata'?"),
+        ("/v1/documents", {"documents": [{"id": "x", "text": "a", "n": 1, "metadata": {"n": 2}}]}, "'n' is given"),
+        ("/v1/documents/delete", {"id": ["dog"]}, "id: unknown field; did you mean 'ids'?"),
+        ("/v1/documents/delete", {"ids": [], "filter": {"year": 1}}, "filter: unknown field"),
+    ],
+)
+def test_an_unknown_field_of_a_write_is_an_error_and_changes_nothing(writing, collection, path, given, words):
+    done = writing.post(path, json=given)
+    assert done.status_code == 400
+    assert words in done.json()["error"]["message"]
+    assert len(Collection.open(collection.path)) == 3
+
+
 @pytest.mark.parametrize("id_", ["dog", "sea/side", "雪"])
 def test_a_document_is_found_by_its_id(reading, id_):
     assert reading.get(f"/v1/documents/{id_}").json()["id"] == id_
@@ -159,6 +213,8 @@ def test_documents_are_added_replaced_and_deleted(writing, collection):
         [{"id": "x", "text": "a", "metadata": {"text": "b"}}],
         [{"id": "x", "text": "a", "metadata": {"n": float("nan")}}],
         [{"id": "x", "text": "a", "metadata": {"\ud800": 1}}],
+        [{"id": "x", "text": "a", "n": float("inf")}],
+        [{"id": "x", "text": "a", "\ud800": 1}],
         [{"id": "\ud800", "text": "a"}],
         [{"id": "x", "text": "\udfff"}],
         [{"id": 7, "text": "a"}],
