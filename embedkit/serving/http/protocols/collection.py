@@ -64,7 +64,7 @@ class StoredDocument(Schema):
 class DocumentBody(OwnSchema):
     """A document to add; further fields are metadata, as in a ``.jsonl`` file."""
 
-    model_config = ConfigDict(strict=True, extra="allow")
+    model_config = ConfigDict(json_schema_extra={"additionalProperties": True})
 
     id: str = Field(min_length=1, description="a document with the same id is replaced")
     text: str
