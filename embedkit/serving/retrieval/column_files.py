@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from embedkit.errors import CollectionError
 from embedkit.serving.retrieval.columns import Column, ColumnBuilder, Values
-from embedkit.serving.retrieval.segment_files import map_array, write_array
+from embedkit.serving.retrieval.segment_files import UNSEALED, Seals, map_array, write_array
 
 __all__ = ["ColumnFiles", "write_columns"]
 
@@ -63,6 +63,7 @@ class ColumnFiles:
     Args:
         folder: folder of the files.
         count: number of rows in the segment.
+        seals: file name -> length and checksum, if known.
 
     Raises:
         CollectionError: a file is missing or damaged.
@@ -73,10 +74,11 @@ class ColumnFiles:
     """
 
     FILES: ClassVar[frozenset[str]] = frozenset({_ARRAYS, _DIRECTORY})
-    PARSED: ClassVar[frozenset[str]] = frozenset({_DIRECTORY})
 
-    def __init__(self, folder: Path, count: int) -> None:
+    def __init__(self, folder: Path, count: int, seals: Seals = UNSEALED) -> None:
         self._path, self._count = folder / _DIRECTORY, count
+        if _DIRECTORY in seals:
+            seals[_DIRECTORY].check(self._path)  # whatever its size: it is parsed
         try:
             directory = json.loads(self._path.read_bytes())
             self._entries: dict[str, Any] = directory["columns"]
@@ -84,7 +86,7 @@ class ColumnFiles:
             has_all_names = bool(directory["has_all_names"])
         except (OSError, ValueError, LookupError, TypeError) as error:
             raise CollectionError(f"{self._path} is damaged: {error}; compact the collection") from error
-        self._arrays = map_array(folder / _ARRAYS, (size,), "|u1")
+        self._arrays = map_array(folder / _ARRAYS, (size,), "|u1", seals.get(_ARRAYS))
         self.fields = frozenset(self._entries)
         self.names = self.fields | others if has_all_names else None
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from embedkit.errors import CollectionError, DataError
 from embedkit.serving.retrieval.documents import Document
-from embedkit.serving.retrieval.segment_files import PacedFile, map_array, map_bytes, write_array
+from embedkit.serving.retrieval.segment_files import UNSEALED, PacedFile, Seals, map_array, map_bytes, write_array
 from embedkit.serving.retrieval.text_hash import text_hash
 
 __all__ = ["DocumentStore", "write_documents"]
@@ -35,18 +35,19 @@ class DocumentStore:
     Args:
         folder: folder of the files.
         count: number of documents.
+        seals: file name -> length and checksum, if known.
 
     Raises:
-        CollectionError: a file is missing or has another number of documents.
+        CollectionError: a file is missing or damaged, or has another number of documents.
     """
 
     FILES: ClassVar[frozenset[str]] = frozenset({_LINES, _OFFSETS, _IDS})
 
-    def __init__(self, folder: Path, count: int) -> None:
+    def __init__(self, folder: Path, count: int, seals: Seals = UNSEALED) -> None:
         self._path = folder / _LINES
-        self._lines = map_bytes(self._path)
-        self._offsets = map_array(folder / _OFFSETS, (count + 1,), "<i8")
-        self._hashes, self._rows = map_array(folder / _IDS, (2, count), "<u8")
+        self._lines = map_bytes(self._path, seals.get(_LINES))
+        self._offsets = map_array(folder / _OFFSETS, (count + 1,), "<i8", seals.get(_OFFSETS))
+        self._hashes, self._rows = map_array(folder / _IDS, (2, count), "<u8", seals.get(_IDS))
 
     def __len__(self) -> int:
         """Number of documents."""

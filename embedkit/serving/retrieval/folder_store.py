@@ -213,7 +213,7 @@ class FolderStore:
     def verify(self) -> None:
         """Compare the checksum of every file with the manifest."""
         for path, seal in self.about.files(self.path).items():
-            seal.check_content(path)
+            seal.check(path)
 
     def sample(self, most: int, /) -> tuple[list[Document], FloatArray]:
         """Return documents evenly spaced over the collection, and their embeddings."""

@@ -38,7 +38,7 @@ import numpy as np
 from embedkit.errors import CollectionError
 from embedkit.protocols import FloatArray
 from embedkit.serving.retrieval.exact_index import RowNumbers
-from embedkit.serving.retrieval.segment_files import map_array, write_array
+from embedkit.serving.retrieval.segment_files import UNSEALED, Seals, map_array, write_array
 from embedkit.serving.retrieval.text_hash import text_hash
 
 __all__ = ["ANALYSIS", "LexicalIndex", "WordCounts", "Words", "check_analysis", "split_words", "term_factors"]
@@ -109,9 +109,10 @@ class LexicalIndex:
         folder: folder of the files.
         size: numbers of words and postings.
         count: number of rows in the segment.
+        seals: file name -> length and checksum, if known.
 
     Raises:
-        CollectionError: a file is missing or has another size, or a newer version cut the words.
+        CollectionError: a file is missing or damaged, or a newer version cut the words.
 
     Attributes:
         analysis: the way in which texts were cut into words.
@@ -119,13 +120,13 @@ class LexicalIndex:
 
     FILES: ClassVar[frozenset[str]] = frozenset({_TERMS, _STARTS, _POSTINGS, _WEIGHTS})
 
-    def __init__(self, folder: Path, size: WordCounts, count: int) -> None:
+    def __init__(self, folder: Path, size: WordCounts, count: int, seals: Seals = UNSEALED) -> None:
         check_analysis(size.analysis, folder.parent)
         self._folder, self._count, self.analysis = folder, count, size.analysis
-        self._terms = map_array(folder / _TERMS, (size.terms,), "<u8")
-        self._starts = map_array(folder / _STARTS, (size.terms + 1,), "<i8")
-        self._rows = map_array(folder / _POSTINGS, (size.postings,), "<i4")
-        self._weights = map_array(folder / _WEIGHTS, (size.postings,), "<f4")
+        self._terms = map_array(folder / _TERMS, (size.terms,), "<u8", seals.get(_TERMS))
+        self._starts = map_array(folder / _STARTS, (size.terms + 1,), "<i8", seals.get(_STARTS))
+        self._rows = map_array(folder / _POSTINGS, (size.postings,), "<i4", seals.get(_POSTINGS))
+        self._weights = map_array(folder / _WEIGHTS, (size.postings,), "<f4", seals.get(_WEIGHTS))
 
     def __len__(self) -> int:
         """Number of rows, with or without words."""

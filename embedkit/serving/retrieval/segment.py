@@ -57,16 +57,15 @@ class Segment:
         column_files = ColumnFiles.FILES if has_columns(entry) else frozenset()
         if entry.files.keys() != needed | column_files:
             raise CollectionError(f"{folder.parent} is damaged: its manifest names other files than its index has")
-        for name, seal in entry.files.items():
-            seal.check_length(folder / name)
-        for name in index_files | (ColumnFiles.PARSED & column_files):
-            entry.files[name].check_content(folder / name)
+        for name in index_files:
+            entry.files[name].check(folder / name)  # FAISS trusts what it reads
         self.files = entry.files
-        self.documents = DocumentStore(folder, entry.count)
-        self.embeddings: FloatArray = map_array(folder / VECTORS, (entry.count, dimension), "<f4")
+        self.documents = DocumentStore(folder, entry.count, entry.files)
+        shape = entry.count, dimension
+        self.embeddings: FloatArray = map_array(folder / VECTORS, shape, "<f4", entry.files[VECTORS])
         self.index = kind.load(folder / kind.FILE, self.embeddings) if kind.FILE else kind.build(self.embeddings)
-        self.lexical = LexicalIndex(folder, entry.words, entry.count) if entry.words else None
-        self._column_files = ColumnFiles(folder, entry.count) if column_files else None
+        self.lexical = LexicalIndex(folder, entry.words, entry.count, entry.files) if entry.words else None
+        self._column_files = ColumnFiles(folder, entry.count, entry.files) if column_files else None
         self._columns: OrderedDict[str, Column] = OrderedDict()
         self._fields = self._column_files.names if self._column_files else None
         self._one_at_a_time = threading.Lock()
@@ -192,7 +191,7 @@ def read_alive(folder: Path, entry: SegmentEntry) -> BoolArray | None:
     if entry.deleted is None:
         return None
     path = entry.deleted.path(folder, entry.generation)
-    entry.deleted.seal.check_content(path)
+    entry.deleted.seal.check(path)
     rows = map_array(path, (entry.deleted.count,), "<i8")
     if rows[0] < 0 or rows[-1] >= entry.count or (np.diff(rows) <= 0).any():
         raise CollectionError(f"{path} is damaged: it names rows that its segment does not have")

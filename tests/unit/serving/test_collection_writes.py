@@ -611,7 +611,7 @@ def test_under_the_lock_a_merge_reads_no_file(in_pieces, monkeypatch):
     waiting, read = [], []
     real = folder_store_module.writer.adopt
     monkeypatch.setattr(folder_store_module.writer, "adopt", lambda *given: (waiting.append(1), real(*given))[1])
-    for name in ("of", "check_content"):
+    for name in ("of", "check"):
         check = getattr(FileSeal, name)
         monkeypatch.setattr(
             FileSeal, name, lambda *given, check=check: (read.append(1) if waiting else None, check(*given))[1]

@@ -38,5 +38,14 @@ def test_hostile_bundles_are_refused_or_harmless(toy_bundle, toy_cross_bundle):
         assert "60 mutations, 0 failures" in run("bundles.py", "--mutations", "60", "--bundle", bundle)
 
 
+def test_flipped_bits_are_found(tmp_path):
+    assert "390 flips: " in run("flips.py", "--flips", "390", "--folder", tmp_path)
+
+
+def test_flipped_bits_of_large_files_are_found_by_verify(tmp_path):
+    options = "--flips", "52", "--documents", "3000", "--index", "hnsw"
+    assert "52 flips: " in run("flips.py", *options, "--folder", tmp_path)
+
+
 def test_random_damage_is_an_error_or_harmless(tmp_path):
     assert "80 mutations" in run("fuzz.py", "--mutations", "80", "--no-bundle", "--folder", tmp_path)

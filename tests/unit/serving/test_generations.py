@@ -1,4 +1,4 @@
-"""Builds that are killed, in their own processes."""
+"""Writes of processes that are killed or lack file descriptors, in their own processes."""
 
 from __future__ import annotations
 
@@ -84,17 +84,21 @@ KEEPS_OLD = [
 HAS_NEW = ["manifest in place", "old one half removed"]
 
 
-def build_and_die(path, moment):
+def run(code, *arguments):
     conftest = Path(__file__).with_name("conftest.py")
     root = Path(__file__).parents[3]
-    done = subprocess.run(
-        [sys.executable, "-c", BUILD, conftest, path, moment],
+    return subprocess.run(
+        [sys.executable, "-c", code, conftest, *arguments],
         env=os.environ | {"PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
     )
+
+
+def build_and_die(path, moment):
+    done = run(BUILD, path, moment)
     assert done.returncode == -signal.SIGKILL, done.stderr
 
 
@@ -168,3 +172,33 @@ def test_an_interrupted_upsert_resumes(tmp_path, encoder, monkeypatch):
     assert collection.upsert(documents) == (2, 0)
     assert encoder.calls == [["a"], ["b"], ["c"]]
     assert not (collection.path / ".unfinished").exists()
+
+
+# Upserts documents with few descriptors, and merges them with none, which fails, and then with as few as before.
+WRITE = """
+import os, resource, runpy, sys
+from embedkit.errors import EmbedkitError
+from embedkit.serving.retrieval import Collection
+
+conftest, path = sys.argv[1:]
+collection = Collection.open(path, encoder=runpy.run_path(conftest)["WordEncoder"]())
+collection.upsert([("0", "one")])  # imports what is imported on first use
+limit = max(map(int, os.listdir("/dev/fd"))) + 20
+resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+for number in range(30):
+    collection.upsert([(f"d{number}", f"text {number}")], merge=False)
+taken = [os.open("/dev/null", os.O_RDONLY) for _ in range(limit - len(os.listdir("/dev/fd")))]
+try:
+    collection.merge()
+except EmbedkitError as error:
+    print("Too many open files" in str(error))
+for descriptor in taken:
+    os.close(descriptor)
+collection.merge()
+print(len(collection.manifest.segments), len(collection))
+"""
+
+
+def test_segments_need_no_descriptors(tmp_path, encoder):
+    Collection.build(["a"], encoder=encoder, path=tmp_path / "idx", lexical=True)
+    assert run(WRITE, tmp_path / "idx").stdout == "True\n1 31\n"

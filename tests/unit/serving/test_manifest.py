@@ -239,17 +239,16 @@ def test_a_seal_notices_length_and_content(tmp_path):
     path = tmp_path / "file"
     path.write_bytes(b"abc")
     seal = FileSeal.of(path)
-    seal.check_content(path)
+    seal.check(path)
     path.write_bytes(b"abd")
-    seal.check_length(path)
     with pytest.raises(CollectionError, match="SHA-256"):
-        seal.check_content(path)
+        seal.check(path)
     path.write_bytes(b"ab")
     with pytest.raises(CollectionError, match="expected 3 bytes, found 2"):
-        seal.check_length(path)
+        seal.check(path)
     path.unlink()
     with pytest.raises(CollectionError, match="cannot read"):
-        seal.check_content(path)
+        seal.check(path)
 
 
 def test_writing_leaves_nothing_else(tmp_path):
