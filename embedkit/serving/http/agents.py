@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import AsyncIterator, Iterator
 from typing import Annotated, Any
 
 from pydantic import Field
 
 from embedkit import __version__
-from embedkit.errors import EmbedkitError, InputError
+from embedkit.errors import EmbedkitError, InputError, TooLargeError
 from embedkit.extras import require
 from embedkit.serving.http.admission import CALLER
 from embedkit.serving.http.answers import Answer
@@ -22,6 +23,9 @@ from embedkit.serving.http.service import Service
 __all__ = ["PATH", "Agents"]
 
 PATH = "/mcp"
+
+_MOST_TEXTS = 64  # to embed in one call
+_MOST_BYTES = 4_194_304  # of a result, which the SDK copies several times, and which is to fit an agent's context
 
 _INSTRUCTIONS = """Search a collection of documents by meaning. Ask in whole phrases, as the texts would put it; \
 filter by metadata where the user names a value."""
@@ -42,6 +46,7 @@ class Agents:
         sdk = require("mcp.server.mcpserver", extra="mcp")
         security = require("mcp.server.transport_security", extra="mcp")
         self._tool_error: type[Exception] = require("mcp.server.mcpserver.exceptions", extra="mcp").ToolError
+        self._types = require("mcp_types", extra="mcp")
         self._server = sdk.MCPServer("embedkit", version=__version__, instructions=_INSTRUCTIONS)
         self._server.add_tool(self.search)
         self._server.add_tool(self.embed)
@@ -72,22 +77,25 @@ class Agents:
     ) -> list[dict[str, Any]]:
         """Find the documents of the collection nearest in meaning to a query, best first."""
         with self._answering() as catalogue:
-            catalogue.gate.check_limits([query])
             hits = await catalogue.needed_library().search(
                 query, k, conditions=filter, hybrid=hybrid, rerank=rerank
             )
-        return [{"id": hit.id, "text": hit.text, "metadata": hit.metadata, "score": hit.score} for hit in hits]
+            found: list[dict[str, Any]] = self._result(
+                [{"id": hit.id, "text": hit.text, "metadata": hit.metadata, "score": hit.score} for hit in hits],
+                "ask for fewer documents (k)",
+            )
+        return found
 
     async def embed(
         self,
-        texts: Annotated[list[str], Field(min_length=1, description="texts to embed")],
+        texts: Annotated[list[str], Field(min_length=1, max_length=_MOST_TEXTS, description="texts to embed")],
         model: Annotated[str | None, Field(description="name of the model; default: the first one")] = None,
     ) -> list[list[float]]:
         """Embed texts: unit vectors, whose inner products are the texts' similarities."""
         with self._answering() as catalogue:
             done = await catalogue.embedder(model).embed(texts)
-        rows: list[list[float]] = done.rows.tolist()
-        return rows
+            found: list[list[float]] = self._result(done.rows.tolist(), "send fewer texts")
+        return found
 
     async def add(
         self, documents: Annotated[list[DocumentBody], Field(min_length=1, description="documents to add")]
@@ -96,11 +104,22 @@ class Agents:
         with self._answering() as catalogue:
             if not CALLER.get().may_write:
                 raise InputError("this API key does not have the scope 'write'")
-            catalogue.gate.check_limits([document.text for document in documents])
             added, replaced = await catalogue.needed_library().upsert(
                 [document.record() for document in documents]
             )
         return {"added": added, "replaced": replaced}
+
+    def _result(self, content: list[Any], advice: str) -> Any:
+        """Return a tool's result; the SDK's own conversion writes every number on a line of its own.
+
+        Raises:
+            TooLargeError: it has more than a few megabytes; gives the advice.
+        """
+        text = json.dumps(content, ensure_ascii=False, separators=(",", ":"))
+        if len(text.encode()) > _MOST_BYTES:
+            raise TooLargeError(f"the result has more than {_MOST_BYTES} bytes, the maximum; {advice}")
+        block = self._types.TextContent(type="text", text=text)
+        return self._types.CallToolResult(content=[block], structured_content={"result": content})
 
     @contextlib.contextmanager
     def _answering(self) -> Iterator[Catalogue]:

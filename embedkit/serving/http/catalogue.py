@@ -101,7 +101,7 @@ class Catalogue:
         self.library = (
             None
             if collection is None
-            else Library(collection, self._searcher(collection), self.cross, admission, settings.refresh_s)
+            else Library(collection, self._searcher(collection), self.cross, gate, admission, settings.refresh_s)
         )
 
     def embedder(self, name: str | None = None) -> Embedder:

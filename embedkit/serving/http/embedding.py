@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
+
+import orjson
 
 from embedkit.errors import InputError, TextOverflowError, TooLargeError
 from embedkit.protocols import FloatArray
 from embedkit.runtime.cross_encoder import CrossEncoder
 from embedkit.runtime.encoder import Encoder
 from embedkit.runtime.packing import unit_rows
+from embedkit.runtime.token_spans import TokenSpan
 from embedkit.runtime.tokenization import Tokens
 from embedkit.serving.http.admission import Admission, Held, Rate
+from embedkit.serving.http.background import background_threads
 from embedkit.serving.http.batcher import Batcher
 from embedkit.serving.http.metrics import Metrics
 from embedkit.serving.http.settings import ServerSettings
@@ -30,6 +34,8 @@ Role = Literal["query", "document"]
 
 _SAMPLE, _SAMPLES = "How long does it take to embed a sentence of a dozen words?", 32
 _TOKENS_PER_S = 100_000.0  # initial estimate
+_CHARACTERS_PER_S = 300_000.0  # of texts whose tokens are listed, initial estimate
+_TOKENS_AT_ONCE = 4096  # of those written as JSON while no other thread can run
 
 _CHARACTERS_OF_A_TOKEN = 8  # an upper bound in most languages, so that estimates of tokens are lower bounds
 _CHARACTERS_AT_ONCE = 4096  # more would block the event loop for longer than starting a thread takes
@@ -72,6 +78,29 @@ class Gate:
         if texts > self._settings.max_items:
             raise TooLargeError(f"{texts} texts in one request; at most {self._settings.max_items} are allowed")
 
+    def check_filter(self, conditions: Mapping[str, Any] | None) -> None:
+        """Reject a filter with too many values.
+
+        Raises:
+            TooLargeError: names the limit.
+        """
+        given = [each for wanted in (conditions or {}).values() for each in _operands(wanted)]
+        values = sum(len(each) if isinstance(each, list) else 1 for each in given)
+        if values > self._settings.max_items:
+            raise TooLargeError(
+                f"filter: {values} values in one request; at most {self._settings.max_items} are allowed"
+            )
+
+    def check_answer(self, size_bytes: int) -> None:
+        """Reject an answer that is too large.
+
+        Raises:
+            TooLargeError: names the limit.
+        """
+        most = self._settings.max_answer_bytes
+        if size_bytes > most:
+            raise TooLargeError(f"the answer has more than {most} bytes, the maximum; ask for less in one request")
+
     def accept(self, tokens: Tokens, model: Encoder | CrossEncoder, *, truncate: bool | None = None) -> None:
         """Count truncated texts, or reject them.
 
@@ -90,6 +119,10 @@ class Gate:
     async def beside(characters: int, work: Callable[[], Result]) -> Result:
         """Run a function at once if the texts are short, else in a thread."""
         return work() if characters <= _CHARACTERS_AT_ONCE else await asyncio.to_thread(work)
+
+
+def _operands(wanted: Any) -> list[Any]:
+    return list(wanted.values()) if isinstance(wanted, Mapping) else [wanted]
 
 
 def least_tokens(texts: Sequence[str], max_length: int) -> int:
@@ -111,7 +144,8 @@ class Embedder:
 
     def __init__(self, encoder: Encoder, gate: Gate, admission: Admission, make_batcher: MakeBatcher) -> None:
         self.encoder, self._gate, self._admission = encoder, gate, admission
-        self._rate = Rate(_TOKENS_PER_S)
+        self._rate, self._listing_rate = Rate(_TOKENS_PER_S), Rate(_CHARACTERS_PER_S)
+        self._lister = background_threads(1, "tokens")  # one, because tokens take a hundred times a text's memory
         self._batcher = make_batcher(encoder.name, encoder.encode_tokens, self._rate)
 
     def warm_up(self) -> None:
@@ -189,6 +223,35 @@ class Embedder:
             rows = await self._batcher.submit(tokens)
         return self._cut(Embedded(rows, count, 0), dimensions)
 
+    async def list_tokens(
+        self, texts: Sequence[str], *, special_tokens: bool, prompt_name: str | None
+    ) -> tuple[bytes, int]:
+        """Return the tokens of texts, not truncated, as JSON, and their number.
+
+        Args:
+            texts: N texts.
+            special_tokens: whether those that the tokenizer adds are among them.
+            prompt_name: selects a prompt, put before each text.
+
+        Raises:
+            InputError: the model has no such prompt.
+            TooLargeError: the request or the answer is too large.
+            OverloadedError: too much work is waiting.
+        """
+        self._gate.check_limits(texts)
+        characters = sum(map(len, texts))
+
+        def work() -> tuple[bytes, int]:
+            found = self.encoder.token_spans(texts, special_tokens=special_tokens, prompt_name=prompt_name)
+            return _tokens_to_json(found, self._gate.check_answer), sum(map(len, found))
+
+        with self._admission.hold(self._listing_rate.seconds(characters)):
+            began = time.monotonic()
+            done = await asyncio.get_running_loop().run_in_executor(self._lister, work)
+            if characters > _CHARACTERS_AT_ONCE:  # in smaller requests, characters do not dominate the time
+                self._listing_rate.learn(characters, time.monotonic() - began)
+        return done
+
     def _cut(self, found: Embedded, dimensions: int | None) -> Embedded:
         """Keep the leading dimensions and normalise again."""
         if dimensions is None or dimensions == self.encoder.dimension:
@@ -229,5 +292,19 @@ class Embedder:
         return Embedded(rows, count, tokens.truncated)
 
     def close(self) -> None:
-        """Stop the thread."""
+        """Stop the threads."""
         self._batcher.close()
+        self._lister.shutdown(wait=False)
+
+
+def _tokens_to_json(found: Sequence[Sequence[TokenSpan]], check: Callable[[int], None]) -> bytes:
+    """Write tokens in pieces, between which other threads run, and check the size as it grows."""
+    content = bytearray(b"[")
+    for tokens in found:
+        content += b"[" if len(content) == 1 else b",["
+        for start in range(0, len(tokens), _TOKENS_AT_ONCE):
+            piece = orjson.dumps([token._asdict() for token in tokens[start : start + _TOKENS_AT_ONCE]])
+            content += (b"," if start else b"") + piece[1:-1]
+            check(len(content))
+        content += b"]"
+    return bytes(content + b"]")

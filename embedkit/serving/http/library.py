@@ -16,7 +16,7 @@ from embedkit.protocols import FloatArray
 from embedkit.runtime.threads import available_threads
 from embedkit.serving.http.admission import Admission, Rate
 from embedkit.serving.http.background import background_threads
-from embedkit.serving.http.embedding import Embedder
+from embedkit.serving.http.embedding import Embedder, Gate
 from embedkit.serving.http.plane import to_plane
 from embedkit.serving.http.ranking import CrossRanker
 from embedkit.serving.http.tracing import span
@@ -51,6 +51,7 @@ class Library:
         collection: the collection.
         embedder: the model that embeds its queries.
         ranker: the re-ranker, if any.
+        gate: checks the size of requests.
         admission: admits work.
         refresh_s: maximum delay until writes of other processes are visible.
 
@@ -63,11 +64,12 @@ class Library:
         collection: Collection,
         embedder: Embedder,
         ranker: CrossRanker | None,
+        gate: Gate,
         admission: Admission,
         refresh_s: float,
     ) -> None:
         self.collection, self._embedder, self._ranker = collection, embedder, ranker
-        self._admission, self._refresh_s = admission, refresh_s
+        self._gate, self._admission, self._refresh_s = gate, admission, refresh_s
         self._readers = background_threads(available_threads(), "search")
         self._writer = background_threads(1, "write")
         self._cartographer = background_threads(1, "map")
@@ -103,15 +105,16 @@ class Library:
 
         Raises:
             InputError: an argument is invalid, the collection has no lexical index, or there is no re-ranker.
+            TooLargeError: the query or the filter is too large.
             CollectionError: a file is damaged.
             OverloadedError: too much work is waiting.
         """
         if rerank and self._ranker is None:
             raise InputError("rerank: this server has no re-ranker; an operator can add one with --reranker")
-        stages = {"filter": bool(conditions), "dense": True, "lexical": bool(hybrid)}
-        units = {
-            stage: len(self.collection) * (effort if stage == "dense" else 1) for stage in stages if stages[stage]
-        }
+        self._gate.check_limits([query])
+        self._gate.check_filter(conditions)
+        passes = {"filter": len(conditions or ()), "dense": effort, "lexical": int(bool(hybrid))}
+        units = {stage: len(self.collection) * count for stage, count in passes.items() if count}
         price = self._embedder.price([query]) + sum(self._rates[stage].seconds(n) for stage, n in units.items())
         if rerank and self._ranker is not None:
             price += self._ranker.price(query, [self._characters] * (candidates or max(k, CANDIDATES)))
@@ -194,10 +197,12 @@ class Library:
 
         Raises:
             DataError: a document is malformed or empty, or an id is not unique.
+            TooLargeError: there are too many documents or characters.
             CollectionBusyError: another process has been writing for some seconds.
             OverloadedError: too much work is waiting.
         """
         texts = [text for record in records if isinstance(text := record.get("text"), str)]
+        self._gate.check_limits(texts)
         characters = sum(map(len, texts))
         with self._admission.hold(self._rates["upsert"].seconds(characters)):
             began = time.monotonic()
@@ -225,9 +230,11 @@ class Library:
         """Delete documents; return the number of existing ones.
 
         Raises:
+            TooLargeError: there are too many ids or characters.
             CollectionBusyError: another process has been writing for some seconds.
             OverloadedError: too much work is waiting.
         """
+        self._gate.check_limits(ids)
         with self._admission.hold(self._rates["delete"].seconds(len(ids))):
             began = time.monotonic()
             deleted: int = await _beside(self._writer, _patiently, lambda: self.collection.delete(ids))

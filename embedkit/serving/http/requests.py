@@ -210,7 +210,9 @@ class Application:
                 body: Any = request.body
                 if b"content-encoding" in request.headers:
                     body = await self._inflated(request)
-                return await route.run(route.schema.model_validate_json(body), request)
+                answer = await route.run(route.schema.model_validate_json(body), request)
+                catalogue.gate.check_answer(len(answer.body))
+                return answer
         except ValidationError as error:
             assert route.schema is not None
             errors = error.errors(include_url=False, include_input=False)

@@ -51,13 +51,14 @@ class ServerSettings:
         60.0, "time limit for the work of a request, unless it sets a shorter one; beyond, 504", above=0
     )
     concurrent_requests: int = setting(256, "requests processed at once; beyond, 429", minimum=1)
-    max_items: int = setting(2048, "texts per request", minimum=1)
+    max_items: int = setting(2048, "texts, ids or values of a filter per request", minimum=1)
     max_characters: int = setting(1_000_000, "characters per request, all texts together", minimum=1)
     max_body_bytes: int = setting(8_388_608, "bytes per request", minimum=1)
     max_header_bytes: int = setting(65_536, "bytes of a request's headers; beyond, 431", minimum=1024)
     max_buffered_bytes: int = setting(
         268_435_456, "bytes of incoming requests and unread responses, over all connections", minimum=1
     )
+    max_answer_bytes: int = setting(67_108_864, "bytes of an answer; beyond, 413", minimum=1)
     max_connections: int = setting(1024, "open connections, within the limit on open files", minimum=1)
     header_timeout_s: float = setting(10.0, "time limit for a request's headers to arrive; beyond, 408", above=0)
     body_timeout_s: float = setting(30.0, "time limit for a request's body to arrive; beyond, 408", above=0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+from collections.abc import Callable
 from typing import Any, Literal
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
@@ -14,7 +15,7 @@ from embedkit.serving.http.protocols.fields import OwnSchema, Problem, Schema
 from embedkit.serving.http.requests import Request
 from embedkit.serving.http.routes import Routes
 from embedkit.serving.retrieval.documents import Document
-from embedkit.serving.retrieval.hits import Hit
+from embedkit.serving.retrieval.hits import Hit, Hits
 
 __all__ = ["DocumentBody", "routes", "writing_routes"]
 
@@ -173,7 +174,6 @@ class DeleteAnswer(Schema):
 @routes.post("/v1/search", SearchAnswer)
 async def search(body: SearchRequest, request: Request) -> Answer:
     """Find the documents nearest in meaning to a query."""
-    request.catalogue.gate.check_limits([body.query])
     hits = await request.catalogue.needed_library().search(
         body.query,
         body.k,
@@ -184,8 +184,10 @@ async def search(body: SearchRequest, request: Request) -> Answer:
         effort=body.effort,
     )
     request.note(hits=len(hits), **{f"{stage}_ms": round(ms, 2) for stage, ms in hits.latency_ms.items()})
-    found = [{**_content(hit), "score": hit.score, "scores": hit.scores} for hit in hits]
-    return _to_json({"hits": found, "latency_ms": hits.latency_ms, "warnings": hits.warnings})
+    gate = request.catalogue.gate
+    characters = sum(len(hit.text) for hit in hits)
+    content = await gate.beside(characters, lambda: _hits_to_json(hits, gate.check_answer))
+    return Answer(content)
 
 
 @routes.get("/v1/collection", CollectionCard | None)
@@ -213,7 +215,6 @@ async def get_document(request: Request) -> Answer:
 @writing_routes.post("/v1/documents", UpsertAnswer)
 async def upsert(body: UpsertRequest, request: Request) -> Answer:
     """Add documents, replacing those with the same ids. They are stored when the response arrives."""
-    request.catalogue.gate.check_limits([document.text for document in body.documents])
     added, replaced = await request.catalogue.needed_library().upsert(
         [document.record() for document in body.documents]
     )
@@ -224,7 +225,6 @@ async def upsert(body: UpsertRequest, request: Request) -> Answer:
 @writing_routes.post("/v1/documents/delete", DeleteAnswer)
 async def delete(body: DeleteRequest, request: Request) -> Answer:
     """Delete documents by id; unknown ids are ignored."""
-    request.catalogue.gate.check_limits(body.ids)
     deleted = await request.catalogue.needed_library().delete(body.ids)
     request.note(deleted=deleted)
     return to_json({"deleted": deleted})
@@ -234,6 +234,21 @@ def _content(found: Document | Hit) -> dict[str, Any]:
     return {"id": found.id, "text": found.text, "metadata": found.metadata}
 
 
+def _hits_to_json(hits: Hits, check: Callable[[int], None]) -> bytes:
+    """Write hits in pieces, between which other threads run, and check the size as it grows."""
+    content = bytearray(b'{"hits":[')
+    for number, hit in enumerate(hits):
+        content += b"," if number else b""
+        content += _dump({**_content(hit), "score": hit.score, "scores": hit.scores})
+        check(len(content))
+    content += b"]," + _dump({"latency_ms": hits.latency_ms, "warnings": hits.warnings})[1:]
+    return bytes(content)
+
+
 def _to_json(content: Any) -> Answer:
+    return Answer(_dump(content))
+
+
+def _dump(content: Any) -> bytes:
     """Return content that may contain integers of any size, which orjson cannot write, as JSON."""
-    return Answer(json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode())
+    return json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Annotated, Any, Literal, cast
 
 from pydantic import BeforeValidator, Field, field_validator
@@ -219,13 +218,12 @@ async def infer(body: InferRequest, request: Request) -> Answer:
 @routes.post("/tokenize", list[list[TeiToken]])
 async def tokenize(body: TeiTokenizeRequest, request: Request) -> Answer:
     """Return the tokens of one text or several, not truncated, with their character offsets."""
-    texts, encoder = as_texts(body.inputs), request.catalogue.embedder(body.model).encoder
-    request.catalogue.gate.check_limits(texts)
-    found = await asyncio.to_thread(
-        lambda: encoder.token_spans(texts, special_tokens=body.add_special_tokens, prompt_name=body.prompt_name)
+    texts = as_texts(body.inputs)
+    content, tokens = await request.catalogue.embedder(body.model).list_tokens(
+        texts, special_tokens=body.add_special_tokens, prompt_name=body.prompt_name
     )
-    request.note(texts=len(texts), tokens=sum(map(len, found)))
-    return to_json([[one._asdict() for one in tokens] for tokens in found])
+    request.note(texts=len(texts), tokens=tokens)
+    return Answer(content)
 
 
 @routes.post("/predict", list[TeiPrediction] | list[list[TeiPrediction]])
