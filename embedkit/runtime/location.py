@@ -19,6 +19,8 @@ _ELSEWHERE = {
     name: f"models/{name}.onnx in embedkit's repository, made by recipes/{name}.toml"
     for name in ("static", "mini", "small")
 }
+# Names of models that were replaced by a better one.
+_REPLACED = {"tiny-sct": "tiny"}
 _HUB_NAME = r"[A-Za-z0-9][\w.-]*"
 _HUB_ID = re.compile(f"{_HUB_NAME}/{_HUB_NAME}")
 
@@ -37,6 +39,7 @@ def find_model(source: str | os.PathLike[str], *, file: str | None = None) -> Pa
     """Find the file or folder of a model.
 
     An existing path takes precedence. A source that looks like a path, or is not a string, never uses the network.
+    A bundled name may carry ``.onnx``, so that code runs with and without a file of that name.
 
     Args:
         source: a path, a bundled name, a hub id ``org/name``, or the URL of a bundle in an object store
@@ -51,10 +54,11 @@ def find_model(source: str | os.PathLike[str], *, file: str | None = None) -> Pa
     path = Path(source).expanduser()
     if source != "" and _exists(path):
         return path
+    bundled = _bundled(str(source))
+    if bundled is not None:
+        return bundled
     if not isinstance(source, str) or _looks_like_a_path(source):
         raise ModelNotFoundError(f"there is no file or folder {source}; {_bundled_sentence(path.stem)}")
-    if source in bundled_names():
-        return _BUNDLED / f"{source}.onnx"
     if source in _ELSEWHERE:
         raise ModelNotFoundError(
             f"{source!r} does not come with the package; it is {_ELSEWHERE[source]}: load it by its path"
@@ -62,6 +66,12 @@ def find_model(source: str | os.PathLike[str], *, file: str | None = None) -> Pa
     if is_hub_id(source):
         return _download(source, file)
     raise ModelNotFoundError(f"no model is called {source!r}; {_bundled_sentence(source)}")
+
+
+def _bundled(source: str) -> Path | None:
+    name = source.removesuffix(".onnx")
+    name = _REPLACED.get(name, name)
+    return _BUNDLED / f"{name}.onnx" if name in bundled_names() else None
 
 
 def _fetch(url: str) -> Path:

@@ -20,9 +20,9 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bundled = tmp_path / "bundled"
     (tmp_path / "here").mkdir()
     bundled.mkdir()
-    for name in ("tiny-sct", "mini-sct"):
+    for name in ("small-sct", "mini-sct"):
         (bundled / f"{name}.onnx").touch()
-    (bundled / "tiny-sct.md").touch()
+    (bundled / "small-sct.md").touch()
     monkeypatch.chdir(tmp_path / "here")
     monkeypatch.setattr(location, "_BUNDLED", bundled)
 
@@ -48,39 +48,50 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[dict[str, Any]]
 
 
 def test_bundled_names_are_listed() -> None:
-    assert bundled_names() == ["mini-sct", "tiny-sct"]
+    assert bundled_names() == ["mini-sct", "small-sct"]
 
 
 def test_a_bundled_name_is_found(tmp_path: Path) -> None:
-    assert find_model("tiny-sct") == tmp_path / "bundled/tiny-sct.onnx"
+    assert find_model("small-sct") == tmp_path / "bundled/small-sct.onnx"
+
+
+@pytest.mark.parametrize("source", ["mini-sct.onnx", Path("mini-sct.onnx")])
+def test_a_bundled_name_may_carry_its_suffix_where_no_such_file_exists(tmp_path: Path, source: str | Path) -> None:
+    assert find_model(source) == tmp_path / "bundled/mini-sct.onnx"
+    Path("mini-sct.onnx").touch()
+    assert find_model(source) == Path("mini-sct.onnx")
+
+
+def test_the_name_of_a_replaced_model_leads_to_its_successor(tmp_path: Path) -> None:
+    (tmp_path / "bundled" / "tiny.onnx").touch()
+    assert find_model("tiny-sct") == find_model("tiny-sct.onnx") == tmp_path / "bundled/tiny.onnx"
 
 
 def test_a_path_wins_over_a_bundled_name_and_a_hub_id() -> None:
-    Path("tiny-sct").mkdir()
+    Path("small-sct").mkdir()
     Path("org/name").mkdir(parents=True)
-    assert find_model("tiny-sct") == Path("tiny-sct")
+    assert find_model("small-sct") == Path("small-sct")
     assert find_model("org/name") == Path("org/name")
 
 
 @pytest.mark.parametrize(
     "source",
     [
-        "tiny-sct.onnx",
-        "models/tiny-sct.onnx",
-        "./tiny-sct",
-        "../models/tiny-sct",
-        "/models/tiny-sct",
-        "~/models/tiny-sct",
-        "a/b/tiny-sct",
-        "c:\\models\\tiny-sct",
-        "here-is-a-folder/tiny-sct",
-        Path("org/tiny-sct"),
+        "models/small-sct.onnx",
+        "./small-sct",
+        "../models/small-sct",
+        "/models/small-sct",
+        "~/models/small-sct",
+        "a/b/small-sct",
+        "c:\\models\\small-sct",
+        "here-is-a-folder/small-sct",
+        Path("org/small-sct"),
         pytest.param("x" * 5000 + "/a/b", id="longer than a path may be"),
     ],
 )
 def test_a_name_like_a_path_never_uses_the_network(source: str | Path) -> None:
     Path("here-is-a-folder").mkdir()
-    with pytest.raises(ModelNotFoundError, match="the bundled models are mini-sct, tiny-sct"):
+    with pytest.raises(ModelNotFoundError, match="the bundled models are mini-sct, small-sct"):
         find_model(source)
 
 
@@ -88,7 +99,7 @@ def test_a_name_like_a_path_never_uses_the_network(source: str | Path) -> None:
     "source", ["", "tinysct", "all-MiniLM", "name with spaces", "org/na me", "https://x.org/m"]
 )
 def test_an_unknown_source_is_answered_with_the_bundled_names(source: str) -> None:
-    with pytest.raises(ModelNotFoundError, match="the bundled models are mini-sct, tiny-sct"):
+    with pytest.raises(ModelNotFoundError, match="the bundled models are mini-sct, small-sct"):
         find_model(source)
 
 
@@ -99,8 +110,8 @@ def test_a_model_that_does_not_come_with_the_package_says_where_it_is(name: str)
 
 
 def test_a_near_name_is_proposed() -> None:
-    with pytest.raises(ModelNotFoundError, match="did you mean 'tiny-sct'"):
-        find_model("tiny-stc")
+    with pytest.raises(ModelNotFoundError, match="did you mean 'small-sct'"):
+        find_model("small-stc")
     with pytest.raises(ModelNotFoundError, match="did you mean 'mini-sct'"):
         find_model("models/mini-sct.onnx")
 
@@ -108,7 +119,7 @@ def test_a_near_name_is_proposed() -> None:
 def test_without_bundles_the_message_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(location, "_BUNDLED", tmp_path / "none")
     with pytest.raises(ModelNotFoundError, match="no bundles come with this embedkit"):
-        find_model("tiny-sct")
+        find_model("small-sct")
 
 
 def test_it_is_also_a_file_not_found_error() -> None:
