@@ -11,7 +11,7 @@ from embedkit.cli.backends import load_model
 
 if TYPE_CHECKING:
     from embedkit.export.card import Card
-    from embedkit.reporting.entries import Entry
+    from embedkit.reporting.comparison import Entry
     from embedkit.runtime.manifest import Manifest
 
 __all__ = ["is_run", "read_entry"]
@@ -27,7 +27,7 @@ def read_entry(source: str, *, page: Path, identify: bool) -> Entry:
 
     Args:
         source: path or name as given on the command line.
-        page: path of the comparison page; links are relative to its folder.
+        page: path of the comparison; links are relative to its folder.
         identify: whether to compute the fingerprint, which requires loading torch models.
 
     Raises:
@@ -44,7 +44,7 @@ def read_entry(source: str, *, page: Path, identify: bool) -> Entry:
 def _run_entry(folder: Path, page: Path, *, identify: bool) -> Entry:
     from embedkit.export.card import read_card
     from embedkit.modeling.layout import weights_bytes
-    from embedkit.reporting.entries import Entry, flat_recipe
+    from embedkit.reporting.comparison import Entry, flat_recipe
 
     card, model = read_card(str(folder)), folder / "model"
     finished = model.is_dir()
@@ -67,7 +67,7 @@ def _run_entry(folder: Path, page: Path, *, identify: bool) -> Entry:
 
 def _folder_entry(folder: Path, source: str, *, identify: bool) -> Entry:
     from embedkit.modeling.layout import weights_bytes
-    from embedkit.reporting.entries import Entry
+    from embedkit.reporting.comparison import Entry
 
     name = folder.resolve().name
     return Entry(
@@ -82,7 +82,7 @@ def _folder_entry(folder: Path, source: str, *, identify: bool) -> Entry:
 
 
 def _bundle_entry(source: str) -> Entry:
-    from embedkit.reporting.entries import Entry, flat_recipe
+    from embedkit.reporting.comparison import Entry, flat_recipe
     from embedkit.runtime.bundle import read_bundle
     from embedkit.runtime.location import find_model
 

@@ -1,4 +1,4 @@
-"""`embedkit report`: a page with the curves of each run, and a page that compares runs and models."""
+"""`embedkit report`: a page with the curves of each run, and tables that compare runs and models."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["EXAMPLES", "HELP", "configure", "run"]
 HELP = "plot training runs, and compare runs, bundles and models"
 EXAMPLES = """
 embedkit report runs/tiny
-embedkit report runs/* bundles/*.onnx --quality evaluation.json --speed speed.json -o comparison.html
+embedkit report runs/* bundles/*.onnx --quality evaluation.json --speed speed.json -o comparison.md
 """
 
 
@@ -31,7 +31,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--output",
         type=Path,
         metavar="FILE",
-        help="the comparison page; default: comparison.html, if there is more than one entry",
+        help="the comparison, in Markdown; default: comparison.md, if there is more than one entry",
     )
     parser.add_argument(
         "--quality",
@@ -52,7 +52,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Write the page of each run and the comparison page, and print their paths."""
+    """Write the page of each run and the comparison, and print their paths."""
     from embedkit.training.run_report import write_report
 
     sources = list(dict.fromkeys(arguments.sources))
@@ -65,14 +65,13 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _compare(sources: list[str], arguments: argparse.Namespace) -> str:
-    """Read everything, then write: no page is drawn unless all sources can be read."""
-    from embedkit.reporting.comparison_page import write_comparison
-    from embedkit.reporting.entries import distinct
+    """Read everything, then write: nothing is written unless all sources can be read."""
+    from embedkit.reporting.comparison import distinct, write_comparison
     from embedkit.reporting.quality import read_evaluations
     from embedkit.reporting.speed_page import check_path, read_reports
 
-    page = arguments.output or Path("comparison.html")
-    check_path(page)
+    page = arguments.output or Path("comparison.md")
+    check_path(page, ".md")
     evaluations = [each for path in arguments.quality for each in read_evaluations(path)]
     evaluations += [each for path in arguments.speed for each in read_evaluations(path, required=False)]
     reports = [each for path in arguments.speed for each in read_reports(path)]

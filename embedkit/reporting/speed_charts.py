@@ -1,38 +1,53 @@
-"""Charts of latency and throughput."""
+"""Charts of latency and throughput, in which a model always looks the same."""
 
 from __future__ import annotations
 
 import functools
+import html
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
 
 from embedkit.evaluation.speed.figures import CellFigures, ModelFigures, SpeedReport
-from embedkit.reporting.contenders import Contender, Look, looks
-from embedkit.reporting.drawing import to_svg
+from embedkit.reporting.drawing import HUES, to_svg
 
-__all__ = ["contenders_of", "draw_latency", "draw_throughput"]
+__all__ = ["draw_latency", "draw_throughput", "legend"]
 
 _WIDTH = 11.7  # inches
+_KEY = "filled: int8; hollow: other precisions; squares: torch"
 
 
-def contenders_of(report: SpeedReport, quality: Mapping[str, float]) -> list[Contender]:
-    """Return the models of a report as contenders.
+@dataclass(frozen=True)
+class _Look:
+    """The appearance of a model.
 
-    Args:
-        report: a speed report.
-        quality: label -> quality times 100, where known.
+    Attributes:
+        hue: name of a colour, common to all precisions of a model.
+        filled: int8 is filled with solid lines; other precisions are hollow with dashed lines.
+        torch: models on torch have squares and dotted lines.
     """
-    return [
-        Contender(
-            label=model.label,
-            name=model.about["name"],
-            precision=model.about["precision"],
-            quality=quality.get(model.label),
-        )
-        for model in report.models
-    ]
+
+    hue: str
+    filled: bool
+    torch: bool
+
+    @property
+    def marker(self) -> str:
+        """Matplotlib's marker."""
+        return "s" if self.torch else "o"
+
+    @property
+    def line(self) -> str:
+        """Matplotlib's line style."""
+        return "-" if self.filled else ":" if self.torch else "--"
+
+
+def legend(report: SpeedReport) -> str:
+    """Return the legend of all charts of a report in HTML."""
+    items = "".join(f"<li>{_mark(look)}{html.escape(label)}</li>" for label, look in _looks(report).items())
+    return f'<ul class="legend">{items}<li class="key">{_KEY}</li></ul>'
 
 
 def draw_latency(report: SpeedReport) -> str:
@@ -44,7 +59,7 @@ def draw_latency(report: SpeedReport) -> str:
     shown = {name: cells for name, cells in rows.items() if any(cells)}
     if not shown:
         return ""
-    appearance = looks(contenders_of(report, {}))
+    appearance = _looks(report)
     draws = [
         functools.partial(_draw_latency, report.models, cells, appearance, name) for name, cells in shown.items()
     ]
@@ -55,15 +70,35 @@ def draw_throughput(report: SpeedReport) -> str:
     """Draw a chart for each kind of text: texts per second by batch size, with a line for each model."""
     if not any(cell.batch > 1 for model in report.models for cell in model.cells):
         return ""
-    appearance = looks(contenders_of(report, {}))
+    appearance = _looks(report)
     draws = [functools.partial(_draw_throughput, report.models, name, appearance) for name in report.words]
     return to_svg(draws, label="Throughput", inches=(_WIDTH, 3.6))
+
+
+def _looks(report: SpeedReport) -> dict[str, _Look]:
+    """Return the look of each label. Hues are assigned to names in order; the last one repeats if necessary."""
+    names = list(dict.fromkeys(model.about["name"] for model in report.models))
+    hues = {name: HUES[min(place, len(HUES) - 1)] for place, name in enumerate(names)}
+    return {
+        model.label: _Look(
+            hues[model.about["name"]],
+            model.about["precision"].startswith("int8"),
+            "torch" in model.about["precision"],
+        )
+        for model in report.models
+    }
+
+
+def _mark(look: _Look) -> str:
+    fill = f"var(--{look.hue})" if look.filled else "none"
+    shape = '<rect x="2" y="2" width="10" height="10"' if look.torch else '<circle cx="7" cy="7" r="5"'
+    return f'<svg viewBox="0 0 14 14">{shape} fill="{fill}" stroke="var(--{look.hue})" stroke-width="2"/></svg>'
 
 
 def _draw_latency(
     models: Sequence[ModelFigures],
     cells: Sequence[CellFigures | None],
-    appearance: Mapping[str, Look],
+    appearance: Mapping[str, _Look],
     texts: str,
     axes: Axes,
     colours: Mapping[str, str],
@@ -81,7 +116,7 @@ def _draw_latency(
     axes.grid(visible=False, axis="y")
 
 
-def _draw_row(axes: Axes, place: int, cell: CellFigures, look: Look, colours: Mapping[str, str]) -> None:
+def _draw_row(axes: Axes, place: int, cell: CellFigures, look: _Look, colours: Mapping[str, str]) -> None:
     colour, last = colours[look.hue], cell.p99_ms or cell.p95_ms or cell.p50_ms
     fill = colour if look.filled else "none"
     axes.plot([cell.p50_ms, last], [place, place], color=colour, linewidth=2.4, alpha=0.45)
@@ -100,7 +135,7 @@ def _draw_row(axes: Axes, place: int, cell: CellFigures, look: Look, colours: Ma
 def _draw_throughput(
     models: Sequence[ModelFigures],
     texts: str,
-    appearance: Mapping[str, Look],
+    appearance: Mapping[str, _Look],
     axes: Axes,
     colours: Mapping[str, str],
 ) -> None:

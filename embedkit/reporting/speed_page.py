@@ -1,4 +1,4 @@
-"""The report of `embedkit bench`: quality and cost on one page, also as Markdown and JSON."""
+"""The report of `embedkit bench`: one page, also as Markdown and JSON."""
 
 from __future__ import annotations
 
@@ -14,23 +14,21 @@ from embedkit.evaluation.speed.figures import SpeedReport
 from embedkit.evaluation.speed.report import about_the_machine, footnotes, speed_tables
 from embedkit.evaluation.tables import Table
 from embedkit.records import read_json
-from embedkit.reporting.contenders import legend
 from embedkit.reporting.page import build_page, figures, notes, sheet, wide
 from embedkit.reporting.quality import Quality, judge
-from embedkit.reporting.quality_charts import Cost, draw_quality
-from embedkit.reporting.speed_charts import contenders_of, draw_latency, draw_throughput
+from embedkit.reporting.speed_charts import draw_latency, draw_throughput, legend
 
 __all__ = ["check_path", "read_reports", "write_speed_page"]
 
 
-def check_path(path: Path) -> None:
+def check_path(path: Path, suffix: str = ".html") -> None:
     """Check the suffix of a report file, before any work.
 
     Raises:
-        InputError: the name does not end in ``.html``.
+        InputError: the name ends in something else.
     """
-    if path.suffix != ".html":
-        raise InputError(f"expected a report file that ends in .html, got {path}")
+    if path.suffix != suffix:
+        raise InputError(f"expected a report file that ends in {suffix}, got {path}")
 
 
 def read_reports(path: Path) -> list[SpeedReport]:
@@ -87,14 +85,9 @@ def write_speed_page(
 
 def _body(reports: Sequence[SpeedReport], quality: Quality) -> Iterator[str]:
     texts = reports[0].middle()
-    contenders = contenders_of(reports[0], quality.values)
     yield figures(_first_figures(reports, texts, quality))
-    yield legend(contenders)
+    yield legend(reports[0])
     if quality.values:
-        yield "<h2>Quality and cost</h2>"
-        yield wide(
-            draw_quality(contenders, list(_costs(reports, texts)), quality=f"{quality.headline}, times 100")
-        )
         yield sheet(_quality_table(reports[0], quality))
     for report in reports:
         threads = report.threads_in_words()
@@ -106,16 +99,6 @@ def _body(reports: Sequence[SpeedReport], quality: Quality) -> Iterator[str]:
         yield from (sheet(table, folded=f"{table.title}, {threads}") for table in (latency, throughput))
         yield sheet(cost)
         yield notes(footnotes(report))
-
-
-def _costs(reports: Sequence[SpeedReport], texts: str) -> Iterator[Cost]:
-    """Yield latency for each number of threads, and size."""
-    for report in reports:
-        cells = {model.label: model.cell(texts, 1) for model in report.models}
-        prices = {label: cell.p50_ms for label, cell in cells.items() if cell is not None}
-        yield Cost(f"latency, {report.threads_in_words()}", f"milliseconds for one text of {texts}", prices)
-    sizes = {model.label: model.about["size_bytes"] / 1e6 for model in reports[0].models}
-    yield Cost("size", "megabytes of files", sizes)
 
 
 def _first_figures(reports: Sequence[SpeedReport], texts: str, quality: Quality) -> Iterator[tuple[str, str]]:

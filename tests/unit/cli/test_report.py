@@ -28,10 +28,11 @@ def test_it_tells_where_the_pages_are(run, capsys):
 def test_several_are_compared_on_a_page_of_their_own(run, toy_bundle, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["report", str(run), str(toy_bundle)]) == 0
-    assert capsys.readouterr().out == f"{run}/report.html\ncomparison.html\n"
-    text = (tmp_path / "comparison.html").read_text()
-    assert "2 models: run, not finished, bundle" in text
-    assert '<a href="run/report.html">run</a>' in text
+    assert capsys.readouterr().out == f"{run}/report.html\ncomparison.md\n"
+    text = (tmp_path / "comparison.md").read_text()
+    assert "| run, not finished |" in text
+    assert "| bundle |" in text
+    assert "[run fp32 (torch)](run/report.html)" in text
 
 
 @pytest.mark.usefixtures("one_cold_start")
@@ -40,16 +41,15 @@ def test_quality_and_speed_are_joined_with_a_bundle(toy_bundle, tmp_path, capsys
     pairs.write_text("a good dog\ta good dog\t5\na good dog\ta bad dog\t3\nthe cat\ta red ship\t0\n")
     (tmp_path / "mine.txt").write_text("a good dog\nthe cat\n")
     timing = ["--texts", str(tmp_path / "mine.txt"), "--threads", "1", "--rounds", "1", "--seconds", "0.01"]
-    speed, page = tmp_path / "speed.html", tmp_path / "page.html"
+    speed, page = tmp_path / "speed.html", tmp_path / "page.md"
     assert main(["bench", str(toy_bundle), *timing, "--task", str(pairs), "--report", str(speed)]) == 0
     capsys.readouterr()
     command = ["report", str(toy_bundle), "--speed", str(speed.with_suffix(".json")), "-o", str(page)]
     assert main(command) == 0
     assert capsys.readouterr().out == f"{page}\n"
     text = page.read_text()
-    assert "1 model: bundle" in text
-    assert 'aria-label="latency, 1 thread; size"' in text
-    assert "pairs, times 100" in text
+    assert "ms, 1 thread" in text
+    assert "| model | pairs |" in text
 
 
 def test_what_is_neither_run_nor_model_is_an_error(tmp_path, monkeypatch, capsys):

@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import xml.etree.ElementTree as ET
 
-from embedkit.reporting.contenders import Contender
-from embedkit.reporting.quality_charts import Cost, _unbeaten, draw_quality
-from embedkit.reporting.speed_charts import draw_latency, draw_throughput
-
-CONTENDERS = [
-    Contender(label="tiny int8", name="tiny", precision="int8", quality=74.0),
-    Contender(label="teacher fp32", name="teacher", precision="fp32", quality=79.0),
-    Contender(label="bert-base fp32", name="bert-base", precision="fp32"),
-]
-COST = Cost("latency", "milliseconds", {"tiny int8": 0.3, "teacher fp32": 9.0, "bert-base fp32": 50.0})
+from embedkit.reporting.drawing import HUES
+from embedkit.reporting.speed_charts import draw_latency, draw_throughput, legend
 
 
 def texts_of(svg):
@@ -21,37 +14,21 @@ def texts_of(svg):
     return ["".join(element.itertext()).strip() for element in root.iter("{http://www.w3.org/2000/svg}text")]
 
 
-def test_quality_names_every_contender_and_its_axes():
-    found = texts_of(draw_quality(CONTENDERS, [COST], quality="STS mean"))
-    assert {
-        "tiny int8",
-        "teacher fp32",
-        "bert-base fp32",
-        "STS mean",
-        "milliseconds, log scale",
-        "latency",
-    } <= set(found)
+def test_precisions_of_a_model_share_a_hue_and_differ_in_form(make_speed):
+    marks = re.findall(
+        r"<li><svg.*?><(\w+).*? fill=\"(.*?)\" stroke=\"(.*?)\".*?</svg>(.*?)</li>",
+        legend(make_speed({"a fp32": 0.1, "b int8": 0.1, "a int8": 0.1, "a fp32 (torch)": 0.1})),
+    )
+    form = {label: (shape, fill != "none") for shape, fill, _, label in marks}
+    hue = {label: stroke for _, _, stroke, label in marks}
+    assert hue["a fp32"] == hue["a int8"] == hue["a fp32 (torch)"] != hue["b int8"]
+    assert form["a int8"] == form["b int8"]
+    assert len({form["a fp32"], form["a int8"], form["a fp32 (torch)"]}) == 3
 
 
-def test_quality_has_a_drawing_for_each_cost_that_is_known():
-    size = Cost("size", "megabytes", {"tiny int8": 5.0})
-    found = texts_of(draw_quality(CONTENDERS, [COST, size, Cost("none", "", {})], quality="STS mean"))
-    assert found.count("tiny int8") == 2
-    assert found.count("teacher fp32") == 1
-    assert "none" not in found
-
-
-def test_without_quality_there_is_no_chart_of_it():
-    assert draw_quality(CONTENDERS[2:], [COST], quality="STS mean") == ""
-    assert draw_quality(CONTENDERS, [Cost("size", "MB", {"bert-base fp32": 1.0})], quality="STS mean") == ""
-
-
-def test_one_contender_alone_is_drawn():
-    ET.fromstring(draw_quality(CONTENDERS[:1], [Cost("size", "MB", {"tiny int8": 1.0})], quality="STS mean"))
-
-
-def test_the_frontier_holds_what_no_other_beats():
-    assert _unbeaten([(1.0, 70.0), (2.0, 69.0), (3.0, 75.0), (3.0, 74.0)]) == [(1.0, 70.0), (3.0, 75.0)]
+def test_more_models_than_hues_share_the_last(make_speed):
+    text = legend(make_speed({f"{number} fp32": 0.1 for number in range(len(HUES) + 2)}))
+    assert text.count(f"stroke=\"var(--{HUES[-1]})\"") == 3
 
 
 def test_latency_has_a_row_for_each_model_and_a_figure_in_each_row(make_speed):

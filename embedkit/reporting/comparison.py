@@ -1,0 +1,227 @@
+"""Students, teachers and variants in one Markdown file: quality, speed, size and recipe of each."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path, PurePath
+from typing import Any
+
+from embedkit.atomic import atomic_file
+from embedkit.evaluation.speed.figures import CellFigures, ModelFigures, SpeedReport
+from embedkit.evaluation.speed.report import about_the_machine
+from embedkit.evaluation.tables import Table
+from embedkit.reporting.page import flat
+from embedkit.reporting.quality import Quality, judge
+
+__all__ = ["Entry", "differences", "distinct", "flat_recipe", "write_comparison"]
+
+_DEVELOPMENT = "development Spearman"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """A run, a bundle, a model folder, or a model that was only timed.
+
+    Attributes:
+        label: unique label, see :func:`distinct`.
+        name: name of the model.
+        kind: short description of its kind.
+        precision: precision of the weights.
+        source: where it came from.
+        fingerprint: identifies its evaluations and timings; empty if not computed.
+        size_bytes: size of its files, None if there are none yet.
+        recipe: training settings by dotted name.
+        facts: other facts by name.
+        development: its best score on its development set, times 100.
+        development_set: name of that set; empty if unknown.
+        page: address of its own page.
+    """
+
+    label: str
+    name: str
+    kind: str
+    precision: str
+    source: str
+    fingerprint: str = ""
+    size_bytes: int | None = None
+    recipe: Mapping[str, str] = field(default_factory=dict)
+    facts: Mapping[str, str] = field(default_factory=dict)
+    development: float | None = None
+    development_set: str = ""
+    page: str = ""
+
+
+def distinct(entries: Sequence[Entry]) -> list[Entry]:
+    """Return the entries with unique labels, adding the source where necessary."""
+    labels = [each.label for each in entries]
+    return [
+        each if labels.count(each.label) == 1 else dataclasses.replace(each, label=f"{each.label} ({each.source})")
+        for each in entries
+    ]
+
+
+def flat_recipe(config: Mapping[str, Any]) -> dict[str, str]:
+    """Return settings by dotted names, without the name of the run."""
+    return {name: value for name, value in flat(config) if name != "name"}
+
+
+def write_comparison(
+    entries: Sequence[Entry],
+    path: Path,
+    *,
+    reports: Sequence[SpeedReport] = (),
+    evaluations: Sequence[Mapping[str, Any]] = (),
+    title: str = "Comparison",
+) -> None:
+    """Write a Markdown file that compares all entries.
+
+    Args:
+        entries: entries with distinct labels; at least one.
+        path: path of the file.
+        reports: timings; models in them that are not entries are shown too.
+        evaluations: the result of :func:`~embedkit.reporting.quality.read_evaluations`.
+        title: title of the file.
+
+    Raises:
+        DataError: an evaluation is malformed.
+        StorageError: the file cannot be written.
+    """
+    shown = [*entries, *_timed_only(reports, entries)]
+    parts = [f"# {title}", *_parts(shown, _judge(shown, evaluations), reports)]
+    with atomic_file(path) as temporary:
+        temporary.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+
+
+def _timed_only(reports: Sequence[SpeedReport], entries: Sequence[Entry]) -> list[Entry]:
+    """Return an entry for each model that was timed but is not among the entries."""
+    known = {each.fingerprint for each in entries}
+    found: dict[str, ModelFigures] = {}
+    for model in (model for report in reports for model in report.models):
+        if model.about["fingerprint"] not in known:
+            found.setdefault(model.about["fingerprint"], model)
+    return [
+        Entry(
+            label=model.label,
+            name=model.about["name"],
+            kind="timing only",
+            precision=model.about["precision"],
+            source=model.note or model.source,
+            fingerprint=mark,
+            size_bytes=model.about["size_bytes"],
+        )
+        for mark, model in found.items()
+    ]
+
+
+def _judge(entries: Sequence[Entry], evaluations: Sequence[Mapping[str, Any]]) -> Quality:
+    """Return the evaluations, plus development scores."""
+    quality = judge({each.label: each.fingerprint for each in entries if each.fingerprint}, evaluations)
+    own: dict[str, dict[str, float]] = {}
+    for each in entries:
+        if each.development is not None:
+            name = f"{_DEVELOPMENT}, {each.development_set}" if each.development_set else _DEVELOPMENT
+            own.setdefault(name, {})[each.label] = each.development
+    return Quality(quality.headline, {**quality.figures, **own})
+
+
+def _parts(entries: Sequence[Entry], quality: Quality, reports: Sequence[SpeedReport]) -> Iterator[str]:
+    yield _overview(entries, reports).to_markdown()
+    if quality.figures:
+        yield Table("Quality, times 100", *quality.table([each.label for each in entries])).to_markdown()
+    recipes = [each for each in entries if each.recipe]
+    rows = differences(entries)
+    if rows:
+        header = ["setting", *(each.label for each in recipes)]
+        yield Table("Differences between recipes", header, rows, words=len(header)).to_markdown()
+    elif len(recipes) > 1:
+        yield "All recipes are identical."
+    yield "## Details"
+    for each in entries:
+        yield "\n".join([f"### {each.label}", "", *(f"- {name}: {value}" for name, value in _facts(each))])
+    notes = [
+        f"- latency with {report.threads_in_words()}: one text of {report.middle()}; {about_the_machine(report)}"
+        for report in reports
+    ]
+    if notes:
+        yield "\n".join(notes)
+
+
+def _overview(entries: Sequence[Entry], reports: Sequence[SpeedReport]) -> Table:
+    latencies = [f"ms, {report.threads_in_words()}" for report in reports]
+    header = ["model", "kind", "method", "teacher", "files MB", "memory MB", "cold start s", *latencies]
+    rows = []
+    for each in entries:
+        timed = next((model for report in reports if (model := _timed(each, report))), None)
+        cells = [_cell(each, report) for report in reports]
+        rows.append(
+            [
+                f"[{each.label}]({each.page})" if each.page else each.label,
+                each.kind,
+                each.facts.get("method", ""),
+                each.facts.get("teacher", ""),
+                _megabytes(each.size_bytes),
+                _megabytes(timed.memory_bytes if timed else None),
+                f"{timed.start.embedded:.2f}" if timed else "",
+                *("" if cell is None else f"{cell.p50_ms:.3g}" for cell in cells),
+            ]
+        )
+    return Table("Overview", header, rows, words=4)
+
+
+def _facts(entry: Entry) -> Iterator[tuple[str, str]]:
+    yield "kind", entry.kind
+    yield "source", entry.source
+    if entry.fingerprint:
+        yield "fingerprint", entry.fingerprint
+    yield from entry.facts.items()
+    yield from ((f"recipe: {name}", value) for name, value in entry.recipe.items())
+
+
+def _timed(entry: Entry, report: SpeedReport) -> ModelFigures | None:
+    if not entry.fingerprint:
+        return None
+    return next((model for model in report.models if model.about["fingerprint"] == entry.fingerprint), None)
+
+
+def _cell(entry: Entry, report: SpeedReport) -> CellFigures | None:
+    timed = _timed(entry, report)
+    return timed.cell(report.middle(), 1) if timed else None
+
+
+def _megabytes(size: int | None) -> str:
+    return "" if size is None else f"{size / 1e6:,.1f}"
+
+
+def differences(entries: Sequence[Entry]) -> list[list[str]]:
+    """Return a row for each setting in which recipes differ: its name, then its value in each recipe.
+
+    Entries without a recipe have no column; missing settings are empty. The corpus is one row.
+    """
+    recipes = [_with_one_corpus(each.recipe) for each in entries if each.recipe]
+    names = dict.fromkeys(name for recipe in recipes for name in recipe)
+    rows = [[name, *(recipe.get(name, "") for recipe in recipes)] for name in names]
+    return [row for row in rows if len(set(row[1:])) > 1]
+
+
+def _with_one_corpus(recipe: Mapping[str, str]) -> dict[str, str]:
+    """Return the recipe with the settings of its sources, often several dozen, joined into one."""
+    sources: dict[str, dict[str, str]] = {}
+    rest = {}
+    for name, value in recipe.items():
+        source, dot, key = name.partition("].")
+        if dot and source.startswith("corpus["):
+            sources.setdefault(source, {})[key] = value
+        else:
+            rest[name] = value
+    described = "; ".join(_describe_source(settings) for settings in sources.values())
+    return {"corpus": described, **rest} if described else rest
+
+
+def _describe_source(settings: Mapping[str, str]) -> str:
+    """Return the file's name and, in parentheses, the settings that select its texts."""
+    chosen = (f"{key} {value}" for key, value in settings.items() if key not in ("path", "name", "licence"))
+    details = ", ".join(each for each in chosen if not each.endswith((" []", " ()")))
+    name = PurePath(settings.get("path", "")).name
+    return f"{name} ({details})" if details else name
