@@ -6,6 +6,7 @@ import json
 import os
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -356,3 +357,60 @@ def wordnet_folder(tmp_path: Path) -> Path:
     for name, rows in lines.items():
         (folder / name).write_text(licence + "".join(f"{row}  \n" for row in rows), encoding="utf-8")
     return folder
+
+
+@dataclass
+class StaticFolder:
+    """A table of word vectors in a folder, with its contents.
+
+    Attributes:
+        path: the folder.
+        rows: ``(V, 64) float32``, as stored.
+        weights: ``(V,) float32``, a factor of each word, stored in the form ``"mapped"``.
+        mapping: ``(V,) int64``, the row of each word in that form.
+    """
+
+    path: Path
+    rows: npt.NDArray[np.float32]
+    weights: npt.NDArray[np.float32]
+    mapping: npt.NDArray[np.int64]
+
+    def change(self, file: str, **settings: Any) -> None:
+        """Change or add settings of a JSON file."""
+        path = self.path / file
+        content = json.loads(path.read_text()) if path.exists() else {}
+        path.write_text(json.dumps({**content, **settings}))
+
+
+@pytest.fixture
+def make_static_folder(toy_tokenizer_json: str, tmp_path: Path) -> Callable[..., StaticFolder]:
+    """``make_static_folder(library, form="plain")``: model2vec also has the forms "modules" and "mapped"."""
+
+    def make(library: str, form: str = "plain") -> StaticFolder:
+        from safetensors.numpy import save_file
+
+        tokenizer = json.loads(toy_tokenizer_json) | {"truncation": None}
+        count = len(tokenizer["model"]["vocab"])
+        generator = np.random.default_rng(7)
+        made = StaticFolder(
+            tmp_path / "static",
+            generator.standard_normal((count, 64), dtype=np.float32),
+            generator.uniform(0.2, 2.0, count).astype(np.float32),
+            generator.integers(0, count, count),
+        )
+        made.path.mkdir()
+        made.change("tokenizer.json", **tokenizer)
+        weights: dict[str, Any] = {"embeddings": made.rows}
+        modules = [{"idx": 0, "name": "0", "path": ".", "type": "sentence_transformers.models.StaticEmbedding"}]
+        if library == "sentence-transformers":
+            weights = {"embedding.weight": made.rows}
+        else:
+            made.change("config.json", model_type="model2vec", normalize=True, embedding_dtype="float32")
+        if form == "mapped":
+            weights |= {"weights": made.weights, "mapping": made.mapping}
+        if library == "sentence-transformers" or form != "plain":
+            (made.path / "modules.json").write_text(json.dumps(modules))
+        save_file(weights, made.path / "model.safetensors")
+        return made
+
+    return make

@@ -28,6 +28,7 @@ from embedkit.export.writer import (
 )
 from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.encoder import SentenceEncoder
+from embedkit.modeling.static import STATIC
 from embedkit.protocols import FloatArray
 from embedkit.runtime.tokenization import PairTokenizer, Tokenizer
 
@@ -60,6 +61,8 @@ Weights = Mapping[str, FloatArray]
 def is_bert(model: SentenceEncoder | PairEncoder) -> bool:
     """Whether this module supports the network of an encoder or a cross-encoder."""
     config = model.config
+    if config.model_type == STATIC:
+        return isinstance(model, SentenceEncoder) and _is_plain(model)
     supported = _FAMILY if isinstance(model, PairEncoder) else (*_FAMILY, *_ENCODERS)
     return (
         config.model_type in supported
@@ -78,8 +81,8 @@ def _is_plain(model: SentenceEncoder) -> bool:
 
 
 def _activation(config: Any) -> str:
-    """Return the activation; DistilBERT's configuration has another name for it."""
-    name: str = config.activation if config.model_type == "distilbert" else config.hidden_act
+    """Return the activation; DistilBERT's configuration has another name for it, and a static model has none."""
+    name: str = getattr(config, "activation" if config.model_type == "distilbert" else "hidden_act", "")
     return name
 
 
@@ -90,6 +93,8 @@ def write_bert(model: SentenceEncoder | PairEncoder, arithmetic: Arithmetic) -> 
         weights = _read_weights(model.state_dict(), (prefix, "network."))
         return _CrossEncoderWriter(model, weights, arithmetic).write()
     weights = _read_weights(model.state_dict(), ("backbone.",))
+    if model.config.model_type == STATIC:
+        return _StaticWriter(model, weights, arithmetic).write()
     if model.config.model_type == "distilbert":
         weights = {_bert_name(name): weight for name, weight in weights.items()}
     return _EncoderWriter(model, weights, arithmetic).write()
@@ -110,9 +115,9 @@ class _BodyWriter:
         self.vocabulary_size, self.max_length = tokenizer.vocabulary_size, tokenizer.max_length
         self.hidden = int(config.hidden_size)
         self.layers = int(config.num_hidden_layers)
-        self.heads = int(config.num_attention_heads)
+        self.heads = int(getattr(config, "num_attention_heads", 1))
         self.epsilon = float(getattr(config, "layer_norm_eps", _DISTILBERT_EPSILON))
-        self.gelu = _GELU[_activation(config)]
+        self.gelu = _GELU.get(_activation(config))
         is_offset = config.model_type in _OFFSET_POSITIONS
         self.first_position = int(config.pad_token_id or 0) + 1 if is_offset else 0
         self.typed = False
@@ -239,6 +244,15 @@ class _EncoderWriter(_BodyWriter):
         count = graph.add("ReduceSum", f"{prefix}count", mask, graph.integers(1), keepdims=1)
         count = graph.add("Max", f"{prefix}safe_count", count, graph.number("one", 1.0))
         return graph.add("Div", f"{prefix}pooled", summed, count)
+
+
+class _StaticWriter(_EncoderWriter):
+    """Writes the mean of word vectors, and what follows it."""
+
+    def body(self) -> tuple[str, str]:
+        mask = self.graph.add("Cast", "mask", "attention_mask", to=TensorProto.FLOAT)
+        table = self.weights["words.weight"][: self.vocabulary_size]
+        return self.arithmetic.gather(self.graph, "words", table, "input_ids"), mask
 
 
 class _CrossEncoderWriter(_BodyWriter):

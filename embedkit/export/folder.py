@@ -36,6 +36,7 @@ from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.layout import write_layout
 from embedkit.modeling.location import find_folder
 from embedkit.modeling.shared_layers import writing_tensors
+from embedkit.modeling.static import STATIC
 from embedkit.modeling.vocabulary import write_tokenizer
 from embedkit.protocols import FloatArray
 from embedkit.runtime.bundle import Bundle, Manifest, read_bundle
@@ -99,6 +100,10 @@ def export_folder(
         raise ExportError("a folder contains torch weights with the whole vocabulary; export a bundle instead")
     card = read_card(source, licence=licence)
     model = load_source(source, max_length=max_length)
+    if model.config.model_type == STATIC:
+        raise ExportError(
+            f"{source} is a static model, which sentence-transformers loads as it is; export a bundle instead"
+        )
     if isinstance(model, SentenceEncoder) and model.memory is not None:
         raise _memory_error(source)
     origin = Origin(find_folder(find_model_folder(source)), max_length)

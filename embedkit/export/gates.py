@@ -20,6 +20,7 @@ __all__ = [
     "largest_difference",
     "relative_error",
     "rounded",
+    "smallest_cosine",
 ]
 
 
@@ -76,6 +77,16 @@ def check_size(content: bytes, limit: int | None) -> Gate:
 def largest_difference(a: FloatArray, b: FloatArray) -> float:
     """Return the maximum absolute difference of any value; NaN counts as infinite."""
     return float(np.nan_to_num(np.abs(a - b), nan=np.inf).max())
+
+
+def smallest_cosine(expected: FloatArray, got: FloatArray) -> float:
+    """Return the minimum cosine of two sets of unit rows ``(N, D)``, at most 1; a NaN counts as opposite.
+
+    Two rows of zeros, of a text without known words, count as equal.
+    """
+    cosines = np.nan_to_num((expected * got).sum(axis=1), nan=-1.0)
+    is_empty = ~expected.any(axis=1) & ~got.any(axis=1)
+    return min(1.0, float(np.where(is_empty, 1.0, cosines).min()))
 
 
 def relative_error(expected: FloatArray, got: FloatArray) -> float:

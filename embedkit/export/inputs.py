@@ -54,6 +54,8 @@ def measure_inputs(model: SentenceEncoder | PairEncoder, texts: Sequence[str]) -
     """
     recorder = _Recorder()
     content = recorder.finish(model)
+    if content is None:  # a static model
+        return {}
     if isinstance(model, PairEncoder):
         tokens = model.tokenizer.tokenize(list(itertools.pairwise(texts)))
     else:
@@ -90,10 +92,12 @@ class _Recorder(FloatArithmetic):
         self.products[name] = seen, width
         return super().matmul(graph, name, value, weight)
 
-    def finish(self, model: SentenceEncoder | PairEncoder) -> bytes:
-        """Return the serialized graph with an additional output, ``statistics``, those of all products."""
+    def finish(self, model: SentenceEncoder | PairEncoder) -> bytes | None:
+        """Return the serialized graph with an additional output, ``statistics``; None if it has no products."""
         written = build_graph(model, self)
         names = [name for name, _ in self.products.values()]
+        if not names:
+            return None
         written.graph.node.append(helper.make_node("Concat", names, ["statistics"], axis=1))
         written.graph.output.append(helper.make_tensor_value_info("statistics", TensorProto.FLOAT, [4, "inputs"]))
         content: bytes = written.SerializeToString()

@@ -409,10 +409,7 @@ def _measure_ranges(model: SentenceEncoder | PairEncoder, content: bytes, texts:
     """Return the ranges of an encoder's embeddings of texts, in the manifest's format; empty without texts."""
     if isinstance(model, PairEncoder) or not texts:
         return ""
-    candidate, tokens = Candidate(content, model.tokenizer), model.tokenizer.tokenize(texts)
-    order = np.argsort(tokens.lengths, kind="stable")
-    rows = [candidate.run_batch(tokens.choose(order[start : start + 32])) for start in range(0, len(order), 32)]
-    return Ranges.measure(np.concatenate(rows)).to_text()
+    return Ranges.measure(Candidate(content, model.tokenizer).run(texts)).to_text()
 
 
 def _require_golden(path: Path) -> None:

@@ -23,6 +23,7 @@ from embedkit.errors import ExportError
 from embedkit.export.gates import Gate
 from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.encoder import SentenceEncoder
+from embedkit.modeling.vocabulary import unknown_id
 from embedkit.runtime.tokenization import Tokenizer
 
 __all__ = ["prune_vocabulary"]
@@ -177,7 +178,7 @@ def _keep_rows(table: nn.Module, kept: Sequence[int]) -> Tensor:
 def _measure(before: Tokenizer, after: Tokenizer, texts: Sequence[str], kept: Sequence[int]) -> Gate:
     """Tokenize the corpus by both tokenizers and count the differences."""
     known = set(kept)
-    unknown = _unknown_id(before)
+    unknown = unknown_id(before)
     counts: Counter[str] = Counter()
     for old, new in zip(_tokenize(before, texts), _tokenize(after, texts), strict=True):
         restored = [kept[number] for number in new]
@@ -186,8 +187,9 @@ def _measure(before: Tokenizer, after: Tokenizer, texts: Sequence[str], kept: Se
         counts["tokens_kept"] += sum(number in known for number in words)
         counts["texts_same"] += old == restored
         counts["broken"] += old != restored and known.issuperset(old)
-        counts["unknown_before"] += old.count(unknown)
-        counts["unknown"] += restored.count(unknown)
+        if unknown is not None:
+            counts["unknown_before"] += old.count(unknown)
+            counts["unknown"] += restored.count(unknown)
     return Gate(
         "vocabulary",
         counts["broken"] == 0 and counts["unknown"] <= counts["unknown_before"],
@@ -207,15 +209,6 @@ def _measure(before: Tokenizer, after: Tokenizer, texts: Sequence[str], kept: Se
 def _tokenize(tokenizer: Tokenizer, texts: Sequence[str]) -> Iterator[list[int]]:
     for start in range(0, len(texts), _TEXTS_PER_CHUNK):
         yield from tokenizer.tokenize(texts[start : start + _TEXTS_PER_CHUNK], first=start).ids
-
-
-def _unknown_id(tokenizer: Tokenizer) -> int:
-    """Return the id of unknown pieces, -1 if there is none."""
-    content = json.loads(tokenizer.json)
-    model = content["model"]
-    if "unk_token" in model:
-        return _read_pieces(content).get(model["unk_token"], -1)
-    return -1 if model.get("unk_id") is None else int(model["unk_id"])
 
 
 def _share(part: int, whole: int) -> float:

@@ -1,7 +1,8 @@
 """The gate on texts: a model's own library and its bundle read the same texts, and agree.
 
 All other gates feed token ids, so a setting of the folder that was misread would pass them. Here transformers'
-``AutoTokenizer`` reads the folder again, and sentence-transformers encodes the texts if it is installed.
+``AutoTokenizer`` reads the folder again, or for a static model the tokenizers package, and sentence-transformers
+or model2vec encode the texts if they are installed.
 """
 
 from __future__ import annotations
@@ -14,23 +15,23 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tokenizers
 
 from embedkit.export.candidates import Candidate, run_torch
-from embedkit.export.gates import Gate, largest_difference, rounded
+from embedkit.export.gates import Gate, largest_difference, rounded, smallest_cosine
 from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.encoder import SentenceEncoder
-from embedkit.modeling.pretrained import OFFSET_POSITIONS, longest_text
+from embedkit.modeling.pretrained import OFFSET_POSITIONS, UNLIMITED, longest_text
 from embedkit.modeling.vocabulary import library_tokenizer
 from embedkit.protocols import FloatArray
-from embedkit.runtime.folders import read_json
+from embedkit.runtime.folders import Layout, read_json, read_layout
 from embedkit.runtime.tokenization import Tokens
 
 __all__ = ["check_reading"]
 
-_PEER = "sentence_transformers"
 _ENOUGH_TOKENS = 1024  # longer texts are compared as tokens only: attention over them takes minutes
 _SMALLEST_COSINE = 0.95
-_SAME = 1e-4  # sentence-transformers and this package compute the same network in float32
+_SAME = 1e-4  # the folder's own library and this package compute the same network in float32
 
 _TEXTS = (
     "",
@@ -55,12 +56,14 @@ def check_reading(
     Returns:
         a gate that passes if the tokens of every text are equal, the file gives what the torch model gives for the
         library's tokens, to the rounding of its precision (cosine 0.95, which the other gates refine), and
-        sentence-transformers, if it is there, gives the same embeddings or scores as the torch model.
+        sentence-transformers or model2vec, whichever wrote the folder and if it is there, gives the same results
+        as the torch model.
     """
-    library = library_tokenizer(folder)
-    length = max_length or _find_length(folder, library, original)
-    items = _items(original, library.all_special_tokens, str(library.pad_token), length)
-    expected = _tokenize(library, items, length)
+    layout = read_layout(folder)
+    reader = _StaticReader(layout) if layout.static else _Reader(layout, original)
+    length = max_length or reader.length
+    items = _items(original, reader.special_tokens, length)
+    expected = reader.tokenize(items, length)
     found = original.tokenizer.tokenize(items)
     differing = [
         row
@@ -69,25 +72,36 @@ def check_reading(
         or (expected.type_ids and found.type_ids and expected.type_ids[row] != list(found.type_ids[row]))
     ]
     figures: dict[str, object] = {
-        "library": f"transformers {importlib.metadata.version('transformers')}",
+        "library": _version(reader.package),
         "texts": len(items),
         "differently_tokenized": len(differing),
     }
     if differing:
         figures["for_example"] = str(items[differing[0]])[:60]
         return Gate("texts", passed=False, figures=figures)
-    short = [row for row in range(len(items)) if len(expected.ids[row]) <= _ENOUGH_TOKENS]
+    # model2vec also cuts a long text to a number of characters; sentence-transformers has no length here.
+    most = min(_ENOUGH_TOKENS, length - 1) if layout.static else _ENOUGH_TOKENS
+    short = [row for row in range(len(items)) if len(expected.ids[row]) <= most]
     values = run_torch(original)(expected.choose(short))
     chosen = [items[row] for row in short]
     passed = True
     if candidate is not None:
         passed = _agrees(values, candidate.run(chosen), figures)
-    if importlib.util.find_spec(_PEER) is not None:
-        figures["library"] = f"sentence-transformers {importlib.metadata.version('sentence-transformers')}"
-        difference = largest_difference(values, _run_peer(original, folder, max_length, chosen))
+    peer = "model2vec" if layout.static == "model2vec" else "sentence_transformers"
+    if importlib.util.find_spec(peer) is not None:
+        figures["library"] = _version(peer)
+        run = _run_model2vec if layout.static == "model2vec" else _run_sentence_transformers
+        difference = largest_difference(
+            values, run(original, folder, None if layout.static else max_length, chosen)
+        )
         figures |= {"torch_difference": rounded(difference), "torch_difference_allowed": _SAME}
         passed = passed and difference <= _SAME
     return Gate("texts", passed, figures)
+
+
+def _version(package: str) -> str:
+    name = package.replace("_", "-")
+    return f"{name} {importlib.metadata.version(name)}"
 
 
 def _agrees(expected: FloatArray, got: FloatArray, figures: dict[str, object]) -> bool:
@@ -96,46 +110,93 @@ def _agrees(expected: FloatArray, got: FloatArray, figures: dict[str, object]) -
         difference = largest_difference(expected, got)
         figures |= {"largest_difference": rounded(difference)}
         return bool(np.isfinite(difference))
-    cosine = float(np.nan_to_num((expected * got).sum(axis=1), nan=-1.0).min())
-    figures |= {"smallest_cosine": round(min(cosine, 1.0), 6), "smallest_cosine_allowed": _SMALLEST_COSINE}
+    cosine = smallest_cosine(expected, got)
+    figures |= {"smallest_cosine": round(cosine, 6), "smallest_cosine_allowed": _SMALLEST_COSINE}
     return cosine >= _SMALLEST_COSINE
 
 
-def _find_length(folder: Path, library: Any, model: SentenceEncoder | PairEncoder) -> int:
-    """Return the length that sentence-transformers uses: its own setting, else the tokenizer's."""
-    longest = longest_text(model.config)
-    chosen = read_json(folder / "sentence_bert_config.json", optional=True).get("max_seq_length")
-    length = int(min(chosen or library.model_max_length, longest))
-    return 512 if length == longest_text(model.config) > 100_000 else length  # unlimited
+class _Reader:
+    """A folder's tokenizer and maximum length as transformers and sentence-transformers read them."""
+
+    package = "transformers"
+
+    def __init__(self, layout: Layout, model: SentenceEncoder | PairEncoder) -> None:
+        self._tokenizer = library_tokenizer(layout.backbone)
+        # RoBERTa's positions skip the padding token even within a text, and those of bundles do not.
+        skipped = str(self._tokenizer.pad_token) if model.config.model_type in OFFSET_POSITIONS else None
+        self.special_tokens = [token for token in self._tokenizer.all_special_tokens if token != skipped]
+        self.length = self._find_length(layout.backbone, longest_text(model.config))
+
+    def _find_length(self, backbone: Path, longest: int) -> int:
+        """Return the length that sentence-transformers uses: its own setting, else the tokenizer's."""
+        chosen = read_json(backbone / "sentence_bert_config.json", optional=True).get("max_seq_length")
+        length = int(min(chosen or self._tokenizer.model_max_length, longest))
+        return 512 if length == longest > 100_000 else length  # unlimited
+
+    def tokenize(self, items: Sequence[Any], length: int) -> Tokens:
+        """Tokenize texts or pairs, with at most that many tokens each."""
+        is_pairs = isinstance(items[0], tuple)
+        texts = ([first for first, _ in items], [second for _, second in items]) if is_pairs else (list(items),)
+        found = self._tokenizer(*texts, truncation=True, max_length=length, return_token_type_ids=is_pairs)
+        return Tokens(found["input_ids"], [], found["token_type_ids"] if is_pairs else None)
 
 
-def _items(model: SentenceEncoder | PairEncoder, special: Sequence[str], pad: str, length: int) -> list[Any]:
+class _StaticReader:
+    """The tokenizer of a static model, as sentence-transformers and model2vec use it."""
+
+    package = "tokenizers"
+
+    def __init__(self, layout: Layout) -> None:
+        self._tokenizer = tokenizers.Tokenizer.from_file(str(layout.backbone / "tokenizer.json"))
+        self._tokenizer.no_padding()
+        added = self._tokenizer.get_added_tokens_decoder().values()
+        self.special_tokens = [token.content for token in added]
+        truncation = self._tokenizer.truncation or {}
+        self.length = int(truncation.get("max_length", UNLIMITED))
+        self._direction = truncation.get("direction", "right")
+        if layout.static == "model2vec":
+            settings = read_json(layout.backbone / "config.json")
+            self.length, self._direction = settings.get("max_length", 512) or UNLIMITED, "right"
+
+    def tokenize(self, texts: Sequence[str], length: int) -> Tokens:
+        """Tokenize texts, with at most that many tokens each."""
+        self._tokenizer.enable_truncation(length, direction=self._direction)
+        return Tokens([found.ids for found in self._tokenizer.encode_batch(texts, add_special_tokens=False)], [])
+
+
+def _items(model: SentenceEncoder | PairEncoder, special: Sequence[str], length: int) -> list[Any]:
     """Return texts or pairs that every setting changes."""
-    # RoBERTa's positions skip the padding token even within a text, and those of bundles do not.
-    named = [token for token in special if token != pad or model.config.model_type not in OFFSET_POSITIONS]
-    texts = [*_TEXTS, f"special {' '.join(named)} tokens", "a long text, First to last word " * (length // 6 + 1)]
+    most = 2 * _ENOUGH_TOKENS if length == UNLIMITED else length
+    long = "a long text, First to last word " * (most // 6 + 1)
+    texts = [*_TEXTS, f"special {' '.join(special)} tokens", long]
     if isinstance(model, PairEncoder):
         return [(texts[row], texts[row - 1]) for row in range(len(texts))]
     return texts + [prompt + text for prompt in model.prompts.values() if prompt for text in texts[1:]]
 
 
-def _tokenize(library: Any, items: Sequence[Any], length: int) -> Tokens:
-    is_pairs = isinstance(items[0], tuple)
-    texts = ([first for first, _ in items], [second for _, second in items]) if is_pairs else (list(items),)
-    found = library(*texts, truncation=True, max_length=length, return_token_type_ids=is_pairs)
-    return Tokens(found["input_ids"], [], found["token_type_ids"] if is_pairs else None)
-
-
-def _run_peer(
+def _run_sentence_transformers(
     model: SentenceEncoder | PairEncoder, folder: Path, max_length: int | None, items: Sequence[Any]
 ) -> FloatArray:
-    """Return embeddings, of texts that contain their prompts, or scores of sentence-transformers."""
-    peer: Any = importlib.import_module(_PEER)
+    """Return embeddings, of texts that contain their prompts, or scores."""
+    peer: Any = importlib.import_module("sentence_transformers")
     torch: Any = importlib.import_module("torch")
     if isinstance(model, PairEncoder):
         scorer = peer.CrossEncoder(str(folder), device="cpu", max_length=max_length)
         return np.asarray(scorer.predict(items, activation_fn=torch.nn.Sigmoid()), dtype=np.float32)
-    encoder = peer.SentenceTransformer(str(folder), device="cpu")
+    encoder = peer.SentenceTransformer(str(folder), device="cpu").float()
     if max_length is not None:
         encoder.max_seq_length = max_length
     return np.asarray(encoder.encode(list(items), prompt="", normalize_embeddings=True), dtype=np.float32)
+
+
+def _run_model2vec(
+    model: SentenceEncoder | PairEncoder,  # noqa: ARG001 - the signature of both libraries
+    folder: Path,
+    max_length: int | None,  # noqa: ARG001
+    texts: Sequence[str],
+) -> FloatArray:
+    """Return embeddings of texts that need no truncation."""
+    peer: Any = importlib.import_module("model2vec").StaticModel.from_pretrained(folder, force_download=False)
+    peer.embedding = peer.embedding.astype(np.float32)  # it returns embeddings of the table's dtype
+    rows = peer.encode(list(texts), max_length=None, normalize=True, use_multiprocessing=False)
+    return np.asarray(rows, dtype=np.float32)

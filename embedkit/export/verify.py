@@ -20,6 +20,7 @@ native            parity, retention or agreement, and exact batch_invariance of 
 from __future__ import annotations
 
 import itertools
+import math
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -41,6 +42,7 @@ from embedkit.export.gates import (
     largest_difference,
     relative_error,
     rounded,
+    smallest_cosine,
 )
 from embedkit.export.operators import check_operators
 from embedkit.export.probes import PROBE_PAIRS, PROBE_TEXTS
@@ -54,9 +56,9 @@ from embedkit.runtime.tokenization import PairTokenizer, Tokenizer, Tokens
 __all__ = ["PAIR_THRESHOLDS", "THRESHOLDS", "Thresholds", "verify"]
 
 _BATCHES = (1, 2, 7, 32)
-_LENGTHS = (2, 3, 5, 8, 17, 64)  # and max_length
+_LENGTHS = (2, 3, 5, 8, 17, 64, 512)  # up to max_length; a single text is longer
 _SETS = ("random_words", "probe_pairs")  # of which errors of logits are measured
-_MOST_TOKENS = 16_384  # in a batch of the grid; limits the number of very long texts
+_MOST_SCORES = 2**28  # of attention, of one text in all heads of a layer: 1 GiB in float32, several times in use
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,7 +172,8 @@ class _Measure:
     @cached_property
     def _grid(self) -> list[tuple[Tokens, FloatArray]]:
         reference = run_torch(self.model)
-        return [(tokens, reference(tokens)) for tokens in _grid(self.model.tokenizer)]
+        heads = int(getattr(self.model.config, "num_attention_heads", 1))
+        return [(tokens, reference(tokens)) for tokens in _grid(self.model.tokenizer, heads)]
 
     @cached_property
     def _ranked(self) -> FloatArray:
@@ -200,6 +203,7 @@ class _Measure:
             self.thresholds.cosine,
         )
         figures: dict[str, Any] = {"largest_difference": rounded(largest), "largest_difference_allowed": limit}
+        figures["longest"] = max(int(tokens.lengths.max()) for tokens, _ in self._grid)
         passed = limit is None or largest <= limit
         if self.pairs:
             mean = sum(float(np.abs(expected - got).sum()) for expected, got in compared) / count
@@ -210,7 +214,7 @@ class _Measure:
                 figures["largest_error_allowed"] = dict(zip(_SETS, self.thresholds.error, strict=True))
                 passed &= all(map(operator.le, errors, self.thresholds.error))
             return Gate("parity", passed, figures)
-        smallest = min(_smallest_cosine(expected, got) for expected, got in compared)
+        smallest = min(smallest_cosine(expected, got) for expected, got in compared)
         figures |= {"smallest_cosine": round(smallest, 6), "smallest_cosine_allowed": least, "texts": count}
         return Gate("parity", passed and (least is None or smallest >= least), figures)
 
@@ -244,15 +248,12 @@ class _Measure:
         return check_batch_invariance(alone, candidate.run_batch(tokens), limit)
 
 
-def _smallest_cosine(expected: FloatArray, got: FloatArray) -> float:
-    """Of unit rows; a NaN counts as opposite, and no cosine above 1."""
-    return min(1.0, float(np.nan_to_num((expected * got).sum(axis=1), nan=-1.0).min()))
-
-
-def _grid(tokenizer: Tokenizer | PairTokenizer) -> Iterator[Tokens]:
+def _grid(tokenizer: Tokenizer | PairTokenizer, heads: int) -> Iterator[Tokens]:
     """Batches of every size and length, of words in random order; then on until every word was used.
 
-    The first text or pair of a batch has its full length, the others are shorter and get padding.
+    The first text or pair of a batch has its full length, the others are shorter and get padding. The longest text
+    stands alone, because the time and memory of attention grow with the square of its length; it is as long as the
+    tokenizer and a bound of memory allow.
     """
     nothing: list[Any] = [("", "")] if isinstance(tokenizer, PairTokenizer) else [""]
     empty = tokenizer.tokenize(nothing)
@@ -261,12 +262,13 @@ def _grid(tokenizer: Tokenizer | PairTokenizer) -> Iterator[Tokens]:
     words = real_words(tokenizer)
     generator = np.random.default_rng(0)
     supply = itertools.cycle(generator.permutation(words).tolist())
-    longest_items = {max(shortest, min(each, tokenizer.max_length)) for each in (*_LENGTHS, tokenizer.max_length)}
-    shapes = [(size, longest) for longest in sorted(longest_items) for size in _BATCHES]
+    lengths_of_batches = sorted({max(shortest, min(each, tokenizer.max_length)) for each in _LENGTHS})
+    shapes = [(size, longest) for longest in lengths_of_batches for size in _BATCHES]
+    alone = min(tokenizer.max_length, math.isqrt(_MOST_SCORES // heads))
+    shapes += [(1, alone)] if alone > lengths_of_batches[-1] else []
     used = 0
     while shapes or used < len(words):
-        size, longest = shapes.pop(0) if shapes else (_BATCHES[-1], max(shortest, tokenizer.max_length))
-        size = max(1, min(size, _MOST_TOKENS // longest))
+        size, longest = shapes.pop(0) if shapes else (_BATCHES[-1], lengths_of_batches[-1])
         lengths = [longest, *generator.integers(shortest, longest + 1, size - 1).tolist()]
         rows = [_fill(empty, list(itertools.islice(supply, length - frame)), generator) for length in lengths]
         used += sum(lengths) - size * frame

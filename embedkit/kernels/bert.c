@@ -282,6 +282,8 @@ static int read_layers(Network *self, PyObject *source) {
  * many with blocks. */
 static int read_words(WordTable *table, PyObject *words, Py_buffer *values, PyObject *word_scales,
                       Py_buffer *scales, int vocabulary, int width) {
+    table->count = vocabulary;
+    if (width == 0 && words == Py_None) return 0;
     if (PyObject_GetBuffer(words, values, PyBUF_SIMPLE) < 0) return -1;
     if (word_scales != Py_None && PyObject_GetBuffer(word_scales, scales, PyBUF_SIMPLE) < 0) return -1;
     const Py_ssize_t row = vocabulary > 0 ? values->len / vocabulary : 0, rest = scales->len;
@@ -326,6 +328,12 @@ static int read_table(Py_buffer *view, PyObject *source, int width, const char *
 
 static int read_places(Network *self, PyObject *positions, PyObject *types) {
     Net *n = &self->net;
+    n->positions = INT32_MAX;
+    if (n->hidden == 0 && positions == Py_None && types == Py_None) return 0;
+    if (n->hidden == 0) {
+        PyErr_SetString(PyExc_ValueError, "positions or token types without states");
+        return -1;
+    }
     if (read_table(&self->positions, positions, n->hidden, "positions", &n->places, &n->positions) < 0)
         return -1;
     if (types == Py_None) return 0;
@@ -335,8 +343,8 @@ static int read_places(Network *self, PyObject *positions, PyObject *types) {
 /* ---- the type ---- */
 
 static int check_sizes(const Net *n) {
-    if (n->hidden > 0 && n->hidden % DEPTH == 0 && n->heads > 0 && n->hidden % n->heads == 0 &&
-        n->hidden / n->heads % LANES == 0 && n->intermediate > 0 && n->intermediate % DEPTH == 0 &&
+    if (n->hidden >= 0 && n->hidden % DEPTH == 0 && n->heads > 0 && n->hidden % n->heads == 0 &&
+        n->hidden / n->heads % LANES == 0 && n->intermediate >= 0 && n->intermediate % DEPTH == 0 &&
         n->dimension > 0)
         return 0;
     PyErr_Format(PyExc_ValueError, "no network of %d hidden, %d heads and %d intermediate can be run here",

@@ -33,6 +33,7 @@ class Network:
     # words: (V, H) float32; (V, H) int8 with scales (V, 1) float32; (V, H / 2) uint8, the left half of a row in
     # low bits and the right in high bits, with scales (V, blocks) float16. memory: (V, M), also in one of these
     # forms, of the same V words; its mean is appended to the pooled state. Without one, memory_width M is 0.
+    # With H = 0 that mean is all: words and positions are None, norms empty, and texts of any length.
     # These tables, positions (P, H) float32 and token types (T, H) float32, if any, are not copied.
     # head: H + M -> D, then tanh if tanh_head. unit: rows are scaled to length 1.
     # score: (D + 1,) float32, the last column of a cross-encoder and its bias; its sigmoid replaces rows.
@@ -53,11 +54,11 @@ class Network:
         first_token: bool,
         unit: bool,
         instructions: str,
-        words: Array,
+        words: Array | None,
         word_scales: Array | None,
         memory: Array | None,
         memory_scales: Array | None,
-        positions: Array,
+        positions: Array | None,
         types: Array | None,
         norm: Norm,
         layers: Sequence[Layer],

@@ -51,7 +51,7 @@ typedef struct {
 } Layer;
 
 typedef struct {
-    int hidden, heads, layers, intermediate, positions, token_types, dimension;
+    int hidden, heads, layers, intermediate, positions, token_types, dimension; /* hidden 0: the memory alone */
     float epsilon;
     Activation gelu;
     bool first_token, has_head,

@@ -220,7 +220,7 @@ static bool run(const Net *n, const int32_t *ids, const int32_t *types, const in
     fesetenv(FE_DFL_ENV);
     PREPARE;
     write_atomic(&w->broken, false);
-    for (int t = 0; t < texts; t++)
+    for (int t = 0; n->hidden && t < texts; t++)
         embed(n, ids + starts[t], types ? types + starts[t] : NULL, starts[t + 1] - starts[t],
               w->states + (size_t)starts[t] * n->hidden);
     for (int l = 0; l < n->layers; l++) run_layer(n, n->layer + l, starts, texts, w);

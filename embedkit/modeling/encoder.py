@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import (
@@ -28,16 +27,19 @@ from embedkit.modeling.location import find_folder
 from embedkit.modeling.memory import WordMemory
 from embedkit.modeling.pooling import pool_states
 from embedkit.modeling.pretrained import (
+    UNLIMITED,
     check_fit,
     decisive_settings,
     fingerprint,
     first_line,
+    load_weights,
     longest_text,
     model_name,
     refuse_custom_code,
 )
 from embedkit.modeling.quiet import quiet_transformers
 from embedkit.modeling.shared_layers import separate, writing_tensors
+from embedkit.modeling.static import STATIC, load_static
 from embedkit.modeling.vocabulary import load_tokenizer, write_tokenizer
 from embedkit.runtime.folders import Layout, pooling_modes, read_layout
 from embedkit.runtime.tokenization import Tokenizer
@@ -214,8 +216,12 @@ class SentenceEncoder(nn.Module):
         """Write the same files into an existing folder.
 
         Raises:
-            ModelError: the model has several dense layers with activations between them.
+            ModelError: the model is static, or has several dense layers with activations between them.
         """
+        if self.config.model_type == STATIC:
+            raise ModelError(
+                f"{self.name} is a static model; embedkit exports it and learns from it, but does not train it"
+            )
         if self.head is not None and self.head.before is not None:
             raise ModelError(f"{self.name} has several dense layers; embedkit exports it, but saves only one")
         with quiet_transformers():
@@ -256,6 +262,8 @@ class SentenceEncoder(nn.Module):
             ModelError: the model cannot be used.
         """
         layout = read_layout(find_folder(source))
+        if layout.static:
+            return cls._load_static(layout, pooling=pooling, max_length=max_length, name=model_name(source))
         if layout.kind != "encoder" and layout.backbone.joinpath("modules.json").exists():
             raise ModelError(f"{source} is a cross-encoder, not an encoder")
         if pooling is None and layout.pooling is None and layout.architecture.endswith(_CAUSAL):
@@ -282,6 +290,21 @@ class SentenceEncoder(nn.Module):
             name=model_name(source),
             prompts=layout.prompts,
         )
+        encoder.default_prompt = layout.default_prompt
+        return encoder
+
+    @classmethod
+    def _load_static(
+        cls, layout: Layout, *, pooling: str | None, max_length: int | None, name: str
+    ) -> SentenceEncoder:
+        """Load a table of word vectors, and the dense layers after the mean."""
+        if pooling not in (None, "mean"):
+            raise ModelError(f"{layout.backbone} is a static model, whose pooling is mean, not {pooling}")
+        tokenizer = load_tokenizer(layout, max_length or layout.max_length or UNLIMITED)
+        table = load_static(layout, tokenizer)
+        width = int(table.config.hidden_size)
+        head = _load_head(layout, width)
+        encoder = cls(table, tokenizer, head=head, name=name, prompts=layout.prompts)
         encoder.default_prompt = layout.default_prompt
         return encoder
 
@@ -393,20 +416,10 @@ def _load_memory(layout: Layout, vocabulary_size: int) -> WordMemory | None:
 
 def _load_part(folder: Path, name: str, make: Callable[[dict[str, Tensor]], Part]) -> Part:
     """Load a module other than the backbone, created with the shapes of its weights."""
-    weights = _load_weights(folder, name)
+    weights = load_weights(folder, name)
     try:
         part = make(weights)
         part.load_state_dict(weights)
     except (ValueError, KeyError, TypeError, RuntimeError) as error:
         raise ModelError(f"cannot load the {name} in {folder}: {first_line(error)}") from error
     return part
-
-
-def _load_weights(folder: Path, part: str) -> dict[str, Tensor]:
-    """Load the weights of a module other than the backbone, in either format of sentence-transformers."""
-    safe, old = folder / "model.safetensors", folder / "pytorch_model.bin"
-    try:
-        weights: dict[str, Tensor] = load_file(safe) if safe.is_file() else torch.load(old, weights_only=True)
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-        raise ModelError(f"cannot load the {part} in {folder}: {first_line(error)}") from error
-    return weights

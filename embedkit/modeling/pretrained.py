@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from torch import nn
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
 from transformers import PretrainedConfig
 
 from embedkit.errors import ModelError
@@ -16,10 +18,12 @@ from embedkit.runtime.tokenization import PairTokenizer, Tokenizer
 
 __all__ = [
     "OFFSET_POSITIONS",
+    "UNLIMITED",
     "check_fit",
     "decisive_settings",
     "fingerprint",
     "first_line",
+    "load_weights",
     "longest_text",
     "model_name",
     "refuse_custom_code",
@@ -29,7 +33,8 @@ __all__ = [
 OFFSET_POSITIONS = frozenset(
     {"roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "mpnet", "roberta-prelayernorm", "data2vec-text"}
 )
-_UNLIMITED = 1_000_000
+UNLIMITED = 1_000_000
+"""Maximum length in tokens of a text for models that have none."""
 _DECISIVE_SETTINGS = ("model_type", "num_attention_heads", "hidden_act", "layer_norm_eps")
 # Settings of other architectures than BERT; the fingerprints of models without them do not depend on this list.
 _DECISIVE_ELSEWHERE = (
@@ -104,7 +109,7 @@ def longest_text(config: PretrainedConfig) -> int:
     """Return the maximum number of tokens supported by the model's position table, a million if there is none."""
     positions = getattr(config, "max_position_embeddings", None)
     if positions is None or positions < 1:  # relative positions, as of T5
-        return _UNLIMITED
+        return UNLIMITED
     if config.model_type in OFFSET_POSITIONS:
         return int(positions) - int(config.pad_token_id or 0) - 1
     return int(positions)
@@ -135,6 +140,24 @@ def fingerprint(module: nn.Module, settings: Sequence[object], tokenizer_json: s
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's message, or its class where there is none."""
     return str(error).strip().partition("\n")[0] or type(error).__name__
+
+
+def load_weights(folder: Path, part: str) -> dict[str, Tensor]:
+    """Load the weights of a module other than a backbone, in either format of sentence-transformers.
+
+    Args:
+        folder: the module's.
+        part: name of the module, for messages.
+
+    Raises:
+        ModelError: they cannot be loaded.
+    """
+    safe, old = folder / "model.safetensors", folder / "pytorch_model.bin"
+    try:
+        weights: dict[str, Tensor] = load_file(safe) if safe.is_file() else torch.load(old, weights_only=True)
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        raise ModelError(f"cannot load the {part} in {folder}: {first_line(error)}") from error
+    return weights
 
 
 def refuse_custom_code(folder: Path, error: Exception) -> None:

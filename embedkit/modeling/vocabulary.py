@@ -15,7 +15,7 @@ from embedkit.modeling.quiet import quiet_transformers
 from embedkit.runtime.folders import Layout, read_tokenizer, set_left_truncation, set_lowercase
 from embedkit.runtime.tokenization import PairTokenizer, Tokenizer
 
-__all__ = ["library_tokenizer", "load_tokenizer", "real_words", "write_tokenizer"]
+__all__ = ["library_tokenizer", "load_tokenizer", "real_words", "unknown_id", "write_tokenizer"]
 
 # Roles of special tokens in transformers, and their spelling in each tokenizer family.
 _ROLES = {
@@ -47,6 +47,8 @@ def load_tokenizer(layout: Layout, max_length: int) -> Tokenizer:
     # Without any vocabulary, transformers 5 would create an empty tokenizer.
     elif not any((folder / name).is_file() for name in _OLD_VOCABULARIES):
         raise ModelError(f"{folder} has neither a tokenizer.json nor an older vocabulary file")
+    if layout.static:
+        return Tokenizer(read_tokenizer(layout), max_length)
     if not (folder / "tokenizer_config.json").is_file() and (folder / "tokenizer.json").is_file():
         return Tokenizer(read_tokenizer(layout), max_length)
     found = library_tokenizer(folder)
@@ -102,6 +104,15 @@ def write_tokenizer(folder: Path, tokenizer: Tokenizer | PairTokenizer) -> None:
     }
     text = json.dumps(settings, indent=2, ensure_ascii=False) + "\n"
     (folder / "tokenizer_config.json").write_text(text, encoding="utf-8")
+
+
+def unknown_id(tokenizer: Tokenizer | PairTokenizer) -> int | None:
+    """Return the id of unknown words, None if there is none."""
+    model = json.loads(tokenizer.json)["model"]
+    if model.get("unk_token") is None:
+        number: int | None = model.get("unk_id")  # of Unigram
+        return number
+    return tokenizers.Tokenizer.from_str(tokenizer.json).token_to_id(model["unk_token"])
 
 
 def real_words(tokenizer: Tokenizer | PairTokenizer) -> list[int]:

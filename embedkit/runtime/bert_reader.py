@@ -68,6 +68,8 @@ class _Reader:
     def read(self) -> BertWeights:
         take = self.cursor.take
         mask = take("Cast", "attention_mask", to=_FLOAT32)
+        if self.cursor.operator == "Gather":
+            return self._read_table(mask)
         ignored = take("Mul", take("Sub", _number(1.0), mask), _number(-1e9))
         ignored = take("Unsqueeze", ignored, _integers(1, 2))
         rows, words, positions = self._embed()
@@ -87,6 +89,17 @@ class _Reader:
         settings = self.epsilon, self.heads or 1, self.gelu or "erf"
         read = BertWeights(*embedded, *settings, tuple(layers), pooling, memory, head, activation, last)
         self._finish(output, read)
+        return read
+
+    def _read_table(self, mask: str) -> BertWeights:
+        """Read a table of word vectors that are averaged: a memory without states."""
+        require(not self.pairs, "a table of words for pairs")
+        rows, memory = self._look_up()
+        pooled, head, activation = self._head(self._mean(rows, mask), memory.width)
+        nothing = np.zeros((memory.size, 0), dtype=np.float32)
+        words, norm = WordTable(nothing), Norm(nothing[0], nothing[0])
+        read = BertWeights(words, nothing, None, norm, 0.0, 1, "erf", (), "mean", memory, head, activation, None)
+        self._finish(self._scale(pooled), read)
         return read
 
     def _embed(self) -> tuple[str, WordTable, Array]:
@@ -264,7 +277,7 @@ class _Reader:
         require(output == name, "another output")
         require(self.graph.outputs == [Value(name, _FLOAT32, ("batch", *axes))], "other outputs")
         require(self.graph.inputs == [*self.inputs, *self.defaults], "other inputs")
-        require(len({product.kind for product in read.products}) == 1, "products of several kinds")
+        require(len({product.kind for product in read.products}) <= 1, "products of several kinds")
         has_pooler = read.pooling == "cls" and read.memory is None and read.activation == "tanh"
         require(has_pooler or not self.pairs, "another pooling")
         require(read.memory is None or read.memory.size == read.words.size, "a memory of other words")

@@ -132,7 +132,7 @@ class BertWeights:
         epsilon: of every LayerNorm.
         heads: number of heads of every layer, a divisor of H; 1 without layers.
         gelu: the exact form or the tanh approximation.
-        layers: may be empty: a static encoder.
+        layers: may be empty: a static encoder. If H is 0, too, the embedding is the mean of the memory alone.
         pooling: mean over the mask, or state of the first token.
         memory: of an encoder, M values per word of the word table; their mean over all tokens is appended to the
             pooled state, if there is one.

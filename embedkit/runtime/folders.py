@@ -11,8 +11,14 @@
     2_Dense/config.json, model.safetensors     any number of dense layers
     N_Normalize/
 
-A folder without ``modules.json`` is a plain transformers model: a backbone only, or a classifier. Runtime, export
-and training read folders here, so they agree. A setting that is not known is refused: it may change results.
+A static model, a table of word vectors that are averaged, has no backbone and no pooling::
+
+    0_StaticEmbedding/model.safetensors, tokenizer.json     as sentence-transformers writes it
+    model.safetensors, tokenizer.json, config.json          as model2vec writes it, with or without modules.json
+
+A folder without ``modules.json`` is a plain transformers model, a backbone only or a classifier, unless model2vec
+wrote it. Runtime, export and training read folders here, so they agree. A setting that is not known is refused: it
+may change results.
 """
 
 from __future__ import annotations
@@ -21,7 +27,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from embedkit.errors import ModelError
 
@@ -52,6 +58,7 @@ POOLING_KEYS = {
 POOLINGS = tuple(POOLING_KEYS.values())
 
 _CLASSIFIER = "ForSequenceClassification"
+_STATIC = "StaticEmbedding"
 _CONFIG = "config_sentence_transformers.json"
 _TASKS = {"feature-extraction": "encoder", "sequence-classification": "cross-encoder"}
 _UNLIMITED = 1_000_000  # tokenizers without a limit write 1e30
@@ -82,6 +89,25 @@ _KNOWN_POOLING = {
     "include_prompt",
 }
 _KNOWN_NORMALIZE = {"module_input_name", "module_output_name"}
+_KNOWN_MODEL2VEC = {
+    "normalize",
+    "max_length",
+    "model_type",
+    "architectures",
+    "tokenizer_name",
+    "apply_pca",
+    "apply_zipf",
+    "sif_coefficient",
+    "hidden_dim",
+    "seq_length",
+    "pooling",  # of the network that the table was distilled from
+    "embedding_dtype",
+    "vocabulary_quantization",
+    "head_config",
+}
+_MODEL2VEC_LENGTH = 512  # where config.json has no max_length
+
+StaticForm = Literal["sentence-transformers", "model2vec"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +131,8 @@ class Layout:
         truncate_dim: number of leading dimensions to keep, None for all.
         similarity: the similarity that embeddings are made for: ``"cosine"``, ``"dot"`` or another.
         activation: class of the activation after a cross-encoder's logit, or None.
+        static: the library whose form a table of word vectors has, or None for a network. model2vec leaves unknown
+            words out of the mean, sentence-transformers does not.
     """
 
     backbone: Path
@@ -123,6 +151,7 @@ class Layout:
     truncate_dim: int | None = None
     similarity: str = "cosine"
     activation: str | None = None
+    static: StaticForm | None = None
 
 
 def read_layout(folder: Path) -> Layout:
@@ -136,6 +165,8 @@ def read_layout(folder: Path) -> Layout:
     modules = _read_modules(folder)
     backbone = modules[0][1] if modules else folder
     network = read_json(backbone / "config.json", optional=True)
+    if (modules and modules[0][0] == _STATIC) or (not modules and network.get("model_type") == "model2vec"):
+        return _read_static(folder, settings, modules or [(_STATIC, folder)])
     transformer_path = backbone / "sentence_bert_config.json"
     transformer = read_json(transformer_path, optional=True)
     _refuse_unknown(transformer_path, transformer, _KNOWN_TRANSFORMER)
@@ -154,13 +185,61 @@ def read_layout(folder: Path) -> Layout:
         normalize=any(name == "Normalize" and _normalizes(path) for name, path in modules),
         prompts=prompts,
         default_prompt=default_prompt,
-        truncate_dim=None
-        if settings.get("truncate_dim") is None
-        else whole_number(folder / _CONFIG, settings, "truncate_dim"),
+        truncate_dim=_truncate_dim(folder / _CONFIG, settings),
         similarity=str(settings.get("similarity_fn_name") or "cosine"),
         activation=stored_activation(settings, network),
         **_read_pooling(modules),
     )
+
+
+def _read_static(folder: Path, settings: dict[str, Any], modules: list[tuple[str, Path]]) -> Layout:
+    """Read the layout of a table of word vectors."""
+    kinds = [name for name, _ in modules]
+    rest = kinds[1:-1] if kinds[-1] == "Normalize" else kinds[1:]
+    if not set(rest) <= {"Dense"}:
+        raise ModelError(
+            f"{folder} has the modules {', '.join(kinds)}; embedkit supports {_STATIC}, then any number of Dense "
+            "and at most one Normalize"
+        )
+    place = modules[0][1]
+    described = place / "config.json"
+    is_model2vec = described.is_file() and "embeddings" in _tensor_names(place / "model.safetensors")
+    own = read_json(described) if is_model2vec else {}
+    _refuse_unknown(described, own, _KNOWN_MODEL2VEC)
+    truncation = read_json(place / "tokenizer.json").get("truncation") or {}
+    length = own.get("max_length", _MODEL2VEC_LENGTH) if is_model2vec else truncation.get("max_length")
+    if length is not None and (type(length) is not int or length < 1):
+        raise ModelError(f"{described}: max_length must be a positive integer or null, not {length!r}")
+    prompts, default_prompt = _read_prompts(folder / _CONFIG, settings)
+    return Layout(
+        backbone=place,
+        pooling="mean",
+        max_length=length,
+        heads=tuple(path for name, path in modules if name == "Dense"),
+        normalize="Normalize" in kinds or own.get("normalize") is True,
+        prompts=prompts,
+        default_prompt=default_prompt,
+        truncate_dim=_truncate_dim(folder / _CONFIG, settings),
+        similarity=str(settings.get("similarity_fn_name") or "cosine"),
+        static="model2vec" if is_model2vec else "sentence-transformers",
+    )
+
+
+def _tensor_names(path: Path) -> set[str]:
+    """Return the names of the tensors in a file of safetensors, which begins with them in JSON, if it exists."""
+    if not path.is_file():
+        return set()
+    try:
+        with path.open("rb") as file:
+            size = int.from_bytes(file.read(8), "little")
+            names = json.loads(file.read(min(size, path.stat().st_size)))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelError(f"{path} is not a file of safetensors: {error}") from error
+    return set(names) if isinstance(names, dict) else set()
+
+
+def _truncate_dim(path: Path, settings: dict[str, Any]) -> int | None:
+    return None if settings.get("truncate_dim") is None else whole_number(path, settings, "truncate_dim")
 
 
 def pooling_modes(pooling: str) -> list[str]:
@@ -183,6 +262,8 @@ def read_tokenizer(layout: Layout) -> str:
     """
     path = layout.backbone / "tokenizer.json"
     text = read_bytes(path).decode("utf-8", errors="replace")
+    if layout.static:
+        return json.dumps(_without_frame(read_json(path), layout.static), ensure_ascii=False)
     settings = read_json(layout.backbone / "tokenizer_config.json", optional=True)
     side = settings.get("truncation_side", "right")
     if side not in ("left", "right"):
@@ -194,6 +275,14 @@ def read_tokenizer(layout: Layout) -> str:
     if side == "left":
         changed |= set_left_truncation(content)
     return json.dumps(content, ensure_ascii=False) if changed else text
+
+
+def _without_frame(content: dict[str, Any], form: StaticForm) -> dict[str, Any]:
+    """Return a ``tokenizer.json`` without special tokens around a text, which no library adds to static models."""
+    content["post_processor"] = None
+    if form == "model2vec":  # it truncates on the right, whatever the file says
+        content["truncation"] = None
+    return content
 
 
 def set_lowercase(content: dict[str, Any]) -> bool:

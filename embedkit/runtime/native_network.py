@@ -100,7 +100,7 @@ class NativeNetwork:
         instructions: the instruction set in use.
         lanes: number of threads that may call :meth:`fill` concurrently.
         numerics: the arithmetic; networks with the same name compute the same bits on any machine.
-        positions: maximum length of a text or pair in tokens.
+        positions: maximum length of a text or pair in tokens; None if there is none.
         provider: the provider name that selects it.
         vocabulary: number of rows of the word table.
         width: D, the width of a row; None for a cross-encoder, which returns scores.
@@ -121,10 +121,11 @@ class NativeNetwork:
         self.instructions = choose_instructions(instructions)
         self.lanes = check_count(threads, "threads") or available_threads()
         self.numerics = NATIVE_NUMERICS
-        self.positions, self.vocabulary = len(weights.positions), weights.words.size
+        self.positions = len(weights.positions) if weights.hidden else None
+        self.vocabulary = weights.words.size
         self.provider = NATIVE
         self.width = weights.dimension if weights.last is None else None
-        self._tokens_of_a_thread = _WORK_OF_A_THREAD[_is_quantized(weights)] // _count_weights(weights)
+        self._tokens_of_a_thread = _WORK_OF_A_THREAD[_is_quantized(weights)] // max(1, _count_weights(weights))
         self._is_typed = weights.types is not None
         self._sharing = Lock()
         self._logits = False
@@ -199,7 +200,7 @@ class NativeNetwork:
         Raises:
             ModelError: the graph has too few rows.
         """
-        if max_length > self.positions:
+        if self.positions is not None and max_length > self.positions:
             raise ModelError(f"texts may have {max_length} tokens, and the graph has {self.positions} positions")
         if vocabulary_size > self.vocabulary:
             raise ModelError(f"the tokenizer has {vocabulary_size} words, and the graph {self.vocabulary}")
@@ -334,7 +335,7 @@ def _open(weights: BertWeights, instructions: str, shared: SharedArrays | None) 
         return bert.Network(**options, packed=None)
 
     def make() -> dict[str, npt.NDArray[Any]]:
-        packed = _aligned_bytes(sum(product.weight.nbytes for product in weights.products))
+        packed = _aligned_bytes(sum(product.weight.nbytes for product in weights.products) or 1)
         bert.Network(**options, packed=packed)
         return {name: table for name in _TABLES if (table := options[name]) is not None} | {"packed": packed}
 
@@ -363,11 +364,11 @@ def _options(weights: BertWeights, instructions: str) -> dict[str, Any]:
         "first_token": weights.pooling == "cls",
         "unit": weights.last is None,
         "instructions": instructions,
-        "words": weights.words.values,
+        "words": weights.words.values if weights.hidden else None,
         "word_scales": weights.words.scales,
         "memory": None if weights.memory is None else weights.memory.values,
         "memory_scales": None if weights.memory is None else weights.memory.scales,
-        "positions": weights.positions,
+        "positions": weights.positions if weights.hidden else None,
         "types": weights.types,
         "norm": _norm(weights.norm),
         "layers": [

@@ -175,6 +175,8 @@ def _check_classifier(path: Path) -> None:
 
 def _supported(folder: Path, layout: Layout) -> tuple[str, int]:
     """Return pooling and dimension of a layout whose remaining steps this package can run."""
+    if layout.static:
+        raise ModelError(f"{folder} is a static model, which only a bundle supports; {_ADVICE}")
     if layout.memory is not None:
         raise ModelError(f"{folder} has a word memory, which only a bundle supports; {_ADVICE}")
     if layout.kind != "encoder":

@@ -367,12 +367,13 @@ def _choose(ids: Sequence[list[int]], rows: Sequence[int] | npt.NDArray[np.intp]
 
 
 def _pad(ids: Sequence[Sequence[int]], pad_id: int) -> TokenBatch:
-    if len(ids) == 1:  # nothing to pad, and a user waits
+    if len(ids) == 1 and ids[0]:  # nothing to pad, and a user waits
         input_ids = np.array([ids[0]], dtype=np.int64)
         return TokenBatch(input_ids, np.ones_like(input_ids))
     tokens = TokenIds.of(ids)
     lengths = tokens.lengths
-    is_token = np.arange(lengths.max(initial=0)) < lengths[:, None]
+    width = lengths.max(initial=min(len(ids), 1))  # operators refuse a batch without columns
+    is_token = np.arange(width) < lengths[:, None]
     input_ids = np.full(is_token.shape, pad_id, dtype=np.int64)
     input_ids[is_token] = tokens.flat
     return TokenBatch(input_ids, is_token.astype(np.int64))

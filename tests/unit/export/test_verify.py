@@ -200,7 +200,7 @@ def test_the_size_can_be_bounded(encoder):
 
 
 def test_the_grid_has_every_shape_and_every_word(tokenizer):
-    batches = [tokens.ids for tokens in _grid(tokenizer)]
+    batches = [tokens.ids for tokens in _grid(tokenizer, 4)]
 
     shapes = {(len(batch), max(map(len, batch))) for batch in batches}
     assert shapes == {(size, longest) for size in (1, 2, 7, 32) for longest in (2, 3, 5, 8, 17, 20)}
@@ -210,17 +210,19 @@ def test_the_grid_has_every_shape_and_every_word(tokenizer):
     assert any(min(map(len, batch)) < max(map(len, batch)) for batch in batches), "some texts need padding"
 
 
-def test_batches_of_very_long_texts_are_smaller(tokenizer):
-    batches = [tokens.ids for tokens in _grid(tokenizer.with_max_length(8192))]
+@pytest.mark.parametrize(("heads", "longest"), [(4, 8192), (12, 4729)])
+def test_one_very_long_text_is_measured_alone_and_within_a_bound_of_memory(tokenizer, heads, longest):
+    batches = [tokens.ids for tokens in _grid(tokenizer.with_max_length(8192), heads)]
 
-    assert max(len(batch) for batch in batches if max(map(len, batch)) == 8192) == 2
-    assert max(map(len, batches)) == 32
+    assert [len(batch) for batch in batches if max(map(len, batch)) > 512] == [1]
+    assert max(len(text) for batch in batches for text in batch) == longest
+    assert (32, 512) in {(len(batch), max(map(len, batch))) for batch in batches}
 
 
 def test_the_grid_uses_every_word(tokenizer):
     short = tokenizer.with_max_length(3)
 
-    used = {word for tokens in _grid(short) for text in tokens.ids for word in text[1:-1]}
+    used = {word for tokens in _grid(short, 4) for text in tokens.ids for word in text[1:-1]}
 
     assert used == set(real_words(tokenizer))
 
@@ -326,7 +328,7 @@ def test_int8_scores_depend_on_the_batch_and_it_is_reported(scorer):
 
 
 def test_the_grid_of_pairs_has_every_shape_and_every_word(scorer):
-    batches = list(_grid(scorer.tokenizer))
+    batches = list(_grid(scorer.tokenizer, 4))
 
     shapes = {(len(tokens.ids), max(map(len, tokens.ids))) for tokens in batches}
     assert shapes == {(size, longest) for size in (1, 2, 7, 32) for longest in (3, 5, 8, 17, 20)}
