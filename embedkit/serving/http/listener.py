@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import socket
 import ssl
-import struct
 import sys
 from collections.abc import Callable
 
@@ -15,17 +13,6 @@ __all__ = ["BACKLOG", "Listener", "bind", "url_of"]
 
 BACKLOG = 2048
 _OUT_OF_FILES_S = 0.1
-
-# Linux: a socket filter that drops requests for a connection, which are segments with SYN and without ACK. Each
-# instruction is code, jump if true, jump if false, operand; see linux/filter.h.
-_SO_ATTACH_FILTER = 26
-_NO_NEW_CONNECTIONS = (
-    (0x30, 0, 0, 13),  # load the byte of flags
-    (0x54, 0, 0, 0x12),  # keep SYN and ACK
-    (0x15, 0, 1, 0x02),  # if SYN alone is set,
-    (0x06, 0, 0, 0),  # drop the segment,
-    (0x06, 0, 0, 0xFFFFFFFF),  # otherwise accept all of it
-)
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -111,8 +98,6 @@ class Listener:
         """
         if not self._started:
             return
-        if not others_accept:
-            _ignore_new_connections(self._socket)
         self._pause()
         with self._socket, contextlib.suppress(OSError):  # the backlog is empty, or too many files are open
             while not others_accept:
@@ -179,19 +164,3 @@ class Listener:
             )
         except (OSError, asyncio.CancelledError):  # ssl.SSLError is an OSError
             accepted.close()
-
-
-def _ignore_new_connections(listening: socket.socket) -> None:
-    """Leave clients that want to connect unanswered until all processes have closed the socket, on Linux.
-
-    Otherwise a connection that is established between the last one accepted and the closing of the socket would be
-    reset, possibly after its client has sent a request. A client whose attempt is ignored repeats it a second
-    later, and is then refused.
-    """
-    if sys.platform != "linux":
-        return
-    instructions = b"".join(struct.pack("=HBBI", *each) for each in _NO_NEW_CONNECTIONS)
-    memory = ctypes.create_string_buffer(instructions, len(instructions))
-    program = struct.pack("@HP", len(_NO_NEW_CONNECTIONS), ctypes.addressof(memory))
-    with contextlib.suppress(OSError):  # a sandbox may not allow it
-        listening.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)

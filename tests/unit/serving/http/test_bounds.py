@@ -25,7 +25,10 @@ def shelf(toy_encoder, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def small(serve, shelf):
-    with serve(collection=shelf, max_items=20, max_answer_bytes=60_000) as url, httpx.Client(base_url=url) as client:
+    with (
+        serve(collection=shelf, max_items=20, max_answer_bytes=60_000) as url,
+        httpx.Client(base_url=url) as client,
+    ):
         yield client
 
 

@@ -96,7 +96,7 @@ PROMISES = {
     "contain the name of a key, never the key itself": "the_log_has_names_of_keys_and_never_keys",
     "Both logs then contain the same request id": "a_request_is_one_line_of_numbers",
     "answers readiness probes with 503": "readiness_is_refused_before_connections_are",
-    "A request that has been sent is answered or rejected, never reset": "no_request_is_lost_when_it_stops",
+    "A request on an accepted connection is answered or rejected, never reset": "no_request_is_lost_when_it_stops",
     "skips the delay; a second signal": "an_interrupt_or_a_second_signal_waits_for_no_load_balancer",
     "and no request is lost. - `examples": "a_rolling_update_loses_no_request",
     "The log goes to stderr as one JSON object per line": "every_line_of_its_log_is_json",
