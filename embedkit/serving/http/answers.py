@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import difflib
+import errno
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -13,6 +15,7 @@ import numpy.typing as npt
 import orjson
 
 from embedkit.errors import (
+    CollectionBusyError,
     CollectionError,
     DataError,
     EmbedkitError,
@@ -20,6 +23,7 @@ from embedkit.errors import (
     InputError,
     ModelNotFoundError,
     OverloadedError,
+    StorageError,
     TooLargeError,
 )
 
@@ -45,8 +49,17 @@ HTTP_STATUSES: tuple[tuple[type[EmbedkitError], int], ...] = (
     (OverloadedError, 429),
     (CollectionError, 503),
     (FingerprintError, 503),
+    (StorageError, 507),
     (EmbedkitError, 500),
 )
+
+# Errors whose messages name places on the server's disk -> what clients are told.
+_CONCEALED: tuple[tuple[type[EmbedkitError], str], ...] = (
+    (CollectionBusyError, "another process is writing to the collection; try again later"),
+    (CollectionError, "the collection cannot be used; the server's log has the details"),
+    (FingerprintError, "the collection does not belong to the server's models; its log has the details"),
+)
+_OUT_OF_FILES = {errno.EMFILE, errno.ENFILE}
 
 # Status -> OpenAI's type and code, and the type of text-embeddings-inference.
 _WORDS = {
@@ -87,11 +100,25 @@ def to_base64(rows: npt.NDArray[Any]) -> list[str]:
     return [base64.b64encode(row.tobytes()).decode("ascii") for row in ordered]
 
 
-def explain(error: EmbedkitError, path: str) -> Answer:
-    """Return the answer for an EmbedkitError."""
+def explain(error: EmbedkitError, path: str, *, in_full: bool = False) -> Answer:
+    """Return the answer for an EmbedkitError.
+
+    Args:
+        error: the error.
+        path: the route's path.
+        in_full: whether to name places on the server's disk, for operators.
+    """
     status = next(status for kind, status in HTTP_STATUSES if isinstance(error, kind))
     headers = {"retry-after": str(error.retry_after_s)} if isinstance(error, OverloadedError) else {}
-    return problem(path, status, str(error), headers=headers)
+    if isinstance(error, StorageError) and error.errno in _OUT_OF_FILES:
+        return problem(path, 503, "too many files are open; try again later", headers={"retry-after": "1"})
+    return problem(path, status, str(error) if in_full else _message(error), headers=headers)
+
+
+def _message(error: EmbedkitError) -> str:
+    if isinstance(error, StorageError):
+        return f"the server cannot store this: {os.strerror(error.errno) if error.errno else 'unknown error'}"
+    return next((told for kind, told in _CONCEALED if isinstance(error, kind)), str(error))
 
 
 def explain_validation(errors: Sequence[Mapping[str, Any]], path: str, known: Iterable[str]) -> Answer:

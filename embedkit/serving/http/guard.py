@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from embedkit.errors import InputError, OverloadedError, TooLargeError
 from embedkit.serving.http.admission import CALLER, Caller
 from embedkit.serving.http.answers import Answer, explain, problem
-from embedkit.serving.http.keys import KeyRing
+from embedkit.serving.http.keys import Guesses, KeyRing
 from embedkit.serving.http.routes import Found
 from embedkit.serving.http.settings import ServerSettings
 
@@ -45,7 +45,7 @@ class Guard:
     """
 
     def __init__(self, settings: ServerSettings, keys: KeyRing) -> None:
-        self._settings, self._keys = settings, keys
+        self._settings, self._keys, self._guesses = settings, keys, Guesses(keys)
         self._hosts = settings.allowed_hosts
         self._at_work = 0
 
@@ -58,10 +58,10 @@ class Guard:
             return problem(found.path, 400, message)
         if found.is_public:
             return _check_route(request)
-        refusal = self._identify(request) or _check_route(request)
-        if refusal is not None:
-            return refusal
         try:
+            refusal = self._identify(request) or _check_route(request)
+            if refusal is not None:
+                return refusal
             request.seconds = self._timeout_s(headers)
             self._require_place()
             self._check_declared_size(headers)
@@ -85,7 +85,11 @@ class Guard:
         self._at_work -= 1
 
     def _identify(self, request: Guarded) -> Answer | None:
-        """Determine the client of a request by its key; return an answer if it may not send it."""
+        """Determine the client of a request by its key; return an answer if it may not send it.
+
+        Raises:
+            OverloadedError: the key has sent too many requests, or the address too many wrong keys.
+        """
         route, path = request.found.route, request.found.path
         needed = (route.scope if route else None) or "read"
         if not self._keys:
@@ -93,7 +97,7 @@ class Guard:
                 return None
             message = "this route requires an API key with the scope 'admin', and this server has no keys"
             return problem(path, 403, f"Authorization: {message}")
-        key = self._keys.find(_bearer(request.headers))
+        key = self._guesses.find(_bearer(request.headers), request.address)
         if key is None:
             message = "Authorization: this server requires an API key: `Authorization: Bearer KEY`"
             return problem(path, 401, message, headers={"www-authenticate": "Bearer"})
@@ -101,7 +105,7 @@ class Guard:
             return problem(path, 403, f"Authorization: this key does not have the scope {needed!r}")
         if wait_s := key.wait_s():
             message = f"this key may send {key.requests_per_s:g} requests a second; try again later"
-            return explain(OverloadedError(message, math.ceil(wait_s)), path)
+            raise OverloadedError(message, math.ceil(wait_s))
         if key.name:
             request.notes["key"] = key.name
         request.caller = Caller(key.name, key.share, may_write="write" in key.scopes)

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import ipaddress
 import logging
 import os
 import re
 import time
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from embedkit.config import from_mapping, load_toml, setting
-from embedkit.errors import ConfigError
+from embedkit.errors import ConfigError, OverloadedError
 from embedkit.serving.http.settings import KEY_VARIABLE, ServerSettings
 
-__all__ = ["SCOPES", "Key", "KeyRing"]
+__all__ = ["SCOPES", "Guesses", "Key", "KeyRing"]
 
 logger = logging.getLogger(__name__)
 
@@ -25,6 +27,9 @@ SCOPES: Final = frozenset({"read", "write", "metrics", "admin"})
 _LEAST_LENGTH = 8
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _LOOK_S = 1.0
+_WRONG_AT_ONCE, _WRONG_PER_S = 20, 5.0  # wrong keys that an address may send
+_MOST_ADDRESSES = 4096
+_IPV6_NETWORK = 64  # bits of an address that a network assigns; its clients choose the others
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +91,67 @@ class Key:
         return 0.0
 
 
+@dataclass(slots=True)
+class _Sender:
+    """An address: its wrong keys that still count, since when, and the digests of keys that it has used."""
+
+    wrong: float = 0.0
+    since: float = 0.0
+    used: set[bytes] = field(default_factory=set)
+
+
+class Guesses:
+    """Limits how many keys each address can try, by not comparing further ones for a while.
+
+    Keys that were accepted from the address before are not affected. Only the addresses seen last are remembered.
+
+    Args:
+        keys: all keys.
+    """
+
+    def __init__(self, keys: KeyRing) -> None:
+        self._keys = keys
+        self._senders: OrderedDict[str, _Sender] = OrderedDict()
+
+    def find(self, given: bytes, address: str) -> Key | None:
+        """Return the key that a request brought.
+
+        Args:
+            given: the key; empty if there is none.
+            address: of the client.
+
+        Raises:
+            OverloadedError: too many wrong keys have come from the address.
+        """
+        if not given:
+            return None
+        sender = self._sender(address)
+        key = self._keys.find(given)
+        if key is not None and key.digest in sender.used:
+            return key
+        now = time.monotonic()
+        sender.wrong = max(0.0, sender.wrong - (now - sender.since) * _WRONG_PER_S)
+        sender.since = now
+        if sender.wrong > _WRONG_AT_ONCE - 1:
+            raise OverloadedError("Authorization: too many wrong API keys came from this address; try again later")
+        if key is None:
+            sender.wrong += 1
+        else:
+            sender.used.add(key.digest)
+        return key
+
+    def _sender(self, address: str) -> _Sender:
+        name = _network(address)
+        sender = self._senders.get(name)
+        if sender is None:
+            sender = self._senders[name] = _Sender()
+            if len(self._senders) > _MOST_ADDRESSES:
+                self._senders.popitem(last=False)
+        else:
+            self._senders.move_to_end(name)
+        return sender
+
+
 class KeyRing:
     """The keys of a server; without any, no key is required.
 
@@ -145,6 +211,13 @@ class KeyRing:
             logger.error("api_key_file has changed, but its keys stay as they were: %s", error)  # noqa: TRY400
         else:
             logger.info("api_key_file was read again", extra={"fields": {"keys": len(self._keys)}})
+
+
+def _network(address: str) -> str:
+    """Return what tells clients apart: an IPv4 address, or the network of an IPv6 address."""
+    if ":" not in address:
+        return address
+    return str(ipaddress.IPv6Network((address.partition("%")[0], _IPV6_NETWORK), strict=False))
 
 
 def _read(path: Path) -> list[Key]:

@@ -12,6 +12,7 @@ import urllib.parse
 import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import Any
 
 from pydantic import ValidationError
@@ -218,7 +219,11 @@ class Application:
             errors = error.errors(include_url=False, include_input=False)
             return explain_validation(errors, request.path, route.schema.model_fields)
         except EmbedkitError as error:
-            return explain(error, request.path)
+            answer = explain(error, request.path)
+            if answer.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+                fields = {"error": type(error).__name__, "request_id": request.id.decode()}
+                logger.error("%s", error, extra={"fields": fields})  # noqa: TRY400 - embedkit's own
+            return answer
 
     async def _inflated(self, request: Request) -> bytes:
         """Return the body, decompressed.

@@ -8,7 +8,8 @@ from typing import Final, Literal
 
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from embedkit.serving.http.answers import Answer, problem, to_json
+from embedkit.errors import EmbedkitError
+from embedkit.serving.http.answers import Answer, explain, problem, to_json
 from embedkit.serving.http.protocols.fields import Schema, TeiProblem
 from embedkit.serving.http.protocols.openai import ModelList
 from embedkit.serving.http.requests import Request
@@ -64,7 +65,10 @@ for path in ("/health/ready", "/health"):  # the latter is text-embeddings-infer
 @routes.post("/admin/reload", ModelList, scope="admin", errors=TeiProblem)
 async def reload(request: Request) -> Answer:
     """Load models and collection again, and list the models; needs an API key with the scope ``admin``."""
-    await request.service.reload_everywhere()
+    try:
+        await request.service.reload_everywhere()
+    except EmbedkitError as error:
+        return explain(error, request.path, in_full=True)
     return to_json({"object": "list", "data": request.service.catalogue.cards()})
 
 

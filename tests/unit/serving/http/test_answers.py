@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 
 import pytest
@@ -19,9 +20,7 @@ from embedkit.serving.http.answers import HTTP_STATUSES, explain, problem
         ("DataError", 400),
         ("ModelNotFoundError", 404),
         ("OverloadedError", 429),
-        ("CollectionError", 503),
         ("ModelError", 500),
-        ("StorageError", 500),
     ],
 )
 def test_statuses(kind, status):
@@ -29,6 +28,25 @@ def test_statuses(kind, status):
     assert answer.status == status
     assert json.loads(answer.body)["error"]["message"] == "what happened"
     assert (b"retry-after" in dict(answer.headers)) == (status == 429)
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "words"),
+    [
+        (errors.StorageError(errno.ENOSPC, "cannot write /srv/idx: full"), 507, "No space left on device"),
+        (errors.StorageError(errno.EROFS, "cannot write /srv/idx: read-only"), 507, "Read-only file system"),
+        (errors.StorageError(errno.EMFILE, "cannot write /srv/idx: files"), 503, "too many files"),
+        (errors.CollectionBusyError("another process is writing to /srv/idx"), 503, "another process is writing"),
+        (errors.CollectionError("/srv/idx/a is damaged"), 503, "log has the details"),
+        (errors.FingerprintError("/srv/idx was built with a"), 503, "log has the details"),
+    ],
+)
+def test_places_on_the_disk_are_told_to_operators_only(error, status, words):
+    answer, full = explain(error, "/v1/documents"), explain(error, "/admin/reload", in_full=True)
+    assert answer.status == full.status == status
+    assert words in json.loads(answer.body)["error"]["message"]
+    assert b"/srv" not in answer.body
+    assert (b"/srv" in full.body) == (status != 503 or words != "too many files")
 
 
 def test_every_embedkit_error_has_a_status():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -225,6 +227,39 @@ def test_malformed_documents_change_nothing(writing, collection, documents):
     done = writing.post("/v1/documents", content=content, headers={"content-type": "application/json"})
     assert done.status_code == 400, done.text
     assert len(Collection.open(collection.path)) == 3
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of its own, mounted where that is allowed."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mount = shutil.which("mount")
+    command = [mount or "", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)]
+    if mount is None or subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("needs the permission to mount a file system")
+    yield place
+    subprocess.run(["umount", "--lazy", str(place)], check=True)
+
+
+@pytest.mark.parametrize("state", ["full", "read-only"])
+def test_a_disk_that_takes_nothing_is_a_507_without_its_path(serve, toy_encoder, small_disk, state):
+    collection = Collection.build(DOCUMENTS, encoder=toy_encoder, path=small_disk / "idx", show_progress_bar=False)
+    if state == "full":
+        document = {"id": "large", "text": "a dog", "x": "y" * 2_000_000}
+    else:
+        document = {"id": "small", "text": "a dog"}
+        subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    with serve(collection=collection, allow_writes=True) as url:
+        refused = httpx.post(f"{url}/v1/documents", json={"documents": [document]})
+        assert refused.status_code == 507
+        assert str(small_disk) not in refused.text
+        assert httpx.post(f"{url}/v1/search", json={"query": "a dog"}).status_code == 200
+    if state == "read-only":
+        subprocess.run(["mount", "-o", "remount,rw", str(small_disk)], check=True)
+    with serve(collection=collection, allow_writes=True) as url:
+        done = httpx.post(f"{url}/v1/documents", json={"documents": [{"id": "next", "text": "a dog"}]})
+        assert done.json() == {"added": 1, "replaced": 0}
 
 
 def test_writes_of_another_process_are_visible(writing, collection, toy_encoder):
