@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -322,6 +323,18 @@ def write_toy_cross_bundle(
 def toy_cross_bundle(write_toy_cross_bundle: ToyBundleWriter, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Path of a valid cross-encoder bundle with at most 12 tokens per pair; do not change the file."""
     return write_toy_cross_bundle(tmp_path_factory.mktemp("bundle") / "toy-cross.onnx")
+
+
+@pytest.fixture
+def bundled_cross(toy_cross_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Name of the toy cross-encoder, which is the only bundled model during the test."""
+    from embedkit.runtime import location
+
+    folder = tmp_path / "bundled"
+    folder.mkdir()
+    shutil.copy(toy_cross_bundle, folder / "toy-cross.onnx")
+    monkeypatch.setattr(location, "_BUNDLED", folder)
+    return "toy-cross"
 
 
 @pytest.fixture

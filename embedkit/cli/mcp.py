@@ -26,7 +26,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("collection", metavar="IDX", help="folder created by `embedkit index build`")
     parser.add_argument("-m", "--model", help="the model that built the collection, if it has moved")
     parser.add_argument("--allow-writes", action="store_true", help="let agents add documents")
-    parser.add_argument("--reranker", metavar="MODEL", help="cross-encoder that ranks texts")
+    parser.add_argument(
+        "--rerank", "--reranker", dest="reranker", metavar="MODEL", help="cross-encoder that ranks texts"
+    )
     parser.add_argument("--http", action="store_true", help="serve streamable HTTP at /mcp instead of stdio")
     parser.add_argument("--host", help="with --http: address to listen on; default: 127.0.0.1, this machine only")
     parser.add_argument(

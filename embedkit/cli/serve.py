@@ -45,7 +45,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--collection", metavar="IDX", help="the folder of a collection, milvus:URI#NAME or qdrant:URL#NAME"
     )
     parser.add_argument("--allow-writes", action="store_true", help="allow clients to change the collection")
-    parser.add_argument("--reranker", metavar="MODEL", help="cross-encoder that ranks texts")
+    parser.add_argument(
+        "--rerank", "--reranker", dest="reranker", metavar="MODEL", help="cross-encoder that ranks texts"
+    )
     parser.add_argument("--host", help="address to listen on; default: 127.0.0.1, this machine only")
     parser.add_argument("--port", type=int, help="port to listen on, 0 for any free one; default: 8080")
     parser.add_argument("--workers", type=int, help="processes that share the port; default: 1")

@@ -13,6 +13,7 @@ from typing import Any, overload
 
 from embedkit.errors import InputError
 from embedkit.protocols import FloatArray, TextEncoder
+from embedkit.runtime.cross_encoder import CrossEncoder
 from embedkit.runtime.numerics import warn_of_mixture
 from embedkit.serving.retrieval.about import About
 from embedkit.serving.retrieval.cascade import Cascade, Steps, search_embeddings
@@ -56,6 +57,7 @@ class Collection:
     def __init__(self, path: Path | str, store: Store, models: Models) -> None:
         self.path, self.store = path, store
         self._models = models
+        self._rerankers: dict[str, CrossEncoder] = {}
 
     @classmethod
     def build(
@@ -334,7 +336,7 @@ class Collection:
         *,
         filter: Filter | None = None,
         hybrid: bool | str | Fusion | None = None,
-        rerank: Reranker | None = None,
+        rerank: Reranker | str | os.PathLike[str] | None = None,
         candidates: int | None = None,
         effort: float = 1.0,
     ) -> Hits: ...
@@ -346,7 +348,7 @@ class Collection:
         *,
         filter: Filter | None = None,
         hybrid: bool | str | Fusion | None = None,
-        rerank: Reranker | None = None,
+        rerank: Reranker | str | os.PathLike[str] | None = None,
         candidates: int | None = None,
         effort: float = 1.0,
     ) -> list[Hits]: ...
@@ -357,7 +359,7 @@ class Collection:
         *,
         filter: Filter | None = None,
         hybrid: bool | str | Fusion | None = None,
-        rerank: Reranker | None = None,
+        rerank: Reranker | str | os.PathLike[str] | None = None,
         candidates: int | None = None,
         effort: float = 1.0,
     ) -> Hits | list[Hits]:
@@ -370,8 +372,8 @@ class Collection:
                 `embedkit.serving.retrieval.filters`). A search among few matching documents is exact.
             hybrid: also search lexically, and fuse both rankings: True or ``"rrf"`` by their ranks, ``"weighted"``
                 by their scores, or a :class:`Fusion`. The collection needs ``lexical=True``.
-            rerank: a :class:`CrossEncoder`, which reads query and document together, or another encoder; reorders
-                the candidates.
+            rerank: reorders the candidates: a :class:`CrossEncoder`, which reads query and document together; its
+                bundled name or path, loaded by the first search that names it; or another encoder.
             candidates: number of documents that a stage passes to the next; by default 50, but at least ``k``.
             effort: factor of the search breadth of an approximate index: 2 finds more of the true neighbours and
                 takes about twice as long, 0.5 the opposite. Has no effect with ``"exact"`` and ``"flat"``.
@@ -384,11 +386,12 @@ class Collection:
             InputError: a query is not a string, ``k`` is below 1, there are fewer candidates than ``k``, the
                 effort is not positive, the filter is malformed or compares a field with a kind of value that it
                 never has, or the collection has no lexical index or was opened without an encoder.
+            ModelNotFoundError, BundleError, ModelError: the named re-ranker cannot be loaded.
             CollectionError: a file is damaged.
         """
         cascade = Cascade(
             fusion=fusion_of(hybrid),
-            reranker=checked_reranker(rerank),
+            reranker=self._reranker(rerank),
             candidates=None if candidates is None else _checked_count("candidates", candidates),
             effort=_checked_effort(effort),
         )
@@ -514,6 +517,15 @@ class Collection:
         if encoder is None:
             raise InputError(f"{self.path} was opened without an encoder; give Collection.open(..., encoder=...)")
         return encoder
+
+    def _reranker(self, given: Reranker | str | os.PathLike[str] | None) -> Reranker | None:
+        """Return the re-ranker, loaded once if it is named."""
+        if not isinstance(given, (str, os.PathLike)):
+            return checked_reranker(given)
+        name = os.fspath(given)
+        if name not in self._rerankers:
+            self._rerankers[name] = CrossEncoder.load(name)
+        return self._rerankers[name]
 
 
 def read_documents_and_embeddings(

@@ -22,7 +22,9 @@ def checked_reranker(reranker: Reranker | None) -> Reranker | None:
         InputError: it neither scores pairs nor embeds texts.
     """
     if reranker is not None and not isinstance(reranker, (PairScorer, TextEncoder)):
-        raise InputError(f"rerank: expected a CrossEncoder or an Encoder, got {type(reranker).__name__}")
+        raise InputError(
+            f"rerank: expected a CrossEncoder or its name, or an Encoder, got {type(reranker).__name__}"
+        )
     return reranker
 
 

@@ -7,6 +7,7 @@ the cache, and shared by all runs with the same texts. The student is cut from t
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import itertools
 import logging
 from collections.abc import Callable, Sequence
@@ -25,8 +26,10 @@ from embedkit.modeling.teacher_layers import cross_from_layers
 from embedkit.modeling.torch_cross_encoder import TorchCrossEncoder
 from embedkit.progress import Progress
 from embedkit.protocols import FloatArray
+from embedkit.runtime.bundle import read_bundle
 from embedkit.runtime.cross_encoder import CrossEncoder
 from embedkit.runtime.encoder import Encoder
+from embedkit.runtime.location import find_model
 from embedkit.runtime.tokenization import PairTokenizer
 from embedkit.training.batches import Batches, chunk_view
 from embedkit.training.checkpoint import TrainState
@@ -56,7 +59,12 @@ class ScoreDistillationConfig:
     mining: MiningConfig = setting(factory=MiningConfig, doc="the candidates of each query")
     group: int = setting(4, "pairs of a query in a batch; a divisor of optim.batch_size", minimum=1)
     loss: PairLoss = setting("both", "mean squared error of logits, of margins, or both")
-    length: int = setting(192, "maximum length of a pair in tokens, including special tokens", minimum=8)
+    length: int = setting(
+        192,
+        "maximum length of a pair in tokens, for teachers and in training; student.positions, if set, is the "
+        "student's own",
+        minimum=8,
+    )
     dev: tuple[str, ...] = setting((), "re-ranking sets, .jsonl with query, positive and negative, for selection")
 
     def sources(self, config: RunConfig) -> list[SourceConfig]:
@@ -115,8 +123,9 @@ def score_distillation(
         return TrainState()
     student = _student(config, settings, pairs)
     method = ScoreDistillation(student, loss=settings.loss, group=settings.group)
+    tokenizer = PairTokenizer(student.tokenizer.json, min(student.max_length, settings.length))
     batches = PairGroups(
-        pairs, student.tokenizer, batch_size=config.optim.batch_size, group=settings.group, seed=config.seed
+        pairs, tokenizer, batch_size=config.optim.batch_size, group=settings.group, seed=config.seed
     )
     return stage.fit(method, batches, config.optim, _evaluation(config, settings, student))
 
@@ -165,13 +174,16 @@ def load_pair_teachers(config: RunConfig, settings: ScoreDistillationConfig) -> 
 
 
 def _teacher(source: str, settings: ScoreDistillationConfig, config: RunConfig) -> PairTeacher:
-    """Return a bundle on embedkit's runtime, or a folder on torch."""
+    """Return a bundle on embedkit's runtime, or a folder on torch, for pairs of ``settings.length`` tokens."""
     if source.endswith(".onnx"):
-        bundle = CrossEncoder.load(source, threads=config.threads)
+        bundle = read_bundle(find_model(source))
+        length = min(bundle.manifest.max_length, settings.length)
+        shorter = dataclasses.replace(bundle, manifest=dataclasses.replace(bundle.manifest, max_length=length))
+        scored = CrossEncoder(shorter, threads=config.threads)
         return PairTeacher(
-            bundle.name,
-            bundle.fingerprint,
-            lambda pairs: bundle.predict(pairs, activation_fn="identity", show_progress_bar=False),
+            scored.name,
+            hashlib.sha256(f"{bundle.fingerprint} {length}".encode()).hexdigest(),
+            lambda pairs: scored.predict(pairs, activation_fn="identity", show_progress_bar=False),
         )
     model = PairEncoder.load(source)
     scorer = TorchCrossEncoder(PairEncoder.load(source, max_length=min(model.max_length, settings.length)))
@@ -184,7 +196,7 @@ def _student(config: RunConfig, settings: ScoreDistillationConfig, pairs: Pairs)
     """Load the student, or cut it from the first teacher, or ``student.tokenizer``, on a sample of the pairs."""
     student = config.student
     if student.source is not None:
-        return PairEncoder.load(config.resolve(student.source), max_length=settings.length)
+        return PairEncoder.load(config.resolve(student.source), max_length=student.positions or settings.length)
     rows = np.arange(len(pairs.queries))[:: max(1, len(pairs.queries) // _SAMPLE)][:_SAMPLE]
     places = np.random.default_rng(0).integers(0, pairs.candidates.shape[1], len(rows))
     sample = list(
@@ -198,7 +210,7 @@ def _student(config: RunConfig, settings: ScoreDistillationConfig, pairs: Pairs)
         shape,
         sample,
         layers=student.teacher_layers or None,
-        max_length=settings.length,
+        max_length=student.positions or settings.length,
         seed=config.seed,
     )
 

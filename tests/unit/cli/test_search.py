@@ -9,6 +9,7 @@ pytest.importorskip("onnx")  # writes the toy bundle
 
 from embedkit.cli import search as command
 from embedkit.cli.main import main
+from embedkit.runtime.cross_encoder import CrossEncoder
 from embedkit.runtime.encoder import Encoder
 from embedkit.serving.retrieval import Collection, Hit
 
@@ -48,6 +49,15 @@ def test_json(index, capsys):
     }  # fmt: skip
     assert list(result["latency_ms"]) == ["encode", "dense", "read"]
     assert min(result["latency_ms"].values()) > 0
+
+
+def test_a_bundled_cross_encoder_reranks_by_name(index, bundled_cross, capsys):
+    assert main(["search", index, "a good dog", "--rerank", bundled_cross, "--json"]) == 0
+    hits = json.loads(capsys.readouterr().out)["hits"]
+    expected = CrossEncoder.load(bundled_cross).rank("a good dog", TEXTS)
+    assert [(hit["text"], hit["score"]) for hit in hits] == [
+        (found["text"], pytest.approx(found["score"])) for found in expected
+    ]
 
 
 def test_quiet_tells_only_the_results(index, capsys):

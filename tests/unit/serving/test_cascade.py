@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from embedkit.errors import InputError, MissingExtraError
+from embedkit import CrossEncoder
+from embedkit.errors import InputError, MissingExtraError, ModelError, ModelNotFoundError
 from embedkit.serving.retrieval import Collection
 
 DOCS = [
@@ -189,6 +190,27 @@ def test_a_reranker_decides_the_order(library):
     assert hits[0].text == best_by_length[1]
 
 
+def test_a_reranker_is_named_and_loaded_once(library, toy_cross_bundle, monkeypatch):
+    loaded = []
+    load = CrossEncoder.load
+
+    def count(source):
+        loaded.append(source)
+        return load(source)
+
+    monkeypatch.setattr(CrossEncoder, "load", count)
+    named = [library.search("tea", k=3, rerank=name) for name in (toy_cross_bundle, str(toy_cross_bundle))]
+    assert named == [library.search("tea", k=3, rerank=load(toy_cross_bundle))] * 2
+    assert loaded == [str(toy_cross_bundle)]
+
+
+def test_a_named_reranker_is_a_cross_encoder(library, toy_bundle):
+    with pytest.raises(ModelNotFoundError, match="no model is called 'reranker-tony'"):
+        library.search("tea", rerank="reranker-tony")
+    with pytest.raises(ModelError, match="toy is a model of kind 'encoder'"):
+        library.search("tea", rerank=toy_bundle)
+
+
 def test_another_encoder_may_rerank(library, other_encoder):
     hits = library.search(["tea with milk", "noises"], k=3, hybrid=True, rerank=other_encoder)
     assert [found[0].id for found in hits] == ["tea", "pump"]
@@ -218,7 +240,7 @@ def test_times_of_each_stage(library):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"rerank": "model.onnx"}, "expected a CrossEncoder or an Encoder, got str"),
+        ({"rerank": 3}, "expected a CrossEncoder or its name, or an Encoder, got int"),
         ({"hybrid": "magic"}, "no fusion 'magic'; the methods are rrf, weighted"),
         ({"candidates": 3, "k": 4}, "at least as many candidates as results, 4, got 3"),
         ({"k": 0, "hybrid": True}, "k of at least 1"),

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
+
 import cohere
 import httpx
 import numpy as np
 import pytest
 
 from embedkit import CrossEncoder
+from embedkit.cli import serve as command
+from embedkit.serving.http.catalogue import Assets
 
 QUERY = "a dog in the garden"
 DOCUMENTS = ["the sea", "a good dog", "music in the garden of a king and a queen and a child", "dog"]
@@ -85,3 +89,13 @@ def test_invalid_requests_are_refused(crossing, path, given, words):
 def test_both_models_are_listed(crossing):
     found = {card["id"]: card["kind"] for card in httpx.get(f"{crossing}/v1/models").json()["data"]}
     assert found == {"toy": "encoder", "toy-cross": "cross-encoder"}
+
+
+@pytest.mark.parametrize("flag", ["--rerank", "--reranker"])
+def test_the_cross_encoder_of_a_server_is_named(flag, toy_bundle, bundled_cross):
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    command.configure(parser)
+    arguments = parser.parse_args([str(toy_bundle), flag, bundled_cross])
+    assets = Assets.load(arguments.models, command._settings(arguments))
+    assert assets.reranker is not None
+    assert assets.reranker.fingerprint == CrossEncoder.load(bundled_cross).fingerprint

@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 import torch
 
+from embedkit import CrossEncoder
+from embedkit.config import from_mapping
 from embedkit.errors import ConfigError
 from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.initialisation import random
@@ -18,7 +20,11 @@ from embedkit.training.corpus import Corpus, SourceConfig
 from embedkit.training.mining import MiningConfig, Pairs, PairTeacher, mine, score
 from embedkit.training.recipes.materials import Control
 from embedkit.training.recipes.run import Plan, plan, resolve, run
-from embedkit.training.recipes.score_distillation import PairGroups
+from embedkit.training.recipes.score_distillation import (
+    PairGroups,
+    ScoreDistillationConfig,
+    load_pair_teachers,
+)
 
 WHO, WHAT = ("the cat", "a good dog", "my sister", "an old king"), ("will sleep", "wants to read", "likes music")
 QUERIES = [f"{who} {what}" for who, what in itertools.product(WHO, WHAT)]
@@ -161,6 +167,34 @@ def test_training_brings_the_student_nearer(recipe, tmp_path):
         TorchCrossEncoder(model).logits(model.tokenizer.tokenize(pairs)) for model in models
     )
     assert np.square(trained - teacher).mean() < 0.7 * np.square(start - teacher).mean()
+
+
+def test_teachers_and_batches_read_fewer_tokens_than_the_student(recipe, toy_cross_bundle, tmp_path, monkeypatch):
+    """A bundle scores what a shorter pair holds, and its scores are cached by that length."""
+    pair = ("a good dog", "the cat is asleep in the garden by the sea")
+    settings = {length: {**recipe["settings"], "length": length} for length in (8, 12)}
+    teachers = {}
+    for length, each in settings.items():
+        config = resolve({**recipe, "teacher": {"source": str(toy_cross_bundle)}, "settings": each})
+        (teachers[length],) = load_pair_teachers(config, from_mapping(ScoreDistillationConfig, config.settings))
+    cut = CrossEncoder.load(toy_cross_bundle).tokenize([pair]).ids[0]
+    assert len(cut) == 12
+    assert teachers[8].logits([pair]) != teachers[12].logits([pair])
+    assert teachers[8].fingerprint != teachers[12].fingerprint
+
+    lengths = []
+    batch = PairGroups.batch
+
+    def watched(self, step):
+        found = batch(self, step)
+        lengths.extend(ids.shape[1] for ids, _ in found.views[0].chunks)
+        return found
+
+    monkeypatch.setattr(PairGroups, "batch", watched)
+    student = {**recipe["student"], "positions": 20, "max_length": 16}
+    run(resolve({**recipe, "student": student, "settings": settings[8]}), tmp_path / "run", Control())
+    assert max(lengths) == 8
+    assert PairEncoder.load(tmp_path / "run" / "model").max_length == 20
 
 
 def test_the_plan_counts_groups_of_queries(recipe, corpora):
