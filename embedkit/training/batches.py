@@ -26,6 +26,7 @@ __all__ = [
     "PairBatchSource",
     "check_batches",
     "chunk_view",
+    "pair_batch",
 ]
 
 _PREFETCH = 4
@@ -283,5 +284,10 @@ class PairBatchSource(Batches):
             (after, before) if turn else (before, after)
             for before, after, turn in zip(first, second, turned.tolist(), strict=True)
         ]
-        view = chunk_view(self._tokenizer.tokenize(pairs), self._tokenizer.pad_id)
-        return Batch((view,), scores=torch.from_numpy(self._scores[rows]))
+        return pair_batch(self._tokenizer, pairs, self._scores[rows])
+
+
+def pair_batch(tokenizer: PairTokenizer, pairs: Sequence[tuple[str, str]], scores: FloatArray) -> Batch:
+    """Return a batch of pairs with their scores, ``(B,) float32``."""
+    view = chunk_view(tokenizer.tokenize(pairs), tokenizer.pad_id)
+    return Batch((view,), scores=torch.from_numpy(np.ascontiguousarray(scores)))

@@ -173,7 +173,8 @@ class RunConfig:
     @property
     def measure(self) -> str:
         """Name of the selection score: ``dev_map`` of a re-ranker, else that of ``dev``."""
-        return "dev_map" if self.method == "score-distillation" else self.dev.measure
+        ranks = self.method in {"score-distillation", "labelled-pairs"}
+        return "dev_map" if ranks else self.dev.measure
 
     @property
     def sources(self) -> list[SourceConfig]:

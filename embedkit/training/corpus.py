@@ -66,6 +66,15 @@ class SourceConfig:
         """Name shown in model cards."""
         return self.name or Path(self.path.removeprefix(_HUB)).name.split(".")[0]
 
+    def records(self) -> Iterator[tuple[int, Record]]:
+        """Read the rows, each with its line.
+
+        Raises:
+            DataError: the source is missing or malformed.
+        """
+        found = _hub_records(self.path) if self.path.startswith(_HUB) else read_records(Path(self.path))
+        return itertools.islice(found, self.limit)
+
 
 @dataclasses.dataclass(frozen=True)
 class CorpusCard:
@@ -261,9 +270,8 @@ def _hash(row: Sequence[str]) -> int:
 
 def _rows(source: SourceConfig) -> Iterator[tuple[str, ...] | None]:
     """Yield the normalised views of each row; None for a row that is empty or out of bounds."""
-    records = _hub_records(source.path) if source.path.startswith(_HUB) else read_records(Path(source.path))
     columns: tuple[str, ...] = ()
-    for line, record in itertools.islice(records, source.limit):
+    for line, record in source.records():
         if all(value in ("", None) for value in record.values()):
             yield None
             continue

@@ -15,6 +15,12 @@ from embedkit.training.methods import METHODS
 from embedkit.training.methods.sct import SCTDistillation
 from embedkit.training.recipes.distillcse_rounds import PRESETS as ROUNDS_PRESETS
 from embedkit.training.recipes.distillcse_rounds import RoundsConfig, check_rounds, distillcse_rounds
+from embedkit.training.recipes.labelled_pairs import (
+    LABEL_PRESETS,
+    LabelledPairsConfig,
+    check_labelled_pairs,
+    labelled_pairs,
+)
 from embedkit.training.recipes.score_distillation import SCORE_PRESETS, ScoreDistillationConfig, score_distillation
 from embedkit.training.recipes.sct_two_stage import PRESETS, TwoStageConfig, check_two_stages, sct_two_stage
 from embedkit.training.recipes.stage import Stage, check_stage
@@ -41,8 +47,8 @@ class Recipe(NamedTuple):
         batch_spec: the requirements of the most demanding stage.
         paper: the publication.
         paired: further presets for values of a setting, as for a method.
-        scores_pairs: whether it trains a cross-encoder; then called with config, settings, passages, teachers of
-            pairs, folder and control.
+        scores_pairs: whether it trains a cross-encoder, which it builds itself; then its settings have
+            ``inputs``, digests of what it reads apart from the corpus, ``epoch_rows`` and ``dev``.
     """
 
     settings_class: type[Any]
@@ -104,6 +110,15 @@ RECIPES: dict[str, Recipe] = {
         SCORE_PRESETS,
         BatchSpec(several_teachers=True, scores=True),
         "Hofstaetter et al., 2020",
+        scores_pairs=True,
+    ),
+    "labelled-pairs": Recipe(
+        LabelledPairsConfig,
+        labelled_pairs,
+        check_labelled_pairs,
+        LABEL_PRESETS,
+        BatchSpec(scores=True),
+        "Zhuang et al., SIGIR 2023",
         scores_pairs=True,
     ),
 }

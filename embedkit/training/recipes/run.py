@@ -28,7 +28,7 @@ from embedkit.training.methods import METHODS
 from embedkit.training.mining import PairTeacher
 from embedkit.training.recipes import RECIPES, Recipe, one_stage
 from embedkit.training.recipes.materials import Control, Materials, Split, corpus_inputs, prepare
-from embedkit.training.recipes.score_distillation import ScoreDistillationConfig, load_pair_teachers
+from embedkit.training.recipes.score_distillation import load_pair_teachers
 from embedkit.training.recipes.stage import Stage
 from embedkit.training.run_folder import RunFolder, environment
 from embedkit.training.students import build_student
@@ -166,11 +166,11 @@ def _run_pairs(config: RunConfig, entry: Recipe, settings: Any, place: RunFolder
     """Train a cross-encoder, which its recipe builds when the pairs are known."""
     if processes.count() > 1:
         raise ConfigError(f"{config.method} runs in one process, not {processes.count()}")
-    teachers = load_pair_teachers(config, settings)
+    teachers = load_pair_teachers(config, settings) if entry.batch_spec.several_teachers else ()
     with place.claimed():
         corpus = Corpus.prepare(config.sources, Path(config.cache), show_progress=control.show_progress)
-        queries = Corpus.prepare(settings.sources(config), Path(config.cache), show_progress=control.show_progress)
-        inputs = corpus_inputs(config.corpus, corpus) | corpus_inputs(settings.queries, queries)
+        entry.check(config, settings, corpus)
+        inputs = corpus_inputs(config.corpus, corpus) | settings.inputs(config, corpus, control)
         inputs |= {f"the teacher {teacher.name}": teacher.fingerprint for teacher in teachers}
         place.check_inputs(inputs)
         place.start(to_mapping(config), environment(), inputs, resume=control.resume)
@@ -340,27 +340,23 @@ def plan(config: RunConfig) -> Plan | None:
     Raises:
         DataError: the prepared corpus is damaged.
     """
-    pairs = _pairs(config)
-    sources = config.sources if pairs is None else pairs.sources(config)
-    corpus = Corpus.find(sources, Path(config.cache))
+    corpus = Corpus.find(config.sources, Path(config.cache))
     if corpus is None:
         return None
-    optim = config.optim
-    rows = len(corpus) * pairs.group if pairs else len(Split.of(corpus, config.dev.held_out).train)
+    entry, optim = find_method(config.method), config.optim
+    settings = from_mapping(entry.settings_class, config.settings)
+    rows = len(Split.of(corpus, config.dev.held_out).train)
+    if entry.scores_pairs:
+        rows = settings.epoch_rows(config, corpus)
+        if rows is None:
+            return None
     per_epoch, total = total_steps(
         rows // optim.batch_size, accumulate=optim.accumulate, epochs=optim.epochs, steps=optim.steps
     )
-    if not (config.dev.pairs or config.dev.held_out or (pairs and pairs.dev)):
+    if not (config.dev.pairs or config.dev.held_out or (entry.scores_pairs and settings.dev)):
         return Plan(total, 0)
     steps = evaluation_steps(total, steps_per_epoch=per_epoch, every=config.dev.every, most=config.dev.most)
     return Plan(total, len(steps))
-
-
-def _pairs(config: RunConfig) -> ScoreDistillationConfig | None:
-    """Return the settings of a run that trains a cross-encoder on groups of each query's pairs."""
-    if config.method != "score-distillation":
-        return None
-    return from_mapping(ScoreDistillationConfig, config.settings)
 
 
 def training_text(run: str | Path) -> list[str]:

@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from embedkit.config import setting
 from embedkit.errors import ConfigError
@@ -31,7 +30,7 @@ from embedkit.runtime.cross_encoder import CrossEncoder
 from embedkit.runtime.encoder import Encoder
 from embedkit.runtime.location import find_model
 from embedkit.runtime.tokenization import PairTokenizer
-from embedkit.training.batches import Batches, chunk_view
+from embedkit.training.batches import Batches, pair_batch
 from embedkit.training.checkpoint import TrainState
 from embedkit.training.config import RunConfig
 from embedkit.training.corpus import Corpus, SourceConfig
@@ -39,10 +38,17 @@ from embedkit.training.loop import Scores
 from embedkit.training.method import Batch, Presets
 from embedkit.training.methods.score_distillation import PairLoss, ScoreDistillation
 from embedkit.training.mining import MiningConfig, Pairs, PairTeacher, Rows, mine, score
-from embedkit.training.recipes.materials import Control
+from embedkit.training.recipes.materials import Control, corpus_inputs
 from embedkit.training.recipes.stage import Stage
 
-__all__ = ["SCORE_PRESETS", "PairGroups", "ScoreDistillationConfig", "load_pair_teachers", "score_distillation"]
+__all__ = [
+    "SCORE_PRESETS",
+    "PairGroups",
+    "ScoreDistillationConfig",
+    "load_pair_teachers",
+    "ranking_evaluation",
+    "score_distillation",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -70,6 +76,16 @@ class ScoreDistillationConfig:
     def sources(self, config: RunConfig) -> list[SourceConfig]:
         """The sources of the queries, with paths relative to the current folder."""
         return [dataclasses.replace(source, path=config.resolve(source.path)) for source in self.queries]
+
+    def inputs(self, config: RunConfig, _: Corpus, control: Control) -> dict[str, str]:
+        """Return the digests of the queries."""
+        queries = Corpus.prepare(self.sources(config), Path(config.cache), show_progress=control.show_progress)
+        return corpus_inputs(self.queries, queries)
+
+    def epoch_rows(self, config: RunConfig, _: Corpus) -> int | None:
+        """Return the number of pairs in an epoch, or None if the queries are not prepared yet."""
+        queries = Corpus.find(self.sources(config), Path(config.cache))
+        return None if queries is None else len(queries) * self.group
 
 
 class PairGroups(Batches):
@@ -102,11 +118,8 @@ class PairGroups(Batches):
         places = _spread(pairs.scores[rows], self._group, np.random.default_rng([self._choice, 1, step]))
         passages = pairs.passages.texts(np.take_along_axis(pairs.candidates[rows], places, axis=1).ravel())
         queries = np.repeat(np.array(pairs.queries.texts(rows), dtype=object), self._group).tolist()
-        view = chunk_view(
-            self._tokenizer.tokenize(list(zip(queries, passages, strict=True))), self._tokenizer.pad_id
-        )
         scores = np.take_along_axis(pairs.scores[rows], places, axis=1).ravel()
-        return Batch((view,), scores=torch.from_numpy(np.ascontiguousarray(scores)))
+        return pair_batch(self._tokenizer, list(zip(queries, passages, strict=True)), scores)
 
 
 def score_distillation(
@@ -127,7 +140,7 @@ def score_distillation(
     batches = PairGroups(
         pairs, tokenizer, batch_size=config.optim.batch_size, group=settings.group, seed=config.seed
     )
-    return stage.fit(method, batches, config.optim, _evaluation(config, settings, student))
+    return stage.fit(method, batches, config.optim, ranking_evaluation(config, settings.dev, student))
 
 
 def _prepare(
@@ -215,11 +228,11 @@ def _student(config: RunConfig, settings: ScoreDistillationConfig, pairs: Pairs)
     )
 
 
-def _evaluation(
-    config: RunConfig, settings: ScoreDistillationConfig, student: PairEncoder
+def ranking_evaluation(
+    config: RunConfig, paths: Sequence[str], student: PairEncoder
 ) -> Callable[[], Scores] | None:
-    """Return the function that measures MAP on the development sets."""
-    sets = [load_lists(Path(config.resolve(path)), name=Path(path).stem) for path in settings.dev]
+    """Return the function that measures a cross-encoder's MAP on re-ranking sets, or None without any."""
+    sets = [load_lists(Path(config.resolve(path)), name=Path(path).stem) for path in paths]
     if not sets:
         return None
 

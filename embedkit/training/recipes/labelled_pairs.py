@@ -1,0 +1,246 @@
+"""Labelled pairs: a cross-encoder learns from queries and passages with judgements of relevance.
+
+The corpus has two views, the query and the passage of each pair, and a column of labels: 0 and 1, or grades.
+Binary cross-entropy fits each score to its label. The listwise loss compares the passages of one query: it is the
+cross-entropy of their softmax with their labels, divided by the labels' sum.
+
+Source of the listwise loss: Zhuang et al., "RankT5: Fine-Tuning T5 for Text Ranking with Ranking Losses", SIGIR
+2023, equation 5.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+from torch.nn import functional
+
+from embedkit.config import setting
+from embedkit.errors import ConfigError, DataError, TrainingError
+from embedkit.modeling.cross_encoder import PairEncoder, is_cross_encoder
+from embedkit.modeling.location import find_folder
+from embedkit.protocols import FloatArray
+from embedkit.runtime.tokenization import PairTokenizer
+from embedkit.training.batches import Batches, PairBatchSource, pair_batch
+from embedkit.training.checkpoint import TrainState
+from embedkit.training.config import RunConfig
+from embedkit.training.corpus import Corpus, SourceConfig
+from embedkit.training.method import Batch, BatchSpec, Learner, Presets, StepOutput, scored
+from embedkit.training.mining import PairTeacher
+from embedkit.training.recipes.materials import Control
+from embedkit.training.recipes.score_distillation import ranking_evaluation
+from embedkit.training.recipes.stage import Stage
+from embedkit.training.recipes.trans_encoder import EncoderToCross
+
+__all__ = [
+    "LABEL_PRESETS",
+    "LabelledPairsConfig",
+    "ListwiseRanking",
+    "QueryGroups",
+    "check_labelled_pairs",
+    "labelled_pairs",
+    "listwise_loss",
+    "read_labels",
+]
+
+_PRESET: Mapping[str, Mapping[str, Any]] = {
+    "optim": {"lr": 2e-5, "batch_size": 32, "epochs": 2, "warmup": 0.1},
+    "dev": {"every": 200},
+}
+LABEL_PRESETS: Presets = {"tiny": _PRESET, "mini": _PRESET, "small": _PRESET}
+
+_Rows = npt.NDArray[np.int64]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LabelledPairsConfig:
+    """Settings of training on labelled pairs."""
+
+    label: str = setting("label", "column of the labels: 0 and 1, or grades, of which the largest counts as 1")
+    loss: Literal["bce", "listwise"] = setting(
+        "bce", "binary cross-entropy of each pair, or cross-entropy over the passages of a query"
+    )
+    group: int = setting(8, "listwise: pairs of a query in a batch; a divisor of optim.batch_size", minimum=2)
+    length: int = setting(256, "maximum length of a pair in tokens, including special tokens", minimum=8)
+    dev: tuple[str, ...] = setting((), "re-ranking sets, .jsonl with query, positive and negative, for selection")
+
+    def inputs(self, config: RunConfig, corpus: Corpus, _: Control) -> dict[str, str]:
+        """Return the digest of the labels."""
+        labels = read_labels(config.sources, self.label, corpus)
+        return {f"the labels in {self.label}": hashlib.sha256(labels.tobytes()).hexdigest()}
+
+    def epoch_rows(self, config: RunConfig, corpus: Corpus) -> int:
+        """Return the number of pairs in an epoch."""
+        if self.loss == "bce":
+            return len(corpus)
+        return self.group * len(_compared(corpus, read_labels(config.sources, self.label, corpus)))
+
+
+class ListwiseRanking(Learner):
+    """Trains a cross-encoder on the labels of each query's passages; a batch is one view of pairs in groups.
+
+    Args:
+        encoder: the network.
+        group: number of consecutive pairs of a query.
+    """
+
+    batch_spec: ClassVar[BatchSpec] = BatchSpec(scores=True)
+    encoder: PairEncoder
+
+    def __init__(self, encoder: PairEncoder, *, group: int) -> None:
+        super().__init__()
+        self.encoder, self.group = encoder, group
+
+    def forward(self, batch: Batch) -> StepOutput:
+        """Return the loss of the logits, averaged over queries, in float32."""
+        if batch.scores is None:
+            raise TrainingError("this method needs labels, but the batch has none")
+        (view,) = batch.views
+        logits = scored(self.encoder, view).float().view(-1, self.group)
+        return StepOutput(listwise_loss(logits, batch.scores.float().view(-1, self.group)))
+
+
+def listwise_loss(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return the cross-entropy of the passages' softmax with their labels, averaged over queries.
+
+    Args:
+        logits: ``(Q, G)``.
+        labels: ``(Q, G)``, at least 0, and above 0 for at least one passage of each query.
+    """
+    shares = labels / labels.sum(dim=1, keepdim=True)
+    return -(shares * functional.log_softmax(logits, dim=1)).sum(dim=1).mean()
+
+
+class QueryGroups(Batches):
+    """Batches of groups: a query's best passage, or one of several, and others of the same query at random.
+
+    A query with fewer passages than a group repeats them. Queries whose passages all have the same label are left
+    out.
+
+    Args:
+        corpus: a corpus of two views, query and passage.
+        labels: ``(N,) float32``, at least 0.
+        tokenizer: the cross-encoder's tokenizer.
+        batch_size: number of pairs in a batch.
+        group: number of pairs of a query.
+        seed: seed of order and choice.
+
+    Raises:
+        ConfigError: ``group`` does not divide ``batch_size``, or there are too few queries for a batch.
+    """
+
+    def __init__(
+        self,
+        corpus: Corpus,
+        labels: FloatArray,
+        tokenizer: PairTokenizer,
+        *,
+        batch_size: int,
+        group: int,
+        seed: int,
+    ) -> None:
+        if batch_size % group:
+            raise ConfigError(f"settings.group = {group} must divide optim.batch_size = {batch_size}")
+        self._groups = _compared(corpus, labels)
+        super().__init__(len(self._groups), batch_size=batch_size // group, seed=seed)
+        self._corpus, self._labels, self._tokenizer = corpus, labels, tokenizer
+        self._group, self._choice = group, seed
+
+    def batch(self, step: int) -> Batch:
+        """Return the batch of a step, counted from 0."""
+        generator = np.random.default_rng([self._choice, 1, step])
+        rows = np.concatenate([self._draw(self._groups[number], generator) for number in self.rows(step)])
+        pairs = zip(self._corpus.texts(rows, 0), self._corpus.texts(rows, 1), strict=True)
+        return pair_batch(self._tokenizer, list(pairs), self._labels[rows])
+
+    def _draw(self, rows: _Rows, generator: np.random.Generator) -> _Rows:
+        labels = self._labels[rows]
+        best = generator.choice(rows[labels == labels.max()])
+        others = generator.permutation(rows[rows != best])
+        return np.concatenate([[best], np.resize(others, self._group - 1)])
+
+
+def labelled_pairs(stage: Stage, settings: LabelledPairsConfig, _: Sequence[PairTeacher]) -> TrainState:
+    """A cross-encoder learns from labelled pairs of queries and passages.
+
+    Raises:
+        ConfigError: batches do not fit the pairs.
+    """
+    config, corpus = stage.config, stage.materials.corpus
+    student = _student(config, settings)
+    labels = read_labels(config.sources, settings.label, corpus)
+    made: dict[str, Any] = {"batch_size": config.optim.batch_size, "seed": config.seed}
+    evaluate = ranking_evaluation(config, settings.dev, student)
+    if settings.loss == "bce":
+        pairs = PairBatchSource(corpus, student.tokenizer, scores=labels, both_orders=False, **made)
+        return stage.fit(EncoderToCross(student), pairs, config.optim, evaluate)
+    groups = QueryGroups(corpus, labels, student.tokenizer, group=settings.group, **made)
+    return stage.fit(ListwiseRanking(student, group=settings.group), groups, config.optim, evaluate)
+
+
+def check_labelled_pairs(config: RunConfig, settings: LabelledPairsConfig, corpus: Corpus) -> None:
+    """Check that there are labelled pairs and a model to start from."""
+    if corpus.views != 2:
+        raise ConfigError(
+            f"{config.method} learns from pairs: name the columns of query and passage with --view-columns"
+        )
+    if config.student.source is None:
+        raise ConfigError(
+            f"{config.method} continues from a model: name a cross-encoder or an encoder with --student"
+        )
+    if settings.loss == "listwise" and not _compared(corpus, read_labels(config.sources, settings.label, corpus)):
+        raise ConfigError(
+            "no query has passages with different labels for the listwise loss to compare; set settings.loss = bce"
+        )
+
+
+def read_labels(sources: Sequence[SourceConfig], column: str, corpus: Corpus) -> FloatArray:
+    """Return the label of each row of a corpus, divided by the largest: ``(N,) float32`` in [0, 1].
+
+    Args:
+        sources: the sources of the corpus, with paths relative to the current folder.
+        column: name of the column.
+        corpus: the result of :meth:`~embedkit.training.corpus.Corpus.prepare` for these sources.
+
+    Raises:
+        DataError: the column is missing, or a label is not a number of at least 0.
+    """
+    found = [
+        (record.get(column), f"{source.path}:{line}") for source in sources for line, record in source.records()
+    ]
+    kept = [found[row] for row in corpus.source_rows.tolist()]  # other rows, such as blank ones, need no label
+    labels = np.array([_label(value, place, column) for value, place in kept], dtype=np.float32)
+    return labels / max(1.0, float(labels.max()))
+
+
+def _label(value: object, place: str, column: str) -> float:
+    try:
+        label = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        label = math.nan
+    if not (math.isfinite(label) and label >= 0):
+        raise DataError(f"{place}: expected a label of at least 0 in the column {column}, found {value!r}")
+    return label
+
+
+def _compared(corpus: Corpus, labels: FloatArray) -> list[_Rows]:
+    """Return the rows of each query whose passages have different labels."""
+    by_query: dict[str, list[int]] = {}
+    for row, query in enumerate(corpus.texts(np.arange(len(corpus)), 0)):
+        by_query.setdefault(query, []).append(row)
+    groups = (np.array(rows, dtype=np.int64) for rows in by_query.values())
+    return [rows for rows in groups if np.ptp(labels[rows]) > 0]
+
+
+def _student(config: RunConfig, settings: LabelledPairsConfig) -> PairEncoder:
+    """Load the cross-encoder, or put a new classifier on an encoder."""
+    source = config.resolve(str(config.student.source))
+    if is_cross_encoder(find_folder(source)):
+        return PairEncoder.load(source, max_length=settings.length)
+    return PairEncoder.start(source, max_length=settings.length, seed=config.seed)

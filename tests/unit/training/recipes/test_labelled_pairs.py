@@ -1,0 +1,174 @@
+"""Labelled pairs: from a file with a column of labels to a cross-encoder that orders by them."""
+
+import itertools
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from embedkit.errors import ConfigError, DataError
+from embedkit.modeling.cross_encoder import PairEncoder
+from embedkit.modeling.initialisation import random
+from embedkit.modeling.sizes import Size
+from embedkit.modeling.torch_cross_encoder import TorchCrossEncoder
+from embedkit.runtime.tokenization import PairTokenizer, Tokenizer
+from embedkit.training.corpus import Corpus, SourceConfig
+from embedkit.training.recipes.labelled_pairs import QueryGroups, listwise_loss, read_labels
+from embedkit.training.recipes.materials import Control
+from embedkit.training.recipes.run import Plan, plan, resolve, run
+
+WHO, WHERE = ("the cat", "a good dog", "my sister", "an old king"), ("in the garden", "by the sea", "today")
+ROWS = [
+    {"query": who, "passage": f"{other} {where}", "grade": 2 * (who == other)}
+    for who, other, where in itertools.product(WHO, WHO, WHERE)
+]
+
+
+@pytest.fixture
+def pairs(tmp_path):
+    def write(rows=ROWS):
+        path = tmp_path / "pairs.jsonl"
+        path.write_text("\n".join(map(json.dumps, rows)))
+        return SourceConfig(path=str(path), view_columns=("query", "passage"))
+
+    return write
+
+
+@pytest.fixture
+def encoder(toy_tokenizer_json):
+    return random(Tokenizer(toy_tokenizer_json, 20), Size(2, 32, 2, 48), max_length=20, seed=5)
+
+
+@pytest.fixture
+def recipe(encoder, pairs, tmp_path):
+    PairEncoder.from_encoder(encoder, max_length=20, seed=3).save(tmp_path / "start")
+    return {
+        "method": "labelled-pairs",
+        "cache": str(tmp_path / "cache"),
+        "device": "cpu",
+        "corpus": [{"path": pairs().path, "view_columns": ["query", "passage"]}],
+        "student": {"source": str(tmp_path / "start"), "dropout": 0.0},
+        "optim": {"batch_size": 12, "steps": 120, "lr": 1e-3},
+        "settings": {"label": "grade", "length": 20, "group": 4},
+    }
+
+
+def train(recipe, folder, **control):
+    return run(resolve(recipe), folder, Control(show_progress=False, **control))
+
+
+@pytest.mark.parametrize("loss", ["bce", "listwise"])
+def test_a_cross_encoder_learns_to_order_by_the_labels(recipe, tmp_path, loss):
+    recipe["settings"]["loss"] = loss
+    state = train(recipe, tmp_path / "run")
+    assert state.finished
+    before, after = (TorchCrossEncoder(PairEncoder.load(tmp_path / name)) for name in ("start", "run/model"))
+    relevant, irrelevant = (
+        [(r["query"], r["passage"]) for r in ROWS if bool(r["grade"]) == is_so] for is_so in (1, 0)
+    )
+    gaps = [model.predict(relevant).mean() - model.predict(irrelevant).mean() for model in (before, after)]
+    assert gaps[0] < 0.05
+    assert gaps[1] > 0.2
+
+
+@pytest.mark.parametrize("loss", ["bce", "listwise"])
+def test_a_stopped_run_ends_alike(recipe, tmp_path, loss):
+    recipe["settings"]["loss"] = loss
+    recipe["optim"]["steps"] = 6
+    train(recipe, tmp_path / "whole")
+    stops = itertools.chain([False] * 3, itertools.repeat(True))
+    assert not train(recipe, tmp_path / "part", should_stop=lambda: next(stops)).finished
+    assert train(recipe, tmp_path / "part", resume=True).finished
+    one, other = (PairEncoder.load(tmp_path / name / "model").fingerprint() for name in ("whole", "part"))
+    assert one == other
+
+
+def test_other_labels_are_another_run(recipe, pairs, tmp_path):
+    stops = itertools.chain([False], itertools.repeat(True))
+    train(recipe, tmp_path / "run", should_stop=lambda: next(stops))
+    pairs([{**row, "grade": 1} if row is ROWS[1] else row for row in ROWS])
+    with pytest.raises(ConfigError, match="labels in grade"):
+        train(recipe, tmp_path / "run", resume=True)
+
+
+def test_an_encoder_gets_a_classifier(recipe, encoder, tmp_path):
+    encoder.save(tmp_path / "encoder")
+    recipe["student"]["source"] = str(tmp_path / "encoder")
+    recipe["optim"]["steps"] = 2
+    assert train(recipe, tmp_path / "run").finished
+    assert PairEncoder.load(tmp_path / "run" / "model").hidden == 32
+
+
+def test_labels_follow_the_rows_that_a_corpus_keeps(pairs, tmp_path):
+    rows = [ROWS[0], ROWS[0], {"query": "", "passage": "", "grade": ""}, {**ROWS[5], "grade": "1"}, ROWS[20]]
+    source = pairs(rows)
+    corpus = Corpus.prepare([source], tmp_path / "cache")
+    assert corpus.texts([0, 1, 2], 1) == [ROWS[0]["passage"], ROWS[5]["passage"], ROWS[20]["passage"]]
+    assert read_labels([source], "grade", corpus).tolist() == [1.0, 0.5, ROWS[20]["grade"] / 2]
+
+
+@pytest.mark.parametrize("value", [None, "good", -1, math.inf])
+def test_a_label_is_a_number(pairs, tmp_path, value):
+    source = pairs([ROWS[0], {**ROWS[5], "grade": value}])
+    corpus = Corpus.prepare([source], tmp_path / "cache")
+    with pytest.raises(DataError, match=r"pairs\.jsonl:2: expected a label of at least 0 in the column grade"):
+        read_labels([source], "grade", corpus)
+
+
+def test_groups_hold_a_relevant_passage_and_others_of_its_query(pairs, toy_tokenizer_json, tmp_path):
+    alike = [{"query": "music", "passage": who, "grade": 1} for who in WHO]
+    source = pairs([*ROWS, *alike, {"query": "sleep", "passage": "a", "grade": 0}, {**alike[0], "query": "sleep"}])
+    corpus = Corpus.prepare([source], tmp_path / "cache")
+    labels = read_labels([source], "grade", corpus)
+    tokenizer = PairTokenizer(toy_tokenizer_json, 20)
+    batches = QueryGroups(corpus, labels, tokenizer, batch_size=20, group=4, seed=1)
+    assert batches.steps_per_epoch == 1  # five queries: music compares nothing
+    drawn = [batches.batch(step).scores.view(5, 4) for step in range(12)]
+    for groups in drawn:
+        assert (groups[:, 0] == groups.amax(dim=1)).all()
+        assert (groups.amin(dim=1) < groups.amax(dim=1)).all()
+    assert len({tuple(map(tuple, groups.tolist())) for groups in drawn}) > 1
+    with pytest.raises(ConfigError, match="group = 3 must divide"):
+        QueryGroups(corpus, labels, tokenizer, batch_size=20, group=3, seed=1)
+
+
+@given(st.integers(0, 2**32), st.integers(1, 4), st.integers(2, 6))
+@settings(max_examples=30, deadline=None)
+def test_the_listwise_loss_is_that_of_the_paper(seed, queries, group):
+    generator = np.random.default_rng(seed)
+    logits, labels = 4 * generator.standard_normal((queries, group)), generator.integers(0, 3, (queries, group))
+    labels[:, 0] = 1
+    total = 0.0
+    for scores, grades in zip(logits.tolist(), labels.tolist(), strict=True):
+        whole = sum(math.exp(score) for score in scores)
+        for score, grade in zip(scores, grades, strict=True):
+            total -= grade / sum(grades) * math.log(math.exp(score) / whole)
+    found = listwise_loss(torch.tensor(logits), torch.tensor(labels).double())
+    assert found.item() == pytest.approx(total / queries, abs=1e-9)
+
+
+def test_the_plan_counts_pairs_or_groups(recipe, tmp_path):
+    del recipe["optim"]["steps"]
+    recipe["optim"]["epochs"] = 2
+    assert plan(resolve(recipe)) is None
+    config = resolve(recipe)
+    Corpus.prepare(config.sources, tmp_path / "cache")
+    assert plan(config) == Plan(2 * (len(ROWS) // 12), 0)
+    recipe["settings"]["loss"] = "listwise"
+    assert plan(resolve(recipe)) == Plan(2 * (len(WHO) * 4 // 12), 0)
+
+
+def test_impossible_runs_are_refused(recipe, pairs, tmp_path):
+    without = {**recipe, "student": {}}
+    with pytest.raises(ConfigError, match="name a cross-encoder or an encoder with --student"):
+        train(without, tmp_path / "a")
+    with pytest.raises(ConfigError, match="--view-columns"):
+        train({**recipe, "corpus": [{"path": pairs().path, "text_column": "query"}]}, tmp_path / "b")
+    recipe["settings"]["loss"] = "listwise"
+    pairs([row for row in ROWS if not row["grade"]])
+    with pytest.raises(ConfigError, match="no query has passages with different labels"):
+        train(recipe, tmp_path / "c")
