@@ -5,11 +5,15 @@
 Ranks the retrieval sets under DIR/retrieval (nDCG@10) by an encoder, by BM25 and by both, each alone and with its
 best hundred re-ranked by every cross-encoder, and the re-ranking sets under DIR/rerank (MAP) by each model alone.
 Times 100 candidates of 100 words on two threads. Writes results.json and results.md next to this file.
+
+A large cross-encoder takes hours for all pairs. ``--queries 50`` ranks every set by 50 queries, spread evenly over
+the set and the same for all ways; ``--candidates 50`` re-ranks fewer. Both are stated in the results.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import statistics
 import tempfile
@@ -22,13 +26,14 @@ import numpy as np
 
 from embedkit import Collection, CrossEncoder, Encoder
 from embedkit.evaluation.pool import EmbeddingPool, PairPool
-from embedkit.evaluation.reranking import average_precisions, load_lists, stable
+from embedkit.evaluation.reranking import RerankingSet, average_precisions, load_lists, stable
 from embedkit.evaluation.retrieval import Judged, Ranking, RetrievalSet, load_retrieval, ndcg
 from embedkit.progress import Progress
+from embedkit.protocols import FloatArray
 from embedkit.serving.retrieval.fusion import Fusion
 
 HERE = Path(__file__).parent
-CANDIDATES, THREADS, ROUNDS = 100, 2, 15
+TIMED, THREADS, ROUNDS = 100, 2, 15
 FUSIONS: dict[str, Any] = {
     "encoder": None,
     "BM25": Fusion(method="weighted", dense_weight=0.0),
@@ -44,32 +49,68 @@ def main() -> None:
     parser.add_argument(
         "--reranker", action="append", default=[], help="bundle of a cross-encoder; may be repeated"
     )
+    parser.add_argument("--queries", type=int, help="queries of each set; default: all")
+    parser.add_argument("--candidates", type=int, default=100, help="documents to re-rank; default: 100")
     arguments = parser.parse_args()
     encoder = Encoder.load(arguments.encoder, threads=THREADS)
     rerankers = [CrossEncoder.load(source, threads=THREADS) for source in arguments.reranker]
-    found: dict[str, Any] = {"retrieval": {}, "reranking": {}, "ms": {}}
+    found: dict[str, Any] = {
+        "candidates": arguments.candidates,
+        "queries": {},
+        "retrieval": {},
+        "reranking": {},
+        "ms": {},
+    }
     for folder in sorted(path for path in (arguments.data / "retrieval").iterdir() if path.is_dir()):
-        found["retrieval"][folder.name] = retrieve(load_retrieval(folder, name=folder.name), encoder, rerankers)
+        task = load_retrieval(folder, name=folder.name)
+        task = dataclasses.replace(task, queries=spread(task.queries, arguments.queries))
+        found["queries"][folder.name] = len(task.queries)
+        found["retrieval"][folder.name] = retrieve(task, encoder, rerankers, arguments.candidates)
         write(found)
     for path in sorted((arguments.data / "rerank").glob("*.jsonl")):
-        found["reranking"][path.stem] = rank(path, encoder, rerankers)
+        lists = load_lists(path, name=path.stem)
+        lists = dataclasses.replace(lists, queries=spread(lists.queries, arguments.queries))
+        found["queries"][path.stem] = len(lists.queries)
+        found["reranking"][path.stem] = rank(lists, encoder, rerankers)
         write(found)
     found["ms"] = {model.name: time_candidates(model) for model in rerankers}
     write(found)
 
 
-def retrieve(task: RetrievalSet, encoder: Encoder, rerankers: Sequence[CrossEncoder]) -> dict[str, float]:
+def spread(queries: Sequence[Any], count: int | None) -> list[Any]:
+    """Return ``count`` of the queries, evenly spaced, or all."""
+    if count is None or count >= len(queries):
+        return list(queries)
+    return [queries[place] for place in np.linspace(0, len(queries) - 1, count).round().astype(int)]
+
+
+class Remembering:
+    """A cross-encoder that scores each pair once: the candidates of three searches overlap."""
+
+    def __init__(self, model: CrossEncoder, label: str) -> None:
+        self.name, self.fingerprint, self.max_length = model.name, model.fingerprint, model.max_length
+        self._pool = PairPool(model, Progress(label, None, unit="pairs"))
+
+    def predict(self, pairs: Sequence[tuple[str, str]], /) -> FloatArray:
+        """Score pairs: ``(N,) float32``."""
+        return self._pool.similarities([first for first, _ in pairs], [second for _, second in pairs])
+
+
+def retrieve(
+    task: RetrievalSet, encoder: Encoder, rerankers: Sequence[CrossEncoder], candidates: int
+) -> dict[str, float]:
     """Return nDCG@10 of each way to search, alone and re-ranked."""
     documents = [{"id": key, "text": text} for key, text in task.documents.items()]
+    scorers = [Remembering(model, f"{task.name}, {model.name}") for model in rerankers]
     figures = {}
     with tempfile.TemporaryDirectory() as folder:
         collection = Collection.build(documents, encoder=encoder, path=Path(folder) / "index", lexical=True)
         for name, hybrid in FUSIONS.items():
-            for model in (None, *rerankers):
+            for model in (None, *scorers):
                 gains = []
                 for query in task.queries:
                     hits = collection.search(
-                        query.text, k=CANDIDATES, hybrid=hybrid, rerank=model, candidates=CANDIDATES
+                        query.text, k=candidates, hybrid=hybrid, rerank=model, candidates=candidates
                     )
                     gains.append(measure(query, [hit.id for hit in hits]))
                 figures[name if model is None else f"{name} + {model.name}"] = float(np.mean(gains))
@@ -83,13 +124,12 @@ def measure(query: Judged, ids: Iterable[str]) -> float:
     return ndcg(Ranking(np.array(ranked, dtype=np.float64), np.array(wanted, dtype=np.float64)))
 
 
-def rank(path: Path, encoder: Encoder, rerankers: Sequence[CrossEncoder]) -> dict[str, float]:
+def rank(task: RerankingSet, encoder: Encoder, rerankers: Sequence[CrossEncoder]) -> dict[str, float]:
     """Return the MAP of each model on given candidates."""
-    task = load_lists(path, name=path.stem)
-    pool = EmbeddingPool(encoder, task.texts(), label=path.stem)
+    pool = EmbeddingPool(encoder, task.texts(), label=task.name)
     figures = {encoder.name: float(average_precisions(pool, task.queries, stable).mean())}
     for model in rerankers:
-        with Progress(f"{path.stem}, {model.name}", None, unit="pairs") as bar:
+        with Progress(f"{task.name}, {model.name}", None, unit="pairs") as bar:
             pairs = PairPool(model, bar)
             figures[model.name] = float(average_precisions(pairs, task.queries, stable).mean())
     return figures
@@ -116,7 +156,7 @@ def time_candidates(model: CrossEncoder) -> float:
         "it",
     ]
     generator = np.random.default_rng(0)
-    texts = [" ".join(generator.choice(words, 100)) for _ in range(CANDIDATES)]
+    texts = [" ".join(generator.choice(words, 100)) for _ in range(TIMED)]
     seconds = []
     for _ in range(ROUNDS):
         began = time.perf_counter()
@@ -131,7 +171,10 @@ def write(found: dict[str, Any]) -> None:
     lines = [
         "# Re-ranking",
         "",
-        "Written by `benchmarks/rerank/run.py`. Times are milliseconds for 100 passages.",
+        f"Written by `benchmarks/rerank/run.py`. Searches re-rank their best {found['candidates']} documents. "
+        "Times are milliseconds for 100 passages of 100 words on two threads. Queries: "
+        + ", ".join(f"{name} {count}" for name, count in found["queries"].items())
+        + ".",
         "",
     ]
     for kind, measured in (("retrieval", "nDCG@10"), ("reranking", "MAP")):
