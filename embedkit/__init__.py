@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from embedkit.runtime.cross_encoder import CrossEncoder
     from embedkit.runtime.encoder import Encoder
     from embedkit.serving.retrieval.collection import Collection
+    from embedkit.serving.retrieval.similar import cluster, deduplicate, similar_pairs
 
 __all__ = [
     "BundleError",
@@ -45,6 +46,9 @@ __all__ = [
     "TextOverflowError",
     "VectorIndex",
     "__version__",
+    "cluster",
+    "deduplicate",
+    "similar_pairs",
 ]
 
 __version__ = "0.1.0"
@@ -64,6 +68,9 @@ _HOME_OF = {
     "TextEncoder": "embedkit.protocols",
     "TextOverflowError": "embedkit.errors",
     "VectorIndex": "embedkit.protocols",
+    "cluster": "embedkit.serving.retrieval.similar",
+    "deduplicate": "embedkit.serving.retrieval.similar",
+    "similar_pairs": "embedkit.serving.retrieval.similar",
 }
 
 

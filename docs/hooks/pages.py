@@ -44,6 +44,15 @@ PAGE_OF = {source: page for page, source in COPIES.items()}
 API = {
     "Encoding": {"embedkit": ["Encoder", "CrossEncoder"]},
     "Retrieval": {"embedkit.serving.retrieval": ["Collection", "Document", "Fusion", "Hit", "Hits"]},
+    "Similar texts": {
+        "embedkit.serving.retrieval.similar": [
+            "similar_pairs",
+            "deduplicate",
+            "cluster",
+            "SimilarPairs",
+            "Groups",
+        ]
+    },
     "Evaluation": {
         "embedkit.evaluation.catalogue": ["load_task"],
         "embedkit.evaluation.tasks": ["evaluate"],

@@ -46,6 +46,8 @@ COMMANDS = {
     "encode": Command("embedkit.cli.encode"),
     "evaluate": Command("embedkit.cli.evaluate", extra="export"),
     "bench": Command("embedkit.cli.bench", extra="export"),
+    "dedup": Command("embedkit.cli.dedup", extra="serve"),
+    "cluster": Command("embedkit.cli.cluster", extra="serve"),
     "index": Command("embedkit.cli.index", extra="serve"),
     "search": Command("embedkit.cli.search", extra="serve"),
     "serve": Command("embedkit.cli.serve", extra="serve"),

@@ -28,7 +28,7 @@ from embedkit.serving.retrieval.rerank import Reranker, checked_reranker
 from embedkit.serving.retrieval.sources import EmbeddingSource, Source, read_source
 from embedkit.serving.retrieval.store import MANIFEST, Plan, Store, Upserted, store_class
 
-__all__ = ["Collection", "read_documents_and_embeddings"]
+__all__ = ["Collection", "is_collection", "read_documents_and_embeddings"]
 
 logger = logging.getLogger(__name__)
 
@@ -534,7 +534,7 @@ def read_documents_and_embeddings(
     columns: Columns | None = None,
 ) -> Source:
     """Resolve documents and their embeddings, as accepted by :meth:`Collection.build`."""
-    if isinstance(documents, (str, os.PathLike)) and _is_collection(documents):
+    if isinstance(documents, (str, os.PathLike)) and is_collection(documents):
         documents = Collection.open(documents)
     if isinstance(documents, Collection):
         if embeddings is not None:
@@ -543,7 +543,7 @@ def read_documents_and_embeddings(
     return read_source(documents, embeddings, columns)
 
 
-def _is_collection(path: str | os.PathLike[str]) -> bool:
+def is_collection(path: str | os.PathLike[str]) -> bool:
     """Whether a path is a collection to copy documents from; addresses of stores always are."""
     return isinstance(_place(path), str) or (Path(path) / MANIFEST).is_file()
 

@@ -27,6 +27,7 @@ __all__ = [
     "NamedRecords",
     "is_empty",
     "named_records",
+    "plain_value",
     "to_documents",
 ]
 
@@ -169,10 +170,10 @@ def _document(
         for name in columns.metadata:
             _value(record, name, place, "metadata_columns")
         names = [name for name in names if name in columns.metadata]
-    return Document(id_, text, {name: _plain(record[name], name, place) for name in names} or None)
+    return Document(id_, text, {name: plain_value(record[name], name, place) for name in names} or None)
 
 
-def _plain(value: Any, field: str, place: str) -> Any:
+def plain_value(value: Any, field: str, place: str) -> Any:
     """Return the JSON of a value of metadata.
 
     Raises:
@@ -183,9 +184,9 @@ def _plain(value: Any, field: str, place: str) -> Any:
     if isinstance(value, (np.generic, np.ndarray)) and value.dtype.kind not in "mM":
         value = value.tolist()
     if isinstance(value, Mapping):
-        return {name: _plain(each, f"{field}.{name}", place) for name, each in value.items()}
+        return {name: plain_value(each, f"{field}.{name}", place) for name, each in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(each, field, place) for each in value]
+        return [plain_value(each, field, place) for each in value]
     plain = _plain_scalar(value)
     if plain is None:
         raise DataError(

@@ -37,7 +37,16 @@ from embedkit.serving.retrieval.embedding import embed_documents, embed_texts, l
 from embedkit.serving.retrieval.journal import EmbeddingJournal
 from embedkit.serving.retrieval.models import SAMPLE
 
-__all__ = ["EmbeddingSource", "Maker", "Source", "checked_embeddings", "embeddings_of", "read_source"]
+__all__ = [
+    "EmbeddingSource",
+    "Maker",
+    "Rows",
+    "Source",
+    "checked_embeddings",
+    "embeddings_of",
+    "read_rows",
+    "read_source",
+]
 
 EmbeddingSource = str | os.PathLike[str] | npt.NDArray[Any]
 
@@ -96,6 +105,21 @@ class Source:
             )
 
 
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Records, not yet documents; can be read once.
+
+    Attributes:
+        records: the records, without their embeddings.
+        embeddings: as for :class:`Source`.
+        maker: as for :class:`Source`.
+    """
+
+    records: NamedRecords
+    embeddings: Callable[[], Iterator[npt.NDArray[Any]]] | None = None
+    maker: Maker | None = None
+
+
 def read_source(
     documents: DocumentSource,
     embeddings: EmbeddingSource | None = None,
@@ -104,38 +128,48 @@ def read_source(
     """Find documents, and their embeddings if there are any.
 
     Args:
-        documents: as for :func:`~embedkit.serving.retrieval.documents.named_records`, or a folder of Parquet.
-        embeddings: ``(N, D)`` floats or a ``.npy`` file of them, aligned with the documents by row, or the name of
-            the column that contains them. None finds those of `embedkit encode` in Parquet.
+        documents: as for :func:`read_rows`.
+        embeddings: as for :func:`read_rows`.
         columns: the columns of texts, ids and metadata.
 
     Raises:
-        InputError: ``embeddings`` has none of these forms, or some documents are to be left out of embedded ones.
+        InputError: as :func:`read_rows`, or some documents are to be left out of embedded ones.
+        DataError, MissingExtraError: as :func:`read_rows`.
+    """
+    chosen, rows = columns or Columns(), read_rows(documents, embeddings)
+    if chosen.skip_empty and rows.embeddings is not None:
+        raise InputError("skip_empty: every row has an embedding; filter the documents before they are embedded")
+    return Source(to_documents(rows.records, chosen), rows.embeddings, rows.maker)
+
+
+def read_rows(documents: DocumentSource, embeddings: EmbeddingSource | None = None) -> Rows:
+    """Find the records of documents, and their embeddings if there are any.
+
+    Args:
+        documents: as for :func:`~embedkit.serving.retrieval.documents.named_records`, or a folder of Parquet.
+        embeddings: ``(N, D)`` floats or a ``.npy`` file of them, aligned with the documents by row, or the name of
+            the column that contains them. None finds those of `embedkit encode` in Parquet.
+
+    Raises:
+        InputError: ``embeddings`` has none of these forms.
         DataError: a file is missing or is not an array of floats.
         MissingExtraError: the source is Parquet and pyarrow is not installed.
     """
-    chosen = columns or Columns()
-
-    def read(records: NamedRecords) -> Iterator[Document]:
-        return to_documents(records, chosen)
-
     if _is_remote_folder(documents):
         documents = open_store(str(documents)).fetch()
     column, shards = _column(embeddings), None
     if _is_parquet(documents):
         shards = require("embedkit.serving.retrieval.shards", extra="bulk").Shards.open(documents, column)
-    if chosen.skip_empty and (embeddings is not None or (shards is not None and shards.column)):
-        raise InputError("skip_empty: every row has an embedding; filter the documents before they are embedded")
     if embeddings is not None and column is None:
         array = _array(embeddings)
         records = named_records(documents) if shards is None else shards.records()
-        return Source(read(records), lambda: _chunks(array))
+        return Rows(records, lambda: _chunks(array))
     if shards is not None:
-        return Source(read(shards.records()), shards.embeddings if shards.column else None, shards.maker)
+        return Rows(shards.records(), shards.embeddings if shards.column else None, shards.maker)
     if column is None:
-        return Source(read(named_records(documents)))
+        return Rows(named_records(documents))
     spool = _Spool(column)
-    return Source(read(spool.strip(named_records(documents))), spool.chunks)
+    return Rows(spool.strip(named_records(documents)), spool.chunks)
 
 
 def embeddings_of(

@@ -1,0 +1,125 @@
+"""`embedkit cluster`: groups or pairs of similar texts."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from embedkit.cli.rows import SpooledRows, check_output, configure_input, lines_to
+
+__all__ = ["EXAMPLES", "HELP", "configure", "run"]
+
+HELP = "group similar texts, or list the most similar pairs"
+EXAMPLES = """
+embedkit cluster tickets.txt -m tiny -o groups.jsonl --threshold 0.8 --min-size 5
+embedkit cluster tickets.csv -m tiny --text-column subject --pairs --threshold 0.9 -o pairs.jsonl
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    configure_input(parser)
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        metavar="FILE.jsonl",
+        help="a group a line, the largest first, or with --pairs a pair a line, the most similar first; default: "
+        "standard output",
+    )
+    parser.add_argument(
+        "--threshold",
+        type=float,
+        default=0.75,
+        metavar="COSINE",
+        help="least cosine with a group's representative, or of a pair (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--min-size", type=int, default=2, metavar="N", help="least number of texts in a group (default: 2)"
+    )
+    parser.add_argument("--pairs", action="store_true", help="write pairs instead of groups")
+    parser.add_argument(
+        "--max-pairs", type=int, default=1_000_000, metavar="N", help="most pairs to write (default: 1000000)"
+    )
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Find and write groups or pairs; a summary goes to stdout, or to stderr beside the groups."""
+    check_output(arguments.output, (".jsonl",))
+    started, count = time.perf_counter(), 0
+    with SpooledRows(arguments) as rows:
+        lines = (_pairs if arguments.pairs else _groups)(arguments, rows)
+        with lines_to(arguments.output) as file:
+            for line in lines:
+                file.write(json.dumps(line, ensure_ascii=False) + "\n")
+                count += 1
+        read = len(rows)
+    _report(arguments, read, count, time.perf_counter() - started)
+
+
+def _groups(arguments: argparse.Namespace, rows: SpooledRows) -> Iterator[dict[str, Any]]:
+    from embedkit.serving.retrieval.similar import cluster
+
+    source = rows.source()
+    groups = cluster(
+        source,
+        encoder=rows.encoder,
+        threshold=arguments.threshold,
+        min_size=arguments.min_size,
+        index=arguments.kind,
+        show_progress_bar=False if arguments.quiet else None,
+    )
+    return (
+        {
+            "rows": [rows.numbers[row] for row in members],
+            "scores": [float(str(groups.scores[row])) for row in members],
+            "texts": [rows.text(row) for row in members],
+        }
+        for members in groups.members()
+    )
+
+
+def _pairs(arguments: argparse.Namespace, rows: SpooledRows) -> Iterator[dict[str, Any]]:
+    from embedkit.serving.retrieval.similar import similar_pairs
+
+    source = rows.source()
+    pairs = similar_pairs(
+        source,
+        encoder=rows.encoder,
+        threshold=arguments.threshold,
+        max_pairs=arguments.max_pairs,
+        index=arguments.kind,
+        show_progress_bar=False if arguments.quiet else None,
+    )
+    return (
+        {
+            "score": float(str(score)),
+            "rows": [rows.numbers[row] for row in pair],
+            "texts": [rows.text(row) for row in pair],
+        }
+        for score, pair in zip(pairs.scores, pairs.rows.tolist(), strict=True)
+    )
+
+
+def _report(arguments: argparse.Namespace, rows: int, found: int, seconds: float) -> None:
+    kind = "pairs" if arguments.pairs else "groups"
+    result = {
+        "output": arguments.output and str(arguments.output),
+        "rows": rows,
+        kind: found,
+        "threshold": arguments.threshold,
+        "seconds": round(seconds, 3),
+    }
+    to_stdout = arguments.output is None
+    if arguments.json and not to_stdout:
+        print(json.dumps(result, indent=2))
+    elif not (to_stdout and arguments.quiet):
+        print(
+            f"{arguments.output or 'found'}: {found:,} {kind} in {rows:,} rows, {seconds:,.1f} s",
+            file=sys.stderr if to_stdout else sys.stdout,
+        )

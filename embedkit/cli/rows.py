@@ -1,0 +1,275 @@
+"""Input and output of `embedkit dedup` and `embedkit cluster`: rows of any source, in a temporary file."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import csv
+import json
+import logging
+import pickle
+import sys
+import tempfile
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self, TextIO
+
+from embedkit.atomic import atomic_file, storage_errors
+from embedkit.errors import DataError, InputError
+
+if TYPE_CHECKING:
+    from embedkit.protocols import TextEncoder
+    from embedkit.serving.retrieval.documents import Document
+    from embedkit.serving.retrieval.sources import Source
+
+__all__ = ["SpooledRows", "check_output", "configure_input", "lines_to", "write_rows"]
+
+logger = logging.getLogger("embedkit")
+
+_BATCH = 4096
+
+
+def configure_input(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments that say what is compared, and how."""
+    parser.add_argument(
+        "input",
+        metavar="TEXTS",
+        help="a .txt, .csv, .tsv, .jsonl (each also .gz or .xz) or .parquet file; - for standard input, JSON or a "
+        "text a line; a folder of Parquet or of shards of `embedkit encode`; a collection; a URL, or a data set "
+        "hf://org/name[@revision][:split]",
+    )
+    parser.add_argument(
+        "-m",
+        "--model",
+        help="a bundle, a bundled name, a model folder or a hub id; not needed if TEXTS brings embeddings",
+    )
+    parser.add_argument(
+        "--embeddings",
+        metavar="NAME|FILE.npy",
+        help="existing embeddings: a column of TEXTS, or a file aligned with its rows",
+    )
+    parser.add_argument(
+        "--text-column", default="text", metavar="NAME", help="column of the texts (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--kind",
+        default="auto",
+        help="exact, or an approximate index: hnsw, ivf-pq, sq8 or binary; default: auto, which compares up to "
+        "300,000 texts exactly and more over ivf-pq",
+    )
+    parser.add_argument(
+        "--threads", type=int, metavar="N", help="threads of the model; default: all available processors"
+    )
+
+
+class SpooledRows:
+    """The rows of a source, read once; those without text are left out and counted.
+
+    Args:
+        arguments: those of :func:`configure_input`.
+
+    Attributes:
+        numbers: the number of each row in the source, from 0.
+        encoder: the model, if one is needed.
+    """
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        from embedkit.object_store import is_url, open_store
+
+        place = arguments.input
+        self._place = str(open_store(place).fetch()) if is_url(place) else place
+        self._name, self._column, self._embeddings = place, arguments.text_column, arguments.embeddings
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the rows
+        self._offsets = array("q", [0])
+        self.numbers = array("q")
+        self.encoder: TextEncoder | None = None
+        self._model, self._threads = arguments.model, arguments.threads
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def __len__(self) -> int:
+        """Number of rows read so far."""
+        return len(self.numbers)
+
+    def source(self) -> Source:
+        """Return the texts, and their embeddings if there are any; keeps the rows as they are read.
+
+        Raises:
+            InputError: there are no embeddings and no model.
+        """
+        from embedkit.runtime.encoder import Encoder
+        from embedkit.serving.retrieval.collection import Collection, is_collection
+        from embedkit.serving.retrieval.sources import Rows, Source, read_rows
+
+        if is_collection(self._place):
+            if self._embeddings is not None:
+                raise InputError("embeddings: a collection brings its own; leave them out")
+            found = Collection.open(self._place).store.source()
+            rows = Rows(map(self._record, found.documents), found.embeddings, found.maker)
+        else:
+            rows = read_rows(self._place, self._embeddings)
+        if rows.embeddings is None and self._model is None:
+            raise InputError(f"{self._name} is not embedded yet; say by which model with -m MODEL")
+        if self._model is not None:
+            self.encoder = Encoder.load(self._model, threads=self._threads)
+        documents = self._documents(rows.records, embedded=rows.embeddings is not None)
+        return Source(documents, rows.embeddings, rows.maker)
+
+    def __getitem__(self, row: int) -> Mapping[str, Any]:
+        """Return a row that was read."""
+        start, end = self._offsets[row], self._offsets[row + 1]
+        self._file.seek(start)
+        record: Mapping[str, Any] = pickle.loads(self._file.read(end - start))  # noqa: S301 - written by this object
+        return record
+
+    def text(self, row: int) -> str:
+        """Return the text of a row."""
+        return str(self[row][self._column])
+
+    @property
+    def are_lines(self) -> bool:
+        """Whether rows are only texts."""
+        return not len(self) or list(self[0]) == [self._column]
+
+    def schema(self) -> Any:
+        """Return the Parquet schema of the source.
+
+        Raises:
+            InputError: the source is not Parquet.
+        """
+        from embedkit.extras import require
+
+        pa, parquet = require("pyarrow", extra="bulk"), require("pyarrow.parquet", extra="bulk")
+        files = require("embedkit.parquet_files", extra="bulk")
+        path = Path(self._place)
+        paths = files.find_files(path) if path.is_dir() else [path]
+        if not paths or any(each.suffix != ".parquet" for each in paths):
+            raise InputError(f"a .parquet output needs Parquet as input, not {self._name}; write .jsonl")
+        folders = files.partitions([str(each.relative_to(path)) for each in paths])
+        schemas = []
+        for each, values in zip(paths, folders, strict=True):
+            with files.reading(each), parquet.ParquetFile(each) as file:
+                schemas.append((each, files.read_schema(file, each), values))
+        joined = files.join_schemas(schemas)
+        return pa.schema([field for field in joined if not len(self) or field.name in self[0]])
+
+    def _record(self, document: Document) -> tuple[str, Mapping[str, Any]]:
+        record = {"id": document.id, self._column: document.text, **(document.metadata or {})}
+        return f"document {document.id!r}", record
+
+    def _documents(
+        self, records: Iterable[tuple[str, Mapping[str, Any]]], *, embedded: bool
+    ) -> Iterator[Document]:
+        from embedkit.serving.retrieval.documents import Document, is_empty
+
+        number = -1
+        for number, (place, record) in enumerate(records):
+            if self._column not in record:
+                raise DataError(f"{place}: no column {self._column!r}; the columns are {', '.join(record)}")
+            text = record[self._column]
+            if is_empty(text) and not embedded:
+                continue
+            if not isinstance(text, str):
+                raise DataError(f"{place}: {self._column!r} should be a text, not {type(text).__name__}")
+            with storage_errors(Path(tempfile.gettempdir())):
+                size = self._file.write(pickle.dumps(dict(record)))
+            self._offsets.append(self._offsets[-1] + size)
+            self.numbers.append(number)
+            yield Document(place, text)
+        if number + 1 > len(self):
+            logger.warning("left out %s rows without text", f"{number + 1 - len(self):,}")
+
+
+def check_output(output: Path | None, forms: Sequence[str]) -> None:
+    """Reject an output of an unknown form before any work starts.
+
+    Raises:
+        InputError: the suffix is not among ``forms``.
+    """
+    if output is not None and output.suffix not in forms:
+        raise InputError(f"expected an output that ends in {', '.join(forms)}, got {output}")
+
+
+@contextlib.contextmanager
+def lines_to(output: Path | None) -> Iterator[TextIO]:
+    """Open a file that is written atomically, or standard output."""
+    if output is not None:
+        with atomic_file(output) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
+            yield file
+    elif sys.stdout.isatty():
+        yield sys.stdout  # which escapes control characters
+    else:
+        sys.stdout.flush()
+        with open(sys.stdout.fileno(), "w", encoding="utf-8", newline="", closefd=False) as file:
+            yield file
+
+
+def write_rows(rows: SpooledRows, chosen: Iterable[int], output: Path | None, *, as_json: bool) -> None:
+    """Write some rows with all their columns, in the form of the output's suffix.
+
+    Args:
+        rows: all rows.
+        chosen: the rows to write.
+        output: the file; None writes to standard output, texts a line if rows are only texts.
+        as_json: write JSON to standard output.
+
+    Raises:
+        DataError: a text has several lines, or a value has no form in JSON or CSV.
+        InputError: a Parquet output of something else.
+        StorageError: the file cannot be written.
+    """
+    suffix = output.suffix if output is not None else ".txt" if rows.are_lines and not as_json else ".jsonl"
+    if suffix == ".parquet":
+        assert output is not None
+        _write_parquet(rows, chosen, output)
+        return
+    with lines_to(output) as file:
+        _WRITERS[suffix](rows, chosen, file)
+
+
+def _write_texts(rows: SpooledRows, chosen: Iterable[int], file: TextIO) -> None:
+    for row in chosen:
+        text = rows.text(row)
+        if "\n" in text or "\r" in text:
+            raise DataError(f"row {rows.numbers[row]} has a text of several lines; write .jsonl instead of .txt")
+        file.write(text + "\n")
+
+
+def _write_json(rows: SpooledRows, chosen: Iterable[int], file: TextIO) -> None:
+    from embedkit.serving.retrieval.documents import plain_value
+
+    for row in chosen:
+        place = f"row {rows.numbers[row]}"
+        record = {name: plain_value(value, name, place) for name, value in rows[row].items()}
+        file.write(json.dumps(record, ensure_ascii=False) + "\n")
+
+
+def _write_csv(rows: SpooledRows, chosen: Iterable[int], file: TextIO) -> None:
+    writer: Any = None
+    for row in chosen:
+        record = rows[row]
+        if writer is None:
+            writer = csv.DictWriter(file, list(record), lineterminator="\n")
+            writer.writeheader()
+        if list(record) != list(writer.fieldnames):
+            raise DataError(f"row {rows.numbers[row]} has other columns than the first; write .jsonl, not .csv")
+        writer.writerow(record)
+
+
+def _write_parquet(rows: SpooledRows, chosen: Iterable[int], output: Path) -> None:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    schema, waiting = rows.schema(), list(chosen)
+    with atomic_file(output) as temporary, parquet.ParquetWriter(temporary, schema) as writer:
+        for start in range(0, len(waiting), _BATCH):
+            records = [rows[row] for row in waiting[start : start + _BATCH]]
+            writer.write_table(pa.Table.from_pylist(records, schema=schema))
+
+
+_WRITERS = {".txt": _write_texts, ".jsonl": _write_json, ".csv": _write_csv}

@@ -1,0 +1,642 @@
+"""Similar texts of one collection of texts: pairs, texts without near-duplicates, and clusters.
+
+Every text is compared with every other one, in blocks, so memory does not grow with their square. The products
+only propose candidates; their scores are computed one by one as in `exact_index`, so no result depends on blocks
+or threads.
+
+Most products are short. Let V hold the leading principal components, h = V'x a projected row, and r the length of
+what V leaves of x. Then x.y <= h.g + r s for rows (h, r) and (g, s), by the inequality of Cauchy and Schwarz: the
+product of short rows with their residual lengths appended bounds the cosine, and pairs whose bound is below the
+threshold need no full product. The number of components is chosen on a sample, for the least expected work.
+
+Many texts are compared over an approximate index instead. Texts that have more neighbours above the threshold than
+the index was asked for are compared exactly.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import tempfile
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sized
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, NamedTuple, Protocol
+
+import numpy as np
+
+from embedkit.atomic import storage_errors
+from embedkit.errors import DataError, InputError, MissingExtraError
+from embedkit.progress import Progress
+from embedkit.protocols import FloatArray, TextEncoder
+from embedkit.serving.retrieval.collection import Collection
+from embedkit.serving.retrieval.documents import Document
+from embedkit.serving.retrieval.embedding import embed_texts, largest_deviation
+from embedkit.serving.retrieval.exact_index import BoolArray, RowNumbers
+from embedkit.serving.retrieval.index_kinds import AUTO, StoredIndex, checked_kind, index_class
+from embedkit.serving.retrieval.sources import Source
+
+__all__ = ["Groups", "SimilarPairs", "cluster", "deduplicate", "similar_pairs"]
+
+Texts = Iterable[str] | FloatArray | Collection | Source
+
+_SCANNED: Final = 300_000  # up to this number of texts, "auto" compares all pairs
+_LARGE: Final = "ivf-pq"
+_EFFORT: Final = 0.25  # of the index: near-duplicates are among the nearest clusters
+_NEIGHBOURS: Final = (32, 256)
+_ROWS, _COLUMNS = 512, 4096
+_CENTRES: Final = 64
+_SCORED: Final = 2048
+_CHUNK: Final = 4096
+_SAMPLE: Final = 2048
+_WIDTHS: Final = (16, 32, 48, 64, 96, 128, 192, 256)
+_CANDIDATE_COST: Final = 50_000  # a candidate costs as much as this many multiplications in a product
+
+
+@dataclass(frozen=True, slots=True)
+class SimilarPairs:
+    """Pairs of similar texts, the most similar first; ties are ordered by row.
+
+    Iterating gives ``(score, row, other row)``, as sentence-transformers' ``paraphrase_mining`` returns them.
+
+    Attributes:
+        scores: ``(P,) float32``, cosines; 1 for exact copies.
+        rows: ``(P, 2) int64``, the earlier text of each pair first.
+    """
+
+    scores: FloatArray
+    rows: RowNumbers
+
+    def __len__(self) -> int:
+        """Number of pairs."""
+        return len(self.scores)
+
+    def __iter__(self) -> Iterator[tuple[float, int, int]]:
+        for score, (row, other) in zip(self.scores.tolist(), self.rows.tolist(), strict=True):
+            yield score, row, other
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """Groups of similar texts, each around a representative.
+
+    Attributes:
+        representatives: ``(N,) int64``, for each text the row of its representative, which may be itself; -1 for a
+            text in no group.
+        scores: ``(N,) float32``, the cosine with the representative; 1 for itself and for exact copies, 0 for a
+            text in no group.
+        exact: ``(N,) bool``, whether a text is an exact copy of its representative, which is another row.
+    """
+
+    representatives: RowNumbers
+    scores: FloatArray
+    exact: BoolArray
+
+    @property
+    def kept(self) -> RowNumbers:
+        """``(K,) int64``, the rows of all representatives, ascending."""
+        return np.flatnonzero(self.representatives == np.arange(len(self.representatives)))
+
+    def members(self, *, min_size: int = 2) -> list[list[int]]:
+        """Return the rows of each group, the largest group first, in the form of ``community_detection``.
+
+        A group begins with its representative; the others follow by score. Equally large groups are ordered by
+        their representatives.
+
+        Args:
+            min_size: groups with fewer members are left out.
+        """
+        rows = np.arange(len(self.representatives))
+        order = np.lexsort((rows, -self.scores, rows != self.representatives, self.representatives))
+        order = order[self.representatives[order] >= 0]
+        starts = np.flatnonzero(np.diff(self.representatives[order], prepend=-1))
+        groups = [group.tolist() for group in np.split(order, starts[1:])] if len(order) else []
+        return sorted((group for group in groups if len(group) >= min_size), key=len, reverse=True)
+
+
+def similar_pairs(
+    texts: Texts,
+    *,
+    encoder: TextEncoder | None = None,
+    threshold: float = 0.9,
+    max_pairs: int = 1_000_000,
+    index: str = AUTO,
+    show_progress_bar: bool | None = None,
+) -> SimilarPairs:
+    """Find all pairs of similar texts.
+
+    An exact copy of an earlier text is paired with the first such text only. Memory use is about 200 bytes for
+    each text and 24 for each pair, besides the short rows of the comparison, at most 1 kB for each text. The
+    embeddings of texts are in a temporary file.
+
+    Args:
+        texts: an iterable of texts, a collection, whose embeddings are used, or embeddings ``(N, D) float32, unit
+            rows``.
+        encoder: embeds texts, with ``encode_document`` if it has that method; required for texts.
+        threshold: least cosine of a pair.
+        max_pairs: maximum number of pairs; the best are returned.
+        index: ``"exact"``, or the kind of an approximate index, which may miss pairs (see
+            :meth:`Collection.build <embedkit.serving.retrieval.collection.Collection.build>`). ``"auto"`` compares
+            up to 300,000 texts exactly and more of them over ``"ivf-pq"``, if FAISS is installed.
+        show_progress_bar: None shows progress only on a terminal.
+
+    Raises:
+        InputError: an argument is out of range, an item is not a text, or texts come without an encoder.
+        DataError: an embedding is not of unit length, or there are fewer or more of them than documents.
+        FingerprintError: the collection was embedded by another model than ``encoder``.
+        MissingExtraError: the index needs FAISS, which is not installed.
+        StorageError: there is no space for the temporary file.
+    """
+    if max_pairs < 1:
+        raise InputError(f"expected max_pairs of at least 1, got {max_pairs}")
+    _check(threshold, index)
+    found = _distinct(texts, encoder, show_progress_bar=show_progress_bar)
+    best = _BestPairs(max_pairs, threshold)
+    matcher = _matcher(found.embeddings, threshold, index, show_progress_bar=show_progress_bar)
+    for rows in _blocks(len(found.embeddings), show_progress_bar=show_progress_bar):
+        for matches in matcher.of(rows, best.least, backward=matcher.exact):
+            best.add(matches)
+    near = best.sorted()
+    copies = np.flatnonzero(found.first[found.of] != np.arange(len(found.of)))[:max_pairs]
+    rows = np.concatenate(
+        [
+            np.stack([found.first[found.of[copies]], copies], axis=1),
+            found.first[np.stack([near.others, near.rows], axis=1)],
+        ]
+    )
+    scores = np.concatenate([np.ones(len(copies), dtype=np.float32), near.scores])
+    order = np.lexsort((rows[:, 1], rows[:, 0], -scores))[:max_pairs]
+    return SimilarPairs(scores[order], rows[order])
+
+
+def deduplicate(
+    texts: Texts,
+    *,
+    encoder: TextEncoder | None = None,
+    threshold: float = 0.9,
+    index: str = AUTO,
+    show_progress_bar: bool | None = None,
+) -> Groups:
+    """Find the texts that remain if near-duplicates of earlier texts are removed.
+
+    Texts are judged in their order: one is removed if its cosine with an earlier text that was kept reaches the
+    threshold. Hence kept texts are pairwise less similar than that (apart from what an approximate index misses),
+    and every removed text has a representative to which it is similar itself, not through a chain of others: the
+    most similar of all kept earlier texts.
+
+    Args:
+        texts: as for :func:`similar_pairs`.
+        encoder: as for :func:`similar_pairs`.
+        threshold: least cosine of a near-duplicate.
+        index: as for :func:`similar_pairs`.
+        show_progress_bar: None shows progress only on a terminal.
+
+    Returns:
+        Groups of near-duplicates; :attr:`Groups.kept` are the rows that remain.
+
+    Raises:
+        InputError, DataError, FingerprintError, MissingExtraError, StorageError: as :func:`similar_pairs`.
+    """
+    _check(threshold, index)
+    found = _distinct(texts, encoder, show_progress_bar=show_progress_bar)
+    count = len(found.embeddings)
+    matcher = _matcher(found.embeddings, threshold, index, show_progress_bar=show_progress_bar)
+    representatives, scores = np.arange(count), np.ones(count, dtype=np.float32)
+    kept = np.ones(count, dtype=np.bool_)
+    for rows in _blocks(count, show_progress_bar=show_progress_bar):
+        matches = _joined(matcher.of(rows, threshold, backward=True, allowed=kept))
+        _remove_similar(matches.choose(matches.others < rows[0]), representatives, scores, kept)
+        inside = matches.choose((matches.others >= rows[0]) & kept[matches.others])
+        for row in np.unique(inside.rows):  # ascending: whether an earlier row is kept is known
+            of_row = inside.choose((inside.rows == row) & kept[inside.others])
+            _remove_similar(of_row, representatives, scores, kept)
+    return found.expand(representatives, scores)
+
+
+def cluster(
+    texts: Texts,
+    *,
+    encoder: TextEncoder | None = None,
+    threshold: float = 0.75,
+    min_size: int = 2,
+    index: str = AUTO,
+    show_progress_bar: bool | None = None,
+) -> Groups:
+    """Group similar texts around the texts that have most neighbours.
+
+    As in sentence-transformers' ``community_detection``, texts are taken by their number of neighbours above the
+    threshold, the largest first. Each takes those of its neighbours that are in no cluster yet, if they are enough
+    for one; here a text that is in a cluster already begins no other.
+
+    Args:
+        texts: as for :func:`similar_pairs`.
+        encoder: as for :func:`similar_pairs`.
+        threshold: least cosine of a text with the representative of its cluster.
+        min_size: least number of texts in a cluster, at least 2; exact copies count.
+        index: as for :func:`similar_pairs`.
+        show_progress_bar: None shows progress only on a terminal.
+
+    Returns:
+        Clusters; texts in none have the representative -1.
+
+    Raises:
+        InputError, DataError, FingerprintError, MissingExtraError, StorageError: as :func:`similar_pairs`.
+    """
+    if min_size < 2:
+        raise InputError(f"expected min_size of at least 2, got {min_size}")
+    _check(threshold, index)
+    found = _distinct(texts, encoder, show_progress_bar=show_progress_bar)
+    count = len(found.embeddings)
+    copies = np.bincount(found.of, minlength=count)
+    matcher = _matcher(found.embeddings, threshold, index, show_progress_bar=show_progress_bar)
+    sizes = copies.copy()
+    for rows in _blocks(count, show_progress_bar=show_progress_bar):
+        for matches in matcher.of(rows, threshold, backward=matcher.exact):
+            np.add.at(sizes, matches.rows, copies[matches.others])
+            if matcher.exact:
+                np.add.at(sizes, matches.others, copies[matches.rows])
+    representatives, scores = np.full(count, -1), np.zeros(count, dtype=np.float32)
+    for centre, matches in _centres(matcher, threshold, sizes, representatives, min_size):
+        members = matches.choose(representatives[matches.others] < 0)
+        if copies[centre] + copies[members.others].sum() >= min_size:
+            representatives[members.others], scores[members.others] = centre, members.scores
+            representatives[centre], scores[centre] = centre, 1.0
+    return found.expand(representatives, scores)
+
+
+# Texts and their embeddings
+
+
+@dataclass(frozen=True, slots=True)
+class _Distinct:
+    """The distinct texts among N.
+
+    Attributes:
+        first: ``(U,) int64``, the row of each distinct text where it is met first, ascending.
+        of: ``(N,) int64``, for each row the number of its distinct text.
+        embeddings: ``(U, D) float32, unit rows``; may be mapped from a file.
+    """
+
+    first: RowNumbers
+    of: RowNumbers
+    embeddings: FloatArray
+
+    def expand(self, representatives: RowNumbers, scores: FloatArray) -> Groups:
+        """Return the groups of all rows from those of distinct texts."""
+        first = self.first
+        groups = np.where(representatives < 0, -1, first[representatives]) if len(first) else representatives
+        rows, groups = np.arange(len(self.of)), groups[self.of]
+        return Groups(groups, scores[self.of], (groups == first[self.of]) & (groups != rows))
+
+
+def _distinct(texts: Texts, encoder: TextEncoder | None, *, show_progress_bar: bool | None) -> _Distinct:
+    """Embed the distinct texts, or find their embeddings."""
+    if isinstance(texts, np.ndarray) and texts.dtype.kind not in "OTU":
+        embeddings = _checked_embeddings(texts)
+        numbers = np.arange(len(embeddings))
+        return _Distinct(numbers, numbers, embeddings)
+    source = _as_source(texts)
+    if encoder is not None:
+        source.check_maker(encoder)
+    first, of = array("q"), array("q")
+    unseen = _unseen(source.documents, first, of)
+    if source.embeddings is not None:
+        for _ in unseen:
+            pass
+        embeddings = _spooled(_chosen(source.embeddings(), np.asarray(first), len(of)), 0)
+    elif encoder is not None:
+        total = len(texts) if isinstance(texts, Sized) else None
+        chunks = _embedded(unseen, encoder, total, show_progress_bar=show_progress_bar)
+        embeddings = _spooled(chunks, encoder.dimension)
+    else:
+        raise InputError("texts are compared by their embeddings: give encoder=Encoder.load(...)")
+    return _Distinct(np.asarray(first, dtype=np.int64), np.asarray(of, dtype=np.int64), embeddings)
+
+
+def _as_source(texts: Any) -> Source:
+    if isinstance(texts, Source):
+        return texts
+    if isinstance(texts, Collection):
+        return texts.store.source()
+    if isinstance(texts, (str, bytes, Mapping)) or not isinstance(texts, Iterable):
+        raise InputError(f"expected texts, a collection or embeddings, got {type(texts).__name__}")
+    return Source(_as_documents(texts))
+
+
+def _unseen(documents: Iterable[Document], first: array[int], of: array[int]) -> Iterator[str]:
+    """Yield the texts that are not copies, and fill the arrays of :class:`_Distinct`."""
+    seen: dict[bytes, int] = {}
+    for row, document in enumerate(documents):
+        digest = hashlib.blake2b(document.text.encode(errors="surrogatepass"), digest_size=16).digest()
+        of.append(seen.setdefault(digest, len(seen)))
+        if len(first) < len(seen):
+            first.append(row)
+            yield document.text
+
+
+def _as_documents(texts: Iterable[Any]) -> Iterator[Document]:
+    for row, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise InputError(f"texts[{row}] is {type(text).__name__}, expected str")
+        yield Document(str(row), text)
+
+
+def _embedded(
+    texts: Iterator[str], encoder: TextEncoder, total: int | None, *, show_progress_bar: bool | None
+) -> Iterator[FloatArray]:
+    size = _CHUNK * max(1, 2 * getattr(encoder, "processes", 0))
+    with Progress("encode", total, unit="texts", enabled=show_progress_bar) as progress:
+        for chunk in iter(lambda: list(itertools.islice(texts, size)), []):
+            yield embed_texts(chunk, encoder)
+            progress.advance(len(chunk))
+
+
+def _chosen(chunks: Iterable[Any], rows: RowNumbers, count: int) -> Iterator[FloatArray]:
+    """Yield some rows of embeddings that come in chunks.
+
+    Raises:
+        DataError: there are more or fewer than ``count``.
+    """
+    start = 0
+    for chunk in chunks:
+        here = rows[np.searchsorted(rows, start) : np.searchsorted(rows, start + len(chunk))]
+        if len(here):
+            yield _checked_embeddings(chunk[here - start])
+        start += len(chunk)
+    if start != count:
+        raise DataError(f"expected {count:,} embeddings, one for each text, got {start:,}")
+
+
+def _checked_embeddings(embeddings: Any) -> FloatArray:
+    rows = np.ascontiguousarray(embeddings, dtype=np.float32)
+    if rows.ndim != 2:
+        raise InputError(f"expected embeddings (N, D), got an array of shape {rows.shape}")
+    if len(rows):
+        row, length = largest_deviation(rows)
+        if row is not None:
+            raise DataError(f"embedding {row + 1} has length {length:.6g}; expected unit rows")
+    return rows
+
+
+def _spooled(chunks: Iterable[FloatArray], dimension: int) -> FloatArray:
+    """Write chunks to a temporary file and return all rows, mapped into memory; the file goes with the array."""
+    count = 0
+    with storage_errors(Path(tempfile.gettempdir())), tempfile.TemporaryFile() as file:
+        for chunk in chunks:
+            file.write(np.ascontiguousarray(chunk, dtype=np.float32).tobytes())
+            count, dimension = count + len(chunk), chunk.shape[1]
+        file.flush()
+        if not count:
+            return np.empty((0, dimension), dtype=np.float32)
+        return np.asarray(np.memmap(file, np.float32, "r", shape=(count, dimension)))
+
+
+# Matches
+
+
+class _Matches(NamedTuple):
+    """Pairs of rows whose score reaches a threshold."""
+
+    rows: RowNumbers
+    others: RowNumbers
+    scores: FloatArray
+
+    def choose(self, chosen: BoolArray | RowNumbers) -> _Matches:
+        """Return some of the pairs."""
+        return _Matches(self.rows[chosen], self.others[chosen], self.scores[chosen])
+
+
+def _joined(parts: Iterable[_Matches]) -> _Matches:
+    none = _Matches(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.float32))
+    return _Matches(*map(np.concatenate, zip(none, *parts, strict=True)))
+
+
+class _Matcher(Protocol):
+    """Finds the neighbours of rows.
+
+    Attributes:
+        exact: whether none is missed.
+    """
+
+    exact: bool
+
+    def of(
+        self, rows: RowNumbers, least: float, *, backward: bool, allowed: BoolArray | None = None
+    ) -> Iterator[_Matches]:
+        """Yield the matches of some rows with others.
+
+        Args:
+            rows: ascending if ``backward``.
+            least: threshold of this call, at least the matcher's own.
+            backward: only with earlier rows.
+            allowed: ``(N,) bool``, only with these others; None for all.
+        """
+
+
+class _Exact:
+    """Compares rows with all others.
+
+    Args:
+        embeddings: ``(N, D) float32, unit rows``.
+        threshold: least cosine of all later calls.
+    """
+
+    exact = True
+
+    def __init__(self, embeddings: FloatArray, threshold: float) -> None:
+        self._embeddings = embeddings
+        # Four times the rounding error of an inner product: of the projection, twice, of the residual and of the
+        # product (see `exact_index.score_slack`).
+        self._slack = 4 * embeddings.shape[1] * float(np.finfo(np.float32).eps)
+        self._short = _shortened(embeddings, threshold - self._slack)
+
+    def of(
+        self, rows: RowNumbers, least: float, *, backward: bool, allowed: BoolArray | None = None
+    ) -> Iterator[_Matches]:
+        queries, floor = self._short[rows], np.float32(least - self._slack)
+        stop = int(rows[-1]) if backward else len(self._short)
+        for start in range(0, stop, _COLUMNS):
+            block = self._short[start : min(start + _COLUMNS, stop)]
+            positions, others = np.divmod(np.flatnonzero(queries @ block.T >= floor), len(block))
+            others += start
+            yield _scored(self._embeddings, rows[positions], others, least, backward=backward, allowed=allowed)
+
+
+class _Indexed:
+    """Finds the neighbours of rows over an approximate index, and over all rows if they are many.
+
+    Args:
+        embeddings: ``(N, D) float32, unit rows``.
+        threshold: least cosine of all later calls.
+        index: an index of the same rows.
+    """
+
+    exact = False
+
+    def __init__(self, embeddings: FloatArray, threshold: float, index: StoredIndex) -> None:
+        self._embeddings, self._threshold, self._index = embeddings, threshold, index
+        self._all: _Exact | None = None
+
+    def of(
+        self, rows: RowNumbers, least: float, *, backward: bool, allowed: BoolArray | None = None
+    ) -> Iterator[_Matches]:
+        for most in _NEIGHBOURS:
+            scores, others = self._index.search(self._embeddings[rows], most, effort=_EFFORT)
+            full = (scores[:, -1] >= least) & (others.shape[1] < len(self._embeddings))
+            near = (scores >= least - 1e-5) & ~full[:, np.newaxis]
+            found = np.broadcast_to(rows[:, np.newaxis], others.shape)[near]
+            yield _scored(self._embeddings, found, others[near], least, backward=backward, allowed=allowed)
+            rows = rows[full]
+            if not len(rows):
+                return
+        self._all = self._all or _Exact(self._embeddings, self._threshold)
+        yield from self._all.of(rows, least, backward=backward, allowed=allowed)
+
+
+def _matcher(embeddings: FloatArray, threshold: float, index: str, *, show_progress_bar: bool | None) -> _Matcher:
+    kind = index
+    if index == AUTO:
+        kind = "exact" if len(embeddings) <= _SCANNED else _LARGE
+    if kind in ("exact", "flat") or not len(embeddings):
+        return _Exact(embeddings, threshold)
+    try:
+        chosen = index_class(kind)
+    except MissingExtraError:
+        if index != AUTO:
+            raise
+        return _Exact(embeddings, threshold)
+    return _Indexed(embeddings, threshold, chosen.build(embeddings, show_progress_bar=show_progress_bar))
+
+
+def _scored(
+    embeddings: FloatArray,
+    rows: RowNumbers,
+    others: RowNumbers,
+    least: float,
+    *,
+    backward: bool,
+    allowed: BoolArray | None,
+) -> _Matches:
+    """Score candidates exactly, and return those that are allowed and reach the threshold."""
+    wanted = others < rows if backward else others != rows
+    if allowed is not None:
+        wanted &= allowed[others]
+    rows, others = rows[wanted], others[wanted]
+    scores = np.empty(len(rows), dtype=np.float32)
+    for start in range(0, len(rows), _SCORED):
+        part = slice(start, start + _SCORED)
+        # Not a matrix product: a sum along the last axis adds every row in the same order.
+        products = embeddings[rows[part]].astype(np.float64) * embeddings[others[part]]
+        scores[part] = products.sum(axis=1)
+    return _Matches(rows, others, scores).choose(scores >= np.float32(least))
+
+
+def _shortened(embeddings: FloatArray, threshold: float) -> FloatArray:
+    """Return rows whose inner products bound those of the embeddings: ``(N, W) float32``, or the embeddings."""
+    count, dimension = embeddings.shape
+    if not count:
+        return embeddings
+    sample = np.ascontiguousarray(embeddings[:: max(1, count // _SAMPLE)][:_SAMPLE])
+    _, components = np.linalg.eigh(sample.T.astype(np.float64) @ sample)
+    leading = components[:, ::-1].astype(np.float32)
+
+    def work(rows: FloatArray) -> float:
+        bounds = rows @ rows.T
+        near = int(np.count_nonzero(bounds >= threshold)) - len(rows)
+        share = near / max(1, len(rows) * (len(rows) - 1))
+        return rows.shape[1] + _CANDIDATE_COST * share
+
+    choices = {width: work(_project(sample, leading[:, :width])) for width in _WIDTHS if width < dimension - 1}
+    choices[dimension] = work(sample)
+    width = min(choices, key=choices.__getitem__)
+    if width == dimension:
+        return embeddings
+    short = np.empty((count, width + 1), dtype=np.float32)
+    for start in range(0, count, _CHUNK):
+        short[start : start + _CHUNK] = _project(embeddings[start : start + _CHUNK], leading[:, :width])
+    return short
+
+
+def _project(rows: FloatArray, components: FloatArray) -> FloatArray:
+    """Return the coordinates of rows on components, and the lengths of what remains."""
+    heads = rows @ components
+    rest = np.linalg.norm(rows - heads @ components.T, axis=1, keepdims=True)
+    return np.hstack([heads, rest])
+
+
+# Choices
+
+
+class _BestPairs:
+    """The best of many matches.
+
+    Args:
+        most: number of pairs to keep.
+        threshold: least score.
+
+    Attributes:
+        least: least score that a further pair needs.
+    """
+
+    def __init__(self, most: int, threshold: float) -> None:
+        self._most, self.least = most, threshold
+        self._parts: list[_Matches] = []
+        self._count = 0
+
+    def add(self, matches: _Matches) -> None:
+        """Add matches; each pair counts once, whichever row comes first."""
+        later, earlier = np.maximum(matches.rows, matches.others), np.minimum(matches.rows, matches.others)
+        self._parts.append(_Matches(later, earlier, matches.scores))
+        self._count += len(later)
+        if self._count > 2 * self._most + _CHUNK:
+            best = self.sorted()
+            self._parts, self._count = [best], len(best.rows)
+            if len(best.rows) == self._most:
+                self.least = float(best.scores[-1])
+
+    def sorted(self) -> _Matches:
+        """Return the best pairs, best first."""
+        pairs = _joined(self._parts)
+        pairs = pairs.choose(np.lexsort((pairs.rows, pairs.others, -pairs.scores)))
+        repeated = np.zeros(len(pairs.rows), dtype=np.bool_)
+        repeated[1:] = (np.diff(pairs.rows) == 0) & (np.diff(pairs.others) == 0)
+        return pairs.choose(np.flatnonzero(~repeated)[: self._most])
+
+
+def _remove_similar(matches: _Matches, representatives: RowNumbers, scores: FloatArray, kept: BoolArray) -> None:
+    """Remove rows that match kept ones, in favour of the most similar; among equals, of the first."""
+    matches = matches.choose(np.lexsort((matches.others, -matches.scores, matches.rows)))
+    matches = matches.choose(np.diff(matches.rows, prepend=-1) != 0)
+    better = kept[matches.rows] | (matches.scores > scores[matches.rows])
+    rows, others, best = matches.choose(better)
+    representatives[rows], scores[rows], kept[rows] = others, best, False
+
+
+def _centres(
+    matcher: _Matcher, threshold: float, sizes: RowNumbers, representatives: RowNumbers, min_size: int
+) -> Iterator[tuple[int, _Matches]]:
+    """Yield rows that are in no cluster, those with most neighbours first, with their neighbours by row."""
+    order = np.lexsort((np.arange(len(sizes)), -sizes))
+    order = order[sizes[order] >= min_size]
+    while len(order := order[representatives[order] < 0]):
+        rows, order = order[:_CENTRES], order[_CENTRES:]
+        matches = _joined(matcher.of(rows, threshold, backward=False, allowed=representatives < 0))
+        for row in rows:
+            if representatives[row] < 0:
+                yield int(row), matches.choose(matches.rows == row)
+
+
+def _blocks(count: int, *, show_progress_bar: bool | None) -> Iterator[RowNumbers]:
+    """Yield all rows in blocks, and show progress by the number of pairs."""
+    with Progress("compare", count * (count - 1) // 2, unit="pairs", enabled=show_progress_bar) as progress:
+        for start in range(0, count, _ROWS):
+            stop = min(start + _ROWS, count)
+            yield np.arange(start, stop)
+            progress.advance((stop * (stop - 1) - start * (start - 1)) // 2)
+
+
+def _check(threshold: float, index: str) -> None:
+    if not -1 <= threshold <= 1:
+        raise InputError(f"expected a threshold from -1 to 1, got {threshold}")
+    checked_kind(index)

@@ -1,0 +1,159 @@
+"""`embedkit dedup` and `embedkit cluster`: rows, groups and pairs in every form of input and output."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from embedkit import Collection, Encoder
+from embedkit.cli.main import main
+
+TEXTS = ["a dog in the garden", "the sea", "", "a dog in the garden", "music", "the sea", "bread"]
+UNIQUE = ["a dog in the garden", "the sea", "music", "bread"]
+
+
+@pytest.fixture
+def model(toy_bundle: Path) -> list[str]:
+    return ["-m", str(toy_bundle), "--threshold", "0.9999"]
+
+
+@pytest.fixture
+def lines(tmp_path: Path) -> Path:
+    path = tmp_path / "texts.txt"
+    path.write_text("\n".join(TEXTS) + "\n", encoding="utf-8")
+    return path
+
+
+def read_json_lines(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+class TestDedup:
+    def test_lines_that_remain(self, lines, model, tmp_path, capsys, caplog):
+        output = tmp_path / "unique.txt"
+        assert main(["dedup", str(lines), *model, "-o", str(output)]) == 0
+        assert output.read_text(encoding="utf-8").splitlines() == UNIQUE
+        assert "4 of 6 rows; removed 2 exact duplicates and 0 with a cosine" in capsys.readouterr().out
+        assert "left out 1 rows without text" in caplog.text
+
+    def test_removed_rows_name_what_they_duplicate(self, lines, model, tmp_path):
+        removed = tmp_path / "removed.jsonl"
+        assert main(["dedup", str(lines), *model, "-o", str(tmp_path / "out.txt"), "--removed", str(removed)]) == 0
+        assert read_json_lines(removed) == [
+            {
+                "row": 3,
+                "text": "a dog in the garden",
+                "duplicate_of": {"row": 0, "text": "a dog in the garden"},
+                "score": 1.0,
+                "exact": True,
+            },
+            {
+                "row": 5,
+                "text": "the sea",
+                "duplicate_of": {"row": 1, "text": "the sea"},
+                "score": 1.0,
+                "exact": True,
+            },
+        ]
+
+    @pytest.mark.parametrize("suffix", [".jsonl", ".csv"])
+    def test_rows_keep_their_columns(self, suffix, model, tmp_path):
+        path, output = tmp_path / "texts.jsonl", tmp_path / f"unique{suffix}"
+        rows = [{"body": text, "page": str(page)} for page, text in enumerate(TEXTS)]
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        assert main(["dedup", str(path), *model, "--text-column", "body", "-o", str(output)]) == 0
+        kept = [row for row in rows if row["page"] in {"0", "1", "4", "6"}]
+        if suffix == ".jsonl":
+            assert read_json_lines(output) == kept
+        else:
+            assert output.read_text(encoding="utf-8").splitlines() == [
+                "body,page",
+                *(f"{row['body']},{row['page']}" for row in kept),
+            ]
+
+    @pytest.mark.parametrize("folder", [False, True])
+    def test_parquet_keeps_its_types(self, folder, model, tmp_path):
+        pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+        days = [dt.date(2024, 1, day + 1) for day in range(len(TEXTS))]
+        table = pa.table({"text": TEXTS, "day": days, "n": pa.array(range(len(TEXTS)), pa.int16())})
+        path = tmp_path / "pages" / "0.parquet"
+        path.parent.mkdir()
+        parquet.write_table(table, path)
+        output = tmp_path / "unique.parquet"
+        place = path.parent if folder else path
+        assert main(["dedup", str(place), *model, "-o", str(output)]) == 0
+        found = parquet.read_table(output)
+        assert found.schema.equals(table.schema)
+        assert found["n"].to_pylist() == [0, 1, 4, 6]
+        assert found["day"].to_pylist() == [days[0], days[1], days[4], days[6]]
+
+    def test_a_collection_needs_no_model(self, toy_bundle, tmp_path, capsys):
+        pytest.importorskip("faiss")
+        texts = list(filter(None, TEXTS))
+        Collection.build(texts, encoder=Encoder.load(toy_bundle), path=tmp_path / "idx")
+        output = tmp_path / "unique.jsonl"
+        arguments = ["dedup", str(tmp_path / "idx"), "--threshold", "0.9999", "-o", str(output), "--json"]
+        assert main(arguments) == 0
+        assert [row["text"] for row in read_json_lines(output)] == UNIQUE
+        assert [row["id"] for row in read_json_lines(output)] == ["0", "1", "3", "5"]
+        found = json.loads(capsys.readouterr().out)
+        assert (found["rows"], found["kept"], found["exact_duplicates"], found["near_duplicates"]) == (6, 4, 2, 0)
+
+    @pytest.mark.parametrize("as_json", [False, True])
+    def test_standard_input_and_output(self, lines, model, as_json):
+        command = [sys.executable, "-m", "embedkit", "dedup", "-", *model, *(["--json"] if as_json else [])]
+        done = subprocess.run(command, input=lines.read_bytes(), capture_output=True, check=True)
+        written = done.stdout.decode().splitlines()
+        assert written == [json.dumps({"text": text}) for text in UNIQUE] if as_json else written == UNIQUE
+        assert b"4 of 6 rows" in done.stderr
+
+    def test_an_error_leaves_the_output_as_it_was(self, model, tmp_path, capsys):
+        path, output = tmp_path / "texts.jsonl", tmp_path / "unique.txt"
+        path.write_text('{"text": "a"}\n{"text": "two\\nlines"}\n', encoding="utf-8")
+        output.write_text("before", encoding="utf-8")
+        assert main(["dedup", str(path), *model, "-o", str(output)]) == 1
+        assert "row 1 has a text of several lines; write .jsonl instead of .txt" in capsys.readouterr().err
+        assert output.read_text(encoding="utf-8") == "before"
+        assert sorted(each.name for each in tmp_path.iterdir()) == ["texts.jsonl", "unique.txt"]
+
+    @pytest.mark.parametrize(
+        ("more", "message"),
+        [
+            (["-o", "unique.docx"], "expected an output that ends in .txt, .csv, .jsonl, .parquet"),
+            (["-o", "unique.parquet"], "a .parquet output needs Parquet as input"),
+            (["--removed", "removed.csv"], "expected an output that ends in .jsonl"),
+            (["--threshold", "2"], "expected a threshold from -1 to 1, got 2.0"),
+            (["--kind", "fast"], "there is no index 'fast'"),
+            (["--text-column", "body"], "no column 'body'; the columns are text"),
+        ],
+    )
+    def test_errors_are_in_the_words_of_the_command(self, lines, model, more, message, capsys, monkeypatch):
+        monkeypatch.chdir(lines.parent)
+        assert main(["dedup", "texts.txt", *model, *more]) == 1
+        assert message in capsys.readouterr().err
+
+    def test_texts_need_a_model(self, lines, capsys):
+        assert main(["dedup", str(lines)]) == 1
+        assert "is not embedded yet; say by which model with -m MODEL" in capsys.readouterr().err
+
+
+class TestCluster:
+    def test_groups(self, lines, model, tmp_path, capsys):
+        output = tmp_path / "groups.jsonl"
+        assert main(["cluster", str(lines), *model, "-o", str(output)]) == 0
+        assert read_json_lines(output) == [
+            {"rows": [0, 3], "scores": [1.0, 1.0], "texts": ["a dog in the garden"] * 2},
+            {"rows": [1, 5], "scores": [1.0, 1.0], "texts": ["the sea"] * 2},
+        ]
+        assert "2 groups in 6 rows" in capsys.readouterr().out
+
+    def test_pairs(self, lines, model, tmp_path, capsys):
+        output = tmp_path / "pairs.jsonl"
+        assert main(["cluster", str(lines), *model, "--pairs", "--max-pairs", "1", "-o", str(output)]) == 0
+        assert read_json_lines(output) == [{"score": 1.0, "rows": [0, 3], "texts": ["a dog in the garden"] * 2}]
+        assert "1 pairs in 6 rows" in capsys.readouterr().out

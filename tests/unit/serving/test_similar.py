@@ -1,0 +1,229 @@
+"""Similar texts: equal to comparing every pair, with and without an index, for texts and for embeddings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from embedkit import Collection, Encoder, cluster, deduplicate, similar_pairs
+from embedkit.errors import DataError, FingerprintError, InputError
+from embedkit.serving.retrieval import similar as module
+
+TEXTS = [
+    "a dog in the garden",
+    "the sea",
+    "a dog in the garden",
+    "music",
+    "the sea",
+    "a dog in the garden",
+    "bread",
+]
+
+
+def noisy_groups(count: int, dimension: int, *, seed: int = 0) -> np.ndarray:
+    """Unit rows around fewer centres, in few leading dimensions, as embeddings of texts have them."""
+    generator = np.random.default_rng(seed)
+    scale = 1 / np.sqrt(1 + np.arange(dimension))
+    centres = generator.standard_normal((count // 5, dimension)) * scale
+    spread = generator.uniform(0.02, 0.8, count)[:, np.newaxis]
+    rows = centres[generator.integers(0, len(centres), count)]
+    rows = rows + generator.standard_normal((count, dimension)) * scale * spread
+    return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
+
+
+def all_scores(rows: np.ndarray) -> np.ndarray:
+    """Cosines of all pairs, each summed by itself in float64 and rounded."""
+    scores = np.empty((len(rows), len(rows)), dtype=np.float32)
+    for i, row in enumerate(rows):
+        scores[i] = (rows.astype(np.float64) * row).sum(axis=1)
+    return scores
+
+
+@pytest.fixture(params=[(512, 4096), (7, 13)], ids=["usual blocks", "small blocks"])
+def blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_ROWS", request.param[0])
+    monkeypatch.setattr(module, "_COLUMNS", request.param[1])
+    monkeypatch.setattr(module, "_CENTRES", request.param[0])
+
+
+@pytest.mark.usefixtures("blocks")
+@pytest.mark.parametrize("threshold", [0.5, 0.8, 0.95])
+class TestEqualsComparingEveryPair:
+    @pytest.fixture
+    def rows(self) -> np.ndarray:
+        return noisy_groups(300, 96)
+
+    def test_pairs(self, rows, threshold):
+        scores = all_scores(rows)
+        expected = [
+            (float(scores[i, j]), i, j)
+            for i in range(len(rows))
+            for j in range(i + 1, len(rows))
+            if scores[i, j] >= np.float32(threshold)
+        ]
+        expected.sort(key=lambda pair: (-pair[0], pair[1], pair[2]))
+        assert len(expected) > 20
+        assert list(similar_pairs(rows, threshold=threshold)) == expected
+        assert list(similar_pairs(rows, threshold=threshold, max_pairs=17)) == expected[:17]
+
+    def test_texts_without_near_duplicates(self, rows, threshold):
+        scores, kept = all_scores(rows), []
+        representatives = []
+        for row in range(len(rows)):
+            near = [(-scores[row, other], other) for other in kept if scores[row, other] >= np.float32(threshold)]
+            representatives.append(min(near)[1] if near else row)
+            if not near:
+                kept.append(row)
+        found = deduplicate(rows, threshold=threshold)
+        assert found.representatives.tolist() == representatives
+        assert found.kept.tolist() == kept
+        assert len(kept) < len(rows)
+        np.testing.assert_array_equal(
+            found.scores[representatives != np.arange(300)],
+            [scores[row, other] for row, other in enumerate(representatives) if row != other],
+        )
+        assert not found.exact.any()
+
+    @pytest.mark.parametrize("min_size", [2, 4])
+    def test_clusters(self, rows, threshold, min_size):
+        near = all_scores(rows) >= np.float32(threshold)
+        np.fill_diagonal(near, val=True)
+        clusters, taken = [], set()
+        for row in sorted(range(len(rows)), key=lambda row: (-near[row].sum(), row)):
+            members = {int(other) for other in np.flatnonzero(near[row])} - taken
+            if row not in taken and len(members) >= min_size:
+                clusters.append((row, members))
+                taken |= members
+        assert len(clusters) > 5
+        found = cluster(rows, threshold=threshold, min_size=min_size).members(min_size=min_size)
+        assert sorted((group[0], set(group)) for group in found) == sorted(clusters)
+        assert [len(group) for group in found] == sorted(map(len, found), reverse=True)
+
+
+def test_short_rows_are_used_and_bound_the_cosines():
+    rows = noisy_groups(400, 128)
+    short = module._shortened(rows, 0.9)
+    assert short.shape[1] < rows.shape[1]
+    assert (short @ short.T >= all_scores(rows) - 1e-5).all()
+
+
+def test_a_thousand_equal_rows_have_one_representative():
+    rows = np.repeat(noisy_groups(10, 32)[:1], 1000, axis=0)
+    assert deduplicate(rows).kept.tolist() == [0]
+    assert len(similar_pairs(rows, max_pairs=100)) == 100
+    assert [len(group) for group in cluster(rows).members()] == [1000]
+
+
+@pytest.mark.parametrize("index", ["hnsw", "ivf-pq", "sq8"])
+def test_an_index_finds_nearly_the_same(index: str):
+    pytest.importorskip("faiss")
+    rows = noisy_groups(3000, 64)
+    exact, found = (deduplicate(rows, index=kind) for kind in ("exact", index))
+    assert np.mean(exact.representatives == found.representatives) > 0.95
+    pairs, some = ({pair[1:] for pair in similar_pairs(rows, index=kind)} for kind in ("exact", index))
+    assert some <= pairs
+    assert len(some) > 0.95 * len(pairs)
+    clusters, near = (cluster(rows, index=kind, threshold=0.9).members() for kind in ("exact", index))
+    assert abs(len(clusters) - len(near)) <= 0.05 * len(clusters)
+
+
+def test_rows_with_more_neighbours_than_an_index_is_asked_for_are_compared_exactly():
+    pytest.importorskip("faiss")
+    rows = np.concatenate([np.repeat(noisy_groups(10, 32)[:1], 600, axis=0), noisy_groups(300, 32, seed=1)])
+    assert deduplicate(rows, index="sq8").kept.tolist() == deduplicate(rows).kept.tolist()
+
+
+class TestTexts:
+    @pytest.fixture
+    def encoder(self, toy_bundle: Path) -> Encoder:
+        return Encoder.load(toy_bundle)
+
+    def test_exact_copies_are_embedded_once(self, encoder, monkeypatch):
+        embedded: list[str] = []
+        monkeypatch.setattr(
+            module, "embed_texts", lambda texts, model: embedded.extend(texts) or model.encode(texts)
+        )
+        found = deduplicate(iter(TEXTS), encoder=encoder, threshold=0.9999)
+        assert embedded == ["a dog in the garden", "the sea", "music", "bread"]
+        assert found.representatives.tolist() == [0, 1, 0, 3, 1, 0, 6]
+        assert found.exact.tolist() == [False, False, True, False, True, True, False]
+        assert found.kept.tolist() == [0, 1, 3, 6]
+
+    def test_a_copy_is_paired_with_the_first(self, encoder):
+        assert list(similar_pairs(TEXTS, encoder=encoder, threshold=0.9999)) == [
+            (1.0, 0, 2),
+            (1.0, 0, 5),
+            (1.0, 1, 4),
+        ]
+
+    def test_copies_count_in_clusters(self, encoder):
+        assert cluster(TEXTS, encoder=encoder, threshold=0.9999).members() == [[0, 2, 5], [1, 4]]
+        assert cluster(TEXTS, encoder=encoder, threshold=0.9999, min_size=3).representatives.tolist() == [
+            0,
+            -1,
+            0,
+            -1,
+            -1,
+            0,
+            -1,
+        ]
+
+    def test_a_copy_of_a_removed_text_has_its_representative(self, encoder):
+        found = deduplicate(["the dog", "the dog .", "the dog ."], encoder=encoder, threshold=0.5)
+        assert found.representatives.tolist() == [0, 0, 0]
+        assert found.exact.tolist() == [False, False, False]
+
+    def test_a_collection_brings_its_embeddings(self, encoder, tmp_path):
+        pytest.importorskip("faiss")
+        collection = Collection.build(TEXTS, encoder=encoder, path=tmp_path / "idx")
+        assert list(similar_pairs(collection, threshold=0.5)) == list(
+            similar_pairs(TEXTS, encoder=encoder, threshold=0.5)
+        )
+
+    def test_another_model_is_refused(self, encoder, other_encoder, tmp_path):
+        pytest.importorskip("faiss")
+        collection = Collection.build(TEXTS, encoder=encoder, path=tmp_path / "idx")
+        with pytest.raises(FingerprintError, match="made by toy"):
+            deduplicate(collection, encoder=other_encoder)
+
+    def test_no_texts(self, encoder):
+        assert len(similar_pairs([], encoder=encoder)) == 0
+        assert deduplicate([], encoder=encoder).kept.tolist() == []
+        assert cluster([], encoder=encoder).members() == []
+
+
+class TestErrors:
+    @pytest.mark.parametrize("find", [similar_pairs, deduplicate, cluster])
+    def test_texts_need_an_encoder(self, find):
+        with pytest.raises(InputError, match="encoder"):
+            find(["a", "b"])
+
+    @pytest.mark.parametrize("threshold", [1.5, -2, float("nan")])
+    def test_a_threshold_is_a_cosine(self, threshold):
+        with pytest.raises(InputError, match="threshold from -1 to 1"):
+            deduplicate(noisy_groups(10, 8), threshold=threshold)
+
+    def test_embeddings_have_unit_length(self):
+        with pytest.raises(DataError, match="embedding 3 has length 2"):
+            similar_pairs(noisy_groups(10, 8) * np.where(np.arange(10) == 2, 2, 1)[:, np.newaxis])
+
+    @pytest.mark.parametrize("texts", ["one text", b"bytes", {"a": "b"}, 7])
+    def test_not_texts(self, texts):
+        with pytest.raises(InputError, match="expected texts, a collection or embeddings"):
+            deduplicate(texts)
+
+    def test_an_item_that_is_not_a_text(self, toy_bundle):
+        with pytest.raises(InputError, match=r"texts\[1\] is int"):
+            deduplicate(["a", 3], encoder=Encoder.load(toy_bundle))
+
+    def test_numbers_of_pairs_and_members(self):
+        with pytest.raises(InputError, match="max_pairs"):
+            similar_pairs(noisy_groups(10, 8), max_pairs=0)
+        with pytest.raises(InputError, match="min_size"):
+            cluster(noisy_groups(10, 8), min_size=1)
+
+    def test_an_unknown_index(self):
+        with pytest.raises(InputError, match="there is no index 'fast'"):
+            similar_pairs(noisy_groups(10, 8), index="fast")
