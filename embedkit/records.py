@@ -7,6 +7,7 @@ import csv
 import gzip
 import itertools
 import json
+import logging
 import lzma
 import sys
 import zlib
@@ -19,6 +20,8 @@ from embedkit.errors import DataError
 from embedkit.extras import require
 
 __all__ = ["FORMS", "Record", "named_cells", "read_json", "read_records"]
+
+logger = logging.getLogger("embedkit")
 
 Record = dict[str, Any]
 
@@ -33,8 +36,9 @@ def read_records(path: Path) -> Iterator[tuple[int, Record]]:
 
     A ``.txt`` row is ``{"text": line}``; a ``.tsv`` row ``{"text1": ..., "text2": ...}`` by position;
     ``.csv`` rows are named by the header, ``.jsonl`` rows are the objects, ``.parquet`` rows the columns.
-    Only LF and CRLF end a line (cells of a ``.csv`` may contain line breaks). Blank lines are rows in ``.txt`` and
-    ``.tsv``, and ignored elsewhere. All other rows of a table have as many cells as the first.
+    Only LF and CRLF end a line (cells of a ``.csv`` may contain line breaks). Blank lines, also those of white
+    space, are not rows; in ``.txt`` and ``.tsv`` they are counted in a log message. All rows of a table have as
+    many cells as the first.
 
     Args:
         path: a file in one of :data:`FORMS`, or ``-`` or ``/dev/stdin`` for standard input: JSON lines if it
@@ -139,17 +143,28 @@ def _lines(lines: Iterator[str]) -> Iterator[tuple[int, str]]:
         yield number, line.removesuffix("\n").removesuffix("\r")
 
 
-def _read_txt(_: Path, lines: Iterator[str]) -> Iterator[tuple[int, Record]]:
+def _without_blanks(path: Path, lines: Iterator[str]) -> Iterator[tuple[int, str]]:
+    blank = 0
     for number, line in _lines(lines):
+        if line.strip():
+            yield number, line
+        else:
+            blank += 1
+    if blank:
+        logger.info("%s: left out %s blank lines", path, f"{blank:,}")
+
+
+def _read_txt(path: Path, lines: Iterator[str]) -> Iterator[tuple[int, Record]]:
+    for number, line in _without_blanks(path, lines):
         yield number, {"text": line}
 
 
 def _read_tsv(path: Path, lines: Iterator[str]) -> Iterator[tuple[int, Record]]:
     names: list[str] = []
-    for number, line in _lines(lines):
+    for number, line in _without_blanks(path, lines):
         cells = line.split("\t")
-        names = names or ([f"text{i}" for i in range(1, len(cells) + 1)] if line else [])
-        yield number, named_cells(f"{path}:{number}", names, cells) if line else {"text1": ""}
+        names = names or [f"text{i}" for i in range(1, len(cells) + 1)]
+        yield number, named_cells(f"{path}:{number}", names, cells)
 
 
 def _read_csv(path: Path, lines: Iterator[str]) -> Iterator[tuple[int, Record]]:

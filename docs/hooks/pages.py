@@ -44,6 +44,7 @@ PAGE_OF = {source: page for page, source in COPIES.items()}
 API = {
     "Encoding": {"embedkit": ["Encoder", "CrossEncoder"]},
     "Retrieval": {"embedkit.serving.retrieval": ["Collection", "Document", "Fusion", "Hit", "Hits"]},
+    "Splitting": {"embedkit.serving.retrieval.splitting": ["split_documents"]},
     "Similar texts": {
         "embedkit.serving.retrieval.similar": [
             "similar_pairs",

@@ -74,9 +74,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--on-overflow",
-        choices=("truncate", "error"),
+        choices=("truncate", "error", "windows"),
         default="truncate",
-        help="handling of texts longer than the model's maximum (default: %(default)s)",
+        help="texts longer than the model's maximum are cut, refused, or encoded as the mean of their windows "
+        "(default: %(default)s)",
     )
     parser.add_argument(
         "--threads",

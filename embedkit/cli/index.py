@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+from collections import Counter
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -22,6 +24,7 @@ embedkit index build docs.jsonl -m tiny-sct.onnx -o idx/ --text-column body
 embedkit index build docs.parquet -m tiny-sct -o idx/ --kind hnsw --lexical
 embedkit index build docs.jsonl -m teacher.onnx --queries tiny -o idx/
 embedkit index build pages-embedded/ -m tiny.onnx -o idx/
+embedkit index build handbook/ --split --overlap 20 -m tiny -o idx/
 embedkit index add new.jsonl idx/
 embedkit index add pages.csv idx/ --text-column body --id-column url
 embedkit index delete idx/ doc-17 doc-42
@@ -135,6 +138,18 @@ def _configure_documents(parser: argparse.ArgumentParser) -> None:
         help="columns to keep as metadata, separated by commas; default: all others",
     )
     parser.add_argument("--skip-empty", action="store_true", help="leave out documents without text")
+    parser.add_argument(
+        "--split",
+        action="store_true",
+        help="divide long documents into windows that the model encodes completely; DOCS may also be a folder of "
+        ".txt, .md and .html, or one such file; hits have document, section, start and end as metadata",
+    )
+    parser.add_argument(
+        "--max-tokens", type=int, metavar="N", help="maximum size of a window; default: as many as the model takes"
+    )
+    parser.add_argument(
+        "--overlap", type=int, default=0, metavar="N", help="tokens that consecutive windows share (default: 0)"
+    )
 
 
 def _configure_collection(parser: argparse.ArgumentParser) -> None:
@@ -148,10 +163,12 @@ def _build(arguments: argparse.Namespace) -> tuple[str, Collection, dict[str, in
     from embedkit.runtime.encoder import Encoder
     from embedkit.serving.retrieval.collection import Collection
 
-    model = arguments.model or _maker_of(arguments.documents)
-    with _processes(Encoder.load(model), arguments.processes) as encoder:
+    model = arguments.model or _maker_of(arguments)
+    loaded = Encoder.load(model)
+    documents = _documents(arguments, loaded)
+    with _processes(loaded, arguments.processes) as encoder:
         collection = Collection.build(
-            arguments.documents,
+            documents,
             encoder=encoder,
             queries=arguments.queries and Encoder.load(arguments.queries),
             embeddings=arguments.embeddings,
@@ -159,7 +176,7 @@ def _build(arguments: argparse.Namespace) -> tuple[str, Collection, dict[str, in
             index=arguments.kind,
             lexical=arguments.lexical,
             text_column=arguments.text_column,
-            id_column=arguments.id_column,
+            id_column="id" if arguments.split else arguments.id_column,
             metadata_columns=arguments.metadata_columns,
             skip_empty=arguments.skip_empty,
             source=lasting_source(model),
@@ -175,18 +192,68 @@ def _add(arguments: argparse.Namespace) -> tuple[str, Collection, dict[str, int]
     from embedkit.serving.retrieval.collection import Collection
 
     loaded = load_collection_model(arguments.model, Collection.describe(arguments.collection))
+    documents = _documents(arguments, loaded)
     with _processes(loaded, arguments.processes) as encoder:
         collection = Collection.open(arguments.collection, encoder=encoder)
         done = collection.upsert(
-            arguments.documents,
+            documents,
             embeddings=arguments.embeddings,
             text_column=arguments.text_column,
-            id_column=arguments.id_column,
+            id_column="id" if arguments.split else arguments.id_column,
             metadata_columns=arguments.metadata_columns,
             skip_empty=arguments.skip_empty,
             show_progress_bar=False if arguments.quiet else None,
         )
-    return "changed", collection, done._asdict()
+        removed = collection.delete(_outdated(collection, documents)) if isinstance(documents, _Windows) else 0
+    return "changed", collection, done._asdict() | ({"removed": removed} if removed else {})
+
+
+class _Windows:
+    """The windows of documents, counted as they are read."""
+
+    def __init__(self, windows: Iterator[dict[str, Any]]) -> None:
+        self._windows = windows
+        self.counts: Counter[str] = Counter()
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        for window in self._windows:
+            self.counts[window["document"]] += 1
+            yield window
+
+
+def _documents(arguments: argparse.Namespace, encoder: Encoder) -> str | _Windows:
+    """Return the documents, divided into windows if requested."""
+    from embedkit.errors import InputError
+    from embedkit.serving.retrieval.splitting import split_documents
+
+    documents: str = arguments.documents
+    if not arguments.split:
+        if arguments.max_tokens is not None or arguments.overlap:
+            raise InputError("--max-tokens and --overlap are for --split")
+        return documents
+    if arguments.embeddings is not None:
+        raise InputError("--split makes new texts, which need new embeddings; leave out --embeddings")
+    windows = split_documents(
+        documents,
+        encoder,
+        max_tokens=arguments.max_tokens,
+        overlap=arguments.overlap,
+        text_column=arguments.text_column,
+        id_column=arguments.id_column,
+        skip_empty=arguments.skip_empty,
+    )
+    return _Windows(windows)
+
+
+def _outdated(collection: Collection, windows: _Windows) -> list[str]:
+    """Return the ids of windows beyond the last one of each document, which was longer before."""
+    ids = []
+    for document, count in windows.counts.items():
+        number = count
+        while collection.get(f"{document}#{number}") is not None:
+            ids.append(f"{document}#{number}")
+            number += 1
+    return ids
 
 
 def _processes(encoder: Encoder, processes: int | None) -> AbstractContextManager[Encoder | EncoderPool]:
@@ -194,7 +261,7 @@ def _processes(encoder: Encoder, processes: int | None) -> AbstractContextManage
     return contextlib.nullcontext(encoder) if processes is None else encoder.pool(processes)
 
 
-def _maker_of(documents: str) -> str:
+def _maker_of(arguments: argparse.Namespace) -> str:
     """Name of the model by which documents are embedded already.
 
     Raises:
@@ -203,7 +270,8 @@ def _maker_of(documents: str) -> str:
     from embedkit.errors import InputError
     from embedkit.serving.retrieval.collection import read_documents_and_embeddings
 
-    maker = read_documents_and_embeddings(documents).maker
+    documents: str = arguments.documents
+    maker = None if arguments.split else read_documents_and_embeddings(documents).maker
     if maker is None:
         raise InputError(f"{documents} is not embedded yet; say by which model with -m MODEL")
     return maker.model

@@ -9,20 +9,20 @@ from typing import Any, Literal, NotRequired, TypedDict, cast, get_args
 import numpy as np
 
 from embedkit.errors import InputError, ModelError
+from embedkit.progress import Progress
 from embedkit.protocols import FloatArray
 from embedkit.runtime.arguments import check_count, check_iterable
 from embedkit.runtime.bundle import Bundle, GoldenPairs
-from embedkit.runtime.engine import Engine, OnOverflow, Plan, Verification, read_parts
+from embedkit.runtime.engine import Engine, OnLong, Plan, Verification
 from embedkit.runtime.initializers import expose_logits
 from embedkit.runtime.model import Model
 from embedkit.runtime.native_network import NativeNetwork
 from embedkit.runtime.sentence_transformers import FolderModel
 from embedkit.runtime.tokenization import PairTokenizer, TokenBatch, Tokens
 
-__all__ = ["Activation", "CrossEncoder", "OnLongPair", "RankedDocument"]
+__all__ = ["Activation", "CrossEncoder", "RankedDocument"]
 
 Activation = Literal["sigmoid", "identity"]
-OnLongPair = Literal["truncate", "error", "windows"]
 
 _BUNDLE_OUTPUTS = ("score",)
 _FOLDER_OUTPUTS = ("logits",)
@@ -72,7 +72,7 @@ class CrossEncoder(Model[PairTokenizer]):
         batch_size: int | None = None,
         show_progress_bar: bool | None = None,
         activation_fn: Activation | None = None,
-        on_overflow: OnLongPair = "truncate",
+        on_overflow: OnLong = "truncate",
     ) -> FloatArray:
         """Score pairs of texts.
 
@@ -93,19 +93,18 @@ class CrossEncoder(Model[PairTokenizer]):
             InputError: an item is not a pair of texts (names its position), or an argument is invalid.
             TextOverflowError: a pair is too long and ``on_overflow="error"``.
         """
-        if on_overflow not in get_args(OnLongPair):
-            raise InputError(f'on_overflow must be "truncate", "error" or "windows", not {on_overflow!r}')
-        has_windows = on_overflow == "windows"
-        handling: OnOverflow = "truncate" if on_overflow == "windows" else on_overflow
-        plan = Plan.choose(batch_size=batch_size, on_overflow=handling, show_progress_bar=show_progress_bar)
+        plan = Plan.choose(batch_size=batch_size, on_overflow=on_overflow, show_progress_bar=show_progress_bar)
         if isinstance(pairs, str):
             raise InputError("expected pairs of texts, as in [(first, second), ...], got one str")
         engine = self._choose_engine(activation_fn)
+
+        def run_part(part: list[Any], first: int, progress: Progress) -> tuple[FloatArray, int]:
+            if plan.windows:
+                return self._best_of_windows(engine, part, plan), 0
+            return engine.part(part, first, self._tokenize, plan, progress)
+
         listed: list[Any] = list(check_iterable(pairs))
-        if has_windows:
-            chunks = [self._best_of_windows(engine, part, plan) for part in read_parts(listed)]
-        else:
-            chunks = list(engine.stream(listed, self._tokenize, plan, len(listed)))
+        chunks = list(engine.stream(listed, run_part, plan, len(listed)))
         return np.concatenate(chunks) if chunks else np.empty(0, dtype=np.float32)
 
     def tokenize(self, pairs: Sequence[tuple[str, str]]) -> Tokens:
@@ -134,7 +133,7 @@ class CrossEncoder(Model[PairTokenizer]):
         batch_size: int | None = None,
         show_progress_bar: bool | None = None,
         activation_fn: Activation | None = None,
-        on_overflow: OnLongPair = "truncate",
+        on_overflow: OnLong = "truncate",
     ) -> list[RankedDocument]:
         """Order documents by their score with a query, best first.
 

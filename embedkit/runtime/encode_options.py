@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 from typing import Literal, TypedDict
 
-from embedkit.runtime.engine import OnOverflow
+from embedkit.runtime.engine import OnLong
 from embedkit.runtime.packing import Precision
 
 __all__ = ["EncodeOptions", "Role", "with_prompt"]
@@ -25,7 +25,7 @@ class EncodeOptions(TypedDict, total=False):
     truncate_dim: int | None
     precision: Precision
     show_progress_bar: bool | None
-    on_overflow: OnOverflow
+    on_overflow: OnLong
 
 
 def with_prompt(options: EncodeOptions, role: Role, prompts: Container[str]) -> EncodeOptions:

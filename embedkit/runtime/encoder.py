@@ -12,11 +12,12 @@ import numpy as np
 import numpy.typing as npt
 
 from embedkit.errors import InputError, ModelError
+from embedkit.progress import Progress
 from embedkit.protocols import FloatArray
 from embedkit.runtime.arguments import check_iterable
 from embedkit.runtime.bundle import Bundle
 from embedkit.runtime.encode_options import EncodeOptions, Role, with_prompt
-from embedkit.runtime.engine import OnOverflow, Plan, Verification
+from embedkit.runtime.engine import OnLong, OnOverflow, Plan, Verification, tell_truncated
 from embedkit.runtime.manifest import Golden
 from embedkit.runtime.model import Model
 from embedkit.runtime.packing import Packing, Precision, unit_rows
@@ -25,8 +26,9 @@ from embedkit.runtime.ranges import Ranges
 from embedkit.runtime.sentence_transformers import FolderModel, pool
 from embedkit.runtime.token_spans import TokenSpan, TokenSpans
 from embedkit.runtime.tokenization import TokenBatch, Tokenizer, Tokens
+from embedkit.runtime.windows import Span, find_windows
 
-__all__ = ["EncodeOptions", "Encoder", "OnOverflow", "Verification"]
+__all__ = ["EncodeOptions", "Encoder", "OnLong", "OnOverflow", "Verification"]
 
 _BUNDLE_OUTPUTS = ("sentence_embedding",)
 _FOLDER_OUTPUTS = ("sentence_embedding", "last_hidden_state", "token_embeddings")
@@ -47,7 +49,8 @@ class Encoder(Model[Tokenizer]):
     Texts longer than ``max_length`` tokens are truncated. Each call counts them and logs one warning to the logger
     ``embedkit``, which Python prints to stderr unless logging is configured. It is a log message and not a
     :mod:`warnings` warning, because those appear once per code location and not once per call, and because long
-    texts must not fail a program that turns warnings into errors. ``on_overflow="error"`` raises instead.
+    texts must not fail a program that turns warnings into errors. ``on_overflow="error"`` raises instead, and
+    ``"windows"`` encodes a long text completely, as the mean of its windows.
     """
 
     _kind = "encoder"
@@ -74,7 +77,7 @@ class Encoder(Model[Tokenizer]):
         truncate_dim: int | None = None,
         precision: Precision = "float32",
         show_progress_bar: bool | None = None,
-        on_overflow: OnOverflow = "truncate",
+        on_overflow: OnLong = "truncate",
     ) -> npt.NDArray[Any]:
         """Encode texts.
 
@@ -92,7 +95,9 @@ class Encoder(Model[Tokenizer]):
                 ``"ubinary"`` or ``"binary"`` for one bit per dimension, packed into uint8 or int8. Truncated
                 rows have the same bytes and bits as the beginning of the full row.
             show_progress_bar: None shows a progress bar on a terminal for calls of more than two seconds.
-            on_overflow: handling of texts longer than ``max_length``: ``"truncate"`` or ``"error"``.
+            on_overflow: handling of texts longer than ``max_length``: ``"truncate"``, ``"error"``, or
+                ``"windows"``, which encodes a long text as the mean of its windows (see :meth:`windows`), weighted
+                by their tokens and scaled to unit length.
 
         Returns:
             ``(N, D) float32, unit rows`` in the order of the texts, or ``(D,)`` for one text. Binary precisions
@@ -115,7 +120,8 @@ class Encoder(Model[Tokenizer]):
         if isinstance(texts, np.ndarray) and texts.ndim == 0:  # one text in an array
             texts = texts.item()
         if isinstance(texts, str):
-            rows = self._engine.single(texts, self._tokenize_with(plan.prompt), plan.engine)
+            rows, truncated = self._run_part([texts], 0, plan)
+            tell_truncated(truncated, 1, unit=self._unit, max_length=self.max_length)
             return np.asarray(plan.packing.apply(rows)[0])
         listed = list(check_iterable(texts))
         parts = self._stream(listed, plan, total=len(listed))
@@ -167,7 +173,7 @@ class Encoder(Model[Tokenizer]):
             InputError, TextOverflowError: as :meth:`encode`.
         """
         plan = self._plan(**options)
-        rows, truncated = self._engine.part(list(texts), first, self._tokenize_with(plan.prompt), plan.engine)
+        rows, truncated = self._run_part(list(texts), first, plan)
         return plan.packing.apply(rows), truncated
 
     def pool(self, processes: int | None = None, *, threads: int | None = None) -> EncoderPool:
@@ -239,8 +245,43 @@ class Encoder(Model[Tokenizer]):
             InputError: the model has no such prompt.
         """
         prompt = self._choose_prompt(prompt_name, None)
-        spans = TokenSpans(self._tokenizer.json)
-        return spans.find([prompt + text for text in texts], special_tokens=special_tokens)
+        return self._spans.find([prompt + text for text in texts], special_tokens=special_tokens)
+
+    def windows(
+        self,
+        texts: Sequence[str],
+        *,
+        max_tokens: int | None = None,
+        overlap: int = 0,
+        role: Role | None = None,
+        prompt_name: str | None = None,
+    ) -> list[list[Span]]:
+        """Divide texts into windows that the model encodes without truncation.
+
+        A window ends, in its second half, after a paragraph, else a line, a sentence or a word.
+
+        Args:
+            texts: N texts.
+            max_tokens: maximum number of tokens of a window, without special tokens and prompt; if None, as many
+                as fit.
+            overlap: maximum number of tokens that consecutive windows share.
+            role: as for :meth:`tokenize`.
+            prompt_name: as for :meth:`tokenize`.
+
+        Returns:
+            for each text the first character and the end of each window, exclusive; none for a text without
+            tokens.
+
+        Raises:
+            InputError: a number is out of range, or the model has no such prompt.
+        """
+        options: EncodeOptions = {"prompt_name": prompt_name}
+        if role is not None:
+            options = with_prompt(options, role, self._manifest.prompts)
+        room = self._room(self._choose_prompt(options["prompt_name"], None))
+        if max_tokens is not None and not 1 <= max_tokens <= room:
+            raise InputError(f"expected max_tokens from 1 to {room}, which fit into {self.name}, got {max_tokens}")
+        return [self._windows(text, max_tokens or room, overlap) for text in texts]
 
     def check_token_ids(self, ids: Sequence[Sequence[int]]) -> Tokens:
         """Token ids of this model made elsewhere, special tokens included, as :meth:`encode_tokens` takes them.
@@ -314,6 +355,10 @@ class Encoder(Model[Tokenizer]):
         return self._engine.verify(found, Tokens(golden.token_ids, []), golden.vectors, golden.tolerance, digest)
 
     @cached_property
+    def _spans(self) -> TokenSpans:
+        return TokenSpans(self._tokenizer.json)
+
+    @cached_property
     def _ranges(self) -> Ranges | None:
         written = self._manifest.ranges
         return Ranges.from_text(written, self.dimension) if written else None
@@ -337,7 +382,7 @@ class Encoder(Model[Tokenizer]):
         truncate_dim: int | None = None,
         precision: Precision = "float32",
         show_progress_bar: bool | None = None,
-        on_overflow: OnOverflow = "truncate",
+        on_overflow: OnLong = "truncate",
     ) -> _Plan:
         """Validate the keyword arguments of :meth:`encode`."""
         engine = Plan.choose(batch_size=batch_size, on_overflow=on_overflow, show_progress_bar=show_progress_bar)
@@ -365,10 +410,64 @@ class Encoder(Model[Tokenizer]):
 
     def _stream(self, texts: Iterable[str], plan: _Plan, total: int | None = None) -> Generator[npt.NDArray[Any]]:
         """Encode and pack chunk by chunk."""
-        tokenize = self._tokenize_with(plan.prompt)
-        with contextlib.closing(self._engine.stream(texts, tokenize, plan.engine, total)) as stream:
+
+        def run_part(part: list[Any], first: int, progress: Progress) -> tuple[FloatArray, int]:
+            return self._run_part(part, first, plan, progress)
+
+        with contextlib.closing(self._engine.stream(texts, run_part, plan.engine, total)) as stream:
             for rows in stream:
                 yield plan.packing.apply(rows)
+
+    def _run_part(
+        self, texts: list[Any], first: int, plan: _Plan, progress: Progress | None = None
+    ) -> tuple[FloatArray, int]:
+        """Encode one chunk: ``(n, D)``, not packed, and the number of truncated texts."""
+        tokenize = self._tokenize_with(plan.prompt)
+        if not plan.engine.windows:
+            return self._engine.part(texts, first, tokenize, plan.engine, progress)
+        tokens, size = tokenize(texts, first), plan.engine.batch_size
+        if not tokens.overflowing:
+            return self._engine.run(tokens, size, progress), 0
+        short = np.setdiff1d(np.arange(len(texts)), tokens.overflowing)
+        rows = np.empty((len(texts), self.dimension), dtype=np.float32)
+        if len(short):
+            rows[short] = self._engine.run(tokens.choose(short), size, progress)
+        rows[tokens.overflowing] = self._mean_of_windows([texts[row] for row in tokens.overflowing], plan)
+        if progress:
+            progress.advance(tokens.truncated)
+        return rows, 0
+
+    def _mean_of_windows(self, texts: list[str], plan: _Plan) -> FloatArray:
+        """Encode long texts as the means of their windows, weighted by their tokens: ``(n, D)``, not packed."""
+        room = self._room(plan.prompt)
+        found = [self._windows(text, room, 0) for text in texts]
+        pieces = [text[start:stop] for text, spans in zip(texts, found, strict=True) for start, stop in spans]
+        windows = self._tokenize_with(plan.prompt)(pieces, 0)
+        weights = (windows.lengths - (self.max_length - room)).clip(min=1).astype(np.float32)[:, np.newaxis]
+        starts = np.cumsum([0, *map(len, found)])[:-1]
+        weighted = self._engine.run(windows, plan.engine.batch_size) * weights
+        means: FloatArray = np.add.reduceat(weighted, starts)
+        means /= np.add.reduceat(weights, starts)
+        return unit_rows(means) if self._manifest.normalize else means
+
+    def _room(self, prompt: str) -> int:
+        """Return the number of tokens that fit beside special tokens and a prompt.
+
+        Raises:
+            InputError: none fits.
+        """
+        room = self.max_length - len(self._tokenizer.tokenize([prompt]).ids[0])
+        if room < 1:
+            raise InputError(f"the prompt fills all {self.max_length} tokens of {self.name}")
+        return room
+
+    def _windows(self, text: str, size: int, overlap: int) -> list[Span]:
+        spans = [
+            (token.stop - len(token.text.lstrip()), token.stop)  # some tokenizers include the space before a word
+            for token in self._spans.find([text], special_tokens=False)[0]
+            if token.stop is not None
+        ]
+        return find_windows(text, spans, size, overlap)
 
     def _tokenize_with(self, prompt: str) -> Callable[[list[Any], int], Tokens]:
         return lambda chunk, first: self._tokenizer.tokenize(

@@ -22,11 +22,12 @@ from embedkit.runtime.batching import read_chunks
 from embedkit.runtime.numerics import digest_of
 from embedkit.runtime.tokenization import Tokens
 
-__all__ = ["Engine", "Network", "OnOverflow", "Plan", "Verification", "read_parts", "tell_truncated"]
+__all__ = ["Engine", "Network", "OnLong", "OnOverflow", "Plan", "Verification", "read_parts", "tell_truncated"]
 
 logger = logging.getLogger("embedkit")
 
 OnOverflow = Literal["truncate", "error"]
+OnLong = Literal["truncate", "error", "windows"]
 _Batch = TypeVar("_Batch")  # the items of a batch: a slice, or positions
 _Item = TypeVar("_Item")
 
@@ -58,18 +59,20 @@ class Plan:
 
     batch_size: int | None = None
     refuse_overflow: bool = False
+    windows: bool = False
     show_progress: bool | None = None
 
     @classmethod
-    def choose(cls, *, batch_size: int | None, on_overflow: OnOverflow, show_progress_bar: bool | None) -> Plan:
+    def choose(cls, *, batch_size: int | None, on_overflow: OnLong, show_progress_bar: bool | None) -> Plan:
         """Validate the options of a caller.
 
         Raises:
             InputError: an option is invalid.
         """
-        if on_overflow not in get_args(OnOverflow):
-            raise InputError(f'on_overflow must be "truncate" or "error", not {on_overflow!r}')
-        return cls(check_count(batch_size, "batch_size"), on_overflow == "error", show_progress_bar)
+        if on_overflow not in get_args(OnLong):
+            raise InputError(f'on_overflow must be "truncate", "error" or "windows", not {on_overflow!r}')
+        count = check_count(batch_size, "batch_size")
+        return cls(count, on_overflow == "error", on_overflow == "windows", show_progress_bar)
 
 
 class Network(Protocol[_Batch]):
@@ -126,7 +129,7 @@ class Engine:
     def stream(
         self,
         items: Iterable[Any],
-        tokenize: Callable[[list[Any], int], Tokens],
+        run_part: Callable[[list[Any], int, Progress], tuple[FloatArray, int]],
         plan: Plan,
         total: int | None = None,
     ) -> Generator[FloatArray]:
@@ -134,7 +137,7 @@ class Engine:
 
         Args:
             items: texts or pairs.
-            tokenize: turns a list of items, and the position of its first, into tokens.
+            run_part: runs a list of items, given the position of its first, such as :meth:`part`.
             plan: options of the call.
             total: number of items, if known.
 
@@ -150,7 +153,7 @@ class Engine:
         try:
             with progress:
                 for part in read_parts(items):
-                    rows, cut = self.part(part, done, tokenize, plan, progress)
+                    rows, cut = run_part(part, done, progress)
                     truncated += cut
                     done += len(part)
                     yield rows
@@ -174,16 +177,6 @@ class Engine:
         if tokens.overflowing and plan.refuse_overflow:
             raise TextOverflowError(self._describe_overflow(tokens.overflowing, first))
         return self.run(tokens, plan.batch_size, progress), tokens.truncated
-
-    def single(self, item: Any, tokenize: Callable[[list[Any], int], Tokens], plan: Plan) -> FloatArray:
-        """Run one item as :meth:`stream` does, without the overhead of streams: ``(1, *shape) float32``.
-
-        Raises:
-            InputError, TextOverflowError: as :meth:`stream`.
-        """
-        rows, truncated = self.part([item], 0, tokenize, plan)
-        tell_truncated(truncated, 1, unit=self._unit, max_length=self._max_length)
-        return rows
 
     def run(self, tokens: Tokens, batch_size: int | None = None, progress: Progress | None = None) -> FloatArray:
         """Run the network over the tokens of a chunk: ``(N, *shape) float32`` in their order."""

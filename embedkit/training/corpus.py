@@ -30,7 +30,7 @@ __all__ = ["Corpus", "CorpusCard", "SourceConfig", "normalise"]
 
 logger = logging.getLogger(__name__)
 
-_FORMAT = 1
+_FORMAT = 2
 _HUB = "hf://"
 _COLUMN_GUESSES = ("text", "sentence", "content", "title")
 _SPACE = re.compile(r"\s+")

@@ -37,11 +37,11 @@ def rows(path):
 @pytest.mark.parametrize("packing", PACKERS)
 class TestForms:
     def test_txt_has_one_text_per_line(self, write, packing):
-        assert rows(write(f"a.txt{packing}", "one\n\ntwo")) == [{"text": "one"}, {"text": ""}, {"text": "two"}]
+        assert rows(write(f"a.txt{packing}", "one\n\n \t\ntwo")) == [{"text": "one"}, {"text": "two"}]
 
     def test_tsv_names_cells_by_position(self, write, packing):
         found = rows(write(f"a.tsv{packing}", "a\tb\n\nc\t\n"))
-        assert found == [{"text1": "a", "text2": "b"}, {"text1": ""}, {"text1": "c", "text2": ""}]
+        assert found == [{"text1": "a", "text2": "b"}, {"text1": "c", "text2": ""}]
 
     def test_csv_is_named_by_its_header(self, write, packing):
         content = 'id,text\r\n1,"two\r\nlines, and ""quotes"""\r\n2,\r\n'
@@ -51,6 +51,13 @@ class TestForms:
     def test_jsonl_has_one_object_per_line(self, write, packing):
         found = list(read_records(write(f"a.jsonl{packing}", '{"text": "a"}\n\n  \n{"text": "b", "n": [1]}\n')))
         assert found == [(1, {"text": "a"}), (4, {"text": "b", "n": [1]})]
+
+
+def test_blank_lines_are_counted_once_and_keep_the_numbers_of_lines(write, caplog):
+    caplog.set_level("INFO", logger="embedkit")
+    path = write("a.txt", "\none\n\n  \ntwo\n")
+    assert list(read_records(path)) == [(2, {"text": "one"}), (5, {"text": "two"})]
+    assert caplog.messages == [f"{path}: left out 3 blank lines"]
 
 
 def test_parquet_rows_are_its_columns(tmp_path):
@@ -143,7 +150,7 @@ def test_a_cell_of_many_lines_that_would_fill_the_memory_is_refused(write, monke
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
-        ("one\n\ntwo\n", [{"text": "one"}, {"text": ""}, {"text": "two"}]),
+        ("one\n\ntwo\n", [{"text": "one"}, {"text": "two"}]),
         ('{"text": "é"}\n{"text": "b"}\n', [{"text": "é"}, {"text": "b"}]),
         ("[1]\n{}\n", [{"text": "[1]"}, {"text": "{}"}]),
         ("", []),

@@ -15,7 +15,7 @@ from embedkit.errors import DataError, InputError
 from embedkit.object_store import is_url
 from embedkit.parquet_files import join_schemas
 from embedkit.progress import Progress
-from embedkit.runtime.encoder import Encoder, OnOverflow
+from embedkit.runtime.encoder import Encoder, OnLong
 from embedkit.runtime.packing import Precision
 from embedkit.serving.bulk.engines import find_engine
 from embedkit.serving.bulk.job import EMBEDDING, Job
@@ -89,7 +89,7 @@ class BulkEncoding:
         prompt_name: str | None = None,
         truncate_dim: int | None = None,
         precision: Precision = "float32",
-        on_overflow: OnOverflow = "truncate",
+        on_overflow: OnLong = "truncate",
         threads: int | None = None,
         providers: Sequence[str] | None = None,
     ) -> BulkEncoding:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from embedkit.runtime.encoder import EncodeOptions, OnOverflow
+from embedkit.runtime.encoder import EncodeOptions, OnLong
 from embedkit.runtime.packing import Precision
 
 __all__ = ["EMBEDDING", "Job"]
@@ -47,7 +47,7 @@ class Job:
     prompt_name: str | None = None
     truncate_dim: int | None = None
     precision: Precision = "float32"
-    on_overflow: OnOverflow = "truncate"
+    on_overflow: OnLong = "truncate"
     threads: int | None = None
     providers: tuple[str, ...] | None = None
 

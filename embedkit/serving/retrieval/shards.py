@@ -73,7 +73,9 @@ class Shards:
         folder = Path(path)
         files = find_files(folder) if folder.is_dir() else [folder]
         if not files:
-            raise DataError(f"there are no .parquet files in {folder}")
+            raise DataError(
+                f"there are no .parquet files in {folder}; embedkit index build --split reads .txt, .md and .html"
+            )
         dataset, makers, rows = _dataset(folder, files)
         fingerprints = {each.fingerprint if each else "unknown" for each in makers}
         if len(fingerprints) > 1:

@@ -545,7 +545,7 @@ def _shortened(embeddings: FloatArray, threshold: float) -> FloatArray:
         bounds = rows @ rows.T
         near = int(np.count_nonzero(bounds >= threshold)) - len(rows)
         share = near / max(1, len(rows) * (len(rows) - 1))
-        return rows.shape[1] + _CANDIDATE_COST * share
+        return float(rows.shape[1] + _CANDIDATE_COST * share)
 
     choices = {width: work(_project(sample, leading[:, :width])) for width in _WIDTHS if width < dimension - 1}
     choices[dimension] = work(sample)

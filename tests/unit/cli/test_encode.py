@@ -14,7 +14,7 @@ from embedkit import Encoder
 from embedkit.cli.main import main
 from embedkit.runtime import engine as engine_module
 
-TEXTS = ["a dog in the garden", "", "music and the sea", 'naïve, "quoted" 北京', "the end"]
+TEXTS = ["a dog in the garden", "a", "music and the sea", 'naïve, "quoted" 北京', "the end"]
 
 
 @pytest.fixture(autouse=True)
@@ -174,6 +174,30 @@ def test_the_error_for_a_value_that_is_no_text_names_its_line(
     assert main(command) == 1
     assert "in.jsonl:3: 'text' should be a text, not NoneType" in capsys.readouterr().err
     assert (tmp_path / "out.npy").read_bytes() == b"old"
+
+
+def test_blank_lines_are_no_texts(toy_bundle: Path, tmp_path: Path) -> None:
+    (tmp_path / "in.txt").write_text("a dog\n\n  \nthe sea\n\n")
+    assert main(["encode", "-m", str(toy_bundle), str(tmp_path / "in.txt"), "-o", str(tmp_path / "out.npy")]) == 0
+    expected = Encoder.load(toy_bundle).encode(["a dog", "the sea"])
+    np.testing.assert_array_equal(np.load(tmp_path / "out.npy"), expected)
+
+
+def test_an_empty_text_of_a_record_is_embedded(toy_bundle: Path, tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text('{"text": "a dog"}\n{"text": ""}\n')
+    assert (
+        main(["encode", "-m", str(toy_bundle), str(tmp_path / "in.jsonl"), "-o", str(tmp_path / "out.npy")]) == 0
+    )
+    np.testing.assert_array_equal(np.load(tmp_path / "out.npy"), Encoder.load(toy_bundle).encode(["a dog", ""]))
+
+
+def test_long_texts_are_encoded_in_windows(toy_bundle: Path, tmp_path: Path) -> None:
+    long = "dog " * 10 + "music " * 30
+    (tmp_path / "in.txt").write_text(f"a\n{long}\n")
+    command = ["encode", "-m", str(toy_bundle), str(tmp_path / "in.txt"), "-o", str(tmp_path / "out.npy")]
+    assert main([*command, "--on-overflow", "windows"]) == 0
+    expected = Encoder.load(toy_bundle).encode(["a", long], on_overflow="windows")
+    np.testing.assert_array_equal(np.load(tmp_path / "out.npy"), expected)
 
 
 def test_overflow_is_reported_or_refused(

@@ -102,7 +102,6 @@ def test_other_items_are_refused_by_position(item):
         ("d.jsonl", '{"text": ' + "[" * 100_000 + "\n", "d.jsonl:1", "JSON"),
         ("d.jsonl", '{"text": "a", "n": ' + "9" * 5000 + "}\n", "d.jsonl:1", "JSON"),
         ("d.csv", "text,n\na,1\nb\n", "d.csv:3", "2 cells"),
-        ("d.txt", "a\n\nb\n", "d.txt:2", "empty"),
         ("d.doc", "a", "d.doc", r"\.jsonl"),
     ],
 )

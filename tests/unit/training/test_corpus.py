@@ -103,24 +103,24 @@ class TestCounts:
         corpus = prepare("a.txt", "one\n\ntwo\n one \n  \ncafe\u0301\ncafé\n", licence="CC0", name="mine")
         (card,) = corpus.cards
         assert texts(corpus) == ["one", "two", "café"]
-        assert (card.read, card.rows, card.empty, card.duplicates) == (7, 3, 2, 2)
+        assert (card.read, card.rows, card.empty, card.duplicates) == (5, 3, 0, 2)
         assert (card.name, card.licence) == ("mine", "CC0")
-        assert corpus.source_rows.tolist() == [0, 2, 5]
+        assert corpus.source_rows.tolist() == [0, 1, 3]
 
     def test_repeated_rows_are_found_across_sources(self, prepare, tmp_path):
         (tmp_path / "a.txt").write_text("one\ntwo\n\n")
         (tmp_path / "b.txt").write_text("two\nthree\none\n")
         corpus = prepare(*(SourceConfig(path=str(tmp_path / name)) for name in ("a.txt", "b.txt")))
         assert [(card.rows, card.read, card.empty, card.duplicates) for card in corpus.cards] == [
-            (2, 3, 1, 0),
+            (2, 2, 0, 0),
             (1, 3, 0, 2),
         ]
-        assert corpus.source_rows.tolist() == [0, 1, 4]
+        assert corpus.source_rows.tolist() == [0, 1, 3]
 
     def test_two_views_are_repeated_only_together(self, prepare):
         corpus = prepare("a.tsv", "one\ttwo\none\tthree\none\ttwo\none\t\n\n")
         assert texts(corpus, 1) == ["two", "three"]
-        assert (corpus.cards[0].duplicates, corpus.cards[0].empty) == (1, 2)
+        assert (corpus.cards[0].duplicates, corpus.cards[0].empty) == (1, 1)
 
     def test_bounds_are_in_words(self, prepare):
         corpus = prepare("a.txt", "one\none two\none two three\none two three four", min_words=2, max_words=3)

@@ -1,0 +1,355 @@
+"""Long documents as sections and windows: folders of text, Markdown and HTML, and long texts in records.
+
+A window is a part of one section that the model encodes without truncation. It keeps its document, the headings
+above it, and its characters in the file, so a hit can be found there::
+
+    {"id": "guide/install.md#3", "text": "...", "document": "guide/install.md", "section": "Install > GPUs",
+     "start": 1204, "end": 1837}
+
+Markdown is read with markdown-it-py, and HTML with Python's own parser. Texts of Markdown keep their markup, since
+they are slices of the file; texts of HTML are those that a browser shows.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import logging
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from html import unescape
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from embedkit.errors import DataError
+from embedkit.extras import require
+from embedkit.runtime.windows import Span
+from embedkit.serving.retrieval.documents import DocumentSource, is_empty, named_records
+
+__all__ = ["DOCUMENT_SUFFIXES", "Divider", "is_documents", "split_documents"]
+
+logger = logging.getLogger("embedkit")
+
+DOCUMENT_SUFFIXES: Final = frozenset({".txt", ".md", ".markdown", ".html", ".htm"})
+
+_SEPARATOR: Final = " > "
+
+
+class Divider(Protocol):
+    """The method of an encoder that divides texts: :meth:`embedkit.Encoder.windows`."""
+
+    def windows(self, texts: list[str], /, *, max_tokens: int | None, overlap: int, role: Any) -> list[list[Span]]:
+        """Divide texts into windows, as characters."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Section:
+    """A part of a document below one heading.
+
+    Attributes:
+        headings: the headings above it, the outermost first.
+        text: its text.
+        places: pairs of a character of ``text`` and its character in the file, ascending; between two, both count
+            on alike.
+    """
+
+    headings: tuple[str, ...]
+    text: str
+    places: list[tuple[int, int]] = field(default_factory=list)
+
+    def place(self, character: int) -> int:
+        """Return the character in the file of a character of the text."""
+        before, start = self.places[bisect.bisect_right(self.places, (character, float("inf"))) - 1]
+        return start + character - before
+
+
+def is_documents(source: DocumentSource) -> bool:
+    """Whether a source is a file of Markdown, HTML or text, or a folder with such files."""
+    if not isinstance(source, (str, os.PathLike)):
+        return False
+    path = Path(source)
+    return any(_files(path)) if path.is_dir() else path.suffix.lower() in DOCUMENT_SUFFIXES
+
+
+def split_documents(
+    source: DocumentSource,
+    encoder: Divider,
+    *,
+    max_tokens: int | None = None,
+    overlap: int = 0,
+    text_column: str = "text",
+    id_column: str | None = None,
+    skip_empty: bool = False,
+) -> Iterator[dict[str, Any]]:
+    """Yield the windows of documents, as mappings for :meth:`Collection.build`.
+
+    A file of a folder, or a single ``.txt``, ``.md`` or ``.html`` file, is one document. Otherwise each record is
+    one: its windows keep its other columns, and ``document`` is its id, or its number from 0.
+
+    Args:
+        source: a folder or file of documents, or records as for
+            :func:`~embedkit.serving.retrieval.documents.named_records`.
+        encoder: determines what fits, with its prompt for documents.
+        max_tokens: maximum number of tokens of a window; None for as many as fit.
+        overlap: maximum number of tokens that consecutive windows of a section share.
+        text_column: column of the text in records.
+        id_column: column of the id in records; by default ``"id"`` if a record has it.
+        skip_empty: leave out records whose text is null or blank.
+
+    Raises:
+        DataError: a file cannot be read or is not UTF-8 text, or a record has no text.
+        InputError: a number is out of range.
+        MissingExtraError: a file is Markdown, and markdown-it-py is not installed.
+    """
+    if is_documents(source):
+        documents = _documents(Path(str(source)))
+    else:
+        documents = _records(source, text_column, id_column, skip_empty=skip_empty)
+    for document, about, sections in documents:
+        number = 0
+        found = encoder.windows(
+            [section.text for section in sections], max_tokens=max_tokens, overlap=overlap, role="document"
+        )
+        for section, spans in zip(sections, found, strict=True):
+            for start, stop in spans:
+                yield {
+                    "id": f"{document}#{number}",
+                    text_column: section.text[start:stop],
+                    **about,
+                    "document": document,
+                    "section": _SEPARATOR.join(section.headings),
+                    "start": section.place(start),
+                    "end": section.place(stop - 1) + 1,
+                }
+                number += 1
+        if not number:
+            logger.warning("%s has no text", document)
+
+
+_Documents = Iterator[tuple[str, Mapping[str, Any], list[_Section]]]
+"""Name, metadata and sections of each document."""
+
+
+def _documents(path: Path) -> _Documents:
+    for file in _files(path) if path.is_dir() else [path]:
+        name = file.relative_to(path).as_posix() if path.is_dir() else file.name
+        yield name, {}, _READERS[file.suffix.lower()](_read(file))
+
+
+def _records(source: DocumentSource, text_column: str, id_column: str | None, *, skip_empty: bool) -> _Documents:
+    for number, (place, record) in enumerate(named_records(source)):
+        column = id_column or ("id" if "id" in record else None)
+        for name in filter(None, (text_column, column)):
+            if name not in record:
+                raise DataError(f"{place}: there is no column {name!r} among {', '.join(map(str, record))}")
+        text = record[text_column]
+        if skip_empty and is_empty(text):
+            continue
+        if is_empty(text) or not isinstance(text, str):
+            raise DataError(f"{place}: expected a text as {text_column}, got {text!r:.80}")
+        about = {name: value for name, value in record.items() if name not in (text_column, column)}
+        yield str(number if column is None else record[column]), about, _sections_of_text(text)
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    """Yield the documents below a folder, sorted, except hidden ones."""
+    for path in sorted(folder.rglob("*")):
+        hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
+        if path.suffix.lower() in DOCUMENT_SUFFIXES and not hidden and path.is_file():
+            yield path
+
+
+def _read(path: Path) -> str:
+    """Return a file's text, with the line ends of the file, so that characters can be counted."""
+    try:
+        return path.read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{path} is not UTF-8 text ({error.reason}); convert it, for example with iconv"
+        ) from error
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error}") from error
+
+
+def _sections_of_text(text: str) -> list[_Section]:
+    return [_Section((), text, [(0, 0)])]
+
+
+# Markdown
+
+
+def _sections_of_markdown(text: str) -> list[_Section]:
+    """Divide at the headings of the document itself; those inside of quotes and lists belong to their section."""
+    markdown = require("markdown_it", extra="documents").MarkdownIt()
+    lines = [0, *(found.end() for found in re.finditer(r"\r\n|\n|\r", text)), len(text)]
+    tokens = markdown.parse(text)
+    headings: list[str] = []
+    sections, start = [], 0
+    for token, inline in itertools.pairwise(tokens):
+        if token.type != "heading_open" or token.level or token.map is None:
+            continue
+        first, end = (lines[min(line, len(lines) - 1)] for line in token.map)
+        sections.append(_slice(text, start, first, headings))
+        headings = _below(headings, int(token.tag[1:]), _plain(inline))
+        start = end
+    sections.append(_slice(text, start, len(text), headings))
+    return [section for section in sections if section.text.strip()]
+
+
+def _slice(text: str, start: int, end: int, headings: Iterable[str]) -> _Section:
+    return _Section(tuple(filter(None, headings)), text[start:end], [(0, start)])
+
+
+def _below(headings: list[str], level: int, title: str) -> list[str]:
+    """Return the headings above a section, "" for levels that are left out."""
+    outer = headings[: level - 1]
+    return [*outer, *[""] * (level - 1 - len(outer)), title]
+
+
+def _plain(inline: Any) -> str:
+    """Return the text of a heading without markup."""
+    return "".join(child.content for child in inline.children or ()).strip()
+
+
+# HTML
+
+_HEADINGS: Final = {f"h{level}": level for level in range(1, 7)}
+_UNSEEN: Final = frozenset({"title", "script", "style", "template", "noscript", "svg", "math", "iframe", "object"})
+_LINES: Final = frozenset({"br", "tr", "li", "dt", "dd", "option"})
+_PARAGRAPHS: Final = frozenset(
+    {"address", "article", "aside", "blockquote", "body", "caption", "details", "dialog", "div", "dl", "fieldset"}
+    | {"figcaption", "figure", "footer", "form", "header", "hr", "legend", "main", "nav", "ol", "p", "pre"}
+    | {"section", "summary", "table", "tbody", "tfoot", "thead", "ul"}
+)
+
+
+def _sections_of_html(text: str) -> list[_Section]:
+    reader = _HtmlReader(text)
+    reader.feed(text)
+    reader.close()
+    return reader.sections()
+
+
+class _HtmlReader(HTMLParser):
+    """Collects the text that is seen, with its places in the file.
+
+    Args:
+        source: the file's text, to count characters from lines.
+    """
+
+    def __init__(self, source: str) -> None:
+        super().__init__(convert_charrefs=False)
+        self._lines = [0, *(found.end() for found in re.finditer("\n", source))]
+        self._headings: list[str] = []
+        self._sections: list[_Section] = []
+        self._parts: list[str] = []
+        self._places: list[tuple[int, int]] = []
+        self._length = 0
+        self._unseen: list[str] = []
+        self._level = 0  # of the heading that is being read
+        self._heading: list[str] = []
+        self._preformatted = 0
+
+    def sections(self) -> list[_Section]:
+        """Return the sections with text."""
+        self._end_heading()
+        self._end_section()
+        return self._sections
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag in _UNSEEN:
+            self._unseen.append(tag)
+        if self._unseen:
+            return
+        if tag in _HEADINGS or tag in _PARAGRAPHS:
+            self._end_heading()
+        if tag in _HEADINGS:
+            self._end_section()
+            self._level = _HEADINGS[tag]
+            return
+        self._preformatted += tag == "pre"
+        self._break(tag)
+        if tag == "img":
+            self._add(next((value or "" for name, value in attrs if name == "alt"), ""))
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag not in _UNSEEN:
+            self.handle_starttag(tag, attrs)
+
+    def handle_endtag(self, tag: str) -> None:
+        if self._unseen:
+            if tag in self._unseen:
+                del self._unseen[self._unseen.index(tag) :]
+        elif tag in _HEADINGS:
+            self._end_heading()
+        else:
+            self._preformatted -= tag == "pre" and self._preformatted > 0
+            self._break(tag)
+
+    def handle_data(self, data: str) -> None:
+        self._add(data)
+
+    def handle_entityref(self, name: str) -> None:
+        self._add(unescape(f"&{name};"))
+
+    def handle_charref(self, name: str) -> None:
+        self._add(unescape(f"&#{name};"))
+
+    def _add(self, data: str) -> None:
+        """Add text as a browser shows it, in which white space is one space."""
+        if self._unseen or not data:
+            return
+        if self._level:
+            self._heading.append(data)
+            return
+        line, column = self.getpos()
+        place = self._lines[line - 1] + column
+        for found in re.finditer(r"\s+|\S+", data):
+            part = found[0]
+            if part.isspace() and not self._preformatted:
+                if not self._parts or self._parts[-1][-1].isspace():
+                    continue
+                part = " "
+            self._append(part, place + found.start())
+
+    def _append(self, part: str, place: int) -> None:
+        self._places.append((self._length, place))
+        self._parts.append(part)
+        self._length += len(part)
+
+    def _break(self, tag: str) -> None:
+        """End a line or a paragraph."""
+        mark = "\n\n" if tag in _PARAGRAPHS else "\n" if tag in _LINES else ""
+        if not mark or self._level or not self._parts:
+            return
+        if self._parts[-1].isspace():
+            if self._parts[-1].count("\n") >= len(mark):
+                return
+            self._length -= len(self._parts.pop())
+            self._places.pop()
+        line, column = self.getpos()
+        self._append(mark, self._lines[line - 1] + column)
+
+    def _end_heading(self) -> None:
+        if self._level:
+            title = " ".join("".join(self._heading).split())
+            self._headings = _below(self._headings, self._level, title)
+            self._level, self._heading = 0, []
+
+    def _end_section(self) -> None:
+        text = "".join(self._parts)
+        if text.strip():
+            self._sections.append(_Section(tuple(filter(None, self._headings)), text, self._places))
+        self._parts, self._places, self._length = [], [], 0
+
+
+_READERS: Final[Mapping[str, Callable[[str], list[_Section]]]] = {
+    ".txt": _sections_of_text,
+    ".md": _sections_of_markdown,
+    ".markdown": _sections_of_markdown,
+    ".html": _sections_of_html,
+    ".htm": _sections_of_html,
+}

@@ -1,0 +1,192 @@
+"""Folders of documents as windows: sections, places in the file, and what a browser shows of HTML."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+from embedkit import Collection, Encoder
+from embedkit.cli.main import main
+from embedkit.errors import DataError
+from embedkit.serving.retrieval.splitting import is_documents, split_documents
+
+GUIDE = """Before any heading.
+
+# The house
+
+About the house. It is old.
+
+## The *garden*
+
+A dog in the garden.
+
+```
+# not a heading
+```
+
+> # quoted
+
+Sea
+===
+
+Music and the sea.
+"""
+
+PAGE = """<!DOCTYPE html><html><head><title>Not shown</title><style>p { color: red }</style></head>
+<body><h1>The  house</h1><p>About &amp; in the
+   house.</p><script>if (a < b) "no";</script>
+<h3>The <em>garden</em></h3><ul><li>A dog<li>A &#233;tat<br>two</ul>
+<pre>one
+  two</pre>
+<h1>Sea<p>Music <b>and</b> the sea.<img alt="A bird"></p></body></html>
+"""
+
+
+@pytest.fixture
+def encoder(toy_bundle: Path) -> Encoder:
+    return Encoder.load(toy_bundle)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "docs" / "guide").mkdir(parents=True)
+    (tmp_path / "docs" / "guide" / "house.md").write_text(GUIDE, encoding="utf-8")
+    (tmp_path / "docs" / "page.html").write_text(PAGE, encoding="utf-8")
+    (tmp_path / "docs" / "notes.txt").write_text("A bird.\n\nA tree.\n", encoding="utf-8")
+    (tmp_path / "docs" / ".hidden.txt").write_text("no", encoding="utf-8")
+    (tmp_path / "docs" / "data.bin").write_bytes(b"\xff")
+    return tmp_path / "docs"
+
+
+def of(windows: list[dict], document: str) -> list[dict]:
+    return [window for window in windows if window["document"] == document]
+
+
+class TestMarkdown:
+    def test_sections_and_places(self, folder, encoder):
+        windows = of(list(split_documents(folder, encoder)), "guide/house.md")
+        found = [(window["section"], window["text"].splitlines()[0]) for window in windows]
+        assert found[:3] == [
+            ("", "Before any heading."),
+            ("The house", "About the house. It is old."),
+            ("The house > The garden", "A dog in the garden."),
+        ]
+        assert found[-1] == ("Sea", "Music and the sea.")
+        assert [window["id"] for window in windows] == [f"guide/house.md#{n}" for n in range(len(windows))]
+        assert all(window["text"] == GUIDE[window["start"] : window["end"]] for window in windows)
+
+    def test_line_ends_of_windows_keep_the_places(self, tmp_path, encoder):
+        text = GUIDE.replace("\n", "\r\n")
+        (tmp_path / "a.md").write_bytes(text.encode())
+        windows = list(split_documents(tmp_path / "a.md", encoder))
+        assert {window["section"] for window in windows} == {"", "The house", "The house > The garden", "Sea"}
+        assert all(window["text"] == text[window["start"] : window["end"]] for window in windows)
+
+
+class TestHtml:
+    def test_what_a_browser_shows(self, folder, encoder):
+        windows = of(list(split_documents(folder, encoder)), "page.html")
+        by_section = {}
+        for window in windows:
+            by_section.setdefault(window["section"], []).append(window["text"])
+        assert by_section == {
+            "The house": ["About & in the house."],
+            "The house > The garden": ["A dog\nA état\ntwo\n\none\n  two"],
+            "Sea": ["Music and the sea.A bird"],
+        }
+
+    def test_places_are_in_the_file(self, folder, encoder):
+        for window in of(list(split_documents(folder, encoder)), "page.html"):
+            part = PAGE[window["start"] : window["end"]]
+            assert part.startswith(window["text"].split()[0])
+        sea = of(list(split_documents(folder, encoder)), "page.html")[-1]
+        assert PAGE[sea["start"] :].startswith("Music <b>and</b> the sea.")
+
+    @pytest.mark.parametrize(
+        "page", ["", "<p>", "<h1>Only", "<script>a", "<p>a</b></p></div>&nosuch; <", "<![if]>a"]
+    )
+    def test_broken_pages_are_read(self, tmp_path, encoder, page):
+        (tmp_path / "a.html").write_text(page + "<p>music", encoding="utf-8")
+        found = list(split_documents(tmp_path / "a.html", encoder))
+        assert page.startswith("<script") or "music" in found[-1]["text"]
+
+
+class TestWindows:
+    def test_windows_have_at_most_the_requested_tokens(self, tmp_path, encoder):
+        text = "a dog and a bird. " * 20
+        (tmp_path / "a.txt").write_text(text, encoding="utf-8")
+        windows = list(split_documents(tmp_path / "a.txt", encoder, max_tokens=6, overlap=2))
+        assert all(len(ids) <= 8 for ids in encoder.tokenize([window["text"] for window in windows]).ids)
+        assert windows[0]["start"] == 0
+        assert windows[-1]["end"] == len(text.rstrip())
+        assert all(one["end"] >= other["start"] - 1 for one, other in itertools.pairwise(windows))
+
+    def test_records_keep_their_columns_and_ids(self, encoder):
+        rows = [{"id": 7, "body": "a dog. " * 10, "lang": "en"}, {"id": 8, "body": "the sea", "lang": "de"}]
+        windows = list(split_documents(rows, encoder, text_column="body"))
+        assert [window["id"] for window in windows] == [*(f"7#{n}" for n in range(len(windows) - 1)), "8#0"]
+        assert {window["document"] for window in windows if window["lang"] == "en"} == {"7"}
+        assert all(rows[0]["body"][each["start"] : each["end"]] == each["body"] for each in windows[:-1])
+
+    def test_a_file_without_text_is_reported(self, tmp_path, encoder, caplog):
+        (tmp_path / "empty.txt").write_text(" \n", encoding="utf-8")
+        assert list(split_documents(tmp_path, encoder)) == []
+        assert "empty.txt has no text" in caplog.text
+
+    def test_records_without_text(self, encoder):
+        rows = [{"text": "a dog"}, {"text": " "}]
+        assert [each["id"] for each in split_documents(rows, encoder, skip_empty=True)] == ["0#0"]
+        with pytest.raises(DataError, match="document 2: expected a text as text"):
+            list(split_documents(rows, encoder))
+
+    def test_another_encoding_is_an_error(self, tmp_path, encoder):
+        (tmp_path / "a.md").write_bytes("naïve".encode("latin-1"))
+        with pytest.raises(DataError, match=r"a\.md is not UTF-8 text"):
+            list(split_documents(tmp_path, encoder))
+
+    def test_which_sources_are_documents(self, folder, tmp_path):
+        assert is_documents(folder)
+        assert is_documents(str(folder / "page.html"))
+        assert not is_documents(tmp_path / "a.jsonl")
+        assert not is_documents(["a text"])
+
+
+class TestCommand:
+    @pytest.fixture(autouse=True)
+    def faiss(self) -> None:
+        pytest.importorskip("faiss")
+
+    def test_a_folder_is_built_searched_and_changed(self, folder, toy_bundle, tmp_path, capsys):
+        index = str(tmp_path / "idx")
+        assert main(["index", "build", str(folder), "--split", "-m", str(toy_bundle), "-o", index]) == 0
+        (hit,) = Collection.open(index, encoder=Encoder.load(toy_bundle)).search("Music and the sea.", k=1)
+        assert hit.metadata["document"] in {"guide/house.md", "page.html"}
+        assert hit.metadata["section"] == "Sea"
+        (folder / "notes.txt").write_text("Only a bird. " * 9, encoding="utf-8")
+        assert main(["index", "add", str(folder), index, "--split"]) == 0
+        (folder / "notes.txt").write_text("Only a bird.", encoding="utf-8")
+        capsys.readouterr()
+        assert main(["index", "add", str(folder), index, "--split"]) == 0
+        assert "removed" in capsys.readouterr().out
+        collection = Collection.open(index)
+        assert collection.get("notes.txt#0").text == "Only a bird."
+        assert collection.get("notes.txt#1") is None
+
+    def test_a_folder_without_parquet_names_the_option(self, folder, toy_bundle, tmp_path, capsys):
+        assert main(["index", "build", str(folder), "-m", str(toy_bundle), "-o", str(tmp_path / "idx")]) == 1
+        assert "embedkit index build --split reads .txt, .md and .html" in capsys.readouterr().err
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            (["--overlap", "3"], "--max-tokens and --overlap are for --split"),
+            (["--split", "--max-tokens", "99"], "--max-tokens from 1 to 10"),
+            (["--split", "--embeddings", "vector"], "--split makes new texts"),
+        ],
+    )
+    def test_errors(self, folder, toy_bundle, tmp_path, options, message, capsys):
+        command = ["index", "build", str(folder), "-m", str(toy_bundle), "-o", str(tmp_path / "idx")]
+        assert main([*command, *options]) == 1
+        assert message in capsys.readouterr().err
