@@ -45,7 +45,8 @@ sanitize: $(READY)
 	  build --build-base $(SANITIZED) --build-lib $(SANITIZED)/lib
 	ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc PYTHONPATH=$(SANITIZED)/lib \
 	  LD_PRELOAD=$$(cc -print-file-name=libasan.so) \
-	  $(BIN)/pytest tests/contracts/test_hostile_arguments.py tests/unit/runtime/test_word_pieces.py
+	  $(BIN)/pytest tests/contracts/test_hostile_arguments.py tests/unit/runtime/test_word_pieces.py \
+	  tests/unit/runtime/test_unigram_pieces.py
 	$(BIN)/python -m pytest -m release tests/contracts/test_instruction_sets.py
 
 fuzz: $(READY)

@@ -7,61 +7,24 @@
  *
  * Objects are immutable and release the interpreter's lock, so threads can share them. */
 
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
+#include "batch.h"
 #include "pieces.h"
 
 enum {
-    CODES = 0x2100, /* Latin to General Punctuation and Currency Symbols, in one to three bytes of UTF-8 */
-    LONGEST_SPELLING = 5,  /* bytes */
+    CODES = 0x10000,       /* the Basic Multilingual Plane, in one to three bytes of UTF-8 */
+    LONGEST_SPELLING = 9,  /* bytes: three Hangul jamo */
     MOST_CHARACTERS = 256, /* of a word, whatever the tokenizer's limit */
     WORD_BYTES = 4 * MOST_CHARACTERS,
 };
 
-typedef struct {
-    const char *letters; /* NULL without UTF-8, if the str contains an unpaired surrogate */
-    size_t size;
-} Text;
-
-/* Points to the UTF-8 of each item of a tuple, which must outlive the pointers. */
-static int gather(Text *texts, PyObject *tuple) {
-    for (Py_ssize_t i = 0; i < PyTuple_Size(tuple); i++) {
-        Py_ssize_t size = 0;
-        texts[i].letters = PyUnicode_AsUTF8AndSize(PyTuple_GetItem(tuple, i), &size);
-        texts[i].size = (size_t)size;
-        if (texts[i].letters == NULL) {
-            if (!PyErr_ExceptionMatches(PyExc_UnicodeEncodeError)) return -1;
-            PyErr_Clear();
-        }
-    }
-    return 0;
-}
-
-static void *zeros(size_t count, size_t size) {
-    void *memory = calloc(count + 1, size); /* size 0 may give NULL */
-    if (memory == NULL) PyErr_NoMemory();
-    return memory;
-}
-
 /* ---- Normalisation of characters ---- */
 
-enum { FOREIGN, SPACE, MARK, LETTER, OPENS = 8 }; /* OPENS marks characters that may begin an added token */
+enum { FOREIGN, SPACE, MARK, LETTER };
 
 typedef struct {
     uint8_t kind, size, characters;
     char spelling[LONGEST_SPELLING];
 } Character;
-
-/* Returns the code of the character at `at` and advances `at`; CODES if it is larger. CPython has checked the
- * UTF-8. */
-static inline unsigned next_code(const unsigned char **at) {
-    const unsigned char *here = *at;
-    *at += here[0] < 0x80 ? 1 : here[0] < 0xe0 ? 2 : here[0] < 0xf0 ? 3 : 4;
-    if (here[0] < 0x80) return here[0];
-    if (here[0] < 0xe0) return (here[0] & 0x1fu) << 6 | (here[1] & 0x3fu);
-    unsigned code = (here[0] & 0x0fu) << 12 | (here[1] & 0x3fu) << 6 | (here[2] & 0x3fu);
-    return here[0] < 0xf0 && code < CODES ? code : CODES;
-}
 
 /* Stores the normalised spelling of characters of one kind. Characters with long spellings remain foreign. */
 static int set_characters(Character *characters, int kind, PyObject *spellings) {
@@ -72,8 +35,8 @@ static int set_characters(Character *characters, int kind, PyObject *spellings) 
                    *spelling = PyUnicode_AsUTF8AndSize(value, &size);
         if (letter == NULL || spelling == NULL) return -1;
         const unsigned char *at = (const unsigned char *)letter;
-        unsigned code = next_code(&at);
-        if (code == CODES || size > LONGEST_SPELLING) continue;
+        uint32_t code = next_code(&at);
+        if (code >= CODES || size > LONGEST_SPELLING) continue;
         Character *character = &characters[code];
         *character = (Character){.kind = (uint8_t)kind, .size = (uint8_t)size};
         memcpy(character->spelling, spelling, (size_t)size);
@@ -89,10 +52,8 @@ typedef struct {
     PyObject_HEAD
     char *arena;                     /* all entries of the vocabulary */
     Pieces firsts, others;           /* pieces that begin a word, and that continue it, without the prefix */
-    Character characters[CODES + 1]; /* the last is foreign */
-    Text *added, before, after;      /* before and after are ids */
-    PyObject *kept[3];               /* objects that those three point into */
-    size_t room;                     /* pieces of a text */
+    Character *characters;           /* of CODES */
+    Frame frame;
     size_t longest_word;
     int unknown;
 } WordPieces;
@@ -102,26 +63,6 @@ typedef struct {
     char letters[WORD_BYTES];
     uint64_t hashes[WORD_BYTES]; /* of the letters from the first of a piece to this one */
 } Word;
-
-typedef struct {
-    int32_t *items;
-    size_t count, room;
-} Ids;
-
-static int reserve(Ids *ids, size_t more) {
-    if (ids->room - ids->count >= more) return 0;
-    size_t room = 2 * ids->room + more;
-    if (room > PTRDIFF_MAX / sizeof(int32_t)) return -1;
-    int32_t *items = realloc(ids->items, room * sizeof(int32_t));
-    if (items == NULL) return -1;
-    *ids = (Ids){items, ids->count, room};
-    return 0;
-}
-
-static void add_ids(Ids *ids, const Text *more) {
-    memcpy(ids->items + ids->count, more->letters, more->size);
-    ids->count += more->size / sizeof(int32_t);
-}
 
 static inline void append(Word *word, const Character *character, size_t longest) {
     word->characters += character->characters;
@@ -166,102 +107,28 @@ static int cut_word(const WordPieces *self, Word *word, Ids *ids) {
     return 0;
 }
 
-static int begins_added(const Text *added, const unsigned char *at, size_t left) {
-    for (; added->letters; added++)
-        if (added->size <= left && memcmp(added->letters, at, added->size) == 0) return 1;
-    return 0;
-}
-
-typedef enum { WHOLE, CUT, LEFT, NO_MEMORY } Outcome;
-
-/* Returns the pieces of a text. Stops after one piece more than fit, because the rest cannot change those
- * before. */
-static Outcome walk(const WordPieces *self, const Text *text, Word *word, Ids *ids) {
+static Outcome walk(const void *object, const Text *text, void *scratch, Ids *ids) {
+    const WordPieces *self = object;
     const unsigned char *at = (const unsigned char *)text->letters, *end = at + text->size;
     size_t begun = ids->count;
+    Word *word = scratch;
     word->size = word->characters = 0;
-    while (at < end && ids->count - begun <= self->room) {
-        const unsigned char *here = at;
-        const Character *character = &self->characters[next_code(&at)];
-        int kind = character->kind & ~OPENS;
-        if (kind == FOREIGN ||
-            (kind != character->kind && begins_added(self->added, here, (size_t)(end - here))))
-            return LEFT;
-        if (kind != LETTER && cut_word(self, word, ids) < 0) return NO_MEMORY;
-        if (kind != SPACE) append(word, character, self->longest_word);
-        if (kind == MARK && cut_word(self, word, ids) < 0) return NO_MEMORY;
+    while (at < end && ids->count - begun <= self->frame.room) {
+        if (begins_added(&self->frame, at, (size_t)(end - at))) return LEFT;
+        uint32_t code = next_code(&at);
+        if (code >= CODES) return LEFT;
+        const Character *character = &self->characters[code];
+        if (character->kind == FOREIGN) return LEFT;
+        if (character->kind != LETTER && cut_word(self, word, ids) < 0) return NO_MEMORY;
+        if (character->kind != SPACE) append(word, character, self->longest_word);
+        if (character->kind == MARK && cut_word(self, word, ids) < 0) return NO_MEMORY;
     }
-    if (cut_word(self, word, ids) < 0) return NO_MEMORY;
-    if (ids->count - begun <= self->room) return WHOLE;
-    ids->count = begun + self->room;
-    return CUT;
-}
-
-static Outcome tokenize_text(const WordPieces *self, const Text *text, Word *word, Ids *ids) {
-    size_t begun = ids->count;
-    if (text->letters == NULL) return LEFT;
-    if (reserve(ids, self->before.size + 1) < 0) return NO_MEMORY;
-    add_ids(ids, &self->before);
-    Outcome outcome = walk(self, text, word, ids);
-    if (outcome == NO_MEMORY || reserve(ids, self->after.size + 1) < 0) return NO_MEMORY;
-    if (outcome == LEFT)
-        ids->count = begun;
-    else
-        add_ids(ids, &self->after);
-    return outcome;
-}
-
-/* ---- Batches of texts ---- */
-
-typedef struct {
-    Text *texts;
-    int64_t *bounds; /* of the texts in ids; one more than there are texts */
-    uint8_t *outcomes;
-    Ids ids;
-} Batch;
-
-static int make_batch(Batch *batch, PyObject *tuple) {
-    size_t count = (size_t)PyTuple_Size(tuple);
-    if ((batch->texts = zeros(count, sizeof *batch->texts)) == NULL ||
-        (batch->bounds = zeros(count + 1, sizeof *batch->bounds)) == NULL ||
-        (batch->outcomes = zeros(count, sizeof *batch->outcomes)) == NULL)
-        return -1;
-    return gather(batch->texts, tuple);
-}
-
-static int run_batch(const WordPieces *self, Batch *batch, Py_ssize_t count) {
-    Word word; /* 9 kB */
-    for (Py_ssize_t i = 0; i < count; i++) {
-        Outcome outcome = tokenize_text(self, &batch->texts[i], &word, &batch->ids);
-        if (outcome == NO_MEMORY) return -1;
-        batch->outcomes[i] = (uint8_t)outcome;
-        batch->bounds[i + 1] = (int64_t)batch->ids.count;
-    }
-    return 0;
+    return cut_word(self, word, ids) < 0 ? NO_MEMORY : WHOLE;
 }
 
 static PyObject *tokenize(PyObject *self, PyObject *texts) {
-    PyObject *tuple = PySequence_Tuple(texts), *given = NULL; /* immutable, unlike a list */
-    if (tuple == NULL) return NULL;
-    Py_ssize_t count = PyTuple_Size(tuple);
-    Batch batch = {0};
-    if (make_batch(&batch, tuple) == 0) {
-        int done;
-        Py_BEGIN_ALLOW_THREADS
-        done = run_batch((const WordPieces *)self, &batch, count);
-        Py_END_ALLOW_THREADS
-        Py_ssize_t bytes = (Py_ssize_t)(batch.ids.count * sizeof(int32_t)), wide = (Py_ssize_t)sizeof(int64_t);
-        given = done < 0
-                    ? PyErr_NoMemory()
-                    : Py_BuildValue("y#y#y#", bytes ? (char *)batch.ids.items : "", bytes, (char *)batch.bounds,
-                                    (count + 1) * wide, (char *)batch.outcomes, count);
-    }
-    free(batch.texts);
-    free(batch.bounds);
-    free(batch.outcomes);
-    free(batch.ids.items);
-    Py_DECREF(tuple);
-    return given;
+    Word word; /* 9 kB */
+    return read_batch(walk, self, &((WordPieces *)self)->frame, texts, &word);
 }
 
 /* ---- Construction ---- */
@@ -283,8 +150,8 @@ static Py_ssize_t measure(PyObject *vocabulary, const char *prefix, size_t prefi
     return bytes;
 }
 
-/* Returns an id, or -1. Accepts only ints: methods of other numbers could change the dictionary being read.
- */
+/* Returns an id, or -1. Accepts only ints: methods of other numbers could change the dictionary
+ * being read. */
 static int32_t read_id(PyObject *number) {
     int overflow = 0;
     long id = PyLong_Check(number) ? PyLong_AsLongAndOverflow(number, &overflow) : -1;
@@ -319,31 +186,8 @@ static int set_vocabulary(WordPieces *self, PyObject *vocabulary, const char *pr
     return 0;
 }
 
-static int set_added(WordPieces *self, PyObject *names) {
-    Py_ssize_t count = PyTuple_Size(names);
-    self->added = zeros((size_t)count, sizeof(Text)); /* ends with an entry without letters */
-    if (self->added == NULL || gather(self->added, names) < 0) return -1;
-    for (Py_ssize_t i = 0; i < count; i++) {
-        const unsigned char *at = (const unsigned char *)self->added[i].letters;
-        if (at == NULL || *at == 0) {
-            PyErr_SetString(PyExc_ValueError, "added tokens must be valid Unicode, and not empty");
-            return -1;
-        }
-        self->characters[next_code(&at)].kind |= OPENS;
-    }
-    return 0;
-}
-
-static void keep(WordPieces *self, PyObject *added, PyObject *before, PyObject *after) {
-    self->kept[0] = added;
-    self->kept[1] = before;
-    self->kept[2] = after;
-    for (int i = 0; i < 3; i++) Py_INCREF(self->kept[i]);
-    self->before = (Text){PyBytes_AsString(before), (size_t)PyBytes_Size(before)};
-    self->after = (Text){PyBytes_AsString(after), (size_t)PyBytes_Size(after)};
-}
-
-static int fill(WordPieces *self, PyObject *arguments, PyObject *options) {
+static int fill(PyObject *object, PyObject *arguments, PyObject *options) {
+    WordPieces *self = (WordPieces *)object;
     static char *names[] = {"vocabulary", "unknown", "prefix", "longest_word", "letters", "marks",
                             "spaces",     "added",   "before", "after",        "room",    NULL};
     PyObject *vocabulary, *letters, *marks, *spaces, *added, *before, *after;
@@ -354,39 +198,32 @@ static int fill(WordPieces *self, PyObject *arguments, PyObject *options) {
                                      &letters, &PyDict_Type, &marks, &PyDict_Type, &spaces, &PyTuple_Type,
                                      &added, &before, &after, &room))
         return -1;
-    if (longest_word < 0 || longest_word > MOST_CHARACTERS || room < 0) {
-        PyErr_Format(PyExc_ValueError, "longest_word must be 0 to %d, and room at least 0", MOST_CHARACTERS);
+    if (longest_word < 0 || longest_word > MOST_CHARACTERS) {
+        PyErr_Format(PyExc_ValueError, "longest_word must be 0 to %d", MOST_CHARACTERS);
         return -1;
     }
     self->longest_word = (size_t)longest_word;
-    self->room = (size_t)room;
-    keep(self, added, before, after);
-    int failed = set_vocabulary(self, vocabulary, prefix, (size_t)prefix_size) < 0 ||
+    if ((self->characters = zeros(CODES, sizeof *self->characters)) == NULL) return -1;
+    int failed = make_frame(&self->frame, added, before, after, room) < 0 ||
+                 set_vocabulary(self, vocabulary, prefix, (size_t)prefix_size) < 0 ||
                  set_characters(self->characters, SPACE, spaces) < 0 ||
                  set_characters(self->characters, MARK, marks) < 0 ||
-                 set_characters(self->characters, LETTER, letters) < 0 || set_added(self, added) < 0;
+                 set_characters(self->characters, LETTER, letters) < 0;
     return failed ? -1 : 0;
 }
 
 static PyObject *make(PyTypeObject *type, PyObject *arguments, PyObject *options) {
-    PyObject *self = ((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0); /* all zero */
-    if (self != NULL && fill((WordPieces *)self, arguments, options) < 0) {
-        Py_DECREF(self);
-        return NULL;
-    }
-    return self;
+    return make_object(type, arguments, options, fill);
 }
 
 static void dispose(PyObject *object) {
     WordPieces *self = (WordPieces *)object;
-    PyTypeObject *type = Py_TYPE(object);
     free(self->arena);
     free(self->firsts.slots);
     free(self->others.slots);
-    free(self->added);
-    for (int i = 0; i < 3; i++) Py_XDECREF(self->kept[i]);
-    ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
-    Py_DECREF(type);
+    free(self->characters);
+    drop_frame(&self->frame);
+    free_object(object);
 }
 
 static PyMethodDef methods[] = {
@@ -409,12 +246,7 @@ static PyType_Spec type_spec = {
     .slots = type_slots,
 };
 
-static int fill_module(PyObject *module) {
-    PyObject *type = PyType_FromModuleAndSpec(module, &type_spec, NULL);
-    int failed = type == NULL || PyModule_AddType(module, (PyTypeObject *)type) < 0;
-    Py_XDECREF(type);
-    return failed ? -1 : 0;
-}
+static int fill_module(PyObject *module) { return add_type(module, &type_spec); }
 
 static PyModuleDef_Slot module_slots[] = {
     {Py_mod_exec, fill_module},

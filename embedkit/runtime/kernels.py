@@ -5,7 +5,7 @@ To add one: its C file and its stub in ``embedkit/kernels/``, an entry in ``pypr
 
 from __future__ import annotations
 
-__all__ = ["bert", "built", "wordpiece"]
+__all__ = ["bert", "built", "unigram", "wordpiece"]
 
 try:
     from embedkit.kernels import bert
@@ -15,8 +15,12 @@ try:
     from embedkit.kernels import wordpiece
 except ImportError:
     wordpiece = None  # type: ignore[assignment]
+try:
+    from embedkit.kernels import unigram
+except ImportError:
+    unigram = None  # type: ignore[assignment]
 
 
 def built() -> dict[str, bool]:
     """Return whether each kernel was built, by name."""
-    return {"bert": bert is not None, "wordpiece": wordpiece is not None}
+    return {"bert": bert is not None, "unigram": unigram is not None, "wordpiece": wordpiece is not None}

@@ -11,7 +11,7 @@ import tokenizers
 from tokenizers.models import WordPiece
 from tokenizers.normalizers import BertNormalizer
 
-__all__ = ["PlainTexts", "plain_characters"]
+__all__ = ["PlainTexts", "find_frame", "plain_characters"]
 
 # Latin blocks and IPA, Greek and Cyrillic, General Punctuation and Currency Symbols, without combining
 # marks, line terminators and direction marks.
@@ -63,7 +63,7 @@ class PlainTexts:
             return None  # it raises an error for each unknown word
         quick = tokenizers.Tokenizer(tokenizer.model)  # shares memory, not a copy
         quick.pre_tokenizer = tokenizer.pre_tokenizer
-        frame = _find_frame(tokenizer, quick)
+        frame = find_frame(tokenizer, quick)
         if frame is None:
             return None
         room = max_length - sum(map(len, frame))
@@ -108,11 +108,11 @@ class _Spelling(dict[int, str]):
         return spelling
 
 
-def _find_frame(whole: tokenizers.Tokenizer, bare: tokenizers.Tokenizer) -> tuple[list[int], list[int]] | None:
+def find_frame(whole: tokenizers.Tokenizer, bare: tokenizers.Tokenizer) -> tuple[list[int], list[int]] | None:
     """Return the ids that ``whole`` adds before and after a text, found with two texts; else None."""
     frames = []
     for text in ("a", "b c"):
-        inner, outer = bare.encode(text).ids, whole.encode(text).ids
+        inner, outer = bare.encode(text, add_special_tokens=False).ids, whole.encode(text).ids
         starts = [start for start in range(len(outer)) if outer[start : start + len(inner)] == inner]
         if len(starts) != 1:
             return None

@@ -14,9 +14,11 @@ import numpy.typing as npt
 import tokenizers
 
 from embedkit.errors import EmbedkitError, InputError, ModelError, ModelNotFoundError
+from embedkit.runtime.kernel_pieces import KernelPieces
 from embedkit.runtime.pair_pieces import PairPieces
 from embedkit.runtime.plain_texts import PlainTexts
 from embedkit.runtime.token_ids import TokenIds
+from embedkit.runtime.unigram_pieces import UnigramPieces
 from embedkit.runtime.word_pieces import WordPieces
 
 __all__ = ["PairTokenizer", "TokenBatch", "Tokenizer", "Tokens"]
@@ -164,7 +166,12 @@ class Tokenizer(_FastTokenizer):
         self._tokenizer.encode(_PROBE)
         is_right = self._direction == "right"
         self._plain = PlainTexts.find(self._tokenizer, self.max_length) if is_right else None
-        self._words = WordPieces.find(self._tokenizer, self._plain) if is_right else None
+        self._pieces = self._find_pieces() if is_right else None
+
+    def _find_pieces(self) -> KernelPieces | None:
+        """The kernel for this kind of tokenizer."""
+        words = WordPieces.find(self._tokenizer, self._plain)
+        return words or UnigramPieces.find(self._tokenizer, self.max_length)
 
     def tokenize(self, texts: Sequence[str], *, prompt: str = "", first: int = 0, threads: int = 1) -> Tokens:
         """Turn texts into token ids.
@@ -193,7 +200,7 @@ class Tokenizer(_FastTokenizer):
             raise InputError(f"the tokenizer refused these texts: {error}") from error
 
     def _encode(self, texts: list[str], threads: int) -> Tokens:
-        found = self._words.encode(texts, threads) if self._words else None
+        found = self._pieces.encode(texts, threads) if self._pieces else None
         if found is None:
             rows = self._encode_without_kernel(texts)
             return Tokens([ids for ids, _ in rows], [position for position, (_, cut) in enumerate(rows) if cut])

@@ -8,9 +8,9 @@ from types import ModuleType
 
 import pytest
 
-from embedkit.runtime.kernels import bert, wordpiece
+from embedkit.runtime.kernels import bert, unigram, wordpiece
 
-pytestmark = pytest.mark.skipif(bert is None or wordpiece is None, reason="no kernels")
+pytestmark = pytest.mark.skipif(None in (bert, unigram, wordpiece), reason="no kernels")
 
 ROUNDS = 60
 
@@ -29,7 +29,8 @@ def kernels() -> ModuleType:
 @pytest.mark.parametrize("first", range(0, 5 * ROUNDS, ROUNDS))
 def test_arbitrary_arguments_are_rejected_or_accepted(kernels: ModuleType, first: int) -> None:
     outcomes = [
-        kernels.exercise(kernels.random_input(seed), bert, wordpiece) for seed in range(first, first + ROUNDS)
+        kernels.exercise(kernels.random_input(seed), bert, wordpiece, unigram)
+        for seed in range(first, first + ROUNDS)
     ]
     assert None in outcomes
     assert len(set(outcomes)) > 5
@@ -37,4 +38,4 @@ def test_arbitrary_arguments_are_rejected_or_accepted(kernels: ModuleType, first
 
 @pytest.mark.parametrize("data", [b"", b"\0", b"\n", b"\xff", b"\x07" * 50])
 def test_inputs_of_one_byte_are_valid(kernels: ModuleType, data: bytes) -> None:
-    kernels.exercise(data, bert, wordpiece)
+    kernels.exercise(data, bert, wordpiece, unigram)

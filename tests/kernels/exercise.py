@@ -18,17 +18,21 @@ __all__ = ["exercise", "random_input"]
 REFUSALS = (ValueError, ArithmeticError)
 """What the kernels may raise, `OverflowError` among the second."""
 
+KINDS = 0x21000
+"""Characters of which the kernel of Unigram models knows how they join others."""
+
 ALPHABET = "abcß#. \n€雪\ud800\U0001f600"
 INPUT_BYTES = 400
 
 
-def exercise(data: bytes, bert: Any, wordpiece: Any) -> str | None:
+def exercise(data: bytes, bert: Any, wordpiece: Any, unigram: Any) -> str | None:
     """Run one of the kernels on arguments made from the bytes.
 
     Args:
         data: any bytes.
         bert: the module `embedkit.kernels.bert`, however it was compiled.
         wordpiece: the module `embedkit.kernels.wordpiece`.
+        unigram: the module `embedkit.kernels.unigram`.
 
     Returns:
         the message with which the kernel refused its arguments; None if it accepted them.
@@ -38,10 +42,13 @@ def exercise(data: bytes, bert: Any, wordpiece: Any) -> str | None:
     """
     draw = Draw(data)
     try:
-        if draw.below(4):
-            run_network(draw, bert)
-        else:
+        kernel = draw.below(4)
+        if kernel == 0:
             cut_texts(draw, wordpiece)
+        elif kernel == 1:
+            cut_sentences(draw, unigram)
+        else:
+            run_network(draw, bert)
     except REFUSALS as error:
         return str(error)
     return None
@@ -260,12 +267,64 @@ def cut_texts(draw: Draw, wordpiece: Any) -> None:
         after=after,
         room=room,
     )
+    check_ids(draw, pieces, {*vocabulary.values(), unknown}, (room, before, after))
+
+
+def cut_sentences(draw: Draw, unigram: Any) -> None:
+    """Split texts into pieces of a Unigram model."""
+    spelled = [draw.text(6).replace("\ud800", "") for _ in range(1 + draw.below(20))]
+    spelled += [f"<0x{byte:02X}>" for byte in range(256)] if draw.below(3) == 0 else []
+    scores = draw.floats(len(spelled), 0.1)
+    doubles = array("d", array("f", scores[: len(scores) // 4 * 4])).tobytes()
+    unknown, room = draw.one_of([0, -1], [len(spelled), -2]), draw.one_of([0, 3, 40], [-1, 2**40])
+    before, after = array("i", [2000] * draw.below(3)).tobytes(), array("i", [3000] * draw.below(3)).tobytes()
+    kinds = bytearray(draw.one_of([KINDS], [0, 5]))
+    for character in ALPHABET[: len(kinds)]:
+        if ord(character) < len(kinds):
+            kinds[ord(character)] = draw.below(5)
+    pieces = unigram.UnigramPieces(
+        tuple(spelled),
+        scores=doubles,
+        unknown=unknown,
+        byte_fallback=draw.below(2),
+        charsmap=[None, draw_map(draw), draw.bytes(40)][draw.one_of([0, 1], [2])],
+        kinds=bytes(kinds),
+        space=draw.text(2).replace("\ud800", "") or "_",
+        spaces=draw.text(2).replace("\ud800", "") if draw.below(2) else None,
+        prefix=draw.below(2),
+        split=draw.below(2),
+        strip_left=draw.below(2),
+        strip_right=draw.below(2),
+        split_whitespace=draw.below(2),
+        added=tuple(draw.text(4) for _ in range(draw.below(3))),
+        before=before,
+        after=after,
+        room=room,
+    )
+    check_ids(draw, pieces, set(range(len(spelled))), (room, before, after))
+
+
+def draw_map(draw: Draw) -> bytes:
+    """Return a map of characters whose double array has arbitrary leaves, transitions and replacements."""
+    units = array("I", [0] * 1024)
+    units[0] = 256 << 10
+    for character in ALPHABET.replace("\ud800", "").encode():
+        offset = draw.one_of([512, 256, 1], [2000])
+        units[256 ^ character] = character | draw.below(2) << 8 | offset << 10
+        units[(256 ^ character ^ offset) % 1024] |= draw.one_of([0, 2, 5], [99, 2**31 - 1])
+    replacements = "\0".join(draw.text(3).replace("\ud800", "") for _ in range(4)).encode()
+    return array("I", [4 * len(units)]).tobytes() + units.tobytes() + replacements
+
+
+def check_ids(draw: Draw, pieces: Any, known: set[int], frame: tuple[int, bytes, bytes]) -> None:
+    """Tokenize texts: the ids are known, and their bounds consecutive."""
+    room, before, after = frame
     texts = [draw.text(60) * (1 + 50 * draw.rarely()) for _ in range(draw.below(6))]
     ids, bounds, outcomes = pieces.tokenize(texts)
     found, ends = array("i", ids), array("q", bounds)
     assert len(outcomes) == len(texts) == len(ends) - 1
     assert list(ends) == sorted(ends)
     assert (ends[0], ends[-1]) == (0, len(found))
-    assert set(found) <= {*vocabulary.values(), unknown, 2000, 3000}
+    assert set(found) <= known | {2000, 3000}
     longest = room + (len(before) + len(after)) // 4
     assert all(end - start <= longest for start, end in itertools.pairwise(ends))

@@ -63,7 +63,7 @@ def compile_fuzzer() -> Path:
         if subprocess.run(command, check=False).returncode == 0:  # type: ignore[arg-type]
             objects.append(made)
             macros.append(f"-DWITH_{name.upper()}")
-    sources = [HERE / "fuzz.c", KERNELS / "bert.c", KERNELS / "wordpiece.c"]
+    sources = [HERE / "fuzz.c", *sorted(KERNELS.glob("*.c"))]
     library, version = sysconfig.get_config_var("LIBDIR"), sysconfig.get_config_var("LDVERSION")
     python = [f"-I{sysconfig.get_path('include')}", f"-L{library}", f"-Wl,-rpath,{library}", f"-lpython{version}"]
     system = shlex.split(f"{sysconfig.get_config_var('LIBS')} {sysconfig.get_config_var('SYSLIBS')}")

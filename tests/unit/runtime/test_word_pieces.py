@@ -20,7 +20,7 @@ from tokenizers.pre_tokenizers import BertPreTokenizer
 from tokenizers.processors import TemplateProcessing
 
 from embedkit.errors import InputError
-from embedkit.runtime import word_pieces
+from embedkit.runtime import kernel_pieces
 from embedkit.runtime.bundle import read_bundle
 from embedkit.runtime.kernels import wordpiece
 from embedkit.runtime.location import find_model
@@ -66,8 +66,8 @@ class Both:
         self.quick, self.full = Tokenizer(content, max_length), FullTokenizer.from_str(content)
         self.full.no_padding()
         self.full.enable_truncation(max_length)
-        assert self.quick._words is not None
-        self.quick._words._seen = word_pieces._TEXTS_THAT_PAY
+        assert self.quick._pieces is not None
+        self.quick._pieces._missing = 0
 
     def compare(self, texts: list[str]) -> None:
         expected = [self.full.encode(text) for text in texts]
@@ -77,8 +77,8 @@ class Both:
 
     def left(self, texts: list[str]) -> list[str]:
         """Return the texts that the kernel leaves to the tokenizer."""
-        assert self.quick._words is not None
-        found = self.quick._words.encode(texts)
+        assert self.quick._pieces is not None
+        found = self.quick._pieces.encode(texts)
         assert found is not None
         return [texts[position] for position in found[2]]
 
@@ -185,28 +185,28 @@ def test_threads_share_a_kernel(real: Both) -> None:
 def test_threads_that_share_texts_change_nothing(
     real: Both, monkeypatch: pytest.MonkeyPatch, threads: int, count: int
 ) -> None:
-    monkeypatch.setattr(word_pieces, "_TEXTS_OF_A_THREAD", 2)
+    monkeypatch.setattr(kernel_pieces, "_TEXTS_OF_A_THREAD", 2)
     texts = ["the running sea", "", "\u4e2d", "dog " * 40, "[MASK] dog"] * 4
     assert real.quick.tokenize(texts[:count], threads=threads) == real.quick.tokenize(texts[:count])
 
 
 def test_a_few_texts_do_not_wait_for_the_kernel(real: Both) -> None:
     fresh = Tokenizer(real.quick.json, MAX_LENGTH)
-    assert fresh._words is not None
-    expected = fresh.tokenize(["the dog"] * (word_pieces._TEXTS_THAT_PAY - 1))
-    assert fresh._words._kernel is None
+    assert fresh._pieces is not None
+    expected = fresh.tokenize(["the dog"] * (kernel_pieces._TEXTS_THAT_PAY - 1))
+    assert fresh._pieces._kernel is None
     assert fresh.tokenize(["the dog"]).ids == expected.ids[:1]
-    assert fresh._words._kernel is not None
+    assert fresh._pieces._kernel is not None
 
 
 @pytest.mark.parametrize(
     "way", [copy.copy, copy.deepcopy, lambda tokenizer: pickle.loads(pickle.dumps(tokenizer))]
 )
 def test_tokenizers_can_be_copied(real: Both, way: Callable[[Tokenizer], Tokenizer]) -> None:
-    texts = ["the running sea", "\u4e2d", "[MASK]"] * word_pieces._TEXTS_THAT_PAY
+    texts = ["the running sea", "\u4e2d", "[MASK]"] * kernel_pieces._TEXTS_THAT_PAY
     expected = real.quick.tokenize(texts)
-    assert real.quick._words is not None
-    assert real.quick._words._kernel is not None
+    assert real.quick._pieces is not None
+    assert real.quick._pieces._kernel is not None
     assert way(real.quick).tokenize(texts) == expected
 
 
@@ -222,10 +222,10 @@ def test_tokenizers_can_be_copied(real: Both, way: Callable[[Tokenizer], Tokeniz
 )
 def test_other_tokenizers_have_no_kernel(changes: dict[str, Any]) -> None:
     content = json.loads(build(SPECIAL | {"a": 3}).to_str())
-    assert Tokenizer(json.dumps(content), MAX_LENGTH)._words is not None
+    assert Tokenizer(json.dumps(content), MAX_LENGTH)._pieces is not None
     for part, change in changes.items():
         content[part] = {**(content[part] if part == "model" else {}), **change}
-    assert Tokenizer(json.dumps(content), MAX_LENGTH)._words is None
+    assert Tokenizer(json.dumps(content), MAX_LENGTH)._pieces is None
 
 
 def test_ids_out_of_range_leave_every_text_to_the_tokenizer() -> None:
@@ -233,8 +233,8 @@ def test_ids_out_of_range_leave_every_text_to_the_tokenizer() -> None:
     content["model"]["vocab"]["a"] = 2**32 - 1  # tokenizers could read it, but not write it
     both = Both(json.dumps(content))
     both.compare(["a", "b"])
-    assert both.quick._words is not None
-    assert both.quick._words._kernel is None
+    assert both.quick._pieces is not None
+    assert both.quick._pieces._kernel is None
 
 
 # The kernel alone: for any input an error or a result, and no memory leak

@@ -1,0 +1,90 @@
+"""Pieces of texts by a kernel: what the kernels for all kinds of tokenizers have in common."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Protocol
+
+import numpy as np
+
+from embedkit.runtime.token_ids import TokenIds
+
+__all__ = ["KernelPieces"]
+
+_CUT, _LEFT = 1, 2
+# Creating a kernel takes as long as this many short texts, so it is skipped for a few.
+_TEXTS_THAT_PAY = 1000
+_TEXTS_OF_A_THREAD = 512  # fewer take less time than starting a thread
+
+
+class _Kernel(Protocol):
+    def tokenize(self, texts: list[str]) -> tuple[bytes, bytes, bytes]: ...
+
+
+class KernelPieces(ABC):
+    """Ids of the texts that a kernel supports. Subclasses create the kernel.
+
+    Args:
+        arguments: those of the subclass, from which a copy creates its own kernel.
+        texts_that_pay: how many texts take as long as creating the kernel.
+    """
+
+    def __init__(self, *arguments: Any, texts_that_pay: int = 0) -> None:
+        self._arguments = arguments
+        self._missing: float = max(texts_that_pay, _TEXTS_THAT_PAY)
+        self._kernel: _Kernel | None = None
+
+    @abstractmethod
+    def _make(self) -> _Kernel:
+        """Create the kernel.
+
+        Raises:
+            OverflowError, ValueError: the kernel does not support this tokenizer.
+        """
+
+    def encode(self, texts: list[str], threads: int = 1) -> tuple[TokenIds, list[int], list[int]] | None:
+        """Return ids with special tokens, positions of truncated texts, and positions of unsupported texts.
+
+        The last have no ids. Returns None until enough texts have come for the kernel to pay off.
+        """
+        kernel = self._kernel or self._count(len(texts))
+        if kernel is None:
+            return None
+        found = _tokenize(kernel, texts, min(threads, len(texts) // _TEXTS_OF_A_THREAD))
+        outcomes = b"".join(outcomes for *_, outcomes in found)
+        ids = TokenIds.join(
+            [
+                TokenIds(np.frombuffer(flat, dtype=np.int32), np.frombuffer(bounds, dtype=np.int64))
+                for flat, bounds, _ in found
+            ]
+        )
+        return ids, _positions(outcomes, _CUT), _positions(outcomes, _LEFT)
+
+    def __reduce__(self) -> tuple[type[KernelPieces], tuple[Any, ...]]:
+        return type(self), self._arguments
+
+    def _count(self, texts: int) -> _Kernel | None:
+        """Return the kernel, if it pays off by now; two threads may both create one, which are equal."""
+        self._missing -= texts
+        if self._missing <= 0:
+            try:
+                self._kernel = self._make()
+            except (OverflowError, ValueError):  # no model has ids of more than 31 bits, but a file may
+                self._missing = math.inf
+        return self._kernel
+
+
+def _tokenize(kernel: _Kernel, texts: list[str], threads: int) -> list[tuple[bytes, bytes, bytes]]:
+    """Run the kernel on the texts, in one part per thread."""
+    if threads < 2:
+        return [kernel.tokenize(texts)]
+    size = -(-len(texts) // threads)
+    with ThreadPoolExecutor(threads - 1) as pool:
+        others = [pool.submit(kernel.tokenize, texts[at : at + size]) for at in range(size, len(texts), size)]
+        return [kernel.tokenize(texts[:size]), *(other.result() for other in others)]
+
+
+def _positions(outcomes: bytes, outcome: int) -> list[int]:
+    return [position for position, found in enumerate(outcomes) if found == outcome] if outcome in outcomes else []
