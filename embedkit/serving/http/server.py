@@ -21,7 +21,7 @@ from embedkit.serving.http.agents import Agents
 from embedkit.serving.http.connections import Connections
 from embedkit.serving.http.keys import KeyRing
 from embedkit.serving.http.listener import Listener, bind, url_of
-from embedkit.serving.http.protocols import cohere, collection, openai, operations, tei
+from embedkit.serving.http.protocols import cohere, collection, ollama, openai, operations, tei
 from embedkit.serving.http.requests import Application
 from embedkit.serving.http.routes import Route
 from embedkit.serving.http.service import Service
@@ -56,7 +56,7 @@ class Parent:
 
 def all_routes(service: Service, agents: Agents | None = None) -> list[Route]:
     """Return the routes of the service's features."""
-    modules = (openai, cohere, tei, collection, operations)
+    modules = (openai, cohere, tei, ollama, collection, operations)
     routes = [*operations.page, *(route for module in modules for route in module.routes)]
     if service.catalogue.library is not None and service.settings.allow_writes:
         routes += collection.writing_routes

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, cast
+import time
+import uuid
+from typing import Annotated, Any, Literal, Self, cast
 
-from pydantic import BeforeValidator, Field, field_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from embedkit import __version__
 from embedkit.errors import InputError
@@ -16,9 +18,11 @@ from embedkit.serving.http.protocols.fields import (
     Schema,
     TeiProblem,
     Texts,
+    Usage,
     as_texts,
     refuse_token_ids,
 )
+from embedkit.serving.http.ranking import Ranked
 from embedkit.serving.http.requests import Request
 from embedkit.serving.http.routes import Routes
 
@@ -159,16 +163,46 @@ class TeiInfo(Schema):
 
 
 class TeiRerankRequest(Schema):
-    """Request of text-embeddings-inference, plus ``model``."""
+    """Request of text-embeddings-inference, plus ``model``; or infinity's, with ``documents`` for ``texts``."""
 
     query: str
-    texts: list[str]
+    texts: list[str] | None = None
+    documents: list[str] | None = Field(None, description="texts to rank, as infinity's clients name them")
     model: ModelName = None
     raw_scores: bool = Field(False, description="must be false")
     return_text: bool = False
     truncate: bool | None = Field(
         None, description="whether to truncate pairs that are too long or to reject them"
     )
+    return_documents: bool = Field(False, description="whether the response to infinity's request has the texts")
+    top_n: int | None = Field(None, ge=1, description="number of documents in it; default: all")
+
+    @model_validator(mode="after")
+    def _one_form(self) -> Self:
+        if (self.texts is None) == (self.documents is None):
+            raise ValueError(
+                "expected either texts, as in text-embeddings-inference, or documents, as in infinity"
+            )
+        return self
+
+
+class InfinityRank(Schema):
+    """A document's position in the request, and its score."""
+
+    index: int
+    relevance_score: float
+    document: str | None = None
+
+
+class InfinityRanks(Schema):
+    """Infinity's response to ``documents``."""
+
+    object: Literal["rerank"]
+    id: str
+    model: str
+    created: int
+    results: list[InfinityRank]
+    usage: Usage
 
 
 class TeiRank(Schema):
@@ -179,6 +213,7 @@ class TeiRank(Schema):
     text: str | None = None
 
 
+_NO_MODEL = "default/not-specified"  # what infinity's clients send if their caller names none
 _LABEL = "LABEL_0"  # transformers' default name of a single label
 
 
@@ -262,17 +297,36 @@ async def info(request: Request) -> Answer:
     )
 
 
-@routes.post("/rerank", list[TeiRank])
+@routes.post("/rerank", list[TeiRank] | InfinityRanks)
 async def rerank_as_tei(body: TeiRerankRequest, request: Request) -> Answer:
-    """Order texts by relevance to a query, best first."""
+    """Order ``texts``, or infinity's ``documents``, by relevance to a query, best first."""
     if body.raw_scores:
         raise InputError("raw_scores: true is not supported, because scores are those of the whole model")
-    ranked = await request.catalogue.ranker(body.model).rank(body.query, body.texts, truncate=body.truncate)
-    request.note(texts=len(body.texts), tokens=ranked.tokens, truncated=ranked.truncated)
-    return to_json(
-        [
-            {"index": index, "score": float(ranked.scores[index])}
-            | ({"text": body.texts[index]} if body.return_text else {})
-            for index in ranked.best()
-        ]
-    )
+    ranker = request.catalogue.ranker(None if body.model == _NO_MODEL else body.model)
+    texts = body.texts if body.texts is not None else body.documents or []
+    ranked = await ranker.rank(body.query, texts, truncate=body.truncate)
+    request.note(texts=len(texts), tokens=ranked.tokens, truncated=ranked.truncated)
+    if body.documents is not None:
+        return to_json(
+            {
+                "object": "rerank",
+                "id": str(uuid.uuid4()),
+                "model": ranker.manifest.name,
+                "created": int(time.time()),
+                "results": _ranks(
+                    ranked, "relevance_score", texts if body.return_documents else None, "document", body.top_n
+                ),
+                "usage": {"prompt_tokens": ranked.tokens, "total_tokens": ranked.tokens},
+            }
+        )
+    return to_json(_ranks(ranked, "score", texts if body.return_text else None, "text"))
+
+
+def _ranks(
+    ranked: Ranked, score: str, texts: list[str] | None, text: str, count: int | None = None
+) -> list[dict[str, Any]]:
+    """Return the best texts, best first, with the names that a protocol gives to a score and to a text."""
+    return [
+        {"index": index, score: float(ranked.scores[index])} | ({} if texts is None else {text: texts[index]})
+        for index in ranked.best(count)
+    ]

@@ -153,3 +153,51 @@ def test_a_type_of_numbers_that_cannot_be_had_is_refused_by_name(client, path, g
     done = client.post(path, json=given)
     assert done.status_code == 400
     assert words in done.json()["error"]["message"]
+
+
+def test_ollamas_client_embeds(url, expected):
+    ollama = pytest.importorskip("ollama")
+    client = ollama.Client(host=url)
+    assert [model.model for model in client.list().models] == ["toy:latest"]
+    assert client.show("toy").capabilities == ["embedding"]
+    for model in ("toy", "toy:latest", "text-embedding-3-small"):
+        done = client.embed(model=model, input=TEXTS, options={"num_ctx": 512}, keep_alive="5m")
+        np.testing.assert_array_equal(np.float32(done.embeddings), expected)
+        assert done.prompt_eval_count > 0
+    one = np.float32(client.embed(model="toy", input=TEXTS[0]).embeddings)
+    np.testing.assert_allclose(one, expected[:1], atol=1e-6)
+    one = np.float32(client.embeddings(model="toy", prompt=TEXTS[0]).embedding)
+    np.testing.assert_allclose(one, expected[0], atol=1e-6)
+    with pytest.raises(ollama.ResponseError, match="no model 'another'"):
+        client.embed(model="another", input="a")
+    client._client.close()
+
+
+def test_ollamas_routes_answer_in_its_form(client, toy_encoder, expected):
+    done = client.post("/api/embed", json={"model": "toy", "input": TEXTS, "dimensions": 4}).json()
+    np.testing.assert_array_equal(np.float32(done["embeddings"]), toy_encoder.encode(TEXTS, truncate_dim=4))
+    done = client.post("/api/embeddings", json={"model": "toy", "prompt": TEXTS[0]}).json()
+    np.testing.assert_allclose(np.float32(done["embedding"]), expected[0], atol=1e-6)
+    long = {"model": "toy", "input": "word " * 40, "truncate": False}
+    assert "longer than" in client.post("/api/embed", json=long).json()["error"]
+    (model,) = client.get("/api/tags").json()["models"]
+    assert (model["name"], model["digest"]) == ("toy:latest", toy_encoder.fingerprint)
+    assert client.get("/api/version").json()["version"]
+    info = client.post("/api/show", json={"model": "toy"}).json()["model_info"]
+    assert info["encoder.embedding_length"] == 16
+
+
+def test_infinitys_rerank_is_understood(client):
+    content = {"query": "the sea", "documents": TEXTS, "model": "default/not-specified"}
+    done = client.post("/rerank", json={**content, "return_documents": True, "top_n": 2}).json()
+    assert (done["results"][0]["index"], done["results"][0]["document"]) == (1, "the sea")
+    assert len(done["results"]) == 2
+    assert (done["object"], done["model"]) == ("rerank", "toy")
+    ranks = client.post("/rerank", json={"query": "the sea", "texts": TEXTS}).json()
+    results = client.post("/rerank", json=content).json()["results"]
+    assert [one["score"] for one in ranks] == [one["relevance_score"] for one in results]
+    assert "document" not in results[0]
+    for both in ({}, {"texts": TEXTS, "documents": TEXTS}):
+        done = client.post("/rerank", json={"query": "the sea", **both})
+        assert done.status_code == 400
+        assert "expected either texts" in done.json()["error"]

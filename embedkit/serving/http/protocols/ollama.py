@@ -1,0 +1,191 @@
+"""``/api/embed`` and what else Ollama's clients need to connect and to embed."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Literal
+
+from pydantic import Field
+
+from embedkit import __version__
+from embedkit.serving.http.answers import Answer, to_json
+from embedkit.serving.http.embedding import Embedded, Embedder
+from embedkit.serving.http.protocols.fields import Dimensions, Schema, TeiProblem, Texts, as_texts
+from embedkit.serving.http.requests import Request
+from embedkit.serving.http.routes import Routes
+
+__all__ = ["routes"]
+
+_TAG = ":latest"  # which clients append to names without a tag
+
+routes = Routes("Ollama", errors=TeiProblem)
+
+
+class OllamaEmbedRequest(Schema):
+    """Ollama's request; ``options`` and ``keep_alive`` are ignored."""
+
+    model: str
+    input: Texts
+    truncate: bool | None = Field(
+        None, description="whether to truncate texts that are too long or to reject them; default: on_overflow"
+    )
+    dimensions: Dimensions = None
+
+
+class OllamaEmbedAnswer(Schema):
+    """Ollama's response; times are in nanoseconds."""
+
+    model: str
+    embeddings: list[list[float]]
+    total_duration: int
+    load_duration: int
+    prompt_eval_count: int = Field(description="number of tokens processed, including special tokens")
+
+
+class OllamaEmbeddingsRequest(Schema):
+    """Ollama's earlier request, for one text."""
+
+    model: str
+    prompt: str
+
+
+class OllamaEmbeddingsAnswer(Schema):
+    """Ollama's earlier response."""
+
+    embedding: list[float]
+
+
+class OllamaDetails(Schema):
+    """Properties of a model."""
+
+    format: Literal["onnx"]
+    family: str
+    families: list[str]
+    parameter_size: str
+    quantization_level: str
+
+
+class OllamaModel(Schema):
+    """A model in Ollama's format."""
+
+    name: str
+    model: str
+    modified_at: str
+    size: int
+    digest: str
+    details: OllamaDetails
+
+
+class OllamaModels(Schema):
+    """All models that embed."""
+
+    models: list[OllamaModel]
+
+
+class OllamaShowRequest(Schema):
+    """The name of a model."""
+
+    model: str
+
+
+class OllamaShowAnswer(Schema):
+    """Properties of a model."""
+
+    details: OllamaDetails
+    model_info: dict[str, Any]
+    capabilities: list[str]
+
+
+class OllamaVersion(Schema):
+    """Version of the server."""
+
+    version: str
+
+
+@routes.post("/api/embed", OllamaEmbedAnswer)
+async def embed(body: OllamaEmbedRequest, request: Request) -> Answer:
+    """Embed one text or several."""
+    began = time.perf_counter_ns()
+    done = await _embed(
+        as_texts(body.input), _embedder(body.model, request), request, body.truncate, body.dimensions
+    )
+    return to_json(
+        {
+            "model": body.model,
+            "embeddings": list(done.rows),
+            "total_duration": time.perf_counter_ns() - began,
+            "load_duration": 0,
+            "prompt_eval_count": done.tokens,
+        }
+    )
+
+
+@routes.post("/api/embeddings", OllamaEmbeddingsAnswer)
+async def embed_one(body: OllamaEmbeddingsRequest, request: Request) -> Answer:
+    """Embed one text, as earlier clients ask for it."""
+    done = await _embed([body.prompt], _embedder(body.model, request), request)
+    return to_json({"embedding": done.rows[0]})
+
+
+@routes.get("/api/tags", OllamaModels)
+async def list_models(request: Request) -> Answer:
+    """The models that embed."""
+    cards = [card for card in request.catalogue.cards() if card["kind"] == "encoder"]
+    models = [
+        {
+            "name": f"{card['id']}{_TAG}",
+            "model": f"{card['id']}{_TAG}",
+            "modified_at": "1970-01-01T00:00:00Z",
+            "size": 0,
+            "digest": card["fingerprint"],
+            "details": _details(request.catalogue.embedder(card["id"])),
+        }
+        for card in cards
+    ]
+    return to_json({"models": models})
+
+
+@routes.post("/api/show", OllamaShowAnswer)
+async def show(body: OllamaShowRequest, request: Request) -> Answer:
+    """Describe a model."""
+    embedder = _embedder(body.model, request)
+    family = embedder.encoder.manifest.kind
+    info = {
+        "general.architecture": family,
+        f"{family}.embedding_length": embedder.encoder.dimension,
+        f"{family}.context_length": embedder.encoder.max_length,
+    }
+    return to_json({"details": _details(embedder), "model_info": info, "capabilities": ["embedding"]})
+
+
+@routes.get("/api/version", OllamaVersion)
+async def version(_: Request) -> Answer:
+    """The version of embedkit."""
+    return to_json({"version": __version__})
+
+
+def _embedder(name: str, request: Request) -> Embedder:
+    return request.catalogue.embedder(name.removesuffix(_TAG))
+
+
+async def _embed(
+    texts: list[str],
+    embedder: Embedder,
+    request: Request,
+    truncate: bool | None = None,  # noqa: FBT001 - the field of a request
+    dimensions: int | None = None,
+) -> Embedded:
+    done = await embedder.embed(texts, truncate=truncate, dimensions=dimensions)
+    request.note(texts=len(done.rows), tokens=done.tokens, truncated=done.truncated)
+    return done
+
+
+def _details(embedder: Embedder) -> dict[str, Any]:
+    manifest = embedder.encoder.manifest
+    return {
+        "format": "onnx",
+        "family": manifest.kind,
+        "families": [manifest.kind],
+        "parameter_size": "",
+        "quantization_level": manifest.precision,
+    }
