@@ -39,21 +39,21 @@ class TestDedup:
         assert main(["dedup", str(lines), *model, "-o", str(output)]) == 0
         assert output.read_text(encoding="utf-8").splitlines() == UNIQUE
         assert "4 of 6 rows; removed 2 exact duplicates and 0 with a cosine" in capsys.readouterr().out
-        assert "left out 1 rows without text" in caplog.text
+        assert "left out 1 blank lines" in caplog.text
 
     def test_removed_rows_name_what_they_duplicate(self, lines, model, tmp_path):
         removed = tmp_path / "removed.jsonl"
         assert main(["dedup", str(lines), *model, "-o", str(tmp_path / "out.txt"), "--removed", str(removed)]) == 0
         assert read_json_lines(removed) == [
             {
-                "row": 3,
+                "row": 2,
                 "text": "a dog in the garden",
                 "duplicate_of": {"row": 0, "text": "a dog in the garden"},
                 "score": 1.0,
                 "exact": True,
             },
             {
-                "row": 5,
+                "row": 4,
                 "text": "the sea",
                 "duplicate_of": {"row": 1, "text": "the sea"},
                 "score": 1.0,
@@ -147,13 +147,13 @@ class TestCluster:
         output = tmp_path / "groups.jsonl"
         assert main(["cluster", str(lines), *model, "-o", str(output)]) == 0
         assert read_json_lines(output) == [
-            {"rows": [0, 3], "scores": [1.0, 1.0], "texts": ["a dog in the garden"] * 2},
-            {"rows": [1, 5], "scores": [1.0, 1.0], "texts": ["the sea"] * 2},
+            {"rows": [0, 2], "scores": [1.0, 1.0], "texts": ["a dog in the garden"] * 2},
+            {"rows": [1, 4], "scores": [1.0, 1.0], "texts": ["the sea"] * 2},
         ]
         assert "2 groups in 6 rows" in capsys.readouterr().out
 
     def test_pairs(self, lines, model, tmp_path, capsys):
         output = tmp_path / "pairs.jsonl"
         assert main(["cluster", str(lines), *model, "--pairs", "--max-pairs", "1", "-o", str(output)]) == 0
-        assert read_json_lines(output) == [{"score": 1.0, "rows": [0, 3], "texts": ["a dog in the garden"] * 2}]
+        assert read_json_lines(output) == [{"score": 1.0, "rows": [0, 2], "texts": ["a dog in the garden"] * 2}]
         assert "1 pairs in 6 rows" in capsys.readouterr().out
