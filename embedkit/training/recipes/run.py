@@ -28,7 +28,7 @@ from embedkit.training.methods import METHODS
 from embedkit.training.mining import PairTeacher
 from embedkit.training.recipes import RECIPES, Recipe, one_stage
 from embedkit.training.recipes.materials import Control, Materials, Split, corpus_inputs, prepare
-from embedkit.training.recipes.score_distillation import load_pair_teachers
+from embedkit.training.recipes.score_distillation import ScoreDistillationConfig, load_pair_teachers
 from embedkit.training.recipes.stage import Stage
 from embedkit.training.run_folder import RunFolder, environment
 from embedkit.training.students import build_student
@@ -360,7 +360,7 @@ def plan(config: RunConfig) -> Plan | None:
 
 
 def training_text(run: str | Path) -> list[str]:
-    """Return the distinct rows of a run's corpus, from the cache or else prepared again.
+    """Return the distinct rows of a run's corpus, and its queries, from the cache or else prepared again.
 
     Args:
         run: the run folder.
@@ -370,5 +370,8 @@ def training_text(run: str | Path) -> list[str]:
         DataError: a source of text is missing or malformed.
     """
     config = resolve(load_toml(RunFolder(run).config))
-    corpus = Corpus.prepare(config.sources, Path(config.cache))
-    return [text for view in range(corpus.views) for text in corpus.texts(range(len(corpus)), view)]
+    settings = from_mapping(find_method(config.method).settings_class, config.settings)
+    corpora = [Corpus.prepare(config.sources, Path(config.cache))]
+    if isinstance(settings, ScoreDistillationConfig):
+        corpora.append(Corpus.prepare(settings.sources(config), Path(config.cache)))
+    return [text for each in corpora for view in range(each.views) for text in each.texts(range(len(each)), view)]

@@ -2,13 +2,14 @@
 
 import dataclasses
 import itertools
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 from embedkit import CrossEncoder
-from embedkit.config import from_mapping
+from embedkit.config import from_mapping, load_toml, merge
 from embedkit.errors import ConfigError
 from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.initialisation import random
@@ -19,13 +20,14 @@ from embedkit.training import mining
 from embedkit.training.corpus import Corpus, SourceConfig
 from embedkit.training.mining import MiningConfig, Pairs, PairTeacher, mine, score
 from embedkit.training.recipes.materials import Control
-from embedkit.training.recipes.run import Plan, plan, resolve, run
+from embedkit.training.recipes.run import Plan, plan, resolve, run, training_text
 from embedkit.training.recipes.score_distillation import (
     PairGroups,
     ScoreDistillationConfig,
     load_pair_teachers,
 )
 
+RECIPES = Path(__file__).parents[4] / "recipes"
 WHO, WHAT = ("the cat", "a good dog", "my sister", "an old king"), ("will sleep", "wants to read", "likes music")
 QUERIES = [f"{who} {what}" for who, what in itertools.product(WHO, WHAT)]
 PASSAGES = [f"{query} {where}" for query in QUERIES for where in ("in the garden", "by the sea", "today")]
@@ -156,6 +158,13 @@ def test_a_student_learns_its_teacher_s_scores_and_a_stopped_run_ends_alike(reci
     assert (one.config.num_hidden_layers, one.hidden, one.max_length) == (2, 16, 20)
 
 
+def test_the_text_of_a_run_includes_its_queries(recipe, tmp_path):
+    """An export that keeps the word pieces of this text keeps those of the queries."""
+    recipe["optim"]["steps"] = 1
+    run(resolve(recipe), tmp_path / "run", Control(show_progress=False))
+    assert training_text(tmp_path / "run") == [*PASSAGES, *QUERIES]
+
+
 def test_training_brings_the_student_nearer(recipe, tmp_path):
     recipe["optim"]["steps"] = 60
     run(resolve(recipe), tmp_path / "run", Control(show_progress=False))
@@ -202,6 +211,14 @@ def test_the_plan_counts_groups_of_queries(recipe, corpora):
     recipe["optim"]["epochs"] = 3
 
     assert plan(resolve(recipe)) == Plan(3 * (len(QUERIES) * 2 // 8), 0)
+
+
+def test_the_recipes_of_rerankers_share_their_pairs():
+    tiny, small = (load_toml(RECIPES / f"reranker-{size}.toml") for size in ("tiny", "small"))
+    one, other = resolve(tiny), resolve(merge(tiny, small))
+    assert (one.student.layers, other.student.layers) == (2, 4)
+    assert (one.name, other.name) == ("reranker-tiny", "reranker-small")
+    assert (one.settings, one.corpus, one.teacher) == (other.settings, other.corpus, other.teacher)
 
 
 def test_impossible_runs_are_refused(recipe, tmp_path):
