@@ -9,7 +9,7 @@ import numpy as np
 
 from embedkit import Collection, Encoder
 from embedkit.evaluation.retrieval import Ranking, RetrievalSet, ndcg
-from embedkit.serving.retrieval.fusion import Fusion
+from embedkit.serving.retrieval.search import Fusion
 
 __all__ = ["keyword_ndcg"]
 

@@ -30,7 +30,7 @@ from embedkit.evaluation.reranking import RerankingSet, average_precisions, load
 from embedkit.evaluation.retrieval import Judged, Ranking, RetrievalSet, load_retrieval, ndcg
 from embedkit.progress import Progress
 from embedkit.protocols import FloatArray
-from embedkit.serving.retrieval.fusion import Fusion
+from embedkit.serving.retrieval.search import Fusion
 
 HERE = Path(__file__).parent
 TIMED, THREADS, ROUNDS = 100, 2, 15

@@ -12,7 +12,7 @@ import unicodedata
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from embedkit.serving.retrieval.hits import Hit, Hits
+    from embedkit.serving.retrieval.search import Hit, Hits
 
 __all__ = ["EXAMPLES", "HELP", "configure", "run"]
 

@@ -12,34 +12,21 @@ import dataclasses
 import json
 import os
 import re
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, ClassVar, Final
 
 import numpy as np
 from pymilvus import DataType, Function, FunctionType, MilvusClient
 from pymilvus.exceptions import MilvusException
 
-from embedkit.errors import CollectionError, DataError, EmbedkitError, InputError
+from embedkit.errors import CollectionError, DataError, InputError
 from embedkit.protocols import FloatArray
 from embedkit.serving.retrieval.columns import ColumnBuilder
 from embedkit.serving.retrieval.documents import Document
-from embedkit.serving.retrieval.exact_index import checked_queries
 from embedkit.serving.retrieval.filters import Condition, is_unicode
 from embedkit.serving.retrieval.index_kinds import AUTO
-from embedkit.serving.retrieval.models import Models
-from embedkit.serving.retrieval.remote import (
-    SAMPLE,
-    RemoteAbout,
-    RemoteStore,
-    check_row,
-    checked_effort,
-    spool,
-)
-from embedkit.serving.retrieval.sources import Maker, Source
-from embedkit.serving.retrieval.store import Plan
+from embedkit.serving.retrieval.remote import Found, RemoteAbout, RemoteStore
 
 __all__ = ["MOST_RESULTS", "TOKEN_VARIABLE", "MilvusDocuments"]
 
@@ -77,7 +64,7 @@ class _Where:
     expression: str
     recheck: Sequence[Condition] = ()
 
-    def kept(self, hits: list[tuple[float, Document]]) -> list[tuple[float, Document]]:
+    def kept(self, hits: Found) -> Found:
         """Return the hits for which all conditions hold."""
         for condition in self.recheck:
             column = ColumnBuilder()
@@ -94,63 +81,13 @@ class MilvusDocuments(RemoteStore):
     Other clients see the fields ``id``, ``text``, ``metadata`` (JSON), ``embedding`` and ``words`` (BM25).
     """
 
-    def __init__(self, address: str, client: MilvusClient, name: str, facts: Mapping[str, Any]) -> None:
-        super().__init__(address)
-        self._client, self._name, self._facts = client, name, facts
-        self.refresh()
+    _ERRORS: ClassVar[tuple[type[Exception], ...]] = (MilvusException,)
 
-    @classmethod
-    def build(cls, address: str, source: Source, plan: Plan, *, show_progress_bar: bool | None) -> Self:
-        """Write documents to a new collection on Milvus.
+    _client: MilvusClient
 
-        Raises:
-            CollectionError: the collection exists, or Milvus rejects the request.
-            DataError: a document is malformed, empty or too long for Milvus, or there are none.
-        """
-        index = "AUTOINDEX" if plan.index == AUTO else plan.index
-        with tempfile.TemporaryDirectory() as folder:
-            documents = spool(Path(folder), source, check=cls._check, show_progress_bar=show_progress_bar)
-            about = RemoteAbout.planned(plan, documents, index, source)
-            with _connection(address) as (client, name):
-                _create(address, client, name, about)
-                built = cls(address, client, name, about.facts())
-                try:
-                    built._send(documents, source, plan.encoder, show_progress_bar=show_progress_bar)
-                except EmbedkitError:
-                    built.drop()
-                    raise
-        return built
-
-    @classmethod
-    def open(cls, address: str, models: Models) -> Self:
-        """Open a collection created by :meth:`build`."""
-        with _connection(address) as (client, name):
-            if not client.has_collection(name):
-                others = ", ".join(sorted(client.list_collections())) or "none"
-                raise CollectionError(f"there is no collection {name} at {address}; there are {others}")
-            facts = _facts(client.describe_collection(name))
-            if facts.get("kind") != "documents":
-                raise CollectionError(
-                    f"the collection {name} at {address} holds no documents that embedkit has put there"
-                )
-            client.load_collection(name)
-            opened = cls(address, client, name, facts)
-            models.check(address, opened.about)
-        return opened
-
-    def get(self, ids: Sequence[str], /) -> list[Document | None]:
-        """Return the documents with these ids, None for unknown ids."""
-        found = {row["id"]: _document(row) for row in self._rows(ids, _FIELDS)}
-        return [found.get(id_) for id_ in ids]
-
-    def delete(self, ids: Sequence[str], /) -> int:
-        """Delete documents."""
-        found = [row["id"] for row in self._rows(list(dict.fromkeys(ids)), ("id",))]
-        with self._asking():
-            for some in _blocks(found):
-                self._client.delete(self._name, filter=_among(some))
-        self.refresh()
-        return len(found)
+    def __init__(self, address: str, client: MilvusClient, name: str) -> None:
+        client.load_collection(name)
+        super().__init__(address, client, name)
 
     def compact(
         self,
@@ -171,26 +108,13 @@ class MilvusDocuments(RemoteStore):
             )
         with self._asking():
             if index not in (None, about.index):
-                kind = "AUTOINDEX" if index == AUTO else str(index)
+                kind = self._kind(index)
                 self._client.release_collection(self._name)
                 self._client.drop_index(self._name, "embedding")
                 self._client.create_index(self._name, _index(self._client, kind))
                 self._client.load_collection(self._name)
                 self._keep_facts(dataclasses.replace(about, index=kind).facts())
             self._client.compact(self._name)
-
-    def verify(self) -> None:
-        """Check up to 100 rows; Milvus keeps checksums of its own.
-
-        Raises:
-            CollectionError: a row has no unit embedding or no text.
-        """
-        documents, embeddings = self.sample(SAMPLE)
-        count = self._count_documents()
-        if bool(documents) != bool(count):
-            raise CollectionError(f"{self._address} counts {count:,} documents and gives {len(documents)}")
-        for document, embedding in zip(documents, embeddings, strict=True):
-            check_row(self._address, document, embedding.tolist())
 
     def sample(self, most: int, /) -> tuple[list[Document], FloatArray]:
         """Return documents chosen by Milvus, and their embeddings."""
@@ -199,51 +123,24 @@ class MilvusDocuments(RemoteStore):
         embeddings = np.array([row["embedding"] for row in rows], dtype=np.float32)
         return [_document(row) for row in rows], embeddings.reshape(len(rows), self.about.dimension)
 
-    def source(self) -> Source:
-        """Return all documents and embeddings."""
-
-        def embeddings() -> Iterator[FloatArray]:
-            for rows in self._all(["id", "embedding"]):
-                yield np.array([row["embedding"] for row in rows], dtype=np.float32)
-
-        documents = (_document(row) for rows in self._all(_FIELDS) for row in rows)
-        about = self.about
-        return Source(documents, embeddings, Maker(about.model, about.fingerprint, about.numerics))
-
     def drop(self) -> None:
         """Delete the whole collection from Milvus."""
         with self._asking():
             self._client.drop_collection(self._name)
 
-    def close(self) -> None:
-        """Close the connection; a Milvus Lite file stays locked until this process exits."""
-        self._client.close()
-
-    def search(
-        self, queries: FloatArray, k: int, where: _Where, effort: float, /
-    ) -> list[list[tuple[float, Document]]]:
-        """Return the documents nearest to each query, with their inner products."""
-        breadth = _breadth(self.about.index, k, checked_effort(effort))
+    def _nearest(self, queries: FloatArray, k: int, where: _Where, effort: float) -> list[Found]:
         if k > MOST_RESULTS:
             raise InputError(f"k must be at most {MOST_RESULTS:,}, the most that Milvus gives, not {k}")
-        queries, _ = checked_queries(queries, k, (self._count, self.about.dimension))
-        parameters = {"metric_type": _METRIC, "params": breadth}
-        return self._found(list(queries), "embedding", k, where, parameters) if len(queries) else []
+        parameters = {"metric_type": _METRIC, "params": _breadth(self.about.index, k, effort)}
+        return self._found(list(queries), "embedding", k, where, parameters)
 
-    def search_words(self, query: str, k: int, where: _Where, /) -> list[tuple[float, Document]]:
-        """Return the documents that best match the query's words, by Milvus's BM25."""
-        if not self.about.lexical:
-            raise InputError(
-                "hybrid: the collection was built without words; build it again from itself with lexical=True"
-            )
+    def _matching(self, query: str, k: int, where: _Where) -> Found:
         if not query.strip():
             return []
         (found,) = self._found([query], "words", k, where, {"metric_type": "BM25"})
         return [(abs(score), document) for score, document in found]  # Lite's scores are negative
 
-    def _found(
-        self, queries: Sequence[Any], field: str, k: int, where: _Where, parameters: _Row
-    ) -> list[list[tuple[float, Document]]]:
+    def _found(self, queries: Sequence[Any], field: str, k: int, where: _Where, parameters: _Row) -> list[Found]:
         """Return the best ``k`` documents for each query; asks again for more while some fail the recheck."""
         limit = k
         while True:
@@ -276,8 +173,67 @@ class MilvusDocuments(RemoteStore):
                     f"the {what} of document {document.id:.40} has {size:,} bytes; Milvus takes {most:,}"
                 )
 
-    def _kept_facts(self) -> Mapping[str, Any]:
-        return self._facts
+    @staticmethod
+    def _connect(place: str) -> MilvusClient:
+        if "://" not in place and not place.endswith(".db"):
+            raise InputError(
+                f"expected milvus:http://HOST:PORT#NAME, or milvus:FILE.db#NAME for Milvus Lite, got {place!r}"
+            )
+        return MilvusClient(place, token=os.environ.get(TOKEN_VARIABLE, ""))
+
+    @staticmethod
+    def _exists(client: MilvusClient, name: str) -> bool:
+        return bool(client.has_collection(name))
+
+    @staticmethod
+    def _names(client: MilvusClient) -> list[str]:
+        return list(client.list_collections())
+
+    @staticmethod
+    def _read_facts(client: MilvusClient, name: str) -> Mapping[str, Any]:
+        """Return what a property or the description holds: some versions of Milvus store only one of them."""
+        described = client.describe_collection(name)
+        for text in ((described.get("properties") or {}).get(_ABOUT), described.get("description")):
+            with contextlib.suppress(ValueError):
+                found = json.loads(text or "")
+                if isinstance(found, dict):
+                    return found
+        return {}
+
+    @staticmethod
+    def _kind(index: str) -> str:
+        return "AUTOINDEX" if index == AUTO else index
+
+    @staticmethod
+    def _create(address: str, client: MilvusClient, name: str, about: RemoteAbout) -> None:
+        """Create an empty collection.
+
+        Raises:
+            CollectionError: the server has no keyword search.
+        """
+        if about.lexical and _WITHOUT_WORDS.match(version := client.get_server_version()):
+            raise CollectionError(
+                f"lexical: {address} has version {version}, which has no keyword search; 2.5 has"
+            )
+        facts = json.dumps(about.facts(), ensure_ascii=False)
+        schema = client.create_schema(auto_id=False, enable_dynamic_field=False, description=facts)
+        schema.add_field("id", DataType.VARCHAR, is_primary=True, max_length=_MOST_ID_BYTES)
+        schema.add_field("text", DataType.VARCHAR, max_length=_MOST_TEXT_BYTES, enable_analyzer=about.lexical)
+        schema.add_field("metadata", DataType.JSON, nullable=True)
+        schema.add_field("embedding", DataType.FLOAT_VECTOR, dim=about.dimension)
+        parameters = _index(client, about.index)
+        if about.lexical:
+            schema.add_field("words", DataType.SPARSE_FLOAT_VECTOR)
+            fields = {"input_field_names": ["text"], "output_field_names": ["words"]}
+            schema.add_function(Function(name="words", function_type=FunctionType.BM25, **fields))
+            parameters.add_index("words", index_type="SPARSE_INVERTED_INDEX", metric_type="BM25")
+        client.create_collection(
+            name,
+            schema=schema,
+            index_params=parameters,
+            properties={_ABOUT: facts},
+            consistency_level=_CONSISTENCY,
+        )
 
     def _keep_facts(self, facts: Mapping[str, Any]) -> None:
         with self._asking():
@@ -292,8 +248,23 @@ class MilvusDocuments(RemoteStore):
             )
         return int(found[0]["count(*)"])
 
-    def _count_present(self, ids: Sequence[str]) -> int:
-        return len(self._rows(ids, ("id",)))
+    def _read(self, ids: Sequence[str]) -> Iterator[Document]:
+        return map(_document, self._rows(ids, _FIELDS))
+
+    def _present(self, ids: Sequence[str]) -> list[str]:
+        return [row["id"] for row in self._rows(ids, ("id",))]
+
+    def _delete(self, keys: Sequence[str]) -> None:
+        with self._asking():
+            for some in _blocks(keys):
+                self._client.delete(self._name, filter=_among(some))
+
+    def _all_documents(self) -> Iterator[Document]:
+        return (_document(row) for rows in self._all(_FIELDS) for row in rows)
+
+    def _all_embeddings(self) -> Iterator[FloatArray]:
+        for rows in self._all(("id", "embedding")):
+            yield np.array([row["embedding"] for row in rows], dtype=np.float32)
 
     def _write(self, documents: Sequence[Document], embeddings: FloatArray) -> None:
         rows = [
@@ -333,82 +304,11 @@ class MilvusDocuments(RemoteStore):
             finally:
                 rows.close()
 
-    def _asking(self) -> contextlib.AbstractContextManager[None]:
-        return _errors_converted(self._address)
-
-
-@contextlib.contextmanager
-def _connection(address: str) -> Iterator[tuple[MilvusClient, str]]:
-    """Yield a client and the collection's name; the connection is closed if an exception occurs."""
-    uri, _, name = address.removeprefix(_SCHEME).partition("#")
-    if "://" not in uri and not uri.endswith(".db"):
-        raise InputError(
-            f"expected milvus:http://HOST:PORT#NAME, or milvus:FILE.db#NAME for Milvus Lite, got {address}"
-        )
-    with _errors_converted(address):
-        client = MilvusClient(uri, token=os.environ.get(TOKEN_VARIABLE, ""))
-        try:
-            yield client, name or _NAME
-        except BaseException:
-            client.close()
-            raise
-
-
-@contextlib.contextmanager
-def _errors_converted(address: str) -> Iterator[None]:
-    try:
-        yield
-    except MilvusException as error:
-        raise CollectionError(f"{address}: {error.message}") from error
-
-
-def _create(address: str, client: MilvusClient, name: str, about: RemoteAbout) -> None:
-    """Create an empty collection.
-
-    Raises:
-        CollectionError: it exists, or the server has no keyword search.
-    """
-    if client.has_collection(name):
-        raise CollectionError(
-            f"there is a collection {name} at {address} already: add to it, delete it, or choose another name"
-        )
-    if about.lexical and _WITHOUT_WORDS.match(version := client.get_server_version()):
-        raise CollectionError(f"lexical: {address} has version {version}, which has no keyword search; 2.5 has")
-    # Some versions of Milvus store no properties, others no description.
-    facts = json.dumps(about.facts(), ensure_ascii=False)
-    schema = client.create_schema(auto_id=False, enable_dynamic_field=False, description=facts)
-    schema.add_field("id", DataType.VARCHAR, is_primary=True, max_length=_MOST_ID_BYTES)
-    schema.add_field("text", DataType.VARCHAR, max_length=_MOST_TEXT_BYTES, enable_analyzer=about.lexical)
-    schema.add_field("metadata", DataType.JSON, nullable=True)
-    schema.add_field("embedding", DataType.FLOAT_VECTOR, dim=about.dimension)
-    parameters = _index(client, about.index)
-    if about.lexical:
-        schema.add_field("words", DataType.SPARSE_FLOAT_VECTOR)
-        fields = {"input_field_names": ["text"], "output_field_names": ["words"]}
-        schema.add_function(Function(name="words", function_type=FunctionType.BM25, **fields))
-        parameters.add_index("words", index_type="SPARSE_INVERTED_INDEX", metric_type="BM25")
-    client.create_collection(
-        name,
-        schema=schema,
-        index_params=parameters,
-        properties={_ABOUT: facts},
-        consistency_level=_CONSISTENCY,
-    )
-
 
 def _index(client: MilvusClient, kind: str) -> Any:
     parameters = client.prepare_index_params()
     parameters.add_index("embedding", index_type=kind, metric_type=_METRIC, params={})
     return parameters
-
-
-def _facts(described: Mapping[str, Any]) -> Mapping[str, Any]:
-    for text in ((described.get("properties") or {}).get(_ABOUT), described.get("description")):
-        with contextlib.suppress(ValueError):
-            found = json.loads(text or "")
-            if isinstance(found, dict):
-                return found
-    return {}
 
 
 def _breadth(index: str, k: int, effort: float) -> _Row:

@@ -6,15 +6,12 @@ frequency. Needs ``pip install "embedkit-onnx[qdrant]"``. The only module that i
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
-import tempfile
 import uuid
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, ClassVar, Final
 
 import numpy as np
 from qdrant_client import QdrantClient
@@ -22,25 +19,14 @@ from qdrant_client import models as rest
 from qdrant_client.common.client_exceptions import QdrantException
 from qdrant_client.http.exceptions import ApiException
 
-from embedkit.errors import CollectionError, EmbedkitError, InputError
+from embedkit.errors import InputError
 from embedkit.protocols import FloatArray
 from embedkit.serving.retrieval.documents import Document
-from embedkit.serving.retrieval.exact_index import checked_queries
 from embedkit.serving.retrieval.filters import Condition, is_unicode
 from embedkit.serving.retrieval.index_kinds import AUTO
-from embedkit.serving.retrieval.lexical import check_analysis, split_words
-from embedkit.serving.retrieval.models import Models
-from embedkit.serving.retrieval.remote import (
-    SAMPLE,
-    RemoteAbout,
-    RemoteStore,
-    check_row,
-    checked_effort,
-    spool,
-)
-from embedkit.serving.retrieval.sources import Maker, Source
-from embedkit.serving.retrieval.store import Plan
-from embedkit.serving.retrieval.text_hash import text_hash
+from embedkit.serving.retrieval.lexical import split_words
+from embedkit.serving.retrieval.remote import Found, RemoteAbout, RemoteStore
+from embedkit.serving.retrieval.segment_files import text_hash
 
 __all__ = ["KEY_VARIABLE", "QdrantDocuments"]
 
@@ -61,72 +47,15 @@ class QdrantDocuments(RemoteStore):
     ``metadata``.
     """
 
-    def __init__(self, address: str, client: QdrantClient, name: str) -> None:
-        super().__init__(address)
-        self._client, self._name = client, name
-        self._metadata = client.get_collection(name).config.metadata or {}
-        self.refresh()
+    _ERRORS: ClassVar[tuple[type[Exception], ...]] = (
+        ApiException,
+        QdrantException,
+        RuntimeError,
+        OSError,
+        ValueError,
+    )
 
-    @classmethod
-    def build(cls, address: str, source: Source, plan: Plan, *, show_progress_bar: bool | None) -> Self:
-        """Write documents to a new collection on Qdrant.
-
-        Raises:
-            InputError: Qdrant does not support the index.
-            CollectionError: the collection exists, or Qdrant rejects the request.
-        """
-        if plan.index not in (AUTO, _INDEX):
-            raise InputError(f"there is no index {plan.index!r} on Qdrant; the kinds are {AUTO}, {_INDEX}")
-        with tempfile.TemporaryDirectory() as folder, _connection(address) as (client, name):
-            documents = spool(Path(folder), source, check=cls._check, show_progress_bar=show_progress_bar)
-            about = RemoteAbout.planned(plan, documents, _INDEX, source)
-            if client.collection_exists(name):
-                raise CollectionError(
-                    f"there is a collection at {address} already: add to it or choose another name"
-                )
-            words = {"words": rest.SparseVectorParams(modifier=rest.Modifier.IDF)}
-            client.create_collection(
-                name,
-                vectors_config={"embedding": rest.VectorParams(size=about.dimension, distance=rest.Distance.DOT)},
-                sparse_vectors_config=words if about.lexical else None,
-                metadata=about.facts(),
-            )
-            built = cls(address, client, name)
-            try:
-                built._send(documents, source, plan.encoder, show_progress_bar=show_progress_bar)
-            except EmbedkitError:
-                client.delete_collection(name)
-                raise
-        return built
-
-    @classmethod
-    def open(cls, address: str, models: Models) -> Self:
-        """Open a collection created by :meth:`build`."""
-        with _connection(address) as (client, name):
-            if not client.collection_exists(name):
-                raise CollectionError(f"there is no collection at {address}")
-            if (client.get_collection(name).config.metadata or {}).get("kind") != "documents":
-                raise CollectionError(
-                    f"the collection at {address} holds no documents that embedkit has put there"
-                )
-            opened = cls(address, client, name)
-            check_analysis(opened.about.analysis, address)
-            models.check(address, opened.about)
-        return opened
-
-    def get(self, ids: Sequence[str], /) -> list[Document | None]:
-        """Return the documents with these ids, None for unknown ids."""
-        found = {document.id: document for document in map(_document, self._points(ids, with_payload=True))}
-        return [found.get(id_) for id_ in ids]
-
-    def delete(self, ids: Sequence[str], /) -> int:
-        """Delete documents."""
-        found = [point.id for point in self._points(list(dict.fromkeys(ids)), with_payload=False)]
-        if found:
-            with self._asking():
-                self._client.delete(self._name, rest.PointIdsList(points=found))
-        self.refresh()
-        return len(found)
+    _client: QdrantClient
 
     def compact(
         self,
@@ -143,11 +72,10 @@ class QdrantDocuments(RemoteStore):
         if lexical not in (None, self.about.lexical) or index not in (None, AUTO, _INDEX):
             raise InputError(f"index and words are chosen when a collection is built; build {self._address} again")
 
-    def verify(self) -> None:
-        """Check up to 100 points; Qdrant keeps checksums of its own."""
-        documents, embeddings = self.sample(SAMPLE)
-        for document, embedding in zip(documents, embeddings, strict=True):
-            check_row(self._address, document, embedding.tolist())
+    def drop(self) -> None:
+        """Delete the whole collection from Qdrant."""
+        with self._asking():
+            self._client.delete_collection(self._name)
 
     def sample(self, most: int, /) -> tuple[list[Document], FloatArray]:
         """Return documents chosen by Qdrant, and their embeddings."""
@@ -155,36 +83,13 @@ class QdrantDocuments(RemoteStore):
         rows = np.array([point.vector["embedding"] for point in points], dtype=np.float32)
         return [_document(point) for point in points], rows.reshape(len(points), self.about.dimension)
 
-    def source(self) -> Source:
-        """Return all documents and embeddings."""
-
-        def embeddings() -> Iterator[FloatArray]:
-            points = self._all()
-            while some := list(itertools.islice(points, _ROWS_PER_REQUEST)):
-                yield np.array([point.vector["embedding"] for point in some], dtype=np.float32)
-
-        about = self.about
-        maker = Maker(about.model, about.fingerprint, about.numerics)
-        return Source(map(_document, self._all()), embeddings, maker)
-
-    def close(self) -> None:
-        """Close the connection; others can then open a folder."""
-        self._client.close()
-
-    def search(
-        self, queries: FloatArray, k: int, where: rest.Filter | None, effort: float, /
-    ) -> list[list[tuple[float, Document]]]:
-        """Return the documents nearest to each query, with their inner products."""
-        wide = rest.SearchParams(hnsw_ef=max(k, round(_USUAL_EF * checked_effort(effort))))
+    def _nearest(self, queries: FloatArray, k: int, where: rest.Filter | None, effort: float) -> list[Found]:
+        wide = rest.SearchParams(hnsw_ef=max(k, round(_USUAL_EF * effort)))
         breadth = wide if "://" in self._address else None  # search in a folder is exact and has no parameters
-        queries, _ = checked_queries(queries, k, (self._count, self.about.dimension))
         return [self._found(row.tolist(), "embedding", k, where, breadth) for row in queries]
 
-    def search_words(self, query: str, k: int, where: rest.Filter | None, /) -> list[tuple[float, Document]]:
-        """Return the documents that share words with a query, weighted by rarity."""
-        if not self.about.lexical:
-            raise InputError("hybrid: the collection was built without words; build it again with lexical=True")
-        words = _words(query, self.about.analysis)
+    def _matching(self, query: str, k: int, where: rest.Filter | None) -> Found:
+        words = _words(query, self.about.analysis)  # weighted by rarity
         return self._found(words, "words", k, where, None) if words.indices else []
 
     def _found(
@@ -194,7 +99,7 @@ class QdrantDocuments(RemoteStore):
         k: int,
         where: rest.Filter | None,
         breadth: rest.SearchParams | None,
-    ) -> list[tuple[float, Document]]:
+    ) -> Found:
         with self._asking():
             answer = self._client.query_points(
                 self._name, query=query, using=vector, limit=k, query_filter=where, search_params=breadth
@@ -202,26 +107,74 @@ class QdrantDocuments(RemoteStore):
         return [(point.score, _document(point)) for point in answer.points]
 
     @staticmethod
+    def _connect(place: str) -> QdrantClient:
+        if not place:
+            raise InputError(f"expected qdrant:http://HOST:PORT#NAME or qdrant:FOLDER#NAME, got {place!r}")
+        if "://" in place:
+            return QdrantClient(url=place, api_key=os.environ.get(KEY_VARIABLE))
+        return QdrantClient(path=place, force_disable_check_same_thread=True)
+
+    @staticmethod
+    def _exists(client: QdrantClient, name: str) -> bool:
+        return bool(client.collection_exists(name))
+
+    @staticmethod
+    def _names(client: QdrantClient) -> list[str]:
+        return [each.name for each in client.get_collections().collections]
+
+    @staticmethod
+    def _read_facts(client: QdrantClient, name: str) -> Mapping[str, Any]:
+        return client.get_collection(name).config.metadata or {}
+
+    @staticmethod
+    def _kind(index: str) -> str:
+        if index not in (AUTO, _INDEX):
+            raise InputError(f"there is no index {index!r} on Qdrant; the kinds are {AUTO}, {_INDEX}")
+        return _INDEX
+
+    @staticmethod
+    def _create(_: str, client: QdrantClient, name: str, about: RemoteAbout) -> None:
+        words = {"words": rest.SparseVectorParams(modifier=rest.Modifier.IDF)}
+        client.create_collection(
+            name,
+            vectors_config={"embedding": rest.VectorParams(size=about.dimension, distance=rest.Distance.DOT)},
+            sparse_vectors_config=words if about.lexical else None,
+            metadata=about.facts(),
+        )
+
+    @staticmethod
     def _check(document: Document) -> None:
         """Accept any document."""
 
-    def _kept_facts(self) -> Mapping[str, Any]:
-        return self._metadata
-
     def _keep_facts(self, facts: Mapping[str, Any]) -> None:
-        changed = {name: value for name, value in facts.items() if value != self._metadata.get(name)}
+        changed = {name: value for name, value in facts.items() if value != self._facts.get(name)}
         with self._asking():
             self._client.update_collection(
                 self._name, metadata=changed
             )  # Qdrant merges this into existing metadata
-        self._metadata = dict(facts)
+        self._facts = dict(facts)
 
     def _count_documents(self) -> int:
         with self._asking():
             return int(self._client.count(self._name).count)
 
-    def _count_present(self, ids: Sequence[str]) -> int:
-        return len(self._points(ids, with_payload=False))
+    def _read(self, ids: Sequence[str]) -> Iterator[Document]:
+        return map(_document, self._points(ids, with_payload=True))
+
+    def _present(self, ids: Sequence[str]) -> list[Any]:
+        return [point.id for point in self._points(ids, with_payload=False)]
+
+    def _delete(self, keys: Sequence[Any]) -> None:
+        with self._asking():
+            self._client.delete(self._name, rest.PointIdsList(points=list(keys)))
+
+    def _all_documents(self) -> Iterator[Document]:
+        return map(_document, self._all())
+
+    def _all_embeddings(self) -> Iterator[FloatArray]:
+        points = self._all()
+        while some := list(itertools.islice(points, _ROWS_PER_REQUEST)):
+            yield np.array([point.vector["embedding"] for point in some], dtype=np.float32)
 
     def _write(self, documents: Sequence[Document], embeddings: FloatArray) -> None:
         analysis = self.about.analysis if self.about.lexical else None
@@ -257,37 +210,6 @@ class QdrantDocuments(RemoteStore):
             yield from points
             if offset is None:
                 return
-
-    def _asking(self) -> contextlib.AbstractContextManager[None]:
-        return _errors_converted(self._address)
-
-
-@contextlib.contextmanager
-def _connection(address: str) -> Iterator[tuple[QdrantClient, str]]:
-    """Yield a client and the collection's name; the connection is closed if an exception occurs."""
-    place, _, name = address.removeprefix(_SCHEME).partition("#")
-    if not place:
-        raise InputError(f"expected qdrant:http://HOST:PORT#NAME or qdrant:FOLDER#NAME, got {address}")
-    with _errors_converted(address):
-        if "://" in place:
-            client = QdrantClient(url=place, api_key=os.environ.get(KEY_VARIABLE))
-        else:
-            client = QdrantClient(path=place, force_disable_check_same_thread=True)
-        try:
-            yield client, name or _NAME
-        except BaseException:
-            client.close()
-            raise
-
-
-@contextlib.contextmanager
-def _errors_converted(address: str) -> Iterator[None]:
-    try:
-        yield
-    except EmbedkitError:
-        raise
-    except (ApiException, QdrantException, RuntimeError, OSError, ValueError) as error:
-        raise CollectionError(f"Qdrant at {address}: {error}") from error
 
 
 def _condition(condition: Condition) -> rest.Filter:

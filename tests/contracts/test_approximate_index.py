@@ -13,7 +13,7 @@ from embedkit.serving.retrieval.exact_index import ExactIndex
 from embedkit.serving.retrieval.index_kinds import index_class
 
 pytest.importorskip("faiss")
-approximate_indexes = importlib.import_module("embedkit.serving.retrieval.approximate_indexes")
+approximate_indexes = importlib.import_module("embedkit.serving.retrieval.faiss_index")
 
 COUNT, WIDTH = 3_000, 32
 

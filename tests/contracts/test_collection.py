@@ -18,8 +18,8 @@ import pytest
 
 from embedkit import Collection, Encoder
 from embedkit.errors import CollectionError, DataError, FingerprintError, InputError
-from embedkit.serving.retrieval.cascade import Encode, Score
 from embedkit.serving.retrieval.documents import Document
+from embedkit.serving.retrieval.search import Encode, Score
 
 pytest.importorskip("bm25s")
 

@@ -20,11 +20,10 @@ from embedkit.serving.http.embedding import Embedder, Gate
 from embedkit.serving.http.plane import to_plane
 from embedkit.serving.http.ranking import CrossRanker
 from embedkit.serving.http.tracing import span
-from embedkit.serving.retrieval.about import About
-from embedkit.serving.retrieval.cascade import CANDIDATES, Encode, Score, Steps
 from embedkit.serving.retrieval.collection import Collection
 from embedkit.serving.retrieval.documents import Document
-from embedkit.serving.retrieval.hits import Hits
+from embedkit.serving.retrieval.models import About
+from embedkit.serving.retrieval.search import CANDIDATES, Encode, Hits, Score, Steps
 from embedkit.serving.retrieval.store import Upserted
 
 __all__ = ["Library"]

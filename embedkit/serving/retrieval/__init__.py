@@ -5,7 +5,6 @@ from __future__ import annotations
 from embedkit.serving.retrieval.collection import Collection
 from embedkit.serving.retrieval.documents import Document
 from embedkit.serving.retrieval.exact_index import ExactIndex
-from embedkit.serving.retrieval.fusion import Fusion
-from embedkit.serving.retrieval.hits import Hit, Hits
+from embedkit.serving.retrieval.search import Fusion, Hit, Hits
 
 __all__ = ["Collection", "Document", "ExactIndex", "Fusion", "Hit", "Hits"]

@@ -15,16 +15,21 @@ from embedkit.errors import InputError
 from embedkit.protocols import FloatArray, TextEncoder
 from embedkit.runtime.cross_encoder import CrossEncoder
 from embedkit.runtime.numerics import warn_of_mixture
-from embedkit.serving.retrieval.about import About
-from embedkit.serving.retrieval.cascade import Cascade, Steps, search_embeddings
 from embedkit.serving.retrieval.documents import Columns, Document, DocumentSource
 from embedkit.serving.retrieval.embedding import embed_queries
 from embedkit.serving.retrieval.filters import Condition, Filter, parse_filter
-from embedkit.serving.retrieval.fusion import Fusion, fusion_of
-from embedkit.serving.retrieval.hits import Hits
 from embedkit.serving.retrieval.index_kinds import AUTO
-from embedkit.serving.retrieval.models import SAMPLE, Models, agreement, check_descent
-from embedkit.serving.retrieval.rerank import Reranker, checked_reranker
+from embedkit.serving.retrieval.models import SAMPLE, About, Models, agreement, check_descent
+from embedkit.serving.retrieval.search import (
+    Cascade,
+    Fusion,
+    Hits,
+    Reranker,
+    Steps,
+    checked_reranker,
+    fusion_of,
+    search_embeddings,
+)
 from embedkit.serving.retrieval.sources import EmbeddingSource, Source, read_source
 from embedkit.serving.retrieval.store import MANIFEST, Plan, Store, Upserted, store_class
 
@@ -428,7 +433,7 @@ class Collection:
 
         Returns:
             a generator that yields steps for the models, is sent the results, and returns a list of one
-            :class:`Hits` (see :mod:`embedkit.serving.retrieval.cascade`).
+            :class:`Hits` (see :mod:`embedkit.serving.retrieval.search`).
 
         Raises:
             InputError: the filter is malformed; the generator raises further errors, as :meth:`search` does.

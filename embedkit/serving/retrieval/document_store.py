@@ -20,8 +20,15 @@ import numpy as np
 
 from embedkit.errors import CollectionError, DataError
 from embedkit.serving.retrieval.documents import Document
-from embedkit.serving.retrieval.segment_files import UNSEALED, PacedFile, Seals, map_array, map_bytes, write_array
-from embedkit.serving.retrieval.text_hash import text_hash
+from embedkit.serving.retrieval.segment_files import (
+    UNSEALED,
+    PacedFile,
+    Seals,
+    map_array,
+    map_bytes,
+    text_hash,
+    write_array,
+)
 
 __all__ = ["DocumentStore", "write_documents"]
 

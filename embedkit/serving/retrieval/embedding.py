@@ -1,19 +1,32 @@
-"""Embedding of a collection's texts, and validation of the embeddings."""
+"""Embedding of a collection's texts, validation of the embeddings, and those of an unfinished write.
+
+Embeddings of an unfinished write are saved so that the next attempt can resume: each chunk of texts is a file in
+the folder ``.unfinished`` of the collection, named after the model, its arithmetic and the texts, so that only
+embeddings of the same texts by the same model are reused. The folder is removed when a write succeeds.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Protocol, runtime_checkable
+from pathlib import Path
+from typing import Final, Protocol, runtime_checkable
 
 import numpy as np
 
-from embedkit.errors import InputError, ModelError
+from embedkit.atomic import atomic_file
+from embedkit.errors import CollectionError, InputError, ModelError
 from embedkit.progress import Progress
 from embedkit.protocols import FloatArray, TextEncoder
+from embedkit.runtime.numerics import numerics_of
 from embedkit.serving.retrieval.document_store import DocumentStore
-from embedkit.serving.retrieval.journal import EmbeddingJournal
+from embedkit.serving.retrieval.segment_files import map_array, write_array
 
 __all__ = [
+    "UNFINISHED",
+    "EmbeddingJournal",
     "PromptingEncoder",
     "embed_documents",
     "embed_queries",
@@ -22,9 +35,50 @@ __all__ = [
     "prompts_of",
 ]
 
+UNFINISHED: Final = ".unfinished"
+
 _CHUNK = 4096
 _CHUNKS_PER_PROCESS = 2
 _LENGTH_TOLERANCE = 1e-3
+
+
+class EmbeddingJournal:
+    """Chunks of embeddings, keyed by their texts.
+
+    Args:
+        collection: the collection's folder.
+        encoder: the model.
+    """
+
+    def __init__(self, collection: Path, encoder: TextEncoder) -> None:
+        self._folder = collection / UNFINISHED
+        self._encoder = encoder
+
+    def find(self, texts: Sequence[str]) -> FloatArray | None:
+        """Return the embeddings of these texts from an earlier attempt, ``(N, D) float32``, or None."""
+        path = self._path(texts)
+        try:
+            return np.array(map_array(path, (len(texts), self._encoder.dimension), "<f4"))
+        except CollectionError:  # missing, or truncated by a crash
+            return None
+
+    def add(self, texts: Sequence[str], embeddings: FloatArray) -> None:
+        """Save the embeddings of these texts, ``(N, D) float32``.
+
+        Raises:
+            StorageError: the disk is full or the folder cannot be written.
+        """
+        with atomic_file(self._path(texts)) as temporary:
+            write_array(temporary, embeddings.shape, "<f4", [embeddings])
+
+    def clear(self) -> None:
+        """Delete everything, after success or when the write is abandoned."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _path(self, texts: Sequence[str]) -> Path:
+        encoder = self._encoder
+        content = json.dumps([encoder.fingerprint, numerics_of(encoder), encoder.dimension, *texts])
+        return self._folder / f"{hashlib.sha256(content.encode()).hexdigest()}.npy"
 
 
 @runtime_checkable

@@ -31,7 +31,6 @@ __all__ = [
 ]
 
 _ROW_BLOCK = 8192
-_QUERY_BLOCK = 256
 _FEW_QUERIES = 8
 
 BoolArray = npt.NDArray[np.bool_]
@@ -56,6 +55,7 @@ class ExactIndex:
     """
 
     FILE: ClassVar[str | None] = None
+    _QUERY_BLOCK: ClassVar[int] = 256
 
     def __init__(self, rows: FloatArray) -> None:
         self._rows = checked_rows(rows)
@@ -106,23 +106,26 @@ class ExactIndex:
         queries, k = checked_queries(queries, k, self._rows.shape, allowed)
         scores = np.empty((len(queries), k), dtype=np.float32)
         rows = np.empty((len(queries), k), dtype=np.int64)
-        for start in range(0, len(queries) if k else 0, _QUERY_BLOCK):
-            rankings = self._search_block(queries[start : start + _QUERY_BLOCK], k, allowed)
-            for query, ranking in enumerate(rankings, start):
-                scores[query], rows[query] = ranking
+        for start in range(0, len(queries) if k else 0, self._QUERY_BLOCK):
+            block = slice(start, start + self._QUERY_BLOCK)
+            self._search_block(queries[block], allowed, scores[block], rows[block])
         return scores, rows
 
-    def _search_block(self, queries: FloatArray, k: int, allowed: BoolArray | None) -> list[Ranking]:
-        best = [_NOTHING] * len(queries)
+    def _search_block(
+        self, queries: FloatArray, allowed: BoolArray | None, scores: FloatArray, rows: RowNumbers
+    ) -> None:
+        """Fill ``scores`` and ``rows``, both ``(Q, k)``."""
+        k, best = scores.shape[1], [_NOTHING] * len(queries)
         slack = score_slack(queries)
-        for numbers, rows in self._blocks(allowed):
+        for numbers, chosen in self._blocks(allowed):
             with np.errstate(over="ignore", invalid="ignore"):  # from damaged rows; the caller checks the scores
-                products = _products(queries, rows)
-            for i, scores in enumerate(products):
+                products = _products(queries, chosen)
+            for i, rough in enumerate(products):
                 floor = best[i].scores[-1] if len(best[i].scores) == k else np.float32(-np.inf)
-                found = rank(queries[i], rows, _shortlist(scores, k, floor - slack[i], slack[i]), k)
+                found = rank(queries[i], chosen, _shortlist(rough, k, floor - slack[i], slack[i]), k)
                 best[i] = _merge(best[i], Ranking(found.scores, numbers[found.rows]), k)
-        return best
+        for i, ranking in enumerate(best):
+            scores[i], rows[i] = ranking
 
     def _blocks(self, allowed: BoolArray | None) -> Iterator[tuple[RowNumbers, FloatArray]]:
         """Yield the allowed rows, with their numbers."""

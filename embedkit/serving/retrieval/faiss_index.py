@@ -1,19 +1,34 @@
-"""Flat search with FAISS, with the same results as the exact index.
+"""Indexes of FAISS: the flat scan, and approximate kinds, whose candidates are scored again with the full rows.
 
-FAISS orders ties arbitrarily, and its scores depend in their last bits on how it splits the matrices into blocks.
-It is therefore asked for a few more rows than needed, which are scored and sorted as in the exact index (see
-`exact_index`). If even these cannot prove that nothing was missed (with hundreds of equal documents), the exact
-index answers.
+The flat scan gives the same results as the exact index. FAISS orders ties arbitrarily, and its scores depend in
+their last bits on how it splits the matrices into blocks. It is therefore asked for a few more rows than needed,
+which are scored and sorted as in the exact index (see `exact_index`). If even these cannot prove that nothing
+was missed (with hundreds of equal documents), the exact index answers.
+
+FAISS stores a coarse code for each row (a byte or less per dimension), so its own scores are coarse, too.
+Candidates are therefore scored again with the rows, which may be mapped from a file: float32 inner products,
+each row separately, so that a score does not depend on other queries. A neighbour that is not proposed is
+missed.
+
+With a filter, the compact index proposes only allowed rows, and searches more widely the fewer there are. A few
+thousand rows are scanned instead, and so are queries for which too few candidates are proposed.
 """
 
 from __future__ import annotations
 
+import abc
+import functools
+import math
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import faiss
 import numpy as np
+import numpy.typing as npt
 
+from embedkit.atomic import atomic_file
+from embedkit.errors import CollectionError
+from embedkit.progress import Progress
 from embedkit.protocols import FloatArray
 from embedkit.serving.retrieval.exact_index import (
     BoolArray,
@@ -24,76 +39,33 @@ from embedkit.serving.retrieval.exact_index import (
     rank_together,
     score_slack,
 )
+from embedkit.serving.retrieval.segment_files import PacedFile, map_array, write_array
 
-__all__ = ["FlatIndex"]
+__all__ = [
+    "BinaryIndex",
+    "FlatIndex",
+    "HnswIndex",
+    "IvfPqIndex",
+    "RescoredIndex",
+    "Sq8Index",
+]
 
-_SPARE = 16
-_QUERY_BLOCK = 1024
+_FLAT_SPARE = 16
 _FEW = 8  # times as many rows as are allowed: from there on FAISS gets their numbers
 _RANK_BLOCK = 32  # small enough for the processor's cache
 
+_QUERY_BLOCK = 1024
+_ROW_BLOCK = 65536
+_WALKED = 0.06  # share of allowed rows below which the graph search is widened
+_SPARE = 8  # so that ties at the end are ordered by row
+_WRITTEN_BYTES = 2**20  # in one call, during which other threads of Python wait
+_SCANNED = 16_384  # number of rows for which a scan is as fast as a search
 
-class FlatIndex:
-    """FAISS's scan of all rows in place; the rows may be memory-mapped.
 
-    Args:
-        rows: ``(N, D) float32, unit rows``; not copied.
-    """
+class FlatIndex(ExactIndex):
+    """FAISS's scan of all rows in place, with the same results; the rows may be memory-mapped."""
 
-    FILE: ClassVar[str | None] = None
-
-    def __init__(self, rows: FloatArray) -> None:
-        self._rows = checked_rows(rows)
-        self._oracle = ExactIndex(self._rows)
-
-    @classmethod
-    def build(cls, rows: FloatArray, *, show_progress_bar: bool | None = False) -> Self:  # noqa: ARG003  # nothing to wait for
-        """Index ``rows``, ``(N, D) float32, unit rows``, without copying them."""
-        return cls(rows)
-
-    @classmethod
-    def load(cls, _: Path, rows: FloatArray) -> Self:
-        """Return an index of ``rows``; there is nothing to read."""
-        return cls(rows)
-
-    def save(self, path: Path) -> None:
-        """Do nothing: the caller stores the rows."""
-
-    def __len__(self) -> int:
-        """Number of rows."""
-        return len(self._rows)
-
-    def search(
-        self,
-        queries: FloatArray,
-        k: int,
-        /,
-        *,
-        allowed: BoolArray | None = None,
-        effort: float = 1.0,  # noqa: ARG002  # every row is looked at anyway
-    ) -> tuple[FloatArray, RowNumbers]:
-        """Return the best ``k`` rows for each query, with the same results as :meth:`ExactIndex.search`.
-
-        Args:
-            queries: ``(Q, D) float32, unit rows``.
-            k: number of results, at least 1.
-            allowed: ``(N,) bool``, the rows that may be found; None for all.
-            effort: has no effect.
-
-        Returns:
-            scores ``(Q, min(k, N)) float32`` in descending order and rows ``(Q, min(k, N)) int64``, where N is
-            the number of allowed rows.
-
-        Raises:
-            InputError: the queries have another width or are not finite, or ``k`` is below 1.
-        """
-        queries, k = checked_queries(queries, k, self._rows.shape, allowed)
-        scores = np.empty((len(queries), k), dtype=np.float32)
-        rows = np.empty((len(queries), k), dtype=np.int64)
-        for start in range(0, len(queries) if k else 0, _QUERY_BLOCK):
-            block = slice(start, start + _QUERY_BLOCK)
-            self._search_block(queries[block], allowed, scores[block], rows[block])
-        return scores, rows
+    _QUERY_BLOCK: ClassVar[int] = 1024
 
     def _search_block(
         self, queries: FloatArray, allowed: BoolArray | None, scores: FloatArray, rows: RowNumbers
@@ -101,7 +73,7 @@ class FlatIndex:
         """Fill ``scores`` and ``rows``, both ``(Q, k)``."""
         k = scores.shape[1]
         candidates = len(self) if allowed is None else int(np.count_nonzero(allowed))
-        wanted = min(candidates, k + _SPARE)
+        wanted = min(candidates, k + _FLAT_SPARE)
         rough, found = self._scan(queries, wanted, allowed)
         complete = (wanted == candidates) | (rough[:, -1] < rough[:, k - 1] - score_slack(queries))
         complete &= found[:, -1] >= 0  # FAISS returns -1 where rows of a damaged file are not finite
@@ -110,8 +82,8 @@ class FlatIndex:
             # A -1 reads the last row; the exact index answers below.
             scores[few], rows[few] = rank_together(queries[few], self._rows, found[few], k)
         for query in np.flatnonzero(~complete):
-            alone = queries[query : query + 1]
-            (scores[query],), (rows[query],) = self._oracle.search(alone, k, allowed=allowed)
+            alone = slice(query, query + 1)
+            super()._search_block(queries[alone], allowed, scores[alone], rows[alone])
 
     def _scan(self, queries: FloatArray, k: int, allowed: BoolArray | None) -> tuple[FloatArray, RowNumbers]:
         scores = np.empty((len(queries), k), dtype=np.float32)
@@ -128,3 +100,347 @@ class FlatIndex:
         sizes = queries.shape[1], len(queries), len(self), k
         faiss.knn_inner_product(*arrays, *sizes, *results, selector)
         return scores, found
+
+
+class _Selection:
+    """Rows that may be found.
+
+    Args:
+        allowed: ``(N,) bool``, the allowed rows.
+        share: their share of all rows, above 0.
+
+    Attributes:
+        selector: the same for FAISS.
+    """
+
+    def __init__(self, allowed: BoolArray, share: float) -> None:
+        self.allowed, self.share = allowed, share
+        self.selector = faiss.IDSelectorBitmap(np.packbits(allowed, bitorder="little"))
+
+
+class RescoredIndex(abc.ABC):
+    """Base class: candidates of a compact index are scored with the full rows.
+
+    Args:
+        rows: ``(N, D) float32, unit rows``; not copied.
+        small: the compact index over the same rows.
+    """
+
+    FILE: ClassVar[str | None]
+
+    def __init__(self, rows: FloatArray, small: Any) -> None:
+        self._rows, self._small = rows, small
+        self._flat = FlatIndex(rows)
+
+    @classmethod
+    def build(cls, rows: FloatArray, *, show_progress_bar: bool | None = False) -> Self:
+        """Index ``rows``, ``(N, D) float32, unit rows``, without copying them."""
+        rows = checked_rows(rows)
+        return cls(rows, cls._built(rows, show_progress_bar=show_progress_bar))
+
+    @classmethod
+    def load(cls, path: Path, rows: FloatArray) -> Self:
+        """Map the file written by :meth:`save` for an index of these rows.
+
+        FAISS trusts the files that it reads: verify the checksum first.
+
+        Raises:
+            CollectionError: the file is missing or invalid.
+        """
+        rows = checked_rows(rows)
+        return cls(rows, cls._loaded(path, rows))
+
+    def __len__(self) -> int:
+        """Number of rows."""
+        return len(self._rows)
+
+    def search(
+        self, queries: FloatArray, k: int, /, *, allowed: BoolArray | None = None, effort: float = 1.0
+    ) -> tuple[FloatArray, RowNumbers]:
+        """Return approximately the best ``k`` rows for each query, with ties ordered by row.
+
+        Args:
+            queries: ``(Q, D) float32, unit rows``.
+            k: number of results, at least 1.
+            allowed: ``(N,) bool``, the rows that may be found; None for all.
+            effort: factor of the search breadth, above 0: of candidates and, where applicable, of clusters or of
+                the breadth of the graph search.
+
+        Returns:
+            scores ``(Q, min(k, N)) float32`` in descending order and rows ``(Q, min(k, N)) int64``, where N is
+            the number of allowed rows.
+
+        Raises:
+            InputError: the queries have another width or are not finite, or ``k`` is below 1.
+        """
+        queries, k = checked_queries(queries, k, self._rows.shape, allowed)
+        available = len(self) if allowed is None else int(np.count_nonzero(allowed))
+        if k == 0 or (2 * available <= len(self) and available <= _SCANNED):
+            return self._flat.search(queries, max(k, 1), allowed=allowed)
+        selection = None if allowed is None else _Selection(allowed, available / len(self))
+        scores = np.empty((len(queries), k), dtype=np.float32)
+        rows = np.empty((len(queries), k), dtype=np.int64)
+        for start in range(0, len(queries), _QUERY_BLOCK):
+            block = slice(start, start + _QUERY_BLOCK)
+            self._search_block(queries[block], selection, effort, scores[block], rows[block])
+        return scores, rows
+
+    @abc.abstractmethod
+    def save(self, path: Path) -> None:
+        """Write the compact index atomically.
+
+        Raises:
+            StorageError: the disk is full or the folder cannot be written.
+        """
+
+    @classmethod
+    @abc.abstractmethod
+    def _built(cls, rows: FloatArray, *, show_progress_bar: bool | None) -> Any:
+        """Build the compact index of some rows."""
+
+    @classmethod
+    @abc.abstractmethod
+    def _loaded(cls, path: Path, rows: FloatArray) -> Any:
+        """Load the compact index of these rows from a file."""
+
+    @abc.abstractmethod
+    def _candidates(self, queries: FloatArray, k: int, effort: float, selection: _Selection | None) -> RowNumbers:
+        """Return candidates for each query: ``(Q, C) int64``, ``C >= k``, padded with -1 if there are fewer.
+
+        With fewer than ``k`` candidates, all allowed rows are scanned. An index that searches only near the query,
+        where hardly any row is allowed, therefore proposes none.
+
+        Args:
+            queries: ``(Q, D) float32``.
+            k: number of results.
+            effort: factor of the search breadth.
+            selection: the rows to choose from; None for all.
+        """
+
+    def _bounded(self, k: int, wanted: float) -> int:
+        """Limit a number of candidates to between ``k`` and the number of rows."""
+        return min(len(self), max(k, math.ceil(wanted)))
+
+    def _search_block(
+        self,
+        queries: FloatArray,
+        selection: _Selection | None,
+        effort: float,
+        scores: FloatArray,
+        rows: RowNumbers,
+    ) -> None:
+        """Fill ``scores`` and ``rows``, both ``(Q, k)``."""
+        k = scores.shape[1]
+        found = self._candidates(queries, k, effort, selection)
+        enough = found[:, k - 1] >= 0
+        products, found = self._best(queries, found, min(found.shape[1], k + _SPARE))
+        if (products[:, 1:] == products[:, :-1]).any():  # FAISS orders ties arbitrarily
+            order = np.lexsort((found, -products))
+            products = np.take_along_axis(products, order, axis=1)
+            found = np.take_along_axis(found, order, axis=1)
+        scores[:], rows[:] = products[:, :k], found[:, :k]
+        for query in () if enough.all() else np.flatnonzero(~enough):
+            alone = queries[query : query + 1]
+            allowed = None if selection is None else selection.allowed
+            (scores[query],), (rows[query],) = self._flat.search(alone, k, allowed=allowed)
+
+    def _best(self, queries: FloatArray, found: RowNumbers, k: int) -> tuple[FloatArray, RowNumbers]:
+        """Return the best ``k`` of the given rows by inner product, padded with -1."""
+        products = np.empty((len(queries), k), dtype=np.float32)
+        best = np.empty((len(queries), k), dtype=np.int64)
+        found = np.ascontiguousarray(found)
+        given = (faiss.swig_ptr(array) for array in (queries, self._rows, found))
+        results = (faiss.swig_ptr(array) for array in (products, best))
+        sizes = queries.shape[1], len(queries), len(self), found.shape[1], k
+        # The last argument is the stride of `found`; the default, which should mean the same, reads out of bounds.
+        faiss.knn_inner_products_by_idx(*given, *sizes, *results, found.shape[1])
+        return products, best
+
+
+class _Written:
+    """Receives what FAISS writes, and keeps the error if that fails."""
+
+    def __init__(self, file: PacedFile) -> None:
+        self._file = file
+        self.error: OSError | None = None
+
+    def __call__(self, content: bytes) -> None:
+        try:
+            self._file.write(content)
+        except OSError as error:
+            self.error = error
+            raise
+
+
+class _FaissFile(RescoredIndex):
+    """A compact index in FAISS's own file format, mapped into memory."""
+
+    TYPE: ClassVar[str]
+
+    def save(self, path: Path) -> None:
+        """Write FAISS's index atomically.
+
+        Raises:
+            StorageError: the disk is full or the folder cannot be written.
+        """
+        # FAISS's own writer of files does not detect a full disk at the last block.
+        with atomic_file(path) as temporary, PacedFile(temporary) as file:
+            written = _Written(file)
+            try:
+                faiss.write_index(self._small, faiss.PyCallbackIOWriter(written, _WRITTEN_BYTES))
+            except RuntimeError:  # FAISS does not pass on an exception of the callback
+                raise written.error or CollectionError(f"FAISS could not write {path}") from None
+
+    @classmethod
+    def _loaded(cls, path: Path, rows: FloatArray) -> Any:
+        try:
+            index = faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC)
+        except RuntimeError as error:
+            raise CollectionError(f"{path} is not a file that FAISS can read: {error}") from error
+        if type(index).__name__ != cls.TYPE or (index.ntotal, index.d) != rows.shape:
+            raise CollectionError(f"{path} is not a {cls.TYPE} of {len(rows)} rows and width {rows.shape[1]}")
+        return index
+
+    @classmethod
+    def _filled(cls, index: Any, rows: FloatArray, *, show_progress_bar: bool | None) -> Any:
+        with Progress("index", len(rows), unit="documents", enabled=show_progress_bar) as progress:
+            for start in range(0, len(rows), _ROW_BLOCK):
+                index.add(rows[start : start + _ROW_BLOCK])
+                progress.advance(min(_ROW_BLOCK, len(rows) - start))
+        return index
+
+
+class Sq8Index(_FaissFile):
+    """One byte per dimension, all rows scanned: a quarter of a flat scan's memory, but not of its time."""
+
+    FILE: ClassVar[str | None] = "sq8.faiss"
+    TYPE: ClassVar[str] = "IndexScalarQuantizer"
+
+    @classmethod
+    def _built(cls, rows: FloatArray, *, show_progress_bar: bool | None) -> Any:
+        index = faiss.index_factory(rows.shape[1], "SQ8", faiss.METRIC_INNER_PRODUCT)
+        index.train(_sample(rows, 2**17))
+        return cls._filled(index, rows, show_progress_bar=show_progress_bar)
+
+    def _candidates(self, queries: FloatArray, k: int, effort: float, selection: _Selection | None) -> RowNumbers:
+        parameters = faiss.SearchParameters(sel=selection.selector) if selection else None
+        _, found = self._small.search(queries, self._bounded(k, effort * (2 * k + 10)), params=parameters)
+        return np.asarray(found)
+
+
+class HnswIndex(_FaissFile):
+    """A neighbourhood graph over byte codes (Malkov and Yashunin, https://arxiv.org/abs/1603.09320)."""
+
+    FILE: ClassVar[str | None] = "hnsw.faiss"
+    TYPE: ClassVar[str] = "IndexHNSWSQ"
+
+    @classmethod
+    def _built(cls, rows: FloatArray, *, show_progress_bar: bool | None) -> Any:
+        index = faiss.index_factory(rows.shape[1], "HNSW32,SQ8", faiss.METRIC_INNER_PRODUCT)
+        index.hnsw.efConstruction = 80
+        index.train(_sample(rows, 2**17))
+        return cls._filled(index, rows, show_progress_bar=show_progress_bar)
+
+    def _candidates(self, queries: FloatArray, k: int, effort: float, selection: _Selection | None) -> RowNumbers:
+        wanted = 2 * k + 10
+        breadth = effort * max(96, 2 * wanted)
+        if selection is None:
+            breadth = self._bounded(k, breadth)
+            _, found = self._small.search(queries, min(wanted, breadth), params=_breadth(breadth))
+            return np.asarray(found)
+        # The search traverses all rows and collects the allowed ones. It scores many rows for each that it
+        # traverses, so it must be widened only if few rows are allowed.
+        breadth = self._bounded(k, breadth * max(1.0, _WALKED / selection.share))
+        parameters = faiss.SearchParametersHNSW(efSearch=breadth, sel=selection.selector)
+        _, found = self._small.search(queries, breadth, params=parameters)
+        least = min(breadth, max(k, math.ceil(2 * selection.share * breadth)))
+        return _unless_few(found, least)[:, : max(k, wanted)]
+
+
+class IvfPqIndex(_FaissFile):
+    """Clusters, the nearest of which are scanned with half a byte per two dimensions.
+
+    Product quantization by Jégou, Douze and Schmid (IEEE TPAMI 33(1), 2011), in the variant whose tables fit into
+    registers (André, Kermarrec and Le Scouarnec, https://arxiv.org/abs/1812.09162).
+    """
+
+    FILE: ClassVar[str | None] = "ivfpq.faiss"
+    TYPE: ClassVar[str] = "IndexIVFPQFastScan"
+
+    @classmethod
+    def _built(cls, rows: FloatArray, *, show_progress_bar: bool | None) -> Any:
+        count, dimension = rows.shape
+        clusters = max(1, min(round(4 * math.sqrt(count)), count // 40))
+        parts = dimension if dimension % 2 else dimension // 2
+        index = faiss.index_factory(dimension, f"IVF{clusters},PQ{parts}x4fs", faiss.METRIC_INNER_PRODUCT)
+        index.train(_sample(rows, max(64 * clusters, 2**12)))
+        return cls._filled(index, rows, show_progress_bar=show_progress_bar)
+
+    def _candidates(self, queries: FloatArray, k: int, effort: float, selection: _Selection | None) -> RowNumbers:
+        wanted, clusters = self._bounded(k, effort * max(10 * k, 100)), self._small.nlist
+        available = len(self) * (selection.share if selection else 1.0)
+        probes = max(math.ceil(effort * max(16, clusters // 8)), math.ceil(2 * wanted * clusters / available))
+        probes = min(clusters, probes)
+        if selection is None:
+            _, found = self._small.search(queries, wanted, params=_probes(probes))
+            return np.asarray(found)
+        parameters = faiss.SearchParametersIVF(nprobe=probes, sel=selection.selector)
+        _, found = self._small.search(queries, wanted, params=parameters)
+        return _unless_few(found, min(wanted, math.ceil(available)))
+
+
+class BinaryIndex(RescoredIndex):
+    """One bit per dimension, its sign, all rows scanned by Hamming distance."""
+
+    FILE: ClassVar[str | None] = "signs.npy"
+
+    @classmethod
+    def _built(cls, rows: FloatArray, *, show_progress_bar: bool | None) -> npt.NDArray[np.uint8]:
+        with Progress("index", len(rows), unit="documents", enabled=show_progress_bar) as progress:
+            signs = np.empty((len(rows), -(-rows.shape[1] // 8)), dtype=np.uint8)
+            for start in range(0, len(rows), _ROW_BLOCK):
+                block = slice(start, start + _ROW_BLOCK)
+                signs[block] = _signs(rows[block])
+                progress.advance(len(signs[block]))
+        return signs
+
+    @classmethod
+    def _loaded(cls, path: Path, rows: FloatArray) -> npt.NDArray[np.uint8]:
+        return map_array(path, (len(rows), -(-rows.shape[1] // 8)), "|u1")
+
+    def save(self, path: Path) -> None:
+        """Write the signs as a ``.npy`` file."""
+        write_array(path, self._small.shape, "|u1", [self._small])
+
+    def _candidates(self, queries: FloatArray, k: int, effort: float, selection: _Selection | None) -> RowNumbers:
+        rows = None if selection is None else np.flatnonzero(selection.allowed)
+        signs = self._small if rows is None else self._small[rows]
+        # With more rows, more of them have similar signs; and the fewer are allowed, the less similar the nearest.
+        wanted = max(20 * k + 200, len(signs) // 200, len(self) // 1000)
+        _, found = faiss.knn_hamming(_signs(queries), signs, min(len(signs), self._bounded(k, effort * wanted)))
+        return np.asarray(found if rows is None else rows[found])
+
+
+@functools.lru_cache(128)  # construction costs as much as scoring the candidates of a query
+def _breadth(efsearch: int) -> Any:
+    return faiss.SearchParametersHNSW(efSearch=efsearch)
+
+
+@functools.lru_cache(128)
+def _probes(nprobe: int) -> Any:
+    return faiss.SearchParametersIVF(nprobe=nprobe)
+
+
+def _unless_few(found: RowNumbers, least: int) -> RowNumbers:
+    """Return the candidates of each query, none if there are fewer than ``least``."""
+    found[found[:, least - 1] < 0] = -1
+    return found
+
+
+def _signs(rows: FloatArray) -> npt.NDArray[np.uint8]:
+    return np.packbits(rows > 0, axis=1)
+
+
+def _sample(rows: FloatArray, count: int) -> FloatArray:
+    """Return evenly spaced rows for training."""
+    return np.ascontiguousarray(rows[:: max(1, len(rows) // count)])

@@ -17,15 +17,13 @@ from embedkit.protocols import FloatArray, TextEncoder
 from embedkit.runtime.child import Child
 from embedkit.serving.retrieval import writer
 from embedkit.serving.retrieval.documents import Document
-from embedkit.serving.retrieval.generations import claim, reservations, reserve
 from embedkit.serving.retrieval.index_kinds import checked_kind
 from embedkit.serving.retrieval.manifest import Manifest, SegmentEntry
-from embedkit.serving.retrieval.merging import merged
 from embedkit.serving.retrieval.models import Models
-from embedkit.serving.retrieval.segment import Segment, has_columns, words_module
-from embedkit.serving.retrieval.snapshot import Snapshot
+from embedkit.serving.retrieval.snapshot import Segment, Snapshot, has_columns, words_module
 from embedkit.serving.retrieval.sources import Maker, Source
 from embedkit.serving.retrieval.store import MANIFEST, Plan, Upserted
+from embedkit.serving.retrieval.writer import claim, merged, reservations, reserve
 
 __all__ = ["FolderStore"]
 

@@ -17,10 +17,10 @@ _PACKAGE = "embedkit.serving.retrieval"
 INDEX_KINDS: Final = {
     "exact": (f"{_PACKAGE}.exact_index", "ExactIndex"),
     "flat": (f"{_PACKAGE}.faiss_index", "FlatIndex"),
-    "sq8": (f"{_PACKAGE}.approximate_indexes", "Sq8Index"),
-    "binary": (f"{_PACKAGE}.approximate_indexes", "BinaryIndex"),
-    "hnsw": (f"{_PACKAGE}.approximate_indexes", "HnswIndex"),
-    "ivf-pq": (f"{_PACKAGE}.approximate_indexes", "IvfPqIndex"),
+    "sq8": (f"{_PACKAGE}.faiss_index", "Sq8Index"),
+    "binary": (f"{_PACKAGE}.faiss_index", "BinaryIndex"),
+    "hnsw": (f"{_PACKAGE}.faiss_index", "HnswIndex"),
+    "ivf-pq": (f"{_PACKAGE}.faiss_index", "IvfPqIndex"),
 }
 AUTO: Final = "auto"
 

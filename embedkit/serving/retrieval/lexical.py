@@ -38,8 +38,7 @@ import numpy as np
 from embedkit.errors import CollectionError
 from embedkit.protocols import FloatArray
 from embedkit.serving.retrieval.exact_index import RowNumbers
-from embedkit.serving.retrieval.segment_files import UNSEALED, Seals, map_array, write_array
-from embedkit.serving.retrieval.text_hash import text_hash
+from embedkit.serving.retrieval.segment_files import UNSEALED, Seals, map_array, text_hash, write_array
 
 __all__ = ["ANALYSIS", "LexicalIndex", "WordCounts", "Words", "check_analysis", "split_words", "term_factors"]
 

@@ -24,10 +24,10 @@ from typing import Any, Final, Self
 from embedkit.atomic import atomic_file
 from embedkit.errors import CollectionError
 from embedkit.runtime.numerics import UNKNOWN
-from embedkit.serving.retrieval.about import QueryModel
 from embedkit.serving.retrieval.document_store import DocumentStore
 from embedkit.serving.retrieval.index_kinds import AUTO, INDEX_KINDS
 from embedkit.serving.retrieval.lexical import WordCounts
+from embedkit.serving.retrieval.models import QueryModel
 from embedkit.serving.retrieval.segment_files import FileSeal
 from embedkit.serving.retrieval.store import MANIFEST
 

@@ -1,30 +1,31 @@
 """The models of a collection: one embeds documents, and another may embed queries in the same embedding space.
 
-Two models can share a space if one was distilled from the other, or both from the same teacher: the manifest of a
-bundle contains its teacher's name and fingerprint. However, some methods teach a student its teacher's
-similarities and not its vectors, and a rotation changes all vectors but no similarity. Both models therefore also
-embed a sample of documents.
+Two models can share a space if one was distilled from the other, or both from the same teacher: the manifest of
+a bundle contains its teacher's name and fingerprint. However, some methods teach a student its teacher's
+similarities and not its vectors, and a rotation changes all vectors but no similarity. Both models therefore
+also embed a sample of documents.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 import numpy as np
 
 from embedkit.errors import FingerprintError
 from embedkit.protocols import FloatArray, TextEncoder
 from embedkit.runtime.numerics import numerics_of
-from embedkit.serving.retrieval.about import About, QueryModel
 from embedkit.serving.retrieval.document_store import DocumentStore
 from embedkit.serving.retrieval.embedding import embed_texts
 
 __all__ = [
     "LEAST_AGREEMENT",
     "SAMPLE",
+    "About",
     "Models",
+    "QueryModel",
     "agreement",
     "agreement_on",
     "check_descent",
@@ -36,6 +37,63 @@ SAMPLE: Final = 64
 
 LEAST_AGREEMENT: Final = 0.5
 """Minimum mean cosine between the two embeddings of a text; it is about 0 in unrelated spaces."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueryModel:
+    """The model that embeds queries, if it differs from that of the documents.
+
+    Attributes:
+        model: name of the encoder.
+        source: where it can be loaded from; None if unknown.
+        fingerprint: its fingerprint, hex SHA-256.
+        agreement: mean cosine between both models' embeddings of a document, on a sample.
+    """
+
+    model: str
+    source: str | None
+    fingerprint: str
+    agreement: float
+
+
+class About(Protocol):
+    """A store's metadata of a collection."""
+
+    @property
+    def model(self) -> str:
+        """Name of the encoder that created the embeddings."""
+
+    @property
+    def source(self) -> str | None:
+        """Where that encoder can be loaded from."""
+
+    @property
+    def fingerprint(self) -> str:
+        """That encoder's fingerprint, hex SHA-256."""
+
+    @property
+    def dimension(self) -> int:
+        """D, the width of an embedding."""
+
+    @property
+    def index(self) -> str:
+        """Requested kind of index."""
+
+    @property
+    def lexical(self) -> bool:
+        """Whether words are indexed, too, for hybrid search."""
+
+    @property
+    def queries(self) -> QueryModel | None:
+        """The model of the queries; None if it is that of the documents."""
+
+    @property
+    def numerics(self) -> tuple[str, ...]:
+        """The arithmetics that created the embeddings; see :attr:`embedkit.Encoder.numerics`."""
+
+    @property
+    def count(self) -> int:
+        """N, number of documents."""
 
 
 @dataclass(frozen=True, slots=True)

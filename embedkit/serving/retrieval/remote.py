@@ -2,56 +2,46 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import json
 import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, ClassVar, Final, Self
 
 import numpy as np
 
-from embedkit.errors import CollectionError, DataError, InputError
+from embedkit.errors import CollectionError, DataError, EmbedkitError, InputError
 from embedkit.progress import Progress
 from embedkit.protocols import FloatArray, TextEncoder
 from embedkit.runtime.numerics import UNKNOWN, joined
-from embedkit.serving.retrieval.about import QueryModel
 from embedkit.serving.retrieval.document_store import DocumentStore, write_documents
 from embedkit.serving.retrieval.documents import Document
 from embedkit.serving.retrieval.embedding import largest_deviation
-from embedkit.serving.retrieval.exact_index import Ranking, RowNumbers
+from embedkit.serving.retrieval.exact_index import Ranking, RowNumbers, checked_queries
 from embedkit.serving.retrieval.filters import Condition, unknown_field
-from embedkit.serving.retrieval.lexical import ANALYSIS
-from embedkit.serving.retrieval.models import Models, agreement_on, query_model
-from embedkit.serving.retrieval.sources import Source, embeddings_of
+from embedkit.serving.retrieval.lexical import ANALYSIS, check_analysis
+from embedkit.serving.retrieval.models import Models, QueryModel, agreement_on, query_model
+from embedkit.serving.retrieval.sources import Maker, Source, embeddings_of
 from embedkit.serving.retrieval.store import Plan, Upserted
 
-__all__ = [
-    "SAMPLE",
-    "RemoteAbout",
-    "RemoteSelection",
-    "RemoteStore",
-    "RemoteView",
-    "check_row",
-    "checked_effort",
-    "spool",
-]
+__all__ = ["Found", "RemoteAbout", "RemoteSelection", "RemoteStore", "RemoteView"]
 
 Found = list[tuple[float, Document]]
 """Documents with their scores, best first."""
 
-SAMPLE: Final = 100
-"""Number of documents to inspect where all would be too many."""
+_SAMPLE: Final = 100  # documents to inspect where all would be too many
 
 _KIND = "documents"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteAbout:
-    """A collection's metadata in a database; see :class:`~embedkit.serving.retrieval.about.About`."""
+    """A collection's metadata in a database; see :class:`~embedkit.serving.retrieval.models.About`."""
 
     model: str
     source: str | None
@@ -166,18 +156,63 @@ class RemoteStore(ABC):
     See :class:`~embedkit.serving.retrieval.store.Store`. Subclasses add the database's own operations.
 
     Args:
-        address: address of the collection.
+        address: address of the collection, ``SCHEME:PLACE#NAME``.
+        client: a connection to the database.
+        name: name of the collection there.
     """
 
-    def __init__(self, address: str) -> None:
-        self._address = address
-        self._count = 0
+    _ERRORS: ClassVar[tuple[type[Exception], ...]]
+    """What the client raises where the database refuses a request or is not there."""
+
+    def __init__(self, address: str, client: Any, name: str) -> None:
+        self._address, self._client, self._name = address, client, name
+        self._facts = self._read_facts(client, name)
         self._seen_fields: set[str] = set()
+        self._count = self._count_documents()
 
     @classmethod
-    @abstractmethod
+    def build(cls, address: str, source: Source, plan: Plan, *, show_progress_bar: bool | None) -> Self:
+        """Write documents to a new collection.
+
+        Raises:
+            CollectionError: the collection exists, or the database rejects the request.
+            DataError: a document is malformed, empty or too long for the database, or there are none.
+            InputError: the database does not support the index.
+        """
+        index = cls._kind(plan.index)
+        with tempfile.TemporaryDirectory() as folder:
+            documents = _spool(Path(folder), source, check=cls._check, show_progress_bar=show_progress_bar)
+            about = RemoteAbout.planned(plan, documents, index, source)
+            with cls._connected(address) as (client, name):
+                if cls._exists(client, name):
+                    raise CollectionError(
+                        f"there is a collection {name} at {address} already: add to it, delete it, or choose "
+                        "another name"
+                    )
+                cls._create(address, client, name, about)
+                built = cls(address, client, name)
+                try:
+                    built._send(documents, source, plan.encoder, show_progress_bar=show_progress_bar)
+                except EmbedkitError:
+                    built.drop()
+                    raise
+        return built
+
+    @classmethod
     def open(cls, address: str, models: Models) -> Self:
-        """Open a collection created by ``build``."""
+        """Open a collection created by :meth:`build`."""
+        with cls._connected(address) as (client, name):
+            if not cls._exists(client, name):
+                others = ", ".join(sorted(cls._names(client))) or "none"
+                raise CollectionError(f"there is no collection {name} at {address}; there are {others}")
+            if cls._read_facts(client, name).get("kind") != _KIND:
+                raise CollectionError(
+                    f"the collection {name} at {address} holds no documents that embedkit has put there"
+                )
+            opened = cls(address, client, name)
+            check_analysis(opened.about.analysis, address)
+            models.check(address, opened.about)
+        return opened
 
     @classmethod
     def describe(cls, address: str) -> RemoteAbout:
@@ -189,7 +224,7 @@ class RemoteStore(ABC):
     @property
     def about(self) -> RemoteAbout:
         """The stored metadata, and the number of documents when last counted."""
-        return RemoteAbout.of(self._kept_facts(), self._count)
+        return RemoteAbout.of(self._facts, self._count)
 
     def __len__(self) -> int:
         """Number of documents when last counted."""
@@ -203,6 +238,11 @@ class RemoteStore(ABC):
         """Return the view of a search: the database itself, in its state at each stage."""
         return RemoteView(self)
 
+    def get(self, ids: Sequence[str], /) -> list[Document | None]:
+        """Return the documents with these ids, None for unknown ids."""
+        found = {document.id: document for document in self._read(ids)}
+        return [found.get(id_) for id_ in ids]
+
     def upsert(
         self,
         source: Source,
@@ -213,10 +253,21 @@ class RemoteStore(ABC):
     ) -> Upserted:
         """Embed and send documents, replacing those with the same ids."""
         with tempfile.TemporaryDirectory() as folder:
-            documents = spool(Path(folder), source, check=self._check, show_progress_bar=show_progress_bar)
-            self._note_numerics(source.numerics(encoder))
+            documents = _spool(Path(folder), source, check=self._check, show_progress_bar=show_progress_bar)
+            about = self.about
+            numerics = joined(about.numerics, source.numerics(encoder))
+            if numerics != about.numerics:  # recorded before the first embedding is sent
+                self._keep_facts(dataclasses.replace(about, numerics=numerics).facts())
             replaced = self._send(documents, source, encoder, show_progress_bar=show_progress_bar)
             return Upserted(len(documents) - replaced, replaced)
+
+    def delete(self, ids: Sequence[str], /) -> int:
+        """Delete documents."""
+        present = self._present(list(dict.fromkeys(ids)))
+        if present:
+            self._delete(present)
+        self.refresh()
+        return len(present)
 
     def merge(self) -> bool:
         """Do nothing: databases merge automatically."""
@@ -227,13 +278,29 @@ class RemoteStore(ABC):
         before, self._count = self._count, self._count_documents()
         return before != self._count
 
-    @abstractmethod
-    def sample(self, most: int, /) -> tuple[list[Document], FloatArray]:
-        """Return documents chosen by the database, and their embeddings."""
+    def verify(self) -> None:
+        """Check up to 100 documents; databases keep checksums of their own.
 
-    @abstractmethod
+        Raises:
+            CollectionError: a document has no unit embedding or no text.
+        """
+        documents, embeddings = self.sample(_SAMPLE)
+        count = self._count_documents()
+        if bool(documents) != bool(count):
+            raise CollectionError(f"{self._address} counts {count:,} documents and gives {len(documents)}")
+        for document, embedding in zip(documents, embeddings, strict=True):
+            _check_row(self._address, document, embedding.tolist())
+
+    def source(self) -> Source:
+        """Return all documents and embeddings."""
+        about = self.about
+        return Source(
+            self._all_documents(), self._all_embeddings, Maker(about.model, about.fingerprint, about.numerics)
+        )
+
     def close(self) -> None:
-        """Close the connection."""
+        """Close the connection; a Milvus Lite file stays locked until this process exits."""
+        self._client.close()
 
     def select(self, conditions: Sequence[Condition], /) -> RemoteSelection:
         """Convert conditions to the database's own form; fields that were found before are not checked again."""
@@ -243,17 +310,26 @@ class RemoteStore(ABC):
                 if self._has_field(field):
                     self._seen_fields.add(field)
                 else:
-                    known = (document.metadata or {} for document in self.sample(SAMPLE)[0])
+                    known = (document.metadata or {} for document in self.sample(_SAMPLE)[0])
                     warnings.append(unknown_field(field, set(itertools.chain.from_iterable(known))))
         return RemoteSelection(self._where(conditions), bool(conditions), warnings)
 
-    @abstractmethod
     def search(self, queries: FloatArray, k: int, where: Any, effort: float, /) -> list[Found]:
         """Return the documents nearest to each query, with their inner products."""
+        if not 0 < effort < float("inf"):
+            raise InputError(
+                f"expected an effort above 0; 1 is the default and 2 searches twice as broadly; got {effort}"
+            )
+        queries, _ = checked_queries(queries, k, (self._count, self.about.dimension))
+        return self._nearest(queries, k, where, effort) if len(queries) else []
 
-    @abstractmethod
     def search_words(self, query: str, k: int, where: Any, /) -> Found:
         """Return the documents that share words with a query."""
+        if not self.about.lexical:
+            raise InputError(
+                "hybrid: the collection was built without words; build it again from itself with lexical=True"
+            )
+        return self._matching(query, k, where)
 
     def _send(
         self, documents: DocumentStore, source: Source, encoder: TextEncoder, *, show_progress_bar: bool | None
@@ -263,18 +339,71 @@ class RemoteStore(ABC):
         with Progress("index", len(documents), unit="documents", enabled=show_progress_bar) as progress:
             for embeddings in embeddings_of(documents, source, encoder, progress):
                 chunk = [documents.read(start + row) for row in range(len(embeddings))]
-                replaced += self._count_present([document.id for document in chunk]) if self._count else 0
+                replaced += len(self._present([document.id for document in chunk])) if self._count else 0
                 self._write(chunk, embeddings)
                 start += len(chunk)
         self.refresh()
         return replaced
 
-    def _note_numerics(self, used: Sequence[str]) -> None:
-        """Store the arithmetics of embeddings before sending them."""
-        about = self.about
-        numerics = joined(about.numerics, used)
-        if numerics != about.numerics:
-            self._keep_facts(dataclasses.replace(about, numerics=numerics).facts())
+    @classmethod
+    @contextlib.contextmanager
+    def _connected(cls, address: str) -> Iterator[tuple[Any, str]]:
+        """Yield a client and the collection's name; the connection is closed if an exception occurs."""
+        place, _, name = address.partition(":")[2].partition("#")
+        with cls._errors_at(address):
+            client = cls._connect(place)
+            try:
+                yield client, name or "embedkit"
+            except BaseException:
+                client.close()
+                raise
+
+    @classmethod
+    @contextlib.contextmanager
+    def _errors_at(cls, address: str) -> Iterator[None]:
+        try:
+            yield
+        except EmbedkitError:
+            raise
+        except cls._ERRORS as error:
+            raise CollectionError(f"{address}: {getattr(error, 'message', None) or error}") from error
+
+    def _asking(self) -> contextlib.AbstractContextManager[None]:
+        return self._errors_at(self._address)
+
+    @staticmethod
+    @abstractmethod
+    def _connect(place: str) -> Any:
+        """Return a client of the database at a place.
+
+        Raises:
+            InputError: it is no place for this database.
+        """
+
+    @staticmethod
+    @abstractmethod
+    def _exists(client: Any, name: str) -> bool:
+        """Whether there is a collection of this name."""
+
+    @staticmethod
+    @abstractmethod
+    def _names(client: Any) -> list[str]:
+        """Return the names of all collections."""
+
+    @staticmethod
+    @abstractmethod
+    def _read_facts(client: Any, name: str) -> Mapping[str, Any]:
+        """Return the output of :meth:`RemoteAbout.facts` as stored in the database."""
+
+    @staticmethod
+    @abstractmethod
+    def _kind(index: str) -> str:
+        """Return the database's name for a requested kind of index."""
+
+    @staticmethod
+    @abstractmethod
+    def _create(address: str, client: Any, name: str, about: RemoteAbout) -> None:
+        """Create an empty collection."""
 
     @staticmethod
     @abstractmethod
@@ -282,8 +411,16 @@ class RemoteStore(ABC):
         """Reject a document that the database cannot store."""
 
     @abstractmethod
-    def _kept_facts(self) -> Mapping[str, Any]:
-        """Return the output of :meth:`RemoteAbout.facts` as stored in the database."""
+    def compact(self, *, index: str | None, lexical: bool | None, show_progress_bar: bool | None) -> None:
+        """Compact, and change the indexes where the database can do that."""
+
+    @abstractmethod
+    def drop(self) -> None:
+        """Delete the whole collection."""
+
+    @abstractmethod
+    def sample(self, most: int, /) -> tuple[list[Document], FloatArray]:
+        """Return documents chosen by the database, and their embeddings."""
 
     @abstractmethod
     def _keep_facts(self, facts: Mapping[str, Any]) -> None:
@@ -294,12 +431,28 @@ class RemoteStore(ABC):
         """Return the number of documents."""
 
     @abstractmethod
-    def _count_present(self, ids: Sequence[str]) -> int:
-        """Return how many of these documents exist."""
+    def _read(self, ids: Sequence[str]) -> Iterable[Document]:
+        """Return the documents with these ids that exist."""
+
+    @abstractmethod
+    def _present(self, ids: Sequence[str]) -> list[Any]:
+        """Return the database's own keys of those documents that exist."""
+
+    @abstractmethod
+    def _delete(self, keys: Sequence[Any]) -> None:
+        """Delete documents by the database's own keys."""
 
     @abstractmethod
     def _write(self, documents: Sequence[Document], embeddings: FloatArray) -> None:
         """Send documents, replacing those with the same ids."""
+
+    @abstractmethod
+    def _all_documents(self) -> Iterator[Document]:
+        """Yield all documents, in an order that is stable while nothing is written."""
+
+    @abstractmethod
+    def _all_embeddings(self) -> Iterator[FloatArray]:
+        """Yield their embeddings in chunks."""
 
     @abstractmethod
     def _has_field(self, field: str) -> bool:
@@ -309,8 +462,16 @@ class RemoteStore(ABC):
     def _where(self, conditions: Sequence[Condition]) -> Any:
         """Convert conditions to the database's own form."""
 
+    @abstractmethod
+    def _nearest(self, queries: FloatArray, k: int, where: Any, effort: float) -> list[Found]:
+        """Return the documents nearest to each query, with their inner products."""
 
-def spool(
+    @abstractmethod
+    def _matching(self, query: str, k: int, where: Any) -> Found:
+        """Return the documents that share words with a query, best first."""
+
+
+def _spool(
     folder: Path, source: Source, *, check: Callable[[Document], None], show_progress_bar: bool | None
 ) -> DocumentStore:
     """Read and check all documents before the first is embedded, on disk and in bounded memory.
@@ -339,7 +500,7 @@ def spool(
         return write_documents(folder, documents())
 
 
-def check_row(address: str, document: Document, embedding: Sequence[float]) -> None:
+def _check_row(address: str, document: Document, embedding: Sequence[float]) -> None:
     """Reject a row that was not written by embedkit.
 
     Raises:
@@ -351,16 +512,3 @@ def check_row(address: str, document: Document, embedding: Sequence[float]) -> N
             f"{address}: document {document.id!r} has an embedding of length {length:.6g} and "
             f"{len(document.text)} characters; something else has written it"
         )
-
-
-def checked_effort(effort: float) -> float:
-    """Return a valid effort unchanged.
-
-    Raises:
-        InputError: it is not positive.
-    """
-    if not 0 < effort < float("inf"):
-        raise InputError(
-            f"expected an effort above 0; 1 is the default and 2 searches twice as broadly; got {effort}"
-        )
-    return effort

@@ -38,6 +38,7 @@ __all__ = [
     "Seals",
     "map_array",
     "map_bytes",
+    "text_hash",
     "write_array",
 ]
 
@@ -197,3 +198,8 @@ class PacedFile:
             self._pending = 0
         self._file.write(piece)
         self._pending += len(piece)
+
+
+def text_hash(text: str) -> int:
+    """Return 64 bits of BLAKE2b, for any string, including those that cannot be encoded as UTF-8."""
+    return int.from_bytes(hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=8).digest(), "little")

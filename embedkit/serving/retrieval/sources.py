@@ -33,8 +33,7 @@ from embedkit.serving.retrieval.documents import (
     named_records,
     to_documents,
 )
-from embedkit.serving.retrieval.embedding import embed_documents, embed_texts, largest_deviation
-from embedkit.serving.retrieval.journal import EmbeddingJournal
+from embedkit.serving.retrieval.embedding import EmbeddingJournal, embed_documents, embed_texts, largest_deviation
 from embedkit.serving.retrieval.models import SAMPLE
 
 __all__ = [

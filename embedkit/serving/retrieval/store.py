@@ -13,11 +13,10 @@ from typing import Any, Final, NamedTuple, Protocol, Self, cast
 
 from embedkit.extras import require
 from embedkit.protocols import FloatArray, TextEncoder
-from embedkit.serving.retrieval.about import About
 from embedkit.serving.retrieval.documents import Document
 from embedkit.serving.retrieval.exact_index import Ranking, RowNumbers
 from embedkit.serving.retrieval.filters import Condition
-from embedkit.serving.retrieval.models import Models
+from embedkit.serving.retrieval.models import About, Models
 from embedkit.serving.retrieval.sources import Source
 
 __all__ = ["MANIFEST", "Plan", "Selected", "Store", "Upserted", "View", "store_class"]

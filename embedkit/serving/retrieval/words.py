@@ -10,7 +10,7 @@ import numpy as np
 
 from embedkit.progress import Progress
 from embedkit.serving.retrieval.lexical import Words, split_words
-from embedkit.serving.retrieval.text_hash import text_hash
+from embedkit.serving.retrieval.segment_files import text_hash
 
 __all__ = ["weighted_words"]
 

@@ -1,43 +1,193 @@
-"""The writes to a collection, each one atomic step from one manifest to the next.
+"""The writes to a folder collection, each one atomic step from one manifest to the next.
 
-All of them write a new generation next to the old ones and then replace the manifest. They require the lock (see
-`generations`), and that ``snapshot`` is the state named by the manifest on disk. A merge can also be written
-without the lock, by `write_merged`, and then adopted.
+All of them write a new generation of files next to the old ones and then replace the manifest by one rename.
+After a kill at any moment, either the old or the new manifest exists; the next write removes all files that it
+does not name. Writes require the lock (see :func:`claim`), and that ``snapshot`` is the state named by the
+manifest on disk.
+
+Segments can also be merged beside other writes: :func:`reserve` keeps their files, :func:`merged` writes the new
+segment without the lock, and :func:`adopt` puts it in place. Reading and writing a million documents takes
+minutes of Python and of FAISS, and in a thread of this process, every other thread would wait for the
+interpreter again and again. Large merges therefore run in a process of their own, where one can be started.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
+import logging
+import os
+import re
+import shutil
+import threading
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, BinaryIO, Final
 
 import numpy as np
 
 from embedkit import __version__
-from embedkit.atomic import atomic_folder, flush
-from embedkit.errors import EmbedkitError
+from embedkit.atomic import atomic_folder, flush, flush_folder, storage_errors
+from embedkit.errors import CollectionBusyError, CollectionError, EmbedkitError, WorkerError
 from embedkit.progress import Progress
 from embedkit.protocols import TextEncoder
+from embedkit.runtime.child import Child, describe_error, parent
+from embedkit.runtime.frames import read_frame, write_frame
 from embedkit.runtime.numerics import joined
 from embedkit.serving.retrieval.document_store import DocumentStore, write_documents
 from embedkit.serving.retrieval.documents import Document
-from embedkit.serving.retrieval.embedding import prompts_of
+from embedkit.serving.retrieval.embedding import UNFINISHED, EmbeddingJournal, prompts_of
 from embedkit.serving.retrieval.exact_index import RowNumbers
-from embedkit.serving.retrieval.generations import reservations
-from embedkit.serving.retrieval.journal import EmbeddingJournal
 from embedkit.serving.retrieval.manifest import Manifest, SegmentEntry, Tombstones
 from embedkit.serving.retrieval.models import agreement_on, query_model
-from embedkit.serving.retrieval.segment import write_segment, write_tombstones
-from embedkit.serving.retrieval.snapshot import Snapshot
+from embedkit.serving.retrieval.snapshot import Snapshot, write_segment, write_tombstones
 from embedkit.serving.retrieval.sources import Source, embeddings_of
-from embedkit.serving.retrieval.store import Plan, Upserted
+from embedkit.serving.retrieval.store import MANIFEST, Plan, Upserted
+from embedkit.write_lock import LOCK, write_lock
 
-__all__ = ["SEGMENT", "adopt", "build", "merge", "remove", "tail", "upsert", "write_merged"]
+__all__ = [
+    "SEGMENT",
+    "adopt",
+    "build",
+    "claim",
+    "main",
+    "merge",
+    "merged",
+    "remove",
+    "reservations",
+    "reserve",
+    "tail",
+    "upsert",
+    "write_merged",
+]
+
+_MERGING = ".merging"
+_MERGE = re.compile(r"\.merging(-[0-9a-f]+)?")
+
+_GENERATION = re.compile(r"generation-\d{6,9}")
+_UNFINISHED = re.compile(r"\.(generation-\d{6,9}|manifest\.json)\..+\.(part|old)")
+_CONTENT = re.compile(r"documents\.jsonl|columns\.json|[a-z]+(-\d{6,9})?\.npy|[a-z]+\.faiss")
 
 SEGMENT: Final = "segment"
 """Folder of the merged segment inside the temporary folder of a merge."""
+
+logger = logging.getLogger(__name__)
+
+_SMALL: Final = 4096
+"""Number of documents whose merge takes less time than starting a process."""
+
+
+@contextlib.contextmanager
+def claim(folder: Path) -> Iterator[Iterator[str]]:
+    """Hold the right to write to the collection in ``folder`` and yield the names of its next generations.
+
+    Leftovers of killed writes are removed first, except embeddings, which the next attempt reuses; files that the
+    manifest does not name are removed at the end. A folder created here is removed if it remains empty.
+
+    Raises:
+        CollectionError: ``folder`` contains something else.
+        CollectionBusyError: another writer holds the lock.
+        StorageError: the folder cannot be written.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise CollectionError(f"{folder} is a file; a collection needs a folder of its own")
+    existed = folder.exists()
+    with storage_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with write_lock(folder, refusal=CollectionBusyError):
+            last = _sweep(folder)
+            try:
+                yield (f"generation-{number:06d}" for number in itertools.count(last + 1))
+            finally:
+                _sweep(folder)
+    finally:
+        if not existed:
+            with contextlib.suppress(OSError):  # not empty: something was built
+                folder.rmdir()
+
+
+@contextlib.contextmanager
+def reserve(folder: Path, manifest: Manifest) -> Iterator[Path]:
+    """Reserve segments for a merge that runs concurrently with other writes, and yield a temporary folder for it.
+
+    Until the end, no write removes files that the manifest names. Then the folder is removed, with everything that
+    was moved there. It holds a lock of its own, by which leftovers of a killed merge are recognised.
+
+    Args:
+        folder: the collection's folder; its lock is needed here and not later (see :func:`claim`).
+        manifest: one with the reserved segments alone, which is written to the temporary folder.
+
+    Raises:
+        StorageError: the folder cannot be written.
+    """
+    place = folder / f"{_MERGING}-{os.urandom(6).hex()}"
+    with storage_errors(place):
+        place.mkdir()
+        with write_lock(place, refusal=CollectionBusyError):
+            try:
+                manifest.write(place)
+                yield place
+            finally:
+                shutil.rmtree(place, ignore_errors=True)
+
+
+def reservations(folder: Path) -> dict[Path, Manifest]:
+    """Return the segments reserved by each running merge, by its folder; the collection's lock is needed."""
+    found = {}
+    for place in folder.glob(f"{_MERGING}-*"):
+        with contextlib.suppress(CollectionError):  # the merge has just ended
+            found[place] = Manifest.read(place)
+    return found
+
+
+def _sweep(folder: Path) -> int:
+    """Remove leftovers of killed writes; return the number of the last generation, 0 if there is none."""
+    manifest = Manifest.read(folder) if (folder / MANIFEST).exists() else None
+    entries = list(folder.iterdir())
+    if manifest is None:
+        _refuse_foreign(folder, entries)
+    merging = {entry for entry in entries if entry.name.startswith(_MERGING) and _is_locked(entry)}
+    needed = set(manifest.generations) if manifest else set()
+    for place, reserved in reservations(folder).items():
+        if place in merging:  # its process may have to open files that the manifest does not name any more
+            needed |= reserved.generations
+    for entry in entries:
+        if entry not in merging and entry.name not in needed | {UNFINISHED} and _is_leftover(entry):
+            shutil.rmtree(entry, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                entry.unlink()
+    return int(manifest.generation.rpartition("-")[2]) if manifest else 0
+
+
+def _is_locked(place: Path) -> bool:
+    """Whether a merge works in this folder; assumed where the file system has no locks."""
+    try:
+        with write_lock(place, refusal=CollectionBusyError, needed=True):
+            return False
+    except CollectionBusyError:
+        return True
+    except OSError:  # removed by the merge
+        return False
+
+
+def _refuse_foreign(folder: Path, entries: list[Path]) -> None:
+    foreign = sorted(entry.name for entry in entries if entry.name != LOCK and not _is_leftover(entry))
+    if foreign:
+        raise CollectionError(
+            f"{folder} is not a collection but holds {foreign[0]}; nothing was changed; give a new or empty folder"
+        )
+
+
+def _is_leftover(entry: Path) -> bool:
+    if entry.name == UNFINISHED or _UNFINISHED.fullmatch(entry.name) or _MERGE.fullmatch(entry.name):
+        return True
+    return (
+        _GENERATION.fullmatch(entry.name) is not None
+        and entry.is_dir()
+        and all(_CONTENT.fullmatch(file.name) for file in entry.iterdir())
+    )
 
 
 def build(folder: Path, generation: str, source: Source, plan: Plan, *, show_progress_bar: bool | None) -> None:
@@ -261,3 +411,88 @@ def _counted(documents: Iterable[Document], progress: Progress) -> Iterator[Docu
     for document in documents:
         yield document
         progress.advance()
+
+
+def merged(
+    folder: Path,
+    files: Path,
+    snapshot: Snapshot,
+    first: int,
+    children: set[Child],
+    *,
+    show_progress_bar: bool | None,
+) -> SegmentEntry:
+    """Write the documents of some segments as one segment, and flush it.
+
+    Args:
+        folder: the collection's folder.
+        files: the folder to write; it must not exist. The folder above it holds a manifest of the merged segments
+            alone (see :func:`~embedkit.serving.retrieval.writer.reserve`).
+        snapshot: a state that contains the segments.
+        first: number of the first of them; all later ones are merged, too.
+        children: contains the process while it runs, so that others can kill it.
+        show_progress_bar: None shows progress only on a terminal.
+
+    Returns:
+        the entry of the new segment, without the name of its generation.
+
+    Raises:
+        CollectionError: a file is damaged, or the process was killed.
+        StorageError: the disk is full or the folder cannot be written.
+    """
+    if sum(segment.remaining for segment in snapshot.manifest.segments[first:]) <= _SMALL:
+        return _write_flushed(files, snapshot, first, show_progress_bar=show_progress_bar)
+    try:
+        child = Child("embedkit.serving.retrieval.writer", _ended)
+    except WorkerError as error:
+        logger.warning("merging segments in this process: %s", error)
+        return _write_flushed(files, snapshot, first, show_progress_bar=show_progress_bar)
+    finished = False
+    try:
+        children.add(child)
+        child.send({"folder": str(folder), "files": str(files), "show_progress_bar": show_progress_bar})
+        found, _ = child.receive()
+        finished = True
+    finally:
+        children.discard(child)
+        child.dismiss(at_once=not finished)
+        child.close()
+    return SegmentEntry.parse(found)
+
+
+def _write_flushed(files: Path, snapshot: Snapshot, first: int, *, show_progress_bar: bool | None) -> SegmentEntry:
+    files.mkdir()
+    entry = write_merged(files, snapshot, first, show_progress_bar=show_progress_bar)
+    flush_folder(files)
+    return entry
+
+
+def _ended(code: int) -> CollectionError:
+    return CollectionError(
+        f"the process that merges segments has ended with exit code {code}, and nothing was changed; -9 means "
+        "that it was killed, perhaps for lack of memory"
+    )
+
+
+def main() -> None:
+    """Merge what one request names, in a process of its own."""
+    with parent() as (requests, answers):
+        request, _ = read_frame(requests)
+        threading.Thread(target=_exit_with, args=(requests,), daemon=True).start()
+        write_frame(answers, _answer(request))
+
+
+def _answer(request: dict[str, Any]) -> dict[str, Any]:
+    folder, files = Path(request["folder"]), Path(request["files"])
+    try:
+        snapshot = Snapshot.open(folder, Manifest.read(files.parent))
+        entry = _write_flushed(files, snapshot, 0, show_progress_bar=request["show_progress_bar"])
+    except EmbedkitError as error:
+        return describe_error(error)
+    return dataclasses.asdict(entry)
+
+
+def _exit_with(requests: BinaryIO) -> None:
+    """Exit when the parent does, in the middle of the work."""
+    if not os.read(requests.fileno(), 1):  # a buffered read would hold a lock when the interpreter exits
+        os._exit(1)

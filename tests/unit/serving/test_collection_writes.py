@@ -20,11 +20,9 @@ from hypothesis import strategies as st
 from embedkit import write_lock
 from embedkit.errors import CollectionBusyError, CollectionError, DataError, FingerprintError, InputError
 from embedkit.runtime import child as child_module
-from embedkit.serving.retrieval import Collection, Document, merging
+from embedkit.serving.retrieval import Collection, Document, writer
 from embedkit.serving.retrieval import folder_store as folder_store_module
-from embedkit.serving.retrieval import generations as generations_module
 from embedkit.serving.retrieval import manifest as manifest_module
-from embedkit.serving.retrieval import writer as writer_module
 from embedkit.serving.retrieval.segment_files import FileSeal
 
 TEXTS = ["tea", "bees find home", "ships sail", "rye bread", "snow and ice"]
@@ -169,7 +167,7 @@ def test_which_segments_are_merged(counts, first):
         def __init__(self, count):
             self.remaining = count
 
-    assert writer_module.tail([Entry(count) for count in counts]) == first
+    assert writer.tail([Entry(count) for count in counts]) == first
 
 
 IDS = st.sampled_from("abcdefgh")
@@ -350,7 +348,7 @@ def test_a_merge_changes_nothing_but_the_segments(in_pieces, encoder):
     while in_pieces.merge():
         pass
     assert len(in_pieces.manifest.segments) < 4
-    assert writer_module.tail(in_pieces.manifest.segments) is None
+    assert writer.tail(in_pieces.manifest.segments) is None
     assert all_hits(in_pieces) == before
     in_pieces.verify()
     assert all_hits(Collection.open(in_pieces.path, encoder=encoder)) == before
@@ -359,15 +357,15 @@ def test_a_merge_changes_nothing_but_the_segments(in_pieces, encoder):
 
 def meanwhile(monkeypatch, write):
     """Call a function after the merged segment is written and before it is in place."""
-    merged = writer_module.write_merged
+    merged = writer.write_merged
 
     def write_merged(*given, **more):
         entry = merged(*given, **more)
-        monkeypatch.setattr(writer_module, "write_merged", merged)
+        monkeypatch.setattr(writer, "write_merged", merged)
         write()
         return entry
 
-    monkeypatch.setattr(writer_module, "write_merged", write_merged)
+    monkeypatch.setattr(writer, "write_merged", write_merged)
 
 
 def test_writes_during_a_merge_are_kept(in_pieces, encoder, monkeypatch):
@@ -426,10 +424,8 @@ def test_leftovers_of_a_killed_merge_are_removed(in_pieces, monkeypatch):
 
 def test_merges_of_other_segments_run_beside_a_compaction(in_pieces, encoder, monkeypatch):
     """The segments that it reads stay, so that its result is never in vain."""
-    merges, real = [], writer_module.write_merged
-    monkeypatch.setattr(
-        writer_module, "write_merged", lambda *given, **more: (merges.append(1), real(*given, **more))[1]
-    )
+    merges, real = [], writer.write_merged
+    monkeypatch.setattr(writer, "write_merged", lambda *given, **more: (merges.append(1), real(*given, **more))[1])
 
     def write():
         for number in range(8):
@@ -467,8 +463,8 @@ def test_a_merge_does_not_wait_forever(in_pieces, monkeypatch):
 
 
 def test_large_merges_run_in_a_process_of_their_own(in_pieces, encoder, monkeypatch):
-    monkeypatch.setattr(merging, "_SMALL", 0)
-    monkeypatch.setattr(writer_module, "write_merged", None)  # here
+    monkeypatch.setattr(writer, "_SMALL", 0)
+    monkeypatch.setattr(writer, "write_merged", None)  # here
     before = all_hits(in_pieces)
     in_pieces.compact()
     assert len(in_pieces.manifest.segments) == 1
@@ -479,7 +475,7 @@ def test_large_merges_run_in_a_process_of_their_own(in_pieces, encoder, monkeypa
 
 def test_large_merges_run_here_where_no_process_can_be_started(in_pieces, monkeypatch, caplog):
     """As in a frozen program, whose executable is no Python."""
-    monkeypatch.setattr(merging, "_SMALL", 0)
+    monkeypatch.setattr(writer, "_SMALL", 0)
     monkeypatch.setattr(sys, "frozen", True, raising=False)
     before = all_hits(in_pieces)
     with caplog.at_level(logging.WARNING):
@@ -497,15 +493,15 @@ def test_large_merges_run_here_where_no_process_can_be_started(in_pieces, monkey
     ],
 )
 def test_files_that_a_merging_process_has_still_to_open_are_kept(in_pieces, monkeypatch, ids, is_merged):
-    monkeypatch.setattr(merging, "_SMALL", 0)
-    start = merging.Child
+    monkeypatch.setattr(writer, "_SMALL", 0)
+    start = writer.Child
 
     def delete_first(*given):
         in_pieces.delete(ids)
         return start(*given)
 
     in_pieces.delete("n1-0")
-    monkeypatch.setattr(merging, "Child", delete_first)
+    monkeypatch.setattr(writer, "Child", delete_first)
     assert in_pieces.merge() == is_merged
     assert in_pieces.get(["n1-0", *ids]) == [None] * (1 + len(ids))
     in_pieces.verify()
@@ -531,7 +527,7 @@ def test_a_merge_that_ends_does_not_disturb_a_write(in_pieces, monkeypatch):
 
 
 def test_a_failed_merge_changes_nothing(in_pieces, monkeypatch):
-    monkeypatch.setattr(merging, "_SMALL", 0)
+    monkeypatch.setattr(writer, "_SMALL", 0)
     before = all_hits(in_pieces)
     with monkeypatch.context() as patch:
         patch.setattr(child_module, "_START", "import os, signal; os.kill(os.getpid(), signal.SIGTERM)")
@@ -549,7 +545,7 @@ def test_a_failed_merge_changes_nothing(in_pieces, monkeypatch):
 
 
 def test_closing_a_collection_ends_a_merge(in_pieces, monkeypatch):
-    monkeypatch.setattr(merging, "_SMALL", 0)
+    monkeypatch.setattr(writer, "_SMALL", 0)
     monkeypatch.setattr(child_module, "_START", "import time; time.sleep(600)")
     before = all_hits(in_pieces)
     with ThreadPoolExecutor(1) as pool:
@@ -566,7 +562,7 @@ def test_closing_a_collection_ends_a_merge(in_pieces, monkeypatch):
 
 def test_a_merging_process_exits_with_its_parent():
     """At once, in the middle of its work."""
-    code = "import sys; from embedkit.serving.retrieval import merging; merging._exit_with(sys.stdin.buffer)"
+    code = "import sys; from embedkit.serving.retrieval import writer; writer._exit_with(sys.stdin.buffer)"
     process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE)
     process.stdin.close()
     assert process.wait(60) == 1
@@ -574,13 +570,13 @@ def test_a_merging_process_exits_with_its_parent():
 
 def test_old_segments_are_removed_without_the_lock(in_pieces, monkeypatch):
     """However large they are, no writer waits for it."""
-    removed, real = [], generations_module.shutil.rmtree
+    removed, real = [], writer.shutil.rmtree
 
     def rmtree(path, **options):
         removed.append((path.name, in_pieces.store._one_writer.locked()))
         real(path, **options)
 
-    monkeypatch.setattr(generations_module.shutil, "rmtree", rmtree)
+    monkeypatch.setattr(writer.shutil, "rmtree", rmtree)
     in_pieces.compact()
     assert len(generations(in_pieces)) == 1
     assert [locked for name, locked in removed if not name.endswith(".part")] == [False]
@@ -609,8 +605,8 @@ def test_compacting_does_not_block_writes(in_pieces, encoder, monkeypatch):
 def test_under_the_lock_a_merge_reads_no_file(in_pieces, monkeypatch):
     """Putting the merged segment in place only renames files, however large they are."""
     waiting, read = [], []
-    real = folder_store_module.writer.adopt
-    monkeypatch.setattr(folder_store_module.writer, "adopt", lambda *given: (waiting.append(1), real(*given))[1])
+    real = writer.adopt
+    monkeypatch.setattr(writer, "adopt", lambda *given: (waiting.append(1), real(*given))[1])
     for name in ("of", "check"):
         check = getattr(FileSeal, name)
         monkeypatch.setattr(

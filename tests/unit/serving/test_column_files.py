@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from embedkit.errors import CollectionError
-from embedkit.serving.retrieval import column_files
-from embedkit.serving.retrieval.column_files import ColumnFiles, write_columns
+from embedkit.serving.retrieval import columns
+from embedkit.serving.retrieval.columns import ColumnFiles, write_columns
 
 
 def written(folder, metadata):
@@ -57,8 +57,8 @@ def test_numbers_that_no_dtype_holds_are_read_from_the_documents(tmp_path):
 
 
 def test_long_texts_and_many_fields_are_read_from_the_documents(tmp_path, monkeypatch):
-    monkeypatch.setattr(column_files, "_MOST_TEXT", 100)
-    monkeypatch.setattr(column_files, "_MOST_FIELDS", 3)
+    monkeypatch.setattr(columns, "_MOST_TEXT", 100)
+    monkeypatch.setattr(columns, "_MOST_FIELDS", 3)
     metadata = [{"long": f"{number:030}", "short": number % 3} for number in range(9)]
     files = written(tmp_path, [*metadata, {"third": 1}])
     assert files.fields == {"short", "third"}

@@ -12,7 +12,7 @@ from embedkit.serving.retrieval.exact_index import ExactIndex, score_slack
 @pytest.fixture(params=[1, 2, 7, 1000])
 def block(request, monkeypatch):
     monkeypatch.setattr(exact_index, "_ROW_BLOCK", request.param)
-    monkeypatch.setattr(exact_index, "_QUERY_BLOCK", request.param)
+    monkeypatch.setattr(exact_index.ExactIndex, "_QUERY_BLOCK", request.param)
 
 
 def unit_rows(count, width, seed):

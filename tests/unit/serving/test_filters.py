@@ -11,8 +11,7 @@ import pytest
 
 from embedkit.errors import InputError
 from embedkit.serving.retrieval import Collection
-from embedkit.serving.retrieval.column_files import ColumnFiles, write_columns
-from embedkit.serving.retrieval.columns import ColumnBuilder
+from embedkit.serving.retrieval.columns import ColumnBuilder, ColumnFiles, write_columns
 from embedkit.serving.retrieval.filters import parse_filter
 
 ABSENT: list = []

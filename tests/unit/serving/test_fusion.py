@@ -5,7 +5,7 @@ import pytest
 
 from embedkit.errors import InputError
 from embedkit.serving.retrieval.exact_index import Ranking
-from embedkit.serving.retrieval.fusion import Fusion, fusion_of
+from embedkit.serving.retrieval.search import Fusion, fusion_of
 
 
 def ranking(**scores):

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="kills with SIGK
 BUILD = """
 import os, runpy, shutil, signal, sys
 from pathlib import Path
-from embedkit.serving.retrieval import Collection, document_store, embedding, segment
+from embedkit.serving.retrieval import Collection, document_store, embedding, snapshot
 
 conftest, path, moment = sys.argv[1:]
 encoder = runpy.run_path(conftest)["WordEncoder"]()
@@ -56,7 +56,7 @@ elif moment == "encoding":
     encode = encoder.encode
     encoder.encode = lambda texts: die() if "second text" in texts else encode(texts)
 elif moment == "index written":
-    dies_before(segment.FileSeal, "of")
+    dies_before(snapshot.FileSeal, "of")
 elif moment == "generation in place":
     dies_after(Path, "rename")
 elif moment == "manifest written":

@@ -15,7 +15,7 @@ from embedkit.serving.http.protocols.fields import OwnSchema, Problem, Schema
 from embedkit.serving.http.requests import Request
 from embedkit.serving.http.routes import Routes
 from embedkit.serving.retrieval.documents import Document
-from embedkit.serving.retrieval.hits import Hit, Hits
+from embedkit.serving.retrieval.search import Hit, Hits
 
 __all__ = ["DocumentBody", "routes", "writing_routes"]
 

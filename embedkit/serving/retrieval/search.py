@@ -1,0 +1,356 @@
+"""Search in stages: dense, lexical, fused, re-ranked; each stage selects candidates for the next, slower one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Self
+
+import numpy as np
+
+from embedkit.errors import InputError
+from embedkit.protocols import FloatArray, PairScorer, TextEncoder
+from embedkit.serving.retrieval.documents import Document
+from embedkit.serving.retrieval.embedding import embed_queries, embed_texts
+from embedkit.serving.retrieval.exact_index import Ranking, RowNumbers
+from embedkit.serving.retrieval.filters import Condition
+from embedkit.serving.retrieval.store import Selected, View
+
+__all__ = [
+    "CANDIDATES",
+    "Cascade",
+    "Encode",
+    "Fusion",
+    "Hit",
+    "Hits",
+    "Reranker",
+    "Score",
+    "Steps",
+    "checked_reranker",
+    "fusion_of",
+    "rerank_scores",
+    "search_embeddings",
+]
+
+_FUSIONS: Final = ("rrf", "weighted")
+
+Reranker = PairScorer | TextEncoder
+
+CANDIDATES = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """A search result.
+
+    Attributes:
+        id: the document's id.
+        score: score of the last stage; with a single stage, the cosine of query and document.
+        text: the document's text.
+        metadata: the other columns of its record, if any.
+        scores: scores by stage: ``"dense"``, ``"lexical"``, ``"fused"``, ``"rerank"``; stages that did not propose
+            the document are absent. Ignored in comparisons.
+    """
+
+    id: str
+    score: float
+    text: str
+    metadata: dict[str, Any] | None = None
+    scores: dict[str, float] = field(default_factory=dict, compare=False)
+
+    @classmethod
+    def of(cls, document: Document, scores: dict[str, float]) -> Self:
+        """Return the hit for a document and its scores by stage; the last one is its score."""
+        last = next(reversed(scores.values()))
+        return cls(document.id, last, document.text, document.metadata, scores)
+
+
+class Hits(list[Hit]):
+    """The hits of one query, best first.
+
+    Attributes:
+        latency_ms: milliseconds spent on each stage, for all queries that were searched together.
+        warnings: sentences on likely mistakes: a filter on a field that no document has, or why there are no hits.
+    """
+
+    def __init__(self, hits: Iterable[Hit], latency_ms: Mapping[str, float], warnings: Iterable[str] = ()) -> None:
+        super().__init__(hits)
+        self.latency_ms = dict(latency_ms)
+        self.warnings = list(warnings)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fusion:
+    """How dense and lexical rankings are fused.
+
+    Attributes:
+        method: ``"rrf"`` adds ``weight / (constant + rank)`` over the rankings (reciprocal rank fusion, Cormack,
+            Clarke and Büttcher, SIGIR 2009), scaled so that 1 is first in both, and ignores scores; ``"weighted"``
+            adds the scores of each ranking, normalised to [0, 1].
+        dense_weight: weight of the dense ranking, in [0, 1]; the lexical one has the rest.
+        constant: constant of reciprocal rank fusion; larger values reduce the influence of the first ranks.
+
+    Raises:
+        InputError: the method does not exist, or a number is out of range.
+    """
+
+    method: str = "rrf"
+    dense_weight: float = 0.5
+    constant: int = 60
+
+    def __post_init__(self) -> None:
+        if self.method not in _FUSIONS:
+            raise InputError(f"hybrid: there is no fusion {self.method!r}; the methods are {', '.join(_FUSIONS)}")
+        if not 0 <= self.dense_weight <= 1:
+            raise InputError(f"hybrid: expected a dense_weight of 0...1, got {self.dense_weight}")
+        if self.constant < 1:
+            raise InputError(f"hybrid: expected a constant of at least 1, got {self.constant}")
+
+    def fuse(self, dense: Ranking, lexical: Ranking) -> Ranking:
+        """Return all rows of both, best first, with ties ordered by row."""
+        parts = [(dense, self.dense_weight), (lexical, 1 - self.dense_weight)]
+        rows = np.union1d(dense.rows, lexical.rows)
+        scores = np.zeros(len(rows), dtype=np.float64)
+        for ranking, weight in parts:
+            scores[np.searchsorted(rows, ranking.rows)] += weight * self._credit(ranking.scores)
+        order = np.lexsort((rows, -scores))
+        return Ranking(scores[order].astype(np.float32), rows[order])
+
+    def _credit(self, scores: FloatArray) -> FloatArray:
+        if self.method == "rrf":
+            ranks = np.arange(1, len(scores) + 1)
+            return np.asarray((self.constant + 1) / (self.constant + ranks), dtype=np.float32)
+        if not len(scores) or scores[0] == scores[-1]:
+            return np.ones_like(scores)
+        return np.asarray((scores - scores[-1]) / (scores[0] - scores[-1]), dtype=np.float32)
+
+
+def fusion_of(hybrid: bool | str | Fusion | None) -> Fusion | None:  # noqa: FBT001  # True is the short form
+    """Resolve the argument ``hybrid`` of a search: none, the default, a method's name, or a configuration.
+
+    Raises:
+        InputError: the method does not exist.
+    """
+    if isinstance(hybrid, Fusion):
+        return hybrid
+    if isinstance(hybrid, str):
+        return Fusion(method=hybrid)
+    return Fusion() if hybrid else None
+
+
+def checked_reranker(reranker: Reranker | None) -> Reranker | None:
+    """Return a valid re-ranker unchanged, or None.
+
+    Raises:
+        InputError: it neither scores pairs nor embeds texts.
+    """
+    if reranker is not None and not isinstance(reranker, (PairScorer, TextEncoder)):
+        raise InputError(
+            f"rerank: expected a CrossEncoder or its name, or an Encoder, got {type(reranker).__name__}"
+        )
+    return reranker
+
+
+def rerank_scores(reranker: Reranker, queries: Sequence[str], texts: Sequence[Sequence[str]]) -> list[FloatArray]:
+    """Score the texts of each query: one array for each, in their order; higher is better.
+
+    All queries are scored together. An encoder scores by cosine.
+    """
+    lengths = [len(candidates) for candidates in texts]
+    if isinstance(reranker, PairScorer):
+        pairs = [(query, text) for query, candidates in zip(queries, texts, strict=True) for text in candidates]
+        scores = reranker.predict(pairs) if pairs else np.empty(0, np.float32)
+    else:
+        flat = [text for candidates in texts for text in candidates]
+        repeated = np.repeat(embed_queries(queries, reranker), lengths, axis=0)
+        scores = np.einsum("nd,nd->n", repeated, embed_texts(flat, reranker))
+    return np.split(np.asarray(scores), np.cumsum(lengths))[: len(lengths)]
+
+
+@dataclass(frozen=True, slots=True)
+class Encode:
+    """A step for the encoder: answered with the queries' embeddings, ``(Q, D) float32, unit rows``."""
+
+    queries: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """A step for the re-ranker: answered with an array of scores for each query's texts, in their order."""
+
+    queries: Sequence[str]
+    texts: Sequence[Sequence[str]]
+
+
+Steps = Generator[Encode | Score, Any, list[Hits]]
+"""A search that yields model steps and is sent their results; it returns the hits of each query."""
+
+
+class Stages:
+    """The state of a search for one query: the current ranking, and the scores of each stage."""
+
+    def __init__(self) -> None:
+        self.ranking = Ranking(np.empty(0, np.float32), np.empty(0, np.int64))
+        self._scores: dict[str, dict[int, float]] = {}
+
+    def enter(self, stage: str, ranking: Ranking) -> None:
+        """Make the ranking of a stage the current one."""
+        self.ranking = ranking
+        self._scores[stage] = dict(zip(ranking.rows.tolist(), ranking.scores.tolist(), strict=True))
+
+    def scores(self, row: int) -> dict[str, float]:
+        """Return the scores of a row by stage, the last stage last."""
+        return {stage: scores[row] for stage, scores in self._scores.items() if row in scores}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cascade:
+    """The configuration of a search.
+
+    Attributes:
+        fusion: how lexical results are fused; None for dense search only.
+        reranker: the model that scores texts; None for none.
+        candidates: number of documents that a stage passes to the next; None for 50, but at least ``k``.
+        effort: factor of the search breadth of an approximate index.
+    """
+
+    fusion: Fusion | None = None
+    reranker: Reranker | None = None
+    candidates: int | None = None
+    effort: float = 1.0
+
+    def search(
+        self,
+        view: View,
+        queries: Sequence[str],
+        k: int,
+        *,
+        encoder: TextEncoder,
+        conditions: Sequence[Condition] = (),
+    ) -> list[Hits]:
+        """Find ``k`` documents for each query.
+
+        Raises:
+            InputError: ``k``, the number of candidates or the effort is out of range, a query is not a string, or
+                the collection has no lexical index.
+            CollectionError: a file is damaged.
+        """
+        steps = self.steps(view, queries, k, conditions, rerank=self.reranker is not None)
+        wanted: Encode | Score = next(steps)
+        while True:
+            try:
+                wanted = steps.send(self._run(wanted, encoder))
+            except StopIteration as done:
+                found: list[Hits] = done.value
+                return found
+
+    def steps(
+        self,
+        view: View,
+        queries: Sequence[str],
+        k: int,
+        conditions: Sequence[Condition] = (),
+        *,
+        rerank: bool = False,
+    ) -> Steps:
+        """Yield the same search as steps for the caller's models: :class:`Encode`, then optionally :class:`Score`.
+
+        Raises:
+            InputError, CollectionError: as :meth:`search`.
+        """
+        wanted = self._wanted(k, rerank=rerank)
+        clock = Clock()
+        embeddings = yield Encode(queries)
+        clock.lap("encode")
+        selection = view.select(conditions)
+        all_stages = [Stages() for _ in queries]
+        if conditions:
+            clock.lap("filter")
+        all_scores, all_rows = view.search(embeddings, wanted, selection, effort=self.effort)
+        for stages, scores, found in zip(all_stages, all_scores, all_rows, strict=True):
+            stages.enter("dense", Ranking(scores, found))
+        clock.lap("dense")
+        if self.fusion:
+            for stages, query in zip(all_stages, queries, strict=True):
+                dense, lexical = stages.ranking, view.search_words(query, wanted, selection)
+                stages.enter("lexical", lexical)
+                stages.enter("fused", self.fusion.fuse(dense, lexical))
+            clock.lap("lexical")
+        if rerank:
+            rows = [stages.ranking.rows[:wanted] for stages in all_stages]
+            texts = [[view.read(int(row)).text for row in chosen] for chosen in rows]
+            _reorder(all_stages, rows, (yield Score(queries, texts)))
+            clock.lap("rerank")
+        return _hits(all_stages, view, k, clock, selection)
+
+    def _run(self, step: Encode | Score, encoder: TextEncoder) -> Any:
+        if isinstance(step, Encode):
+            return embed_queries(step.queries, encoder)
+        assert self.reranker is not None
+        return rerank_scores(self.reranker, step.queries, step.texts)
+
+    def _wanted(self, k: int, *, rerank: bool) -> int:
+        if k < 1:
+            raise InputError(f"expected k of at least 1, got {k}")
+        if self.candidates is not None and self.candidates < k:
+            raise InputError(f"expected at least as many candidates as results, {k}, got {self.candidates}")
+        if self.fusion is None and not rerank:
+            return k
+        return self.candidates or max(k, CANDIDATES)
+
+
+class Clock:
+    """Measures the milliseconds of each stage."""
+
+    def __init__(self) -> None:
+        self.laps_ms: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def lap(self, stage: str) -> None:
+        """Record the end of a stage."""
+        now = time.perf_counter()
+        self.laps_ms[stage] = 1e3 * (now - self._last)
+        self._last = now
+
+
+def search_embeddings(
+    view: View, embeddings: FloatArray, k: int, conditions: Sequence[Condition], *, effort: float = 1.0
+) -> list[Hits]:
+    """Find the documents nearest to embeddings, with the stage "dense" only.
+
+    Raises:
+        InputError: the embeddings have another width or are not finite, ``k`` is below 1, or the effort is not
+            positive.
+        CollectionError: a file is damaged.
+    """
+    clock = Clock()
+    all_stages = []
+    selection = view.select(conditions)
+    for scores, rows in zip(*view.search(embeddings, k, selection, effort=effort), strict=True):
+        all_stages.append(Stages())
+        all_stages[-1].enter("dense", Ranking(scores, rows))
+    clock.lap("dense")
+    return _hits(all_stages, view, k, clock, selection)
+
+
+def _reorder(all_stages: Sequence[Stages], rows: Sequence[RowNumbers], scores: Sequence[FloatArray]) -> None:
+    for stages, chosen, given in zip(all_stages, rows, scores, strict=True):
+        order = np.argsort(-given, kind="stable")  # ties keep the order of the previous stage
+        stages.enter("rerank", Ranking(given[order], chosen[order]))
+
+
+def _hits(all_stages: Sequence[Stages], view: View, k: int, clock: Clock, selection: Selected) -> list[Hits]:
+    found = []
+    for stages in all_stages:
+        rows = stages.ranking.rows[:k].tolist()
+        found.append([Hit.of(view.read(row), stages.scores(row)) for row in rows])
+    clock.lap("read")
+    return [Hits(hits, clock.laps_ms, _warnings(selection, view, any_hits=bool(hits))) for hits in found]
+
+
+def _warnings(selection: Selected, view: View, *, any_hits: bool) -> list[str]:
+    if any_hits:
+        return list(selection.warnings)
+    reason = "no document meets the filter" if selection.filtered and len(view) else "the collection is empty"
+    return [*selection.warnings, f"no hits: {reason}"]
