@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import sys
 import time
 from collections import deque
@@ -28,7 +29,8 @@ __all__ = ["Connection", "Connections"]
 logger = logging.getLogger(__name__)
 
 _STATUS_LINES = {status.value: b"HTTP/1.1 %d %b\r\n" % (status, status.phrase.encode()) for status in HTTPStatus}
-_SPARE_FILES = 64  # reserved of the process's limit: models, collections, the log
+_SPARE_FILES = 64  # that no connection takes from a write, a merge or a reload
+_COUNT_FILES_S = 1.0
 _ARRIVAL_S = 2.0  # time for a request that is still arriving when the server stops, and for a connection's first
 _LINGER_S = 0.25  # an idle connection is closed only after this time, because its next request may be in transit
 _LARGE_BYTES = 65_536  # of a body that is not copied behind its headers
@@ -366,8 +368,9 @@ class Connections:
         self.draining = False
         self.tasks: set[asyncio.Task[None]] = set()
         self.date_line = _date_line()
-        self._most = min(settings.max_connections, _files_allowed() - _SPARE_FILES)
         self._all: dict[Connection, None] = {}
+        self._most = self._most_allowed()
+        self._counted = time.monotonic()
 
     def __len__(self) -> int:
         """Number of connections."""
@@ -383,6 +386,22 @@ class Connections:
         if len(self._all) > self._most and not self.make_room(connection):
             busy = problem("/", 503, "too many connections; try again later", headers={"retry-after": "1"})
             connection.give_up(busy)
+
+    def _most_allowed(self) -> int:
+        """Return the number of connections that leaves files for the collection, which opens more as it grows."""
+        allowed = _files_allowed()
+        free = allowed - (_files_open() - len(self._all))
+        return max(1, min(self.settings.max_connections, free - min(_SPARE_FILES, free // 2)))
+
+    def _leave_files(self) -> None:
+        """Close the connections that take files from the collection."""
+        self._counted = time.monotonic()
+        try:
+            self._most = self._most_allowed()
+        except OSError:  # there is none left to count them with
+            self._most = max(1, len(self._all) // 2)
+        while len(self._all) > self._most and self.make_room():
+            pass
 
     def make_room(self, newest: Connection | None = None) -> bool:
         """Close the connection that has been waited for longest, except the newest; return whether one was."""
@@ -401,6 +420,8 @@ class Connections:
         """Close connections that exceed the timeouts; call this a few times a second."""
         self.date_line = _date_line()
         now = time.monotonic()
+        if now - self._counted > _COUNT_FILES_S:
+            self._leave_files()
         held = 0
         for connection in list(self._all):
             unread = connection.unread_bytes
@@ -477,3 +498,11 @@ def _files_allowed() -> int:
         return 2**31
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return 2**31 if soft == resource.RLIM_INFINITY else soft
+
+
+def _files_open() -> int:
+    """Return the number of files that this process has open."""
+    if sys.platform == "win32":
+        return 0
+    with os.scandir("/dev/fd") as found:
+        return sum(1 for _ in found)

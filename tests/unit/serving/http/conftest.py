@@ -95,9 +95,11 @@ def client(url: str) -> Iterator[httpx.Client]:
 class Process:
     """`embedkit serve` in its own process."""
 
-    def __init__(self, *arguments, drain_delay_s=0, **environment):
+    def __init__(self, *arguments, drain_delay_s=0, files=None, **environment):
         command = [sys.executable, "-m", "embedkit", "serve", *map(str, arguments), "--port", "0"]
         command += ["--set", f"drain_delay_s={drain_delay_s}"]
+        if files is not None:
+            command = ["prlimit", f"--nofile={files}:", *command]
         self.process = subprocess.Popen(
             command, stderr=subprocess.PIPE, text=True, env={**os.environ, **environment, "OMP_NUM_THREADS": "1"}
         )

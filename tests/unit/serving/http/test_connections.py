@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import socket
+import sys
 import time
+from pathlib import Path
 
 import httpx
 import pytest
+
+from embedkit import Collection
+
+if sys.platform != "win32":
+    import resource
 
 KEY = "a-key-of-some-length"
 
@@ -170,3 +178,43 @@ def test_pipelined_requests_are_answered_in_their_order(serve, dial):
         answer = rest(dial(url, first * 3 + last))
     assert answer.count(b"HTTP/1.1 200 ") == 4
     assert answer.endswith(b'{"status":"ok"}')
+
+
+@pytest.fixture
+def written(toy_encoder, tmp_path):
+    documents = [(str(number), f"text {number}") for number in range(100)]
+    path = tmp_path / "idx"
+    return Collection.build(documents, encoder=toy_encoder, path=path, lexical=True, show_progress_bar=False).path
+
+
+def upsert(client, number):
+    content = {"documents": [{"id": f"new {number}", "text": f"text {number}"}]}
+    return client.post("/v1/documents", json=content).status_code
+
+
+def files_of(server):
+    return sum(1 for _ in Path(f"/proc/{server.process.pid}/fd").iterdir())
+
+
+@pytest.mark.skipif(shutil.which("prlimit") is None, reason="needs prlimit")
+@pytest.mark.parametrize("files", [60, 160])
+def test_idle_connections_leave_files_for_writes(start, toy_bundle, written, dial, files):
+    server = start(toy_bundle, "--collection", written, "--allow-writes", files=files)
+    for _ in range(files):
+        dial(server.url)
+    with httpx.Client(base_url=server.url, timeout=60) as client:
+        assert {upsert(client, number) for number in range(20)} == {200}
+
+
+@pytest.mark.skipif(sys.platform != "linux" or shutil.which("prlimit") is None, reason="needs Linux's prlimit")
+def test_writes_recover_when_files_are_free_again(start, toy_bundle, written):
+    server = start(toy_bundle, "--collection", written, "--allow-writes", files=200)
+    with httpx.Client(base_url=server.url, timeout=60) as client:
+        assert upsert(client, 0) == 200
+        opened = files_of(server)
+        resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, (opened + 1, 200))
+        refused = [upsert(client, number) for number in range(1, 10)]
+        resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, (200, 200))
+        assert set(refused) == {503}
+        assert {upsert(client, number) for number in range(10, 30)} == {200}
+        assert files_of(server) < opened + 12
