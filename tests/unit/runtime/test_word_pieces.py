@@ -6,6 +6,7 @@ import copy
 import json
 import pickle
 import sys
+import unicodedata
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -20,7 +21,7 @@ from tokenizers.pre_tokenizers import BertPreTokenizer
 from tokenizers.processors import TemplateProcessing
 
 from embedkit.errors import InputError
-from embedkit.runtime import kernel_pieces
+from embedkit.runtime import kernel_pieces, word_pieces
 from embedkit.runtime.bundle import read_bundle
 from embedkit.runtime.kernels import wordpiece
 from embedkit.runtime.location import find_model
@@ -48,9 +49,9 @@ ODD |= {
 
 
 def build(vocabulary: dict[str, int], **options: Any) -> FullTokenizer:
-    lowercase = options.pop("lowercase", False)
+    lowercase, strip_accents = options.pop("lowercase", False), options.pop("strip_accents", False)
     tokenizer = FullTokenizer(WordPiece(vocabulary, unk_token="[UNK]", **options))
-    tokenizer.normalizer = BertNormalizer(lowercase=lowercase, strip_accents=False)
+    tokenizer.normalizer = BertNormalizer(lowercase=lowercase, strip_accents=strip_accents)
     tokenizer.pre_tokenizer = BertPreTokenizer()
     tokenizer.post_processor = TemplateProcessing(
         single="[CLS] $A [SEP]", special_tokens=[("[CLS]", vocabulary["[CLS]"]), ("[SEP]", vocabulary["[SEP]"])]
@@ -156,11 +157,78 @@ def test_texts_are_cut_where_the_tokenizer_cuts(odd: Both, pieces: int, ending: 
     ["[MASK]", "a[SEP]b", "e\u0301", "\u4e2d", "a\x00b", "\x7f", "\u202e", "\U0001f600", "\ud800", "\u2101"],
 )
 def test_other_texts_are_left_to_the_tokenizer(real: Both, text: str) -> None:
-    assert real.left(["a dog", text, f"the {text}", "[", "[masks]", ""]) == [text, f"the {text}"]
+    fresh = Both(real.quick.json, 32)
+    assert fresh.left(["a dog", text, f"the {text}", "[", "[masks]", ""]) == [text, f"the {text}"]
+
+
+SCRIPTS = {
+    "Chinese": "\u4eca\u5929\u5929\u6c14\u5f88\u597d\uff0c\uf900",
+    "Japanese": "\u4eca\u65e5\u306f\u6674\u308c\u3067\u3059\u3002\u30ac \u30ab\u3099",
+    "Korean": "\uc624\ub298 \ub0a0\uc528\uac00, \u1100\u1161\u302e",
+    "Arabic": "\u0645\u0631\u062d\u064e\u0628\u064b\u0627\u060c \u0628\u0643\u0645",
+    "Hebrew": "\u05e9\u05b8\u05c1\u05dc\u05d5\u05b9\u05dd \u05e2\u05d5\u05dc\u05dd",
+    "Hindi": "\u0928\u092e\u0938\u094d\u0924\u0947 \u0915\u093c\u0964",
+    "Thai": "\u0e01\u0e33\u0e25\u0e31\u0e07\u0e27\u0e34\u0e48\u0e07",
+    "accents": "e\u0301\u0323 a\u0300b \u1ec7 \u0130",
+}
+
+
+LEARNED = [
+    0,
+    0x300,
+    0x400,
+    0x500,
+    0x600,
+    0x900,
+    0xE00,
+    0x1100,
+    0x1E00,
+    0x2000,
+    0x3000,
+    0x4E00,
+    0xAC00,
+    0xFA00,
+    0xFF00,
+]
+LEARNED_LETTERS = st.sampled_from(LEARNED).flatmap(
+    lambda block: st.characters(min_codepoint=block, max_codepoint=block + 255)
+)
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+@pytest.mark.parametrize("options", [{}, {"lowercase": True}, {"lowercase": True, "strip_accents": True}], ids=str)
+def test_other_scripts_are_learned(script: str, options: dict[str, Any]) -> None:
+    vocabulary = dict(SPECIAL)
+    for character in "".join(SCRIPTS.values()):
+        for letter in (character, *unicodedata.normalize("NFD", character)):
+            for piece in (letter, f"##{letter}"):
+                vocabulary.setdefault(piece, len(vocabulary))
+    both, text = Both(build(vocabulary, **options).to_str(), 64), SCRIPTS[script]
+    texts = [text, f"a{text}b", text[::-1], *text, *(f"a{letter}\u0301{letter}.{letter}" for letter in text)]
+    assert both.left([text]) == [text]
+    both.compare(texts * (1 + word_pieces._UNREAD_TEXTS // 3))
+    assert all("\u302e" in other for other in both.left(texts))  # which the normaliser may sort
+
+
+@given(st.lists(st.text(LEARNED_LETTERS, max_size=20), max_size=5))
+@settings(deadline=None)
+def test_learned_characters_are_those_of_the_tokenizer(learned: Both, texts: list[str]) -> None:
+    learned.compare(texts)
+
+
+@pytest.fixture(scope="module", params=[False, True])
+def learned(request: pytest.FixtureRequest) -> Both:
+    """Make every letter of blocks from all over the plane a piece; all of them are learned."""
+    letters = [chr(block + code) for block in LEARNED for code in range(256)]
+    pieces = [piece for letter in letters for piece in (letter, f"##{letter}")]
+    vocabulary = SPECIAL | {piece: number for number, piece in enumerate(pieces, len(SPECIAL))}
+    both = Both(build(vocabulary, lowercase=request.param, strip_accents=request.param).to_str())
+    both.quick.tokenize([chr(block) for block in LEARNED] * word_pieces._UNREAD_TEXTS)
+    return both
 
 
 def test_the_truncated_rest_of_a_text_is_not_read(real: Both) -> None:
-    assert real.left(["dog " * 40 + "\u4e2d"]) == []
+    assert real.left(["dog " * 40 + "\U0001f600"]) == []
     real.compare(["dog " * 40 + "\u4e2d", "dog " * 40 + "[MASK]", "dog " * 30 + "[MASK]"])
 
 
