@@ -132,6 +132,16 @@ def test_agents_need_a_key_and_share_the_server_with_others(agents_url):
     assert done.json()["hits"][0]["id"] == "dog"
 
 
+@pytest.mark.parametrize("content", [b"", b"null", b"[]", b"3", b"{", b'{"method": 3}', b"\xff", b"[" * 5000])
+def test_a_body_that_is_no_message_is_refused(agents_url, content):
+    headers = {
+        "authorization": f"Bearer {READER}",
+        "content-type": "application/json",
+        "accept": "application/json, text/event-stream",
+    }
+    assert 400 <= httpx.post(f"{agents_url}/mcp", content=content, headers=headers).status_code < 500
+
+
 def test_without_permission_there_is_no_tool_to_write(place, toy_encoder):
     mcp = pytest.importorskip("mcp")
     arguments = ["-m", "embedkit", "mcp", str(place), "--threads", "1"]
