@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -30,6 +31,9 @@ from embedkit.runtime.windows import Span, find_windows
 
 __all__ = ["EncodeOptions", "Encoder", "OnLong", "OnOverflow", "Verification"]
 
+logger = logging.getLogger("embedkit")
+
+_MOSTLY = 0.5  # the share of unknown tokens from which the embeddings of texts say little
 _BUNDLE_OUTPUTS = ("sentence_embedding",)
 _FOLDER_OUTPUTS = ("sentence_embedding", "last_hidden_state", "token_embeddings")
 
@@ -51,12 +55,16 @@ class Encoder(Model[Tokenizer]):
     :mod:`warnings` warning, because those appear once per code location and not once per call, and because long
     texts must not fail a program that turns warnings into errors. ``on_overflow="error"`` raises instead, and
     ``"windows"`` encodes a long text completely, as the mean of its windows.
+
+    Texts that a model cannot read have few known tokens, and similar embeddings. An encoder logs one warning for
+    the first batch that is mostly unknown; :meth:`unknown_share` returns the share for each text.
     """
 
     _kind = "encoder"
     _unit = "texts"
     _label = "encode"
     _tokenizer_class = Tokenizer
+    _told_unknown = False
 
     @property
     def dimension(self) -> int:
@@ -230,6 +238,21 @@ class Encoder(Model[Tokenizer]):
         if role is not None:
             options = with_prompt(options, role, self._manifest.prompts)
         return self._tokenizer.tokenize(texts, prompt=self._choose_prompt(options["prompt_name"], None))
+
+    def unknown_share(self, texts: Sequence[str]) -> FloatArray:
+        """Return how much of each text the model cannot read: ``(N,) float32``, from 0 to 1.
+
+        It is the share of unknown tokens among those of the text up to ``max_length``. Many tokenizers replace a
+        whole word, or a whole sentence of a script without spaces, by one unknown token. Tokenizers without one,
+        such as those of bytes, give 0.
+
+        Args:
+            texts: N texts.
+
+        Raises:
+            InputError: as :meth:`encode`.
+        """
+        return self._unknown_share(self._tokenizer.tokenize(texts))
 
     def token_spans(
         self, texts: Sequence[str], *, special_tokens: bool = True, prompt_name: str | None = None
@@ -470,9 +493,33 @@ class Encoder(Model[Tokenizer]):
         return find_windows(text, spans, size, overlap)
 
     def _tokenize_with(self, prompt: str) -> Callable[[list[Any], int], Tokens]:
-        return lambda chunk, first: self._tokenizer.tokenize(
-            chunk, prompt=prompt, first=first, threads=self._threads
-        )
+        def tokenize(chunk: list[Any], first: int) -> Tokens:
+            tokens = self._tokenizer.tokenize(chunk, prompt=prompt, first=first, threads=self._threads)
+            self._tell_unknown(tokens)
+            return tokens
+
+        return tokenize
+
+    def _unknown_share(self, tokens: Tokens) -> FloatArray:
+        unknown, special = self._tokenizer.unknown_id, self._tokenizer.special_ids
+        if unknown is None:
+            return np.zeros(len(tokens.ids), dtype=np.float32)
+        return tokens.share(unknown, without=special - {unknown})
+
+    def _tell_unknown(self, tokens: Tokens) -> None:
+        """Log one line, once for each encoder, if the model cannot read most of these texts."""
+        if self._told_unknown or self._tokenizer.unknown_id is None:
+            return
+        share = float(self._unknown_share(tokens).mean()) if len(tokens.ids) else 0.0
+        if share > _MOSTLY:
+            self._told_unknown = True
+            logger.warning(
+                "%s does not know %.0f %% of the tokens of %d texts, so their embeddings say little; use a model for "
+                "their language (logged once)",
+                self.name,
+                100 * share,
+                len(tokens.ids),
+            )
 
     def _finish(self, rows: FloatArray, batch: TokenBatch) -> FloatArray:
         """Apply the steps that a folder's graph does not include."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, NamedTuple, Self
@@ -14,6 +14,7 @@ import numpy.typing as npt
 import tokenizers
 
 from embedkit.errors import EmbedkitError, InputError, ModelError, ModelNotFoundError
+from embedkit.protocols import FloatArray
 from embedkit.runtime.kernel_pieces import KernelPieces
 from embedkit.runtime.pair_pieces import PairPieces
 from embedkit.runtime.plain_texts import PlainTexts
@@ -25,6 +26,7 @@ __all__ = ["PairTokenizer", "TokenBatch", "Tokenizer", "Tokens"]
 
 _PROBE = "a \ua66e"  # a letter of a single manuscript: no vocabulary has it, so it takes the unknown token
 _PAD_TOKENS = ("[PAD]", "<pad>", "<|pad|>")
+_UNKNOWN_TOKENS = ("[UNK]", "<unk>")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,20 @@ class Tokens(NamedTuple):
             return self.ids.lengths
         return np.fromiter(map(len, self.ids), dtype=np.int64, count=len(self.ids))
 
+    def share(self, token: int, *, without: Collection[int]) -> FloatArray:
+        """``(N,) float32``, the share of one id among the tokens of each text or pair; 0 where there are none.
+
+        Args:
+            token: the id.
+            without: ids that do not count as tokens, such as those of special tokens.
+        """
+        tokens = TokenIds.of(self.ids)
+        owner = np.repeat(np.arange(len(tokens)), tokens.lengths)
+        counts = np.bincount(owner[tokens.flat == token], minlength=len(tokens))
+        others = np.bincount(owner[np.isin(tokens.flat, list(without))], minlength=len(tokens))
+        shares: FloatArray = (counts / (tokens.lengths - others).clip(min=1)).astype(np.float32)
+        return shares
+
     @property
     def total(self) -> int:
         """Tokens of all texts or pairs."""
@@ -99,6 +115,7 @@ class _FastTokenizer(ABC):
         pad_id: id that fills a token batch; the attention mask is 0 there.
         vocabulary_size: number of ids, added tokens included.
         special_ids: ids of special tokens, e.g. of ``[CLS]`` and ``[SEP]``.
+        unknown_id: id that stands for what is not in the vocabulary; None if there is none.
 
     Raises:
         ModelError: ``json`` is not a tokenizer.
@@ -120,6 +137,7 @@ class _FastTokenizer(ABC):
             self.pad_id = _find_pad_id(self._tokenizer)
             self.vocabulary_size: int = self._tokenizer.get_vocab_size(with_added_tokens=True)
             self.special_ids = _find_special_ids(self._tokenizer)
+            self.unknown_id = _find_unknown_id(self._tokenizer)
             # The folder's reader stores here that the beginning of a long text is dropped, not its end.
             truncation = self._tokenizer.truncation or {}
             self._direction = "left" if truncation.get("direction") == "left" else "right"
@@ -412,6 +430,12 @@ def _find_pad_id(tokenizer: tokenizers.Tokenizer) -> int:
     found = (tokenizer.token_to_id(token) for token in _PAD_TOKENS)
     # Any id does where the mask is 0, so a tokenizer without a padding token is no obstacle.
     return next((number for number in found if number is not None), 0)
+
+
+def _find_unknown_id(tokenizer: tokenizers.Tokenizer) -> int | None:
+    named = getattr(tokenizer.model, "unk_token", None)  # a Unigram model does not tell
+    found = (tokenizer.token_to_id(token) for token in ([named] if named else _UNKNOWN_TOKENS))
+    return next((number for number in found if number is not None), None)
 
 
 def _find_special_ids(tokenizer: tokenizers.Tokenizer) -> frozenset[int]:

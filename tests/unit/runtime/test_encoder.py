@@ -538,3 +538,23 @@ def test_the_options_of_encode_have_the_same_names_and_defaults_everywhere() -> 
     options = {name: each for name, each in public.items() if each.kind is inspect.Parameter.KEYWORD_ONLY}
     assert options.keys() == EncodeOptions.__annotations__.keys()
     assert options == {name: each for name, each in private.items() if name != "self"}
+
+
+@pytest.mark.parametrize(("text", "share"), [("", 0), ("a dog", 0), ("a \ua66e", 0.5), ("\ua66e \ua66b", 1)])
+def test_the_share_of_unknown_tokens_is_that_of_each_text(encoder: Encoder, text: str, share: float) -> None:
+    found = encoder.unknown_share([text, "\ua66e", "a dog", text])
+    assert found.dtype == np.float32
+    assert found.tolist() == [share, 1, 0, share]
+
+
+def test_no_texts_have_no_share(encoder: Encoder) -> None:
+    assert encoder.unknown_share([]).shape == (0,)
+
+
+def test_texts_that_cannot_be_read_are_reported_once(encoder: Encoder, caplog: pytest.LogCaptureFixture) -> None:
+    encoder.encode(["a dog", "\ua66e"] * 5)  # half of it is known
+    assert caplog.messages == []
+    encoder.encode(["\ua66e \ua66b", "the sea", "\ua66b", "\ua66e"])
+    encoder.encode("\ua66e")
+    assert len(caplog.messages) == 1
+    assert "does not know 75 % of the tokens of 4 texts" in caplog.text
