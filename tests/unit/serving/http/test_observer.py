@@ -103,3 +103,12 @@ def test_metrics_count_requests_tokens_and_cut_texts(serve, toy_encoder):
         assert line in metrics
     assert "process_resident_memory_bytes" in metrics
     assert SECRET not in metrics
+
+
+def test_health_checks_are_logged_on_request_only(client, caplog):
+    caplog.set_level(logging.INFO, "embedkit")
+    for path in ("/health", "/health/ready", "/metrics", "/info"):
+        client.get(path)
+    client.get("/info")  # answered after all others were logged
+    routes = {record.fields["route"] for record in caplog.records if hasattr(record, "fields")}
+    assert routes == {"/info"}

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 import urllib.parse
+from pathlib import Path
 
 import httpx
 import pytest
 
 from embedkit import Collection, CrossEncoder
+from embedkit.serving.http.answers import HTTP_STATUSES
 from embedkit.serving.http.protocols import cohere, collection, ollama, openai, operations, tei
 
 ROUTES = [
@@ -187,3 +190,51 @@ def test_other_methods_are_refused(full, path):
         assert done.status_code == 405
         check_error(done, path)
         assert done.headers["allow"]
+
+
+DOCUMENT = (Path(__file__).parents[4] / "docs" / "server.md").read_text(encoding="utf-8")
+
+
+def cells(header):
+    """Return the cells of the rows of the document's table with this header."""
+    _, _, after = DOCUMENT.partition(f"\n{header}\n")
+    lines = after.partition("\n\n")[0].splitlines()[1:]
+    return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line.strip("|"))] for line in lines]
+
+
+def test_the_document_lists_every_route_and_no_other():
+    listed = set()
+    for first, *_ in cells("| route | clients | purpose |"):
+        method = ""
+        for found in re.finditer(
+            r"`(?:(GET|POST) )?(/[^`]*)`|(GET|POST)", first.replace("`, `GET /", "`, GET `/")
+        ):
+            method = found[1] or found[3] or method
+            if found[2]:
+                listed.add((method, found[2].replace("ID", "{id}")))
+    there = {(route.method, route.path) for route in ROUTES if route.tag}
+    assert listed - {("GET", "/openapi.json")} == there
+
+
+def test_the_document_lists_the_status_of_every_error():
+    listed = {int(status) for status, _ in cells("| status | cause |")}
+    assert {status for _, status in HTTP_STATUSES} <= listed
+    assert {400, 401, 403, 404, 405, 408, 413, 415, 429, 431, 500, 503, 504, 507} == listed
+
+
+def test_the_document_lists_the_routes_of_each_scope():
+    for name, routes in cells("| scope | allows |"):
+        scope = name.split("`")[1]
+        if scope != "read":
+            there = {route.path for route in ROUTES if route.scope == scope}
+            assert set(re.findall(r"`(/[^`]*)`", routes)) == there
+
+
+def test_what_the_document_calls_unsupported_is_refused(full):
+    assert full.post("/embed_all", json={"inputs": "a"}).status_code == 404
+    for path, content in [
+        ("/predict", {"inputs": "a"}),
+        ("/embed", {"inputs": "a", "truncation_direction": "left"}),
+        ("/v2/embed", {"texts": ["a"], "truncate": "START"}),
+    ]:
+        check_error(post(full, path, content), path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,9 @@ def test_a_server_is_local_unless_told_otherwise():
     assert ServerSettings().is_local
 
 
-def test_every_setting_is_in_the_documentation():
+def test_every_setting_is_in_the_documentation_with_its_default():
     text = (Path(__file__).parents[4] / "docs" / "server.md").read_text(encoding="utf-8")
-    assert [f.name for f in dataclasses.fields(ServerSettings) if f"| `{f.name}` | " not in text] == []
+    for field in dataclasses.fields(ServerSettings):
+        default = list(field.default) if isinstance(field.default, tuple) else field.default
+        shown = "" if default is None else f"`{json.dumps(default)}` "
+        assert f"| `{field.name}` | {shown}|" in text
