@@ -25,7 +25,7 @@ from sentence_transformers import CrossEncoder as TheirCrossEncoder
 from embedkit import CrossEncoder
 from embedkit.evaluation.reranking import load_lists
 
-PAIRS, ROUNDS = 200, 7
+ROUNDS = 7
 
 
 def main() -> None:
@@ -34,11 +34,12 @@ def main() -> None:
     parser.add_argument("folder", help="folder of a cross-encoder")
     parser.add_argument("bundle", help="its export")
     parser.add_argument("--pairs", required=True, type=Path, help="a re-ranking set")
+    parser.add_argument("--count", type=int, default=200, help="number of pairs; default: 200")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     task = load_lists(arguments.pairs, name=arguments.pairs.stem)
     pairs = [(query.text, text) for query in task.queries for text in query.candidates]
-    pairs = [pairs[place] for place in np.linspace(0, len(pairs) - 1, PAIRS).astype(int)]
+    pairs = [pairs[place] for place in np.linspace(0, len(pairs) - 1, arguments.count).astype(int)]
     own = CrossEncoder.load(arguments.bundle, threads=1)
     theirs: Any = TheirCrossEncoder(arguments.folder, max_length=own.max_length, device="cpu")
     found = {
