@@ -250,6 +250,54 @@ def filters() -> tuple[Figures, bool]:
     return {"slowest s": round(slowest, 3), "grown MB": round(grown, 1)}, slowest < 0.05 and grown < 10
 
 
+def tokens() -> tuple[Figures, bool]:
+    """Twenty requests at once for the tokens of a million characters, next to short texts to embed."""
+    with Server() as server:
+        before = largest = server.resident_mb()
+        seconds: list[float] = []
+        with ThreadPoolExecutor(20) as pool:
+            content = {"inputs": "a b c d " * 125_000}
+            attacks = [pool.submit(server.ask, "POST", "/tokenize", content, 120) for _ in range(20)]
+            while not all(one.done() for one in attacks):
+                began = time.monotonic()
+                status, _ = server.ask("POST", "/v1/embeddings", {"input": "bees"})
+                seconds.append(time.monotonic() - began if status == 200 else 60.0)
+                largest = max(largest, server.resident_mb())
+                time.sleep(0.05)
+            statuses = Counter(one.result()[0] for one in attacks)
+    grown = round(largest - before, 1)
+    figures = {"tokenize": dict(statuses), "slowest embedding s": round(max(seconds), 2), "grown MB": grown}
+    return figures, max(seconds) < 5 and grown < 1000
+
+
+def guesses() -> tuple[Figures, bool]:
+    """Wrong keys without pause, on eight connections, next to a client with a valid key."""
+    with Server() as server:
+        until, statuses, seconds = time.monotonic() + 5, Counter[int](), list[float]()
+        server.ask("GET", "/v1/models")
+
+        def guess(number: int) -> None:
+            connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+            while time.monotonic() < until:
+                connection.request("GET", "/v1/models", headers={"authorization": f"Bearer guess-{number}"})
+                answer = connection.getresponse()
+                answer.read()
+                statuses[answer.status] += 1
+            connection.close()
+
+        with ThreadPoolExecutor(8) as pool:
+            attacks = [pool.submit(guess, number) for number in range(8)]
+            good = Counter[int]()
+            while time.monotonic() < until:
+                began = time.monotonic()
+                good[server.ask("GET", "/v1/models")[0]] += 1
+                seconds.append(time.monotonic() - began)
+            for one in attacks:
+                one.result()
+    figures = {"guesses": dict(statuses), "good client": dict(good), "slowest s": round(max(seconds), 2)}
+    return figures, statuses[401] < 60 and set(good) == {200}
+
+
 def writes() -> tuple[Figures, bool]:
     """Upserts large enough to trigger merges of an approximate index, with a request for maps after each."""
     with (
@@ -368,6 +416,8 @@ ATTACKS: dict[str, Callable[[], tuple[Figures, bool]]] = {
     "unread": unread,
     "searches": searches,
     "filters": filters,
+    "tokens": tokens,
+    "guesses": guesses,
     "writes": writes,
     "stop": stop,
 }
