@@ -9,6 +9,7 @@ or concurrent queries.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
@@ -24,6 +25,7 @@ __all__ = [
     "ExactIndex",
     "Ranking",
     "RowNumbers",
+    "check_effort",
     "checked_queries",
     "checked_rows",
     "rank",
@@ -219,6 +221,18 @@ def checked_queries(
         broken = np.flatnonzero(~np.isfinite(queries).all(axis=1))
         raise InputError(f"expected finite queries, but query {broken[0]} holds NaN or infinity")
     return queries, min(k, count if allowed is None else int(np.count_nonzero(allowed)))
+
+
+def check_effort(effort: float) -> None:
+    """Reject a search breadth that is not positive.
+
+    Raises:
+        InputError: names the default.
+    """
+    if not 0 < effort < math.inf:
+        raise InputError(
+            f"expected an effort above 0; 1 is the default and 2 searches twice as broadly; got {effort}"
+        )
 
 
 def _products(queries: FloatArray, rows: FloatArray) -> FloatArray:

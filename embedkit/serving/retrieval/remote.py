@@ -22,7 +22,7 @@ from embedkit.runtime.numerics import UNKNOWN, joined
 from embedkit.serving.retrieval.document_store import DocumentStore, write_documents
 from embedkit.serving.retrieval.documents import Document
 from embedkit.serving.retrieval.embedding import largest_deviation
-from embedkit.serving.retrieval.exact_index import Ranking, RowNumbers, checked_queries
+from embedkit.serving.retrieval.exact_index import Ranking, RowNumbers, check_effort, checked_queries
 from embedkit.serving.retrieval.filters import Condition, unknown_field
 from embedkit.serving.retrieval.lexical import ANALYSIS, check_analysis
 from embedkit.serving.retrieval.models import Models, QueryModel, agreement_on, query_model
@@ -316,10 +316,7 @@ class RemoteStore(ABC):
 
     def search(self, queries: FloatArray, k: int, where: Any, effort: float, /) -> list[Found]:
         """Return the documents nearest to each query, with their inner products."""
-        if not 0 < effort < float("inf"):
-            raise InputError(
-                f"expected an effort above 0; 1 is the default and 2 searches twice as broadly; got {effort}"
-            )
+        check_effort(effort)
         queries, _ = checked_queries(queries, k, (self._count, self.about.dimension))
         return self._nearest(queries, k, where, effort) if len(queries) else []
 

@@ -6,7 +6,6 @@ snapshot is a complete state, unaffected by later writes.
 
 from __future__ import annotations
 
-import math
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,7 +22,7 @@ from embedkit.protocols import FloatArray
 from embedkit.serving.retrieval.columns import Column, ColumnBuilder, ColumnFiles, write_columns
 from embedkit.serving.retrieval.document_store import DocumentStore
 from embedkit.serving.retrieval.documents import Document
-from embedkit.serving.retrieval.exact_index import BoolArray, Ranking, RowNumbers, checked_queries
+from embedkit.serving.retrieval.exact_index import BoolArray, Ranking, RowNumbers, check_effort, checked_queries
 from embedkit.serving.retrieval.filters import Condition, unknown_field
 from embedkit.serving.retrieval.index_kinds import index_class, kind_for
 from embedkit.serving.retrieval.lexical import LexicalIndex, WordCounts, Words, term_factors
@@ -392,10 +391,7 @@ class Snapshot:
                 positive.
             CollectionError: a file is damaged.
         """
-        if not 0 < effort < math.inf:
-            raise InputError(
-                f"expected an effort above 0; 1 is the default and 2 searches twice as broadly; got {effort}"
-            )
+        check_effort(effort)
         selection = selection or self.select([])
         queries, k = checked_queries(queries, k, (len(self), self.manifest.dimension))
         nothing = np.empty((len(queries), 0), np.float32), np.empty((len(queries), 0), np.int64)
