@@ -83,6 +83,7 @@ def export_all(
     target: str = "cpu-avx2",
     licence: str = "",
     max_length: int | None = None,
+    trust_remote_code: bool = False,
     name: str | None = None,
     dev: ScoredPairs | None = None,
     vocabulary: Sequence[str] | None = None,
@@ -98,6 +99,7 @@ def export_all(
         target: the target processor.
         licence: licence of the weights.
         max_length: maximum length of a text or pair in tokens; if None, the model's.
+        trust_remote_code: whether transformers may run Python code that comes with the model.
         name: name of the bundles.
         dev: scored pairs that the variants must rank as the model does.
         vocabulary: texts; if given, one variant keeps only their word pieces.
@@ -112,7 +114,8 @@ def export_all(
         StorageError: a bundle cannot be written.
     """
     providers = _choose_providers(target)
-    card, model = read_card(source, licence=licence), load_source(source, max_length=max_length)
+    card = read_card(source, licence=licence)
+    model = load_source(source, max_length=max_length, trust_remote_code=trust_remote_code)
     with storage_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
     reports: dict[str, ExportReport | GateError] = {}

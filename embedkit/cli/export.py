@@ -47,6 +47,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "requested precision; its source can be a bundle; default: bundle",
     )
     parser.add_argument("--name", help="name of the bundle; default: the run's or the model's name")
+    parser.add_argument(
+        "--trust-remote-code",
+        action="store_true",
+        help="let transformers run the Python code that comes with the model; read it first",
+    )
     parser.add_argument("--licence", default="", metavar="SPDX", help="licence of the weights, e.g. Apache-2.0")
     parser.add_argument(
         "--dev",
@@ -123,6 +128,7 @@ def run(arguments: argparse.Namespace) -> None:
         name=arguments.name,
         licence=arguments.licence,
         max_length=arguments.max_length,
+        trust_remote_code=arguments.trust_remote_code,
         dev=load_scored_pairs(arguments.dev) if arguments.dev else None,
         vocabulary=_vocabulary_texts(arguments.vocabulary),
         vocabulary_size=arguments.vocabulary_size,
@@ -147,6 +153,7 @@ def _run_all(arguments: argparse.Namespace) -> None:
         target=arguments.target,
         licence=arguments.licence,
         max_length=arguments.max_length,
+        trust_remote_code=arguments.trust_remote_code,
         name=arguments.name,
         dev=load_scored_pairs(arguments.dev) if arguments.dev else None,
         vocabulary=_vocabulary_texts(arguments.vocabulary),

@@ -143,13 +143,11 @@ class _BodyWriter:
         graph, name = self.graph, "embeddings"
         first = self.first_position
         words = self.weights[f"{name}.word_embeddings.weight"][: self.vocabulary_size]
-        positions = self.weights[f"{name}.position_embeddings.weight"][first : first + self.max_length]
+        # RoBERTa's padding token has a position of its own, which comes first.
+        positions = self.weights[f"{name}.position_embeddings.weight"][max(0, first - 1) : first + self.max_length]
         types = self.weights.get(f"{name}.token_type_embeddings.weight")  # DistilBERT has none
         positions = positions if self.typed or types is None else positions + types[0]
-        length = graph.add("Shape", "length", "input_ids", start=1)
-        table = graph.constant(f"{name}.position_embeddings.weight", positions)
-        start, axis = graph.integers(0), graph.integers(0)
-        position_rows = graph.add("Slice", f"{name}.position_embeddings", table, start, length, axis)
+        position_rows = self._place(graph.constant(f"{name}.position_embeddings.weight", positions))
         word_rows = self.arithmetic.gather(graph, f"{name}.word_embeddings", words, "input_ids")
         rows = graph.add("Add", f"{name}.sum", word_rows, position_rows)
         if self.typed and types is not None:
@@ -157,6 +155,18 @@ class _BodyWriter:
             type_rows = graph.add("Gather", f"{name}.token_type_embeddings", table, "token_type_ids")
             rows = graph.add("Add", f"{name}.typed_sum", rows, type_rows)
         return self._normalise(f"{name}.LayerNorm", rows)
+
+    def _place(self, table: str) -> str:
+        """Look up the positions of tokens; RoBERTa does not count padding tokens, not even within a text."""
+        graph, name = self.graph, "embeddings.position_embeddings"
+        if not self.first_position:
+            length = graph.add("Shape", "length", "input_ids", start=1)
+            return graph.add("Slice", name, table, graph.integers(0), length, graph.integers(0))
+        skipped = graph.constant("padding_id", np.array(self.first_position - 1))
+        is_counted = graph.add("Not", "is_counted", graph.add("Equal", "is_skipped", "input_ids", skipped))
+        counted = graph.add("Cast", "counted", is_counted, to=TensorProto.INT64)
+        places = graph.add("CumSum", "words_so_far", counted, graph.constant("tokens_axis", np.array(1)))
+        return graph.add("Gather", name, table, graph.add("Mul", "places", places, counted))
 
     def _layer(self, name: str, states: str, ignored: str) -> str:
         graph, attention = self.graph, f"{name}.attention"

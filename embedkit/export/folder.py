@@ -75,6 +75,7 @@ def export_folder(
     *,
     licence: str = "",
     max_length: int | None = None,
+    trust_remote_code: bool = False,
     **options: Unpack[ExportOptions],
 ) -> FolderReport:
     """Write a folder from a run, a model or a bundle.
@@ -85,6 +86,7 @@ def export_folder(
         output: the folder to write; an existing one is replaced.
         licence: licence of the weights.
         max_length: maximum length of a text or pair in tokens; if None, the model's.
+        trust_remote_code: whether transformers may run Python code that comes with the model.
         options: options of :func:`~embedkit.export.pipeline.export`; a graph of this precision is added to
             float32.
 
@@ -99,14 +101,14 @@ def export_folder(
     if options.get("vocabulary") is not None:
         raise ExportError("a folder contains torch weights with the whole vocabulary; export a bundle instead")
     card = read_card(source, licence=licence)
-    model = load_source(source, max_length=max_length)
+    model = load_source(source, max_length=max_length, trust_remote_code=trust_remote_code)
     if model.config.model_type == STATIC:
         raise ExportError(
             f"{source} is a static model, which sentence-transformers loads as it is; export a bundle instead"
         )
     if isinstance(model, SentenceEncoder) and model.memory is not None:
         raise _memory_error(source)
-    origin = Origin(find_folder(find_model_folder(source)), max_length)
+    origin = Origin(find_folder(find_model_folder(source)), max_length, trust_remote_code)
     bundles = {}
     with tempfile.TemporaryDirectory() as folder:
         for precision in dict.fromkeys(["fp32", options["precision"]]):

@@ -89,10 +89,12 @@ class Origin(NamedTuple):
     Attributes:
         folder: the model folder.
         max_length: the maximum length that the caller chose instead of the folder's, or None.
+        trust_remote_code: whether its Python code may be run.
     """
 
     folder: Path
     max_length: int | None = None
+    trust_remote_code: bool = False
 
 
 class ExportOptions(TypedDict, total=False):
@@ -115,6 +117,7 @@ def export_source(
     *,
     licence: str = "",
     max_length: int | None = None,
+    trust_remote_code: bool = False,
     **options: Unpack[ExportOptions],
 ) -> ExportReport:
     """Export a run folder, a model folder or a hub id; see :func:`export`.
@@ -125,6 +128,7 @@ def export_source(
         output: the file to write.
         licence: licence of the weights.
         max_length: maximum length of a text or pair in tokens; if None, the model's.
+        trust_remote_code: whether transformers may run Python code that comes with the model.
         options: the keyword arguments of :func:`export`.
 
     Raises:
@@ -132,19 +136,21 @@ def export_source(
         ExportError, GateError, StorageError: see :func:`export`.
     """
     card = read_card(source, licence=licence)
-    model = load_source(source, max_length=max_length)
-    origin = Origin(find_folder(find_model_folder(source)), max_length)
+    model = load_source(source, max_length=max_length, trust_remote_code=trust_remote_code)
+    origin = Origin(find_folder(find_model_folder(source)), max_length, trust_remote_code)
     return export(model, output, card=card, origin=origin, **options)
 
 
-def load_source(source: str, *, max_length: int | None = None) -> SentenceEncoder | PairEncoder:
+def load_source(
+    source: str, *, max_length: int | None = None, trust_remote_code: bool = False
+) -> SentenceEncoder | PairEncoder:
     """Load the model of a run folder, a model folder or a hub id.
 
     Raises:
         ModelNotFoundError, ModelError: it cannot be loaded.
     """
     found = find_model_folder(source)
-    layout = read_layout(find_folder(found))
+    layout = read_layout(find_folder(found, with_code=trust_remote_code))
     unit = ("cosine", "dot", "euclidean") if layout.normalize else ("cosine",)
     if layout.similarity not in unit:
         raise ModelError(
@@ -152,7 +158,7 @@ def load_source(source: str, *, max_length: int | None = None) -> SentenceEncode
             "(similarity_fn_name), but bundles have unit rows, for cosine similarity"
         )
     kind = PairEncoder if layout.kind == "cross-encoder" else SentenceEncoder
-    return kind.load(found, max_length=max_length)
+    return kind.load(found, max_length=max_length, trust_remote_code=trust_remote_code)
 
 
 def export(
@@ -213,12 +219,13 @@ def export(
     content = _write(model, arithmetic, precision, unrounded, inputs)
 
     logger.info("measuring the gates")
-    gates = [*gates, *_measure(model, original, content, thresholds, precision, words, dev)]
+    limits = thresholds or _allowed(model, precision, words)
+    gates = [*gates, *_measure(model, original, content, limits, precision, dev)]
     if unrounded is not None:
         gates.append(check_weights(unrounded, content))
     if origin is not None:
         candidate = Candidate(content, model.tokenizer) if vocabulary is None else None
-        gates.append(check_reading(original, origin.folder, max_length=origin.max_length, candidate=candidate))
+        gates.append(check_reading(original, *origin, candidate=candidate, least=limits.cosine))
     _require(gates)
 
     manifest = Manifest(
@@ -307,12 +314,10 @@ def _measure(
     model: SentenceEncoder | PairEncoder,
     original: SentenceEncoder | PairEncoder,
     content: bytes,
-    thresholds: Thresholds | None,
+    limits: Thresholds,
     precision: str,
-    words: str,
     dev: ScoredPairs | None,
 ) -> list[Gate]:
-    limits = thresholds or _allowed(model, precision, words)
     return verify(
         model,
         content,

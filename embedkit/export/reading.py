@@ -21,7 +21,7 @@ from embedkit.export.candidates import Candidate, run_torch
 from embedkit.export.gates import Gate, largest_difference, rounded, smallest_cosine
 from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.encoder import SentenceEncoder
-from embedkit.modeling.pretrained import OFFSET_POSITIONS, UNLIMITED, longest_text
+from embedkit.modeling.pretrained import UNLIMITED, longest_text
 from embedkit.modeling.vocabulary import library_tokenizer
 from embedkit.protocols import FloatArray
 from embedkit.runtime.folders import Layout, read_json, read_layout
@@ -30,7 +30,6 @@ from embedkit.runtime.tokenization import Tokens
 __all__ = ["check_reading"]
 
 _ENOUGH_TOKENS = 1024  # longer texts are compared as tokens only: attention over them takes minutes
-_SMALLEST_COSINE = 0.95
 _SAME = 1e-4  # the folder's own library and this package compute the same network in float32
 
 _TEXTS = (
@@ -43,7 +42,13 @@ _TEXTS = (
 
 
 def check_reading(
-    original: SentenceEncoder | PairEncoder, folder: Path, *, max_length: int | None, candidate: Candidate | None
+    original: SentenceEncoder | PairEncoder,
+    folder: Path,
+    max_length: int | None,
+    trust_remote_code: bool = False,  # noqa: FBT001, FBT002 - the fields of an origin
+    *,
+    candidate: Candidate | None,
+    least: float | None,
 ) -> Gate:
     """Compare a model with its folder as the folder's own library reads it.
 
@@ -51,16 +56,20 @@ def check_reading(
         original: the model, before its vocabulary was pruned.
         folder: what it was loaded from.
         max_length: the length that the caller chose instead of the folder's, or None.
+        trust_remote_code: whether the folder's Python code may be run.
         candidate: the graph with the model's tokenizer; None if its vocabulary was pruned: its tokens differ.
+        least: minimum cosine of the graph's embeddings with the torch model's; None for cross-encoders.
 
     Returns:
         a gate that passes if the tokens of every text are equal, the file gives what the torch model gives for the
-        library's tokens, to the rounding of its precision (cosine 0.95, which the other gates refine), and
+        library's tokens, to the rounding of its precision, and
         sentence-transformers or model2vec, whichever wrote the folder and if it is there, gives the same results
         as the torch model.
     """
     layout = read_layout(folder)
-    reader = _StaticReader(layout) if layout.static else _Reader(layout, original)
+    reader = (
+        _StaticReader(layout) if layout.static else _Reader(layout, original, trust_remote_code=trust_remote_code)
+    )
     length = max_length or reader.length
     items = _items(original, reader.special_tokens, length)
     expected = reader.tokenize(items, length)
@@ -86,14 +95,16 @@ def check_reading(
     chosen = [items[row] for row in short]
     passed = True
     if candidate is not None:
-        passed = _agrees(values, candidate.run(chosen), figures)
+        passed = _agrees(values, candidate.run(chosen), least, figures)
     peer = "model2vec" if layout.static == "model2vec" else "sentence_transformers"
     if importlib.util.find_spec(peer) is not None:
         figures["library"] = _version(peer)
-        run = _run_model2vec if layout.static == "model2vec" else _run_sentence_transformers
-        difference = largest_difference(
-            values, run(original, folder, None if layout.static else max_length, chosen)
-        )
+        if peer == "model2vec":
+            rows = _run_model2vec(folder, chosen)
+        else:
+            given = None if layout.static else max_length
+            rows = _run_sentence_transformers(original, folder, given, chosen, trust_remote_code=trust_remote_code)
+        difference = largest_difference(values, rows)
         figures |= {"torch_difference": rounded(difference), "torch_difference_allowed": _SAME}
         passed = passed and difference <= _SAME
     return Gate("texts", passed, figures)
@@ -104,15 +115,15 @@ def _version(package: str) -> str:
     return f"{name} {importlib.metadata.version(name)}"
 
 
-def _agrees(expected: FloatArray, got: FloatArray, figures: dict[str, object]) -> bool:
+def _agrees(expected: FloatArray, got: FloatArray, least: float | None, figures: dict[str, object]) -> bool:
     """Compare embeddings or scores of the file and of the torch model."""
     if expected.ndim == 1:
         difference = largest_difference(expected, got)
         figures |= {"largest_difference": rounded(difference)}
         return bool(np.isfinite(difference))
     cosine = smallest_cosine(expected, got)
-    figures |= {"smallest_cosine": round(cosine, 6), "smallest_cosine_allowed": _SMALLEST_COSINE}
-    return cosine >= _SMALLEST_COSINE
+    figures |= {"smallest_cosine": round(cosine, 6), "smallest_cosine_allowed": least}
+    return least is None or cosine >= least
 
 
 class _Reader:
@@ -120,11 +131,9 @@ class _Reader:
 
     package = "transformers"
 
-    def __init__(self, layout: Layout, model: SentenceEncoder | PairEncoder) -> None:
-        self._tokenizer = library_tokenizer(layout.backbone)
-        # RoBERTa's positions skip the padding token even within a text, and those of bundles do not.
-        skipped = str(self._tokenizer.pad_token) if model.config.model_type in OFFSET_POSITIONS else None
-        self.special_tokens = [token for token in self._tokenizer.all_special_tokens if token != skipped]
+    def __init__(self, layout: Layout, model: SentenceEncoder | PairEncoder, *, trust_remote_code: bool) -> None:
+        self._tokenizer = library_tokenizer(layout.backbone, trust_remote_code=trust_remote_code)
+        self.special_tokens = self._tokenizer.all_special_tokens
         self.length = self._find_length(layout.backbone, longest_text(model.config))
 
     def _find_length(self, backbone: Path, longest: int) -> int:
@@ -175,26 +184,28 @@ def _items(model: SentenceEncoder | PairEncoder, special: Sequence[str], length:
 
 
 def _run_sentence_transformers(
-    model: SentenceEncoder | PairEncoder, folder: Path, max_length: int | None, items: Sequence[Any]
+    model: SentenceEncoder | PairEncoder,
+    folder: Path,
+    max_length: int | None,
+    items: Sequence[Any],
+    *,
+    trust_remote_code: bool,
 ) -> FloatArray:
     """Return embeddings, of texts that contain their prompts, or scores."""
     peer: Any = importlib.import_module("sentence_transformers")
     torch: Any = importlib.import_module("torch")
     if isinstance(model, PairEncoder):
-        scorer = peer.CrossEncoder(str(folder), device="cpu", max_length=max_length)
+        scorer = peer.CrossEncoder(
+            str(folder), device="cpu", max_length=max_length, trust_remote_code=trust_remote_code
+        )
         return np.asarray(scorer.predict(items, activation_fn=torch.nn.Sigmoid()), dtype=np.float32)
-    encoder = peer.SentenceTransformer(str(folder), device="cpu").float()
+    encoder = peer.SentenceTransformer(str(folder), device="cpu", trust_remote_code=trust_remote_code).float()
     if max_length is not None:
         encoder.max_seq_length = max_length
     return np.asarray(encoder.encode(list(items), prompt="", normalize_embeddings=True), dtype=np.float32)
 
 
-def _run_model2vec(
-    model: SentenceEncoder | PairEncoder,  # noqa: ARG001 - the signature of both libraries
-    folder: Path,
-    max_length: int | None,  # noqa: ARG001
-    texts: Sequence[str],
-) -> FloatArray:
+def _run_model2vec(folder: Path, texts: Sequence[str]) -> FloatArray:
     """Return embeddings of texts that need no truncation."""
     peer: Any = importlib.import_module("model2vec").StaticModel.from_pretrained(folder, force_download=False)
     peer.embedding = peer.embedding.astype(np.float32)  # it returns embeddings of the table's dtype

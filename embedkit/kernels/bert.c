@@ -368,10 +368,11 @@ static int read_packed(Network *self, PyObject *packed) {
 
 static PyObject *network_new(PyTypeObject *type, PyObject *args, PyObject *keywords) {
     static char *names[] = {
-        "hidden",      "heads",  "intermediate",  "memory_width", "dimension",    "vocabulary",
-        "epsilon",     "tanh",   "first_token",   "unit",         "instructions", "words",
-        "word_scales", "memory", "memory_scales", "positions",    "types",        "norm",
-        "layers",      "head",   "tanh_head",     "score",        "packed",       NULL};
+        "hidden",       "heads",       "intermediate", "memory_width",  "dimension", "vocabulary",
+        "skipped",      "epsilon",     "tanh",         "first_token",   "unit",      "instructions",
+        "words",        "word_scales", "memory",       "memory_scales", "positions", "types",
+        "norm",         "layers",      "head",         "tanh_head",     "score",     "packed",
+        NULL};
     Network *self = (Network *)PyType_GenericAlloc(type, 0);
     if (!self) return NULL;
     Net *n = &self->net;
@@ -379,8 +380,8 @@ static PyObject *network_new(PyTypeObject *type, PyObject *args, PyObject *keywo
     const char *name;
     PyObject *words, *scales, *memory, *memory_scales, *positions, *types, *weight, *bias, *layers, *head,
         *score, *packed;
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "$iiiiiifpppsOOOOOO(OO)OOpOO", names, &n->hidden,
-                                     &n->heads, &n->intermediate, &width, &n->dimension, &vocabulary,
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "$iiiiiiifpppsOOOOOO(OO)OOpOO", names, &n->hidden,
+                                     &n->heads, &n->intermediate, &width, &n->dimension, &vocabulary, &n->skipped,
                                      &n->epsilon, &tanh_gelu, &first_token, &unit, &name, &words, &scales,
                                      &memory, &memory_scales, &positions, &types, &weight, &bias, &layers,
                                      &head, &tanh_head, &score, &packed))
@@ -525,11 +526,12 @@ static int check_texts(const Net *n, Py_ssize_t tokens, const int32_t *starts, i
                      tokens);
         return -1;
     }
+    const int most = n->positions - (n->skipped >= 0); /* the first position is that of the skipped id */
     for (int t = 0; t < texts; t++) {
         const int64_t length = (int64_t)starts[t + 1] - starts[t];
-        if (length < 0 || length > n->positions) {
+        if (length < 0 || length > most) {
             PyErr_Format(PyExc_ValueError, "text %d has %lld tokens, expected 0 to %d", t, (long long)length,
-                         n->positions);
+                         most);
             return -1;
         }
         longest = length > longest ? (int)length : longest;

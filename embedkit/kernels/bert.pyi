@@ -36,6 +36,8 @@ class Network:
     # With H = 0 that mean is all: words and positions are None, norms empty, and texts of any length.
     # These tables, positions (P, H) float32 and token types (T, H) float32, if any, are not copied.
     # head: H + M -> D, then tanh if tanh_head. unit: rows are scaled to length 1.
+    # skipped: an id whose tokens have position 0 and are not counted, so that other tokens have positions from 1,
+    # as of RoBERTa's padding; -1 if all tokens are counted from 0.
     # score: (D + 1,) float32, the last column of a cross-encoder and its bias; its sigmoid replaces rows.
     # packed: (N,) uint8, as many bytes as all weights, aligned to 64, where weights are kept in the order of the
     # instruction set; written if it is writable, else it must be what another network with these weights wrote.
@@ -49,6 +51,7 @@ class Network:
         memory_width: int,
         dimension: int,
         vocabulary: int,
+        skipped: int,
         epsilon: float,
         tanh: bool,
         first_token: bool,

@@ -52,6 +52,7 @@ typedef struct {
 
 typedef struct {
     int hidden, heads, layers, intermediate, positions, token_types, dimension; /* hidden 0: the memory alone */
+    int skipped; /* an id that has the first position and is not counted by others, or -1 */
     float epsilon;
     Activation gelu;
     bool first_token, has_head,

@@ -147,10 +147,12 @@ static void run_layer(const Net *n, const Layer *l, const int32_t *starts, int t
 
 /* Embeddings of one text; types is NULL if the network has none. */
 static void embed(const Net *n, const int32_t *ids, const int32_t *types, int length, float *states) {
+    int counted = 0;
     for (int i = 0; i < length; i++) {
+        const int place = n->skipped < 0 ? i : ids[i] == n->skipped ? 0 : ++counted;
         float *row = states + (size_t)i * n->hidden;
         const float *type = types ? n->types + (size_t)types[i] * n->hidden : NULL;
-        place_word(&n->words, ids[i], n->places + (size_t)i * n->hidden, row);
+        place_word(&n->words, ids[i], n->places + (size_t)place * n->hidden, row);
         normalise_row(row, type, n->hidden, n->embedding_norm.weight, n->embedding_norm.bias, n->epsilon);
     }
 }

@@ -64,7 +64,7 @@ def _backbone(bert: BertWeights, tokenizer: Tokenizer) -> BertModel:
         num_attention_heads=bert.heads,
         intermediate_size=bert.intermediate,
         hidden_act=_ACTIVATION[bert.gelu],
-        max_position_embeddings=len(bert.positions),
+        max_position_embeddings=bert.longest,
         type_vocab_size=1,
         layer_norm_eps=bert.epsilon,
         pad_token_id=tokenizer.pad_id,
@@ -79,7 +79,7 @@ def _weights(bert: BertWeights) -> dict[str, FloatArray]:
     """Return all weights of the backbone by their names in transformers."""
     weights = {
         "embeddings.word_embeddings.weight": bert.words.rows(),
-        "embeddings.position_embeddings.weight": bert.positions,
+        "embeddings.position_embeddings.weight": bert.positions[-bert.longest :],  # BERT skips no id
         # Folded into the positions at export.
         "embeddings.token_type_embeddings.weight": np.zeros((1, bert.hidden), dtype=np.float32),
         **_norm("embeddings.LayerNorm", bert.norm),

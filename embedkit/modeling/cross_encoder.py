@@ -130,29 +130,33 @@ class PairEncoder(nn.Module):
         write_tokenizer(folder, self.tokenizer)
 
     @classmethod
-    def load(cls, source: str | os.PathLike[str], *, max_length: int | None = None) -> PairEncoder:
+    def load(
+        cls, source: str | os.PathLike[str], *, max_length: int | None = None, trust_remote_code: bool = False
+    ) -> PairEncoder:
         """Load a trained cross-encoder from a transformers folder or the hub.
 
         Args:
             source: folder or hub id.
             max_length: maximum length of a pair in tokens; if None, the limit of tokenizer and network.
+            trust_remote_code: whether transformers may run Python code that comes with the model.
 
         Raises:
             ModelNotFoundError: neither a folder nor a model on the hub.
             ModelError: the model is not a cross-encoder, or cannot be used.
         """
-        layout = read_layout(find_folder(source))
+        layout = read_layout(find_folder(source, with_code=trust_remote_code))
         if layout.kind != "cross-encoder":
             raise ModelError(f"{source} is not a cross-encoder: its config.json names no {_CLASSIFIER}")
         folder = layout.backbone
-        network, missing = _from_pretrained(folder)
+        network, missing = _from_pretrained(folder, trust_remote_code=trust_remote_code)
         if missing:  # transformers would initialise them randomly
             raise ModelError(f"{folder} lacks {len(missing)} of the model's weights, for example {missing[0]}")
         if (
             layout.activation is not None
         ):  # version 6 stores it elsewhere, and transformers saves its configuration
             network.config.sentence_transformers = {"activation_fn": layout.activation}
-        return cls(network.float(), _load_tokenizer(layout, network.config, max_length), name=model_name(source))
+        tokenizer = _load_tokenizer(layout, network.config, max_length, trust_remote_code=trust_remote_code)
+        return cls(network.float(), tokenizer, name=model_name(source))
 
     @classmethod
     def start(
@@ -234,15 +238,17 @@ def is_cross_encoder(folder: Path) -> bool:
     return read_layout(folder).kind == "cross-encoder"
 
 
-def _from_pretrained(folder: Path, **changes: Any) -> tuple[PreTrainedModel, list[str]]:
+def _from_pretrained(
+    folder: Path, *, trust_remote_code: bool = False, **changes: Any
+) -> tuple[PreTrainedModel, list[str]]:
     """Return the model and the names of weights that are missing in its folder."""
     if not (folder / "config.json").is_file():
         raise ModelError(f"{folder} has no config.json, so it is not a model folder")
     try:
         with quiet_transformers():
-            config = AutoConfig.from_pretrained(folder, **changes)
+            config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code, **changes)
             model, report = AutoModelForSequenceClassification.from_pretrained(
-                folder, config=config, output_loading_info=True
+                folder, config=config, output_loading_info=True, trust_remote_code=trust_remote_code
             )
     except Exception as error:  # an architecture's own code raises anything
         refuse_custom_code(folder, error)
@@ -250,9 +256,12 @@ def _from_pretrained(folder: Path, **changes: Any) -> tuple[PreTrainedModel, lis
     return model, sorted(key for key in report["missing_keys"] if not key.endswith("position_ids"))
 
 
-def _load_tokenizer(layout: Layout, config: PretrainedConfig, max_length: int | None) -> PairTokenizer:
+def _load_tokenizer(
+    layout: Layout, config: PretrainedConfig, max_length: int | None, *, trust_remote_code: bool = False
+) -> PairTokenizer:
     """Load the folder's tokenizer for pairs, limited to the length that tokenizer and network support."""
     longest = longest_text(config)
     if max_length is None:
         max_length = min(layout.max_length or _USUAL_LENGTH, longest)
-    return PairTokenizer(load_tokenizer(layout, max_length).json, max_length)
+    found = load_tokenizer(layout, max_length, trust_remote_code=trust_remote_code)
+    return PairTokenizer(found.json, max_length)

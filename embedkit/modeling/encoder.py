@@ -249,6 +249,7 @@ class SentenceEncoder(nn.Module):
         *,
         pooling: str | None = None,
         max_length: int | None = None,
+        trust_remote_code: bool = False,
     ) -> SentenceEncoder:
         """Load a sentence-transformers folder, a plain transformers folder, or a hub id.
 
@@ -256,12 +257,13 @@ class SentenceEncoder(nn.Module):
             source: folder or hub id.
             pooling: overrides the folder's setting; plain transformers folders have none and default to "mean".
             max_length: overrides the folder's setting.
+            trust_remote_code: whether transformers may run Python code that comes with the model.
 
         Raises:
             ModelNotFoundError: neither a folder nor a model on the hub.
             ModelError: the model cannot be used.
         """
-        layout = read_layout(find_folder(source))
+        layout = read_layout(find_folder(source, with_code=trust_remote_code))
         if layout.static:
             return cls._load_static(layout, pooling=pooling, max_length=max_length, name=model_name(source))
         if layout.kind != "encoder" and layout.backbone.joinpath("modules.json").exists():
@@ -275,7 +277,7 @@ class SentenceEncoder(nn.Module):
             logger.warning("%s does not specify its pooling; using the mean over tokens", source)
         if not layout.includes_prompts and any(layout.prompts.values()):
             raise ModelError(f"{source} excludes prompts from pooling, which embedkit does not support")
-        backbone = _load_backbone(layout.backbone)
+        backbone = _load_backbone(layout.backbone, trust_remote_code=trust_remote_code)
         longest = longest_text(backbone.config)
         length = max_length if max_length is not None else min(layout.max_length or _USUAL_LENGTH, longest)
         memory = _load_memory(layout, int(backbone.config.vocab_size))
@@ -283,7 +285,7 @@ class SentenceEncoder(nn.Module):
         width = int(backbone.config.hidden_size) * len(pooling_modes(chosen)) + (memory.width if memory else 0)
         encoder = cls(
             backbone,
-            load_tokenizer(layout, length),
+            load_tokenizer(layout, length, trust_remote_code=trust_remote_code),
             pooling=chosen,
             head=_load_head(layout, width),
             memory=memory,
@@ -315,12 +317,12 @@ class SentenceEncoder(nn.Module):
         return fingerprint(self, settings, self.tokenizer.json)
 
 
-def _load_backbone(folder: Path) -> PreTrainedModel:
+def _load_backbone(folder: Path, *, trust_remote_code: bool) -> PreTrainedModel:
     if not (folder / "config.json").is_file():
         raise ModelError(f"{folder} has no config.json, so it is not a model folder")
     try:
         with quiet_transformers():
-            model, report = _from_pretrained(folder)
+            model, report = _from_pretrained(folder, trust_remote_code=trust_remote_code)
     except Exception as error:  # an architecture's own code raises anything
         refuse_custom_code(folder, error)
         raise ModelError(f"cannot load the model in {folder}: {first_line(error)}") from error
@@ -331,12 +333,12 @@ def _load_backbone(folder: Path) -> PreTrainedModel:
     return backbone
 
 
-def _from_pretrained(folder: Path) -> Any:
+def _from_pretrained(folder: Path, *, trust_remote_code: bool) -> Any:
     """Return the model and transformers' report on its weights."""
-    config = AutoConfig.from_pretrained(folder)
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
     if getattr(config, "use_cache", False):  # of keys and values, for the generation of text
         config.use_cache = False
-    options = {"config": config, "output_loading_info": True}
+    options = {"config": config, "output_loading_info": True, "trust_remote_code": trust_remote_code}
     if config.is_encoder_decoder and type(config) in AutoModelForTextEncoding._model_mapping:  # noqa: SLF001
         return AutoModelForTextEncoding.from_pretrained(folder, **options)
     try:

@@ -30,7 +30,11 @@ _SIF_CONSTANT = 1e-4
 
 
 def from_pretrained(
-    source: str | os.PathLike[str], *, max_length: int | None = None, pooling: str | None = None
+    source: str | os.PathLike[str],
+    *,
+    max_length: int | None = None,
+    pooling: str | None = None,
+    trust_remote_code: bool = False,
 ) -> SentenceEncoder:
     """Start from an existing model, for example ``"google/bert_uncased_L-2_H-128_A-2"`` (BERT-Tiny).
 
@@ -38,7 +42,9 @@ def from_pretrained(
         ModelNotFoundError: the model does not exist.
         ModelError: the model cannot be used.
     """
-    return SentenceEncoder.load(source, pooling=pooling, max_length=max_length)
+    return SentenceEncoder.load(
+        source, pooling=pooling, max_length=max_length, trust_remote_code=trust_remote_code
+    )
 
 
 def random(

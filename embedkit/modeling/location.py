@@ -18,10 +18,14 @@ _OLD_WEIGHTS = ["pytorch_model*.bin"]
 _OTHER_FORMS = ["onnx/*", "openvino/*", "coreml/*"]
 
 
-def find_folder(source: str | os.PathLike[str]) -> Path:
+def find_folder(source: str | os.PathLike[str], *, with_code: bool = False) -> Path:
     """Return the folder of a model, downloaded first if ``source`` is a hub id.
 
     An existing path takes precedence. A source that looks like a path is never looked up on the network.
+
+    Args:
+        source: folder or hub id.
+        with_code: whether to download Python code, too.
 
     Raises:
         ModelNotFoundError: the folder does not exist, or the hub has no such model or cannot be reached.
@@ -34,7 +38,7 @@ def find_folder(source: str | os.PathLike[str]) -> Path:
         raise ModelError(f"{source} is a file; expected a model folder or a hub id")
     if not isinstance(source, str) or not _may_be_on_the_hub(source):
         raise ModelNotFoundError(f"there is no model folder {source}")
-    return _download(source)
+    return _download(source, with_code=with_code)
 
 
 def _may_be_on_the_hub(source: str) -> bool:
@@ -45,11 +49,10 @@ def _may_be_on_the_hub(source: str) -> bool:
     return is_hub_id(source if slash else f"org/{source}") and not (slash and Path(organisation).is_dir())
 
 
-def _download(hub_id: str) -> Path:
+def _download(hub_id: str, *, with_code: bool) -> Path:
+    wanted = _DESCRIPTIONS + _WEIGHTS + ["*.py"] * with_code
     try:
-        folder = Path(
-            snapshot_download(hub_id, allow_patterns=_DESCRIPTIONS + _WEIGHTS, ignore_patterns=_OTHER_FORMS)
-        )
+        folder = Path(snapshot_download(hub_id, allow_patterns=wanted, ignore_patterns=_OTHER_FORMS))
         if not any(folder.glob("*.safetensors")):
             snapshot_download(hub_id, allow_patterns=_OLD_WEIGHTS)
     except (OSError, ValueError) as error:  # the hub's own errors are subclasses of these

@@ -161,13 +161,16 @@ def load_weights(folder: Path, part: str) -> dict[str, Tensor]:
 
 
 def refuse_custom_code(folder: Path, error: Exception) -> None:
-    """Explain an error of transformers that asks for the execution of a folder's own code.
+    """Explain an error of transformers that asks for permission to run a folder's own code.
 
     Raises:
         ModelError: the error is one.
     """
     if "trust_remote_code" in str(error):
-        raise ModelError(f"{folder} needs Python code of its own, which embedkit does not run") from error
+        raise ModelError(
+            f"{folder} needs Python code of its own; if you trust it, allow it by --trust-remote-code of "
+            "`embedkit export`, or for a teacher by trust_remote_code = true in the recipe"
+        ) from error
 
 
 def model_name(source: str | os.PathLike[str]) -> str:

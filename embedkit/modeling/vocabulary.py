@@ -28,7 +28,7 @@ _ROLES = {
 _OLD_VOCABULARIES = ("vocab.txt", "vocab.json", "sentencepiece.bpe.model", "spiece.model", "tokenizer.model")
 
 
-def load_tokenizer(layout: Layout, max_length: int) -> Tokenizer:
+def load_tokenizer(layout: Layout, max_length: int, *, trust_remote_code: bool = False) -> Tokenizer:
     """Load the tokenizer of a model folder as transformers reads it.
 
     ``tokenizer_config.json`` overrides what ``tokenizer.json`` says about case, accents, added tokens and
@@ -37,6 +37,7 @@ def load_tokenizer(layout: Layout, max_length: int) -> Tokenizer:
     Args:
         layout: layout of the folder.
         max_length: maximum length of a text in tokens, including special tokens.
+        trust_remote_code: whether transformers may run Python code in the folder.
 
     Raises:
         ModelError: there is no tokenizer, or it cannot be read.
@@ -51,7 +52,7 @@ def load_tokenizer(layout: Layout, max_length: int) -> Tokenizer:
         return Tokenizer(read_tokenizer(layout), max_length)
     if not (folder / "tokenizer_config.json").is_file() and (folder / "tokenizer.json").is_file():
         return Tokenizer(read_tokenizer(layout), max_length)
-    found = library_tokenizer(folder)
+    found = library_tokenizer(folder, trust_remote_code=trust_remote_code)
     content = json.loads(found.backend_tokenizer.to_str())
     changed = _without_lengths(content) != _without_lengths(_parse(folder / "tokenizer.json"))
     if layout.lowercase:
@@ -73,7 +74,7 @@ def _without_lengths(content: Any) -> dict[str, Any]:
     return {name: value for name, value in content.items() if name not in ("truncation", "padding")}
 
 
-def library_tokenizer(folder: Path) -> Any:
+def library_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> Any:
     """Return transformers' own fast tokenizer of a folder.
 
     Raises:
@@ -81,7 +82,7 @@ def library_tokenizer(folder: Path) -> Any:
     """
     try:
         with quiet_transformers():
-            found = AutoTokenizer.from_pretrained(folder)
+            found = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
         found.backend_tokenizer  # noqa: B018 - tokenizers in Python have none
     except Exception as error:  # tokenizers and each class's own code raise anything
         refuse_custom_code(folder, error)

@@ -72,7 +72,7 @@ class _Reader:
             return self._read_table(mask)
         ignored = take("Mul", take("Sub", _number(1.0), mask), _number(-1e9))
         ignored = take("Unsqueeze", ignored, _integers(1, 2))
-        rows, words, positions = self._embed()
+        rows, words, positions, skipped = self._embed()
         rows, types = self._add_types(rows)
         states, norm = self._normalise(rows)
         layers = []
@@ -85,7 +85,7 @@ class _Reader:
         if self.epsilon is None:
             raise OtherGraphError("there is no LayerNorm")
         output, last = self._score(pooled) if self.pairs else (self._scale(pooled), None)
-        embedded = words, positions, types, norm
+        embedded = words, positions, skipped, types, norm
         settings = self.epsilon, self.heads or 1, self.gelu or "erf"
         read = BertWeights(*embedded, *settings, tuple(layers), pooling, memory, head, activation, last)
         self._finish(output, read)
@@ -98,19 +98,32 @@ class _Reader:
         pooled, head, activation = self._head(self._mean(rows, mask), memory.width)
         nothing = np.zeros((memory.size, 0), dtype=np.float32)
         words, norm = WordTable(nothing), Norm(nothing[0], nothing[0])
-        read = BertWeights(words, nothing, None, norm, 0.0, 1, "erf", (), "mean", memory, head, activation, None)
+        read = BertWeights(
+            words, nothing, None, None, norm, 0.0, 1, "erf", (), "mean", memory, head, activation, None
+        )
         self._finish(self._scale(pooled), read)
         return read
 
-    def _embed(self) -> tuple[str, WordTable, Array]:
-        cursor, take = self.cursor, self.cursor.take
-        length = take("Shape", "input_ids", start=1)
-        positions = cursor.constant(0, "float32", None, None)
+    def _embed(self) -> tuple[str, WordTable, Array, int | None]:
+        rows, positions, skipped = self._place()
         self.hidden = positions.shape[1]
-        position_rows = take("Slice", positions, _integers(0), length, _integers(0))
         word_rows, words = self._look_up()
         require(words.width == self.hidden, "words of another width")
-        return take("Add", word_rows, position_rows), words, positions
+        return self.cursor.take("Add", word_rows, rows), words, positions, skipped
+
+    def _place(self) -> tuple[str, Array, int | None]:
+        """Read the positions of tokens, and the id that they skip."""
+        cursor, take = self.cursor, self.cursor.take
+        if cursor.operator == "Shape":
+            length = take("Shape", "input_ids", start=1)
+            positions = cursor.constant(0, "float32", None, None)
+            return take("Slice", positions, _integers(0), length, _integers(0)), positions, None
+        skipped = cursor.constant(1, "int64")
+        counted = take("Cast", take("Not", take("Equal", "input_ids", skipped)), to=_INT64)
+        places = take("Mul", take("CumSum", counted, np.array(1, dtype=np.int64)), counted)
+        positions = cursor.constant(0, "float32", None, None)
+        require(int(skipped) >= 0 and len(positions) > 1, "other positions")
+        return take("Gather", positions, places), positions, int(skipped)
 
     def _look_up(self) -> tuple[str, WordTable]:
         kinds = {"float32": self._float_words, "int8": self._int8_words, "uint8": self._int4_words}
@@ -141,8 +154,13 @@ class _Reader:
         width = 2 * table.shape[1]
         pairs = take("Gather", table, "input_ids")
         left = take("BitwiseAnd", pairs, np.array(15, dtype=np.uint8))
-        right = take("BitShift", pairs, np.array(4, dtype=np.uint8), direction="RIGHT")
-        rows = take("Cast", take("Concat", left, right, axis=-1), to=_FLOAT32)
+        if cursor.operator == "BitShift":  # in older bundles
+            right = take("BitShift", pairs, np.array(4, dtype=np.uint8), direction="RIGHT")
+            rows = take("Cast", take("Concat", left, right, axis=-1), to=_FLOAT32)
+        else:
+            left, both = take("Cast", left, to=_FLOAT32), take("Cast", pairs, to=_FLOAT32)
+            right = take("Mul", take("Sub", both, left), _number(1 / 16))
+            rows = take("Concat", left, right, axis=-1)
         rows = take("Sub", rows, _number(8.0))
         shape = cursor.constant(1, "int64", 4)
         rows = take("Reshape", rows, shape)

@@ -127,6 +127,8 @@ class BertWeights:
     Attributes:
         words: the word table.
         positions: ``(P, H) float32``; includes the token type if there is only one, as for texts.
+        skipped: an id whose tokens have position 0 and are not counted, so that others have positions from 1, as
+            RoBERTa's padding token; None if all tokens are counted from 0.
         types: ``(T, H) float32``, the token types of pairs, if there are several.
         norm: applied to the sum of these.
         epsilon: of every LayerNorm.
@@ -143,6 +145,7 @@ class BertWeights:
 
     words: WordTable
     positions: FloatArray
+    skipped: int | None
     types: FloatArray | None
     norm: Norm
     epsilon: float
@@ -154,6 +157,11 @@ class BertWeights:
     head: Product | None
     activation: Literal["tanh", "linear"]
     last: Product | None
+
+    @property
+    def longest(self) -> int:
+        """Maximum number of tokens of a text, for which there are positions."""
+        return len(self.positions) - (self.skipped is not None)
 
     @property
     def hidden(self) -> int:

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import difflib
+import hashlib
 import os
 import re
+from importlib import resources
+from importlib.resources.abc import Traversable
 from pathlib import Path
 
+from embedkit.atomic import atomic_file
+from embedkit.cache import cache_folder
 from embedkit.errors import DataError, ModelNotFoundError
 from embedkit.extras import require
 from embedkit.object_store import is_url, open_store
 
 __all__ = ["bundled_names", "find_model", "is_hub_id"]
 
-_BUNDLED = Path(__file__).parent.parent / "bundled"
+_BUNDLED = resources.files("embedkit") / "bundled"  # a folder, or a part of a zipped package
 # embedkit's own models that are not in the package, to keep it small.
 _ELSEWHERE = {
     name: f"models/{name}.onnx in embedkit's repository, made by recipes/{name}.toml"
@@ -27,7 +32,8 @@ _HUB_ID = re.compile(f"{_HUB_NAME}/{_HUB_NAME}")
 
 def bundled_names() -> list[str]:
     """Return the names of the bundled models."""
-    return sorted(path.stem for path in _BUNDLED.glob("*.onnx"))
+    found = _BUNDLED.iterdir() if _BUNDLED.is_dir() else ()
+    return sorted(Path(each.name).stem for each in found if each.name.endswith(".onnx"))
 
 
 def is_hub_id(text: str) -> bool:
@@ -71,7 +77,20 @@ def find_model(source: str | os.PathLike[str], *, file: str | None = None) -> Pa
 def _bundled(source: str) -> Path | None:
     name = source.removesuffix(".onnx")
     name = _REPLACED.get(name, name)
-    return _BUNDLED / f"{name}.onnx" if name in bundled_names() else None
+    return _unpack(_BUNDLED / f"{name}.onnx") if name in bundled_names() else None
+
+
+def _unpack(bundle: Traversable) -> Path:
+    """Return the path of a bundled model, copied into the cache if the package is a zip file."""
+    if isinstance(bundle, Path):
+        return bundle
+    content = bundle.read_bytes()
+    path = cache_folder("bundled") / hashlib.sha256(content).hexdigest()[:16] / bundle.name
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_file(path) as temporary:
+            temporary.write_bytes(content)
+    return path
 
 
 def _fetch(url: str) -> Path:

@@ -121,7 +121,7 @@ class NativeNetwork:
         self.instructions = choose_instructions(instructions)
         self.lanes = check_count(threads, "threads") or available_threads()
         self.numerics = NATIVE_NUMERICS
-        self.positions = len(weights.positions) if weights.hidden else None
+        self.positions = weights.longest if weights.hidden else None
         self.vocabulary = weights.words.size
         self.provider = NATIVE
         self.width = weights.dimension if weights.last is None else None
@@ -359,6 +359,7 @@ def _options(weights: BertWeights, instructions: str) -> dict[str, Any]:
         "memory_width": weights.pooled_width - weights.hidden,
         "dimension": weights.dimension,
         "vocabulary": weights.words.size,
+        "skipped": -1 if weights.skipped is None else weights.skipped,
         "epsilon": weights.epsilon,
         "tanh": weights.gelu == "tanh",
         "first_token": weights.pooling == "cls",

@@ -79,14 +79,14 @@ def _load(source: str, **changes: Any) -> SentenceEncoder:
 
 def _new(config: RunConfig, source: str) -> SentenceEncoder:
     student, size = config.student, _shape(config.student)
-    teacher = None if student.start == "random" else _load(source)
+    teacher = None if student.start == "random" else _load(source, **_permission(config, source))
     lengths: dict[str, Any] = {
         "max_length": student.max_length,
         "positions": student.positions,
         "seed": config.seed,
     }
     if teacher is None:
-        encoder = random(_tokenizer(source, student.max_length), size, **lengths)
+        encoder = random(_tokenizer(config, source, student.max_length), size, **lengths)
     elif student.start == "teacher":
         encoder = from_teacher(teacher, size, **lengths)
     else:
@@ -99,10 +99,16 @@ def _new(config: RunConfig, source: str) -> SentenceEncoder:
     return encoder
 
 
-def _tokenizer(source: str, max_length: int) -> Tokenizer:
+def _permission(config: RunConfig, source: str) -> dict[str, bool]:
+    """Return the permission to run a teacher's code, if it was given for that source."""
+    trusted = {config.resolve(teacher.source) for teacher in config.every_teacher if teacher.trust_remote_code}
+    return {"trust_remote_code": True} if source in trusted else {}
+
+
+def _tokenizer(config: RunConfig, source: str, max_length: int) -> Tokenizer:
     if source.endswith(".onnx"):
         return Tokenizer(read_bundle(source).tokenizer_json, max_length)
-    return _load(source).tokenizer
+    return _load(source, **_permission(config, source)).tokenizer
 
 
 def _shape(student: StudentConfig) -> Size:

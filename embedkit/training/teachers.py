@@ -46,6 +46,7 @@ class TeacherConfig:
         None, "maximum length of a text in tokens; default: the model's own", minimum=3
     )
     precision: Literal["fp32", "bf16"] = setting("fp32", "arithmetic of a torch teacher")
+    trust_remote_code: bool = setting(False, "let transformers run Python code that comes with the model")
     device: str | None = setting(None, "cpu, cuda or another torch device; default: the CPU")
     dtype: Literal["float32", "float16"] = setting("float32", "dtype of cached vectors")
     vector_column: str = setting("embedding", "vector column in a .parquet file")
@@ -75,7 +76,12 @@ def load_encoder(config: TeacherConfig) -> TextEncoder:
     """
     if Path(config.source).suffix == ".onnx":
         return Encoder.load(config.source)
-    model = SentenceEncoder.load(config.source, pooling=config.pooling, max_length=config.max_length)
+    model = SentenceEncoder.load(
+        config.source,
+        pooling=config.pooling,
+        max_length=config.max_length,
+        trust_remote_code=config.trust_remote_code,
+    )
     model.name = config.name or model.name
     return TorchEncoder(model, precision=config.precision, device=config.device)
 

@@ -31,7 +31,10 @@ def main() -> None:
     arguments = parser.parse_args()
     sources = tomllib.loads(arguments.corpus.read_text(encoding="utf-8"))["corpus"]
     counts = collections.Counter(
-        word for source in sources for line in lines(arguments.data, source) for word in _WORD.findall(line.lower())
+        word
+        for source in sources
+        for line in lines(arguments.data, source)
+        for word in _WORD.findall(line.lower())
     )
     words = [word for word, count in counts.most_common(arguments.limit) if count >= arguments.least]
     with lzma.open(arguments.output, "wt", encoding="utf-8") as file:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import BertConfig, BertModel
+from transformers import BertConfig, BertModel, RobertaConfig, RobertaModel
 
 from embedkit.cli.main import main
 from embedkit.errors import InputError, ModelError, ProviderError
@@ -30,6 +30,7 @@ from embedkit.export.word_table import WORD_TABLES, MixedArithmetic
 from embedkit.export.writer import FloatArithmetic
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.memory import WordMemory
+from embedkit.modeling.torch_encoder import TorchEncoder
 from embedkit.runtime import native_network
 from embedkit.runtime.bert_reader import read_bert
 from embedkit.runtime.bert_weights import BertWeights, Norm, Product
@@ -127,6 +128,24 @@ def test_agrees_with_onnx_runtime(make_encoder: Any, tokens: Tokens, products: s
     content = write(make_encoder(), products, words)
     difference = np.abs(run(NativeNetwork.find(content), tokens) - run_alone(content, tokens))
     assert difference.max() <= DIFFERENCE[products]
+
+
+@needs_kernel
+def test_padding_within_a_text_is_not_counted(toy_tokenizer_json: str) -> None:
+    tokenizer = Tokenizer(toy_tokenizer_json, 20)
+    with torch.random.fork_rng():
+        torch.manual_seed(5)
+        sizes = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
+        config = RobertaConfig(
+            **sizes, vocab_size=tokenizer.vocabulary_size, max_position_embeddings=30, pad_token_id=0
+        )
+        encoder = SentenceEncoder(RobertaModel(config, add_pooling_layer=False), tokenizer, name="toy").eval()
+    tokens = Tokens([[2, 50, 0, 60, 0, 0, 70, 3], [2, 50, 60, 3], [0, 2, *range(40, 57), 3]], [])
+
+    found = run(NativeNetwork.find(write(encoder)), tokens)
+
+    np.testing.assert_allclose(found, run_alone(write(encoder), tokens), atol=2e-6)
+    np.testing.assert_allclose(found, TorchEncoder(encoder).encode_ids(tokens.ids), atol=2e-6)
 
 
 @needs_kernel

@@ -2,7 +2,9 @@
 
 import json
 
+import numpy as np
 import pytest
+from onnx import numpy_helper
 
 from embedkit.errors import ModelError
 from embedkit.export.candidates import Candidate
@@ -29,7 +31,7 @@ def change(path, **settings):
 
 def check(model, folder):
     candidate = Candidate(build_graph(model, FloatArithmetic()).SerializeToString(), model.tokenizer)
-    return check_reading(model, folder, max_length=None, candidate=candidate)
+    return check_reading(model, folder, max_length=None, candidate=candidate, least=0.99999)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +61,7 @@ def test_a_graph_that_differs_from_the_folder_fails(folder, make_encoder):
 
     candidate = Candidate(build_graph(other, FloatArithmetic()).SerializeToString(), model.tokenizer)
 
-    assert not check_reading(model, folder, max_length=None, candidate=candidate).passed
+    assert not check_reading(model, folder, max_length=None, candidate=candidate, least=0.99999).passed
 
 
 def test_prompts_are_among_the_texts(folder):
@@ -83,7 +85,7 @@ def test_a_chosen_length_is_compared_at_that_length(folder):
     model = SentenceEncoder.load(folder, max_length=7)
     candidate = Candidate(build_graph(model, FloatArithmetic()).SerializeToString(), model.tokenizer)
 
-    assert check_reading(model, folder, max_length=7, candidate=candidate).passed
+    assert check_reading(model, folder, max_length=7, candidate=candidate, least=0.99999).passed
     assert isinstance(model.tokenizer, Tokenizer)
 
 
@@ -95,3 +97,20 @@ def test_embeddings_made_for_dot_products_are_refused(folder):
 
     with pytest.raises(ModelError, match="similarity_fn_name"):
         load_source(str(folder))
+
+
+def test_padding_tokens_within_a_text_are_not_counted(make_encoder, tmp_path):
+    make_encoder(family="roberta").save(tmp_path / "model")
+    model = SentenceEncoder.load(tmp_path / "model")
+    right = Candidate(build_graph(model, FloatArithmetic()).SerializeToString(), model.tokenizer)
+    counting = build_graph(model, FloatArithmetic())
+    for node in counting.graph.node:
+        if node.op_type == "Equal":  # no id is -1, so all are counted
+            minus_one = numpy_helper.from_array(np.array(-1), "minus_one")
+            counting.graph.initializer.append(minus_one)
+            node.input[1] = "minus_one"
+    wrong = Candidate(counting.SerializeToString(), model.tokenizer)
+
+    options = {"max_length": None, "least": 0.99999}
+    assert check_reading(model, tmp_path / "model", candidate=right, **options).passed
+    assert not check_reading(model, tmp_path / "model", candidate=wrong, **options).passed

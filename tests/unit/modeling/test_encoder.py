@@ -363,3 +363,25 @@ def test_the_fingerprint_depends_on_settings_of_other_architectures(make_encoder
     setattr(encoder.config, setting, 3)
 
     assert encoder.fingerprint() != before
+
+
+def test_code_of_a_model_runs_only_with_permission(make_encoder, tmp_path, monkeypatch):
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.syspath_prepend(tmp_path / "modules")
+    expected = make_encoder()
+    expected.save(tmp_path / "model")
+    (tmp_path / "model" / "code.py").write_text(
+        "from transformers import BertConfig, BertModel\n"
+        "class OwnConfig(BertConfig):\n    model_type = 'own'\n"
+        "class OwnModel(BertModel):\n    config_class = OwnConfig\n"
+    )
+    path = tmp_path / "model" / "config.json"
+    classes = {"AutoConfig": "code.OwnConfig", "AutoModel": "code.OwnModel"}
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"model_type": "own", "auto_map": classes}))
+
+    with pytest.raises(ModelError, match="--trust-remote-code"):
+        SentenceEncoder.load(tmp_path / "model")
+    found = SentenceEncoder.load(tmp_path / "model", trust_remote_code=True)
+
+    assert type(found.backbone).__name__ == "OwnModel"
+    np.testing.assert_array_equal(TorchEncoder(found).encode(["a cat"]), TorchEncoder(expected).encode(["a cat"]))

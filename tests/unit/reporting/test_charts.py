@@ -28,7 +28,7 @@ def test_precisions_of_a_model_share_a_hue_and_differ_in_form(make_speed):
 
 def test_more_models_than_hues_share_the_last(make_speed):
     text = legend(make_speed({f"{number} fp32": 0.1 for number in range(len(HUES) + 2)}))
-    assert text.count(f"stroke=\"var(--{HUES[-1]})\"") == 3
+    assert text.count(f'stroke="var(--{HUES[-1]})"') == 3
 
 
 def test_latency_has_a_row_for_each_model_and_a_figure_in_each_row(make_speed):

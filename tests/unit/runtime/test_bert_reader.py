@@ -126,7 +126,10 @@ def read(model: onnx.ModelProto) -> BertWeights | None:
 
 def embed(graph: BertWeights, batch: TokenBatch) -> Rows:
     ids, mask = batch.input_ids, batch.attention_mask
-    rows = rows_of(graph.words)[ids] + graph.positions[: ids.shape[1]].astype(np.float64)
+    places = np.arange(ids.shape[1])
+    if graph.skipped is not None:
+        places = np.cumsum(ids != graph.skipped, axis=1) * (ids != graph.skipped)
+    rows = rows_of(graph.words)[ids] + graph.positions[places].astype(np.float64)
     rows = rows if graph.types is None else rows + graph.types[batch.token_type_ids]
     states = normalise(rows, graph.norm, graph.epsilon)
     for layer in graph.layers:
@@ -596,3 +599,32 @@ def test_no_changed_byte_makes_an_error_of_another_kind(model: onnx.ModelProto) 
         changed[place] ^= 1 << draw.integers(8)
         with contextlib.suppress(BundleIntegrityError):
             read_bert(bytes(changed))
+
+
+def test_int4_words_of_older_bundles_are_read(make_encoder: MakeEncoder) -> None:
+    encoder = make_encoder()
+    new = write(encoder, words="int4")
+    old = onnx.ModelProto()
+    old.CopyFrom(new)
+    nodes = {node.name: node for node in old.graph.node}
+    name = "embeddings.word_embeddings"
+    four = numpy_helper.from_array(np.array(4, dtype=np.uint8), "four_bits")
+    right = helper.make_node(
+        "BitShift", [f"{name}.bytes", "four_bits"], [f"{name}.right"], name=f"{name}.right", direction="RIGHT"
+    )
+    both = helper.make_node("Concat", [f"{name}.low", f"{name}.right"], [f"{name}.bytes_of_row"], axis=-1)
+    cast = helper.make_node("Cast", [f"{name}.bytes_of_row"], [f"{name}.both"], to=TensorProto.FLOAT)
+    replaced = [f"{name}.low.float", f"{name}.bytes.float", f"{name}.high", f"{name}.right", f"{name}.both"]
+    kept = [node for node in old.graph.node if node.name not in replaced]
+    place = kept.index(nodes[f"{name}.low"]) + 1
+    constants = [each for each in old.graph.initializer if each.name != "sixteenth"]
+    del old.graph.node[:], old.graph.initializer[:]
+    old.graph.node.extend([*kept[:place], right, both, cast, *kept[place:]])
+    old.graph.initializer.extend([*constants, four])
+    onnx.checker.check_model(old, full_check=True)
+
+    first, second = read(new), read(old)
+
+    assert first is not None
+    assert second is not None
+    np.testing.assert_array_equal(first.words.values, second.words.values)

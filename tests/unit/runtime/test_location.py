@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import os
+import subprocess
+import sys
+import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -156,3 +160,23 @@ def test_the_hubs_own_errors_are_mapped(monkeypatch: pytest.MonkeyPatch, tmp_pat
     monkeypatch.setattr(location, "require", lambda module, extra: huggingface_hub)
     with pytest.raises(ModelNotFoundError, match="'org/name'"):
         find_model("org/name")
+
+
+def test_bundled_models_of_a_zipped_package_are_found(tmp_path: Path) -> None:
+    package = Path(location.__file__).parents[1]
+    with zipfile.ZipFile(tmp_path / "package.zip", "w") as archive:
+        for path in [*package.rglob("*.py"), package / "bundled" / "tiny.onnx"]:
+            archive.write(path, path.relative_to(package.parent))
+    command = "from embedkit import Encoder, __file__; print(__file__, len(Encoder.load('tiny').encode('a text')))"
+
+    found = subprocess.run(
+        [sys.executable, "-P", "-c", command],
+        env={**os.environ, "PYTHONPATH": str(tmp_path / "package.zip"), "XDG_CACHE_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    assert "package.zip" in found.stdout
+    assert found.stdout.split()[-1] == "384"
+    assert [path.name for path in (tmp_path / "embedkit").rglob("*.onnx")] == ["tiny.onnx"]
