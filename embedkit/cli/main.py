@@ -41,6 +41,7 @@ COMMANDS = {
     "methods": Command("embedkit.cli.methods"),
     "report": Command("embedkit.cli.report", extra="train"),
     "export": Command("embedkit.cli.export", extra="export"),
+    "distill-static": Command("embedkit.cli.distill_static", extra="export"),
     "push": Command("embedkit.cli.push", extra="export"),
     "inspect": Command("embedkit.cli.inspect"),
     "encode": Command("embedkit.cli.encode"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 
 import numpy as np
@@ -9,17 +10,18 @@ import numpy.typing as npt
 import torch
 from transformers import BertConfig, BertModel
 
-from embedkit.errors import ModelError
+from embedkit.errors import ConfigError, ModelError
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.memory import WordMemory
 from embedkit.modeling.seeding import seeded
 from embedkit.modeling.sizes import Size
+from embedkit.modeling.static import StaticConfig, StaticTable
 from embedkit.modeling.torch_encoder import TorchEncoder
 from embedkit.modeling.vocabulary import real_words
 from embedkit.protocols import FloatArray
 from embedkit.runtime.tokenization import Tokenizer
 
-__all__ = ["from_pretrained", "from_teacher", "random", "remember_words"]
+__all__ = ["from_pretrained", "from_teacher", "random", "remember_words", "static_words"]
 
 Float64Array = npt.NDArray[np.float64]
 
@@ -147,20 +149,62 @@ def remember_words(student: SentenceEncoder, teacher: SentenceEncoder | None, wi
     student.memory = memory
 
 
-def _embed_words(teacher: SentenceEncoder, words: list[int]) -> FloatArray:
-    """Return the teacher's embedding of each single word: ``(W, D) float32, unit rows``."""
+def static_words(teacher: SentenceEncoder, dimension: int, *, seed: int = 0) -> SentenceEncoder:
+    """Create a static encoder from its teacher's words alone, without text and without training.
+
+    An embedding is the mean of the words' vectors, which are those of :func:`from_teacher`: a direction reduced by
+    PCA, and a weight by smooth inverse frequency. The teacher embeds each word twice in succession, so that
+    special tokens have a smaller share in its pooling, and principal components are divided by the square roots of
+    their standard deviations, because a few of them would dominate a mean. Special tokens and ``[unused]`` pieces
+    have the vector 0, and none are added to a text. The tokenizer is the teacher's.
+
+    Sources: Arora et al. 2017 (smooth inverse frequency); model2vec (words through a teacher, PCA, Zipf).
+
+    Args:
+        teacher: any encoder.
+        dimension: D, dimensions of an embedding.
+        seed: seed of the rotation.
+
+    Raises:
+        ModelError: the teacher's vocabulary contains no real word.
+        ConfigError: the dimension is not positive.
+    """
+    if dimension < 1:
+        raise ConfigError(f"expected a dimension of at least 1, got {dimension}")
+    words = real_words(teacher.tokenizer)
+    if not words:
+        raise ModelError(f"the vocabulary of {teacher.name} contains no real words")
+    content = json.loads(teacher.tokenizer.json)
+    content["post_processor"] = None
+    tokenizer = Tokenizer(json.dumps(content, ensure_ascii=False), teacher.max_length)
+    directions = _project(_embed_words(teacher, words, times=2), dimension, seed, flatten=0.5)
+    table = StaticTable(StaticConfig(tokenizer.vocabulary_size, dimension))
+    rows = torch.zeros(tokenizer.vocabulary_size, dimension)
+    rows[words] = torch.from_numpy(_smooth_inverse_frequencies(len(words))[:, None] * directions).float()
+    with torch.no_grad():
+        table.get_input_embeddings().get_parameter("weight").copy_(rows)
+    table.train(mode=False)
+    return SentenceEncoder(table, tokenizer, name=f"{teacher.name}-static")
+
+
+def _embed_words(teacher: SentenceEncoder, words: list[int], *, times: int = 1) -> FloatArray:
+    """Return the teacher's embedding of each single word, in succession: ``(W, D) float32, unit rows``."""
     frame = teacher.tokenizer.tokenize([""]).ids[0]
-    return TorchEncoder(teacher).encode_ids([[*frame[:1], word, *frame[1:]] for word in words])
+    return TorchEncoder(teacher).encode_ids([[*frame[:1], *[word] * times, *frame[1:]] for word in words])
 
 
-def _project(embeddings: FloatArray, width: int, seed: int) -> Float64Array:
-    """Return directions ``(W, width) float64, unit rows``: leading principal components, rotated at random."""
+def _project(embeddings: FloatArray, width: int, seed: int, *, flatten: float = 0.0) -> Float64Array:
+    """Return directions ``(W, width) float64, unit rows``: leading principal components, rotated at random.
+
+    Components are divided by their standard deviations to the power of ``flatten``; 1 would whiten them.
+    """
     centred = embeddings.astype(np.float64) - embeddings.mean(axis=0, dtype=np.float64)
-    _, components = np.linalg.eigh(centred.T @ centred)  # ascending
+    scatter, components = np.linalg.eigh(centred.T @ centred)  # ascending
     leading = components[:, ::-1][:, :width]
     leading = leading * np.sign(leading[np.abs(leading).argmax(axis=0), np.arange(leading.shape[1])])
     rotation, _ = np.linalg.qr(np.random.default_rng(seed).standard_normal((width, width)))
-    projected = centred @ leading @ rotation[: leading.shape[1]]
+    spread = np.sqrt(scatter[::-1][:width].clip(min=1e-12 * scatter[-1]))
+    projected = centred @ (leading / spread**flatten) @ rotation[: leading.shape[1]]
     unit: Float64Array = projected / np.linalg.norm(projected, axis=1, keepdims=True).clip(min=1e-12)
     return unit
 

@@ -1,0 +1,82 @@
+"""`embedkit distill-static`: a static encoder from a teacher's words alone, in seconds."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+
+__all__ = ["EXAMPLES", "HELP", "configure", "run"]
+
+HELP = "make a static encoder from a teacher's words, without text and without training"
+EXAMPLES = """
+embedkit distill-static sentence-transformers/all-MiniLM-L6-v2 -o static.onnx
+embedkit distill-static teacher.onnx -o static.onnx --dimension 384 --word-table int4
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument("teacher", metavar="TEACHER", help="a model folder, a hub id, a run folder or a bundle")
+    parser.add_argument("-o", "--output", required=True, type=Path, metavar="FILE", help="the bundle to write")
+    parser.add_argument(
+        "--dimension", type=int, default=256, metavar="D", help="dimensions of an embedding (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--word-table",
+        choices=("float32", "int8", "int4"),
+        default="int8",
+        help="format of the word table: 4, 1 or half a byte per value (default: %(default)s)",
+    )
+    parser.add_argument("--name", help="name of the bundle; default: the teacher's name and -static")
+    parser.add_argument("--licence", default="", metavar="SPDX", help="licence of the weights, e.g. Apache-2.0")
+    parser.add_argument("--dev", metavar="PAIRS", help="file of scored pairs, on which the bundle is checked")
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Encode the teacher's words, write the bundle, and print what it is."""
+    from embedkit.evaluation.sts import load_scored_pairs
+    from embedkit.export.card import Card, find_model_folder
+    from embedkit.export.pipeline import export
+    from embedkit.modeling.bundles import from_bundle
+    from embedkit.modeling.encoder import SentenceEncoder
+    from embedkit.modeling.initialisation import static_words
+    from embedkit.modeling.torch_encoder import TorchEncoder
+
+    started = time.perf_counter()
+    source = find_model_folder(arguments.teacher)
+    teacher = from_bundle(source) if source.endswith(".onnx") else SentenceEncoder.load(source)
+    name = arguments.name or f"{teacher.name}-static"
+    student = static_words(teacher, arguments.dimension)
+    card = Card(
+        name=name,
+        base=teacher.name,
+        method="distill-static",
+        teacher={"name": teacher.name, "fingerprint": TorchEncoder(teacher).fingerprint},
+        licence=arguments.licence,
+    )
+    report = export(
+        student,
+        arguments.output,
+        precision="fp32" if arguments.word_table == "float32" else "int8",
+        word_table=arguments.word_table,
+        name=name,
+        card=card,
+        dev=load_scored_pairs(arguments.dev) if arguments.dev else None,
+    )
+    seconds = time.perf_counter() - started
+    if arguments.json:
+        result = {
+            "output": str(report.path),
+            "name": name,
+            "dimension": arguments.dimension,
+            "bytes": report.size_bytes,
+            "seconds": round(seconds, 1),
+        }
+        print(json.dumps(result, indent=2))
+        return
+    print(
+        f"{report.path}: {name}, {arguments.dimension} dimensions, {report.size_bytes / 1e6:,.1f} MB, "
+        f"{seconds:,.0f} s"
+    )
