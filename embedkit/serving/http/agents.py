@@ -47,11 +47,10 @@ class Agents:
         security = require("mcp.server.transport_security", extra="mcp")
         self._tool_error: type[Exception] = require("mcp.server.mcpserver.exceptions", extra="mcp").ToolError
         self._types = require("mcp_types", extra="mcp")
-        self._server = sdk.MCPServer("embedkit", version=__version__, instructions=_INSTRUCTIONS)
-        self._server.add_tool(self.search)
-        self._server.add_tool(self.embed)
-        if service.settings.allow_writes:
-            self._server.add_tool(self.add)
+        functions = [self.search, self.embed, *([self.add] if service.settings.allow_writes else [])]
+        tool_type = require("mcp.server.mcpserver.tools", extra="mcp").Tool
+        tools = [_refuse_unknown(tool_type.from_function(function)) for function in functions]
+        self._server = sdk.MCPServer("embedkit", version=__version__, instructions=_INSTRUCTIONS, tools=tools)
         self._server.streamable_http_app(  # creates the manager to which `__call__` passes requests
             json_response=True,
             stateless_http=True,  # so that any worker can answer any request
@@ -177,3 +176,12 @@ class Agents:
     async def run_on_stdio(self) -> None:
         """Answer requests on standard input and output until the input ends."""
         await self._server.run_stdio_async()
+
+
+def _refuse_unknown(tool: Any) -> Any:
+    """Make unknown arguments of a tool errors, which the SDK would ignore."""
+    arguments = tool.fn_metadata.arg_model
+    arguments.model_config["extra"] = "forbid"
+    arguments.model_rebuild(force=True)
+    tool.parameters = arguments.model_json_schema(by_alias=True)
+    return tool

@@ -55,6 +55,9 @@ async def use_all_tools(client, expected):
     assert content_of(await client.call_tool("add", flat)) == {"added": 1, "replaced": 0}
     found = content_of(await client.call_tool("search", {"query": "ice on the lake", "k": 1}))
     assert found[0]["metadata"] == {"lang": "de"}
+    unknown = await client.call_tool("search", {"query": "a", "top_k": 1})
+    assert unknown.is_error
+    assert "top_k" in unknown.content[0].text
     wrong = await client.call_tool("search", {"query": "a", "filter": {"lang": {"nix": 1}}})
     assert wrong.is_error
     assert "nix" in wrong.content[0].text
