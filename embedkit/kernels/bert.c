@@ -369,9 +369,9 @@ static int read_packed(Network *self, PyObject *packed) {
 static PyObject *network_new(PyTypeObject *type, PyObject *args, PyObject *keywords) {
     static char *names[] = {
         "hidden",       "heads",       "intermediate", "memory_width",  "dimension", "vocabulary",
-        "skipped",      "epsilon",     "tanh",         "first_token",   "unit",      "instructions",
-        "words",        "word_scales", "memory",       "memory_scales", "positions", "types",
-        "norm",         "layers",      "head",         "tanh_head",     "score",     "packed",
+        "epsilon",      "tanh",        "first_token",  "unit",          "instructions", "words",
+        "word_scales",  "memory",      "memory_scales", "positions",    "types",     "norm",
+        "layers",       "head",        "tanh_head",    "score",         "packed",    "skipped",
         NULL};
     Network *self = (Network *)PyType_GenericAlloc(type, 0);
     if (!self) return NULL;
@@ -380,11 +380,12 @@ static PyObject *network_new(PyTypeObject *type, PyObject *args, PyObject *keywo
     const char *name;
     PyObject *words, *scales, *memory, *memory_scales, *positions, *types, *weight, *bias, *layers, *head,
         *score, *packed;
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "$iiiiiiifpppsOOOOOO(OO)OOpOO", names, &n->hidden,
-                                     &n->heads, &n->intermediate, &width, &n->dimension, &vocabulary, &n->skipped,
+    n->skipped = -1;
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "iiiiiifpppsOOOOOO(OO)OOpOO|i", names, &n->hidden,
+                                     &n->heads, &n->intermediate, &width, &n->dimension, &vocabulary,
                                      &n->epsilon, &tanh_gelu, &first_token, &unit, &name, &words, &scales,
                                      &memory, &memory_scales, &positions, &types, &weight, &bias, &layers,
-                                     &head, &tanh_head, &score, &packed))
+                                     &head, &tanh_head, &score, &packed, &n->skipped))
         goto failed;
     if (!(self->target = find_target(name))) goto failed;
     if (!(self->lock = PyThread_allocate_lock())) {

@@ -51,7 +51,6 @@ class Network:
         memory_width: int,
         dimension: int,
         vocabulary: int,
-        skipped: int,
         epsilon: float,
         tanh: bool,
         first_token: bool,
@@ -69,6 +68,7 @@ class Network:
         tanh_head: bool,
         score: Array | None,
         packed: Array | None,
+        skipped: int = -1,
     ) -> Self: ...
 
     # ids (N,) int32 of concatenated texts, types (N,) int32 if the network has token types, starts (B + 1,) int32

@@ -359,7 +359,6 @@ def _options(weights: BertWeights, instructions: str) -> dict[str, Any]:
         "memory_width": weights.pooled_width - weights.hidden,
         "dimension": weights.dimension,
         "vocabulary": weights.words.size,
-        "skipped": -1 if weights.skipped is None else weights.skipped,
         "epsilon": weights.epsilon,
         "tanh": weights.gelu == "tanh",
         "first_token": weights.pooling == "cls",
@@ -386,6 +385,7 @@ def _options(weights: BertWeights, instructions: str) -> dict[str, Any]:
         "head": None if weights.head is None else _product(weights.head),
         "tanh_head": weights.activation == "tanh",
         "score": None if weights.last is None else _score(weights.last),
+        **({} if weights.skipped is None else {"skipped": weights.skipped}),
     }
 
 
