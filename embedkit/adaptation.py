@@ -12,9 +12,10 @@ from typing import Any
 
 from embedkit.atomic import atomic_file
 from embedkit.config import lay_over, merge
-from embedkit.errors import ConfigError, GateError
+from embedkit.errors import ConfigError, GateError, InputError
 from embedkit.export.pipeline import ExportReport, export_source
 from embedkit.protocols import TextEncoder
+from embedkit.runtime.arguments import check_path, shown
 from embedkit.runtime.bundle import read_bundle
 from embedkit.runtime.encoder import Encoder
 from embedkit.runtime.location import find_model
@@ -80,9 +81,12 @@ def adaptation_config(source: str | os.PathLike[str], changes: Mapping[str, Any]
             bundle names is loaded from the hub.
 
     Raises:
+        InputError: an argument has another type.
         ModelNotFoundError, BundleError: the bundle cannot be found or read.
         ConfigError: the bundle names no teacher, or a setting is invalid.
     """
+    if not isinstance(changes, Mapping):
+        raise InputError(f"changes must be a mapping of settings, not {shown(changes)}")
     path = find_model(source)
     manifest = read_bundle(path).manifest
     mapping = merge(lay_over(RECIPE, "student.source", str(path)), changes)
@@ -113,15 +117,21 @@ def adapt(
         None if the run was stopped; ``control.resume`` continues it.
 
     Raises:
+        InputError: an argument has another type.
         GateError: the new bundle failed a gate, or is no closer to the teacher than the old one on held-out text;
             nothing was written.
         EmbedkitError: a step of the run or of the export failed.
     """
+    if not isinstance(config, RunConfig):
+        raise InputError(f"config must be a result of adaptation_config, not {shown(config)}")
+    if control is not None and not isinstance(control, Control):
+        raise InputError(f"control must be a Control, not {shown(control)}")
+    folder, output = check_path(folder, "folder"), check_path(output, "output")
     if config.student.source is None:
         raise ConfigError("an adaptation starts from a bundle: student.source is missing")
     old = Encoder.load(config.student.source)
-    folder, control = Path(folder), control or Control()
-    state = run(config, folder, control)
+    control = control or Control()
+    state = run(config, Path(folder), control)
     if not state.finished:
         return None
     materials = prepare(config, control, teacher=True)  # from the cache filled by the run
@@ -130,7 +140,7 @@ def adapt(
     precision, _, words = old.manifest.precision.partition(_WORDS)
     with atomic_file(output) as temporary:
         report = export_source(
-            str(folder),
+            folder,
             temporary,
             precision=precision,
             word_table=words.removesuffix(" words") or None,

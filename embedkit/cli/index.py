@@ -159,9 +159,9 @@ def _configure_collection(parser: argparse.ArgumentParser) -> None:
 
 
 def _build(arguments: argparse.Namespace) -> tuple[str, Collection, dict[str, int]]:
-    from embedkit.cli.collection_model import lasting_source
     from embedkit.runtime.encoder import Encoder
     from embedkit.serving.retrieval.collection import Collection
+    from embedkit.serving.retrieval.models import lasting_source
 
     model = arguments.model or _maker_of(arguments)
     loaded = Encoder.load(model)
@@ -170,7 +170,7 @@ def _build(arguments: argparse.Namespace) -> tuple[str, Collection, dict[str, in
         collection = Collection.build(
             documents,
             encoder=encoder,
-            queries=arguments.queries and Encoder.load(arguments.queries),
+            queries=arguments.queries,
             embeddings=arguments.embeddings,
             path=arguments.output,
             index=arguments.kind,
@@ -180,7 +180,6 @@ def _build(arguments: argparse.Namespace) -> tuple[str, Collection, dict[str, in
             metadata_columns=arguments.metadata_columns,
             skip_empty=arguments.skip_empty,
             source=lasting_source(model),
-            queries_source=arguments.queries and lasting_source(arguments.queries),
             replace=arguments.replace,
             show_progress_bar=False if arguments.quiet else None,
         )
@@ -188,10 +187,12 @@ def _build(arguments: argparse.Namespace) -> tuple[str, Collection, dict[str, in
 
 
 def _add(arguments: argparse.Namespace) -> tuple[str, Collection, dict[str, int]]:
-    from embedkit.cli.collection_model import load_collection_model
+    from embedkit.runtime.encoder import Encoder
     from embedkit.serving.retrieval.collection import Collection
+    from embedkit.serving.retrieval.models import recorded_model
 
-    loaded = load_collection_model(arguments.model, Collection.describe(arguments.collection))
+    named = arguments.model
+    loaded = Encoder.load(named) if named else recorded_model(Collection.describe(arguments.collection))
     documents = _documents(arguments, loaded)
     with _processes(loaded, arguments.processes) as encoder:
         collection = Collection.open(arguments.collection, encoder=encoder)

@@ -64,13 +64,14 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _load(arguments: argparse.Namespace) -> Service:
-    from embedkit.cli.collection_model import load_collection_model
     from embedkit.config import from_mapping
     from embedkit.runtime.cross_encoder import CrossEncoder
+    from embedkit.runtime.encoder import Encoder
     from embedkit.serving.http.catalogue import Assets
     from embedkit.serving.http.service import Service
     from embedkit.serving.http.settings import ServerSettings
     from embedkit.serving.retrieval.collection import Collection
+    from embedkit.serving.retrieval.models import recorded_model
 
     flags = ("collection", "allow_writes", "reranker", "host", "port", "api_key_file", "threads")
     given = {flag: getattr(arguments, flag) for flag in flags if getattr(arguments, flag) is not None}
@@ -78,7 +79,7 @@ def _load(arguments: argparse.Namespace) -> Service:
 
     def load() -> Assets:
         about = Collection.describe(arguments.collection)
-        encoder = load_collection_model(arguments.model, about.queries or about)
+        encoder = Encoder.load(arguments.model) if arguments.model else recorded_model(about.queries or about)
         reranker = CrossEncoder.load(arguments.reranker, threads=arguments.threads) if arguments.reranker else None
         return Assets([encoder], reranker, Collection.open(arguments.collection, queries=encoder))
 

@@ -84,12 +84,9 @@ def run(arguments: argparse.Namespace) -> None:
 
 def _search(arguments: argparse.Namespace) -> Hits:
     from embedkit.cli.backends import load_model
-    from embedkit.cli.collection_model import load_collection_model
     from embedkit.serving.retrieval.collection import Collection
 
-    about = Collection.describe(arguments.collection)
-    encoder = load_collection_model(arguments.model, about.queries or about)
-    hits: Hits = Collection.open(arguments.collection, queries=encoder).search(
+    hits: Hits = Collection.open(arguments.collection, queries=arguments.model).search(
         arguments.query,
         arguments.k,
         filter=arguments.filter,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 from itertools import chain
 from pathlib import Path
 from typing import TypeGuard
@@ -32,6 +33,7 @@ from embedkit.evaluation.sts import STS_TASKS, StsSet, StsTask, as_senteval, col
 from embedkit.evaluation.tasks import Conventions, Entry, Task
 from embedkit.evaluation.transfer import TRANSFER_TASKS
 from embedkit.evaluation.useb import RERANKING_TASKS
+from embedkit.runtime.arguments import check_choice, check_path
 
 __all__ = ["TASKS", "TEXTS", "load_task"]
 
@@ -43,7 +45,11 @@ TASKS: dict[str, Entry] = {**STS_TASKS, **RERANKING_TASKS, **RETRIEVAL_TASKS, **
 
 
 def load_task(
-    name: str, *, data: str | Path | None = None, convention: str | None = None, text: str = "raw"
+    name: str | os.PathLike[str],
+    *,
+    data: str | os.PathLike[str] | None = None,
+    convention: str | None = None,
+    text: str = "raw",
 ) -> Task:
     """Load the data of a task.
 
@@ -60,15 +66,14 @@ def load_task(
         InputError: the task, convention or text does not exist.
         MissingExtraError: the hub or a Parquet file without the extra ``bench``.
     """
-    if convention is not None and convention not in _CONVENTIONS:
-        raise InputError(f"expected one of the conventions {', '.join(_CONVENTIONS)}, got {convention!r}")
-    if text not in TEXTS:
-        raise InputError(f"expected the text {' or '.join(TEXTS)}, got {text!r}")
-    task = _load(name, data, convention)
+    if convention is not None:
+        check_choice(convention, _CONVENTIONS, "convention")
+    check_choice(text, TEXTS, "text")
+    task = _load(check_path(name, "name"), None if data is None else check_path(data, "data"), convention)
     return as_senteval(task) if text == "senteval" else task
 
 
-def _load(name: str, data: str | Path | None, convention: str | None) -> Task:
+def _load(name: str, data: str | None, convention: str | None) -> Task:
     folder = None if data is None else Path(data).expanduser()
     if folder is not None and not folder.is_dir():
         raise DataError(f"the data folder {folder} does not exist")

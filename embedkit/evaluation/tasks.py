@@ -5,15 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, runtime_checkable
 
-from embedkit.errors import DataError
+from embedkit.errors import DataError, InputError
 from embedkit.evaluation.hub import HubDataset
 from embedkit.evaluation.pool import EmbeddingPool, PairPool, Pool
 from embedkit.evaluation.results import Evaluation, Result
 from embedkit.evaluation.sources import Shelf
 from embedkit.progress import Progress
 from embedkit.protocols import PairScorer, TextEncoder
+from embedkit.runtime.arguments import check_flag, shown
 
 __all__ = ["Conventions", "Entry", "Task", "evaluate", "load_several"]
 
@@ -23,6 +24,7 @@ Conventions = tuple[str, ...]
 _Set = TypeVar("_Set")
 
 
+@runtime_checkable
 class Task(Protocol):
     """A named evaluation whose data is loaded."""
 
@@ -86,7 +88,16 @@ def evaluate(model: TextEncoder | PairScorer, task: Task, *, progress: bool | No
         model: an encoder or a cross-encoder.
         task: a task from :func:`embedkit.evaluation.catalogue.load_task`.
         progress: False is silent; None shows a bar on a terminal, or logs progress.
+
+    Raises:
+        InputError: an argument is something else.
     """
+    if not isinstance(model, (TextEncoder, PairScorer)) or isinstance(model, type):
+        raise InputError(f"model must be an encoder or a cross-encoder, not {shown(model)}")
+    if not isinstance(task, Task):
+        raise InputError(f"task must be a result of load_task, not {shown(task)}")
+    if progress is not None:
+        check_flag(progress, "progress")
     started = time.perf_counter()
     label = f"{model.name} on {task.name}"
     pool: Pool

@@ -11,6 +11,7 @@ Needs ``pip install langchain-core``.
 from __future__ import annotations
 
 from embedkit.errors import MissingExtraError
+from embedkit.runtime.arguments import check_iterable, check_text
 from embedkit.runtime.encoder import Encoder
 
 try:
@@ -31,6 +32,7 @@ class EmbedkitEmbeddings(Embeddings):  # type: ignore[misc]  # LangChain's types
 
     Raises:
         ModelNotFoundError, ModelError: the model cannot be loaded.
+        InputError: ``truncate_dim`` or ``threads`` does not fit.
     """
 
     def __init__(
@@ -38,6 +40,7 @@ class EmbedkitEmbeddings(Embeddings):  # type: ignore[misc]  # LangChain's types
     ) -> None:
         self._encoder = Encoder.load(model, threads=threads)
         self._model, self._truncate_dim = model, truncate_dim
+        self._encoder.encode([], truncate_dim=truncate_dim)  # an argument that does not fit is an error here
 
     @property
     def model(self) -> str:
@@ -53,16 +56,18 @@ class EmbedkitEmbeddings(Embeddings):  # type: ignore[misc]  # LangChain's types
         """Embed documents: N lists of D numbers, unit vectors.
 
         Raises:
-            InputError: an item is not a string, or ``truncate_dim`` does not fit the model.
+            InputError: an item is not a string.
         """
-        rows = self._encoder.encode_document(texts, truncate_dim=self._truncate_dim, show_progress_bar=False)
+        listed = check_iterable(texts)
+        rows = self._encoder.encode_document(listed, truncate_dim=self._truncate_dim, show_progress_bar=False)
         return list(rows.tolist())
 
     def embed_query(self, text: str) -> list[float]:
         """Embed a query: D numbers, a unit vector.
 
         Raises:
-            InputError: ``text`` is not a string, or ``truncate_dim`` does not fit the model.
+            InputError: ``text`` is not a string.
         """
+        check_text(text, "text")
         row = self._encoder.encode_query([text], truncate_dim=self._truncate_dim, show_progress_bar=False)[0]
         return list(row.tolist())

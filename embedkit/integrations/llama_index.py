@@ -15,16 +15,18 @@ import difflib
 from typing import Any
 
 from embedkit.errors import InputError, MissingExtraError
+from embedkit.runtime.arguments import check_count, check_text
 from embedkit.runtime.encoder import Encoder
 
 try:
     from llama_index.core.base.embeddings.base import BaseEmbedding
-    from llama_index.core.bridge.pydantic import Field, PrivateAttr
+    from llama_index.core.bridge.pydantic import Field, PrivateAttr, ValidationError
 except ImportError as error:
     raise MissingExtraError("llama-index-core is not installed: pip install llama-index-core") from error
 
 __all__ = ["EmbedkitEmbedding"]
 
+_COUNTS = frozenset({"embed_batch_size", "truncate_dim", "threads"})
 _OF_THE_MODEL = frozenset({"model", "model_name", "threads", "fingerprint"})
 
 
@@ -46,7 +48,7 @@ class EmbedkitEmbedding(BaseEmbedding):  # type: ignore[misc]  # LlamaIndex's ty
         fingerprint: set to the model's fingerprint, so that LlamaIndex's caches distinguish models of equal name.
 
     Raises:
-        InputError: an argument does not exist, or two name different models.
+        InputError: an argument does not exist or does not fit, or two name different models.
         ModelNotFoundError, ModelError: the model cannot be loaded.
     """
 
@@ -59,14 +61,24 @@ class EmbedkitEmbedding(BaseEmbedding):  # type: ignore[misc]  # LlamaIndex's ty
 
     def __init__(self, model: str | None = None, **settings: Any) -> None:
         fields = type(self).model_fields
+        for name, given in (("model", model), ("model_name", settings.get("model_name"))):
+            if given is not None:
+                check_text(given, name)
         for name in settings.keys() - fields.keys():
             near = difflib.get_close_matches(name, ("model", *fields), n=1)
             hint = f"did you mean {near[0]}?" if near else f"expected {', '.join(('model', *fields))}"
             raise InputError(f"EmbedkitEmbedding has no argument {name!r}; {hint}")
         if model is not None and settings.setdefault("model_name", model) != model:
             raise InputError(f"expected one model, got {model!r} and {settings['model_name']!r}")
-        super().__init__(**settings)
+        for name in _COUNTS & settings.keys():  # of numpy, too
+            settings[name] = check_count(settings[name], name)
+        try:
+            super().__init__(**settings)
+        except ValidationError as error:
+            problems = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()]
+            raise InputError("; ".join(problems)) from error
         encoder = Encoder.load(self.model_name, threads=self.threads)
+        encoder.encode([], truncate_dim=self.truncate_dim)  # an argument that does not fit is an error here
         self.fingerprint = encoder.fingerprint
         self._encoder = encoder
 

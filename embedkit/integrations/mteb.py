@@ -18,6 +18,7 @@ from typing import Any, Protocol, runtime_checkable
 from embedkit.errors import InputError
 from embedkit.extras import require
 from embedkit.protocols import FloatArray, PairScorer, TextEncoder
+from embedkit.runtime.arguments import check_iterable, shown
 
 __all__ = ["Batch", "MtebCrossEncoder", "MtebEncoder"]
 
@@ -49,6 +50,8 @@ class MtebEncoder:
     """
 
     def __init__(self, encoder: TextEncoder) -> None:
+        if not isinstance(encoder, TextEncoder) or isinstance(encoder, type):
+            raise InputError(f"encoder must be an encoder, not {shown(encoder)}")
         self._encoder = encoder
         self._similarity = require("mteb.similarity_functions", extra="mteb")
         self.mteb_model_meta = _describe(encoder, "dense", embed_dim=encoder.dimension)
@@ -66,8 +69,10 @@ class MtebEncoder:
         Raises:
             InputError: the inputs are not texts, or another precision is requested.
         """
-        if precision != "float32":
-            raise InputError(f"expected the precision float32 from MTEB, got {precision!r}")
+        if not isinstance(precision, str) or precision != "float32":
+            raise InputError(f"expected the precision float32 from MTEB, got {shown(precision)}")
+        if prompt_type is not None and not isinstance(prompt_type, str):
+            raise InputError(f"expected the prompt type query or document from MTEB, got {shown(prompt_type)}")
         texts = _texts(inputs)
         if prompt_type is None or not isinstance(self._encoder, _Prompting):
             return self._encoder.encode(texts)
@@ -95,6 +100,8 @@ class MtebCrossEncoder:
     """
 
     def __init__(self, scorer: PairScorer) -> None:
+        if not isinstance(scorer, PairScorer) or isinstance(scorer, type):
+            raise InputError(f"scorer must be a cross-encoder, not {shown(scorer)}")
         self._scorer = scorer
         self.mteb_model_meta = _describe(scorer, "cross-encoder", embed_dim=None)
 
@@ -102,14 +109,19 @@ class MtebCrossEncoder:
         """Score the pairs of texts from two data loaders: ``(N,) float32``.
 
         Raises:
-            InputError: the inputs are not texts.
+            InputError: the inputs are not texts, or not equally many.
         """
-        return self._scorer.predict(list(zip(_texts(inputs1), _texts(inputs2), strict=True)))
+        first, second = _texts(inputs1), _texts(inputs2)
+        if len(first) != len(second):
+            raise InputError(f"expected as many second texts as first, {len(first)}, got {len(second)}")
+        return self._scorer.predict(list(zip(first, second, strict=True)))
 
 
 def _texts(inputs: Iterable[Batch]) -> list[str]:
     texts: list[str] = []
-    for batch in inputs:
+    for batch in check_iterable(inputs, "inputs"):
+        if not isinstance(batch, Mapping):
+            raise InputError(f"expected batches from MTEB, got {shown(batch)}")
         if "text" not in batch:
             raise InputError(f"expected texts from MTEB, got {', '.join(batch)}: the model supports only texts")
         texts += batch["text"]

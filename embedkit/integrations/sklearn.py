@@ -19,8 +19,9 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from embedkit.errors import EmbedkitError, InputError, MissingExtraError
+from embedkit.errors import EmbedkitError, MissingExtraError
 from embedkit.protocols import FloatArray
+from embedkit.runtime.arguments import check_iterable
 from embedkit.runtime.encoder import Encoder
 
 try:
@@ -68,10 +69,11 @@ class TextEmbedder(TransformerMixin, BaseEstimator):  # type: ignore[misc]  # sc
             InputError: an item is not a string, or the settings do not fit the model.
             ModelNotFoundError, ModelError: the model cannot be loaded.
         """
-        if isinstance(X, str):
-            raise InputError("expected several texts, got one: pass a list")
         rows: FloatArray = self._load().encode(
-            X, truncate_dim=self.truncate_dim, prompt_name=self.prompt_name, show_progress_bar=False
+            check_iterable(X, "X"),
+            truncate_dim=self.truncate_dim,
+            prompt_name=self.prompt_name,
+            show_progress_bar=False,
         )
         return rows
 

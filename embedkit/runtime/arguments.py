@@ -1,51 +1,198 @@
-"""Validation of arguments, shared by several modules."""
+"""Validation of arguments: one gate for the public functions of all subpackages."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from numbers import Integral
+import errno
+import math
+import operator
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from embedkit.errors import InputError
 
-__all__ = ["check_count", "check_iterable", "is_whole"]
+__all__ = [
+    "check_choice",
+    "check_count",
+    "check_flag",
+    "check_iterable",
+    "check_names",
+    "check_number",
+    "check_path",
+    "check_progress",
+    "check_text",
+    "check_texts",
+    "check_whole",
+    "is_unicode",
+    "shown",
+]
 
 
-def check_count(value: int | None, name: str) -> int | None:
+def check_whole(value: Any, name: str, *, least: int = 1, most: int | None = None) -> int:
+    """Return a whole number of Python or numpy; True and False are none.
+
+    Raises:
+        InputError: the value is something else, or out of range.
+    """
+    try:
+        number = None if isinstance(value, bool | np.bool) else operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or number < least or (most is not None and number > most):
+        expected = f"from {least} up" if most is None else f"from {least} to {most}"
+        raise InputError(f"{name} must be a whole number {expected}, not {shown(value)}")
+    return number
+
+
+def check_count(value: Any, name: str, *, most: int | None = None) -> int | None:
     """Accept None and whole numbers from 1 up.
 
     Raises:
         InputError: the value is something else.
     """
-    if value is None:
-        return None
-    if not is_whole(value) or value < 1:
-        raise InputError(f"{name} must be a whole number from 1 up, not {value!r}")
-    return int(value)
+    return None if value is None else check_whole(value, name, most=most)
 
 
-def is_whole(value: object) -> bool:
-    """Whether a value is a whole number of Python or numpy; True and False are none."""
-    return isinstance(value, Integral) and not isinstance(value, bool | np.bool)
+def check_number(value: Any, name: str) -> float:
+    """Return a number of Python or numpy; True and False are none, nor are infinity and NaN.
+
+    Raises:
+        InputError: the value is something else.
+    """
+    is_other = isinstance(value, (bool, np.bool, str, bytes)) or (isinstance(value, np.ndarray) and value.ndim)
+    try:
+        number = math.nan if is_other else float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise InputError(f"{name} must be a number, not {shown(value)}")
+    return number
 
 
-def check_iterable(texts: object) -> Iterable[str]:
-    """Accept iterables of texts; the items are validated when they are tokenized.
+def check_flag(value: Any, name: str) -> bool:
+    """Return True or False, of Python or numpy.
+
+    Raises:
+        InputError: the value is something else, such as "no", which Python takes for true.
+    """
+    if not isinstance(value, bool | np.bool):
+        raise InputError(f"{name} must be True or False, not {shown(value)}")
+    return bool(value)
+
+
+def check_progress(show_progress_bar: Any) -> bool | None:
+    """Return the argument that every long call has: True, False or None.
+
+    Raises:
+        InputError: the value is something else.
+    """
+    return None if show_progress_bar is None else check_flag(show_progress_bar, "show_progress_bar")
+
+
+def check_choice(value: Any, choices: Sequence[str], name: str) -> str:
+    """Return one of several texts.
+
+    Raises:
+        InputError: the value is something else.
+    """
+    if not isinstance(value, str) or value not in choices:
+        raise InputError(f"{name} must be one of {', '.join(choices)}, not {shown(value)}")
+    return value
+
+
+def check_text(value: Any, name: str) -> str:
+    """Return a text.
+
+    Raises:
+        InputError: the value is something else, or not valid Unicode.
+    """
+    if not isinstance(value, str) or not is_unicode(value):
+        raise InputError(f"{name} must be a text, not {shown(value)}")
+    return value
+
+
+def check_path(value: Any, name: str) -> str:
+    """Return a path as text; it need not exist.
+
+    Raises:
+        InputError: the value is no ``str`` or ``os.PathLike``, or this system has no such paths: it holds a null
+            character, or is too long.
+    """
+    path = os.fspath(value) if isinstance(value, (str, os.PathLike)) else None
+    if not isinstance(path, str) or not path:
+        raise InputError(f"{name} must be a path, not {shown(value)}")
+    try:
+        os.lstat(path)
+    except ValueError as error:
+        raise InputError(f"{name} must be a path, not {shown(value)}: {error}") from error
+    except OSError as error:
+        if error.errno in (errno.ENAMETOOLONG, errno.EINVAL):
+            raise InputError(f"{name} must be a path, not {shown(value)}: {error.strerror}") from error
+    return path
+
+
+def check_names(values: Any, name: str) -> list[str]:
+    """Return several names.
+
+    Raises:
+        InputError: it is one text, or no iterable of texts.
+    """
+    if isinstance(values, str):
+        raise InputError(f"{name} must be a list of names; did you mean [{shown(values)}]?")
+    try:
+        return check_texts(values, name)
+    except InputError:
+        raise InputError(f"{name} must be a list of names, not {shown(values)}") from None
+
+
+def check_texts(texts: Any, name: str) -> list[str]:
+    """Return one or several texts as a list.
+
+    Raises:
+        InputError: it is no text and no iterable of texts; names the position of what is none.
+    """
+    listed: list[Any] = [texts] if isinstance(texts, str) else list(check_iterable(texts, name))
+    for position, text in enumerate(listed):
+        if not isinstance(text, str):
+            raise InputError(f"expected texts as {name}, got {shown(text)} at position {position}")
+    return listed
+
+
+def check_iterable(texts: Any, name: str = "texts") -> Iterable[Any]:
+    """Accept iterables of texts, or of pairs; the items are validated when they are tokenized.
 
     Raises:
         InputError: the argument is something else: bytes, or a mapping or table, which iterate over keys or
             columns.
     """
+    found = type(texts).__name__
     if isinstance(texts, Mapping):
-        raise InputError(f"expected a text or an iterable of texts, got {type(texts).__name__}; give its values()")
+        raise InputError(f"expected an iterable as {name}, got {found}; give its values()")
     if hasattr(texts, "columns"):
-        raise InputError(
-            f"expected a text or an iterable of texts, got {type(texts).__name__}, a table; give its column of "
-            "texts"
-        )
+        raise InputError(f"expected an iterable as {name}, got {found}, a table; give its column of texts")
+    if isinstance(texts, str):
+        raise InputError(f"expected an iterable as {name}, got one str; wrap it in a list")
     if hasattr(texts, "to_pylist"):  # of pyarrow, whose own items are no str
         return list(texts.to_pylist())
-    if isinstance(texts, (bytes, bytearray)) or not isinstance(texts, Iterable):
-        raise InputError(f"expected a text or an iterable of texts, got {type(texts).__name__}")
+    is_single = isinstance(texts, (bytes, bytearray, type)) or getattr(texts, "ndim", None) == 0
+    if is_single or not isinstance(texts, Iterable):
+        raise InputError(f"expected an iterable as {name}, got {found}")
     return texts
+
+
+def is_unicode(text: str) -> bool:
+    """Whether a text can be encoded: half of a surrogate pair, as JSON can hold, cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def shown(value: object) -> str:
+    """Return a value as a message shows it: in one short line, with its type unless that is plain."""
+    text = " ".join(repr(value).split())
+    text = text if len(text) <= 60 else text[:59] + "…"
+    return text if value is None or isinstance(value, (str, int, float)) else f"{type(value).__name__} {text}"

@@ -8,10 +8,10 @@ from typing import Any, Literal, NotRequired, TypedDict, cast, get_args
 
 import numpy as np
 
-from embedkit.errors import InputError, ModelError
+from embedkit.errors import ModelError
 from embedkit.progress import Progress
 from embedkit.protocols import FloatArray
-from embedkit.runtime.arguments import check_count, check_iterable
+from embedkit.runtime.arguments import check_choice, check_count, check_flag, check_iterable, check_text
 from embedkit.runtime.bundle import Bundle, GoldenPairs
 from embedkit.runtime.engine import Engine, OnLong, Plan, Verification
 from embedkit.runtime.initializers import expose_logits
@@ -94,8 +94,6 @@ class CrossEncoder(Model[PairTokenizer]):
             TextOverflowError: a pair is too long and ``on_overflow="error"``.
         """
         plan = Plan.choose(batch_size=batch_size, on_overflow=on_overflow, show_progress_bar=show_progress_bar)
-        if isinstance(pairs, str):
-            raise InputError("expected pairs of texts, as in [(first, second), ...], got one str")
         engine = self._choose_engine(activation_fn)
 
         def run_part(part: list[Any], first: int, progress: Progress) -> tuple[FloatArray, int]:
@@ -103,7 +101,7 @@ class CrossEncoder(Model[PairTokenizer]):
                 return self._best_of_windows(engine, part, plan), 0
             return engine.part(part, first, self._tokenize, plan, progress)
 
-        listed: list[Any] = list(check_iterable(pairs))
+        listed: list[Any] = list(check_iterable(pairs, "pairs"))
         chunks = list(engine.stream(listed, run_part, plan, len(listed)))
         return np.concatenate(chunks) if chunks else np.empty(0, dtype=np.float32)
 
@@ -117,7 +115,7 @@ class CrossEncoder(Model[PairTokenizer]):
         Raises:
             InputError: as :meth:`predict`.
         """
-        return self._tokenizer.tokenize(pairs)
+        return self._tokenizer.tokenize(list(check_iterable(pairs, "pairs")))
 
     def predict_tokens(self, tokens: Tokens, activation_fn: Activation | None = None) -> FloatArray:
         """Score the result of :meth:`tokenize`, with the activation of :meth:`predict`: ``(N,) float32``."""
@@ -154,10 +152,9 @@ class CrossEncoder(Model[PairTokenizer]):
             InputError: the query or a document is not a text, or an argument is invalid.
             TextOverflowError: as :meth:`predict`.
         """
-        check_count(top_k, "top_k")
-        if isinstance(documents, str):
-            raise InputError("documents must be an iterable of texts, not one str")
-        listed = list(check_iterable(documents))
+        best_of, returns_texts = check_count(top_k, "top_k"), check_flag(return_documents, "return_documents")
+        check_text(query, "query")
+        listed = list(check_iterable(documents, "documents"))
         scores = self.predict(
             [(query, document) for document in listed],
             batch_size=batch_size,
@@ -165,9 +162,9 @@ class CrossEncoder(Model[PairTokenizer]):
             activation_fn=activation_fn,
             on_overflow=on_overflow,
         )
-        best = np.argsort(-scores, kind="stable")[:top_k].tolist()
+        best = np.argsort(-scores, kind="stable")[:best_of].tolist()
         ranked = [RankedDocument(corpus_id=row, score=float(scores[row]), text=listed[row]) for row in best]
-        if not return_documents:
+        if not returns_texts:
             for document in ranked:
                 del document["text"]
         return ranked
@@ -193,8 +190,7 @@ class CrossEncoder(Model[PairTokenizer]):
 
     def _choose_engine(self, activation: Activation | None) -> Engine:
         chosen = self.activation_fn if activation is None else activation
-        if chosen not in get_args(Activation):
-            raise InputError(f'activation_fn must be "sigmoid" or "identity", not {activation!r}')
+        check_choice(chosen, get_args(Activation), "activation_fn")
         return self._engine if chosen == "sigmoid" else self._logits
 
     @functools.cached_property

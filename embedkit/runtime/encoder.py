@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Unpack
+from typing import Any, Unpack, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,14 @@ import numpy.typing as npt
 from embedkit.errors import InputError, ModelError
 from embedkit.progress import Progress
 from embedkit.protocols import FloatArray
-from embedkit.runtime.arguments import check_iterable
+from embedkit.runtime.arguments import (
+    check_choice,
+    check_flag,
+    check_iterable,
+    check_text,
+    check_texts,
+    check_whole,
+)
 from embedkit.runtime.bundle import Bundle
 from embedkit.runtime.encode_options import EncodeOptions, Role, with_prompt
 from embedkit.runtime.engine import OnLong, OnOverflow, Plan, Verification, tell_truncated
@@ -160,8 +167,6 @@ class Encoder(Model[Tokenizer]):
             InputError: as :meth:`encode`; immediately for an argument, and with its chunk for a text.
             TextOverflowError: as :meth:`encode`, when its chunk is reached.
         """
-        if isinstance(texts, str):
-            raise InputError("encode_batches takes an iterable of texts; use encode for one text")
         return self._stream(check_iterable(texts), self._plan(**options))
 
     def encode_part(
@@ -180,8 +185,8 @@ class Encoder(Model[Tokenizer]):
         Raises:
             InputError, TextOverflowError: as :meth:`encode`.
         """
-        plan = self._plan(**options)
-        rows, truncated = self._run_part(list(texts), first, plan)
+        plan, first = self._plan(**options), check_whole(first, "first", least=0)
+        rows, truncated = self._run_part(list(check_iterable(texts)), first, plan)
         return plan.packing.apply(rows), truncated
 
     def pool(self, processes: int | None = None, *, threads: int | None = None) -> EncoderPool:
@@ -236,8 +241,10 @@ class Encoder(Model[Tokenizer]):
         """
         options: EncodeOptions = {"prompt_name": prompt_name}
         if role is not None:
+            check_choice(role, get_args(Role), "role")
             options = with_prompt(options, role, self._manifest.prompts)
-        return self._tokenizer.tokenize(texts, prompt=self._choose_prompt(options["prompt_name"], None))
+        prompt = self._choose_prompt(options["prompt_name"], None)
+        return self._tokenizer.tokenize(list(check_iterable(texts)), prompt=prompt)
 
     def unknown_share(self, texts: Sequence[str]) -> FloatArray:
         """Return how much of each text the model cannot read: ``(N,) float32``, from 0 to 1.
@@ -265,10 +272,12 @@ class Encoder(Model[Tokenizer]):
             prompt_name: name of one of the model's prompts, put before each text.
 
         Raises:
-            InputError: the model has no such prompt.
+            InputError: an item is not a text, or the model has no such prompt.
         """
         prompt = self._choose_prompt(prompt_name, None)
-        return self._spans.find([prompt + text for text in texts], special_tokens=special_tokens)
+        prompted = [prompt + text for text in check_texts(check_iterable(texts), "texts")]
+        special_tokens = check_flag(special_tokens, "special_tokens")
+        return self._spans.find(prompted, special_tokens=special_tokens)
 
     def windows(
         self,
@@ -300,11 +309,12 @@ class Encoder(Model[Tokenizer]):
         """
         options: EncodeOptions = {"prompt_name": prompt_name}
         if role is not None:
+            check_choice(role, get_args(Role), "role")
             options = with_prompt(options, role, self._manifest.prompts)
         room = self._room(self._choose_prompt(options["prompt_name"], None))
-        if max_tokens is not None and not 1 <= max_tokens <= room:
-            raise InputError(f"expected max_tokens from 1 to {room}, which fit into {self.name}, got {max_tokens}")
-        return [self._windows(text, max_tokens or room, overlap) for text in texts]
+        width = room if max_tokens is None else check_whole(max_tokens, "max_tokens", most=room)
+        shared = check_whole(overlap, "overlap", least=0)
+        return [self._windows(text, width, shared) for text in check_texts(check_iterable(texts), "texts")]
 
     def check_token_ids(self, ids: Sequence[Sequence[int]]) -> Tokens:
         """Token ids of this model made elsewhere, special tokens included, as :meth:`encode_tokens` takes them.
@@ -313,17 +323,20 @@ class Encoder(Model[Tokenizer]):
             ids: N lists.
 
         Raises:
-            InputError: a list is empty or longer than ``max_length``, or an id is not in the vocabulary.
+            InputError: an item is not a list, is empty or longer than ``max_length``, or an id is not in the
+                vocabulary.
         """
         most = self._tokenizer.vocabulary_size
-        for position, one in enumerate(ids):
-            if not 0 < len(one) <= self.max_length:
+        lists = enumerate(check_iterable(ids, "ids"))
+        rows = [list(check_iterable(one, f"ids[{position}]")) for position, one in lists]
+        for position, row in enumerate(rows):
+            if not 0 < len(row) <= self.max_length:
                 raise InputError(
-                    f"expected 1 to {self.max_length} ids at position {position}, not {len(one)}; none are cut"
+                    f"expected 1 to {self.max_length} ids at position {position}, not {len(row)}; none are cut"
                 )
-            if min(one) < 0 or max(one) >= most:
+            if not all(isinstance(id_, (int, np.integer)) and 0 <= id_ < most for id_ in row):
                 raise InputError(f"expected token ids from 0 to {most - 1} at position {position}")
-        return Tokens([list(one) for one in ids], [])
+        return Tokens([list(map(int, row)) for row in rows], [])
 
     def encode_tokens(self, tokens: Tokens) -> FloatArray:
         """Encode the result of :meth:`tokenize`: ``(N, D) float32, unit rows``."""
@@ -340,9 +353,12 @@ class Encoder(Model[Tokenizer]):
             truncate_dim: as for :meth:`encode`.
 
         Raises:
-            InputError: the model does not support the precision or dimension.
+            InputError: these are no embeddings of this model, or it does not support the precision or dimension.
         """
-        return self._plan(precision=precision, truncate_dim=truncate_dim).packing.apply(embeddings)
+        plan, rows = self._plan(precision=precision, truncate_dim=truncate_dim), _as_rows(embeddings, "embeddings")
+        if rows.shape[1] != self.dimension:
+            raise InputError(f"embeddings must have {self.dimension} dimensions, not {rows.shape[1]}")
+        return plan.packing.apply(rows)
 
     def similarity(self, a: npt.ArrayLike, b: npt.ArrayLike) -> FloatArray:
         """Compute the cosine of every embedding in ``a`` with every one in ``b``.
@@ -422,11 +438,11 @@ class Encoder(Model[Tokenizer]):
     def _choose_prompt(self, prompt_name: str | None, prompt: str | None) -> str:
         if prompt is not None and prompt_name is not None:
             raise InputError("give prompt or prompt_name, not both")
-        if prompt is not None and not isinstance(prompt, str):
-            raise InputError(f"prompt must be a str, not {type(prompt).__name__}")
+        if prompt is not None:
+            return check_text(prompt, "prompt")
         if prompt_name is None:
-            return self._manifest.prompts.get(self._manifest.default_prompt, "") if prompt is None else prompt
-        if prompt_name not in self._manifest.prompts:
+            return self._manifest.prompts.get(self._manifest.default_prompt, "")
+        if check_text(prompt_name, "prompt_name") not in self._manifest.prompts:
             known = ", ".join(self._manifest.prompts) or "none"
             raise InputError(f"{self.name} has no prompt {prompt_name!r}; it has {known}")
         return self._manifest.prompts[prompt_name]

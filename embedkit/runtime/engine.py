@@ -17,7 +17,7 @@ import numpy.typing as npt
 from embedkit.errors import InputError, TextOverflowError
 from embedkit.progress import Progress
 from embedkit.protocols import FloatArray
-from embedkit.runtime.arguments import check_count
+from embedkit.runtime.arguments import check_choice, check_count, check_progress, shown
 from embedkit.runtime.batching import read_chunks
 from embedkit.runtime.numerics import digest_of
 from embedkit.runtime.tokenization import Tokens
@@ -69,10 +69,9 @@ class Plan:
         Raises:
             InputError: an option is invalid.
         """
-        if on_overflow not in get_args(OnLong):
-            raise InputError(f'on_overflow must be "truncate", "error" or "windows", not {on_overflow!r}')
-        count = check_count(batch_size, "batch_size")
-        return cls(count, on_overflow == "error", on_overflow == "windows", show_progress_bar)
+        check_choice(on_overflow, get_args(OnLong), "on_overflow")
+        count, shows = check_count(batch_size, "batch_size"), check_progress(show_progress_bar)
+        return cls(count, on_overflow == "error", on_overflow == "windows", shows)
 
 
 class Network(Protocol[_Batch]):
@@ -179,7 +178,13 @@ class Engine:
         return self.run(tokens, plan.batch_size, progress), tokens.truncated
 
     def run(self, tokens: Tokens, batch_size: int | None = None, progress: Progress | None = None) -> FloatArray:
-        """Run the network over the tokens of a chunk: ``(N, *shape) float32`` in their order."""
+        """Run the network over the tokens of a chunk: ``(N, *shape) float32`` in their order.
+
+        Raises:
+            InputError: these are no tokens.
+        """
+        if not isinstance(tokens, Tokens):
+            raise InputError(f"tokens must be a result of tokenize, not {shown(tokens)}")
         if len(tokens.ids) == 1:
             return self._run_all(tokens, [slice(0, 1)])
         batches = self._network.batches(tokens.lengths, most_tokens=self._max_tokens, most_items=batch_size)

@@ -12,9 +12,10 @@ from pathlib import Path
 
 from embedkit.atomic import atomic_file
 from embedkit.cache import cache_folder
-from embedkit.errors import DataError, ModelNotFoundError
+from embedkit.errors import DataError, InputError, ModelNotFoundError
 from embedkit.extras import require
 from embedkit.object_store import is_url, open_store
+from embedkit.runtime.arguments import shown
 
 __all__ = ["bundled_names", "find_model", "is_hub_id"]
 
@@ -54,7 +55,10 @@ def find_model(source: str | os.PathLike[str], *, file: str | None = None) -> Pa
 
     Raises:
         ModelNotFoundError: no model was found; lists the bundled names.
+        InputError: the source is neither a text nor a path.
     """
+    if not isinstance(source, (str, os.PathLike)):
+        raise InputError(f"a model must be a path or a name, not {shown(source)}")
     if is_url(source):
         return _fetch(str(source))
     path = Path(source).expanduser()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Self, Type
 
 from embedkit.errors import InputError, ModelError
 from embedkit.protocols import FloatArray
-from embedkit.runtime.arguments import check_count
+from embedkit.runtime.arguments import check_count, check_names, check_path
 from embedkit.runtime.bundle import Bundle, Manifest
 from embedkit.runtime.engine import Engine, Verification
 from embedkit.runtime.loading import check_kind, load_model
@@ -64,6 +64,8 @@ class Model(ABC, Generic[AnyTokenizer]):
         weights_folder: str | os.PathLike[str] | None = None,
     ) -> None:
         check_kind(model.manifest, self._kind)
+        providers = None if providers is None else check_names(providers, "providers")
+        weights_folder = None if weights_folder is None else check_path(weights_folder, "weights_folder")
         self._manifest = model.manifest
         self._fingerprint = model.fingerprint
         self._is_bundle = isinstance(model, Bundle)
@@ -168,6 +170,11 @@ class Model(ABC, Generic[AnyTokenizer]):
     def name(self) -> str:
         """Name of the model."""
         return self._manifest.name
+
+    @property
+    def source(self) -> str | None:
+        """Absolute path from which :meth:`load` read the model; None if it did not."""
+        return None if self._origin is None else self._origin.source
 
     @property
     def fingerprint(self) -> str:

@@ -25,7 +25,7 @@ import numpy.typing as npt
 from embedkit import __version__
 from embedkit.errors import ModelError, ProviderError
 from embedkit.protocols import FloatArray
-from embedkit.runtime.arguments import check_count
+from embedkit.runtime.arguments import check_count, shown
 from embedkit.runtime.bert_reader import read_bert
 from embedkit.runtime.bert_weights import BertWeights, Norm, Product
 from embedkit.runtime.kernels import bert
@@ -79,11 +79,12 @@ def choose_instructions(asked: str | None = None) -> str:
     """
     if bert is None:
         raise ProviderError(f"{NATIVE} is not there: no C compiler was found when embedkit was installed")
-    found, wanted = native_instructions(), asked or os.environ.get(_ENVIRONMENT)
-    if wanted and wanted not in found:
-        source = "" if asked else f" of {_ENVIRONMENT}"
-        reason = "not on this processor or not in this build" if wanted in INSTRUCTIONS else "unknown"
-        raise ProviderError(f"the instructions {wanted!r}{source} are {reason}; here are {', '.join(found)}")
+    found, wanted = native_instructions(), os.environ.get(_ENVIRONMENT) if asked is None else asked
+    if (asked is not None or wanted) and not (isinstance(wanted, str) and wanted in found):
+        source = f" of {_ENVIRONMENT}" if asked is None else ""
+        is_known = isinstance(wanted, str) and wanted in INSTRUCTIONS
+        reason = "not on this processor or not in this build" if is_known else "unknown"
+        raise ProviderError(f"the instructions {shown(wanted)}{source} are {reason}; here are {', '.join(found)}")
     return wanted or found[0]
 
 
@@ -166,10 +167,10 @@ class NativeNetwork:
             return None
         if asked and list(providers or ()) != [NATIVE]:
             raise ProviderError(f"{NATIVE} runs the whole graph; no other provider can stand beside it")
-        if bert is None and not asked and not instructions:
+        if bert is None and not asked and instructions is None:
             return None
         chosen = choose_instructions(instructions)
-        is_named = bool(instructions or os.environ.get(_ENVIRONMENT))
+        is_named = instructions is not None or bool(os.environ.get(_ENVIRONMENT))
         try:
             weights = _read(model, pairs=pairs)
         except ProviderError:

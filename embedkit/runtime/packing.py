@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from embedkit.errors import InputError
 from embedkit.protocols import FloatArray
-from embedkit.runtime.arguments import is_whole
+from embedkit.runtime.arguments import check_choice, check_flag, check_whole
 from embedkit.runtime.ranges import Ranges
 
 __all__ = ["Packing", "Precision", "unit_rows"]
@@ -61,10 +61,9 @@ class Packing:
         Raises:
             InputError: the model does not support an option.
         """
-        if truncate_dim is not None and not (is_whole(truncate_dim) and 1 <= truncate_dim <= dimension):
-            raise InputError(f"truncate_dim must be a whole number from 1 to {dimension}, not {truncate_dim!r}")
-        if precision not in get_args(Precision):
-            raise InputError(f"precision must be one of {', '.join(get_args(Precision))}, not {precision!r}")
+        kept = dimension if truncate_dim is None else check_whole(truncate_dim, "truncate_dim", most=dimension)
+        check_choice(precision, get_args(Precision), "precision")
+        normalize = check_flag(normalize, "normalize_embeddings")
         if unit and not normalize:
             raise InputError("normalize_embeddings=False is not possible: this model itself gives unit rows")
         if precision in {"int8", "uint8"} and ranges is None:
@@ -72,7 +71,6 @@ class Packing:
                 f"precision={precision!r} needs the ranges of the model's dimensions, and this model has none; "
                 "export it with --calibration and a file of texts"
             )
-        kept = dimension if truncate_dim is None else int(truncate_dim)
         return cls(kept, normalize and (not unit or kept < dimension), precision, ranges)
 
     @property

@@ -25,6 +25,7 @@ from embedkit.runtime.threads import available_threads
 __all__ = ["EncoderPool", "PooledEncoder"]
 
 _PARTS_PER_PROCESS = 2
+_MOST_PROCESSES = 4096
 
 
 class PooledEncoder(Protocol):
@@ -73,9 +74,9 @@ class EncoderPool:
     def __init__(
         self, encoder: PooledEncoder, origin: Origin, processes: int | None = None, threads: int | None = None
     ) -> None:
-        self.processes = check_count(processes, "processes") or available_threads()
+        self.processes = check_count(processes, "processes", most=_MOST_PROCESSES) or available_threads()
         self.threads = check_count(threads, "threads") or max(1, available_threads() // self.processes)
-        self._encoder = encoder
+        self._encoder, self._source = encoder, origin.source
         self._closed = False
         self._submitting = threading.Lock()
         self._workers: list[_Worker] = []
@@ -106,6 +107,11 @@ class EncoderPool:
     def name(self) -> str:
         """Name of the model."""
         return self.manifest.name
+
+    @property
+    def source(self) -> str:
+        """Absolute path from which the processes load the model."""
+        return self._source
 
     @property
     def fingerprint(self) -> str:
@@ -163,10 +169,9 @@ class EncoderPool:
             InputError, TextOverflowError: as there.
             ModelError: a process has exited.
         """
-        if isinstance(texts, str):
-            raise InputError("encode_batches takes an iterable of texts; use encode for one text")
+        texts = check_iterable(texts)
         self._encoder.encode([], **options)  # report an invalid keyword immediately
-        return self._stream(check_iterable(texts), options)
+        return self._stream(texts, options)
 
     def encode_query(self, texts: str | Iterable[str], **options: Unpack[EncodeOptions]) -> npt.NDArray[Any]:
         """:meth:`encode` with the model's prompt for queries, if it has one and none is given."""

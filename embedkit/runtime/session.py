@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from embedkit.errors import BundleIntegrityError, InputError, MissingExtraError, ModelError, ProviderError
 from embedkit.protocols import FloatArray
-from embedkit.runtime.arguments import check_count
+from embedkit.runtime.arguments import check_count, check_names
 from embedkit.runtime.distributions import explain_missing_onnxruntime, installed_distributions
 from embedkit.runtime.initializers import large_tables
 from embedkit.runtime.threads import available_threads
@@ -151,9 +151,7 @@ def write_optimized(model: bytes, path: Path) -> None:
 
 
 def _check_providers(providers: Sequence[str] | None) -> list[str]:
-    if isinstance(providers, str):
-        raise InputError(f"providers must be a list of names; did you mean [{providers!r}]?")
-    wanted = [CPU] if providers is None else list(providers)
+    wanted = [CPU] if providers is None else check_names(providers, "providers")
     available = available_providers()
     missing = [name for name in wanted if name not in available]
     if not wanted:

@@ -22,9 +22,10 @@ from pymilvus.exceptions import MilvusException
 
 from embedkit.errors import CollectionError, DataError, InputError
 from embedkit.protocols import FloatArray
+from embedkit.runtime.arguments import is_unicode
 from embedkit.serving.retrieval.columns import ColumnBuilder
 from embedkit.serving.retrieval.documents import Document
-from embedkit.serving.retrieval.filters import Condition, is_unicode
+from embedkit.serving.retrieval.filters import Condition
 from embedkit.serving.retrieval.index_kinds import AUTO
 from embedkit.serving.retrieval.remote import Found, RemoteAbout, RemoteStore
 

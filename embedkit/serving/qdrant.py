@@ -21,8 +21,9 @@ from qdrant_client.http.exceptions import ApiException
 
 from embedkit.errors import InputError
 from embedkit.protocols import FloatArray
+from embedkit.runtime.arguments import is_unicode
 from embedkit.serving.retrieval.documents import Document
-from embedkit.serving.retrieval.filters import Condition, is_unicode
+from embedkit.serving.retrieval.filters import Condition
 from embedkit.serving.retrieval.index_kinds import AUTO
 from embedkit.serving.retrieval.lexical import split_words
 from embedkit.serving.retrieval.remote import Found, RemoteAbout, RemoteStore

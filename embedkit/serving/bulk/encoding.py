@@ -15,6 +15,14 @@ from embedkit.errors import DataError, InputError
 from embedkit.object_store import is_url
 from embedkit.parquet_files import join_schemas
 from embedkit.progress import Progress
+from embedkit.runtime.arguments import (
+    check_count,
+    check_names,
+    check_path,
+    check_progress,
+    check_text,
+    check_whole,
+)
 from embedkit.runtime.encoder import Encoder, OnLong
 from embedkit.runtime.packing import Precision
 from embedkit.serving.bulk.engines import find_engine
@@ -119,9 +127,15 @@ class BulkEncoding:
             FingerprintError: the folder contains embeddings of another model.
             CollectionError: the folder contains something else.
         """
+        source, output = check_path(source, "source"), check_path(output, "output")
+        rows_per_shard = check_whole(rows_per_shard, "rows_per_shard")
         inputs = find_inputs(source)
-        kept, schema = _checked_columns(inputs, text_column, columns)
-        _check_rows(inputs, rows_per_shard)
+        kept, schema = _checked_columns(
+            inputs,
+            check_text(text_column, "text_column"),
+            None if columns is None else check_names(columns, "columns"),
+        )
+        _check_rows(inputs)
         folder = str(output) if is_url(output) else Path(output).expanduser()
         _check_apart(source, folder)
         encoder = Encoder.load(model, threads=threads, providers=providers)
@@ -134,10 +148,10 @@ class BulkEncoding:
             columns=kept,
             schema=schema,
             prompt_name=prompt_name,
-            truncate_dim=truncate_dim,
+            truncate_dim=None if truncate_dim is None else check_whole(truncate_dim, "truncate_dim"),
             precision=precision,
             on_overflow=on_overflow,
-            threads=threads,
+            threads=check_count(threads, "threads"),
             providers=None if providers is None else tuple(providers),
         )
         encoding = cls(job, inputs, rows_per_shard, encoder)
@@ -192,11 +206,12 @@ class BulkEncoding:
             WorkerError: the engine itself failed. Finished shards are kept, as with every other error.
             StorageError: the disk is full or the folder cannot be written.
         """
-        encode_shards = find_engine(engine)
+        encode_shards, shows = find_engine(engine), check_progress(show_progress_bar)
+        workers = check_count(workers, "workers")
         with begin_or_resume(self.job.output, self._manifest):
             left = self.left()
             rows = sum(shard.rows for shard in left)
-            with Progress("encode", rows, unit="texts", enabled=show_progress_bar) as progress:
+            with Progress("encode", rows, unit="texts", enabled=shows) as progress:
                 if left:
                     encode_shards(self.job, left, encoder=self._encoder, workers=workers, advance=progress.advance)
         return rows
@@ -239,9 +254,7 @@ def _holds_texts(kind: pa.DataType) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
 
 
-def _check_rows(inputs: Sequence[ParquetInput], rows_per_shard: int) -> None:
-    if isinstance(rows_per_shard, bool) or not isinstance(rows_per_shard, int) or rows_per_shard < 1:
-        raise InputError(f"rows_per_shard must be a whole number above 0, not {rows_per_shard!r}")
+def _check_rows(inputs: Sequence[ParquetInput]) -> None:
     if not any(each.rows for each in inputs):
         raise DataError(f"{', '.join(str(each.path) for each in inputs[:3])}: there are no rows to embed")
 

@@ -7,6 +7,7 @@ from typing import Final, Protocol, cast
 
 from embedkit.errors import InputError
 from embedkit.extras import require
+from embedkit.runtime.arguments import shown
 from embedkit.runtime.encoder import Encoder
 from embedkit.serving.bulk.job import Job
 from embedkit.serving.bulk.parquet_input import Shard
@@ -54,7 +55,7 @@ def find_engine(name: str) -> Engine:
         InputError: the engine does not exist.
         MissingExtraError: it requires a package that is not installed.
     """
-    if name not in ENGINES:
-        raise InputError(f"there is no engine {name!r}; the engines are {', '.join(ENGINES)}")
+    if not isinstance(name, str) or name not in ENGINES:
+        raise InputError(f"there is no engine {shown(name)}; the engines are {', '.join(ENGINES)}")
     module, extra = ENGINES[name]
     return cast(Engine, require(module, extra=extra).encode_shards)

@@ -5,21 +5,42 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import logging
-import operator
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, overload
 
-from embedkit.errors import InputError
+from embedkit.errors import FingerprintError, InputError, ModelNotFoundError
 from embedkit.protocols import FloatArray, TextEncoder
+from embedkit.runtime.arguments import (
+    check_count,
+    check_flag,
+    check_number,
+    check_path,
+    check_progress,
+    check_text,
+    check_texts,
+    check_whole,
+)
 from embedkit.runtime.cross_encoder import CrossEncoder
+from embedkit.runtime.encoder import Encoder
 from embedkit.runtime.numerics import warn_of_mixture
 from embedkit.serving.retrieval.documents import Columns, Document, DocumentSource
 from embedkit.serving.retrieval.embedding import embed_queries
+from embedkit.serving.retrieval.exact_index import check_effort
 from embedkit.serving.retrieval.filters import Condition, Filter, parse_filter
 from embedkit.serving.retrieval.index_kinds import AUTO
-from embedkit.serving.retrieval.models import SAMPLE, About, Models, agreement, check_descent
+from embedkit.serving.retrieval.models import (
+    SAMPLE,
+    About,
+    Models,
+    QueryModel,
+    agreement,
+    check_descent,
+    loaded,
+    recorded_model,
+    source_of,
+)
 from embedkit.serving.retrieval.search import (
     Cascade,
     Fusion,
@@ -63,15 +84,16 @@ class Collection:
         self.path, self.store = path, store
         self._models = models
         self._rerankers: dict[str, CrossEncoder] = {}
+        self._recorded: Encoder | None = None
 
     @classmethod
     def build(
         cls,
         documents: DocumentSource | Collection,
         *,
-        encoder: TextEncoder,
+        encoder: TextEncoder | str | os.PathLike[str],
         path: str | os.PathLike[str],
-        queries: TextEncoder | None = None,
+        queries: TextEncoder | str | os.PathLike[str] | None = None,
         embeddings: EmbeddingSource | None = None,
         index: str = AUTO,
         lexical: bool = False,
@@ -94,7 +116,8 @@ class Collection:
             documents: path of a ``.jsonl``, ``.csv``, ``.tsv``, ``.txt`` or ``.parquet`` file or of a folder of
                 Parquet files, an iterable of texts, mappings or ``(id, text)`` pairs, or another collection.
                 Embeddings in shards of `embedkit encode` and in collections are reused.
-            encoder: embeds the documents, with ``encode_document`` if it has that method.
+            encoder: embeds the documents, with ``encode_document`` if it has that method; or the name or path of
+                an encoder.
             path: the collection's folder: new, empty, or with ``replace`` a collection.
             queries: another encoder for queries, in the same embedding space: a student of ``encoder``, or of the
                 same teacher. If None, ``encoder`` embeds queries.
@@ -108,7 +131,8 @@ class Collection:
                 row numbers from 0.
             metadata_columns: columns of records to keep as metadata; None keeps all others.
             skip_empty: leave out records whose text is null or blank, and log their number, instead of an error.
-            source: where the encoder can be loaded from, recorded for `embedkit search`.
+            source: where the encoder can be loaded from, recorded for :meth:`open` and `embedkit search`; by
+                default the place from which it was loaded.
             queries_source: the same for ``queries``.
             replace: whether to replace a collection in this folder; in a database, choose an unused name.
             show_progress_bar: None shows progress only on a terminal.
@@ -117,28 +141,34 @@ class Collection:
             DataError: a document is malformed or empty, an id is not unique, or there are no documents.
             FingerprintError: ``queries`` and ``encoder`` do not belong together, or the existing embeddings belong
                 to another model.
-            InputError: the index does not exist, or an item of an iterable is not a document.
+            InputError: the index does not exist, an item of an iterable is not a document, or another argument is
+                invalid.
+            ModelNotFoundError: there is no model of this name.
             CollectionError: ``path`` contains a collection or something else, or another process is writing there.
             ModelError: the encoder does not return unit rows of its dimension.
             MissingExtraError: the index needs FAISS, or ``lexical`` bm25s, which is not installed.
             StorageError: the disk is full or the folder cannot be written.
         """
-        if queries is not None:
-            check_descent(queries, encoder.name, encoder.fingerprint, encoder)
+        address, shows = check_path(path, "path"), check_progress(show_progress_bar)
+        model = loaded(encoder, "encoder")
+        models = Models(model, None if queries is None else loaded(queries, "queries"))
+        plan = Plan(
+            encoder=model,
+            queries=models.queries,
+            index=check_text(index, "index"),
+            lexical=check_flag(lexical, "lexical"),
+            source=source_of(encoder) if source is None else check_text(source, "source"),
+            queries_source=(
+                source_of(queries) if queries_source is None else check_text(queries_source, "queries_source")
+            ),
+            replace=check_flag(replace, "replace"),
+        )
+        if models.queries is not None:
+            check_descent(models.queries, model.name, model.fingerprint, model)
         columns = Columns(text=text_column, id=id_column, metadata=metadata_columns, skip_empty=skip_empty)
         found = read_documents_and_embeddings(documents, embeddings, columns)
-        found.check_maker(encoder)
-        plan = Plan(
-            encoder=encoder,
-            queries=queries,
-            index=index,
-            lexical=lexical,
-            source=source,
-            queries_source=queries_source,
-            replace=replace,
-        )
-        store = store_class(path).build(os.fspath(path), found, plan, show_progress_bar=show_progress_bar)
-        models = Models(encoder, queries)
+        found.check_maker(model)
+        store = store_class(address).build(address, found, plan, show_progress_bar=shows)
         warn_of_mixture(path, store.about.numerics, models.numerics(store.about))
         return cls(_place(path), store, models)
 
@@ -147,8 +177,8 @@ class Collection:
         cls,
         path: str | os.PathLike[str],
         *,
-        encoder: TextEncoder | None = None,
-        queries: TextEncoder | None = None,
+        encoder: TextEncoder | str | os.PathLike[str] | None = None,
+        queries: TextEncoder | str | os.PathLike[str] | None = None,
     ) -> Collection:
         """Open a collection created by :meth:`build`.
 
@@ -161,18 +191,25 @@ class Collection:
             encoder: the model that embedded its documents. It also embeds queries unless ``queries`` is given.
             queries: the model that embeds queries: the one that the collection was built with, the documents'
                 own, or a student of it, which first embeds a sample of the documents if the collection does not
-                know it. Without either model, only :meth:`search_embeddings` is available.
+                know it. Without either model, they are loaded on first use from where the collection recorded
+                them, or by their bundled name, never from a network.
 
         Raises:
+            InputError: an argument is invalid.
             CollectionError: there is no collection, or a file is missing or damaged.
             FingerprintError: another model embedded the documents, or ``queries`` does not match them.
+            ModelNotFoundError: there is no model of this name.
             MissingExtraError: its index needs FAISS, which is not installed.
         """
-        models = Models(encoder, queries)
-        store = store_class(path).open(os.fspath(path), models)
-        if queries is not None and store.about.count and not models.is_recorded(store.about):
+        address = check_path(path, "path")
+        models = Models(
+            None if encoder is None else loaded(encoder, "encoder"),
+            None if queries is None else loaded(queries, "queries"),
+        )
+        store = store_class(address).open(address, models)
+        if models.queries is not None and store.about.count and not models.is_recorded(store.about):
             documents, embeddings = store.sample(SAMPLE)
-            agreement(queries, [document.text for document in documents], embeddings, store.about.model)
+            agreement(models.queries, [document.text for document in documents], embeddings, store.about.model)
         warn_of_mixture(path, store.about.numerics, models.numerics(store.about))
         return cls(_place(path), store, models)
 
@@ -183,7 +220,8 @@ class Collection:
         Raises:
             CollectionError: there is no collection.
         """
-        return store_class(path).describe(os.fspath(path))
+        address = check_path(path, "path")
+        return store_class(address).describe(address)
 
     @property
     def query_encoder(self) -> TextEncoder | None:
@@ -216,7 +254,7 @@ class Collection:
             InputError: an id is not a string.
             CollectionError: a file is damaged.
         """
-        found = self.store.get(_checked_ids(ids))
+        found = self.store.get(check_texts(ids, "ids"))
         return found[0] if isinstance(ids, str) else found
 
     def upsert(
@@ -251,7 +289,7 @@ class Collection:
             the numbers of added and replaced documents, both 0 if there are no documents.
 
         Raises:
-            InputError: the collection was opened without an encoder, or an item of an iterable is not a document.
+            InputError: there is no encoder of the documents, or an item of an iterable is not a document.
             DataError: a document is malformed, empty or without an id, or an id is not unique.
             FingerprintError: the collection was rebuilt with another model, or the existing embeddings belong to
                 another model.
@@ -259,6 +297,7 @@ class Collection:
             ModelError: the encoder does not return unit rows of its dimension.
             StorageError: the disk is full or the folder cannot be written.
         """
+        merges, shows = check_flag(merge, "merge"), check_progress(show_progress_bar)
         encoder = self._documents_encoder()
         columns = Columns(
             text=text_column, id=id_column, metadata=metadata_columns, number_rows=False, skip_empty=skip_empty
@@ -271,7 +310,7 @@ class Collection:
             return Upserted(0, 0)
         found = dataclasses.replace(found, documents=itertools.chain([first], found.documents))
         warn_of_mixture(self.path, self.manifest.numerics, found.numerics(encoder))
-        return self.store.upsert(found, encoder, merge=merge, show_progress_bar=show_progress_bar)
+        return self.store.upsert(found, encoder, merge=merges, show_progress_bar=shows)
 
     def delete(self, ids: str | Iterable[str]) -> int:
         """Delete documents by id; unknown ids are ignored.
@@ -284,7 +323,7 @@ class Collection:
             CollectionError: another process is writing there, or a file is damaged.
             StorageError: the disk is full or the folder cannot be written.
         """
-        return self.store.delete(_checked_ids(ids))
+        return self.store.delete(check_texts(ids, "ids"))
 
     def merge(self) -> bool:
         """Merge small segments left by upserts, if any, concurrently with readers and writers.
@@ -319,7 +358,11 @@ class Collection:
             MissingExtraError: the request needs a package that is not installed.
             StorageError: the disk is full or the folder cannot be written.
         """
-        self.store.compact(index=index, lexical=lexical, show_progress_bar=show_progress_bar)
+        self.store.compact(
+            index=None if index is None else check_text(index, "index"),
+            lexical=None if lexical is None else check_flag(lexical, "lexical"),
+            show_progress_bar=check_progress(show_progress_bar),
+        )
 
     def refresh(self) -> bool:
         """Make writes of other processes visible.
@@ -390,20 +433,21 @@ class Collection:
         Raises:
             InputError: a query is not a string, ``k`` is below 1, there are fewer candidates than ``k``, the
                 effort is not positive, the filter is malformed or compares a field with a kind of value that it
-                never has, or the collection has no lexical index or was opened without an encoder.
+                never has, the collection has no lexical index, or it was opened without an encoder, which is not
+                where the collection recorded it.
             ModelNotFoundError, BundleError, ModelError: the named re-ranker cannot be loaded.
             CollectionError: a file is damaged.
         """
         cascade = Cascade(
             fusion=fusion_of(hybrid),
             reranker=self._reranker(rerank),
-            candidates=None if candidates is None else _checked_count("candidates", candidates),
+            candidates=check_count(candidates, "candidates"),
             effort=_checked_effort(effort),
         )
         found = cascade.search(
             self.store.view(),
-            _texts(query, "queries"),
-            _checked_count("k", k),
+            check_texts(query, "query"),
+            check_whole(k, "k"),
             encoder=self._queries_encoder(),
             conditions=_conditions(filter),
         )
@@ -440,11 +484,15 @@ class Collection:
         """
         cascade = Cascade(
             fusion=fusion_of(hybrid),
-            candidates=None if candidates is None else _checked_count("candidates", candidates),
+            candidates=check_count(candidates, "candidates"),
             effort=_checked_effort(effort),
         )
         return cascade.steps(
-            self.store.view(), [query], _checked_count("k", k), _conditions(filter), rerank=rerank
+            self.store.view(),
+            [check_text(query, "query")],
+            check_whole(k, "k"),
+            _conditions(filter),
+            rerank=check_flag(rerank, "rerank"),
         )
 
     def encode_queries(self, queries: Sequence[str]) -> FloatArray:
@@ -454,9 +502,9 @@ class Collection:
             ``(Q, D) float32, unit rows``.
 
         Raises:
-            InputError: a query is not a string, or the collection was opened without an encoder.
+            InputError: a query is not a string, or there is no encoder, as for :meth:`search`.
         """
-        return embed_queries(_texts(queries, "queries"), self._queries_encoder())
+        return embed_queries(check_texts(queries, "queries"), self._queries_encoder())
 
     def search_embeddings(
         self, embeddings: FloatArray, k: int = 10, *, filter: Filter | None = None, effort: float = 1.0
@@ -477,7 +525,7 @@ class Collection:
         return search_embeddings(
             self.store.view(),
             embeddings,
-            _checked_count("k", k),
+            check_whole(k, "k"),
             _conditions(filter),
             effort=_checked_effort(effort),
         )
@@ -494,7 +542,7 @@ class Collection:
         Raises:
             CollectionError: a file is damaged.
         """
-        return self.store.sample(_checked_count("the number of documents", most))
+        return self.store.sample(check_whole(most, "most"))
 
     def verify(self) -> None:
         """Read every file of the collection and compare its checksum with the manifest.
@@ -509,6 +557,8 @@ class Collection:
         self.store.close()
 
     def _documents_encoder(self) -> TextEncoder:
+        if self._models.for_queries() is None:
+            return self._find(self.manifest)
         encoder, model = self._models.for_documents(self.manifest), self.manifest.model
         if encoder is None:
             raise InputError(
@@ -518,10 +568,29 @@ class Collection:
         return encoder
 
     def _queries_encoder(self) -> TextEncoder:
-        encoder = self._models.for_queries()
-        if encoder is None:
-            raise InputError(f"{self.path} was opened without an encoder; give Collection.open(..., encoder=...)")
-        return encoder
+        return self._models.for_queries() or self._find(self.manifest.queries or self.manifest)
+
+    def _find(self, about: About | QueryModel) -> TextEncoder:
+        """Return a recorded model, for a collection that was opened without one.
+
+        Raises:
+            InputError: it is not on this machine.
+            FingerprintError: another model is where it was.
+        """
+        if self._recorded is None or self._recorded.fingerprint != about.fingerprint:
+            try:
+                found = recorded_model(about)
+            except ModelNotFoundError as error:
+                raise InputError(f"{self.path} was opened without an encoder, and {error}") from error
+            if found.fingerprint != about.fingerprint:
+                raise FingerprintError(
+                    f"{self.path} was built with {about.model} (fingerprint {about.fingerprint[:12]}), but "
+                    f"{found.source} is {found.name} ({found.fingerprint[:12]}); "
+                    "give Collection.open(..., encoder=...)"
+                )
+            warn_of_mixture(self.path, self.manifest.numerics, Models(found).numerics(self.manifest))
+            self._recorded = found
+        return self._recorded
 
     def _reranker(self, given: Reranker | str | os.PathLike[str] | None) -> Reranker | None:
         """Return the re-ranker, loaded once if it is named."""
@@ -539,7 +608,7 @@ def read_documents_and_embeddings(
     columns: Columns | None = None,
 ) -> Source:
     """Resolve documents and their embeddings, as accepted by :meth:`Collection.build`."""
-    if isinstance(documents, (str, os.PathLike)) and is_collection(documents):
+    if isinstance(documents, (str, os.PathLike)) and is_collection(check_path(documents, "documents")):
         documents = Collection.open(documents)
     if isinstance(documents, Collection):
         if embeddings is not None:
@@ -558,46 +627,15 @@ def _place(path: str | os.PathLike[str]) -> Path | str:
     return Path(path) if is_folder else os.fspath(path)
 
 
-def _texts(texts: Any, what: str) -> list[Any]:
-    """Return one or several strings as a list; the items are not checked.
+def _checked_effort(effort: Any) -> float:
+    """Return an effort as a float.
 
     Raises:
-        InputError: it is neither a string nor an iterable of them.
+        InputError: it is not a number above 0.
     """
-    if isinstance(texts, str):
-        return [texts]
-    if isinstance(texts, (bytes, Mapping)) or not isinstance(texts, Iterable):
-        raise InputError(f"expected strings as {what}, got {type(texts).__name__} {texts!r:.80}")
-    return list(texts)
-
-
-def _checked_ids(ids: Any) -> list[str]:
-    checked = _texts(ids, "ids")
-    for id_ in checked:
-        if not isinstance(id_, str):
-            raise InputError(f"expected strings as ids, got {type(id_).__name__} {id_!r:.80}")
+    checked = check_number(effort, "effort")
+    check_effort(checked)
     return checked
-
-
-def _checked_count(name: str, count: Any) -> int:
-    """Return a number of documents as an int, from any kind of integer."""
-    try:
-        checked = operator.index(count)
-    except TypeError:
-        raise InputError(f"expected an integer as {name}, got {type(count).__name__} {count!r:.80}") from None
-    if checked < 1 or isinstance(count, bool):
-        raise InputError(f"expected {name} of at least 1, got {count}")
-    return checked
-
-
-def _checked_effort(effort: Any) -> float:
-    """Return an effort as a float; stores check its range."""
-    if isinstance(effort, (bool, str, bytes)):
-        raise InputError(f"expected a number as effort, got {effort!r:.80}")
-    try:
-        return float(effort)
-    except (TypeError, ValueError):
-        raise InputError(f"expected a number as effort, got {type(effort).__name__}") from None
 
 
 def _conditions(filter: Filter | None) -> list[Condition]:

@@ -19,6 +19,7 @@ from embedkit.errors import DataError, InputError
 from embedkit.evaluation.hub import HubDataset
 from embedkit.object_store import is_url, open_store
 from embedkit.records import read_records
+from embedkit.runtime.arguments import check_flag, check_iterable, check_names, check_text
 
 __all__ = [
     "Columns",
@@ -72,6 +73,19 @@ class Columns:
     metadata: Sequence[str] | None = None
     number_rows: bool = True
     skip_empty: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the columns.
+
+        Raises:
+            InputError: one is not a name, or ``skip_empty`` not a flag.
+        """
+        check_text(self.text, "text_column")
+        if self.id is not None:
+            check_text(self.id, "id_column")
+        if self.metadata is not None:
+            object.__setattr__(self, "metadata", check_names(self.metadata, "metadata_columns"))
+        check_flag(self.skip_empty, "skip_empty")
 
 
 def to_documents(records: NamedRecords, columns: Columns) -> Iterator[Document]:
@@ -134,7 +148,8 @@ def named_records(source: DocumentSource) -> NamedRecords:
             f"expected an iterable of documents, got {type(source).__name__}, a table; give its rows as mappings, "
             "in pandas frame.to_dict('records')"
         )
-    yield from ((f"document {number}", _record(item, number)) for number, item in enumerate(_items(source), 1))
+    items = _items(check_iterable(source, "documents"))
+    yield from ((f"document {number}", _record(item, number)) for number, item in enumerate(items, 1))
 
 
 def _items(source: Iterable[Any]) -> Iterator[Any]:

@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from embedkit.errors import InputError
 from embedkit.protocols import FloatArray
+from embedkit.runtime.arguments import check_whole
 
 __all__ = [
     "BoolArray",
@@ -209,11 +210,15 @@ def checked_queries(
         allowed: ``(N,) bool``, the rows that may be found; None for all.
 
     Raises:
-        InputError: the queries have another width or are not finite, or ``k`` is below 1.
+        InputError: the queries have another width or are not finite, ``k`` is below 1, or ``allowed`` is no such
+            array.
     """
     count, dimension = shape
-    if k < 1:
-        raise InputError(f"expected k of at least 1, got {k}")
+    k = check_whole(k, "k")
+    if allowed is not None:
+        mask = np.asarray(allowed)
+        if mask.dtype != np.bool_ or mask.shape != (count,):
+            raise InputError(f"allowed must be {count} booleans, not {mask.dtype} of shape {mask.shape}")
     queries = np.ascontiguousarray(_matrix(queries, "queries"))
     if queries.shape[1] != dimension:
         raise InputError(f"expected queries of width {dimension}, as the index has, got width {queries.shape[1]}")

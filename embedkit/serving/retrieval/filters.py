@@ -16,10 +16,11 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from embedkit.errors import InputError
+from embedkit.runtime.arguments import is_unicode
 from embedkit.serving.retrieval.columns import Column, Scalar, is_scalar, kind_of
 from embedkit.serving.retrieval.exact_index import BoolArray
 
-__all__ = ["Condition", "Filter", "is_unicode", "parse_filter", "unknown_field"]
+__all__ = ["Condition", "Filter", "parse_filter", "unknown_field"]
 
 Filter = Mapping[str, Any]
 
@@ -110,15 +111,6 @@ def _conditions(field: Any, wanted: Any) -> Iterator[Condition]:
 
 def _values(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
-
-
-def is_unicode(text: str) -> bool:
-    """Whether a string can be encoded: half of a surrogate pair, as JSON can hold, cannot."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _is_value(value: Any) -> bool:

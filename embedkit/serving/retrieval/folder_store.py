@@ -161,7 +161,7 @@ class FolderStore:
     def _changed(self, *, index: str | None, lexical: bool | None) -> Manifest:
         old = self.about
         return dataclasses.replace(
-            old, index=index or old.index, lexical=old.lexical if lexical is None else lexical
+            old, index=old.index if index is None else index, lexical=old.lexical if lexical is None else lexical
         )
 
     def _merge(self, choose: _Choice, *, patience_s: float, show_progress_bar: bool | None) -> bool | None:

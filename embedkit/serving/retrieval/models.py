@@ -1,21 +1,29 @@
 """The models of a collection: one embeds documents, and another may embed queries in the same embedding space.
 
-Two models can share a space if one was distilled from the other, or both from the same teacher: the manifest of
-a bundle contains its teacher's name and fingerprint. However, some methods teach a student its teacher's
-similarities and not its vectors, and a rotation changes all vectors but no similarity. Both models therefore
-also embed a sample of documents.
+Two models can share a space if one was distilled from the other, or both from the same teacher: the manifest of a
+bundle contains its teacher's name and fingerprint. However, some methods teach a student its teacher's
+similarities and not its vectors, and a rotation changes all vectors but no similarity. Both models therefore also
+embed a sample of documents.
+
+A model is given as an object, or by its name or path. A collection records where its models were, so that they can
+be found again.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final, Protocol
 
 import numpy as np
 
-from embedkit.errors import FingerprintError
+from embedkit.errors import FingerprintError, InputError, ModelNotFoundError
 from embedkit.protocols import FloatArray, TextEncoder
+from embedkit.runtime.arguments import shown
+from embedkit.runtime.encoder import Encoder
+from embedkit.runtime.location import bundled_names
 from embedkit.runtime.numerics import numerics_of
 from embedkit.serving.retrieval.document_store import DocumentStore
 from embedkit.serving.retrieval.embedding import embed_texts
@@ -29,7 +37,11 @@ __all__ = [
     "agreement",
     "agreement_on",
     "check_descent",
+    "lasting_source",
+    "loaded",
     "query_model",
+    "recorded_model",
+    "source_of",
 ]
 
 SAMPLE: Final = 64
@@ -94,6 +106,71 @@ class About(Protocol):
     @property
     def count(self) -> int:
         """N, number of documents."""
+
+
+class Recorded(Protocol):
+    """What a collection records of a model."""
+
+    @property
+    def model(self) -> str:
+        """Name of the model."""
+
+    @property
+    def source(self) -> str | None:
+        """Where it was."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Its fingerprint."""
+
+
+def loaded(encoder: TextEncoder | str | os.PathLike[str], name: str) -> TextEncoder:
+    """Return a model, loaded if it is given by its name or path.
+
+    Args:
+        encoder: the model.
+        name: the argument, for messages.
+
+    Raises:
+        InputError: it is neither.
+        ModelNotFoundError, BundleError, ModelError: it cannot be loaded.
+    """
+    if isinstance(encoder, (str, os.PathLike)):
+        return Encoder.load(encoder)
+    if not isinstance(encoder, TextEncoder) or isinstance(encoder, type):
+        raise InputError(f"{name} must be an encoder, or the name or path of one, not {shown(encoder)}")
+    return encoder
+
+
+def source_of(encoder: TextEncoder | str | os.PathLike[str] | None) -> str | None:
+    """Return where a model can be found again, if that is known."""
+    if isinstance(encoder, (str, os.PathLike)):
+        return lasting_source(encoder)
+    source = getattr(encoder, "source", None)
+    return source if isinstance(source, str) else None
+
+
+def lasting_source(model: str | os.PathLike[str]) -> str:
+    """Where a model can be found again from any working directory: an absolute path, or the name as it is."""
+    path = Path(model).expanduser()
+    return str(path.resolve()) if path.exists() else os.fspath(model)
+
+
+def recorded_model(about: Recorded) -> Encoder:
+    """Load the model that a collection records: by its path, else by its bundled name.
+
+    A collection may come from somebody else, so nothing that it records is looked for on a network.
+
+    Raises:
+        ModelNotFoundError: the model is at none of these places.
+    """
+    for source in filter(None, (about.source, about.model)):
+        if Path(source).exists() or source in bundled_names():
+            return Encoder.load(source)
+    raise ModelNotFoundError(
+        f"the collection was built with {about.model}, from {about.source}, which is not on this machine; "
+        "pass its location or its name with -m MODEL, in Python with Collection.open(..., encoder=...)"
+    )
 
 
 @dataclass(frozen=True, slots=True)

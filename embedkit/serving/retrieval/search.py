@@ -11,6 +11,7 @@ import numpy as np
 
 from embedkit.errors import InputError
 from embedkit.protocols import FloatArray, PairScorer, TextEncoder
+from embedkit.runtime.arguments import check_flag, check_number, check_whole, shown
 from embedkit.serving.retrieval.documents import Document
 from embedkit.serving.retrieval.embedding import embed_queries, embed_texts
 from embedkit.serving.retrieval.exact_index import Ranking, RowNumbers
@@ -100,12 +101,13 @@ class Fusion:
     constant: int = 60
 
     def __post_init__(self) -> None:
-        if self.method not in _FUSIONS:
-            raise InputError(f"hybrid: there is no fusion {self.method!r}; the methods are {', '.join(_FUSIONS)}")
-        if not 0 <= self.dense_weight <= 1:
+        if not isinstance(self.method, str) or self.method not in _FUSIONS:
+            raise InputError(
+                f"hybrid: there is no fusion {shown(self.method)}; the methods are {', '.join(_FUSIONS)}"
+            )
+        if not 0 <= check_number(self.dense_weight, "hybrid: dense_weight") <= 1:
             raise InputError(f"hybrid: expected a dense_weight of 0...1, got {self.dense_weight}")
-        if self.constant < 1:
-            raise InputError(f"hybrid: expected a constant of at least 1, got {self.constant}")
+        check_whole(self.constant, "hybrid: constant")
 
     def fuse(self, dense: Ranking, lexical: Ranking) -> Ranking:
         """Return all rows of both, best first, with ties ordered by row."""
@@ -130,13 +132,13 @@ def fusion_of(hybrid: bool | str | Fusion | None) -> Fusion | None:  # noqa: FBT
     """Resolve the argument ``hybrid`` of a search: none, the default, a method's name, or a configuration.
 
     Raises:
-        InputError: the method does not exist.
+        InputError: the method does not exist, or it is something else.
     """
-    if isinstance(hybrid, Fusion):
+    if hybrid is None or isinstance(hybrid, Fusion):
         return hybrid
     if isinstance(hybrid, str):
         return Fusion(method=hybrid)
-    return Fusion() if hybrid else None
+    return Fusion() if check_flag(hybrid, "hybrid") else None
 
 
 def checked_reranker(reranker: Reranker | None) -> Reranker | None:
@@ -145,10 +147,9 @@ def checked_reranker(reranker: Reranker | None) -> Reranker | None:
     Raises:
         InputError: it neither scores pairs nor embeds texts.
     """
-    if reranker is not None and not isinstance(reranker, (PairScorer, TextEncoder)):
-        raise InputError(
-            f"rerank: expected a CrossEncoder or its name, or an Encoder, got {type(reranker).__name__}"
-        )
+    is_model = isinstance(reranker, (PairScorer, TextEncoder)) and not isinstance(reranker, type)
+    if reranker is not None and not is_model:
+        raise InputError(f"rerank: expected a CrossEncoder or its name, or an Encoder, got {shown(reranker)}")
     return reranker
 
 

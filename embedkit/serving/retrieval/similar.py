@@ -19,7 +19,7 @@ import hashlib
 import itertools
 import tempfile
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sized
+from collections.abc import Iterable, Iterator, Sized
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
@@ -30,11 +30,13 @@ from embedkit.atomic import storage_errors
 from embedkit.errors import DataError, InputError, MissingExtraError
 from embedkit.progress import Progress
 from embedkit.protocols import FloatArray, TextEncoder
+from embedkit.runtime.arguments import check_iterable, check_number, check_progress, check_text, check_whole
 from embedkit.serving.retrieval.collection import Collection
 from embedkit.serving.retrieval.documents import Document
 from embedkit.serving.retrieval.embedding import embed_texts, largest_deviation
 from embedkit.serving.retrieval.exact_index import BoolArray, RowNumbers
 from embedkit.serving.retrieval.index_kinds import AUTO, StoredIndex, checked_kind, index_class
+from embedkit.serving.retrieval.models import loaded
 from embedkit.serving.retrieval.sources import Source
 
 __all__ = ["Groups", "SimilarPairs", "cluster", "deduplicate", "similar_pairs"]
@@ -106,7 +108,11 @@ class Groups:
 
         Args:
             min_size: groups with fewer members are left out.
+
+        Raises:
+            InputError: ``min_size`` is no whole number from 1 up.
         """
+        min_size = check_whole(min_size, "min_size")
         rows = np.arange(len(self.representatives))
         order = np.lexsort((rows, -self.scores, rows != self.representatives, self.representatives))
         order = order[self.representatives[order] >= 0]
@@ -148,9 +154,8 @@ def similar_pairs(
         MissingExtraError: the index needs FAISS, which is not installed.
         StorageError: there is no space for the temporary file.
     """
-    if max_pairs < 1:
-        raise InputError(f"expected max_pairs of at least 1, got {max_pairs}")
-    _check(threshold, index)
+    max_pairs = check_whole(max_pairs, "max_pairs")
+    threshold = _checked_threshold(threshold, index)
     found = _distinct(texts, encoder, show_progress_bar=show_progress_bar)
     best = _BestPairs(max_pairs, threshold)
     matcher = _matcher(found.embeddings, threshold, index, show_progress_bar=show_progress_bar)
@@ -198,7 +203,7 @@ def deduplicate(
     Raises:
         InputError, DataError, FingerprintError, MissingExtraError, StorageError: as :func:`similar_pairs`.
     """
-    _check(threshold, index)
+    threshold = _checked_threshold(threshold, index)
     found = _distinct(texts, encoder, show_progress_bar=show_progress_bar)
     count = len(found.embeddings)
     matcher = _matcher(found.embeddings, threshold, index, show_progress_bar=show_progress_bar)
@@ -243,9 +248,8 @@ def cluster(
     Raises:
         InputError, DataError, FingerprintError, MissingExtraError, StorageError: as :func:`similar_pairs`.
     """
-    if min_size < 2:
-        raise InputError(f"expected min_size of at least 2, got {min_size}")
-    _check(threshold, index)
+    min_size = check_whole(min_size, "min_size", least=2)
+    threshold = _checked_threshold(threshold, index)
     found = _distinct(texts, encoder, show_progress_bar=show_progress_bar)
     count = len(found.embeddings)
     copies = np.bincount(found.of, minlength=count)
@@ -292,6 +296,8 @@ class _Distinct:
 
 def _distinct(texts: Texts, encoder: TextEncoder | None, *, show_progress_bar: bool | None) -> _Distinct:
     """Embed the distinct texts, or find their embeddings."""
+    check_progress(show_progress_bar)
+    encoder = None if encoder is None else loaded(encoder, "encoder")
     if isinstance(texts, np.ndarray) and texts.dtype.kind not in "OTU":
         embeddings = _checked_embeddings(texts)
         numbers = np.arange(len(embeddings))
@@ -319,9 +325,7 @@ def _as_source(texts: Any) -> Source:
         return texts
     if isinstance(texts, Collection):
         return texts.store.source()
-    if isinstance(texts, (str, bytes, Mapping)) or not isinstance(texts, Iterable):
-        raise InputError(f"expected texts, a collection or embeddings, got {type(texts).__name__}")
-    return Source(_as_documents(texts))
+    return Source(_as_documents(check_iterable(texts)))
 
 
 def _unseen(documents: Iterable[Document], first: array[int], of: array[int]) -> Iterator[str]:
@@ -636,7 +640,9 @@ def _blocks(count: int, *, show_progress_bar: bool | None) -> Iterator[RowNumber
             progress.advance((stop * (stop - 1) - start * (start - 1)) // 2)
 
 
-def _check(threshold: float, index: str) -> None:
-    if not -1 <= threshold <= 1:
+def _checked_threshold(threshold: float, index: str) -> float:
+    checked = check_number(threshold, "threshold")
+    if not -1 <= checked <= 1:
         raise InputError(f"expected a threshold from -1 to 1, got {threshold}")
-    checked_kind(index)
+    checked_kind(check_text(index, "index"))
+    return checked

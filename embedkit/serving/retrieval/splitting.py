@@ -22,12 +22,13 @@ from dataclasses import dataclass, field
 from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, runtime_checkable
 
-from embedkit.errors import DataError
+from embedkit.errors import DataError, InputError
 from embedkit.extras import require
+from embedkit.runtime.arguments import check_path, shown
 from embedkit.runtime.windows import Span
-from embedkit.serving.retrieval.documents import DocumentSource, is_empty, named_records
+from embedkit.serving.retrieval.documents import Columns, DocumentSource, is_empty, named_records
 
 __all__ = ["DOCUMENT_SUFFIXES", "Divider", "is_documents", "split_documents"]
 
@@ -38,6 +39,7 @@ DOCUMENT_SUFFIXES: Final = frozenset({".txt", ".md", ".markdown", ".html", ".htm
 _SEPARATOR: Final = " > "
 
 
+@runtime_checkable
 class Divider(Protocol):
     """The method of an encoder that divides texts: :meth:`embedkit.Encoder.windows`."""
 
@@ -101,13 +103,18 @@ def split_documents(
 
     Raises:
         DataError: a file cannot be read or is not UTF-8 text, or a record has no text.
-        InputError: a number is out of range.
+        InputError: a number is out of range, or another argument is invalid.
         MissingExtraError: a file is Markdown, and markdown-it-py is not installed.
     """
+    if not isinstance(encoder, Divider) or isinstance(encoder, type):
+        raise InputError(f"encoder must be an Encoder, not {shown(encoder)}")
+    columns = Columns(text=text_column, id=id_column, skip_empty=skip_empty)
+    if isinstance(source, (str, os.PathLike)):
+        check_path(source, "source")
     if is_documents(source):
         documents = _documents(Path(str(source)))
     else:
-        documents = _records(source, text_column, id_column, skip_empty=skip_empty)
+        documents = _records(source, columns.text, columns.id, skip_empty=columns.skip_empty)
     for document, about, sections in documents:
         number = 0
         found = encoder.windows(
@@ -141,9 +148,9 @@ def _documents(path: Path) -> _Documents:
 
 def _records(source: DocumentSource, text_column: str, id_column: str | None, *, skip_empty: bool) -> _Documents:
     for number, (place, record) in enumerate(named_records(source)):
-        column = id_column or ("id" if "id" in record else None)
-        for name in filter(None, (text_column, column)):
-            if name not in record:
+        column = ("id" if "id" in record else None) if id_column is None else id_column
+        for name in (text_column, column):
+            if name is not None and name not in record:
                 raise DataError(f"{place}: there is no column {name!r} among {', '.join(map(str, record))}")
         text = record[text_column]
         if skip_empty and is_empty(text):

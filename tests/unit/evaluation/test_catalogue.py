@@ -158,7 +158,7 @@ def test_unknown_names_get_a_suggestion(tmp_path):
         load_task("askubutu")
     with pytest.raises(InputError, match="the tasks are sts, sts12"):
         load_task("zzz", data=tmp_path)
-    with pytest.raises(InputError, match="expected one of the conventions useb, mteb, got 'beir'"):
+    with pytest.raises(InputError, match="convention must be one of useb, mteb, not 'beir'"):
         load_task("sts", convention="beir")
 
 

@@ -51,7 +51,7 @@ def test_a_changed_setting_is_used_after_loading(tmp_path):
 
 
 def test_one_text_is_refused():
-    with pytest.raises(InputError, match="several texts"):
+    with pytest.raises(InputError, match="got one str"):
         TextEmbedder().transform("a cat sleeps")
 
 

@@ -328,7 +328,7 @@ def test_a_model_without_prompts_encodes_queries_as_they_are(encoder: Encoder) -
     [
         ({"prompt_name": "nope"}, "toy has no prompt 'nope'; it has other, passage, query"),
         ({"prompt_name": "query", "prompt": "x"}, "not both"),
-        ({"prompt": 3}, "prompt must be a str"),
+        ({"prompt": 3}, "prompt must be a text"),
         ({"batch_size": 0}, "batch_size must be a whole number"),
         ({"batch_size": 2.0}, "batch_size must be a whole number"),
         ({"truncate_dim": 17}, "truncate_dim must be a whole number from 1 to 16"),
@@ -387,7 +387,7 @@ def test_values_that_neither_are_nor_hold_texts_are_refused(encoder: Encoder, te
 
 
 def test_one_text_is_no_stream(encoder: Encoder) -> None:
-    with pytest.raises(InputError, match="use encode for one text"):
+    with pytest.raises(InputError, match="got one str; wrap it in a list"):
         encoder.encode_batches("a text")
 
 

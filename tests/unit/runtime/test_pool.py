@@ -135,7 +135,7 @@ def test_errors_name_the_text_and_the_pool_remains_usable(pool: EncoderPool) -> 
         pool.encode([*TEXTS, LONG], on_overflow="error")
     with pytest.raises(InputError, match="no prompt 'none'"):
         pool.encode_batches(TEXTS, prompt_name="none")
-    with pytest.raises(InputError, match="takes an iterable of texts"):
+    with pytest.raises(InputError, match="got one str; wrap it in a list"):
         pool.encode_batches("a text")
     assert pool.encode(TEXTS).shape == (30, 16)
 

@@ -125,5 +125,5 @@ class TestEncoding:
         assert (len(pieces), len(encoder.windows([text])[0])) == (4, 3)
 
     def test_windows_larger_than_the_model_are_refused(self, encoder):
-        with pytest.raises(InputError, match="max_tokens from 1 to 10"):
+        with pytest.raises(InputError, match="max_tokens must be a whole number from 1 to 10"):
             encoder.windows([self.LONG], max_tokens=11)

@@ -9,7 +9,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from embedkit.errors import CollectionError, FingerprintError, InputError
+from embedkit import Encoder
+from embedkit.errors import CollectionError, FingerprintError, InputError, ModelNotFoundError
 from embedkit.serving.retrieval import Collection
 from embedkit.serving.retrieval.manifest import Manifest
 from embedkit.serving.retrieval.models import QueryModel
@@ -160,3 +161,43 @@ def test_malformed_query_models_are_damage(tmp_path, value):
     forge(tmp_path, queries=value)
     with pytest.raises(CollectionError, match="no valid queries"):
         Manifest.read(tmp_path)
+
+
+def test_a_model_can_be_named_and_is_found_again(toy_bundle, write_toy_bundle, tmp_path):
+    path = tmp_path / "model.onnx"
+    path.write_bytes(toy_bundle.read_bytes())
+    built = Collection.build([("a", "a dog"), ("b", "the sea")], encoder=str(path), path=tmp_path / "idx")
+    assert built.search("a dog", 1)[0].id == "a"
+    assert Collection.describe(tmp_path / "idx").source == str(path)
+    opened = Collection.open(tmp_path / "idx")
+    assert opened.search("a dog", 1)[0].id == "a"
+    assert opened.upsert([("c", "a red ship")]) == (1, 0)
+    assert Collection.open(tmp_path / "idx", encoder=path).search("a red ship", 1)[0].id == "c"
+
+    write_toy_bundle(path, name="other")
+    with pytest.raises(FingerprintError, match=r"was built with toy .* is other"):
+        Collection.open(tmp_path / "idx").search("a dog")
+    path.unlink()
+    with pytest.raises(InputError, match="opened without an encoder, and the collection was built with toy"):
+        Collection.open(tmp_path / "idx").search("a dog")
+
+
+def test_the_place_of_a_loaded_model_is_recorded(toy_bundle, tmp_path):
+    Collection.build(["a dog", "the sea"], encoder=Encoder.load(toy_bundle), path=tmp_path / "idx")
+    assert Collection.open(tmp_path / "idx").search("the sea", 1)[0].text == "the sea"
+
+
+def test_a_collection_rebuilt_with_another_model_gets_that_model(toy_bundle, write_toy_bundle, tmp_path):
+    Collection.build(["a dog", "the sea"], encoder=toy_bundle, path=tmp_path / "idx")
+    opened = Collection.open(tmp_path / "idx")
+    opened.search("a dog")
+    other = write_toy_bundle(tmp_path / "other.onnx", name="other", prompts={"query": "the "})
+    Collection.build(["a dog", "the sea"], encoder=other, path=tmp_path / "idx", replace=True)
+    assert opened.refresh()
+    np.testing.assert_array_equal(opened.encode_queries(["sea"]), Encoder.load(other).encode_query(["sea"]))
+
+
+@pytest.mark.parametrize("encoder", [None, 3, Encoder, "no-such-model"])
+def test_what_is_no_model_is_refused(encoder, tmp_path):
+    with pytest.raises((InputError, ModelNotFoundError), match=r"encoder must be|no model is called"):
+        Collection.build(["a dog"], encoder=encoder, path=tmp_path / "idx")

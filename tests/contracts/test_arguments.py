@@ -1,0 +1,731 @@
+"""Every argument of every public function, with every kind of value: a result, or an error of embedkit's own.
+
+``ROWS`` has a row for each public function, which names the kind of each of its arguments; ``Kind.takes`` names
+the cells of ``CELLS`` that a kind of argument takes. All other cells are errors of embedkit's tree. A public
+function or argument without a row fails.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+import embedkit
+from embedkit import Collection, CrossEncoder, Encoder
+from embedkit.errors import EmbedkitError
+from embedkit.evaluation.catalogue import load_task
+from embedkit.evaluation.tasks import evaluate
+from embedkit.serving.retrieval import ExactIndex, Fusion, similar
+from embedkit.serving.retrieval.search import Encode
+from embedkit.serving.retrieval.splitting import split_documents
+
+pandas = pytest.importorskip("pandas")
+pyarrow = pytest.importorskip("pyarrow")
+parquet = pytest.importorskip("pyarrow.parquet")
+
+TEXTS = ["a dog", "the sea"]
+PAIRS = [("a dog", "the dog"), ("the sea", "a ship"), ("music", "the end")]
+DOCUMENTS = [{"id": name, "text": text, "lang": "en"} for name, text in zip("ab", TEXTS, strict=True)]
+HOSTILE = "'] or id in [\"x\\\n\0\x1b[31m{y}%_../"
+
+CELLS: dict[str, Callable[[], Any]] = {
+    "empty list": list,
+    "empty text": str,
+    "empty mapping": dict,
+    "None": lambda: None,
+    "object": object,
+    "function": lambda: len,
+    "class": lambda: Encoder,
+    "bytes": lambda: b"a dog",
+    "True": lambda: True,
+    "float": lambda: 2.5,
+    "NaN": lambda: float("nan"),
+    "zero": lambda: 0,
+    "minus one": lambda: -1,
+    "huge": lambda: 2**70,
+    "numpy integer": lambda: np.int64(2),
+    "numpy float": lambda: np.float32(0.5),
+    "numpy boolean": lambda: np.True_,
+    "numpy text": lambda: np.str_("a dog"),
+    "0-d integer": lambda: np.array(2),
+    "0-d text": lambda: np.array("a dog"),
+    "array of texts": lambda: np.array(TEXTS),
+    "array of objects": lambda: np.array(TEXTS, dtype=object),
+    "matrix": lambda: np.zeros((2, 3)),
+    "array of integers": lambda: np.arange(3),
+    "Series": lambda: pandas.Series(TEXTS, index=[7, 9]),
+    "table": lambda: pandas.DataFrame({"text": TEXTS}),
+    "pyarrow array": lambda: pyarrow.array(TEXTS),
+    "pyarrow scalar": lambda: pyarrow.scalar("a dog"),
+    "generator": lambda: (text for text in TEXTS),
+    "duplicates": lambda: ["a dog", "a dog"],
+    "with None": lambda: ["a dog", None],
+    "with bytes": lambda: ["a dog", b"x"],
+    "lone tuple": lambda: ("a dog", "the sea"),
+    "list of pairs": lambda: [("a dog", "the sea")],
+    "list of numbers": lambda: [1.0, 2.0],
+    "hostile text": lambda: HOSTILE,
+    "hostile texts": lambda: [HOSTILE, "it's"],
+    "surrogate": lambda: "\ud800",
+    "long text": lambda: "x" * 5000,
+    "mapping of an object": lambda: {"a dog": object()},
+    "mapping of NaN": lambda: {"lang": float("nan")},
+    "mapping of itself": lambda: {"lang": {"eq": {"eq": {}}}},
+}
+
+ONE_TEXT = {"empty text", "numpy text", "hostile text", "long text"}
+SEVERAL_TEXTS = {
+    "empty list",
+    "array of texts",
+    "array of objects",
+    "Series",
+    "pyarrow array",
+    "generator",
+    "duplicates",
+    "lone tuple",
+    "hostile texts",
+}
+INTEGERS = {"numpy integer", "0-d integer"}
+FLAGS = {"True", "numpy boolean"}
+NUMBERS = {*INTEGERS, "float", "numpy float"}
+
+
+class Kit:
+    """What the valid calls need; each folder it names is new."""
+
+    def __init__(self, folder: Path, toy_bundle: Path, toy_cross_bundle: Path) -> None:
+        self.folder, self.count = folder, 0
+        self.encoder, self.scorer = Encoder.load(toy_bundle), CrossEncoder.load(toy_cross_bundle)
+        self.bundle, self.cross_bundle = toy_bundle, toy_cross_bundle
+        self.collection = self.built()
+        self.changing = self.built()
+        self.index = ExactIndex.build(self.encoder.encode(TEXTS))
+        self.stored = folder / "stored"
+        self.collection.compact()
+        self.scored = folder / "scored.tsv"
+        rows = [f"{number / 4}\t{first}\t{second}" for number, (first, second) in enumerate(PAIRS)]
+        self.scored.write_text("score\tsentence1\tsentence2\n" + "\n".join(rows))
+        self.task = load_task(str(self.scored))
+        self.shards = folder / "in" / "texts.parquet"
+        self.shards.parent.mkdir()
+        parquet.write_table(pyarrow.table({"text": TEXTS}), self.shards)
+
+    def new(self) -> Path:
+        self.count += 1
+        return self.folder / f"new-{self.count}"
+
+    def built(self) -> Collection:
+        return Collection.build(DOCUMENTS, encoder=self.encoder, path=self.new(), index="exact")
+
+    def embeddings(self) -> Any:
+        return self.encoder.encode(TEXTS)
+
+
+@pytest.fixture(scope="module")
+def kit(tmp_path_factory: pytest.TempPathFactory, toy_bundle: Path, toy_cross_bundle: Path) -> Kit:
+    return Kit(tmp_path_factory.mktemp("kit"), toy_bundle, toy_cross_bundle)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of argument.
+
+    Attributes:
+        valid: makes a valid value.
+        takes: the cells that give a result, too.
+        either: the cells that depend on the machine: a result or an error of embedkit's own.
+    """
+
+    valid: Callable[[Kit], Any]
+    takes: frozenset[str] = frozenset()
+    either: frozenset[str] = frozenset()
+
+    def taking(self, *cells: str) -> Kind:
+        """The same kind, where these cells are valid, too."""
+        return replace(self, takes=self.takes | set(cells))
+
+    def refusing(self, *cells: str) -> Kind:
+        """The same kind without these cells."""
+        return replace(self, takes=self.takes - set(cells))
+
+    def of(self, valid: Any) -> Kind:
+        """The same kind with another valid value."""
+        return replace(self, valid=lambda _: valid)
+
+
+def kind(valid: Any, *cells: str) -> Kind:
+    return Kind(lambda _: valid, frozenset(cells))
+
+
+def made(valid: Callable[[Kit], Any], *cells: str) -> Kind:
+    return Kind(valid, frozenset(cells))
+
+
+TEXT = kind("a dog", *ONE_TEXT)
+TEXTS_GIVEN = kind(TEXTS, *SEVERAL_TEXTS)
+ANY_TEXTS = TEXTS_GIVEN.taking(*ONE_TEXT, "0-d text")
+PAIRS_GIVEN = kind(PAIRS, "empty list", "list of pairs")
+COUNT = kind(2, *INTEGERS, "huge")
+COUNT_OR_NONE = COUNT.taking("None")
+FLAG = kind(True, *FLAGS)
+FLAG_OR_NONE = FLAG.taking("None")
+NUMBER = kind(1.0, *NUMBERS)
+IGNORED = kind(None, *CELLS)
+ENCODE = {
+    "batch_size": COUNT_OR_NONE,
+    "normalize_embeddings": FLAG,
+    "prompt_name": kind(None, "None"),
+    "prompt": kind(None, "None", *ONE_TEXT),
+    "truncate_dim": COUNT_OR_NONE.refusing("huge"),
+    "precision": kind("float32"),
+    "show_progress_bar": FLAG_OR_NONE,
+    "on_overflow": kind("truncate"),
+}
+PREDICT = {
+    "batch_size": COUNT_OR_NONE,
+    "show_progress_bar": FLAG_OR_NONE,
+    "activation_fn": kind("sigmoid", "None"),
+    "on_overflow": kind("truncate"),
+}
+LOAD = {
+    "file": kind(None, "None"),
+    "threads": COUNT_OR_NONE,
+    "providers": kind(None, "None"),
+    "max_tokens_per_batch": COUNT_OR_NONE,
+    "instructions": kind(None, "None"),
+    "weights_folder": Kind(lambda kit: kit.new(), frozenset({"None"}), frozenset({*ONE_TEXT, "surrogate"})),
+}
+SEARCH = {
+    "k": COUNT.refusing("huge"),  # more than the candidates
+    "filter": kind(None, "None", "empty mapping"),
+    "hybrid": kind(None, "None"),
+    "candidates": COUNT_OR_NONE.of(50),
+    "effort": NUMBER.taking("huge"),
+}
+DOCUMENTS_GIVEN = {
+    "documents": kind(DOCUMENTS),
+    "embeddings": kind(None, "None"),
+    "text_column": kind("text"),
+    "id_column": kind(None, "None"),
+    "skip_empty": FLAG,
+}
+ALL_COLUMNS = kind(None, "None", "empty list")
+SIMILAR = {
+    "texts": TEXTS_GIVEN,
+    "encoder": made(lambda kit: kit.encoder),
+    "threshold": NUMBER.of(0.9).taking("zero", "minus one").refusing("float", *INTEGERS),
+    "index": kind("exact"),
+    "show_progress_bar": FLAG_OR_NONE,
+}
+NEW_FOLDER = Kind(lambda kit: kit.new(), frozenset({"numpy text"}), frozenset({"surrogate"}))
+
+
+class Row(NamedTuple):
+    """A public function, and the kind of each of its arguments.
+
+    Attributes:
+        function: the function, from the kit.
+        arguments: its arguments, named as in its signature; ``*`` stands for ``**options``.
+        run: what is done with its result, for iterators and generators.
+    """
+
+    function: Callable[[Kit], Callable[..., Any]]
+    arguments: Mapping[str, Kind]
+    run: Callable[[Any], Any] = lambda result: result
+
+
+def encoder_row(name: str, texts: Kind, **options: Kind) -> Row:
+    return Row(lambda kit: getattr(kit.encoder, name), {"texts": texts, **options}, listed)
+
+
+def listed(result: Any) -> Any:
+    return list(result)
+
+
+def closed(result: Any) -> None:
+    result.close()
+
+
+def steps_of(kit: Kit) -> Callable[..., Any]:
+    """A search by steps, whose models are those of the kit."""
+
+    def search(**arguments: Any) -> Any:
+        steps = kit.collection.search_steps(**arguments)
+        try:
+            wanted = next(steps)
+            while True:
+                answer = kit.encoder.encode(list(wanted.queries)) if isinstance(wanted, Encode) else [np.ones(2)]
+                wanted = steps.send(answer)
+        except StopIteration as done:
+            return done.value
+
+    return search
+
+
+def integration(name: str) -> Any:
+    return importlib.import_module(f"embedkit.integrations.{name}")
+
+
+def langchain(**settings: Any) -> Any:
+    return integration("langchain").EmbedkitEmbeddings(**settings)
+
+
+def mteb_model(kit: Kit) -> Any:
+    return integration("mteb").MtebEncoder(kit.encoder)
+
+
+def mteb_scorer(kit: Kit) -> Any:
+    return integration("mteb").MtebCrossEncoder(kit.scorer)
+
+
+def adaptation() -> Any:
+    pytest.importorskip("torch")
+    return importlib.import_module("embedkit.adaptation")
+
+
+def adaptation_settings(kit: Kit) -> Any:
+    settings = {"corpus": [{"path": str(kit.scored)}], "teacher": {"source": "tiny"}}
+    config = adaptation().adaptation_config(kit.bundle, settings)
+    return replace(config, student=replace(config.student, source=None))
+
+
+def bulk() -> Any:
+    return importlib.import_module("embedkit.serving.bulk")
+
+
+ROWS = {
+    "embedkit.Encoder.load": Row(lambda _: Encoder.load, {"source": made(lambda kit: kit.bundle), **LOAD}),
+    "embedkit.Encoder.encode": encoder_row("encode", ANY_TEXTS, **ENCODE),
+    "embedkit.Encoder.encode_query": encoder_row("encode_query", ANY_TEXTS, **ENCODE),
+    "embedkit.Encoder.encode_document": encoder_row("encode_document", ANY_TEXTS, **ENCODE),
+    "embedkit.Encoder.encode_batches": encoder_row("encode_batches", TEXTS_GIVEN, **ENCODE),
+    "embedkit.Encoder.encode_part": encoder_row("encode_part", TEXTS_GIVEN, first=COUNT.taking("zero"), **ENCODE),
+    "embedkit.Encoder.pool": Row(
+        lambda kit: kit.encoder.pool,
+        {"processes": COUNT_OR_NONE.refusing("huge"), "threads": COUNT_OR_NONE},
+        closed,
+    ),
+    "embedkit.Encoder.tokenize": encoder_row(
+        "tokenize", TEXTS_GIVEN, role=kind("query", "None"), prompt_name=ENCODE["prompt_name"]
+    ),
+    "embedkit.Encoder.token_spans": encoder_row(
+        "token_spans", TEXTS_GIVEN, special_tokens=FLAG, prompt_name=ENCODE["prompt_name"]
+    ),
+    "embedkit.Encoder.windows": encoder_row(
+        "windows",
+        TEXTS_GIVEN,
+        max_tokens=COUNT_OR_NONE.refusing("huge"),
+        overlap=kind(0, "zero"),  # less than max_tokens
+        role=kind("document", "None"),
+        prompt_name=ENCODE["prompt_name"],
+    ),
+    "embedkit.Encoder.check_token_ids": Row(
+        lambda kit: kit.encoder.check_token_ids, {"ids": kind([[2, 3]], "empty list")}
+    ),
+    "embedkit.Encoder.encode_tokens": Row(
+        lambda kit: kit.encoder.encode_tokens, {"tokens": made(lambda kit: kit.encoder.tokenize(TEXTS))}
+    ),
+    "embedkit.Encoder.pack": Row(
+        lambda kit: kit.encoder.pack,
+        {
+            "embeddings": made(Kit.embeddings),
+            "precision": ENCODE["precision"],
+            "truncate_dim": ENCODE["truncate_dim"],
+        },
+    ),
+    "embedkit.Encoder.similarity": Row(
+        lambda kit: kit.encoder.similarity, {"a": made(Kit.embeddings), "b": made(Kit.embeddings)}
+    ),
+    "embedkit.CrossEncoder.load": Row(
+        lambda _: CrossEncoder.load, {"source": made(lambda kit: kit.cross_bundle), **LOAD}
+    ),
+    "embedkit.CrossEncoder.predict": Row(lambda kit: kit.scorer.predict, {"pairs": PAIRS_GIVEN, **PREDICT}),
+    "embedkit.CrossEncoder.tokenize": Row(lambda kit: kit.scorer.tokenize, {"pairs": PAIRS_GIVEN}),
+    "embedkit.CrossEncoder.predict_tokens": Row(
+        lambda kit: kit.scorer.predict_tokens,
+        {"tokens": made(lambda kit: kit.scorer.tokenize(PAIRS)), "activation_fn": PREDICT["activation_fn"]},
+    ),
+    "embedkit.CrossEncoder.rank": Row(
+        lambda kit: kit.scorer.rank,
+        {
+            "query": TEXT,
+            "documents": TEXTS_GIVEN,
+            "top_k": COUNT_OR_NONE,
+            "return_documents": FLAG,
+            **PREDICT,
+        },
+    ),
+    "embedkit.Collection.build": Row(
+        lambda _: Collection.build,
+        {
+            **DOCUMENTS_GIVEN,
+            "documents": DOCUMENTS_GIVEN["documents"].taking(*SEVERAL_TEXTS - {"empty list"}, "list of pairs"),
+            "metadata_columns": ALL_COLUMNS,
+            "encoder": made(lambda kit: kit.encoder),
+            "path": NEW_FOLDER,
+            "queries": made(lambda kit: kit.encoder, "None"),
+            "index": kind("exact"),
+            "lexical": FLAG.of(False),
+            "source": TEXT.taking("None"),
+            "queries_source": TEXT.taking("None"),
+            "replace": FLAG,
+            "show_progress_bar": FLAG_OR_NONE,
+        },
+    ),
+    "embedkit.Collection.open": Row(
+        lambda _: Collection.open,
+        {
+            "path": made(lambda kit: kit.collection.path),
+            "encoder": made(lambda kit: kit.encoder, "None"),
+            "queries": made(lambda kit: kit.encoder, "None"),
+        },
+    ),
+    "embedkit.Collection.describe": Row(
+        lambda _: Collection.describe, {"path": made(lambda kit: kit.collection.path)}
+    ),
+    "embedkit.Collection.get": Row(
+        lambda kit: kit.collection.get, {"ids": ANY_TEXTS.refusing("0-d text").taking("surrogate")}
+    ),
+    "embedkit.Collection.delete": Row(
+        lambda kit: kit.changing.delete, {"ids": ANY_TEXTS.refusing("0-d text").taking("surrogate")}
+    ),
+    "embedkit.Collection.upsert": Row(
+        lambda kit: kit.changing.upsert,
+        {
+            **DOCUMENTS_GIVEN,
+            "documents": DOCUMENTS_GIVEN["documents"].taking("empty list", "list of pairs"),
+            "metadata_columns": ALL_COLUMNS,
+            "merge": FLAG,
+            "show_progress_bar": FLAG_OR_NONE,
+        },
+    ),
+    "embedkit.Collection.compact": Row(
+        lambda kit: kit.changing.compact,
+        {"index": kind(None, "None"), "lexical": FLAG_OR_NONE.of(False), "show_progress_bar": FLAG_OR_NONE},
+    ),
+    "embedkit.Collection.search": Row(
+        lambda kit: kit.collection.search,
+        {
+            "query": ANY_TEXTS.refusing("0-d text"),
+            **SEARCH,
+            "rerank": made(lambda kit: kit.scorer, "None"),
+        },
+    ),
+    "embedkit.Collection.search_steps": Row(steps_of, {"query": TEXT, **SEARCH, "rerank": FLAG}),
+    "embedkit.Collection.encode_queries": Row(
+        lambda kit: kit.collection.encode_queries, {"queries": ANY_TEXTS.refusing("0-d text")}
+    ),
+    "embedkit.Collection.search_embeddings": Row(
+        lambda kit: kit.collection.search_embeddings,
+        {
+            "embeddings": made(Kit.embeddings),
+            "k": COUNT,
+            "filter": SEARCH["filter"],
+            "effort": SEARCH["effort"],
+        },
+    ),
+    "embedkit.Collection.sample": Row(lambda kit: kit.collection.sample, {"most": COUNT}),
+    "embedkit.serving.retrieval.ExactIndex": Row(lambda _: ExactIndex, {"rows": made(Kit.embeddings, "matrix")}),
+    "embedkit.serving.retrieval.ExactIndex.build": Row(
+        lambda _: ExactIndex.build, {"rows": made(Kit.embeddings, "matrix"), "show_progress_bar": IGNORED}
+    ),
+    "embedkit.serving.retrieval.ExactIndex.load": Row(
+        lambda _: ExactIndex.load, {"_": IGNORED, "rows": made(Kit.embeddings, "matrix")}
+    ),
+    "embedkit.serving.retrieval.ExactIndex.save": Row(lambda kit: kit.index.save, {"path": IGNORED}),
+    "embedkit.serving.retrieval.ExactIndex.search": Row(
+        lambda kit: kit.index.search,
+        {
+            "queries": made(Kit.embeddings),
+            "k": COUNT,
+            "allowed": kind(None, "None"),
+            "effort": IGNORED.of(1.0),
+        },
+    ),
+    "embedkit.serving.retrieval.Fusion": Row(
+        lambda _: Fusion,
+        {
+            "method": kind("rrf"),
+            "dense_weight": kind(0.5, "zero", "numpy float"),
+            "constant": COUNT,
+        },
+    ),
+    "embedkit.serving.retrieval.splitting.split_documents": Row(
+        lambda _: split_documents,
+        {
+            "source": DOCUMENTS_GIVEN["documents"].taking(*SEVERAL_TEXTS, "list of pairs"),
+            "encoder": made(lambda kit: kit.encoder),
+            "max_tokens": COUNT_OR_NONE.refusing("huge"),
+            "overlap": kind(0, "zero"),
+            "text_column": kind("text"),
+            "id_column": kind(None, "None"),
+            "skip_empty": FLAG,
+        },
+        listed,
+    ),
+    "embedkit.similar_pairs": Row(lambda _: similar.similar_pairs, {**SIMILAR, "max_pairs": COUNT}),
+    "embedkit.deduplicate": Row(lambda _: similar.deduplicate, SIMILAR),
+    "embedkit.cluster": Row(lambda _: similar.cluster, {**SIMILAR, "min_size": COUNT}),
+    "embedkit.serving.retrieval.similar.Groups.members": Row(
+        lambda kit: similar.deduplicate(TEXTS, encoder=kit.encoder).members, {"min_size": COUNT}
+    ),
+    "embedkit.evaluation.catalogue.load_task": Row(
+        lambda _: load_task,
+        {
+            "name": made(lambda kit: str(kit.scored)),
+            "data": kind(None, "None"),
+            "convention": kind(None, "None"),
+            "text": kind("raw"),
+        },
+    ),
+    "embedkit.evaluation.tasks.evaluate": Row(
+        lambda _: evaluate,
+        {
+            "model": made(lambda kit: kit.encoder),
+            "task": made(lambda kit: kit.task),
+            "progress": FLAG_OR_NONE,
+        },
+    ),
+    "embedkit.adaptation.adapt": Row(
+        lambda _: adaptation().adapt,
+        {
+            # Without student.source, which is an error only after the other arguments are checked.
+            "config": made(adaptation_settings),
+            "folder": made(lambda kit: kit.new()),
+            "output": made(lambda kit: kit.new()),
+            "control": kind(None),
+        },
+    ),
+    "embedkit.adaptation.adaptation_config": Row(
+        lambda _: adaptation().adaptation_config,
+        {
+            "source": made(lambda kit: kit.bundle),
+            "changes": made(lambda kit: {"corpus": [{"path": str(kit.scored)}], "teacher": {"source": "tiny"}}),
+        },
+    ),
+    "embedkit.serving.bulk.BulkEncoding.prepare": Row(
+        lambda _: bulk().BulkEncoding.prepare,
+        {
+            "source": made(lambda kit: kit.shards),
+            "output": NEW_FOLDER,
+            "model": made(lambda kit: kit.bundle),
+            "text_column": kind("text"),
+            "columns": kind(None, "None", "empty list"),
+            "rows_per_shard": COUNT,
+            "prompt_name": ENCODE["prompt_name"],
+            "truncate_dim": ENCODE["truncate_dim"],
+            "precision": ENCODE["precision"],
+            "on_overflow": ENCODE["on_overflow"],
+            "threads": LOAD["threads"],
+            "providers": LOAD["providers"],
+        },
+    ),
+    "embedkit.serving.bulk.BulkEncoding.run": Row(
+        lambda kit: bulk().BulkEncoding.prepare(kit.shards, kit.new(), model=kit.bundle).run,
+        {"engine": kind("local"), "workers": kind(None, "None", *INTEGERS), "show_progress_bar": FLAG_OR_NONE},
+    ),
+    "embedkit.integrations.sklearn.TextEmbedder": Row(
+        lambda _: lambda **settings: integration("sklearn").TextEmbedder(**settings).transform(TEXTS),
+        {
+            "model": made(lambda kit: str(kit.bundle)),
+            "truncate_dim": ENCODE["truncate_dim"],
+            "prompt_name": ENCODE["prompt_name"],
+            "threads": LOAD["threads"],
+        },
+    ),
+    "embedkit.integrations.sklearn.TextEmbedder.fit": Row(
+        lambda kit: integration("sklearn").TextEmbedder(str(kit.bundle)).fit, {"X": IGNORED, "y": IGNORED}
+    ),
+    "embedkit.integrations.sklearn.TextEmbedder.transform": Row(
+        lambda kit: integration("sklearn").TextEmbedder(str(kit.bundle)).transform, {"X": TEXTS_GIVEN}
+    ),
+    "embedkit.integrations.sklearn.TextEmbedder.get_feature_names_out": Row(
+        lambda kit: integration("sklearn").TextEmbedder(str(kit.bundle)).get_feature_names_out,
+        {"input_features": IGNORED},
+    ),
+    "embedkit.integrations.langchain.EmbedkitEmbeddings": Row(
+        lambda _: lambda **settings: integration("langchain").EmbedkitEmbeddings(**settings),
+        {
+            "model": made(lambda kit: str(kit.bundle)),
+            "truncate_dim": ENCODE["truncate_dim"],
+            "threads": LOAD["threads"],
+        },
+    ),
+    "embedkit.integrations.langchain.EmbedkitEmbeddings.embed_documents": Row(
+        lambda kit: langchain(model=str(kit.bundle)).embed_documents, {"texts": TEXTS_GIVEN}
+    ),
+    "embedkit.integrations.langchain.EmbedkitEmbeddings.embed_query": Row(
+        lambda kit: langchain(model=str(kit.bundle)).embed_query, {"text": TEXT}
+    ),
+    "embedkit.integrations.llama_index.EmbedkitEmbedding": Row(
+        lambda _: lambda **settings: integration("llama_index").EmbedkitEmbedding(**settings),
+        {
+            "model": made(lambda kit: str(kit.bundle), "None"),
+            "embed_batch_size": COUNT.refusing("huge"),
+            "model_name": made(lambda kit: str(kit.bundle)),
+            "truncate_dim": ENCODE["truncate_dim"],
+            "threads": LOAD["threads"],
+        },
+    ),
+    "embedkit.integrations.mteb.MtebEncoder": Row(
+        lambda _: lambda **model: integration("mteb").MtebEncoder(**model),
+        {"encoder": made(lambda kit: kit.encoder)},
+    ),
+    "embedkit.integrations.mteb.MtebEncoder.encode": Row(
+        lambda kit: mteb_model(kit).encode,
+        {
+            "inputs": kind([{"text": TEXTS}], "empty list"),
+            "prompt_type": kind("query", "None"),
+            "precision": kind("float32"),
+        },
+    ),
+    "embedkit.integrations.mteb.MtebCrossEncoder": Row(
+        lambda _: lambda **model: integration("mteb").MtebCrossEncoder(**model),
+        {"scorer": made(lambda kit: kit.scorer)},
+    ),
+    "embedkit.integrations.mteb.MtebCrossEncoder.predict": Row(
+        lambda kit: mteb_scorer(kit).predict,
+        {"inputs1": kind([{"text": TEXTS}]), "inputs2": kind([{"text": TEXTS}])},
+    ),
+}
+
+# Of LlamaIndex itself, and the field that the adapter sets whatever is given.
+OF_LLAMA_INDEX = {"callback_manager", "embeddings_cache", "fingerprint", "num_workers", "rate_limiter"}
+NOT_CALLED_BY_USERS = {
+    # Their own functions make them.
+    "embedkit.Encoder",
+    "embedkit.CrossEncoder",
+    "embedkit.Collection",
+    "embedkit.serving.bulk.BulkEncoding",
+    # Results and descriptions, without checks.
+    "embedkit.adaptation.Adaptation",
+    "embedkit.serving.bulk.Cost",
+    "embedkit.serving.bulk.Job",
+    "embedkit.serving.retrieval.Document",
+    "embedkit.serving.retrieval.Hit",
+    "embedkit.serving.retrieval.Hit.of",
+    "embedkit.serving.retrieval.Hits",
+    "embedkit.serving.retrieval.Fusion.fuse",
+    "embedkit.serving.retrieval.similar.Groups",
+    "embedkit.serving.retrieval.similar.SimilarPairs",
+    # MTEB passes the results of `encode`.
+    "embedkit.integrations.mteb.MtebEncoder.similarity",
+    "embedkit.integrations.mteb.MtebEncoder.similarity_pairwise",
+}
+
+
+def public_names() -> Iterator[tuple[str, Any]]:
+    """The names of the reference of the API, and those that packages export."""
+    pages = ast.parse((Path(__file__).parents[2] / "docs" / "hooks" / "pages.py").read_text(encoding="utf-8"))
+    (api,) = (
+        ast.literal_eval(node.value)
+        for node in pages.body
+        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", None) == "API"
+    )
+    modules = {module: list(names) for section in api.values() for module, names in section.items()}
+    modules["embedkit"] = [name for name in embedkit.__all__ if name != "__version__"]
+    for module in ("embedkit.serving.retrieval", "embedkit.serving.bulk"):
+        modules[module] = importlib.import_module(module).__all__
+    seen = set()
+    for module, names in sorted(modules.items()):
+        try:
+            home = importlib.import_module(module)
+        except EmbedkitError:  # of an integration whose package is not installed
+            continue
+        for name in names:
+            value = getattr(home, name)
+            if value not in seen:
+                seen.add(value)
+                yield f"{module}.{name}", value
+
+
+def public_functions() -> Iterator[tuple[str, inspect.Signature]]:
+    for name, value in public_names():
+        if not inspect.isclass(value):
+            yield name, inspect.signature(value)
+            continue
+        if issubclass(value, Exception) or getattr(value, "_is_protocol", False):
+            continue
+        yield name, inspect.signature(value)
+        for member in dir(value):
+            function = getattr(value, member)
+            if not member.startswith("_") and inspect.isroutine(function) and _is_ours(function):
+                bound = inspect.ismethod(function)
+                signature = inspect.signature(function)
+                rest = list(signature.parameters.values())[0 if bound else 1 :]
+                yield f"{name}.{member}", signature.replace(parameters=rest)
+
+
+def _is_ours(function: Any) -> bool:
+    return str(getattr(function, "__module__", "")).startswith("embedkit")
+
+
+def names_of(signature: inspect.Signature) -> set[str]:
+    """The names of arguments; the keywords of ``encode`` where a function passes them on."""
+    names = set()
+    for name, parameter in signature.parameters.items():
+        if parameter.kind is not parameter.VAR_KEYWORD:
+            names.add(name)
+        elif name == "options":
+            names |= ENCODE.keys()
+    return names - OF_LLAMA_INDEX
+
+
+def test_every_public_function_and_argument_has_a_row() -> None:
+    found = {name: names_of(signature) for name, signature in public_functions()}
+    wanted = {name: names for name, names in found.items() if names and name not in NOT_CALLED_BY_USERS}
+    missing = {
+        name: sorted(names - ROWS[name].arguments.keys() if name in ROWS else names)
+        for name, names in wanted.items()
+        if name not in ROWS or names - ROWS[name].arguments.keys()
+    }
+    assert missing == {}
+    assert {*NOT_CALLED_BY_USERS, *ROWS} - found.keys() <= {
+        name for name in (*NOT_CALLED_BY_USERS, *ROWS) if ".integrations." in name
+    }
+
+
+def outcome(row: Row, kit: Kit, argument: str, value: Any) -> str:
+    arguments = {name: kind.valid(kit) for name, kind in row.arguments.items()} | {argument: value}
+    function = row.function(kit)
+    positional = [
+        arguments.pop(name)
+        for name, parameter in inspect.signature(function).parameters.items()
+        if parameter.kind is parameter.POSITIONAL_ONLY
+    ]
+    try:
+        row.run(function(*positional, **arguments))
+    except EmbedkitError as error:
+        return "error" if str(error) else "an error without a sentence"
+    except Exception as error:  # noqa: BLE001 - what this suite looks for
+        return f"{type(error).__name__}: {error}"
+    return "result"
+
+
+@pytest.mark.parametrize(
+    ("function", "argument"), [(name, argument) for name, row in ROWS.items() for argument in row.arguments]
+)
+def test_each_cell_is_a_result_or_an_own_error(
+    function: str, argument: str, kit: Kit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if ".integrations.mteb" in function:
+        pytest.importorskip("mteb")
+    monkeypatch.chdir(tmp_path)  # some cells are names of new folders
+    row = ROWS[function]
+    kind = row.arguments[argument]
+    assert outcome(row, kit, argument, kind.valid(kit)) in ("result", "error")
+    wrong = {}
+    for cell, make in CELLS.items():
+        found = outcome(row, kit, argument, make())
+        expected = {"result", "error"} if cell in kind.either else {"result" if cell in kind.takes else "error"}
+        if found not in expected:
+            wrong[cell] = found
+    assert wrong == {}
