@@ -31,6 +31,7 @@ class TrainState:
         step: number of optimizer steps so far.
         best_score: best development score so far.
         best_step: step at which ``best_score`` was measured.
+        scores_differ: whether two development scores differ.
         stale_epochs: number of consecutive epochs without an improvement.
         epoch_best: best score when the current epoch began.
         seconds: training time.
@@ -40,6 +41,7 @@ class TrainState:
     step: int = 0
     best_score: float | None = None
     best_step: int | None = None
+    scores_differ: bool = False
     stale_epochs: int = 0
     epoch_best: float | None = None
     seconds: float = 0.0

@@ -281,7 +281,7 @@ class _Run:
     def _select(self) -> None:
         """Score the encoder on the development set and keep it if it is strictly better than the best so far.
 
-        As long as no score is defined, the latest encoder is kept.
+        As long as no score is defined, or all are equal, the latest encoder is kept.
         """
         evaluate = self.evaluate
         if evaluate is None:
@@ -302,7 +302,10 @@ class _Run:
             self._log_evaluation_cost(seconds)
         if not defined and self.state.step == min(self.dev_steps):
             logger.warning("the development score is undefined: all labels, or all cosines, are equal")
-        if self.state.best_score is None or score > self.state.best_score:  # NaN never is
+        if defined and self.state.best_score is not None:
+            self.state.scores_differ |= score != self.state.best_score
+        is_constant = defined and not self.state.scores_differ
+        if is_constant or self.state.best_score is None or score > self.state.best_score:  # NaN never is
             if defined:
                 self.state.best_score, self.state.best_step = score, self.state.step
             if processes.first():
@@ -342,6 +345,11 @@ class _Run:
         encoder = self.method.encoder
         if self.evaluate is not None:
             encoder = type(encoder).load(self.folder.best)
+            if self.state.best_step is not None and self._is_constant():
+                logger.warning(
+                    "the development score was %.4f at every evaluation, so it selects no model; the last is kept",
+                    self.state.best_score,
+                )
         if self.config.round_words:
             round_tables(encoder)
         encoder.save(self.folder.model)
@@ -352,6 +360,11 @@ class _Run:
         if processes.first():
             save_checkpoint(self.folder.last, self.method, self.optimizer, self.scaler, self.state)
         self.saved_at = time.monotonic()
+
+    def _is_constant(self) -> bool:
+        """Whether several evaluations gave one score."""
+        evaluations = sum(step <= self.state.step for step in self.dev_steps)
+        return evaluations > 1 and not self.state.scores_differ
 
     def _best(self) -> str:
         return f", dev {self.state.best_score:.4f}" if self.state.best_score is not None else ""

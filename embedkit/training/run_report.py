@@ -250,7 +250,8 @@ def _dev_curve(scored: Sequence[Record]) -> Curve | None:
     if not scored:
         return None
     steps, values = (tuple(record[key] for record in scored) for key in ("step", "dev"))
-    best = values.index(max(values))  # the first of equals, as in the loop
+    is_constant = len(set(values)) == 1
+    best = len(values) - 1 if is_constant else values.index(max(values))  # the first of equals, as in the loop
     percent = tuple(100 * value for value in values)
     return Curve("development Spearman times 100", tuple(map(int, steps)), percent, best)
 

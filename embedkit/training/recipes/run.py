@@ -66,9 +66,17 @@ def resolve(mapping: Mapping[str, Any], *, source: str = "") -> RunConfig:
     settings = _read(entry.settings_class, merged.get("settings", {}), f"{source} settings".strip(), problems)
     if problem := entry.batch_spec.teacher_problem(_teacher_count(mapping)):
         problems.append(problem)
+    if config is not None and config.join is not None and not _reads_vectors(entry):
+        problems.append(f"[join] joins the vectors of teachers, which the method {config.method} does not use")
     if config is None or problems:
         raise ConfigError(problems)
     return dataclasses.replace(config, settings=to_mapping(settings))
+
+
+def _reads_vectors(entry: Recipe) -> bool:
+    """Whether a method uses teachers' vectors of texts."""
+    spec = entry.batch_spec
+    return not entry.scores_pairs and (spec.teacher or spec.several_teachers)
 
 
 def _taught(mapping: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -196,8 +204,7 @@ def _prepare(config: RunConfig, entry: Recipe, settings: Any, place: RunFolder, 
         entry.check(config, settings, corpus)
         _warn_of_long_queues(to_mapping(settings), len(corpus))
 
-    spec = entry.batch_spec
-    return prepare(config, control, teacher=spec.teacher or spec.several_teachers, check=check)
+    return prepare(config, control, teacher=_reads_vectors(entry), check=check)
 
 
 def _warn_of_size(config: RunConfig, entry: Recipe, encoder: SentenceEncoder) -> None:

@@ -125,3 +125,11 @@ def test_weights_must_fit_the_teachers(weights):
 def test_joining_requires_teachers():
     with pytest.raises(ConfigError, match=r"name them in \[\[teachers\]\]"):
         resolve({"method": "simcse", "corpus": RUN["corpus"], "join": {}})
+
+
+@pytest.mark.parametrize("method", ["simcse", "score-distillation"])
+def test_methods_that_use_no_vectors_refuse_to_join_them(method):
+    with pytest.raises(
+        ConfigError, match=rf"\[join\] joins the vectors of teachers, which the method {method} does"
+    ):
+        resolve({**RUN, "method": method, "join": {}})

@@ -116,6 +116,18 @@ class TestSelection:
         assert (state.best_score, state.best_step) == (0.7, 8)
         assert torch.equal(weights(SentenceEncoder.load(place.model)), kept[1])
 
+    @pytest.mark.parametrize("stopped_after", [None, 6])
+    def test_a_constant_score_keeps_the_last_and_says_so(self, setup, caplog, stopped_after):
+        method, go, place = setup()
+        if stopped_after is not None:
+            steps = iter(range(1, 100))
+            go(evaluate=lambda: -1.0, should_stop=lambda: next(steps) == stopped_after)
+            method, go, place = setup()
+        state = go(evaluate=lambda: -1.0, resume=stopped_after is not None)
+        assert (state.best_score, state.best_step) == (-1.0, 12)
+        assert torch.equal(weights(SentenceEncoder.load(place.model)), weights(method.encoder))
+        assert sum("-1.0000 at every evaluation" in each.getMessage() for each in caplog.records) == 1
+
     def test_a_nan_score_is_worst(self, setup):
         _, go, _ = setup()
         scores = iter([float("nan"), -0.5, float("nan")])
