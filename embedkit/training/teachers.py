@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import json
 import logging
 import time
 from collections.abc import Iterator, Sequence
@@ -30,6 +31,7 @@ logger = logging.getLogger(__name__)
 
 _CHUNK = 4096
 _ALIGNED = (".npy", ".parquet")
+_OWN_PROMPT = "teacher.prompt"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -44,6 +46,9 @@ class TeacherConfig:
     pooling: Literal["mean", "cls"] | None = setting(None, "pooling; default: from the model's own files")
     max_length: int | None = setting(
         None, "maximum length of a text in tokens; default: the model's own", minimum=3
+    )
+    prompt: str | None = setting(
+        None, 'text before each text, such as "query: ", or ""; default: the default prompt of the teacher'
     )
     precision: Literal["fp32", "bf16"] = setting("fp32", "arithmetic of a torch teacher")
     trust_remote_code: bool = setting(False, "let transformers run Python code that comes with the model")
@@ -75,7 +80,8 @@ def load_encoder(config: TeacherConfig) -> TextEncoder:
         ModelNotFoundError, ModelError, BundleError: the source cannot be loaded.
     """
     if Path(config.source).suffix == ".onnx":
-        return Encoder.load(config.source)
+        bundle = Encoder.load(config.source)
+        return bundle if config.prompt is None else _Prompted(bundle, config.prompt)
     model = SentenceEncoder.load(
         config.source,
         pooling=config.pooling,
@@ -83,6 +89,9 @@ def load_encoder(config: TeacherConfig) -> TextEncoder:
         trust_remote_code=config.trust_remote_code,
     )
     model.name = config.name or model.name
+    if config.prompt is not None:
+        model.prompts[_OWN_PROMPT] = config.prompt
+        model.default_prompt = _OWN_PROMPT
     return TorchEncoder(model, precision=config.precision, device=config.device)
 
 
@@ -101,6 +110,19 @@ def load_vectors(
     vectors = CachedVectors(load_encoder(config), corpus, cache, config.dtype, show_progress=show_progress)
     vectors.name = config.name or vectors.name
     return vectors
+
+
+class _Prompted:
+    """A bundle that encodes each text after a prompt, which replaces its default one."""
+
+    def __init__(self, encoder: Encoder, prompt: str) -> None:
+        self._encoder, self._prompt = encoder, prompt
+        self.name, self.dimension, self.max_length = encoder.name, encoder.dimension, encoder.max_length
+        self.fingerprint = hashlib.sha256(f"{encoder.fingerprint} {json.dumps(prompt)}".encode()).hexdigest()
+
+    def encode(self, texts: Sequence[str], /) -> FloatArray:
+        """See :class:`TextEncoder`."""
+        return self._encoder.encode(texts, prompt=self._prompt)
 
 
 class CachedVectors:
@@ -174,6 +196,8 @@ class AlignedVectors:
     def __init__(self, config: TeacherConfig, corpus: Corpus) -> None:
         if not config.name:
             raise DataError(f"{config.source}: vectors need a name; set teacher.name")
+        if config.prompt is not None:
+            raise DataError(f"{config.source} holds vectors, which no prompt can change; remove teacher.prompt")
         if len(np.unique(corpus.source_rows)) < len(corpus):
             raise DataError(f"{config.source} has no vectors for contrasts; turn them off in the corpus")
         self.name = config.name

@@ -212,6 +212,26 @@ class TestLoadEncoder:
         assert (vectors.name, vectors.fingerprint) == ("toy", encoder.fingerprint)
         assert np.allclose(read_all(vectors, corpus), encoder.encode(["a good dog", "the cat"]), atol=1e-6)
 
+    @pytest.mark.parametrize("prompt", ["query: ", ""])
+    def test_a_bundle_with_a_prompt_of_its_own(self, write_toy_bundle, tmp_path, make_corpus, cache, prompt):
+        path = write_toy_bundle(tmp_path / "x.onnx", prompts={"a": "cat "}, default_prompt="a")
+        corpus, encoder = make_corpus(["a good dog"]), Encoder.load(path)
+        plain = load_vectors(TeacherConfig(source=str(path)), corpus, cache)
+        asked = load_vectors(TeacherConfig(source=str(path), prompt=prompt), corpus, cache)
+        assert plain.fingerprint == encoder.fingerprint != asked.fingerprint
+        assert np.allclose(read_all(plain, corpus), encoder.encode(["a good dog"]), atol=1e-6)
+        assert np.allclose(read_all(asked, corpus), encoder.encode(["a good dog"], prompt=prompt), atol=1e-6)
+        assert not np.allclose(read_all(asked, corpus), read_all(plain, corpus), atol=1e-3)
+
+    def test_a_folder_with_a_prompt_of_its_own(self, make_encoder, tmp_path, make_corpus, cache):
+        make_encoder().save(tmp_path / "teacher")
+        source, corpus = str(tmp_path / "teacher"), make_corpus(["a good dog"])
+        plain, asked = (load_encoder(TeacherConfig(source=source, prompt=prompt)) for prompt in (None, "the cat "))
+        assert plain.fingerprint != asked.fingerprint
+        assert np.allclose(asked.encode(["a good dog"]), plain.encode(["the cat a good dog"]), atol=1e-6)
+        vectors = load_vectors(TeacherConfig(source=source, prompt="the cat "), corpus, cache)
+        assert np.allclose(read_all(vectors, corpus), asked.encode(["a good dog"]), atol=1e-6)
+
     def test_cards_name_it_as_configured(self, toy_bundle, make_corpus, cache):
         corpus, config = make_corpus(["one"]), TeacherConfig(source=str(toy_bundle), name="the teacher")
         assert load_vectors(config, corpus, cache, show_progress=False).name == "the teacher"
