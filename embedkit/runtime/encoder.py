@@ -530,8 +530,8 @@ class Encoder(Model[Tokenizer]):
         if share > _MOSTLY:
             self._told_unknown = True
             logger.warning(
-                "%s does not know %.0f %% of the tokens of %d texts, so their embeddings say little; use a model for "
-                "their language (logged once)",
+                "%s does not know %.0f %% of the tokens of %d texts, so their embeddings say little; use a model "
+                "for their language (logged once)",
                 self.name,
                 100 * share,
                 len(tokens.ids),
