@@ -202,7 +202,7 @@ class TestErrors:
 
     @pytest.mark.parametrize("threshold", [1.5, -2, float("nan")])
     def test_a_threshold_is_a_cosine(self, threshold):
-        with pytest.raises(InputError, match="threshold from -1 to 1"):
+        with pytest.raises(InputError, match=r"threshold from -1 to 1|threshold must be a number"):
             deduplicate(noisy_groups(10, 8), threshold=threshold)
 
     def test_embeddings_have_unit_length(self):
@@ -211,7 +211,7 @@ class TestErrors:
 
     @pytest.mark.parametrize("texts", ["one text", b"bytes", {"a": "b"}, 7])
     def test_not_texts(self, texts):
-        with pytest.raises(InputError, match="expected texts, a collection or embeddings"):
+        with pytest.raises(InputError, match="expected an iterable as texts, got"):
             deduplicate(texts)
 
     def test_an_item_that_is_not_a_text(self, toy_bundle):

@@ -182,7 +182,7 @@ class TestCommand:
         ("options", "message"),
         [
             (["--overlap", "3"], "--max-tokens and --overlap are for --split"),
-            (["--split", "--max-tokens", "99"], "--max-tokens from 1 to 10"),
+            (["--split", "--max-tokens", "99"], "--max-tokens must be a whole number from 1 to 10"),
             (["--split", "--embeddings", "vector"], "--split makes new texts"),
         ],
     )
