@@ -54,5 +54,5 @@ def test_other_sets_have_no_such_form(write_lines):
     path = write_lines("mine.tsv", "a\tb\t1", "a\tc\t2")
     with pytest.raises(InputError, match="mine: SentEval's text is defined for its sets: sts, sts12, "):
         load_task(str(path), text="senteval")
-    with pytest.raises(InputError, match="expected the text raw or senteval, got 'tokens'"):
+    with pytest.raises(InputError, match="text must be one of raw, senteval, not 'tokens'"):
         load_task(str(path), text="tokens")

@@ -321,7 +321,7 @@ def test_two_runs_at_once_are_refused(toy_bundle: Path, pages: Path, tmp_path: P
         ({"text_column": "body"}, DataError, "there is no column 'body'; there are id, text, tags"),
         ({"columns": ["url"]}, DataError, "there is no column 'url'"),
         ({"text_column": "tags"}, DataError, "'tags' should be texts, not list"),
-        ({"rows_per_shard": 0}, InputError, "rows_per_shard must be a whole number above 0"),
+        ({"rows_per_shard": 0}, InputError, "rows_per_shard must be a whole number from 1 up"),
         ({"output": "pages/out"}, InputError, "is inside the input"),
         ({"output": "pages/a.parquet", "source": "pages/a.parquet"}, InputError, "is a file; choose a folder"),
         ({"truncate_dim": 99}, InputError, "truncate_dim"),
