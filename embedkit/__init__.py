@@ -4,7 +4,7 @@ Public names are imported when they are first used, so that ``import embedkit`` 
 
     from embedkit import Encoder
 
-    encoder = Encoder.load("tiny-sct.onnx")
+    encoder = Encoder.load("tiny.onnx")
     embeddings = encoder.encode(["a text", "another"])  # (2, D) float32, unit rows
 """
 

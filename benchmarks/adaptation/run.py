@@ -50,7 +50,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="folder of text and test sets")
     parser.add_argument("--teacher", required=True, help="all-MiniLM-L6-v2: folder, hub id or bundle")
-    parser.add_argument("--models", nargs="+", default=["tiny", "tiny-sct"], help="bundles to start from")
+    parser.add_argument("--models", nargs="+", default=["tiny"], help="bundles to start from")
     parser.add_argument("--cache", default=".embedkit-cache", help="prepared text and teacher vectors")
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="override a setting of the runs"

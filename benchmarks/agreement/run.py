@@ -1,6 +1,6 @@
 """embedkit's figures compared with those of MTEB's own code, on the same rows and the same embeddings.
 
-    python benchmarks/agreement/run.py --data DIR --model tiny-sct --model FOLDER
+    python benchmarks/agreement/run.py --data DIR --model tiny --model FOLDER
 
 Needs `pip install "embedkit-onnx[bench,mteb]"`, but no network: MTEB's tasks use the rows in DIR
 (docs/evaluation.md describes its layout) instead of downloading them; sets that DIR lacks are skipped. Each text

@@ -1,6 +1,6 @@
 """Breakdown of `Encoder.encode` by processor time of one thread.
 
-    python benchmarks/encode/parts.py --data DIR --model tiny-sct
+    python benchmarks/encode/parts.py --data DIR --model tiny
 
 Processor time hardly changes when other programs run, unlike wall-clock time, so the parts can be compared on a
 busy machine. It does not apply to several threads; run.py measures those. All parts take turns; figures are
@@ -32,7 +32,7 @@ def main() -> None:
     """Time the parts for many texts, and for one."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--model", default="tiny-sct")
+    parser.add_argument("--model", default="tiny")
     parser.add_argument("--provider", choices=(NATIVE, CPU), default=NATIVE)
     parser.add_argument("--texts", type=int, default=1024, help="texts of each kind")
     parser.add_argument("--turns", type=int, default=7)

@@ -1,6 +1,6 @@
 """Memory stability: resident size while texts of all lengths are encoded for minutes.
 
-    python benchmarks/encode/soak.py --model tiny-sct --minutes 2
+    python benchmarks/encode/soak.py --model tiny --minutes 2
 
 Encodes an endless stream of random words, from empty texts to far more than the maximum length, in token batches
 of every shape. The first third of the time may fill arenas; the peak after it may exceed the peak before by
@@ -30,7 +30,7 @@ SHOWN = 12  # sizes in the output
 def main() -> None:
     """Encode until the time is up, then check memory growth."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="tiny-sct")
+    parser.add_argument("--model", default="tiny")
     parser.add_argument("--minutes", type=float, default=2.0)
     parser.add_argument("--max-tokens-per-batch", type=int)
     parser.add_argument("--threads", type=int)

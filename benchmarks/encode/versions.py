@@ -1,7 +1,7 @@
 """Two versions of embedkit side by side: the effect of a change on the time of `Encoder.encode`.
 
     git worktree add ../before REV
-    python benchmarks/encode/versions.py ../before . --model tiny-sct --texts texts.txt
+    python benchmarks/encode/versions.py ../before . --model tiny --texts texts.txt
 
 Each version runs in a process of its own, and they take turns. Prints the median over the turns of the second
 version's time relative to the first's, for many texts, a few, and one.

@@ -167,10 +167,10 @@ def main() -> int:
     """Run all rounds, and print the outcomes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mutations", type=int, default=5_000)
-    parser.add_argument("--bundle", type=Path, help="the bundle to change (default: tiny-sct, which comes along)")
+    parser.add_argument("--bundle", type=Path, help="the bundle to change (default: tiny, which comes along)")
     parser.add_argument("--work", type=int, nargs=2, metavar=("FIRST", "ROUNDS"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    bundle = arguments.bundle or find_model("tiny-sct")
+    bundle = arguments.bundle or find_model("tiny")
     if arguments.work:
         work(bundle, *arguments.work)
         return 0

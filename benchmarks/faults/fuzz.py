@@ -159,7 +159,7 @@ def main() -> None:
     """Run all rounds, and print how often each file was changed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mutations", type=int, default=10_000)
-    parser.add_argument("--bundle", type=Path, help="a bundle to damage too; default: the bundled tiny-sct")
+    parser.add_argument("--bundle", type=Path, help="a bundle to damage too; default: the bundled tiny")
     parser.add_argument("--no-bundle", action="store_true", help="collections only")
     parser.add_argument("--folder", type=Path, help="working folder; default: a temporary folder")
     parser.add_argument("--work", type=int, nargs=2, metavar=("FIRST", "ROUNDS"), help=argparse.SUPPRESS)

@@ -3,7 +3,7 @@
     python benchmarks/faults/hostile.py                   # all attacks, about five minutes
     python benchmarks/faults/hostile.py idle stop         # some of them
 
-Each attack runs against its own server, `embedkit serve tiny-sct`, with default settings except those that make
+Each attack runs against its own server, `embedkit serve tiny`, with default settings except those that make
 the attack small. Prints a line of JSON for each: its figures, and whether the server met its guarantees. Exits
 with 1 if it did not. Searches are re-ranked by a cross-encoder with random weights, in the shape of MiniLM with 6
 layers.
@@ -46,7 +46,7 @@ class Server:
     """
 
     def __init__(self, *arguments: str, files: int | None = None) -> None:
-        command = [sys.executable, "-m", "embedkit", "serve", "tiny-sct", "--port", "0", *arguments]
+        command = [sys.executable, "-m", "embedkit", "serve", "tiny", "--port", "0", *arguments]
 
         def limit() -> None:
             if files:
@@ -380,7 +380,7 @@ def collection(index: str = "exact", count: int = DOCUMENTS) -> Iterator[tuple[s
     ]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        encoder = Encoder.load("tiny-sct")
+        encoder = Encoder.load("tiny")
         Collection.build(documents, encoder=encoder, path=folder / "idx", index=index, show_progress_bar=False)
         yield str(folder / "idx"), str(write_reranker(folder))
 

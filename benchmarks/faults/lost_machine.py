@@ -97,7 +97,7 @@ def ray(*arguments: str) -> list[str]:
 
 def encode(folder: Path, output: str) -> list[str]:
     """The command that encodes into a folder."""
-    options = ["-m", "tiny-sct", "-o", str(folder / output), "--rows-per-shard", str(ROWS_PER_SHARD)]
+    options = ["-m", "tiny", "-o", str(folder / output), "--rows-per-shard", str(ROWS_PER_SHARD)]
     return [sys.executable, "-m", "embedkit", "encode", str(folder / "in.parquet"), *options]
 
 

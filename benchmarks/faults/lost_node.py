@@ -49,7 +49,7 @@ def main() -> None:
 def prepare(folder: Path, output: str) -> BulkEncoding:
     """Prepare the same encoding into another folder."""
     return BulkEncoding.prepare(
-        folder / "in.parquet", folder / output, model="tiny-sct", rows_per_shard=ROWS_PER_SHARD
+        folder / "in.parquet", folder / output, model="tiny", rows_per_shard=ROWS_PER_SHARD
     )
 
 

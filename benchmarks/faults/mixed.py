@@ -39,7 +39,7 @@ import numpy as np
 
 from embedkit import Collection, Encoder
 
-MODELS = ("tiny", "tiny-sct")
+MODELS = {"tiny": "tiny", "static": str(Path(__file__).parents[2] / "models" / "static.onnx")}
 CLIENTS, AT_ONCE = 48, 32
 OVERLOAD = 1.2
 ROUND_S, CALIBRATION_S = 120.0, 10.0
@@ -100,7 +100,7 @@ class Client:
         return answer.status, json.loads(answer.read())
 
     def _embed(self, count: int) -> int:
-        model, rows = self.random.choice(MODELS), self.random.sample(range(len(self.texts)), count)
+        model, rows = self.random.choice(list(MODELS)), self.random.sample(range(len(self.texts)), count)
         content = {"input": [self.texts[row] for row in rows], "model": model, "encoding_format": "base64"}
         status, answer = self.ask("POST", "/v1/embeddings", content)
         if status == 200:
@@ -258,11 +258,11 @@ def load_in_rounds(clients: list[Client], seconds: float) -> tuple[list[float], 
 def soak(minutes: float, start: Callable[[Path], tuple[subprocess.Popen[str], int]]) -> dict[str, Any]:
     """Run the whole test; return its figures."""
     texts = make_texts()
-    encoders = {name: Encoder.load(name, threads=1) for name in MODELS}
+    encoders = {name: Encoder.load(source, threads=1) for name, source in MODELS.items()}
     known = {name: encoder.encode(texts) for name, encoder in encoders.items()}
     with tempfile.TemporaryDirectory() as folder:
         documents = [(f"doc-{n}", text) for n, text in enumerate(texts[:DOCUMENTS])]
-        Collection.build(documents, encoder=encoders[MODELS[0]], path=Path(folder) / "idx", lexical=True)
+        Collection.build(documents, encoder=encoders["tiny"], path=Path(folder) / "idx", lexical=True)
         process, port = start(Path(folder) / "idx")
         try:
             clients = [Client(port, number, known, texts) for number in range(CLIENTS)]
@@ -309,7 +309,7 @@ def soak(minutes: float, start: Callable[[Path], tuple[subprocess.Popen[str], in
 
 def start_server(collection: Path) -> tuple[subprocess.Popen[str], int]:
     """Start `embedkit serve` with two models and a collection; return its process and port."""
-    command = [sys.executable, "-m", "embedkit", "serve", *MODELS, "--port", "0", "--threads", "1"]
+    command = [sys.executable, "-m", "embedkit", "serve", *MODELS.values(), "--port", "0", "--threads", "1"]
     command += ["--collection", str(collection), "--allow-writes", "--set", "refresh_s=0"]
     command += ["--set", f"concurrent_requests={AT_ONCE}"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)

@@ -1,6 +1,6 @@
 """The frontier: quality against encoding time, and against size.
 
-    python benchmarks/frontier/run.py --teacher TEACHER.onnx --static FOLDER tiny-sct tiny models/mini.onnx
+    python benchmarks/frontier/run.py --teacher TEACHER.onnx --static FOLDER tiny models/mini.onnx
 
 Reads quality from benchmarks/quality/results.json, which must contain the same models, and measures time: one
 thread, 64 texts per call, titles of about 10 words and passages of about 100, models in turns, medians. The static

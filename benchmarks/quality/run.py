@@ -1,6 +1,6 @@
 """Quality of encoders compared with their teacher: similarity, re-ranking, retrieval, intents and pairs.
 
-    python benchmarks/quality/run.py --data DIR --teacher MODEL tiny-sct tiny models/mini.onnx --static FOLDER
+    python benchmarks/quality/run.py --data DIR --teacher MODEL tiny models/mini.onnx --static FOLDER
 
 Reads the test sets in DIR (docs/evaluation.md describes their layout) and writes results.json and results.md next
 to this file. Models are bundles, names of bundles, or model folders, which run on torch. Nothing is chosen here:

@@ -76,9 +76,9 @@ def shard_bytes() -> float:
         parquet.write_table(
             pa.table({name: list(column) for name, column in table.items()}), f"{folder}/in.parquet"
         )
-        BulkEncoding.prepare(f"{folder}/in.parquet", f"{folder}/out", model="tiny-sct", columns=["id"]).run()
-        if Encoder.load("tiny-sct").dimension != DIMENSION:
-            raise SystemExit(f"tiny-sct no longer has {DIMENSION} dimensions")
+        BulkEncoding.prepare(f"{folder}/in.parquet", f"{folder}/out", model="tiny", columns=["id"]).run()
+        if Encoder.load("tiny").dimension != DIMENSION:
+            raise SystemExit(f"tiny no longer has {DIMENSION} dimensions")
         return float(np.round((Path(folder) / "out" / "shard-000000.parquet").stat().st_size / SHARD_ROWS, 1))
 
 
@@ -88,7 +88,7 @@ def encode_speeds() -> list[dict[str, Any]]:
     threads = measured["about"]["threads"]
     return [
         {
-            "model": "tiny-sct int8",
+            "model": "tiny int8",
             "texts": measured["about"][f"words of {row['texts']}"].partition(" x ")[2] + " words",
             "per_processor": row["texts_per_second"] / threads,
             "source": f"benchmarks/encode, {row['texts']}, {threads} threads",

@@ -1,7 +1,7 @@
 """Recall and speed of every kind of index, compared with plain FAISS and other libraries, and collection overhead.
 
     python benchmarks/search/run.py --sizes 100000 1000000 --turns 3
-    python benchmarks/search/run.py --sizes 100000 --texts FILE.txt --model tiny-sct --name texts
+    python benchmarks/search/run.py --sizes 100000 --texts FILE.txt --model tiny --name texts
 
 Contenders of a group search the same queries in turns, so that other load on the machine affects all alike;
 *embedkit takes* is the median over the turns of embedkit's time relative to the other's. A turn takes about half a
@@ -47,7 +47,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", type=int, nargs="+", default=[100_000, 1_000_000])
     parser.add_argument("--texts", type=Path, help="a file of texts to embed instead of random rows")
-    parser.add_argument("--model", default="tiny-sct", help="what embeds them")
+    parser.add_argument("--model", default="tiny", help="what embeds them")
     parser.add_argument("--turns", type=int, default=7)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--name", default="clustered", help="of the results")

@@ -56,7 +56,7 @@ def start(name: str, model: str, texts: int) -> Started:
 def main() -> None:
     """Measure all in turns."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="tiny-sct", help="a bundled name")
+    parser.add_argument("--model", default="tiny", help="a bundled name")
     parser.add_argument("--texts", required=True, type=Path, help="one text per line, at least 8192")
     parser.add_argument("--servers", nargs="+", choices=SERVERS, default=list(SERVERS))
     parser.add_argument("--turns", type=int, default=3)

@@ -35,7 +35,7 @@ def least_us(work: Callable[[], object]) -> float:
 def main() -> None:
     """Time the parts."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="tiny-sct")
+    parser.add_argument("--model", default="tiny")
     parser.add_argument("--texts", required=True, type=Path, help="one text per line")
     arguments = parser.parse_args()
     encoder = Encoder.load(arguments.model, threads=1)

@@ -30,7 +30,7 @@ def make_encode() -> Callable[[], object]:
     """Return a round of encoding."""
     from embedkit import Encoder  # noqa: PLC0415 - not for the other task
 
-    encoder = Encoder.load("tiny-sct", threads=1)
+    encoder = Encoder.load("tiny", threads=1)
     return lambda: encoder.encode(TEXTS)
 
 

@@ -1,7 +1,7 @@
 """Two versions of `embedkit serve` side by side: the effect of a change on the cost of a request.
 
     git worktree add ../before REV
-    python benchmarks/serve/versions.py ../before . --model tiny-sct --texts texts.txt
+    python benchmarks/serve/versions.py ../before . --model tiny --texts texts.txt
 
 Each version is a server on one processor; the load generator (load.py) has another. They take turns. Prints, for
 several numbers of texts per request and closed-loop clients, medians of requests per second and of processor time
@@ -35,7 +35,7 @@ def main() -> None:
     """Measure both in turns."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("trees", nargs=2, type=Path, help="folders that contain embedkit/, the older first")
-    parser.add_argument("--model", default="tiny-sct", help="a bundled name")
+    parser.add_argument("--model", default="tiny", help="a bundled name")
     parser.add_argument("--texts", required=True, type=Path, help="one text per line, at least 8192")
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=2.0)

@@ -48,7 +48,7 @@ from embedkit.training.recipes.trans_encoder import CrossToEncoder, EncoderToCro
 from embedkit.training.self_supervision import Projector
 
 HERE = Path(__file__).parent
-BUNDLE = "tiny-sct"
+BUNDLE = "tiny"
 QUEUES = (16_384, 131_072)
 TEACHER_WIDTH = 384
 LENGTHS = (12, 21)  # tokens per text, from (inclusive) and to (exclusive); 16 on average

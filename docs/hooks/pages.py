@@ -31,7 +31,6 @@ COPIES = {
     "contributing.md": "CONTRIBUTING.md",
     "security.md": "SECURITY.md",
     "cards/tiny.md": "embedkit/bundled/tiny.md",
-    "cards/tiny-sct.md": "embedkit/bundled/tiny-sct.md",
     "cards/mini.md": "models/mini.md",
     "cards/small.md": "models/small.md",
     "cards/static.md": "models/static.md",

@@ -26,8 +26,8 @@ MAX_LENGTH = 512
 
 
 def bert_tokenizer() -> Tokenizer:
-    """Return the English BERT vocabulary, 30,522 pieces, taken from the bundled encoder."""
-    return Tokenizer(read_bundle(find_model("tiny-sct")).tokenizer_json, MAX_LENGTH)
+    """Return the English BERT vocabulary's 26,000 most frequent pieces, taken from the bundled encoder."""
+    return Tokenizer(read_bundle(find_model("tiny")).tokenizer_json, MAX_LENGTH)
 
 
 def write_untrained(size: Size, tokenizer: Tokenizer, folder: Path, *, precision: str, target: str) -> None:

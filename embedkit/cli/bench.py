@@ -25,8 +25,8 @@ _UNTRAINED = "random weights, for timing only"
 
 HELP = "measure latency, throughput, cold start, memory and energy of models"
 EXAMPLES = """
-embedkit bench tiny-sct runs/tiny --architecture bert-base --architecture bert-large --threads 1,2
-embedkit bench tiny-sct.onnx teacher.onnx --texts mine.txt --quality evaluation.json --report speed.html
+embedkit bench tiny runs/tiny --architecture bert-base --architecture bert-large --threads 1,2
+embedkit bench tiny.onnx teacher.onnx --texts mine.txt --quality evaluation.json --report speed.html
 """
 
 

@@ -28,8 +28,8 @@ __all__ = ["EXAMPLES", "HELP", "configure", "run"]
 
 HELP = "embed a file of texts into .npy, .parquet or .jsonl, or folders of Parquet into shards"
 EXAMPLES = """
-embedkit encode -m tiny-sct texts.txt -o embeddings.npy
-embedkit encode -m tiny-sct.onnx pages/ --text-column body -o pages-embedded/ --engine ray
+embedkit encode -m tiny texts.txt -o embeddings.npy
+embedkit encode -m tiny.onnx pages/ --text-column body -o pages-embedded/ --engine ray
 """
 
 

@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 HELP = "evaluate models on similarity, re-ranking, retrieval, pairs and transfer"
 EXAMPLES = """
-embedkit evaluate tiny-sct.onnx --task sts --task stsb-dev --data data/
+embedkit evaluate tiny.onnx --task sts --task stsb-dev --data data/
 embedkit evaluate runs/tiny all-mini.onnx --task askubuntu --task mine.jsonl --data data/ -o report.md
 """
 

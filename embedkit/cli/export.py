@@ -17,7 +17,7 @@ __all__ = ["EXAMPLES", "HELP", "configure", "run"]
 
 HELP = "export a run or a model as a verified .onnx bundle, or as a folder for other libraries"
 EXAMPLES = """
-embedkit export runs/tiny -o tiny-sct.onnx --precision int8 --dev data/stsbenchmark/sts-dev.csv
+embedkit export runs/tiny -o tiny.onnx --precision int8 --dev data/stsbenchmark/sts-dev.csv
 embedkit export runs/tiny -o tiny-st --format sentence-transformers
 """
 

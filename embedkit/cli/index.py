@@ -20,8 +20,8 @@ __all__ = ["EXAMPLES", "HELP", "configure", "run"]
 
 HELP = "build, change or verify a collection of documents"
 EXAMPLES = """
-embedkit index build docs.jsonl -m tiny-sct.onnx -o idx/ --text-column body
-embedkit index build docs.parquet -m tiny-sct -o idx/ --kind hnsw --lexical
+embedkit index build docs.jsonl -m tiny.onnx -o idx/ --text-column body
+embedkit index build docs.parquet -m tiny -o idx/ --kind hnsw --lexical
 embedkit index build docs.jsonl -m teacher.onnx --queries tiny -o idx/
 embedkit index build pages-embedded/ -m tiny.onnx -o idx/
 embedkit index build handbook/ --split --overlap 20 -m tiny -o idx/

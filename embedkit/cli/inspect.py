@@ -15,8 +15,8 @@ __all__ = ["EXAMPLES", "HELP", "configure", "run"]
 
 HELP = "show manifest, card, gates and size of a bundle; --verify checks it on this machine"
 EXAMPLES = """
-embedkit inspect tiny-sct.onnx
-embedkit inspect tiny-sct --verify --json
+embedkit inspect tiny.onnx
+embedkit inspect tiny --verify --json
 """
 
 _WEIGHTS_SHOWN = 5

@@ -15,9 +15,9 @@ logger = logging.getLogger("embedkit")
 
 HELP = "serve embeddings, re-ranking and search over HTTP"
 EXAMPLES = """
-embedkit serve tiny-sct.onnx --collection idx/ --port 8080
-embedkit serve tiny-sct.onnx mini.onnx --collection idx/
-embedkit serve tiny-sct.onnx --config server.toml --api-key-file keys.txt --set max_items=256
+embedkit serve tiny.onnx --collection idx/ --port 8080
+embedkit serve tiny.onnx mini.onnx --collection idx/
+embedkit serve tiny.onnx --config server.toml --api-key-file keys.txt --set max_items=256
 """
 
 _FLAGS = (

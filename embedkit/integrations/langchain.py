@@ -3,7 +3,7 @@
     from langchain_core.vectorstores import InMemoryVectorStore
     from embedkit.integrations.langchain import EmbedkitEmbeddings
 
-    store = InMemoryVectorStore(EmbedkitEmbeddings("tiny-sct"))
+    store = InMemoryVectorStore(EmbedkitEmbeddings("tiny"))
 
 Needs ``pip install langchain-core``.
 """
@@ -36,7 +36,7 @@ class EmbedkitEmbeddings(Embeddings):  # type: ignore[misc]  # LangChain's types
     """
 
     def __init__(
-        self, model: str = "tiny-sct", *, truncate_dim: int | None = None, threads: int | None = None
+        self, model: str = "tiny", *, truncate_dim: int | None = None, threads: int | None = None
     ) -> None:
         self._encoder = Encoder.load(model, threads=threads)
         self._model, self._truncate_dim = model, truncate_dim

@@ -3,7 +3,7 @@
     from llama_index.core import Settings
     from embedkit.integrations.llama_index import EmbedkitEmbedding
 
-    Settings.embed_model = EmbedkitEmbedding("tiny-sct")
+    Settings.embed_model = EmbedkitEmbedding("tiny")
 
 Needs ``pip install llama-index-core``.
 """
@@ -52,7 +52,7 @@ class EmbedkitEmbedding(BaseEmbedding):  # type: ignore[misc]  # LlamaIndex's ty
         ModelNotFoundError, ModelError: the model cannot be loaded.
     """
 
-    model_name: str = "tiny-sct"
+    model_name: str = "tiny"
     embed_batch_size: int = Field(default=512, gt=0, le=2048)
     truncate_dim: int | None = None
     threads: int | None = None

@@ -4,7 +4,7 @@
     from embedkit import Encoder
     from embedkit.integrations.mteb import MtebEncoder
 
-    model = MtebEncoder(Encoder.load("tiny-sct.onnx"))
+    model = MtebEncoder(Encoder.load("tiny.onnx"))
     mteb.evaluate(model, mteb.get_tasks(["STSBenchmark"]))
 
 Needs ``pip install "embedkit-onnx[mteb]"``; written for MTEB 2.

@@ -4,7 +4,7 @@
     from sklearn.pipeline import make_pipeline
     from embedkit.integrations.sklearn import TextEmbedder
 
-    classifier = make_pipeline(TextEmbedder("tiny-sct"), LogisticRegression())
+    classifier = make_pipeline(TextEmbedder("tiny"), LogisticRegression())
     classifier.fit(texts, labels)
 
 Needs ``pip install "embedkit-onnx[bench]"``, or scikit-learn 1.6 or newer.
@@ -45,7 +45,7 @@ class TextEmbedder(TransformerMixin, BaseEstimator):  # type: ignore[misc]  # sc
 
     def __init__(
         self,
-        model: str = "tiny-sct",
+        model: str = "tiny",
         *,
         truncate_dim: int | None = None,
         prompt_name: str | None = None,

@@ -4,7 +4,7 @@ transformers.js cuts the end of a long text together with its last special token
 nothing is cut.
 
 npm install --prefix examples/transformersjs
-python examples/transformersjs/compare.py tiny tiny-sct
+python examples/transformersjs/compare.py tiny models/mini.onnx
 """
 
 from __future__ import annotations

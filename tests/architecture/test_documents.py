@@ -76,7 +76,7 @@ def test_code_runs(block, tmp_path, monkeypatch):
     if block.reason is not None:
         pytest.skip(f"documented as not run: {block.reason}")
     monkeypatch.chdir(tmp_path)
-    shutil.copy(ROOT / "embedkit" / "bundled" / "tiny-sct.onnx", tmp_path)
+    shutil.copy(ROOT / "embedkit" / "bundled" / "tiny.onnx", tmp_path)
     lines = [json.dumps(document) for document in INSECTS]
     (tmp_path / "docs.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
     exec(compile(block.text, block.name, "exec"), {"__name__": "__main__"})

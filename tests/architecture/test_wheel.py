@@ -129,7 +129,7 @@ def test_is_complete_without_a_compiler(source, wheel, tmp_path):
     script = (
         "from embedkit import Encoder; from embedkit.runtime.kernels import built\n"
         "assert built() and not any(built().values())\n"
-        "encoder = Encoder.load('tiny-sct'); assert encoder.verify()['passed']"
+        "encoder = Encoder.load('tiny'); assert encoder.verify()['passed']"
     )
     done = subprocess.run(
         [sys.executable, "-P", "-c", script],

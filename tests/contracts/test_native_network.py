@@ -466,7 +466,7 @@ def run_script(script: str) -> str:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_a_forked_process_can_encode_while_threads_of_its_parent_do() -> None:
     script = """
-        encoder = Encoder.load("tiny-sct", threads=2, instructions="portable")
+        encoder = Encoder.load("tiny", threads=2, instructions="portable")
         expected, going = encoder.encode(TEXTS).tobytes(), True
         def encode():
             while going:
@@ -489,7 +489,7 @@ def test_a_forked_process_can_encode_while_threads_of_its_parent_do() -> None:
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no timers here")
 def test_an_interrupted_call_leaves_a_working_encoder() -> None:
     script = """
-        encoder = Encoder.load("tiny-sct", threads=2, instructions="portable")
+        encoder = Encoder.load("tiny", threads=2, instructions="portable")
         expected = encoder.encode(TEXTS).tobytes()
         for milliseconds in (1, 3, 9, 20):
             try:

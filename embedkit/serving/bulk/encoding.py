@@ -59,7 +59,7 @@ class BulkEncoding:
 
     Created by :meth:`prepare`, which checks everything that can be checked in advance::
 
-        encoding = BulkEncoding.prepare("pages/", "embedded/", model="tiny-sct")
+        encoding = BulkEncoding.prepare("pages/", "embedded/", model="tiny")
         encoding.cost()
         encoding.run(engine="ray")
 

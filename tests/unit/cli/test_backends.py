@@ -13,7 +13,7 @@ from embedkit.cli.backends import choose_backend, locate
     ("files", "location", "backend"),
     [
         (["tiny.onnx"], "tiny.onnx", "onnx"),
-        ([], "tiny-sct", "onnx"),
+        ([], "tiny", "onnx"),
         ([], "gone.onnx", "onnx"),
         ([], "here/gone.onnx", "onnx"),
         ([], "org/name", "torch"),

@@ -56,7 +56,7 @@ def test_a_run_folder_is_timed_by_its_model_on_torch(tmp_path):
 
 
 def test_bundled_names_are_timed_on_onnx_runtime():
-    assert _candidate("tiny-sct").worker == "embedkit.evaluation.speed.worker"
+    assert _candidate("tiny").worker == "embedkit.evaluation.speed.worker"
 
 
 def test_architectures_are_timed_with_random_weights_in_both_precisions(texts, capsys):
@@ -175,6 +175,6 @@ def test_an_interrupt_skips_the_remaining_numbers_of_threads(toy_bundle, texts, 
 
 def test_a_value_that_is_not_a_number_is_a_usage_error(capsys):
     with pytest.raises(SystemExit) as caught:
-        main(["bench", "tiny-sct", "--threads", "1,two"])
+        main(["bench", "tiny", "--threads", "1,two"])
     assert caught.value.code == 2
     assert "expected whole numbers like 1,2, got '1,two'" in capsys.readouterr().err

@@ -82,7 +82,7 @@ def test_a_folder_is_made_from_parquet_only(
 
 
 def test_a_killed_run_resumes_to_the_same_bytes(pages: Path, tmp_path: Path) -> None:
-    command = ["encode", "-m", "tiny-sct", str(pages), "--text-column", "body", "--rows-per-shard", "1", "-q"]
+    command = ["encode", "-m", "tiny", str(pages), "--text-column", "body", "--rows-per-shard", "1", "-q"]
     assert main([*command, "-o", str(tmp_path / "whole")]) == 0
     run = subprocess.Popen([sys.executable, "-m", "embedkit", *command, "-o", str(tmp_path / "out")])
     while not (tmp_path / "out" / "shard-000000.parquet").exists() and run.poll() is None:

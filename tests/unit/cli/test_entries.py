@@ -57,7 +57,7 @@ def test_a_bundle(write_toy_bundle, tmp_path):
 
 
 def test_a_bundled_name(tmp_path):
-    assert read_entry("tiny-sct", page=tmp_path / "page.html", identify=False).kind == "bundle"
+    assert read_entry("tiny", page=tmp_path / "page.html", identify=False).kind == "bundle"
 
 
 def test_a_model_folder_is_identified_on_request(tmp_path, monkeypatch):

@@ -17,7 +17,7 @@ TEXTS = ["a cat sleeps", "the dog barks", "two cats play"]
 def test_a_vector_store_finds_neighbours():
     from langchain_core.vectorstores import InMemoryVectorStore
 
-    store = InMemoryVectorStore.from_texts(TEXTS, EmbedkitEmbeddings("tiny-sct", threads=1))
+    store = InMemoryVectorStore.from_texts(TEXTS, EmbedkitEmbeddings("tiny", threads=1))
     assert store.similarity_search("a dog is barking", k=1)[0].page_content == "the dog barks"
 
 
@@ -45,7 +45,7 @@ def test_mistakes_raise_the_same_errors_as_elsewhere(tmp_path):
 
 
 def test_model_and_dimension_can_be_read():
-    embeddings = EmbedkitEmbeddings("tiny-sct", truncate_dim=8)
-    assert (embeddings.model, embeddings.dimension) == ("tiny-sct", 8)
+    embeddings = EmbedkitEmbeddings("tiny", truncate_dim=8)
+    assert (embeddings.model, embeddings.dimension) == ("tiny", 8)
     with pytest.raises(AttributeError):
         embeddings.model = "other.onnx"

@@ -20,7 +20,7 @@ TEXTS = ["a cat sleeps", "the dog barks", "two cats play"]
 
 @pytest.fixture(scope="module")
 def embedding():
-    return EmbedkitEmbedding(model_name="tiny-sct", threads=1)
+    return EmbedkitEmbedding(model_name="tiny", threads=1)
 
 
 def test_an_index_finds_neighbours(embedding):
@@ -78,7 +78,7 @@ def test_the_model_has_the_name_that_it_has_elsewhere(write_toy_bundle, tmp_path
         assert embedding.dimension == len(embedding.get_query_embedding("a"))
     assert EmbedkitEmbedding(path, truncate_dim=5).dimension == 5
     with pytest.raises(InputError, match="expected one model"):
-        EmbedkitEmbedding(path, model_name="tiny-sct")
+        EmbedkitEmbedding(path, model_name="tiny")
 
 
 @pytest.mark.parametrize(("argument", "near"), [("truncate_dims", "truncate_dim"), ("model_names", "model_name")])

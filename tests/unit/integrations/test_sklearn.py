@@ -21,8 +21,8 @@ LABELS = [0, 1, 0, 1, 0, 1]
 
 
 def test_features_are_the_embeddings():
-    rows = TextEmbedder("tiny-sct", threads=1).fit_transform(TEXTS)
-    assert np.array_equal(rows, Encoder.load("tiny-sct", threads=1).encode(TEXTS))
+    rows = TextEmbedder("tiny", threads=1).fit_transform(TEXTS)
+    assert np.array_equal(rows, Encoder.load("tiny", threads=1).encode(TEXTS))
 
 
 def test_settings_reach_the_encoder():
@@ -76,4 +76,4 @@ def test_the_cache_of_a_pipeline_distinguishes_models_of_one_path(write_toy_bund
 def test_an_embedder_whose_model_is_elsewhere_can_be_pickled(tmp_path):
     embedder = pickle.loads(pickle.dumps(TextEmbedder(str(tmp_path / "none.onnx"))))
     assert embedder.get_params()["model"] == str(tmp_path / "none.onnx")
-    assert TextEmbedder("tiny-sct").dimension == len(TextEmbedder("tiny-sct").get_feature_names_out())
+    assert TextEmbedder("tiny").dimension == len(TextEmbedder("tiny").get_feature_names_out())

@@ -288,13 +288,13 @@ def test_static_products_are_smoothed_where_the_exporter_smooths(make_encoder: M
 
 
 def test_the_bundle_of_the_package_is_read() -> None:
-    path = Path(bert_reader.__file__).parents[1] / "bundled" / "tiny-sct.onnx"
+    path = Path(bert_reader.__file__).parents[1] / "bundled" / "tiny.onnx"
     model = path.read_bytes()
 
     graph = read_bert(model)
 
     assert graph is not None
-    assert (graph.words.size, graph.hidden, graph.dimension, len(graph.layers)) == (30522, 128, 384, 2)
+    assert (graph.words.size, graph.hidden, graph.dimension, len(graph.layers)) == (26000, 192, 384, 2)
     assert np.shares_memory(graph.words.values, np.frombuffer(model, dtype=np.uint8))
     ids, mask = np.array([[101, 2023, 2003, 102], [101, 3899, 102, 0]]), np.array([[1, 1, 1, 1], [1, 1, 1, 0]])
     expected = Session(model, outputs=["sentence_embedding"], threads=1).run(TokenBatch(ids, mask))

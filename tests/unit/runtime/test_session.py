@@ -220,7 +220,7 @@ def test_a_missing_or_damaged_onnx_runtime_is_one_sentence(tmp_path: Path, conte
         f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
         "from embedkit.errors import MissingExtraError\n"
         "from embedkit import Encoder\n"
-        "try:\n    Encoder.load('tiny-sct', providers=['CPUExecutionProvider'])\n"
+        "try:\n    Encoder.load('tiny', providers=['CPUExecutionProvider'])\n"
         "except MissingExtraError as error:\n    print(error)\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
@@ -231,7 +231,7 @@ def test_a_missing_or_damaged_onnx_runtime_is_one_sentence(tmp_path: Path, conte
 
 def test_onnx_runtime_stores_no_telemetry(tmp_path):
     environment = {name: value for name, value in os.environ.items() if name != "ORT_DISABLE_TELEMETRY"}
-    script = "from embedkit import Encoder; Encoder.load('tiny-sct').encode(['a'])"
+    script = "from embedkit import Encoder; Encoder.load('tiny').encode(['a'])"
     homes = {"HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path)}
     subprocess.run([sys.executable, "-c", script], env=environment | homes, check=True)
     assert not list(tmp_path.iterdir())

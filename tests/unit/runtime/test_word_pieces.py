@@ -86,7 +86,7 @@ class Both:
 
 @pytest.fixture(scope="module")
 def real() -> Both:
-    bundle = read_bundle(find_model("tiny-sct"))
+    bundle = read_bundle(find_model("tiny"))
     return Both(bundle.tokenizer_json, 32)
 
 

@@ -232,8 +232,8 @@ def test_an_interrupted_run_resumes_to_the_same_bytes(
 
 
 def test_several_processes_write_the_same_bytes(pages: Path, tmp_path: Path) -> None:
-    BulkEncoding.prepare(pages, tmp_path / "one", model="tiny-sct", rows_per_shard=10).run()
-    assert BulkEncoding.prepare(pages, tmp_path / "two", model="tiny-sct", rows_per_shard=10).run(workers=2) == 28
+    BulkEncoding.prepare(pages, tmp_path / "one", model="tiny", rows_per_shard=10).run()
+    assert BulkEncoding.prepare(pages, tmp_path / "two", model="tiny", rows_per_shard=10).run(workers=2) == 28
     assert digests(tmp_path / "two") == digests(tmp_path / "one")
 
 

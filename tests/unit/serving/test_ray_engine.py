@@ -60,7 +60,7 @@ def digests(folder: Path) -> dict[str, str]:
 def test_an_engine_finishes_what_another_began_with_the_same_bytes(pages: Path, tmp_path: Path) -> None:
     """With the bundled int8 model, whose rows do depend on their batch."""
     bars = ray_data.DataContext.get_current().enable_progress_bars
-    encoding = BulkEncoding.prepare(pages, tmp_path / "out", model="tiny-sct", rows_per_shard=13, threads=1)
+    encoding = BulkEncoding.prepare(pages, tmp_path / "out", model="tiny", rows_per_shard=13, threads=1)
     assert encoding.run() == 60
     whole = digests(tmp_path / "out")
     assert len(whole) == 6
@@ -98,14 +98,14 @@ def test_a_failure_of_ray_is_reported_as_such() -> None:
 @pytest.mark.release  # starts a cluster of its own; test_bulk.py in cli/ kills runs without Ray
 def test_a_killed_run_resumes_to_the_same_bytes(pages: Path, tmp_path: Path) -> None:
     """The driver is killed with its own small cluster; both end, and no shard is incomplete."""
-    BulkEncoding.prepare(pages, tmp_path / "whole", model="tiny-sct", rows_per_shard=1, threads=1).run()
+    BulkEncoding.prepare(pages, tmp_path / "whole", model="tiny", rows_per_shard=1, threads=1).run()
     command = [
         sys.executable,
         "-m",
         "embedkit",
         "encode",
         "-m",
-        "tiny-sct",
+        "tiny",
         str(pages),
         "-o",
         str(tmp_path / "out"),
@@ -119,7 +119,7 @@ def test_a_killed_run_resumes_to_the_same_bytes(pages: Path, tmp_path: Path) -> 
     run.kill()
     run.wait()
     assert 3 <= len(list((tmp_path / "out").glob("shard-*"))) < 60
-    encoding = BulkEncoding.prepare(pages, tmp_path / "out", model="tiny-sct", rows_per_shard=1, threads=1)
+    encoding = BulkEncoding.prepare(pages, tmp_path / "out", model="tiny", rows_per_shard=1, threads=1)
     assert 0 < encoding.cost().rows < 60
     encoding.run()
     assert digests(tmp_path / "out") == digests(tmp_path / "whole")

@@ -177,7 +177,7 @@ def test_no_answer_is_lost_or_swapped(serve, invariant_encoder):
 
 def test_the_bundled_model_stays_within_its_gate(serve):
     """The other texts of a batch change an embedding, by about the difference that the bundle states."""
-    encoder = Encoder.load("tiny-sct", threads=1)
+    encoder = Encoder.load("tiny", threads=1)
     stated = encoder.manifest.gates["batch_invariance"]["largest_difference"]
     texts = [f"{'word ' * (n % 23)}number {n}" for n in range(64)]
     with serve(encoder=encoder) as url, ThreadPoolExecutor(16) as pool:
