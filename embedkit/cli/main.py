@@ -43,6 +43,7 @@ COMMANDS = {
     "export": Command("embedkit.cli.export", extra="export"),
     "distill-static": Command("embedkit.cli.distill_static", extra="export"),
     "push": Command("embedkit.cli.push", extra="export"),
+    "models": Command("embedkit.cli.models"),
     "inspect": Command("embedkit.cli.inspect"),
     "encode": Command("embedkit.cli.encode"),
     "evaluate": Command("embedkit.cli.evaluate", extra="export"),

@@ -23,7 +23,7 @@ from embedkit.errors import FingerprintError, InputError, ModelNotFoundError
 from embedkit.protocols import FloatArray, TextEncoder
 from embedkit.runtime.arguments import shown
 from embedkit.runtime.encoder import Encoder
-from embedkit.runtime.location import bundled_names
+from embedkit.runtime.location import is_at_hand
 from embedkit.runtime.numerics import numerics_of
 from embedkit.serving.retrieval.document_store import DocumentStore
 from embedkit.serving.retrieval.embedding import embed_texts
@@ -165,7 +165,7 @@ def recorded_model(about: Recorded) -> Encoder:
         ModelNotFoundError: the model is at none of these places.
     """
     for source in filter(None, (about.source, about.model)):
-        if Path(source).exists() or source in bundled_names():
+        if is_at_hand(source):
             return Encoder.load(source)
     raise ModelNotFoundError(
         f"the collection was built with {about.model}, from {about.source}, which is not on this machine; "

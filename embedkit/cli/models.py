@@ -1,0 +1,73 @@
+"""`embedkit models`: embedkit's own models, with size, time, quality, licence, and where they are."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from embedkit.runtime.published import PublishedModel
+
+__all__ = ["EXAMPLES", "HELP", "configure", "run"]
+
+HELP = "list embedkit's own models with size, time, quality and licence"
+EXAMPLES = """
+embedkit models
+embedkit models --fetch mini
+"""
+
+_FIGURES = ("µs a title", "STS", "SciFact", "re-ranking")
+_FOOTNOTE = """
+STS: mean Spearman correlation x 100 of six sets; SciFact: nDCG@10 x 100; re-ranking: mean MAP x 100 of three sets;
+time: one thread. Models that are not here are fetched when they are first loaded. Others with an ONNX file on the
+hub load by their names, too, for instance all-MiniLM-L6-v2 or BAAI/bge-small-en-v1.5.
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument(
+        "--fetch", metavar="NAME", action="append", default=[], help="fetch a model now; may be repeated"
+    )
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Fetch models if asked to, and print the table."""
+    from embedkit.errors import ModelNotFoundError
+    from embedkit.runtime.published import published_models
+
+    models = published_models()
+    for name in arguments.fetch:
+        if name not in models:
+            raise ModelNotFoundError(f"embedkit has no model {name!r}; its models are {', '.join(models)}")
+        models[name].find()
+    if arguments.json:
+        print(json.dumps([dataclasses.asdict(model) | {"path": _path(model)} for model in models.values()]))
+    else:
+        print(_table(list(models.values())))
+        print(_FOOTNOTE.rstrip())
+
+
+def _path(model: PublishedModel) -> str | None:
+    return None if model.path is None else str(model.path)
+
+
+def _table(models: list[PublishedModel]) -> str:
+    from embedkit.evaluation.tables import Table
+
+    header = ["name", "what", "languages", "licence", "here", "MB", *_FIGURES]
+    rows = [
+        [
+            model.name,
+            model.about,
+            model.languages,
+            model.licence,
+            "no" if model.path is None else "yes",
+            f"{model.size_bytes / 1e6:.1f}",
+            *(f"{model.figures[name]:g}" if name in model.figures else "" for name in _FIGURES),
+        ]
+        for model in models
+    ]
+    return Table("", header, rows, words=5).to_text()

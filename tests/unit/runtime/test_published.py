@@ -1,0 +1,207 @@
+"""embedkit's own models: listed as they are, fetched once from a folder, an address or the hub, and checked."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import http.server
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from embedkit import Encoder
+from embedkit.errors import ModelNotFoundError
+from embedkit.runtime.published import PLACE, PublishedModel, published_models
+
+ROOT = Path(__file__).parents[3]
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.fixture
+def model(toy_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PublishedModel:
+    """A published model that is nowhere on this machine but in the folder of ``toy_bundle``."""
+    content = toy_bundle.read_bytes()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv(PLACE, raising=False)
+    found = PublishedModel(
+        name="toy", kind="encoder", about="", languages="English", licence="MIT", dimension=16, max_length=64,
+        size_bytes=len(content), sha256=hashlib.sha256(content).hexdigest(), figures={},
+    )  # fmt: skip
+    monkeypatch.setattr("embedkit.runtime.location.published_models", lambda: {"toy": found})
+    return found
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    """Speaks the hub's protocol, and serves plain files too."""
+
+    folder: Path
+    asked: list[str]
+
+    def do_HEAD(self) -> None:
+        self._answer(body=False)
+
+    def do_GET(self) -> None:
+        self._answer(body=True)
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+    def _answer(self, *, body: bool) -> None:
+        self.asked.append(f"{self.command} {self.path}")
+        name = self.path.rpartition("/")[2]
+        if "/api/models/" in self.path:
+            return self._send(json.dumps(self._listing()).encode(), body=body)
+        file = self.folder / ("toy.onnx" if name == "model.onnx" else name)
+        if not file.is_file():
+            self.send_error(404)
+            return None
+        return self._send(file.read_bytes(), body=body)
+
+    def _listing(self) -> Any:
+        names = ["config.json", "tokenizer.json", "onnx/model.onnx", "onnx/model_fp16.onnx"]
+        if "/tree/" in self.path:
+            return [{"type": "file", "path": name, "size": 2, "oid": "0"} for name in names]
+        return {"id": "org/toy", "sha": COMMIT, "siblings": [{"rfilename": name} for name in names]}
+
+    def _send(self, content: bytes, *, body: bool) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(content)))
+        self.send_header("ETag", f'"{hashlib.sha256(content).hexdigest()}"')
+        self.send_header("X-Repo-Commit", COMMIT)
+        self.end_headers()
+        if body:
+            self.wfile.write(content)
+
+
+@pytest.fixture
+def served(toy_bundle: Path, tmp_path: Path) -> Iterator[tuple[str, list[str], Path]]:
+    """Address of a server that speaks the hub's protocol and serves plain files too; its requests; its folder."""
+    folder, asked = tmp_path / "served", []
+    folder.mkdir()
+    (folder / "toy.onnx").write_bytes(toy_bundle.read_bytes())
+
+    handler = type("Here", (Handler,), {"folder": folder, "asked": asked})
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}", asked, folder
+    server.shutdown()
+    server.server_close()
+
+
+def test_the_list_describes_the_files_of_the_checkout() -> None:
+    listed = published_models()
+    files = [*(ROOT / "embedkit" / "bundled").glob("*.onnx"), *(ROOT / "models").glob("*.onnx")]
+    assert {path.stem for path in files} == set(listed)
+    for path in files:
+        content = path.read_bytes()
+        assert (len(content), hashlib.sha256(content).hexdigest()) == (
+            listed[path.stem].size_bytes, listed[path.stem].sha256
+        )  # fmt: skip
+
+
+def test_a_folder_of_the_environment_is_used_in_place(
+    model: PublishedModel, toy_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "mirror"
+    folder.mkdir()
+    monkeypatch.setenv(PLACE, str(folder))
+    with pytest.raises(ModelNotFoundError, match=r"EMBEDKIT_MODELS is .*mirror, where there is no toy\.onnx"):
+        model.find()
+    (folder / "toy.onnx").write_bytes(toy_bundle.read_bytes())
+    assert model.find() == folder / "toy.onnx"
+    assert Encoder.load("toy").dimension == Encoder.load(toy_bundle).dimension
+    (folder / "toy.onnx").write_bytes(b"another file")
+    with pytest.raises(ModelNotFoundError, match=r"not the toy of this version of embedkit: its SHA-256 differs"):
+        model.find()
+
+
+def test_an_address_is_asked_once(
+    model: PublishedModel, served: tuple[str, list[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address, asked, _ = served
+    monkeypatch.setenv(PLACE, f"{address}/models/")
+    assert Encoder.load("toy").fingerprint == Encoder.load("toy").fingerprint
+    assert asked == ["GET /models/toy.onnx"]
+    assert model.path is not None
+    assert Encoder.load("toy.onnx")  # also by the name of its file, now that it is here
+
+
+def test_another_file_is_refused_and_not_kept(
+    model: PublishedModel, served: tuple[str, list[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address, _, folder = served
+    monkeypatch.setenv(PLACE, address)
+    (folder / "toy.onnx").write_bytes(b"x" * model.size_bytes)
+    with pytest.raises(ModelNotFoundError, match="its SHA-256 differs"):
+        model.find()
+    assert model.path is None
+    with pytest.raises(ModelNotFoundError, match=r"other cannot be fetched from http.*404"):
+        dataclasses.replace(model, name="other").find()
+
+
+@pytest.mark.parametrize(
+    ("place", "message"), [("http://127.0.0.1:9", "cannot be fetched"), ("ftp://x", "neither")]
+)
+def test_an_address_that_gives_nothing_is_named(
+    model: PublishedModel, place: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(PLACE, place)
+    with pytest.raises(ModelNotFoundError, match=message):
+        model.find()
+
+
+def test_a_name_like_a_file_is_never_fetched(
+    model: PublishedModel, served: tuple[str, list[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address, asked, _ = served
+    monkeypatch.setenv(PLACE, address)
+    for source in ("toy.onnx", Path("toy")):
+        with pytest.raises(ModelNotFoundError, match="there is no file or folder toy"):
+            Encoder.load(source)
+    assert asked == []
+
+
+SCRIPT = """
+import sys
+from embedkit.runtime import location, published
+published._CHECKOUT = published._CHECKOUT / "none"
+model = published.PublishedModel(
+    name="toy", kind="encoder", about="", languages="", licence="", dimension=16, max_length=64,
+    size_bytes=int(sys.argv[1]), sha256=sys.argv[2], figures={},
+)
+location.published_models = lambda: {"toy": model}
+print(location.find_model("toy"))
+location._KNOWN = {"known": "org/toy"}
+print(location.find_model("known"))
+"""
+
+
+def test_the_hub_is_asked_once_for_own_and_known_models(
+    model: PublishedModel, served: tuple[str, list[str], Path], tmp_path: Path
+) -> None:
+    address, asked, folder = served
+    for name in ("config.json", "tokenizer.json", "model_fp16.onnx"):
+        (folder / name).write_text("{}")
+    environment = {
+        **{name: value for name, value in os.environ.items() if not name.startswith("HF_")},
+        "HF_ENDPOINT": address, "HF_HOME": str(tmp_path / "hub"), "HF_HUB_DISABLE_XET": "1",
+    }  # fmt: skip
+    command = [sys.executable, "-c", SCRIPT, str(model.size_bytes), model.sha256]
+    first = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert first.returncode == 0, first.stderr
+    own, known = map(Path, first.stdout.split())
+    assert own == model.path
+    assert {path.relative_to(known).as_posix() for path in known.rglob("*") if path.is_file()} == {
+        "config.json", "tokenizer.json", "onnx/model.onnx"
+    }  # fmt: skip
+    asked.clear()
+    again = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert again.stdout == first.stdout, again.stderr
+    assert asked == []
