@@ -109,7 +109,7 @@ def test_a_report_with_the_quality_of_a_task(toy_bundle, texts, pairs, tmp_path,
     assert sorted(path.name for path in page.parent.iterdir()) == ["speed.html", "speed.json", "speed.md"]
     (evaluation,) = json.loads(page.with_suffix(".json").read_text())["evaluations"]
     assert evaluation["results"][0]["value"] == pytest.approx(1)
-    assert "Quality and cost" in page.read_text()
+    assert "Quality, times 100" in page.read_text()
     capsys.readouterr()
 
 
