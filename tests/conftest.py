@@ -333,7 +333,7 @@ def bundled_cross(toy_cross_bundle: Path, tmp_path: Path, monkeypatch: pytest.Mo
     folder = tmp_path / "bundled"
     folder.mkdir()
     shutil.copy(toy_cross_bundle, folder / "toy-cross.onnx")
-    monkeypatch.setattr(location, "_BUNDLED", folder)
+    monkeypatch.setattr(location, "BUNDLED", folder)
     return "toy-cross"
 
 

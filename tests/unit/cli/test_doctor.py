@@ -34,7 +34,7 @@ def distributions(monkeypatch):
 @pytest.fixture
 def bundled(monkeypatch, tmp_path):
     """Return a folder that replaces that of the bundled models."""
-    monkeypatch.setattr(location, "_BUNDLED", tmp_path)
+    monkeypatch.setattr(location, "BUNDLED", tmp_path)
     return tmp_path
 
 
