@@ -116,9 +116,9 @@ class TestCachedVectors:
 class TestAligned:
     @pytest.fixture
     def corpus(self, tmp_path):
-        """Rows 0, 2 and 5 of six: the others are empty or duplicates."""
+        """Rows 0, 2 and 5 of six: the others are duplicates. A blank line is no row."""
         path = tmp_path / "texts.txt"
-        path.write_text("one\n\ntwo\none\ntwo\nthree\n")
+        path.write_text("one\none\n\ntwo\none\ntwo\nthree\n")
         return Corpus.prepare([SourceConfig(path=str(path))], tmp_path)
 
     def vectors(self, *shape):
