@@ -26,7 +26,7 @@ import numpy as np
 
 from embedkit import Collection, CrossEncoder, Encoder
 from embedkit.evaluation.pool import EmbeddingPool, PairPool
-from embedkit.evaluation.reranking import RerankingSet, average_precisions, load_lists, stable
+from embedkit.evaluation.reranking import RerankingSet, average_precisions, load_lists, merged
 from embedkit.evaluation.retrieval import Judged, Ranking, RetrievalSet, load_retrieval, ndcg
 from embedkit.progress import Progress
 from embedkit.protocols import FloatArray
@@ -127,11 +127,11 @@ def measure(query: Judged, ids: Iterable[str]) -> float:
 def rank(task: RerankingSet, encoder: Encoder, rerankers: Sequence[CrossEncoder]) -> dict[str, float]:
     """Return the MAP of each model on given candidates."""
     pool = EmbeddingPool(encoder, task.texts(), label=task.name)
-    figures = {encoder.name: float(average_precisions(pool, task.queries, stable).mean())}
+    figures = {encoder.name: float(average_precisions(pool, task.queries, merged).mean())}
     for model in rerankers:
         with Progress(f"{task.name}, {model.name}", None, unit="pairs") as bar:
             pairs = PairPool(model, bar)
-            figures[model.name] = float(average_precisions(pairs, task.queries, stable).mean())
+            figures[model.name] = float(average_precisions(pairs, task.queries, merged).mean())
     return figures
 
 

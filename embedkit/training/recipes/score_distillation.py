@@ -18,7 +18,7 @@ import numpy as np
 from embedkit.config import setting
 from embedkit.errors import ConfigError
 from embedkit.evaluation.pool import PairPool
-from embedkit.evaluation.reranking import average_precisions, load_lists, stable
+from embedkit.evaluation.reranking import average_precisions, load_lists, merged
 from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.sizes import SIZES, Size
 from embedkit.modeling.teacher_layers import cross_from_layers
@@ -240,7 +240,7 @@ def ranking_evaluation(
         scorer = TorchCrossEncoder(student)
         with Progress("evaluate", None, unit="pairs", enabled=False) as bar:
             pool = PairPool(scorer, bar)
-            maps = {each.name: float(average_precisions(pool, each.queries, stable).mean()) for each in sets}
+            maps = {each.name: float(average_precisions(pool, each.queries, merged).mean()) for each in sets}
         return {"dev": float(np.mean(list(maps.values())))} | maps
 
     return evaluate

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import json
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +26,7 @@ from embedkit.training.recipes.score_distillation import (
     PairGroups,
     ScoreDistillationConfig,
     load_pair_teachers,
+    ranking_evaluation,
 )
 
 RECIPES = Path(__file__).parents[4] / "recipes"
@@ -211,6 +213,17 @@ def test_the_plan_counts_groups_of_queries(recipe, corpora):
     recipe["optim"]["epochs"] = 3
 
     assert plan(resolve(recipe)) == Plan(3 * (len(QUERIES) * 2 // 8), 0)
+
+
+def test_a_collapsed_student_gets_no_credit_for_the_order_of_the_candidates(recipe, tmp_path):
+    """Files list relevant passages first, and a student that scores all alike must not gain by it."""
+    row = {"query": "the cat", "positive": ["the cat"], "negative": ["a", "b", "c"]}
+    (tmp_path / "dev.jsonl").write_text(json.dumps(row))
+    student = PairEncoder.load(recipe["teacher"]["source"])
+    with torch.no_grad():
+        student.network.classifier.weight.zero_()
+    evaluate = ranking_evaluation(resolve(recipe), (str(tmp_path / "dev.jsonl"),), student)
+    assert evaluate()["dev"] == pytest.approx(1 / 4)
 
 
 def test_the_recipes_of_rerankers_share_their_pairs():
