@@ -32,6 +32,7 @@ from embedkit.runtime.packing import Packing, Precision, unit_rows
 from embedkit.runtime.pool import EncoderPool
 from embedkit.runtime.ranges import Ranges
 from embedkit.runtime.sentence_transformers import FolderModel, pool
+from embedkit.runtime.token_ids import TokenIds
 from embedkit.runtime.token_spans import TokenSpan, TokenSpans
 from embedkit.runtime.tokenization import TokenBatch, Tokenizer, Tokens
 from embedkit.runtime.windows import Span, find_windows
@@ -257,9 +258,9 @@ class Encoder(Model[Tokenizer]):
             texts: N texts.
 
         Raises:
-            InputError: as :meth:`encode`.
+            InputError: an item is not a text.
         """
-        return self._unknown_share(self._tokenizer.tokenize(texts))
+        return self._unknown_share(self._tokenizer.tokenize(check_texts(check_iterable(texts), "texts")))
 
     def token_spans(
         self, texts: Sequence[str], *, special_tokens: bool = True, prompt_name: str | None = None
@@ -524,9 +525,12 @@ class Encoder(Model[Tokenizer]):
 
     def _tell_unknown(self, tokens: Tokens) -> None:
         """Log one line, once for each encoder, if the model cannot read most of these texts."""
-        if self._told_unknown or self._tokenizer.unknown_id is None:
+        unknown = self._tokenizer.unknown_id
+        if self._told_unknown or unknown is None:
             return
-        share = float(self._unknown_share(tokens).mean()) if len(tokens.ids) else 0.0
+        if np.count_nonzero(TokenIds.of(tokens.ids).flat == unknown) <= _MOSTLY * len(tokens.ids):
+            return  # too few for a mean share above this, and quickly counted
+        share = float(self._unknown_share(tokens).mean())
         if share > _MOSTLY:
             self._told_unknown = True
             logger.warning(

@@ -108,7 +108,7 @@ def test_holds_every_module_and_nothing_else(wheel):
     bundled = (ROOT / "embedkit" / "bundled").glob("*")
     page = (path for path in (ROOT / "embedkit" / "serving" / "http" / "page").glob("*") if path.is_file())
     modules = (path for pattern in ("*.py", "*.pyi") for path in (ROOT / "embedkit").rglob(pattern))
-    tables = (ROOT / "embedkit" / "cli").glob("*.json")
+    tables = (path for folder in ("cli", "runtime") for path in (ROOT / "embedkit" / folder).glob("*.json"))
     expected = [*modules, *tables, ROOT / "embedkit" / "py.typed", *bundled, *page]
     files = {path.relative_to(ROOT).as_posix() for path in expected if path.is_file()}
     assert inside == files | {f"embedkit/{name}" for name in BUNDLE}

@@ -165,7 +165,7 @@ def test_no_queries(index):
 
 
 def test_refuses_impossible_settings(index):
-    with pytest.raises(InputError, match="at least 1"):
+    with pytest.raises(InputError, match="whole number from 1 up"):
         index.search(QUERIES, 0)
     with pytest.raises(InputError, match="width 32"):
         index.search(QUERIES[:, :-1], 3)

@@ -316,6 +316,7 @@ ROWS = {
     "embedkit.Encoder.tokenize": encoder_row(
         "tokenize", TEXTS_GIVEN, role=kind("query", "None"), prompt_name=ENCODE["prompt_name"]
     ),
+    "embedkit.Encoder.unknown_share": encoder_row("unknown_share", TEXTS_GIVEN),
     "embedkit.Encoder.token_spans": encoder_row(
         "token_spans", TEXTS_GIVEN, special_tokens=FLAG, prompt_name=ENCODE["prompt_name"]
     ),

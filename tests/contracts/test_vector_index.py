@@ -141,7 +141,7 @@ def test_refuses_malformed_queries(index_kind, queries, message):
 
 @pytest.mark.parametrize("k", [0, -1])
 def test_refuses_a_k_of_zero(index_kind, k):
-    with pytest.raises(InputError, match="at least 1"):
+    with pytest.raises(InputError, match="whole number from 1 up"):
         index_kind.build(unit_rows(5)).search(unit_rows(1), k)
 
 

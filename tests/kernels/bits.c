@@ -201,6 +201,7 @@ static uint64_t run_on(const Target *target, const Shape *shape, bool is_shared)
     int32_t starts[TEXTS + 1] = {0}, ids[TEXTS * PLACES], types[TEXTS * PLACES];
     Net net;
     draw_net(&net, shape, target->panel);
+    net.skipped = -1;
     for (int t = 0; t < TEXTS; t++) starts[t + 1] = starts[t] + lengths[t];
     for (int i = 0; i < starts[TEXTS]; i++) {
         ids[i] = (int32_t)(draw() % WORDS);

@@ -52,7 +52,7 @@ def test_the_cost_is_logged_first_and_the_result_last(
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--processes", "0"], "processes must be"),
+        (["--processes", "0"], "workers must be"),
         (["-o", "out.npy", "--engine", "ray"], "--engine is for an output folder, not for out.npy"),
         (["-o", "out.npy", "--keep", "key"], "--keep is for an output folder"),
     ],

@@ -197,7 +197,7 @@ def test_the_fingerprint_covers_what_decides_the_embeddings(folder: Path, toy_we
 
 
 def test_a_downloaded_model_is_named_by_its_id(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    hub = SimpleNamespace(snapshot_download=lambda repo_id, allow_patterns: str(folder))
+    hub = SimpleNamespace(snapshot_download=lambda repo_id, allow_patterns, **_: str(folder))
     monkeypatch.setattr(location, "require", lambda module, extra: hub)
     assert Encoder.load("org/all-toy").name == "org/all-toy"
 

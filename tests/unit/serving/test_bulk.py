@@ -439,7 +439,7 @@ def test_engines_are_selected_by_name(toy_bundle: Path, pages: Path, tmp_path: P
     encoding = BulkEncoding.prepare(pages, tmp_path / "out", model=toy_bundle)
     with pytest.raises(InputError, match="there is no engine 'spark'; the engines are local, ray"):
         encoding.run(engine="spark")
-    with pytest.raises(InputError, match="processes must be"):
+    with pytest.raises(InputError, match="workers must be"):
         encoding.run(workers=0)
     monkeypatch.setitem(engines.ENGINES, "ray", ("no_such_package", "ray"))
     with pytest.raises(MissingExtraError, match=r"no_such_package is not installed.*embedkit-onnx\[ray\]"):

@@ -182,7 +182,7 @@ def test_queries_are_strings(collection, query):
 
 
 def test_k_is_at_least_one(collection):
-    with pytest.raises(InputError, match="at least 1"):
+    with pytest.raises(InputError, match="whole number from 1 up"):
         collection.search("a", k=0)
 
 

@@ -123,7 +123,7 @@ def test_everything_can_be_deleted_and_added_again(collection, encoder):
 @pytest.mark.parametrize("ids", [[3], [None], [b"a"]])
 def test_ids_are_strings(collection, ids):
     for call in (collection.delete, collection.get):
-        with pytest.raises(InputError, match="strings as ids"):
+        with pytest.raises(InputError, match="texts as ids"):
             call(ids)
 
 
