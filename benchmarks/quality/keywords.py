@@ -19,7 +19,7 @@ _DEPTH = 100
 
 def keyword_ndcg(retrieval: RetrievalSet) -> float:
     """Return nDCG@10 of keyword search, in [0, 1]."""
-    documents = [{"id": key, "text": text} for key, text in retrieval.documents.items()]
+    documents = [{"id": key, "text": text} for key, text in retrieval.documents.items() if text.strip()]
     gains = []
     with tempfile.TemporaryDirectory() as folder:
         encoder = Encoder.load("tiny")  # a collection has embeddings, too; they are not used

@@ -52,7 +52,7 @@ def models(quality: Mapping[str, Any], times: Mapping[str, Any]) -> Iterator[dic
         manifest, content = bundle.manifest, path.read_bytes()
         measured = next((row for row in quality.values() if row.get("fingerprint") == bundle.fingerprint), {})
         figures = {label: round(measured[column], 2) for label, column in QUALITY.items() if column in measured}
-        label = f"{manifest.name}, {manifest.precision}"
+        label = f"{name}, {manifest.precision}"
         if label in times and measured and quality.get(label) is measured:
             figures["µs a title"] = round(times[label]["titles"])
         yield {

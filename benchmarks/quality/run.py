@@ -115,7 +115,7 @@ def _load(source: str) -> tuple[str, TextEncoder]:
         model = TorchEncoder(SentenceEncoder.load(source))
         return f"{model.name}, fp32 (torch)", model
     encoder = Encoder.load(source)
-    return f"{encoder.name}, {encoder.manifest.precision}", encoder
+    return f"{Path(source).stem}, {encoder.manifest.precision}", encoder
 
 
 def figures(evaluations: Sequence[Evaluation]) -> dict[str, float]:

@@ -34,6 +34,7 @@ COPIES = {
     "cards/mini.md": "models/mini.md",
     "cards/small.md": "models/small.md",
     "cards/static.md": "models/static.md",
+    "cards/tiny-minilm.md": "models/tiny-minilm.md",
     "assets/frontier.svg": "benchmarks/frontier/frontier.svg",
     "assets/methods.svg": "benchmarks/methods/results.svg",
 }
