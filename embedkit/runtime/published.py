@@ -12,8 +12,6 @@ import functools
 import hashlib
 import json
 import os
-import urllib.error
-import urllib.request
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -114,6 +112,9 @@ class PublishedModel:
         return Path(place).expanduser() / self._file if place and "://" not in place else None
 
     def _download(self, url: str) -> None:
+        import urllib.error  # noqa: PLC0415 - these two take 25 ms to import
+        import urllib.request  # noqa: PLC0415
+
         if not url.startswith(("https://", "http://")):
             raise ModelNotFoundError(f"{PLACE} is neither a folder nor an http(s):// address: {url}")
         self._cached.parent.mkdir(parents=True, exist_ok=True)

@@ -8,7 +8,7 @@ import logging
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from embedkit.errors import FingerprintError, InputError, ModelNotFoundError
 from embedkit.protocols import FloatArray, TextEncoder
@@ -22,8 +22,6 @@ from embedkit.runtime.arguments import (
     check_texts,
     check_whole,
 )
-from embedkit.runtime.cross_encoder import CrossEncoder
-from embedkit.runtime.encoder import Encoder
 from embedkit.runtime.numerics import warn_of_mixture
 from embedkit.serving.retrieval.documents import Columns, Document, DocumentSource
 from embedkit.serving.retrieval.embedding import embed_queries
@@ -53,6 +51,10 @@ from embedkit.serving.retrieval.search import (
 )
 from embedkit.serving.retrieval.sources import EmbeddingSource, Source, read_source
 from embedkit.serving.retrieval.store import MANIFEST, Plan, Store, Upserted, store_class
+
+if TYPE_CHECKING:
+    from embedkit.runtime.cross_encoder import CrossEncoder
+    from embedkit.runtime.encoder import Encoder
 
 __all__ = ["Collection", "is_collection", "read_documents_and_embeddings"]
 
@@ -598,6 +600,8 @@ class Collection:
             return checked_reranker(given)
         name = os.fspath(given)
         if name not in self._rerankers:
+            from embedkit.runtime.cross_encoder import CrossEncoder  # noqa: PLC0415 - imports stay quick
+
             self._rerankers[name] = CrossEncoder.load(name)
         return self._rerankers[name]
 

@@ -15,18 +15,19 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
 
 from embedkit.errors import FingerprintError, InputError, ModelNotFoundError
 from embedkit.protocols import FloatArray, TextEncoder
 from embedkit.runtime.arguments import shown
-from embedkit.runtime.encoder import Encoder
-from embedkit.runtime.location import is_at_hand
 from embedkit.runtime.numerics import numerics_of
 from embedkit.serving.retrieval.document_store import DocumentStore
 from embedkit.serving.retrieval.embedding import embed_texts
+
+if TYPE_CHECKING:
+    from embedkit.runtime.encoder import Encoder
 
 __all__ = [
     "LEAST_AGREEMENT",
@@ -136,6 +137,8 @@ def loaded(encoder: TextEncoder | str | os.PathLike[str], name: str) -> TextEnco
         ModelNotFoundError, BundleError, ModelError: it cannot be loaded.
     """
     if isinstance(encoder, (str, os.PathLike)):
+        from embedkit.runtime.encoder import Encoder  # noqa: PLC0415 - imports stay quick
+
         return Encoder.load(encoder)
     if not isinstance(encoder, TextEncoder) or isinstance(encoder, type):
         raise InputError(f"{name} must be an encoder, or the name or path of one, not {shown(encoder)}")
@@ -164,6 +167,9 @@ def recorded_model(about: Recorded) -> Encoder:
     Raises:
         ModelNotFoundError: the model is at none of these places.
     """
+    from embedkit.runtime.encoder import Encoder  # noqa: PLC0415 - imports stay quick
+    from embedkit.runtime.location import is_at_hand  # noqa: PLC0415
+
     for source in filter(None, (about.source, about.model)):
         if is_at_hand(source):
             return Encoder.load(source)
