@@ -123,9 +123,17 @@ assert -1.0 <= evaluate_pairs(Encoder.load({str(toy_bundle)!r}), pairs) <= 1.0
     assert not loaded_by(script) & HEAVY
 
 
+# Where a collection loads a model that it was given by name, and where a model is fetched from an address.
+LOAD_MODELS = [
+    PACKAGE / "runtime" / "published.py",
+    PACKAGE / "serving" / "retrieval" / "collection.py",
+    PACKAGE / "serving" / "retrieval" / "models.py",
+]
+
+
 def may_import_late(path: Path) -> bool:
-    """Only commands may, for a fast `--help`, and code that may not need ONNX Runtime, which is slow to import."""
-    return path.parent == PACKAGE / "cli" or path in RUN_GRAPHS
+    """Only commands may, for a fast `--help`, and code that may not need what is slow to import."""
+    return path.parent == PACKAGE / "cli" or path in RUN_GRAPHS or path in LOAD_MODELS
 
 
 def test_imports_are_at_the_top():
