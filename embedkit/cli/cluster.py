@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from embedkit.cli.rows import SpooledRows, check_output, configure_input, lines_to
+from embedkit.cli.rows import SpooledRows, check_output, configure_input, lines_to, report
 
 __all__ = ["EXAMPLES", "HELP", "configure", "run"]
 
@@ -109,17 +108,10 @@ def _pairs(arguments: argparse.Namespace, rows: SpooledRows) -> Iterator[dict[st
 def _report(arguments: argparse.Namespace, rows: int, found: int, seconds: float) -> None:
     kind = "pairs" if arguments.pairs else "groups"
     result = {
-        "output": arguments.output and str(arguments.output),
         "rows": rows,
         kind: found,
         "threshold": arguments.threshold,
         "seconds": round(seconds, 3),
     }
-    to_stdout = arguments.output is None
-    if arguments.json and not to_stdout:
-        print(json.dumps(result, indent=2))
-    elif not (to_stdout and arguments.quiet):
-        print(
-            f"{arguments.output or 'found'}: {found:,} {kind} in {rows:,} rows, {seconds:,.1f} s",
-            file=sys.stderr if to_stdout else sys.stdout,
-        )
+    sentence = f"{arguments.output or 'found'}: {found:,} {kind} in {rows:,} rows, {seconds:,.1f} s"
+    report(arguments, result, sentence)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from embedkit.cli.rows import SpooledRows, check_output, configure_input, lines_to, write_rows
+from embedkit.cli.rows import SpooledRows, check_output, configure_input, lines_to, report, write_rows
 
 if TYPE_CHECKING:
     from embedkit.serving.retrieval.similar import Groups
@@ -91,7 +90,6 @@ def _write_removed(rows: SpooledRows, groups: Groups, output: Path) -> None:
 def _report(arguments: argparse.Namespace, groups: Groups, seconds: float) -> None:
     rows, kept, exact = len(groups.representatives), len(groups.kept), int(groups.exact.sum())
     result = {
-        "output": arguments.output and str(arguments.output),
         "rows": rows,
         "kept": kept,
         "exact_duplicates": exact,
@@ -99,12 +97,8 @@ def _report(arguments: argparse.Namespace, groups: Groups, seconds: float) -> No
         "threshold": arguments.threshold,
         "seconds": round(seconds, 3),
     }
-    to_stdout = arguments.output is None
-    if arguments.json and not to_stdout:
-        print(json.dumps(result, indent=2))
-    elif not (to_stdout and arguments.quiet):
-        print(
-            f"{arguments.output or 'kept'}: {kept:,} of {rows:,} rows; removed {exact:,} exact duplicates and "
-            f"{rows - kept - exact:,} with a cosine of at least {arguments.threshold:g}, {seconds:,.1f} s",
-            file=sys.stderr if to_stdout else sys.stdout,
-        )
+    sentence = (
+        f"{arguments.output or 'kept'}: {kept:,} of {rows:,} rows; removed {exact:,} exact duplicates and "
+        f"{rows - kept - exact:,} with a cosine of at least {arguments.threshold:g}, {seconds:,.1f} s"
+    )
+    report(arguments, result, sentence)

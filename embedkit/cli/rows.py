@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from embedkit.serving.retrieval.documents import Document
     from embedkit.serving.retrieval.sources import Source
 
-__all__ = ["SpooledRows", "check_output", "configure_input", "lines_to", "write_rows"]
+__all__ = ["SpooledRows", "check_output", "configure_input", "lines_to", "report", "write_rows"]
 
 logger = logging.getLogger("embedkit")
 
@@ -207,6 +207,21 @@ def lines_to(output: Path | None) -> Iterator[TextIO]:
         sys.stdout.flush()
         with open(sys.stdout.fileno(), "w", encoding="utf-8", newline="", closefd=False) as file:
             yield file
+
+
+def report(arguments: argparse.Namespace, result: Mapping[str, Any], sentence: str) -> None:
+    """Print what was done to standard output, or where the rows go there, to standard error, never as JSON.
+
+    Args:
+        arguments: those of the command, with ``output``.
+        result: figures, for ``--json``; the output is added.
+        sentence: the same for people.
+    """
+    to_stdout = arguments.output is None
+    if arguments.json and not to_stdout:
+        print(json.dumps({"output": str(arguments.output), **result}, indent=2))
+    elif not (to_stdout and arguments.quiet):
+        print(sentence, file=sys.stderr if to_stdout else sys.stdout)
 
 
 def write_rows(rows: SpooledRows, chosen: Iterable[int], output: Path | None, *, as_json: bool) -> None:

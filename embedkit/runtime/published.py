@@ -117,7 +117,6 @@ class PublishedModel:
 
         if not url.startswith(("https://", "http://")):
             raise ModelNotFoundError(f"{PLACE} is neither a folder nor an http(s):// address: {url}")
-        self._cached.parent.mkdir(parents=True, exist_ok=True)
         digest = hashlib.sha256()
         with atomic_file(self._cached) as temporary:
             try:
@@ -148,7 +147,6 @@ class PublishedModel:
                 f"set {PLACE} to a folder or address that has {self._file}"
             ) from error
         self._check(_digest(path), source)
-        self._cached.parent.mkdir(parents=True, exist_ok=True)
         with atomic_file(self._cached) as temporary:
             temporary.write_bytes(path.read_bytes())
 
@@ -173,7 +171,6 @@ def unpack(bundle: Traversable) -> Path:
     content = bundle.read_bytes()
     path = cache_folder("bundled") / hashlib.sha256(content).hexdigest()[:16] / bundle.name
     if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_file(path) as temporary:
             temporary.write_bytes(content)
     return path

@@ -69,20 +69,24 @@ class QueryModel:
     agreement: float
 
 
-class About(Protocol):
-    """A store's metadata of a collection."""
+class Recorded(Protocol):
+    """What a collection records of a model."""
 
     @property
     def model(self) -> str:
-        """Name of the encoder that created the embeddings."""
+        """Name of the model."""
 
     @property
     def source(self) -> str | None:
-        """Where that encoder can be loaded from."""
+        """Where it can be loaded from; None if unknown."""
 
     @property
     def fingerprint(self) -> str:
-        """That encoder's fingerprint, hex SHA-256."""
+        """Its fingerprint, hex SHA-256."""
+
+
+class About(Recorded, Protocol):
+    """A store's metadata of a collection, and of the encoder that created its embeddings."""
 
     @property
     def dimension(self) -> int:
@@ -107,22 +111,6 @@ class About(Protocol):
     @property
     def count(self) -> int:
         """N, number of documents."""
-
-
-class Recorded(Protocol):
-    """What a collection records of a model."""
-
-    @property
-    def model(self) -> str:
-        """Name of the model."""
-
-    @property
-    def source(self) -> str | None:
-        """Where it was."""
-
-    @property
-    def fingerprint(self) -> str:
-        """Its fingerprint."""
 
 
 def loaded(encoder: TextEncoder | str | os.PathLike[str], name: str) -> TextEncoder:
