@@ -20,6 +20,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 from embedkit.cli.main import COMMANDS, command_parser
+from embedkit.runtime.published import PublishedModel, published_models
 
 ROOT = Path(__file__).parents[2]
 
@@ -40,37 +41,56 @@ COPIES = {
 }
 PAGE_OF = {source: page for page, source in COPIES.items()}
 
-# Section of the API reference -> module -> names.
+# Page of the API reference -> title, module, names.
 API = {
-    "Encoding": {"embedkit": ["Encoder", "CrossEncoder"]},
-    "Retrieval": {"embedkit.serving.retrieval": ["Collection", "Document", "Fusion", "Hit", "Hits"]},
-    "Splitting": {"embedkit.serving.retrieval.splitting": ["split_documents"]},
-    "Similar texts": {
-        "embedkit.serving.retrieval.similar": [
-            "similar_pairs",
-            "deduplicate",
-            "cluster",
-            "SimilarPairs",
-            "Groups",
-        ]
-    },
-    "Evaluation": {
-        "embedkit.evaluation.catalogue": ["load_task"],
-        "embedkit.evaluation.tasks": ["evaluate"],
-    },
-    "Integrations": {
-        "embedkit.integrations.sklearn": ["TextEmbedder"],
-        "embedkit.integrations.langchain": ["EmbedkitEmbeddings"],
-        "embedkit.integrations.llama_index": ["EmbedkitEmbedding"],
-        "embedkit.integrations.mteb": ["MtebEncoder", "MtebCrossEncoder"],
-    },
-    "Adaptation": {"embedkit.adaptation": ["adapt", "adaptation_config", "Adaptation"]},
-    "Bulk encoding": {"embedkit.serving.bulk": ["BulkEncoding", "Cost"]},
-    "Protocols": {"embedkit": ["TextEncoder", "PairScorer", "VectorIndex"]},
+    "encoding": ("Encoding", "embedkit", ["Encoder", "CrossEncoder"]),
+    "retrieval": ("Retrieval", "embedkit.serving.retrieval", ["Collection", "Document", "Fusion", "Hit", "Hits"]),
+    "splitting": ("Splitting", "embedkit.serving.retrieval.splitting", ["split_documents"]),
+    "similar": (
+        "Similar texts",
+        "embedkit.serving.retrieval.similar",
+        ["similar_pairs", "deduplicate", "cluster", "SimilarPairs", "Groups"],
+    ),
+    "bulk": ("Bulk encoding", "embedkit.serving.bulk", ["BulkEncoding", "Cost"]),
+    "tasks": ("Tasks", "embedkit.evaluation.catalogue", ["load_task"]),
+    "evaluation": ("Evaluation", "embedkit.evaluation.tasks", ["evaluate"]),
+    "adaptation": ("Adaptation", "embedkit.adaptation", ["adapt", "adaptation_config", "Adaptation"]),
+    "sklearn": ("scikit-learn", "embedkit.integrations.sklearn", ["TextEmbedder"]),
+    "langchain": ("LangChain", "embedkit.integrations.langchain", ["EmbedkitEmbeddings"]),
+    "llama-index": ("LlamaIndex", "embedkit.integrations.llama_index", ["EmbedkitEmbedding"]),
+    "mteb": ("MTEB", "embedkit.integrations.mteb", ["MtebEncoder", "MtebCrossEncoder"]),
+    "protocols": ("Protocols", "embedkit", ["TextEncoder", "PairScorer", "VectorIndex"]),
 }
 
 BAR = r"\|"  # inside a table
+SYNTAX = re.compile(r"[|\[\]<>*]")  # of Markdown, in a help text
+ROLE = re.compile(
+    r":(?:class|func|meth|attr|data|exc|mod):<code>(?:~(?:\w+\.)*)?([\w.]+)(?: &lt;[^<]*&gt;)?</code>"
+)
 LINK = re.compile(r"(?<=\]\()(?!https?://|#)([^)#\s]+)(#[^)\s]*)?(?=\))")
+# Kind of model -> code that uses it.
+USES = {
+    "encoder": """```python
+from embedkit import Encoder
+
+encoder = Encoder.load("{name}")
+encoder.encode(["How do I reset my password?", "I forgot my login."])
+```""",
+    "cross-encoder": """```python
+from embedkit import CrossEncoder
+
+reranker = CrossEncoder.load("{name}")
+reranker.rank("refund after 30 days", ["Refunds take a month.", "We sell coats."])
+```""",
+}
+
+ERRORS = """# Errors
+
+::: embedkit.errors
+    options:
+      members: false
+      show_root_heading: false
+"""
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -80,13 +100,17 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for notebook in sorted((ROOT / "docs" / "notebooks").glob("*.ipynb")):
         files.append(File.generated(config, f"notebooks/{notebook.stem}.md", content=notebook_page(notebook)))
     files.append(File.generated(config, "commands.md", content=commands_page()))
-    files.append(File.generated(config, "api.md", content=api_page()))
+    for name, (title, module, names) in API.items():
+        files.append(File.generated(config, f"api/{name}.md", content=api_page(title, module, names)))
+    files.append(File.generated(config, "api/errors.md", content=ERRORS))
     return files
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, **_: Any) -> str:
     """Rewrite links between files of the repository."""
     uri = page.file.src_uri
+    if posixpath.dirname(uri) == "cards":
+        markdown = with_figures(markdown, published_models()[page.file.name])
     folder = posixpath.dirname(COPIES.get(uri, f"docs/{uri}"))
 
     def rewritten(found: re.Match[str]) -> str:
@@ -97,6 +121,21 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, **_: Any) 
         return posixpath.relpath(target_page, posixpath.dirname(uri) or ".") + (found[2] or "")
 
     return LINK.sub(rewritten, markdown)
+
+
+def with_figures(card: str, model: PublishedModel) -> str:
+    """Return a model card with code and figures in front of its first list."""
+    facts = {"languages": model.languages, "licence": model.licence, "MB": f"{model.size_bytes / 1e6:.1f}"}
+    cells = facts | {name: f"{figure:g}" for name, figure in model.figures.items()}
+    table = [" | ".join(cells), " | ".join("---" for _ in cells), " | ".join(cells.values())]
+    block = f"{USES[model.kind].format(name=model.name)}\n\n" + "\n".join(f"| {row} |" for row in table)
+    head, dash, rest = card.partition("\n- ")
+    return f"{head}\n{block}\n{dash}{rest}"
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """Show the names in roles of docstrings, such as ``:meth:``, as code."""
+    return ROLE.sub(r"<code>\1</code>", html)
 
 
 def commands_page() -> str:
@@ -121,7 +160,8 @@ def command_section(title: str, parser: argparse.ArgumentParser, level: int) -> 
         elif action.help is not argparse.SUPPRESS:
             call = formatter._format_action_invocation(action).replace("|", BAR)
             text = formatter._expand_help(action) if action.help else ""
-            rows.append(f"| `{call}` | {text.replace('|', BAR)} |")
+            escaped = SYNTAX.sub(r"\\\g<0>", text)
+            rows.append(f"| `{call}` | {escaped} |")
     yield "\n".join(["| argument | description |", "|---|---|", *rows])
     examples = (parser.epilog or "").removeprefix("examples:\n")
     if examples.strip():
@@ -131,18 +171,9 @@ def command_section(title: str, parser: argparse.ArgumentParser, level: int) -> 
         yield from command_section(f"{title} {name}", sub_parser, level + 1)
 
 
-def api_page() -> str:
-    """Return the reference of the public classes and functions."""
-    blocks = ["# Python API", "Signatures and docstrings of the public names."]
-    for section, modules in API.items():
-        blocks.append(f"## {section}")
-        for module, names in modules.items():
-            blocks += [f"::: {home_of(module, name)}" for name in names]
-    blocks += [
-        "## Exceptions",
-        "::: embedkit.errors\n    options:\n      members: false\n      show_root_heading: false",
-    ]
-    return "\n\n".join(blocks) + "\n"
+def api_page(title: str, module: str, names: list[str]) -> str:
+    """Return the reference of the public classes and functions of a module."""
+    return "\n\n".join([f"# {title}", *(f"::: {home_of(module, name)}" for name in names)]) + "\n"
 
 
 def home_of(module: str, name: str) -> str:

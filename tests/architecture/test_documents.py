@@ -18,6 +18,7 @@ from typing import NamedTuple
 import pytest
 
 from embedkit.cli.main import COMMANDS, command_parser, main
+from embedkit.runtime.published import published_models
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -86,6 +87,22 @@ def test_code_runs(block, tmp_path, monkeypatch):
 def test_commands_parse(words):
     assert words[0] in COMMANDS
     command_parser(words[0]).parse_args(words[1:])
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/choose.md"])
+def test_tables_of_models_have_the_figures_that_the_command_prints(name):
+    """The rows of ``| int8 | ...``: a heading begins with the name of its figure."""
+    table = (ROOT / name).read_text(encoding="utf-8").partition("| int8 |")[2].partition("\n\n")[0]
+    header, _, *rows = ([cell.strip() for cell in line.strip("| ").split("|")] for line in table.splitlines())
+    models = {f"`{model.name}`": model.figures for model in published_models().values()}
+    seen = 0
+    for first, *cells in rows:
+        for heading, cell in zip(header, cells, strict=True):
+            figure = heading.partition(",")[0]
+            if figure in models.get(first, {}):
+                assert float(cell) == models[first][figure], f"{first}, {figure}"
+                seen += 1
+    assert seen >= 16
 
 
 class Notebook(NamedTuple):
